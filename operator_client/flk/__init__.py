@@ -1,0 +1,1 @@
+"""flk: train PyTorch on Kubernetes."""

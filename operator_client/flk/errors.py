@@ -1,0 +1,99 @@
+"""Every error that flk ends with, and the exit code of each.
+
+    FlkError                    1   the root: what went wrong, why, and what to do next
+    ├── UsageError              2   the command line or the job file is wrong; nothing was created
+    ├── ApiError                1   the API server refused, failed or did not answer
+    │   ├── NoConfigError       1   no usable kubeconfig, context or credentials
+    │   ├── UnreachableError    1   no answer from the API server
+    │   ├── ForbiddenError      1   no permission; names the verb and the resource
+    │   ├── MissingApiError     1   the cluster has no PyTorchJob API
+    │   └── ConflictError       1   an object of that name exists and is somebody else's
+    ├── JobNotFoundError      102   no job of that name
+    ├── JobFailedError   100, 104   the job ended badly: the code says whether by the user's code or by the infrastructure
+    ├── JobRunningError       101   asked without waiting, and it has not ended
+    ├── JobDeletedError       103   the job was deleted while flk watched it
+    └── WaitTimeoutError      124   flk's own timeout
+
+The top-level handler in `flk.__main__` prints an error as one `error:` line and a `hint:` line, and ends with its code.
+Ctrl-C ends with 130. Anything that is not a FlkError is a bug of flk: a traceback, and 1.
+"""
+
+from __future__ import annotations
+
+from flk_runtime.contract import ExitCode
+
+
+class FlkError(Exception):
+    """What went wrong and why, in one sentence without a full stop; ``hint`` says what to do next."""
+
+    code = ExitCode.ERROR
+
+    def __init__(self, message: str, *, hint: str = "", code: ExitCode | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+        if code is not None:
+            self.code = code
+
+
+class UsageError(FlkError):
+    """The command line, the job file or a value in it is wrong. Nothing was created."""
+
+    code = ExitCode.USAGE
+
+
+class ApiError(FlkError):
+    """The API server refused, failed or did not answer. ``status`` is its HTTP status, 0 where there was none."""
+
+    def __init__(self, message: str, *, hint: str = "", status: int = 0) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+
+
+class NoConfigError(ApiError):
+    """No usable kubeconfig, context or credentials."""
+
+
+class UnreachableError(ApiError):
+    """The API server did not answer."""
+
+
+class ForbiddenError(ApiError):
+    """The user may not do this; the message names the verb and the resource."""
+
+
+class MissingApiError(ApiError):
+    """The cluster does not serve PyTorchJobs."""
+
+
+class ConflictError(ApiError):
+    """An object of that name exists and is somebody else's."""
+
+
+class JobNotFoundError(FlkError):
+    """There is no job of that name."""
+
+    code = ExitCode.NOT_FOUND
+
+
+class JobFailedError(FlkError):
+    """The job ended badly."""
+
+    code = ExitCode.TRAINING
+
+
+class JobRunningError(FlkError):
+    """The job has not ended."""
+
+    code = ExitCode.RUNNING
+
+
+class JobDeletedError(FlkError):
+    """The job was deleted while flk watched it."""
+
+    code = ExitCode.CANCELLED
+
+
+class WaitTimeoutError(FlkError):
+    """The time that flk was given to wait is over."""
+
+    code = ExitCode.TIMEOUT

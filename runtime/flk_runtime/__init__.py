@@ -1,0 +1,1 @@
+"""flk_runtime: what runs in the pods."""
