@@ -127,7 +127,11 @@ class Failure:
     @property
     def summary(self) -> str:
         """One line: who, and what."""
-        where = f"rank {self.rank} in {self.pod_name or f'pod {self.pod}'}" if self.rank is not None else (self.pod_name or f"pod {self.pod}")
+        where = (
+            f"rank {self.rank} in {self.pod_name or f'pod {self.pod}'}"
+            if self.rank is not None
+            else (self.pod_name or f"pod {self.pod}")
+        )
         if self.kind == "exception":
             first = self.message.splitlines()[0] if self.message else ""
             return f"{where} raised {self.type}: {first}" if first else f"{where} raised {self.type}"
@@ -180,7 +184,9 @@ class Verdict:
                 if over > 0:
                     # Every character can take six bytes as JSON, so cutting by bytes over the limit always suffices.
                     kept = max(0, len(data["failure"][key]) - over)
-                    data["failure"][key] = data["failure"][key][-kept:] if key == "traceback" and kept else data["failure"][key][:kept]
+                    data["failure"][key] = (
+                        data["failure"][key][-kept:] if key == "traceback" and kept else data["failure"][key][:kept]
+                    )
         return _dump(data)
 
     @classmethod
@@ -194,7 +200,8 @@ class Verdict:
                 restarts=int(data.get("restarts", 0)),
                 failure=_failure(data.get("failure")),
                 attempts=[
-                    Attempt(int(a["number"]), float(a["started"]), a.get("ended"), _failure(a.get("failure"))) for a in data.get("attempts", [])
+                    Attempt(int(a["number"]), float(a["started"]), a.get("ended"), _failure(a.get("failure")))
+                    for a in data.get("attempts", [])
                 ],
             )
         except (ValueError, KeyError, TypeError, AttributeError):
