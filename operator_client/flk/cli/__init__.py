@@ -1,0 +1,134 @@
+"""The command line: which subcommands there are, and how one is found, loaded and called.
+
+The registry is static, so `flk --help` and a misspelt command import no subcommand. A subcommand is a module with one
+function named like it (``list_`` for list), whose parameters Typer turns into options and whose docstring is its help. It returns
+None or an exit code, or raises a FlkError.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+import typer.core
+import typer.main
+
+from flk.errors import UsageError
+from flk_runtime.contract import VERSION, ExitCode
+
+COMMANDS: Final = {
+    "init": ("flk.cli.init", "Write a commented flk.yaml to start from"),
+    "run": ("flk.cli.run", "Train on this machine, with the environment of the cluster"),
+    "submit": ("flk.cli.submit", "Train in the cluster: create a PyTorchJob"),
+    "render": ("flk.cli.render", "Print the manifests that submit would create"),
+    "status": ("flk.cli.status", "Tell what a job does, and why it ended"),
+    "list": ("flk.cli.list", "List jobs"),
+    "logs": ("flk.cli.logs", "Show what every rank prints"),
+    "wait": ("flk.cli.wait", "Wait for a job's end and end with its code"),
+    "delete": ("flk.cli.delete", "Delete a job and all that belongs to it"),
+}
+_KEYWORDS: Final = {"list": "list_"}  # commands whose name hides a builtin
+_CLICK_ERROR: Final = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+
+class Registry(typer.core.TyperGroup):
+    """A group of commands that are imported when they are called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return load(cmd_name) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in COMMANDS:
+            raise UsageError(
+                f"there is no command {args[0]!r}", hint=_suggestion(args[0], list(COMMANDS), "flk --help")
+            )
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help_line) for name, (_, help_line) in COMMANDS.items()])
+
+
+def load(name: str) -> Any:
+    """The command of that name, ready to be called."""
+    function = getattr(import_module(COMMANDS[name][0]), _KEYWORDS.get(name, name))
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(name=name, help=function.__doc__ or COMMANDS[name][1])(function)
+    return typer.main.get_command(app)
+
+
+def application() -> Any:
+    """The whole command line as one command."""
+    app = typer.Typer(
+        name="flk",
+        cls=Registry,
+        help="Train PyTorch on Kubernetes: from a script to a PyTorchJob, and the truth about it until it ends.",
+        epilog="A first job: flk run --replicas 2   and in a cluster: flk submit --replicas 4",
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(_root)
+    return typer.main.get_command(app)
+
+
+def call(words: Sequence[str]) -> int:
+    """Run one command line. Errors of usage, Typer's own too, are raised as UsageError."""
+    command = application()
+    # As a plugin of kubectl flk is called in two words; usage lines and hints should be what the user can type again.
+    name = "kubectl flk" if Path(sys.argv[0]).name == "kubectl-flk" else "flk"
+    if os.environ.get("_FLK_COMPLETE"):
+        command.main(args=list(words), prog_name="flk")  # a shell asks for completions: Typer answers and exits
+    try:
+        with command.make_context(name, list(words)) as context:
+            result = command.invoke(context)
+    except typer.Exit as end:
+        return int(end.exit_code)
+    except typer.Abort:
+        return int(ExitCode.INTERRUPTED)
+    except Exception as error:
+        if isinstance(error, _CLICK_ERROR):
+            raise _translated(error) from None
+        raise
+    return result if isinstance(result, int) else int(ExitCode.DONE)
+
+
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        print(f"flk {VERSION}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def _translated(error: Any) -> UsageError:
+    """Typer's usage error as flk's: one line, and what to do next."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context else "flk"
+    help_command = f"{path} --help"
+    option = getattr(error, "option_name", None)
+    if option is not None and hasattr(error, "possibilities"):
+        known = [name for p in context.command.get_params(context) for name in p.opts] if context else []
+        hint = _suggestion(option, known, help_command)
+        if path.split()[-1] in ("run", "submit", "render"):
+            hint += f"; options of the script itself follow `--`: {path} train.py -- {option} …"
+        return UsageError(f"{path} has no option {option}", hint=hint)
+    message = " ".join(error.format_message().split()).rstrip(".")
+    return UsageError(message[:1].lower() + message[1:], hint=f"{help_command} shows how it is used")
+
+
+def _suggestion(word: str, known: list[str], help_command: str) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {near[0]}? {help_command} lists them" if near else f"{help_command} lists what there is"
