@@ -1,4 +1,4 @@
-"""The commands `flk` and `kubectl-flk`: the entry, and the one place where an error becomes two lines and an exit code."""
+"""The commands `flk` and `kubectl-flk`: the entry, and the place where an error becomes two lines and an exit code."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The command line: which subcommands there are, and how one is found, loaded and called.
 
 The registry is static, so `flk --help` and a misspelt command import no subcommand. A subcommand is a module with one
-function named like it (``list_`` for list), whose parameters Typer turns into options and whose docstring is its help. It returns
-None or an exit code, or raises a FlkError.
+function named like it (``list_`` for list), whose parameters Typer turns into options and whose docstring is its help.
+It returns None or an exit code, or raises a FlkError.
 """
 
 from __future__ import annotations
