@@ -9,7 +9,7 @@
     │   ├── MissingApiError     1   the cluster has no PyTorchJob API
     │   └── ConflictError       1   an object of that name exists and is somebody else's
     ├── JobNotFoundError      102   no job of that name
-    ├── JobFailedError   100, 104   the job ended badly: the code says whether by the user's code or by the infrastructure
+    ├── JobFailedError   100, 104   the job ended badly: by the user's code, or by the infrastructure
     ├── JobRunningError       101   asked without waiting, and it has not ended
     ├── JobDeletedError       103   the job was deleted while flk watched it
     └── WaitTimeoutError      124   flk's own timeout

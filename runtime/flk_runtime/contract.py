@@ -45,6 +45,8 @@ POD_IP: Final = "FLK_POD_IP"
 NODE_NAME: Final = "FLK_NODE_NAME"
 RESTARTS: Final = "FLK_RESTARTS"  # attempts after the first that a failure may lead to
 DEADLINE: Final = "FLK_DEADLINE"  # seconds from the launcher's start, 0 or unset: none
+GRACE: Final = "FLK_GRACE"  # seconds that ranks get to end by themselves when the pod is told to stop
+PARENT: Final = "FLK_PARENT"  # process that the launcher must not outlive (`flk run`)
 JOIN_TIMEOUT: Final = "FLK_JOIN_TIMEOUT"  # seconds that a launcher waits for the other pods
 START: Final = "FLK_START"  # how ranks start: fork (default) or spawn
 CODE: Final = "FLK_CODE"  # folder with the archive of the user's code; unset: the code is in the image
@@ -61,11 +63,23 @@ SEED: Final = "FLK_SEED"
 ATTEMPT: Final = "FLK_ATTEMPT"  # number of the attempt, from 0; set by the launcher
 REPORT_FD: Final = "FLK_REPORT_FD"  # where a rank tells its launcher the exception it ends with
 
-# Names that the operator, torch's launcher or flk's own launcher sets. The operator appends its values after the user's,
-# so a user's would be lost silently (kubeflow/trainer pkg/controller.v1/pytorch/envvar.go).
+# Names that the operator, torch's launcher or flk's own launcher sets. The operator appends its values after the
+# user's, so a user's would be lost silently (kubeflow/trainer pkg/controller.v1/pytorch/envvar.go).
 RESERVED_NAMES: Final = frozenset(
-    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_NAME ROLE_WORLD_SIZE "
-    "MASTER_ADDR MASTER_PORT PYTHONUNBUFFERED".split()
+    {
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "PYTHONUNBUFFERED",
+        "RANK",
+        "ROLE_NAME",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "WORLD_SIZE",
+    }
 )
 RESERVED_PREFIXES: Final = ("PET_", "TORCHELASTIC_", "FLK_")
 # What a user may set among flk's own: they are settings of the runtime, not facts of the job.
@@ -158,7 +172,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a launcher knows of its job: printed as a record while it runs, left in the termination message at its end."""
+    """What a launcher knows of its job: a record in its log while it runs, the termination message at its end."""
 
     outcome: str  # running, succeeded, failed, preempted
     code: int
@@ -167,7 +181,7 @@ class Verdict:
     attempts: list[Attempt] = field(default_factory=list)
 
     def to_json(self, limit: int | None = None) -> str:
-        """The record as one line of JSON, cut to ``limit`` bytes: first tracebacks of old attempts go, then old attempts."""
+        """One line of JSON, cut to ``limit`` bytes: first the tracebacks of old attempts go, then old attempts."""
         data = asdict(self)
         text = _dump(data)
         if limit is None or len(text.encode()) <= limit:

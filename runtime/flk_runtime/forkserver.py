@@ -1,0 +1,212 @@
+"""A process that has imported torch once and forks the ranks of every attempt from it.
+
+Importing torch takes a second of a core for each rank and each attempt; a fork takes a few milliseconds. The server is
+a process of its own, and not the launcher, because it has to be free of threads and open stores: a rank inherits
+nothing but the imported modules. It never touches CUDA, so that each rank can.
+
+Where forking is switched off (FLK_START=spawn) the same server starts each rank as a fresh interpreter.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from flk_runtime import host, rank
+
+PRELOAD = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "numpy")
+PRELOAD_WHEN_IDLE = ("torch._dynamo",)  # what every optimizer imports when it is made
+_MESSAGE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A rank's process has ended with this wait status (see os.waitstatus_to_exitcode)."""
+
+    pid: int
+    status: int
+
+
+class ForkServer:
+    """The launcher's end of the server. ``socket`` becomes readable when a rank has ended."""
+
+    def __init__(self, pid: int, connection: socket.socket) -> None:
+        self.pid = pid
+        self.socket = connection
+        self._early: list[Exited] = []  # ended while `launch` waited for its answer
+
+    @classmethod
+    def start(cls, *, fork: bool) -> ForkServer:
+        """Fork the server from this process, which must not have started threads or opened stores yet."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE)
+        parent = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            host.die_with_parent(parent)
+            _Server(theirs, fork).run()
+        theirs.close()
+        return cls(pid, ours)
+
+    def launch(
+        self, command: Sequence[str], environment: Mapping[str, str], folder: str, stdout: int, stderr: int, report: int
+    ) -> int:
+        """Start one rank in a process group of its own, and return its process id. The three descriptors are copied."""
+        request = {"command": list(command), "environment": dict(environment), "folder": folder}
+        fds = array.array("i", [stdout, stderr, report])
+        self.socket.sendmsg([json.dumps(request).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+        while True:
+            answer = self._receive()
+            if "started" in answer:
+                return int(answer["started"])
+            self._early.append(Exited(int(answer["exited"]), int(answer["status"])))
+
+    def ended(self) -> Exited:
+        """The next rank that has ended. Call when ``socket`` is readable or ``pending`` is true."""
+        if self._early:
+            return self._early.pop(0)
+        answer = self._receive()
+        return Exited(int(answer["exited"]), int(answer["status"]))
+
+    @property
+    def pending(self) -> bool:
+        """Whether ``ended`` has something that ``socket`` no longer shows."""
+        return bool(self._early)
+
+    def _receive(self) -> dict[str, Any]:
+        data = self.socket.recv(_MESSAGE)
+        if not data:
+            raise ConnectionError("the fork server has ended")
+        answer: dict[str, Any] = json.loads(data)
+        return answer
+
+
+class _Server:
+    def __init__(self, connection: socket.socket, fork: bool) -> None:
+        self._connection = connection
+        self._fork = fork
+        self._idle_imports = list(PRELOAD_WHEN_IDLE) if fork else []
+
+    def run(self) -> NoReturn:
+        """Serve until the launcher goes away."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # the launcher decides; it ends the server by closing the socket
+        wakeup, alarm = socket.socketpair()
+        for end in (wakeup, alarm):
+            end.setblocking(False)
+        signal.set_wakeup_fd(alarm.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._connection, selectors.EVENT_READ)
+            selector.register(wakeup, selectors.EVENT_READ)
+            while True:
+                ready = selector.select()
+                for key, _ in ready:
+                    if key.fileobj is wakeup:
+                        with contextlib.suppress(BlockingIOError):
+                            wakeup.recv(4096)
+                        self._reap()
+                    else:
+                        self._serve()
+
+    def _serve(self) -> None:
+        data, ancillary, _, _ = self._connection.recvmsg(_MESSAGE, socket.CMSG_SPACE(3 * 4))
+        if not data:
+            os._exit(0)
+        fds = array.array("i")
+        for _, _, content in ancillary:
+            fds.frombytes(content)
+        pid = os.fork()
+        if pid == 0:
+            self._become_rank(json.loads(data), list(fds))
+        for fd in fds:
+            os.close(fd)
+        self._connection.send(json.dumps({"started": pid}).encode())
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._connection.send(json.dumps({"exited": pid, "status": status}).encode())
+
+    def _become_rank(self, request: dict[str, Any], fds: list[int]) -> NoReturn:
+        code = 1
+        try:
+            server = os.getppid()
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.setpgid(0, 0)
+            host.die_with_parent(server)
+            self._connection.close()
+            stdin = os.open(os.devnull, os.O_RDONLY)
+            for target, source in enumerate((stdin, *fds[:2])):
+                os.dup2(source, target)
+            for fd in (stdin, *fds[:2]):
+                os.close(fd)
+            os.set_inheritable(fds[2], True)
+            os.environ.update(request["environment"], FLK_REPORT_FD=str(fds[2]))
+            os.chdir(request["folder"])
+            if not self._fork:
+                python = [sys.executable, "-u", "-m", "flk_runtime.rank", *request["command"]]
+                os.execv(sys.executable, python)
+            os.set_inheritable(fds[2], False)
+            code = _run_forked(request["command"])
+        finally:
+            # As the interpreter does at its end; `exit` alone would unwind into the server's own frames.
+            os._exit(code)
+
+
+def _run_forked(command: Sequence[str]) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    if "numpy" in sys.modules:
+        # Its generator was seeded before the fork; without this all ranks would draw the same numbers.
+        sys.modules["numpy"].random.seed()
+    code = rank.run(command)
+    return _finish(code)
+
+
+def _finish(code: int) -> int:
+    """What the interpreter does when a script ends: wait for its threads, run its atexit functions, flush."""
+    import atexit
+    import threading
+
+    with contextlib.suppress(Exception):
+        threading._shutdown()  # type: ignore[attr-defined]
+    with contextlib.suppress(Exception):
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    return code
+
+
+def preload(modules: Sequence[str] = PRELOAD) -> None:
+    """Import what the ranks will need; a module that is not there is theirs to miss, except torch itself."""
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            if name == "torch":
+                raise

@@ -1,0 +1,67 @@
+"""What the machine or the container says of itself: processors, memory kills, network interfaces."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import math
+import os
+import signal
+import socket
+import struct
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_SIOCGIFADDR = 0x8915
+
+
+def processors(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Processors that this container may use: its affinity, or its CPU limit rounded up where that is less."""
+    count = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):  # cgroup v2: "max 100000" or "150000 100000"
+        quota, period = (root / "cpu.max").read_text().split()
+        return min(count, max(1, math.ceil(int(quota) / int(period))))
+    with contextlib.suppress(OSError, ValueError):  # cgroup v1: -1 means no limit
+        quota_us = int((root / "cpu" / "cpu.cfs_quota_us").read_text())
+        period_us = int((root / "cpu" / "cpu.cfs_period_us").read_text())
+        if quota_us > 0:
+            return min(count, max(1, math.ceil(quota_us / period_us)))
+    return count
+
+
+def memory_kills(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """How often the kernel has killed a process of this container at its memory limit."""
+    for path in (root / "memory.events", root / "memory" / "memory.oom_control"):
+        with contextlib.suppress(OSError):
+            for line in path.read_text().splitlines():
+                name, _, value = line.partition(" ")
+                if name == "oom_kill":
+                    return int(value)
+    return 0
+
+
+def interface_of(address: str) -> str:
+    """Name of the network interface that has this IPv4 address, or an empty string."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                reply = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(reply[20:24]) == address:
+                    return name
+    return ""
+
+
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel send ``number`` to this process when its parent ends, also when that is killed (Linux)."""
+    if hasattr(ctypes, "CDLL") and os.uname().sysname == "Linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:  # it ended before the call
+        os.kill(os.getpid(), number)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of grandchildren whose own parent ends, as process 1 is by nature (Linux)."""
+    if os.uname().sysname == "Linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)

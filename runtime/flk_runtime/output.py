@@ -1,0 +1,53 @@
+"""Lines of the ranks, each with its rank before it, on the launcher's own stdout and stderr."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+
+# A progress bar ends its lines with a carriage return alone; it has to show while it moves.
+_END = re.compile(rb"\r\n|\n|\r(?!$)")
+LONGEST = 1 << 16  # bytes; a longer line is passed on in pieces, so that memory stays bounded
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write the whole of ``data``; where the reader has gone away the rest is dropped."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(fd, view) :]
+        except InterruptedError:
+            continue
+        except OSError:
+            return
+
+
+class Prefixer:
+    """Cuts a stream of bytes into lines and passes them on with a tag before each, whole lines in one write."""
+
+    def __init__(self, tag: str, fd: int, count: Callable[[int], None] = lambda lines: None) -> None:
+        self._tag = tag.encode()
+        self._fd = fd
+        self._rest = b""
+        self._count = count
+
+    def feed(self, data: bytes) -> None:
+        """Pass on every line that ``data`` completes."""
+        lines = _END.split(self._rest + data)
+        self._rest = lines.pop()
+        while len(self._rest) > LONGEST:
+            lines.append(self._rest[:LONGEST])
+            self._rest = self._rest[LONGEST:]
+        self._write(lines)
+
+    def end(self) -> None:
+        """Pass on what is left when the stream has ended without a newline."""
+        if self._rest:
+            self._write([self._rest.rstrip(b"\r")])
+            self._rest = b""
+
+    def _write(self, lines: list[bytes]) -> None:
+        if lines:
+            write_all(self._fd, b"".join(self._tag + line + b"\n" for line in lines))
+            self._count(len(lines))

@@ -1,0 +1,122 @@
+"""A rank's own process, from its first line to the exception that it ends with."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import runpy
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from flk_runtime import contract, output
+
+_TRACEBACK_LIMIT = 6000  # characters of a traceback that go into the report
+
+# What a rank raises when a peer has gone away: gloo, NCCL and the store name themselves in the message.
+_ECHO_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionResetError"})
+_ECHO_WORDS = (
+    "gloo/transport",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "NCCL",
+    "Watchdog caught collective",
+    "recvValue failed",
+    "sendBytes failed",
+)
+
+
+def is_echo(type_name: str, message: str) -> bool:
+    """Whether an exception looks like a peer's end seen from here, rather than like a cause."""
+    return type_name in _ECHO_TYPES or any(word in message for word in _ECHO_WORDS)
+
+
+def run(command: Sequence[str]) -> int:
+    """Run the user's script or module as ``__main__`` and return the exit code that this process ends with.
+
+    An exception is reported to the launcher at once, before anything is closed: peers notice a broken connection only
+    after that, so the report of the cause is always earlier than theirs.
+    """
+    try:
+        _run(command)
+    except SystemExit as exit_:
+        return _exit_code(exit_)
+    except BaseException as error:
+        report = describe(error)
+        send(report)
+        if isinstance(error, KeyboardInterrupt):
+            return contract.ExitCode.INTERRUPTED
+        # torch.distributed's own hook writes the rank before each line, which the launcher does already.
+        hook = sys.__excepthook__ if sys.excepthook.__module__.startswith("torch") else sys.excepthook
+        hook(type(error), error, _own_frames(error.__traceback__))
+        return 1
+    return 0
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """The exception as the fields of a contract.Failure."""
+    name = type(error).__name__
+    message = str(error)
+    lines = traceback.format_exception(type(error), error, _own_frames(error.__traceback__))
+    return {
+        "kind": "exception",
+        "type": name,
+        "message": message,
+        "traceback": "".join(lines)[-_TRACEBACK_LIMIT:],
+        "time": time.time(),
+        "echo": is_echo(name, message),
+    }
+
+
+def send(report: dict[str, Any]) -> None:
+    """Hand a report to the launcher, and to the file where torchrun's ranks leave theirs."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        pipe = int(os.environ[contract.REPORT_FD])
+        output.write_all(pipe, json.dumps(report).encode() + b"\n")
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        extra = {"py_callstack": report["traceback"], "timestamp": str(int(report["time"]))}
+        content = {"message": {"message": f"{report['type']}: {report['message']}", "extraInfo": extra}}
+        with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+
+
+def _run(command: Sequence[str]) -> None:
+    if command[0] == "-m":
+        sys.argv[:] = [command[1], *command[2:]]
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv[:] = list(command)
+        sys.path.insert(0, os.path.dirname(os.path.abspath(command[0])))
+        runpy.run_path(command[0], run_name="__main__")
+
+
+def _exit_code(exit_: SystemExit) -> int:
+    if exit_.code is None or isinstance(exit_.code, int):
+        return (exit_.code or 0) & 0xFF
+    print(exit_.code, file=sys.stderr)
+    send({"kind": "exit", "type": "SystemExit", "message": str(exit_.code), "traceback": "", "time": time.time()})
+    return 1
+
+
+def _own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames that only start the script: the user's code begins after them."""
+    begin = trace
+    while begin is not None:
+        name = begin.tb_frame.f_code.co_filename
+        if name != __file__ and not name.endswith("runpy.py") and "<frozen runpy>" not in name:
+            return begin
+        begin = begin.tb_next
+    return trace
+
+
+if __name__ == "__main__":
+    # The way a rank starts where the fork server is switched off: python -m flk_runtime.rank script.py args
+    sys.path.pop(0)  # -m puts the working folder there; _run puts what the script expects
+    sys.exit(run(sys.argv[1:]))
