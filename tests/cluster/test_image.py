@@ -1,0 +1,89 @@
+"""flk's own image runs under the conditions of a training pod: a numeric user, no rights, and nothing it may write to."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+# Everything that a training pod relies on, from inside. Prints one JSON object.
+CHECK = """
+import getpass, importlib, json, os, pathlib, shutil
+import flk_runtime.contract, numpy, torch, torch.distributed
+def writable(folder):
+    try:
+        pathlib.Path(folder, "probe").touch()
+        return True
+    except OSError:
+        return False
+print(json.dumps({
+    "user": [os.getuid(), os.getgid(), getpass.getuser()],
+    "writable": [folder for folder in ("/", "/opt/flk", "/opt/flk/lib", os.getcwd(), torch.__path__[0]) if writable(folder)],
+    "gloo": torch.distributed.is_gloo_available(),
+    "flk_runtime": flk_runtime.contract.VERSION,
+    "client": pathlib.Path(importlib.import_module("flk").__file__).parent.as_posix(),
+    "compiled": pathlib.Path(flk_runtime.contract.__cached__).exists(),
+    "example": pathlib.Path("/opt/flk/examples/gpt/train.py").exists(),
+    "pip": shutil.which("pip"),
+}))
+"""
+
+
+def pod(image: str, *command: str) -> dict[str, Any]:
+    """A pod that complies with Pod Security `restricted` and has a root that nobody can write to."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "check"},
+        "spec": {
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [
+                {
+                    "name": "check",
+                    "image": image,
+                    "imagePullPolicy": "IfNotPresent",
+                    "command": list(command),
+                    "resources": {"requests": {"cpu": "100m"}},
+                    "securityContext": {
+                        "readOnlyRootFilesystem": True,
+                        "allowPrivilegeEscalation": False,
+                        "capabilities": {"drop": ["ALL"]},
+                    },
+                }
+            ],
+        },
+    }
+
+
+@pytest.fixture
+def output(kubectl: Any) -> Any:
+    """The stdout of a command in a pod of that image."""
+
+    def run(image: str, *command: str) -> str:
+        kubectl("create", "-f", "-", stdin=pod(image, *command))
+        kubectl("wait", "pod/check", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=100s")
+        return str(kubectl("logs", "check"))
+
+    return run
+
+
+def test_own_image_runs_as_a_restricted_pod_with_a_read_only_root(image: str, output: Any) -> None:
+    # No user is named in the pod: the image's own is numeric, or the kubelet would refuse it as possibly root.
+    assert json.loads(output(image, "python3", "-c", CHECK)) == {
+        "user": [10001, 10001, "flk"],
+        "writable": [],
+        "gloo": True,
+        "flk_runtime": "0.1.0",
+        "client": "/opt/flk/lib/flk",
+        "compiled": True,
+        "example": True,
+        "pip": None,
+    }
+
+
+def test_torch_image_has_torch_and_nothing_of_flk(torch_image: str, output: Any) -> None:
+    check = "import importlib.util as u, torch; print([u.find_spec(n) is None for n in ('flk', 'flk_runtime')])"
+    assert output(torch_image, "python3", "-c", check).strip() == "[True, True]"
