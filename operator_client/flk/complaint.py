@@ -1,0 +1,108 @@
+"""What pydantic found wrong, as one line for people: the field's path, what is wrong, and what was likely meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from pydantic import BaseModel, ValidationError
+
+from flk.errors import UsageError
+
+_WRONG_TYPES: Final = {
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "string_type": "must be text",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "dict_type": "must be a mapping of keys to values",
+    "mapping_type": "must be a mapping of keys to values",
+    "model_type": "must be a mapping of keys to values",
+    "model_attributes_type": "must be a mapping of keys to values",
+}
+_LONGEST_VALUE: Final = 80  # characters of a wrong value that are worth showing
+
+
+def usage_error(
+    error: ValidationError, model: type[BaseModel], *, where: Mapping[str, str], source: str = ""
+) -> UsageError:
+    """The error that matters most of those found. ``where`` maps fields' paths to the flags that set them."""
+    details = error.errors(include_url=False)
+    # Of the errors of a union's members, the one that got furthest into the value is about what the user meant.
+    detail = details[0]
+    for other in details[1:]:
+        if other["loc"][:1] == detail["loc"][:1] and len(other["loc"]) > len(detail["loc"]):
+            detail = other
+    path = _path(detail["loc"])
+    text = _text(detail)
+    if not path and ": " in text:  # a check over several fields says itself which one it is about
+        path, _, text = text.partition(": ")
+    flag = where.get(path) or where.get(path.split("[")[0].split(".")[0])
+    place = flag or ": ".join(part for part in (source, path) if part)
+    more = len({d["loc"][:1] for d in details}) - 1
+    message = f"{place}: {text}" + (f" (and {more} more)" if more else "")
+    return UsageError(message, hint=_hint(detail, path, model))
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    text = ""
+    for part in loc:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part == "[key]" or part in ("bool", "str") or part.startswith(("list[", "function-")):
+            continue  # pydantic's names for the members of a union, and for a mapping's keys
+        else:
+            text += f".{part}" if text else part
+    return text
+
+
+def _text(detail: Any) -> str:
+    kind, context = detail["type"], detail.get("ctx") or {}
+    if kind == "extra_forbidden":
+        return "unknown key"
+    if kind == "missing":
+        return "is missing"
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "greater_than_equal":
+        return f"must be at least {context['ge']} (is {_shown(detail['input'])})"
+    if kind == "less_than_equal":
+        return f"must be at most {context['le']} (is {_shown(detail['input'])})"
+    if kind in _WRONG_TYPES:
+        return f"{_WRONG_TYPES[kind]} (is {_shown(detail['input'])})"
+    message = str(detail["msg"])
+    return f"{message[:1].lower()}{message[1:]} (is {_shown(detail['input'])})"
+
+
+def _shown(value: Any) -> str:
+    text = {True: "true", False: "false", None: "empty"}.get(value, "") if value is None or value is True else ""
+    text = text or ("false" if value is False else repr(value))
+    return text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "…"
+
+
+def _hint(detail: Any, path: str, model: type[BaseModel]) -> str:
+    if detail["type"] == "extra_forbidden":
+        schema = model.model_json_schema()
+        known = list(_fields(schema, schema))
+        meant = path.rpartition(".")[2]
+        near = [field for field in known if field.rpartition(".")[2] == meant]
+        near += difflib.get_close_matches(path, known, n=1)
+        near += [f for f in known if difflib.get_close_matches(meant, [f.rpartition(".")[2]], n=1)]
+        return f"did you mean {near[0]}?" if near else f"known keys: {', '.join(schema['properties'])}"
+    if detail["type"] == "string_type" and isinstance(detail["input"], int | float):
+        shown = str(detail["input"]).lower()
+        return f'write it in quotes: "{shown}"'
+    if detail["type"] == "int_type" and isinstance(detail["input"], str) and detail["input"].strip().isdigit():
+        return "write it without quotes"
+    return ""
+
+
+def _fields(schema: Any, node: Any, prefix: str = "") -> Iterator[str]:
+    """Paths of all fields below a node of a JSON schema."""
+    for name, field in node.get("properties", {}).items():
+        yield prefix + name
+        for option in (field, *field.get("anyOf", [])):
+            target = option.get("$ref") or (option.get("items") or {}).get("$ref", "")
+            if target:
+                yield from _fields(schema, schema["$defs"][target.rpartition("/")[2]], f"{prefix}{name}.")
