@@ -1,0 +1,356 @@
+"""The launchers of several pods as real processes on this machine: attempts, faults, signals and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from flk_runtime import contract
+from flk_runtime.contract import ExitCode, Verdict, record_in
+
+END = 120  # seconds for a job of a few steps, on a machine that does other things too
+
+# Each rank counts its steps in a file, so that a test sees how far an attempt has come without reading its log.
+TRAIN = """
+    import os, pathlib, sys, time
+    import torch, torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    steps = int(sys.argv[1])
+    for step in range(steps):
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        assert total.item() == dist.get_world_size()
+        pathlib.Path(f"pid.{attempt}.{rank}").write_text(str(os.getpid()))
+        while steps > 1 and attempt < int(os.environ.get("HOLD", "0")):
+            time.sleep(0.01)  # until a test's fault ends this attempt
+            dist.all_reduce(total)
+    print(f"rank {rank} of {dist.get_world_size()} done in attempt {attempt}")
+"""
+
+
+class Pods:
+    """Launchers that stand for the pods of one job."""
+
+    def __init__(self, folder: Path, pods: int, processes: int, **variables: str) -> None:
+        self.folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.pods = pods
+        self.variables = {
+            contract.JOB: "test",
+            contract.PODS: str(pods),
+            contract.PROCESSES: str(processes),
+            contract.RDZV_ENDPOINT: f"127.0.0.1:{port}",
+            contract.POD_IP: "127.0.0.1",
+            contract.GRACE: "2",
+            "OMP_NUM_THREADS": "1",
+            **variables,
+        }
+        self.running: dict[int, subprocess.Popen[str]] = {}
+        self.logs: dict[int, list[Path]] = {index: [] for index in range(pods)}
+
+    def write(self, script: str, name: str = "train.py") -> None:
+        (self.folder / name).write_text(textwrap.dedent(script))
+
+    def start(self, *command: str, only: int | None = None) -> None:
+        for index in range(self.pods) if only is None else [only]:
+            log = self.folder / f"log.{index}.{len(self.logs[index])}"
+            self.logs[index].append(log)
+            own = {
+                contract.POD_INDEX: str(index),
+                contract.POD_NAME: f"test-worker-{index}",
+                contract.TERMINATION_LOG: str(self.folder / f"termination.{index}"),
+            }
+            with log.open("w") as file:
+                self.running[index] = subprocess.Popen(
+                    [sys.executable, "-m", "flk_runtime", "--", *command],
+                    env=os.environ | self.variables | own,
+                    cwd=self.folder,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                    text=True,
+                )
+
+    def wait(self) -> list[int]:
+        return [self.running[index].wait(END) for index in range(self.pods)]
+
+    def log(self, index: int = 0) -> str:
+        return "".join(path.read_text() for path in self.logs[index])
+
+    def logs_of_all(self) -> str:
+        return "".join(self.log(index) for index in range(self.pods))
+
+    def verdict(self, index: int = 0) -> Verdict:
+        verdict = Verdict.from_json((self.folder / f"termination.{index}").read_text())
+        assert verdict is not None
+        return verdict
+
+    def pid(self, attempt: int, rank: int) -> int:
+        """The process of a rank that has made a step in this attempt."""
+        path = self.folder / f"pid.{attempt}.{rank}"
+        self.until(lambda: path.exists() and path.read_text() != "", f"rank {rank} makes a step in attempt {attempt}")
+        return int(path.read_text())
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + END
+        while not condition():
+            assert time.monotonic() < deadline, f"not seen: {what}\n{self.logs_of_all()}"
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        for process in self.running.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[Callable[..., Pods]]:
+    made: list[Pods] = []
+
+    def make(pods: int = 1, processes: int = 1, script: str = TRAIN, **variables: str) -> Pods:
+        made.append(Pods(tmp_path, pods, processes, **variables))
+        made[-1].write(script)
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.kill()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_ranks_of_two_pods_meet(pods: Callable[..., Pods], start: str) -> None:
+    job = pods(2, 2, FLK_START=start)
+    job.start("train.py", "1")
+    assert job.wait() == [0, 0], job.logs_of_all()
+    for rank in range(4):
+        assert f"[rank {rank}] rank {rank} of 4 done in attempt 0\n" in job.log(rank // 2)
+    assert job.verdict().outcome == "succeeded"
+
+
+def test_a_module_starts_as_main_with_its_arguments(pods: Callable[..., Pods]) -> None:
+    job = pods(script="import sys; print(__name__, sys.argv[1:], sys.path[0])")
+    (job.folder / "package").mkdir()
+    (job.folder / "train.py").rename(job.folder / "package" / "train.py")
+    job.start("-m", "package.train", "--lr", "1e-3")
+    assert job.wait() == [0], job.log()
+    assert f"[rank 0] __main__ ['--lr', '1e-3'] {job.folder}\n" in job.log()
+
+
+def test_a_script_sees_what_python_would_show_it(pods: Callable[..., Pods]) -> None:
+    script = """
+        import __main__, os, sys
+        print([sys.argv, sys.path[0], os.getcwd(), __file__, __name__, __main__.__file__])
+    """
+    job = pods(script=script)
+    job.start("train.py", "a b", "--x")
+    assert job.wait() == [0], job.log()
+    folder = str(job.folder)
+    expected = [["train.py", "a b", "--x"], folder, folder, "train.py", "__main__", "train.py"]
+    assert f"[rank 0] {expected}\n" in job.log()
+
+
+def test_a_killed_rank_leads_to_the_next_attempt_of_all(pods: Callable[..., Pods]) -> None:
+    job = pods(2, 2, FLK_RESTARTS="1", HOLD="1")
+    job.start("train.py", "2")
+    os.kill(job.pid(0, 3), signal.SIGKILL)
+    assert job.wait() == [0, 0], job.logs_of_all()
+    for rank in range(4):
+        assert f"rank {rank} of 4 done in attempt 1" in job.logs_of_all()
+    first = job.verdict().attempts[0]
+    assert first.failure is not None
+    assert (first.failure.rank, first.failure.signal, first.failure.pod_name) == (3, signal.SIGKILL, "test-worker-1")
+
+
+@pytest.mark.parametrize("victim", [1, 0])
+def test_a_killed_pod_leads_to_the_next_attempt_of_all(pods: Callable[..., Pods], victim: int) -> None:
+    job = pods(2, 1, FLK_RESTARTS="1", HOLD="1")
+    job.start("train.py", "2")
+    ranks = [job.pid(0, rank) for rank in range(2)]
+    job.running[victim].kill()
+    job.running[victim].wait()
+    job.until(lambda: not alive(ranks[victim]), "the ranks of a killed launcher end with it")
+    job.start("train.py", "2", only=victim)
+    assert job.wait() == [0, 0], job.logs_of_all()
+    first = job.verdict(0).attempts[0]
+    assert first.failure is not None
+    assert (first.failure.kind, first.failure.pod) == ("lost", victim)
+    assert [attempt.number for attempt in job.verdict(0).attempts] == [0, 1]
+
+
+def test_a_pod_told_to_stop_ends_preempted_and_the_others_wait_for_it(pods: Callable[..., Pods]) -> None:
+    job = pods(2, 1, FLK_RESTARTS="1", HOLD="1")
+    job.start("train.py", "2")
+    job.pid(0, 0)
+    job.running[1].terminate()
+    assert job.running[1].wait(END) == ExitCode.PREEMPTED
+    assert job.verdict(1).outcome == "preempted"
+    job.start("train.py", "2", only=1)
+    assert job.wait() == [0, 0], job.logs_of_all()
+    failure = job.verdict(0).attempts[0].failure
+    assert failure is not None
+    assert (failure.kind, failure.pod, failure.message) == ("lost", 1, "it was told to stop (SIGTERM)")
+
+
+def test_restarts_are_counted_and_used_up(pods: Callable[..., Pods]) -> None:
+    job = pods(2, 1, FLK_RESTARTS="2", script="import sys; sys.exit(7)")
+    job.start("train.py")
+    assert job.wait() == [ExitCode.TRAINING] * 2, job.logs_of_all()
+    for index in range(2):
+        verdict = job.verdict(index)
+        assert [attempt.number for attempt in verdict.attempts] == [0, 1, 2]
+        assert verdict.failure is not None
+        assert (verdict.failure.kind, verdict.failure.exit_code) == ("exit", 7)
+
+
+def test_the_cause_is_the_rank_that_raised_and_not_its_peers(pods: Callable[..., Pods]) -> None:
+    script = TRAIN + "    if rank == 2: raise ValueError('the cause')\n    dist.barrier()\n"
+    job = pods(2, 2, script=script)
+    job.start("train.py", "1")
+    assert job.wait() == [ExitCode.TRAINING] * 2, job.logs_of_all()
+    for index in range(2):  # also in the pod whose own ranks only saw a broken connection
+        failure = job.verdict(index).failure
+        assert failure is not None
+        assert (failure.rank, failure.pod_name, failure.type, failure.message) == (
+            2,
+            "test-worker-1",
+            "ValueError",
+            "the cause",
+        )
+        assert "raise ValueError" in failure.traceback
+        assert "flk_runtime" not in failure.traceback  # the user's frames only
+
+
+def test_output_is_prefixed_line_by_line(pods: Callable[..., Pods]) -> None:
+    script = """
+        import sys
+        sys.stdout.write("10%\\r20%\\rdone\\n")
+        print("to stderr", file=sys.stderr)
+        sys.stdout.write("no newline at the end")
+    """
+    job = pods(script=script)
+    job.start("train.py")
+    assert job.wait() == [0]
+    lines = job.log().splitlines()
+    for line in ("10%", "20%", "done", "to stderr", "no newline at the end"):
+        assert f"[rank 0] {line}" in lines
+
+
+def test_the_record_is_repeated_so_that_a_tail_of_the_log_has_it(pods: Callable[..., Pods]) -> None:
+    job = pods(script="for line in range(3500): print(line)")
+    job.start("train.py")
+    assert job.wait() == [0]
+    lines = job.log().splitlines()
+    records = [number for number, line in enumerate(lines) if record_in(line)]
+    assert len(records) == 5  # at the start, after each thousand, at the end
+    assert sum(line.startswith("[rank 0] ") for line in lines) == 3500
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_ranks_and_their_children(pods: Callable[..., Pods], number: int, code: int) -> None:
+    script = """
+        import os, pathlib, subprocess, time
+        child = subprocess.Popen(["sleep", "600"])
+        pathlib.Path("child").write_text(str(child.pid))
+        pathlib.Path("pid.0.0").write_text(str(os.getpid()))
+        time.sleep(600)
+    """
+    job = pods(script=script)
+    job.start("train.py")
+    rank = job.pid(0, 0)
+    child = int((job.folder / "child").read_text())
+    job.running[0].send_signal(number)
+    assert job.wait() == [code], job.log()
+    assert not alive(rank)
+    job.until(lambda: not alive(child), "the rank's child ends too")
+
+
+def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(pods: Callable[..., Pods]) -> None:
+    script = """
+        import os, pathlib, signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        pathlib.Path("pid.0.0").write_text(str(os.getpid()))
+        time.sleep(600)
+    """
+    job = pods(script=script, FLK_GRACE="0.5")
+    job.start("train.py")
+    rank = job.pid(0, 0)
+    job.running[0].terminate()
+    assert job.wait() == [ExitCode.PREEMPTED], job.log()
+    assert not alive(rank)
+
+
+def test_the_deadline_ends_the_job_and_is_not_retried(pods: Callable[..., Pods]) -> None:
+    job = pods(2, 1, FLK_DEADLINE="8", FLK_RESTARTS="5", script="import time; time.sleep(600)")
+    job.start("train.py")
+    assert job.wait() == [ExitCode.TIMEOUT] * 2, job.logs_of_all()
+    failure = job.verdict().failure
+    assert failure is not None
+    assert failure.kind == "deadline"
+    assert len(job.verdict().attempts) == 1
+
+
+def test_a_pod_that_never_comes_is_named(pods: Callable[..., Pods]) -> None:
+    job = pods(3, 1, FLK_JOIN_TIMEOUT="3")
+    job.start("train.py", "1", only=0)
+    job.start("train.py", "1", only=1)
+    assert [job.running[index].wait(END) for index in range(2)] == [ExitCode.INFRASTRUCTURE] * 2, job.logs_of_all()
+    failure = job.verdict(1).failure
+    assert failure is not None
+    assert (failure.kind, failure.pod) == ("lost", 2)
+
+
+@pytest.mark.parametrize(
+    ("command", "variables", "message"),
+    [
+        (["missing.py"], {}, "no such script: missing.py"),
+        ([], {}, "nothing to start"),
+        (["train.py"], {"FLK_PROCESSES": "two"}, "FLK_PROCESSES must be a number, not 'two'"),
+        (["train.py"], {"FLK_CODE": "/nowhere"}, "no code.tar.gz.* in /nowhere"),
+    ],
+)
+def test_what_cannot_start_is_refused_with_one_line(
+    pods: Callable[..., Pods], command: list[str], variables: dict[str, str], message: str
+) -> None:
+    job = pods(**variables)
+    job.start(*command)
+    assert job.wait() == [ExitCode.USAGE], job.log()
+    (line,) = job.log().splitlines()
+    assert message in line
+    failure = job.verdict().failure
+    assert failure is not None
+    assert message in failure.message
+
+
+def test_ranks_do_not_share_random_numbers_by_accident(pods: Callable[..., Pods]) -> None:
+    script = """
+        import json, random
+        import numpy
+        print(json.dumps([random.random(), numpy.random.rand()]))
+    """
+    job = pods(1, 2, script=script)
+    job.start("train.py")
+    assert job.wait() == [0], job.log()
+    drawn = [json.loads(line.partition("] ")[2]) for line in job.log().splitlines() if line.startswith("[rank")]
+    assert len({values[0] for values in drawn}) == 2
+    assert len({values[1] for values in drawn}) == 2
