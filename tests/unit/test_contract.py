@@ -1,0 +1,103 @@
+"""Records survive their way through a log or a termination message, however long what they tell of is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flk_runtime import contract
+from flk_runtime.contract import Attempt, ExitCode, Failure, Verdict, is_record, record_in
+
+TEXT = st.text(max_size=8000)
+FAILURES = st.builds(
+    Failure,
+    kind=st.sampled_from(["exception", "exit", "signal", "oom", "lost"]),
+    pod=st.integers(0, 4096),
+    rank=st.none() | st.integers(0, 65536),
+    type=st.text(max_size=50),
+    message=TEXT,
+    traceback=TEXT,
+)
+ATTEMPTS = st.lists(
+    st.builds(Attempt, st.integers(0, 1000), st.floats(0, 2e9), st.none() | st.floats(0, 2e9), st.none() | FAILURES),
+    max_size=5,
+)
+VERDICTS = st.builds(Verdict, st.just("failed"), st.integers(0, 255), st.integers(0, 9), st.none() | FAILURES, ATTEMPTS)
+
+
+@given(VERDICTS)
+def test_a_record_is_one_line_and_comes_back_equal(verdict: Verdict) -> None:
+    line = f"[pod 0] {contract.RECORD_MARK}{verdict.to_json()}"
+    assert "\n" not in line
+    assert is_record(line)
+    assert record_in(line) == verdict
+
+
+@given(VERDICTS)
+def test_a_termination_message_fits_and_keeps_outcome_code_and_cause(verdict: Verdict) -> None:
+    text = verdict.to_json(contract.TERMINATION_LOG_LIMIT)
+    assert len(text.encode()) <= contract.TERMINATION_LOG_LIMIT
+    kept = Verdict.from_json(text)
+    assert kept is not None
+    assert (kept.outcome, kept.code) == (verdict.outcome, verdict.code)
+    if verdict.failure:
+        assert kept.failure is not None
+        assert (kept.failure.kind, kept.failure.rank, kept.failure.pod) == (
+            verdict.failure.kind,
+            verdict.failure.rank,
+            verdict.failure.pod,
+        )
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "null", "[]", "7", '{"outcome": "failed"}', "Traceback (most recent call last):", '{"code": 1}']
+)
+def test_what_is_no_record_is_none(text: str) -> None:
+    assert Verdict.from_json(text) is None
+    assert record_in(text) is None
+
+
+def test_a_rank_that_prints_something_like_a_record_is_not_believed() -> None:
+    line = f"[rank 0] {contract.RECORD_MARK}" + Verdict("succeeded", 0).to_json()
+    assert not is_record(line)
+    assert record_in(line) is None
+
+
+def test_a_record_of_a_newer_version_with_further_fields_is_read() -> None:
+    data = json.loads(Verdict("failed", 100, 0, Failure("exit", 1)).to_json())
+    data["new"] = 1
+    data["failure"]["new"] = 1
+    verdict = Verdict.from_json(json.dumps(data))
+    assert verdict is not None
+    assert verdict.failure == Failure("exit", 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        ("exception", ExitCode.TRAINING),
+        ("exit", ExitCode.TRAINING),
+        ("signal", ExitCode.TRAINING),
+        ("oom", ExitCode.INFRASTRUCTURE),
+        ("lost", ExitCode.INFRASTRUCTURE),
+        ("deadline", ExitCode.TIMEOUT),
+        ("usage", ExitCode.USAGE),
+    ],
+)
+def test_the_cause_decides_the_exit_code(kind: str, code: ExitCode) -> None:
+    assert Failure(kind, 0).code is code
+
+
+@pytest.mark.parametrize(
+    "name", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "PET_NNODES", "FLK_POD_INDEX", "TORCHELASTIC_RUN_ID"]
+)
+def test_names_of_the_operator_and_of_torch_are_reserved(name: str) -> None:
+    assert contract.is_reserved(name)
+
+
+@pytest.mark.parametrize("name", ["NCCL_DEBUG", "OMP_NUM_THREADS", "MY_RANK", "FLK_SAVE_EVERY", "rank"])
+def test_other_names_are_the_users(name: str) -> None:
+    assert not contract.is_reserved(name)

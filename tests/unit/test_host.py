@@ -1,0 +1,50 @@
+"""What a container's files say, for both versions of control groups."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from flk_runtime import host
+
+
+def files(root: Path, content: dict[str, str]) -> Path:
+    for name, text in content.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({"cpu.max": "150000 100000\n"}, 2),
+        ({"cpu.max": "50000 100000\n"}, 1),
+        ({"cpu.max": "max 100000\n"}, 64),
+        ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 64),
+        ({}, 64),
+    ],
+)
+def test_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: dict[str, str], expected: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    assert host.processors(files(tmp_path, content)) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({"memory.events": "low 0\nhigh 0\nmax 31\noom 2\noom_kill 2\n"}, 2),
+        ({"memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n"}, 7),
+        ({}, 0),
+    ],
+)
+def test_memory_kills(tmp_path: Path, content: dict[str, str], expected: int) -> None:
+    assert host.memory_kills(files(tmp_path, content)) == expected
+
+
+def test_the_interface_of_an_address() -> None:
+    assert host.interface_of("127.0.0.1") == "lo"
+    assert host.interface_of("192.0.2.1") == ""

@@ -1,0 +1,74 @@
+"""Lines come out whole and tagged, however the bytes came in."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flk_runtime import output
+
+
+class Sink:
+    """Both ends of a pipe: what a Prefixer writes, as bytes."""
+
+    def __init__(self) -> None:
+        self._read, self.fd = os.pipe()
+
+    def content(self) -> bytes:
+        os.close(self.fd)
+        with os.fdopen(self._read, "rb") as file:
+            return file.read()
+
+
+@given(st.lists(st.text("ab", max_size=5), max_size=6), st.lists(st.integers(1, 4), min_size=1, max_size=20))
+def test_the_cuts_between_reads_do_not_matter(lines: list[str], cuts: list[int]) -> None:
+    sink = Sink()
+    prefixer = output.Prefixer("[rank 1] ", sink.fd)
+    data = "".join(line + "\n" for line in lines).encode()
+    position = 0
+    while position < len(data):
+        size = cuts[position % len(cuts)]
+        prefixer.feed(data[position : position + size])
+        position += size
+    prefixer.end()
+    assert sink.content() == "".join(f"[rank 1] {line}\n" for line in lines).encode()
+
+
+@pytest.mark.parametrize(
+    ("chunks", "lines"),
+    [
+        ([b"10%\r", b"20%\r", b"30%\n"], ["10%", "20%", "30%"]),
+        ([b"windows\r", b"\nnext\r\n"], ["windows", "next"]),
+        ([b"no end"], ["no end"]),
+        ([b"bar\r"], ["bar"]),
+        ([b"", b"\n"], [""]),
+        ([b"caf\xc3", b"\xa9\n"], ["caf\u00e9"]),
+    ],
+)
+def test_line_ends(chunks: list[bytes], lines: list[str]) -> None:
+    sink = Sink()
+    prefixer = output.Prefixer("> ", sink.fd)
+    for chunk in chunks:
+        prefixer.feed(chunk)
+    prefixer.end()
+    assert sink.content().decode() == "".join(f"> {line}\n" for line in lines)
+
+
+def test_an_endless_line_is_passed_on_in_pieces() -> None:
+    counted: list[int] = []
+    sink = os.open(os.devnull, os.O_WRONLY)
+    prefixer = output.Prefixer("> ", sink, counted.append)
+    for _ in range(4):
+        prefixer.feed(b"x" * output.LONGEST)
+    os.close(sink)
+    assert sum(counted) >= 3
+
+
+def test_a_reader_that_went_away_is_no_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    output.write_all(write, b"nobody hears this")
+    os.close(write)

@@ -1,0 +1,66 @@
+"""What a launcher accepts from its environment and its command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from flk_runtime.settings import Settings, SettingsError
+
+POD = {
+    "FLK_JOB": "gpt",
+    "FLK_PODS": "4",
+    "FLK_PROCESSES": "2",
+    "FLK_POD_INDEX": "3",
+    "FLK_RDZV_ENDPOINT": "gpt-worker-0:29400",
+}
+
+
+def test_a_pod_reads_its_place() -> None:
+    settings = Settings.read(["--", "train.py", "--lr", "1"], POD)
+    assert settings.command == ("train.py", "--lr", "1")
+    assert (settings.pod, settings.pods, settings.processes, settings.world_size) == (3, 4, 2, 8)
+    assert (settings.host, settings.port) == ("gpt-worker-0", 29400)
+
+
+def test_without_any_variable_one_pod_of_one_rank_meets_itself() -> None:
+    settings = Settings.read(["train.py"], {})
+    assert (settings.pods, settings.world_size, settings.host, settings.port) == (1, 1, "127.0.0.1", 0)
+
+
+def test_only_the_first_double_dash_is_the_launchers() -> None:
+    assert Settings.read(["--", "t.py", "--", "-x"], {}).command == ("t.py", "--", "-x")
+    assert Settings.read(["-m", "a.b", "-m"], {}).command == ("-m", "a.b", "-m")
+
+
+def test_an_address_of_ipv6_stands_in_brackets() -> None:
+    settings = Settings.read(["t.py"], POD | {"FLK_RDZV_ENDPOINT": "[fd00::1]:29400"})
+    assert (settings.host, settings.port) == ("fd00::1", 29400)
+
+
+@pytest.mark.parametrize(
+    ("variables", "names"),
+    [
+        ({"FLK_POD_INDEX": "4"}, ["FLK_POD_INDEX is 4", "4 pods"]),
+        ({"FLK_POD_INDEX": "-1"}, ["FLK_POD_INDEX", "-1"]),
+        ({"FLK_PODS": "0"}, ["FLK_PODS"]),
+        ({"FLK_PODS": "1.5"}, ["FLK_PODS must be a whole number"]),
+        ({"FLK_PROCESSES": "nan"}, ["FLK_PROCESSES"]),
+        ({"FLK_PROCESSES": "auto"}, ["FLK_PROCESSES must be a number, not 'auto'"]),
+        ({"FLK_RDZV_ENDPOINT": ""}, ["FLK_RDZV_ENDPOINT must be host:port"]),
+        ({"FLK_RDZV_ENDPOINT": "gpt-worker-0"}, ["FLK_RDZV_ENDPOINT"]),
+        ({"FLK_RDZV_ENDPOINT": "gpt-worker-0:70000"}, ["FLK_RDZV_ENDPOINT"]),
+        ({"FLK_RESTARTS": "-2"}, ["FLK_RESTARTS must be at least 0"]),
+        ({"FLK_START": "forkserver"}, ["FLK_START must be fork or spawn"]),
+    ],
+)
+def test_a_wrong_variable_is_named(variables: dict[str, str], names: list[str]) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings.read(["train.py"], POD | variables)
+    for name in names:
+        assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--"], ["-m"], ["--nproc", "2", "t.py"]])
+def test_a_command_line_without_a_script_is_refused(arguments: list[str]) -> None:
+    with pytest.raises(SettingsError):
+        Settings.read(arguments, {})

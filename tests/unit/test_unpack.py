@@ -1,0 +1,65 @@
+"""The code that arrives in a pod is the code that was submitted, or the pod refuses to start."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from flk_runtime.unpack import CodeError, unpack
+
+
+def pieces(folder: Path, names: list[str], size: int = 100, link: str = "") -> str:
+    """Write an archive of files with these names in pieces of ``size`` bytes, and return its hash."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name in names:
+            info = tarfile.TarInfo(name)
+            info.size = len(name)
+            tar.addfile(info, io.BytesIO(name.encode()))
+        if link:
+            info = tarfile.TarInfo("link")
+            info.type, info.linkname = tarfile.SYMTYPE, link
+            tar.addfile(info)
+    data = buffer.getvalue()
+    for number, start in enumerate(range(0, len(data), size)):
+        (folder / f"code.tar.gz.{number:03}").write_bytes(data[start : start + size])
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_pieces_are_joined_in_order_and_unpacked(tmp_path: Path) -> None:
+    names = ["train.py", "package/__init__.py", "package/deep/model.py"]
+    digest = pieces(tmp_path, names, size=10)
+    assert len(list(tmp_path.glob("code.tar.gz.*"))) > 10
+    target = tmp_path / "work"
+    assert unpack(tmp_path, target, digest) == 3
+    assert [(target / name).read_text() for name in names] == names
+    assert unpack(tmp_path, target, digest) == 3  # a container that is started anew
+
+
+def test_another_archive_is_refused(tmp_path: Path) -> None:
+    pieces(tmp_path, ["train.py"])
+    with pytest.raises(CodeError, match="was submitted"):
+        unpack(tmp_path, tmp_path / "work", "0" * 64)
+    assert not (tmp_path / "work").exists()
+
+
+def test_no_archive_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CodeError, match="no code"):
+        unpack(tmp_path, tmp_path / "work", "")
+
+
+@pytest.mark.parametrize("name", ["../outside", "/tmp/outside-of-flk", "a/../../outside"])
+def test_entries_that_leave_the_folder_are_refused(tmp_path: Path, name: str) -> None:
+    digest = pieces(tmp_path, [name])
+    with pytest.raises(CodeError, match="leaves its folder"):
+        unpack(tmp_path, tmp_path / "work", digest)
+
+
+def test_links_are_refused(tmp_path: Path) -> None:
+    digest = pieces(tmp_path, [], link="/etc/passwd")
+    with pytest.raises(CodeError, match="leaves its folder"):
+        unpack(tmp_path, tmp_path / "work", digest)
