@@ -38,8 +38,8 @@ def usage_error(
     text = _text(detail)
     if not path and ": " in text:  # a check over several fields says itself which one it is about
         path, _, text = text.partition(": ")
-    flag = where.get(path) or where.get(path.split("[")[0].split(".")[0])
-    place = flag or ": ".join(part for part in (source, path) if part)
+    settings = [set_path for set_path in where if path == set_path or path.startswith((f"{set_path}.", f"{set_path}["))]
+    place = where[max(settings, key=len)] if settings else ": ".join(part for part in (source, path) if part)
     more = len({d["loc"][:1] for d in details}) - 1
     message = f"{place}: {text}" + (f" (and {more} more)" if more else "")
     return UsageError(message, hint=_hint(detail, path, model))

@@ -42,7 +42,8 @@ def _number_text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-def _words(value: Any) -> Any:
+def split_words(value: Any) -> Any:
+    """A command line as words, split as a shell would; anything but text stays as it is."""
     if not isinstance(value, str):
         return value
     try:
@@ -213,7 +214,7 @@ class Job(_Part):
     )
     command: Annotated[
         list[Text],
-        BeforeValidator(_words),
+        BeforeValidator(split_words),
         _OrText(),
     ] = Field(description="the script and its arguments, or -m and a module; text is split as a shell would")
     replicas: int = Field(
