@@ -20,12 +20,14 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from flk_runtime import host, rank
 
 PRELOAD = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "numpy")
-PRELOAD_WHEN_IDLE = ("torch._dynamo",)  # what every optimizer imports when it is made
+# What every optimizer of torch imports when it is made: a second for each rank and each attempt, if not done before.
+PRELOAD_FOR_OPTIMIZERS = ("torch._dynamo",)
 _MESSAGE = 1 << 20
 
 
@@ -99,7 +101,6 @@ class _Server:
     def __init__(self, connection: socket.socket, fork: bool) -> None:
         self._connection = connection
         self._fork = fork
-        self._idle_imports = list(PRELOAD_WHEN_IDLE) if fork else []
 
     def run(self) -> NoReturn:
         """Serve until the launcher goes away."""
@@ -202,9 +203,14 @@ def _finish(code: int) -> int:
     return code
 
 
-def preload(modules: Sequence[str] = PRELOAD) -> None:
-    """Import what the ranks will need; a module that is not there is theirs to miss, except torch itself."""
-    for name in modules:
+def preload(script: Path | None) -> None:
+    """Import what the ranks will need; a module that is not there is theirs to miss, except torch itself.
+
+    ``script`` is looked at for the word ``optim``, where there is one: a job that has no optimizer should not wait for
+    what only optimizers need.
+    """
+    trains = script is None or b"optim" in script.read_bytes()
+    for name in PRELOAD + PRELOAD_FOR_OPTIMIZERS * trains:
         try:
             importlib.import_module(name)
         except ImportError:

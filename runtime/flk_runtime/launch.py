@@ -428,15 +428,17 @@ def main(arguments: Sequence[str]) -> NoReturn:
 def _launch(settings: Settings, wakeup: Wakeup) -> int:
     if settings.code:
         unpack(Path(settings.code), Path(settings.work), settings.code_hash)
-    script = settings.command[0]
-    if script != "-m" and not Path(settings.work, script).is_file():
-        raise SettingsError(f"no such script: {script} in {settings.work}")
+    script = None if settings.command[0] == "-m" else Path(settings.work, settings.command[0])
+    if script and not script.is_file():
+        raise SettingsError(f"no such script: {settings.command[0]} in {settings.work}")
     prepare_environment(settings)
     if sys.path and sys.path[0] == os.getcwd():
         sys.path.pop(0)  # from `python -m flk_runtime`: a script does not have its working folder there
     host.adopt_orphans()
     try:
-        forkserver.preload(forkserver.PRELOAD if settings.fork else ("torch", "torch.distributed"))
+        if settings.fork:
+            forkserver.preload(script)
+        import torch.distributed  # noqa: F401 - the store of the rendezvous
     except ImportError as error:
         raise SettingsError(f"cannot import torch in this image: {error}") from error
     server = ForkServer.start(fork=settings.fork)

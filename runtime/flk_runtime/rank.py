@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import importlib.util
 import json
 import os
-import runpy
 import sys
 import time
 import traceback
+import types
 from collections.abc import Sequence
-from types import TracebackType
+from importlib.abc import InspectLoader
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 from flk_runtime import contract, output
@@ -47,13 +50,13 @@ def run(command: Sequence[str]) -> int:
     except SystemExit as exit_:
         return _exit_code(exit_)
     except BaseException as error:
-        report = describe(error)
-        send(report)
+        sys.last_value = error  # keeps what its frames hold until the process has ended, see _run
+        send(describe(error))
         if isinstance(error, KeyboardInterrupt):
             return contract.ExitCode.INTERRUPTED
         # torch.distributed's own hook writes the rank before each line, which the launcher does already.
         hook = sys.__excepthook__ if sys.excepthook.__module__.startswith("torch") else sys.excepthook
-        hook(type(error), error, _own_frames(error.__traceback__))
+        hook(type(error), error.with_traceback(_own_frames(error.__traceback__)), error.__traceback__)
         return 1
     return 0
 
@@ -87,14 +90,39 @@ def send(report: dict[str, Any]) -> None:
 
 
 def _run(command: Sequence[str]) -> None:
+    """Execute the script or module in a new ``__main__``, which stays in sys.modules for the rest of the process.
+
+    runpy would drop the script's variables at its end, a DistributedDataParallel among them, and with it the last
+    reference to a gloo group: its destructor waits, with Python's lock held, for a thread that waits for that lock.
+    """
+    main = types.ModuleType("__main__")
     if command[0] == "-m":
-        sys.argv[:] = [command[1], *command[2:]]
         sys.path.insert(0, os.getcwd())
-        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        code, spec = _find(command[1])
+        main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
+        path, arguments = str(spec.origin), list(command[2:])
+        sys.argv[:] = [path, *arguments]
     else:
+        path = command[0]
+        sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+        with open(path, "rb") as file:
+            code = compile(file.read(), path, "exec")
         sys.argv[:] = list(command)
-        sys.path.insert(0, os.path.dirname(os.path.abspath(command[0])))
-        runpy.run_path(command[0], run_name="__main__")
+    main.__file__ = path
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)  # noqa: S102 - what this process is for
+
+
+def _find(name: str) -> tuple[types.CodeType, ModuleSpec]:
+    """The code of a module, or of the __main__ of a package, as `python -m` would find it."""
+    spec = importlib.util.find_spec(name)
+    if spec and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    code = spec.loader.get_code(spec.name) if spec and isinstance(spec.loader, InspectLoader) else None
+    if spec is None or code is None:
+        raise ModuleNotFoundError(f"no module named {name} that can be started", name=name)
+    return code, spec
 
 
 def _exit_code(exit_: SystemExit) -> int:
@@ -105,12 +133,12 @@ def _exit_code(exit_: SystemExit) -> int:
     return 1
 
 
-def _own_frames(trace: TracebackType | None) -> TracebackType | None:
+def _own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
     """The traceback without the frames that only start the script: the user's code begins after them."""
     begin = trace
     while begin is not None:
         name = begin.tb_frame.f_code.co_filename
-        if name != __file__ and not name.endswith("runpy.py") and "<frozen runpy>" not in name:
+        if name != __file__ and not name.startswith("<frozen importlib"):
             return begin
         begin = begin.tb_next
     return trace
