@@ -1,0 +1,28 @@
+{{/* Name of everything but the job. A release's name is unique in its namespace, so two releases never clash. */}}
+{{- define "flk.fullname" -}}
+{{ .Release.Name }}-flk
+{{- end }}
+
+{{- define "flk.labels" -}}
+app.kubernetes.io/name: flk
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{/* What `flk` needs to submit, watch and delete jobs: the same rules as in k8s/rbac.yaml. */}}
+{{- define "flk.rules" -}}
+- apiGroups: [kubeflow.org]
+  resources: [pytorchjobs]
+  verbs: [create, get, list, watch, delete]
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [create, get, list, patch, delete]
+- apiGroups: [""]
+  resources: [pods, events]
+  verbs: [get, list, watch]
+- apiGroups: [""]
+  resources: [pods/log]
+  verbs: [get]
+{{- end }}

@@ -1,0 +1,243 @@
+{{/*
+From values to the PyTorchJob that `flk render` gives for the same job with `ship: false` (operator_client/flk/render.py;
+tests/unit/test_chart_values.py compares them). Templates return text, so what is not text goes as JSON.
+*/}}
+
+{{- define "flk.jobName" -}}
+{{ .Values.job.name | default .Release.Name }}
+{{- end }}
+
+{{/* A value as text: whole numbers as such, which Helm may write as 1e+09. */}}
+{{- define "flk.text" -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ int64 . }}{{ else }}{{ . }}{{ end }}
+{{- end }}
+
+{{/* The seconds in a duration: 75s, 1h30m, or a number of seconds. */}}
+{{- define "flk.seconds" -}}
+{{- $text := include "flk.text" . }}
+{{- $seconds := 0 }}
+{{- if regexMatch "^[0-9]+$" $text }}{{ $seconds = int64 $text }}{{ else }}
+{{- range $unit, $length := dict "d" 86400 "h" 3600 "m" 60 "s" 1 }}
+{{- $seconds = add $seconds (mul $length (regexFind (printf "[0-9]+%s" $unit) $text | trimSuffix $unit | int64)) }}
+{{- end }}
+{{- end }}
+{{- if lt (int64 $seconds) 1 }}{{ fail (printf "job.deadline must be at least one second (is %q)" $text) }}{{ end }}
+{{- $seconds }}
+{{- end }}
+
+{{/* Seconds as a duration: 5400 is 1h30m. */}}
+{{- define "flk.duration" -}}
+{{- $rest := int64 . }}
+{{- range list (list "d" 86400) (list "h" 3600) (list "m" 60) (list "s" 1) }}
+{{- $unit := first . }}
+{{- $length := last . }}
+{{- with div $rest $length }}{{ . }}{{ $unit }}{{ end }}
+{{- $rest = mod $rest $length }}
+{{- end }}
+{{- end }}
+
+{{/* CLAIM:/PATH with the path normalised. */}}
+{{- define "flk.claim" -}}
+{{- $parts := splitn ":" 2 . }}
+{{- $parts._0 }}:{{ clean $parts._1 }}
+{{- end }}
+
+{{/* A toleration with all of flk's fields, from some of them or from key=value:Effect. */}}
+{{- define "flk.toleration" -}}
+{{- $toleration := . }}
+{{- if kindIs "string" . }}
+{{- $parts := splitn ":" 2 . }}
+{{- $pair := splitn "=" 2 $parts._0 }}
+{{- $toleration = dict "key" $pair._0 "effect" ($parts._1 | default "") }}
+{{- if contains "=" $parts._0 }}{{ $_ := set $toleration "value" $pair._1 }}
+{{- else }}{{ $_ := set $toleration "operator" "Exists" }}{{ end }}
+{{- end }}
+{{- merge (dict) $toleration (dict "key" "" "operator" "Equal" "value" "" "effect" "") | toJson }}
+{{- end }}
+
+{{/* The whole job with its defaults: what flk keeps on record in the annotation flk.dev/spec. */}}
+{{- define "flk.spec" -}}
+{{- $job := .Values.job }}
+{{- $defaults := .Values.defaults }}
+{{- $name := include "flk.jobName" . }}
+{{- $last := printf "%s-worker-%d" $name (sub (int64 $job.replicas) 1) }}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) }}
+{{- fail (printf "job.name must be lower-case letters, digits and '-', from a letter to a letter or digit (is %q)" $name) }}
+{{- end }}
+{{- if gt (len $last) 63 }}
+{{- fail (printf "job.name is too long: with %d replicas its last pod is named %q, and 63 characters is the limit" (int64 $job.replicas) $last) }}
+{{- end }}
+{{- $command := $job.command }}
+{{- if kindIs "string" $command }}{{ $command = regexSplit "\\s+" (trim $command) -1 }}{{ end }}
+{{- $asked := $job.resources | default dict }}
+{{- $resources := dict "gpu" (int64 ($asked.gpu | default 0)) }}
+{{- range list "cpu" "memory" "shm" }}
+{{- $amount := get $asked . }}
+{{- if $amount }}{{ $_ := set $resources . (include "flk.text" $amount) }}{{ end }}
+{{- end }}
+{{- $nodes := $job.nodes | default dict }}
+{{- $tolerations := list }}
+{{- range concat ($nodes.tolerations | default list) ($defaults.tolerations | default list) }}
+{{- $toleration := include "flk.toleration" . | fromJson }}
+{{- if not (has $toleration $tolerations) }}{{ $tolerations = append $tolerations $toleration }}{{ end }}
+{{- end }}
+{{- $volumes := list }}
+{{- range $job.volumes }}{{ $volumes = append $volumes (include "flk.claim" .) }}{{ end }}
+{{- $spec := dict "name" $name "command" $command "replicas" (int64 $job.replicas) "resources" $resources
+  "strategy" $job.strategy "fabric" ($job.fabric | default $defaults.fabric | default "auto")
+  "restarts" (int64 $job.restarts) "env" ($job.env | default dict) "secrets" ($job.secrets | default dict)
+  "volumes" $volumes "nodes" (dict "selector" ($nodes.selector | default dict) "tolerations" $tolerations)
+  "patch" ($job.patch | default dict) "ship" false }}
+{{- with $job.image | default $defaults.image }}{{ $_ := set $spec "image" . }}{{ end }}
+{{- with $job.processes }}{{ $_ := set $spec "processes" (int64 .) }}{{ end }}
+{{- with $job.deadline }}{{ $_ := set $spec "deadline" (include "flk.seconds" . | include "flk.duration") }}{{ end }}
+{{- with $job.save_every }}{{ $_ := set $spec "save_every" (int64 .) }}{{ end }}
+{{- with $job.queue | default $defaults.queue }}{{ $_ := set $spec "queue" . }}{{ end }}
+{{- with $job.checkpoint }}
+{{- $claim := . }}
+{{- if kindIs "map" . }}{{ $claim = printf "%s:%s" .volume .path }}{{ end }}
+{{- $parts := splitn ":" 2 (include "flk.claim" $claim) }}
+{{- $_ := set $spec "checkpoint" (dict "volume" $parts._0 "path" $parts._1) }}
+{{- end }}
+{{- toJson $spec }}
+{{- end }}
+
+{{/* `.patch` laid over `.base`, as JSON in `value`: mappings merge, null removes, lists of named things merge by name. */}}
+{{- define "flk.patched" -}}
+{{- $result := .patch }}
+{{- if kindIs "map" .patch }}
+{{- $result = dict }}
+{{- if kindIs "map" .base }}{{ $result = .base }}{{ end }}
+{{- range $key, $value := .patch }}
+{{- if kindIs "invalid" $value }}{{ $_ := unset $result $key }}
+{{- else }}{{ $_ := set $result $key (include "flk.patched" (dict "base" (get $result $key) "patch" $value) | fromJson).value }}
+{{- end }}
+{{- end }}
+{{- else if and (kindIs "slice" .patch) (kindIs "slice" .base) .patch .base }}
+{{- $identity := "" }}
+{{- range list "name" "mountPath" }}
+{{- $candidate := . }}
+{{- $named := true }}
+{{- range concat $.base $.patch }}
+{{- if not (kindIs "map" .) }}{{ $named = false }}{{ else if not (hasKey . $candidate) }}{{ $named = false }}{{ end }}
+{{- end }}
+{{- if $named }}{{ $identity = $candidate }}{{ end }}
+{{- end }}
+{{- if $identity }}
+{{- $given := dict }}
+{{- range .patch }}{{ $_ := set $given (get . $identity) . }}{{ end }}
+{{- $result = list }}
+{{- $kept := dict }}
+{{- range .base }}
+{{- $own := get . $identity }}
+{{- $_ := set $kept $own true }}
+{{- $result = append $result (include "flk.patched" (dict "base" . "patch" (get $given $own | default dict)) | fromJson).value }}
+{{- end }}
+{{- range .patch }}
+{{- if not (hasKey $kept (get . $identity)) }}
+{{- $result = append $result (include "flk.patched" (dict "base" dict "patch" .) | fromJson).value }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- dict "value" $result | toJson }}
+{{- end }}
+
+{{/* The PyTorchJob, as JSON. */}}
+{{- define "flk.pytorchjob" -}}
+{{- $spec := include "flk.spec" . | fromJson }}
+{{- $gpu := int64 $spec.resources.gpu }}
+{{- $processes := $spec.processes | default (max 1 $gpu) | int64 | toString }}
+{{- $fabric := get (.Files.Get "files/fabrics.json" | fromJson) $spec.fabric }}
+{{- $labels := dict "app.kubernetes.io/managed-by" "flk" "flk.dev/job" $spec.name }}
+
+{{- $volumes := list (dict "name" "work" "emptyDir" dict) }}
+{{- $shm := dict "medium" "Memory" }}
+{{- with $spec.resources.shm }}{{ $_ := set $shm "sizeLimit" . }}{{ end }}
+{{- $volumes = append $volumes (dict "name" "shm" "emptyDir" $shm) }}
+{{- $mounts := list (dict "name" "work" "mountPath" "/flk/work") (dict "name" "shm" "mountPath" "/dev/shm") }}
+{{- $claims := $spec.volumes }}
+{{- $checkpoint := "/flk/checkpoint" }}
+{{- with $spec.checkpoint }}
+{{- $claims = append $claims (printf "%s:%s" .volume .path) }}
+{{- $checkpoint = printf "%s/%s" .path $spec.name }}
+{{- else }}
+{{- $volumes = append $volumes (dict "name" "checkpoint" "emptyDir" dict) }}
+{{- $mounts = append $mounts (dict "name" "checkpoint" "mountPath" $checkpoint) }}
+{{- end }}
+{{- $known := dict }}
+{{- range $claims }}
+{{- $parts := splitn ":" 2 . }}
+{{- if not (hasKey $known $parts._0) }}
+{{- $_ := set $known $parts._0 (printf "claim-%d" (len $known)) }}
+{{- $volumes = append $volumes (dict "name" (get $known $parts._0) "persistentVolumeClaim" (dict "claimName" $parts._0)) }}
+{{- end }}
+{{- $mounts = append $mounts (dict "name" (get $known $parts._0) "mountPath" $parts._1) }}
+{{- end }}
+
+{{- $plain := dict "FLK_RDZV_ENDPOINT" (printf "%s-worker-0:29400" $spec.name) "FLK_WORK" "/flk/work" "HOME" "/flk/work"
+  "FLK_TERMINATION_LOG" "/dev/termination-log" "FLK_JOB" $spec.name "FLK_PODS" (include "flk.text" $spec.replicas)
+  "FLK_PROCESSES" $processes "FLK_RESTARTS" (include "flk.text" $spec.restarts) "FLK_STRATEGY" $spec.strategy
+  "FLK_FABRIC" $spec.fabric "FLK_CHECKPOINT" $checkpoint }}
+{{- with $spec.deadline }}{{ $_ := set $plain "FLK_DEADLINE" (include "flk.seconds" .) }}{{ end }}
+{{- with $spec.save_every }}{{ $_ := set $plain "FLK_SAVE_EVERY" (include "flk.text" .) }}{{ end }}
+{{- $plain = merge (dict) $spec.env $fabric.env $plain }}
+{{- range $variable, $_ := $spec.secrets }}{{ $plain = omit $plain $variable }}{{ end }}
+{{- $env := list }}
+{{- range $variable, $path := dict "FLK_POD_INDEX" "metadata.labels['training.kubeflow.org/replica-index']"
+  "FLK_POD_NAME" "metadata.name" "FLK_POD_IP" "status.podIP" "FLK_NODE_NAME" "spec.nodeName" }}
+{{- $env = append $env (dict "name" $variable "valueFrom" (dict "fieldRef" (dict "fieldPath" $path))) }}
+{{- end }}
+{{- range $variable, $value := $plain }}
+{{- $env = append $env (dict "name" $variable "value" (replace "$" "$$" $value)) }}
+{{- end }}
+{{- range $variable, $reference := $spec.secrets }}
+{{- $parts := splitn ":" 2 $reference }}
+{{- $env = append $env (dict "name" $variable "valueFrom" (dict "secretKeyRef" (dict "name" $parts._0 "key" $parts._1))) }}
+{{- end }}
+
+{{- $command := list "python3" "-u" "-m" "flk_runtime" "--" }}
+{{- range $spec.command }}{{ $command = append $command (replace "$" "$$" .) }}{{ end }}
+{{- $container := dict "name" "pytorch" "image" ($spec.image | default (printf "flktrain/flk:%s-%s" .Chart.AppVersion (ternary "cuda" "cpu" (gt $gpu 0))))
+  "imagePullPolicy" "IfNotPresent" "command" $command "env" $env
+  "ports" (list (dict "name" "pytorchjob-port" "containerPort" 29400)) "volumeMounts" $mounts
+  "securityContext" (dict "allowPrivilegeEscalation" false "capabilities" (dict "drop" (list "ALL")))
+  "terminationMessagePath" "/dev/termination-log" "terminationMessagePolicy" "FallbackToLogsOnError" }}
+{{- $limits := pick $spec.resources "cpu" "memory" }}
+{{- if $gpu }}{{ $_ := set $limits "nvidia.com/gpu" (toString $gpu) }}{{ end }}
+{{- $limits = merge $limits ($fabric.limits | default dict) }}
+{{- with $limits }}{{ $_ := set $container "resources" (dict "limits" . "requests" .) }}{{ end }}
+
+{{- $pod := dict "automountServiceAccountToken" false "enableServiceLinks" false "terminationGracePeriodSeconds" 30
+  "securityContext" (dict "runAsNonRoot" true "runAsUser" 10001 "runAsGroup" 10001 "fsGroup" 10001
+    "fsGroupChangePolicy" "OnRootMismatch" "seccompProfile" (dict "type" "RuntimeDefault"))
+  "containers" (list $container) "volumes" $volumes }}
+{{- with $spec.nodes.selector }}{{ $_ := set $pod "nodeSelector" . }}{{ end }}
+{{- $tolerations := list }}
+{{- range $spec.nodes.tolerations }}
+{{- $toleration := dict }}
+{{- range $key, $value := . }}
+{{- if not (or (eq (toString $value) "") (and (eq $key "operator") (eq (toString $value) "Equal"))) }}{{ $_ := set $toleration $key $value }}{{ end }}
+{{- end }}
+{{- $tolerations = append $tolerations $toleration }}
+{{- end }}
+{{- with $tolerations }}{{ $_ := set $pod "tolerations" . }}{{ end }}
+{{- $template := dict "metadata" (dict "labels" $labels "annotations" (dict "sidecar.istio.io/inject" "false")) "spec" $pod }}
+{{- with $spec.patch }}
+{{- $template = (include "flk.patched" (dict "base" ($template | toJson | fromJson) "patch" .) | fromJson).value }}
+{{- end }}
+
+{{- $policy := dict "cleanPodPolicy" "None"
+  "backoffLimit" (min 2147483647 (mul (add 1 (int64 $spec.restarts)) (int64 $spec.replicas))) }}
+{{- with $spec.deadline }}{{ $_ := set $policy "activeDeadlineSeconds" (include "flk.seconds" . | int64) }}{{ end }}
+{{- $own := deepCopy $labels }}
+{{- with $spec.queue }}
+{{- $_ := set $policy "suspend" true }}
+{{- $_ := set $own "kueue.x-k8s.io/queue-name" . }}
+{{- end }}
+{{- $worker := dict "replicas" $spec.replicas "restartPolicy" "ExitCode" "template" $template }}
+{{- dict "apiVersion" "kubeflow.org/v1" "kind" "PyTorchJob"
+  "metadata" (dict "name" $spec.name "labels" $own
+    "annotations" (dict "flk.dev/version" .Chart.AppVersion "flk.dev/spec" (toJson $spec)))
+  "spec" (dict "nprocPerNode" $processes "runPolicy" $policy "pytorchReplicaSpecs" (dict "Worker" $worker)) | toJson }}
+{{- end }}
