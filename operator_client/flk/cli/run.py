@@ -1,0 +1,30 @@
+"""`flk run`: the same work on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flk.cli.options import Loaded, note, takes_job
+
+
+@takes_job
+def run(loaded: Loaded) -> int:
+    """Train on this machine, with the environment that the pods would have: one launcher for each replica.
+
+    Ends with the code that the job would end with. Ctrl-C ends every process; a second one ends them at once.
+    """
+    from flk.local import LocalRun, checkpoint_folder
+
+    job, here = loaded.job.named(), Path.cwd()
+    if job.volumes:
+        note(f"volumes are not mounted on this machine: {', '.join(job.volumes)}")
+    if job.command[0] != "-m" and loaded.root != here:
+        job = job.changed(command=[str(loaded.root / job.command[0]), *job.command[1:]])
+    snapshots = checkpoint_folder(job, here)
+    kept = f"snapshots in {snapshots.relative_to(here)}" if snapshots else "snapshots only until the end of this run"
+    note(f"{job.name}: {job.replicas} x {job.processes_per_pod} ranks on this machine, {kept}")
+    local = LocalRun(job, here)
+    code = local.run()
+    if local.verdict and local.verdict.failure:
+        note(f"failed: {local.verdict.failure.summary}")
+    return code

@@ -1,0 +1,243 @@
+"""`flk run`: the job on this machine, one launcher for each replica, with the variables that its pod would have.
+
+It does the operator's part too: a launcher that was killed is started anew, as a pod would be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from flk.environment import environment
+from flk.errors import UsageError
+from flk.job import Job
+from flk_runtime import contract
+from flk_runtime.contract import ExitCode, Verdict, is_record, record_in
+
+GRACE = 5.0  # seconds that ranks get to end by themselves after Ctrl-C or SIGTERM
+KILL_AFTER = GRACE + 3.0  # then everything is killed
+STATE_FOLDER = Path(".flk")  # stands for the cluster's volumes: .flk/volumes/<claim>
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass
+class _Pod:
+    """A launcher that stands for a pod, and what it has written of a line so far."""
+
+    index: int
+    process: subprocess.Popen[bytes]
+    rest: dict[int, bytes] = field(default_factory=dict)  # by the descriptor of its output
+
+
+class LocalRun:
+    """One job on this machine. ``run`` returns the exit code that the job's pods would end with."""
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        """``job`` has a name; its ranks start in ``folder``."""
+        self._job = job
+        self._folder = folder
+        self._python, self._path = interpreter()
+        self._pods: dict[int, _Pod] = {}
+        self._selector = selectors.DefaultSelector()
+        self._signals: list[int] = []
+        self._stopped_by: int | None = None
+        self._kill_at: float | None = None
+        self.verdict: Verdict | None = None
+        """What the launcher of pod 0 said last."""
+
+    def run(self) -> int:
+        """Start every launcher and stay until all have ended. Ctrl-C and SIGTERM end them all within a bounded time."""
+        with tempfile.TemporaryDirectory(prefix="flk-") as scratch, self._taking_signals():
+            self._base = self._environment(Path(scratch))
+            try:
+                for index in range(self._job.replicas):
+                    self._start(index)
+                return self._follow()
+            finally:
+                self._kill()
+
+    def _environment(self, scratch: Path) -> dict[str, str]:
+        """The variables that all launchers share: the user's shell, without what another launcher left in it."""
+        job = self._job
+        values = {k: v for k, v in os.environ.items() if not contract.is_reserved(k) or k == "PYTHONUNBUFFERED"}
+        missing = [name for name in job.secrets if name not in values]
+        if missing:
+            raise UsageError(
+                f"the secret variable {missing[0]} is not set in this environment, and `flk run` reads no cluster",
+                hint=f"export {missing[0]}=… before `flk run`",
+            )
+        values.update(environment(job))
+        ranks = job.replicas * job.processes_per_pod
+        values.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        values |= {
+            contract.RDZV_ENDPOINT: f"127.0.0.1:{port}",
+            contract.POD_IP: "127.0.0.1",
+            contract.NODE_NAME: socket.gethostname(),
+            contract.WORK: str(self._folder),
+            contract.CHECKPOINT: str(checkpoint_folder(job, self._folder) or scratch / "checkpoint"),
+            contract.PARENT: str(os.getpid()),
+            contract.GRACE: f"{GRACE:g}",
+        }
+        if self._path:
+            values["PYTHONPATH"] = os.pathsep.join(filter(None, [self._path, values.get("PYTHONPATH", "")]))
+        return values
+
+    def _start(self, index: int) -> None:
+        values = self._base | {
+            contract.POD_INDEX: str(index),
+            contract.POD_NAME: f"{self._job.name}-worker-{index}",
+        }
+        gpus = self._job.resources.gpu
+        if gpus:
+            # Each replica has its own GPUs, as each pod would.
+            visible = list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
+            mine = range(index * gpus, (index + 1) * gpus)
+            values["CUDA_VISIBLE_DEVICES"] = ",".join(visible[i] if i < len(visible) else str(i) for i in mine)
+        # A session of its own: a terminal's Ctrl-C reaches flk alone, which passes it on once.
+        process = subprocess.Popen(
+            [self._python, "-u", "-m", "flk_runtime", "--", *self._job.command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=self._folder,
+            env=values,
+            start_new_session=True,
+        )
+        pod = _Pod(index, process)
+        self._pods[index] = pod
+        for source, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+            if source:
+                os.set_blocking(source.fileno(), False)
+                pod.rest[source.fileno()] = b""
+                self._selector.register(source, selectors.EVENT_READ, (source, pod, sink))
+
+    def _follow(self) -> int:
+        codes: dict[int, int] = {}
+        while self._pods:
+            timeout = 0.5 if self._kill_at is None else max(0.0, min(0.5, self._kill_at - time.monotonic()))
+            for key, _ in self._selector.select(timeout):
+                if key.data:
+                    self._pass_on(*key.data)
+                else:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(key.fd, 4096)
+            while self._signals:
+                self._signalled(self._signals.pop(0))
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                self._kill()
+            for pod in [pod for pod in self._pods.values() if not pod.rest and pod.process.poll() is not None]:
+                code = pod.process.returncode
+                del self._pods[pod.index]
+                if (code < 0 or code >= 128) and self._kill_at is None:
+                    self._say(f"the launcher of pod {pod.index} was killed; starting it anew, as the operator would")
+                    self._start(pod.index)
+                else:
+                    codes[pod.index] = code if code >= 0 else 128 - code
+        if self._stopped_by is not None:
+            return int(ExitCode.INTERRUPTED if self._stopped_by == signal.SIGINT else ExitCode.PREEMPTED)
+        if self.verdict and self.verdict.outcome != "running":
+            return self.verdict.code
+        return max(codes.values(), default=0)
+
+    def _pass_on(self, source: IO[bytes], pod: _Pod, sink: IO[str]) -> None:
+        """Whole lines go on; records are for machines and stay here."""
+        fd = source.fileno()
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return
+        head, newline, tail = (pod.rest[fd] + data).rpartition(b"\n")
+        if not data:
+            head, newline, tail = pod.rest[fd], b"", b""
+        kept = []
+        for line in head.split(b"\n") if head or newline else []:
+            text = line.decode(errors="replace")
+            if not is_record(text):
+                kept.append(text + "\n")
+            elif verdict := record_in(text):
+                self.verdict = verdict
+        if kept:
+            with contextlib.suppress(BrokenPipeError):
+                sink.write("".join(kept))
+                sink.flush()
+        pod.rest[fd] = tail
+        if not data:
+            self._selector.unregister(source)
+            source.close()
+            del pod.rest[fd]
+
+    def _signalled(self, number: int) -> None:
+        if self._stopped_by is not None:  # told twice: at once
+            self._kill()
+            return
+        self._stopped_by = number
+        self._kill_at = time.monotonic() + KILL_AFTER
+        self._say(f"{signal.Signals(number).name}: ending {len(self._pods)} pods")
+        for pod in self._pods.values():
+            with contextlib.suppress(ProcessLookupError):
+                pod.process.send_signal(number)
+
+    def _kill(self) -> None:
+        """Kill every launcher that is left; the kernel then kills its ranks."""
+        for pod in self._pods.values():
+            with contextlib.suppress(ProcessLookupError):
+                pod.process.kill()
+        for pod in self._pods.values():
+            pod.process.wait()
+
+    def _say(self, text: str) -> None:
+        print(f"flk: {text}", file=sys.stderr, flush=True)
+
+    @contextlib.contextmanager
+    def _taking_signals(self) -> Iterator[None]:
+        wakeup, alarm = socket.socketpair()
+        wakeup.setblocking(False)
+        alarm.setblocking(False)
+        self._selector.register(wakeup, selectors.EVENT_READ, None)
+        before = {number: signal.signal(number, lambda n, _: self._signals.append(n)) for number in _SIGNALS}
+        fd = signal.set_wakeup_fd(alarm.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(fd)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._selector.close()
+            wakeup.close()
+            alarm.close()
+
+
+def checkpoint_folder(job: Job, folder: Path) -> Path | None:
+    """Where this job's snapshots go on this machine: a folder that stands for the claim; a second run resumes there."""
+    if job.checkpoint is None:
+        return None
+    return folder / STATE_FOLDER / "volumes" / job.checkpoint.volume / str(job.name)
+
+
+def interpreter() -> tuple[str, str]:
+    """The Python that starts the launchers, and what its module path needs so that it finds flk's runtime there.
+
+    It is flk's own where that has torch; else (flk installed apart, by pipx for instance) the one on PATH.
+    """
+    if importlib.util.find_spec("torch"):
+        return sys.executable, ""
+    python = shutil.which("python3") or shutil.which("python")
+    if not python:
+        raise UsageError("no Python with torch: flk's own has none, and there is no python3 on PATH")
+    return python, str(Path(contract.__file__).parents[1])
