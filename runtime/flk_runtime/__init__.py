@@ -1,1 +1,63 @@
-"""flk_runtime: what runs in the pods."""
+"""flk_runtime: what runs in the pods.
+
+    import flk_runtime as flk
+
+    run = flk.init()
+    model, optimizer = run.parallelize(model, optimizer)
+    for epoch in (loader := run.loader(dataset, batch_size=32)).epochs(10):
+        for batch in loader:
+            ...
+            run.step(loss=loss)
+
+Importing this package imports nothing else: the client shares `flk_runtime.contract` and has no torch, and the launcher
+handles signals before torch is there.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from flk_runtime.contract import VERSION as __version__
+
+if TYPE_CHECKING:
+    from flk_runtime.data import Loader
+    from flk_runtime.discover import Place, discover
+    from flk_runtime.errors import DiscoveryError, SetupError, SnapshotError
+    from flk_runtime.init import init
+    from flk_runtime.run import Run
+
+_HOMES = {
+    "DiscoveryError": "errors",
+    "Loader": "data",
+    "Place": "discover",
+    "Run": "run",
+    "SetupError": "errors",
+    "SnapshotError": "errors",
+    "discover": "discover",
+    "init": "init",
+}
+
+__all__ = [
+    "DiscoveryError",
+    "Loader",
+    "Place",
+    "Run",
+    "SetupError",
+    "SnapshotError",
+    "__version__",
+    "discover",
+    "init",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,19 @@
+"""What this library raises when it is not the training that is wrong, but how it was set up."""
+
+from __future__ import annotations
+
+from flk_runtime.contract import ExitCode
+
+
+class SetupError(ValueError):
+    """An argument or a setting is wrong: one sentence that names it. Trying again would not help."""
+
+    code = ExitCode.USAGE
+
+
+class DiscoveryError(SetupError):
+    """The environment's variables contradict each other; the message names them and their values."""
+
+
+class SnapshotError(SetupError):
+    """A snapshot does not fit what resumes from it, or its folder can't be used; the message names the folder."""

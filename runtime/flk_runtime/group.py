@@ -1,0 +1,71 @@
+"""What the ranks tell each other beside gradients: small, on the CPU where gloo is there, else on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from flk_runtime.errors import SetupError
+
+T = TypeVar("T")
+
+
+def on_main(function: Callable[[], T]) -> T:
+    """What rank 0 gets from ``function``, on every rank. A SetupError is raised on every rank, so that none waits."""
+    answer: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            answer[0] = function()
+        except SetupError as error:
+            answer[1] = error
+    dist.broadcast_object_list(answer, src=0)
+    if answer[1] is not None:
+        raise answer[1]
+    result: T = answer[0]
+    return result
+
+
+def broadcast_bytes(content: bytes | None) -> bytes:
+    """Rank 0's ``content`` on every rank, without pickling it."""
+    size = on_main(lambda: len(content or b""))
+    device = _device()
+    if dist.get_rank() == 0:
+        data = torch.frombuffer(bytearray(content or b""), dtype=torch.uint8).to(device)
+    else:
+        data = torch.empty(size, dtype=torch.uint8, device=device)
+    dist.broadcast(data, src=0)
+    return bytes(data.cpu().numpy()) if content is None else content
+
+
+def gather(value: Any) -> list[Any] | None:
+    """Every rank's ``value`` in the order of ranks, on rank 0; None elsewhere."""
+    values: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(value, values, dst=0)
+    return values
+
+
+def mean(value: float, weight: float) -> float:
+    """The mean of every rank's ``value``, weighted, on every rank; NaN where all weights are 0."""
+    total = torch.tensor([value * weight, weight], dtype=torch.float64, device=_device())
+    dist.all_reduce(total)
+    return float(total[0] / total[1])
+
+
+def leave(*, at_once: bool) -> None:
+    """Give up the process group. ``at_once``: without waiting for a peer, which may have died."""
+    if not dist.is_initialized():
+        return
+    if at_once and "nccl" in str(dist.get_backend_config()):
+        # Destroying NCCL's communicators waits for kernels that a dead peer never lets end.
+        torch.distributed.distributed_c10d._abort_process_group()
+    else:
+        dist.destroy_process_group()
+
+
+def _device() -> torch.device:
+    if "gloo" in str(dist.get_backend_config()):
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())

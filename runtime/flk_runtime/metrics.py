@@ -1,0 +1,51 @@
+"""Metrics as lines of JSON: one object per line, so that a log can be read by machines and by people."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+
+def line(values: Mapping[str, Any]) -> str:
+    """``values`` as one line of JSON (RFC 8259).
+
+    Tensors and arrays of one element become numbers (which waits for the device), of more elements lists. NaN and the
+    infinities, which JSON does not have, become the strings "nan", "inf" and "-inf"; anything else becomes its str().
+    """
+    return json.dumps({name: _plain(value) for name, value in values.items()}, default=str, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # tensors, and NumPy's arrays and numbers
+        value = value.tolist()
+        while isinstance(value, list) and len(value) == 1:
+            value = value[0]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+class Throughput:
+    """Samples per second between two readings."""
+
+    def __init__(self) -> None:
+        self._samples = 0
+        self._since = time.perf_counter()
+
+    def add(self, samples: int) -> None:
+        """Count samples that all ranks together have been trained on."""
+        self._samples += samples
+
+    def read(self) -> float | None:
+        """Samples per second since the last reading; None where none were counted."""
+        now = time.perf_counter()
+        rate = self._samples / max(now - self._since, 1e-9) if self._samples else None
+        self._samples, self._since = 0, now
+        return rate

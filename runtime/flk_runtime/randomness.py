@@ -1,0 +1,53 @@
+"""Random numbers that can be repeated: seeds derived from seeds, and the states of all generators as plain data."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+from typing import Any
+
+import torch
+
+
+def derive(*parts: int | str) -> int:
+    """A seed in [0, 2**63) that depends on all of ``parts``: neighbouring inputs give unrelated seeds."""
+    digest = hashlib.sha256(repr(parts).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def seed_all(seed: int) -> None:
+    """Seed Python's, NumPy's (where it is imported) and torch's global generators, CUDA's included."""
+    random.seed(seed)
+    if numpy := _numpy():
+        numpy.random.seed(seed % (1 << 32))
+    torch.manual_seed(seed)
+
+
+def get_state() -> dict[str, Any]:
+    """The states of all global generators: numbers, lists and uint8 tensors, which are safe to read back."""
+    version, internal, gauss = random.getstate()
+    state: dict[str, Any] = {"python": [version, list(internal), gauss], "torch": torch.get_rng_state()}
+    if numpy := _numpy():
+        name, keys, position, has_gauss, cached = numpy.random.get_state()
+        state["numpy"] = [str(name), keys.tolist(), int(position), int(has_gauss), float(cached)]
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()  # of this rank's device only
+    return state
+
+
+def set_state(state: dict[str, Any]) -> None:
+    """Go back to what `get_state` returned."""
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    torch.set_rng_state(state["torch"])
+    if "numpy" in state and (numpy := _numpy()):
+        name, keys, position, has_gauss, cached = state["numpy"]
+        numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), position, has_gauss, cached))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def _numpy() -> Any:
+    # Only where the script (or torch) has imported it: a script that does without NumPy has no state there to keep.
+    return sys.modules.get("numpy")

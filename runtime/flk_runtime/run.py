@@ -1,0 +1,312 @@
+"""A run: this rank's part in one training, from `flk_runtime.init` to `close`."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any, Protocol, TypeVar, overload
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from flk_runtime import group, metrics, parallel, randomness, snapshot
+from flk_runtime.data import Loader
+from flk_runtime.discover import Place
+from flk_runtime.errors import SetupError, SnapshotError
+
+O = TypeVar("O", bound=Optimizer)  # noqa: E741
+
+
+class Stateful(Protocol):
+    """What can be in a snapshot: its state is made of tensors and plain values."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
+
+
+class Run:
+    """Made by `flk_runtime.init`. Methods marked collective must be called by all ranks, in the same order."""
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        device: torch.device,
+        strategy: str,
+        seed: int,
+        folder: snapshot.Folder | None,
+        save_every: int,
+        log_every: int,
+        owns_group: bool,
+    ) -> None:
+        self.place = place
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self.local_rank = place.local_rank
+        self.local_world_size = place.local_world_size
+        self.attempt = place.attempt
+        self.is_main = self.rank == 0
+        self.device = device
+        self.seed = seed
+        self.strategy = strategy
+        self.steps = 0  # optimizer steps so far, those before a resume included
+        self.closed = False
+        self._folder, self._save_every, self._log_every, self._owns_group = folder, save_every, log_every, owns_group
+        self._objects: dict[str, Stateful] = {}
+        self._loaders = 0
+        self._loader: Loader | None = None  # the one that gave the latest batch
+        self._pending = 0  # samples of it since the last step
+        self._throughput = metrics.Throughput()
+        self._stepped = False
+        self._ranked = False  # whether this rank's own random numbers have begun
+        self._restored: dict[str, Any] = {}  # states in the snapshot, until the first step
+        self._unclaimed: set[str] = set()  # names of those that nothing has been registered for
+        self._random: dict[str, Any] | None = None
+        self._saved: Any = None
+        if folder:
+            self._resume(folder)
+
+    # The model
+
+    @overload
+    def parallelize(self, model: nn.Module) -> nn.Module: ...
+
+    @overload
+    def parallelize(self, model: nn.Module, optimizer: O) -> tuple[nn.Module, O]: ...
+
+    def parallelize(self, model: nn.Module, optimizer: O | None = None) -> nn.Module | tuple[nn.Module, O]:
+        """Move the model to the device, go back to the snapshot if there is one, and wrap it by the strategy.
+        Collective.
+
+        Registers both for snapshots. From here on the random numbers of the ranks differ.
+        """
+        model.to(self.device)  # in place, so the optimizer's parameters stay the model's
+        self.register("model", model)
+        if optimizer is not None:
+            self.register("optimizer", optimizer)
+        wrapped = parallel.wrap(model, self.strategy, self.device, self.world_size)
+        self._begin_random()
+        return wrapped if optimizer is None else (wrapped, optimizer)
+
+    def register(self, name: str, thing: Stateful) -> None:
+        """Put ``thing`` (a learning rate scheduler, say) into snapshots under ``name``; restore it if it is in one."""
+        if name in self._objects:
+            raise SetupError(f"{name!r} has been registered before")
+        if name in self._unclaimed and self._stepped:
+            raise SetupError(f"{name!r} is in the snapshot, so it must be registered before the first step")
+        self._objects[name] = thing
+        if name not in self._restored:
+            return
+        self._unclaimed.discard(name)
+        self._load(name, thing)
+        if "optimizer" in self._objects and "optimizer" in self._restored:
+            # A scheduler that is made after its optimizer was restored has set the learning rate of the first step.
+            self._load("optimizer", self._objects["optimizer"])
+
+    # The data
+
+    def loader(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        seed: int | None = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> Loader:
+        """Batches of ``batch_size`` samples for this rank, on its device, out of a map-style dataset.
+
+        Every step takes ``world_size × batch_size`` samples; nothing is dropped (unless ``drop_last``) or doubled, and
+        all ranks take equally many steps. Its position is in the snapshots, under ``name`` (by default by the order of
+        calls). ``options`` are torch.utils.data.DataLoader's: num_workers, collate_fn, pin_memory, persistent_workers,
+        …
+        """
+        name = name or ("loader" if self._loaders == 0 else f"loader-{self._loaders}")
+        self._loaders += 1
+        loader = Loader(
+            dataset,
+            batch_size=batch_size,
+            rank=self.rank,
+            world_size=self.world_size,
+            device=self.device,
+            seed=self.seed if seed is None else seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            name=name,
+            on_begin=self._begin_random,
+            on_batch=self._count,
+            on_end=self._save_end,
+            **options,
+        )
+        self.register(name, loader)
+        return loader
+
+    # The training
+
+    def step(self, loss: torch.Tensor | float | None = None, **values: Any) -> None:
+        """Say that the optimizer has made a step. Collective.
+
+        Every ``log_every`` steps a line of metrics is printed: ``loss`` is the mean over the ranks, other ``values``
+        are rank 0's. Tensors are read only then. Every ``save_every`` steps a snapshot is written.
+        """
+        if not self._stepped:
+            self._settle()
+        self.steps += 1
+        self._throughput.add(self._pending)
+        self._pending = 0
+        if self._log_every and self.steps % self._log_every == 0:
+            self._report(loss, values)
+        if self._save_every and self.steps % self._save_every == 0:
+            self.save()
+
+    def save(self) -> None:
+        """Write a snapshot now, if there is a folder and a registered model. Collective."""
+        if self._folder is None or "model" not in self._objects:
+            return
+        random = group.gather(randomness.get_state())
+        if self.is_main:
+            content = {
+                **snapshot.encode_header(steps=self.steps, world_size=self.world_size),
+                "objects": {name: thing.state_dict() for name, thing in self._objects.items()},
+                "random": random,
+            }
+            self._folder.write(content, self.steps)
+        self._saved = self._mark()
+
+    # Talking
+
+    def log(self, **values: Any) -> None:
+        """Print a line of JSON on rank 0, with the number of steps."""
+        self.print(metrics.line({"step": self.steps, **values}))
+
+    def print(self, *values: object) -> None:
+        """Print on rank 0."""
+        if self.is_main:
+            print(*values, flush=True)
+
+    def barrier(self) -> None:
+        """Wait for all ranks. Collective."""
+        dist.barrier()
+
+    def mean(self, value: float, weight: float = 1.0) -> float:
+        """The mean of all ranks' ``value``, weighted (by the number of samples, say). Collective."""
+        return group.mean(value, weight)
+
+    # The end
+
+    def close(self) -> None:
+        """Save the final state and leave the process group. Collective; a second call does nothing."""
+        if not self.closed:
+            self._save_end()
+            self._leave(at_once=False)
+
+    def abandon(self) -> None:
+        """Leave the process group without saving, and without waiting for the other ranks: they may be dead."""
+        if not self.closed:
+            self._leave(at_once=True)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+    def _leave(self, *, at_once: bool) -> None:
+        self.closed = True
+        if self._owns_group:
+            group.leave(at_once=at_once)
+
+    def _report(self, loss: torch.Tensor | float | None, values: dict[str, Any]) -> None:
+        # All ranks take part, with a loss or without: a rank that has none must not keep the others waiting.
+        mean = (
+            group.mean(0.0, 0.0)
+            if loss is None
+            else group.mean(float(loss.detach() if isinstance(loss, torch.Tensor) else loss), 1.0)
+        )
+        line: dict[str, Any] = {"step": self.steps}
+        if self._loader:
+            line["epoch"] = self._loader.epoch
+        if loss is not None:
+            line["loss"] = mean
+        rate = self._throughput.read()
+        if rate is not None:
+            line["samples_per_s"] = round(rate, 1)
+        self.print(metrics.line({**line, **values}))
+
+    def _count(self, loader: Loader, samples: int) -> None:
+        if loader is not self._loader:  # an evaluation's samples are not the next step's
+            self._loader, self._pending = loader, 0
+        self._pending += samples
+
+    # Snapshots
+
+    def _resume(self, folder: snapshot.Folder) -> None:
+        found = snapshot.agree(folder, lambda text: print(f"flk: {text}", file=sys.stderr, flush=True))
+        if not found:
+            return
+        path, content = found
+        self.steps = content["steps"]
+        self._restored = content["objects"]
+        self._unclaimed = set(self._restored)
+        if self.rank < content["world_size"]:
+            self._random = content["random"][self.rank]
+        else:  # a rank that was not there before
+            randomness.seed_all(randomness.derive("rank", self.seed, self.rank, self.steps))
+            self._random = randomness.get_state()
+        self._saved = self._positions(self._restored)
+        self.print(f"flk: resumed at step {self.steps} from {path}")
+
+    def _load(self, name: str, thing: Stateful) -> None:
+        folder = self._folder.path if self._folder else ""
+        state = self._restored[name]
+        if isinstance(thing, nn.Module):
+            different = snapshot.mismatch(thing, state)
+            if different:
+                raise SnapshotError(f"the snapshot in {folder} is of another model: {different}")
+        try:
+            thing.load_state_dict(state)
+        except (ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
+            raise SnapshotError(f"the {name} in the snapshot in {folder} does not fit: {error}") from error
+
+    def _begin_random(self) -> None:
+        """Until the first step, go to where this rank's random numbers begin: nothing before is part of training."""
+        if self._stepped:
+            return
+        if self._random is not None:
+            randomness.set_state(self._random)
+        elif not self._ranked:
+            randomness.seed_all(randomness.derive("rank", self.seed, self.rank, 0))
+        self._ranked = True
+
+    def _settle(self) -> None:
+        self._stepped = True
+        folder = self._folder.path if self._folder else ""
+        if "model" in self._unclaimed:
+            raise SnapshotError(
+                f"the snapshot in {folder} holds a model, and this script registers none: call parallelize"
+            )
+        for name in sorted(self._unclaimed):
+            self.print(f"flk: the snapshot in {folder} holds {name!r}, which this script does not register: left out")
+        self._restored = {}
+
+    def _mark(self) -> Any:
+        return self._positions(
+            {name: thing.state_dict() for name, thing in self._objects.items() if isinstance(thing, Loader)}
+        )
+
+    def _positions(self, objects: dict[str, Any]) -> Any:
+        return self.steps, {name: state for name, state in objects.items() if "consumed" in state}
+
+    def _save_end(self) -> None:
+        if self._saved != self._mark():
+            self.save()
