@@ -42,7 +42,7 @@ def usage_error(
     place = where[max(settings, key=len)] if settings else ": ".join(part for part in (source, path) if part)
     more = len({d["loc"][:1] for d in details}) - 1
     message = f"{place}: {text}" + (f" (and {more} more)" if more else "")
-    return UsageError(message, hint=_hint(detail, path, model))
+    return UsageError(message, hint="" if settings else _hint(detail, path, model))  # its hints are about YAML
 
 
 def _path(loc: tuple[int | str, ...]) -> str:

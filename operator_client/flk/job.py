@@ -53,7 +53,10 @@ def split_words(value: Any) -> Any:
 
 
 def _seconds(value: Any) -> Any:
-    return quantity.duration(value) if isinstance(value, str) else value
+    seconds = quantity.duration(value) if isinstance(value, str) else value
+    if seconds == 0:
+        raise ValueError(f"must be at least one second (is {value!r})")
+    return seconds
 
 
 def _claim(value: str) -> str:
@@ -274,8 +277,8 @@ class Job(_Part):
             raise ValueError(f"patch.{key}: a pod's template has only metadata and spec")
         try:
             json.dumps(self.patch, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"patch: cannot be written as JSON: {error}") from None
+        except (TypeError, ValueError, RecursionError):
+            raise ValueError("patch: holds what cannot be written as JSON") from None
         size = len(self.model_dump_json())
         if size > SIZE_LIMIT:
             raise ValueError(

@@ -33,7 +33,7 @@ def quantity(text: str) -> Decimal:
         raise ValueError(f"must be a quantity like 500m, 2 or 4Gi (is {text!r})")
     suffix = match["suffix"]
     # "E" alone is exa; followed by digits it is an exponent.
-    scale = Decimal(10) ** int(suffix[1:]) if len(suffix) > 1 and suffix[0] in "eE" else _SCALES[suffix]
+    scale = Decimal(10) ** int(suffix[1:]) if suffix[-1:].isdigit() else _SCALES[suffix]
     value = Decimal(match["number"]) * scale
     if value > _LARGEST:
         raise ValueError(f"is more than Kubernetes can count (is {text!r})")

@@ -97,7 +97,7 @@ def call(words: Sequence[str]) -> int:
         return int(ExitCode.INTERRUPTED)
     except Exception as error:
         if isinstance(error, _CLICK_ERROR):
-            raise _translated(error) from None
+            raise _translated(error, next((f"{name} {word}" for word in words if word in COMMANDS), name)) from None
         raise
     return result if isinstance(result, int) else int(ExitCode.DONE)
 
@@ -113,10 +113,9 @@ def _root(
         print(context.get_help())
 
 
-def _translated(error: Any) -> UsageError:
-    """Typer's usage error as flk's: one line, and what to do next."""
+def _translated(error: Any, path: str) -> UsageError:
+    """Typer's usage error in the command ``path`` as flk's: one line, and what to do next."""
     context = getattr(error, "ctx", None)
-    path = context.command_path if context else "flk"
     help_command = f"{path} --help"
     option = getattr(error, "option_name", None)
     if option is not None and hasattr(error, "possibilities"):

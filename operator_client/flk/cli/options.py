@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -102,16 +103,16 @@ def _job_options(  # its signature is what `takes_job` adds to a command
             "--image", metavar="IMAGE", help="Container image with torch. Default: $FLK_IMAGE, else flk's own."
         ),
     ] = None,
-    replicas: Annotated[int | None, typer.Option("--replicas", metavar="N", help="Number of pods.")] = None,
+    replicas: Annotated[str | None, typer.Option("--replicas", metavar="N", help="Number of pods.")] = None,
     processes: Annotated[
-        int | None,
+        str | None,
         typer.Option("--processes", metavar="N", help="Ranks in each pod. Default: one for each GPU, else one."),
     ] = None,
     cpu: Annotated[str | None, typer.Option("--cpu", metavar="QUANTITY", help="Cores of each pod: 4, 500m.")] = None,
     memory: Annotated[
         str | None, typer.Option("--memory", metavar="QUANTITY", help="Memory of each pod: 16Gi.")
     ] = None,
-    gpu: Annotated[int | None, typer.Option("--gpu", metavar="N", help="GPUs of each pod.")] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", metavar="N", help="GPUs of each pod.")] = None,
     shm: Annotated[str | None, typer.Option("--shm", metavar="QUANTITY", help="Size of /dev/shm of each pod.")] = None,
     strategy: Annotated[
         str | None, typer.Option("--strategy", metavar="NAME", help="How the model is wrapped: ddp, none.")
@@ -140,7 +141,7 @@ def _job_options(  # its signature is what `takes_job` adds to a command
         str | None, typer.Option("--checkpoint", metavar="CLAIM:/PATH", help="Claim for the snapshots.")
     ] = None,
     save_every: Annotated[
-        int | None, typer.Option("--save-every", metavar="STEPS", help="Steps between two snapshots.")
+        str | None, typer.Option("--save-every", metavar="STEPS", help="Steps between two snapshots.")
     ] = None,
     node_selector: Annotated[
         list[str] | None,
@@ -152,7 +153,7 @@ def _job_options(  # its signature is what `takes_job` adds to a command
     ] = None,
     queue: Annotated[str | None, typer.Option("--queue", metavar="NAME", help="Queue of Kueue to wait in.")] = None,
     restarts: Annotated[
-        int | None, typer.Option("--restarts", metavar="N", help="How often all ranks start again after a failure.")
+        str | None, typer.Option("--restarts", metavar="N", help="How often all ranks start again after a failure.")
     ] = None,
     deadline: Annotated[
         str | None,
@@ -222,20 +223,13 @@ def load_job(
     command, root = _command(list(words or []), module, data.get("command"), source)
     if command != data.get("command"):
         laid.set("command", command, "-m" if module else "SCRIPT")
-    for name in (
-        "name",
-        "replicas",
-        "processes",
-        "strategy",
-        "fabric",
-        "checkpoint",
-        "save_every",
-        "queue",
-        "restarts",
-    ):
-        laid.set(name, simple.get(name), f"--{name.replace('_', '-')}")
-    for name in ("cpu", "memory", "gpu", "shm"):
+    for name in ("name", "strategy", "fabric", "checkpoint", "queue"):
+        laid.set(name, simple.get(name), f"--{name}")
+    for name in ("replicas", "processes", "save_every", "restarts"):
+        laid.set(name, _whole(simple.get(name)), f"--{name.replace('_', '-')}")
+    for name in ("cpu", "memory", "shm"):
         laid.set(f"resources.{name}", simple.get(name), f"--{name}")
+    laid.set("resources.gpu", _whole(simple.get("gpu")), "--gpu")
     laid.set("deadline", deadline, "--deadline")
     laid.set("image", image, "--image")
     if data.get("image") is None:
@@ -342,6 +336,11 @@ class _Overlay:
             second, _, rest = rest.partition(".")
             return [head, second, rest] if rest else [head, second]
         return [head, rest] if rest else [head]
+
+
+def _whole(text: str | None) -> int | str | None:
+    """A number that was given to a flag; other text stays as it is, for the model to say what is wrong with it."""
+    return int(text) if text is not None and re.fullmatch(r"[-+]?[0-9]{1,18}", text, re.ASCII) else text
 
 
 def _env(text: str) -> tuple[str, str]:

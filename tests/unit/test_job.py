@@ -1,0 +1,190 @@
+"""The job: every mistake is one line with the field's path; nothing is guessed and nothing is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flk
+from flk import names
+from flk.environment import environment, warnings
+from flk.errors import UsageError
+from flk.job import SIZE_LIMIT, Job, validated
+from flk_runtime import contract
+
+
+def error_of(**fields: Any) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        validated({"command": "train.py"} | fields, source="flk.yaml")
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"replicas": 0}, "flk.yaml: replicas: must be at least 1 (is 0)"),
+        ({"replicas": -1}, "flk.yaml: replicas: must be at least 1 (is -1)"),
+        ({"replicas": "4"}, "flk.yaml: replicas: must be a whole number (is '4')"),
+        ({"replicas": True}, "flk.yaml: replicas: must be a whole number (is true)"),
+        ({"replicas": 1.5}, "flk.yaml: replicas: must be a whole number (is 1.5)"),
+        ({"replica": 4}, "flk.yaml: replica: unknown key"),
+        ({"memory": "4Gi"}, "flk.yaml: memory: unknown key"),
+        ({"resources": {"mem": "4Gi"}}, "flk.yaml: resources.mem: unknown key"),
+        ({"resources": [1]}, "flk.yaml: resources: must be a mapping of keys to values (is [1])"),
+        ({"resources": {"memory": "4GB"}}, "flk.yaml: resources.memory: must be a quantity like 500m, 2 or 4Gi (is '4GB')"),  # noqa: E501
+        ({"command": []}, "flk.yaml: command: names no script"),
+        ({"command": ""}, "flk.yaml: command: names no script"),
+        ({"command": ["-m"]}, "flk.yaml: command: -m needs a module"),
+        ({"command": "'a"}, "flk.yaml: command: cannot be split into words: no closing quotation"),
+        ({"command": ["a.py", 3]}, "flk.yaml: command[1]: must be text (is 3)"),
+        (
+            {"command": "python train.py"},
+            "flk.yaml: command: begins with the script or with -m, not with python: flk starts the ranks itself",
+        ),
+        ({"env": {"LR": 1}}, "flk.yaml: env.LR: must be text (is 1)"),
+        ({"env": {"A\n": "1"}}, "flk.yaml: env.A\n: must be letters, digits, '_', '-' and '.', and not start with a digit (is 'A\\n')"),  # noqa: E501
+        ({"env": {"A": "\0"}}, "flk.yaml: env.A: must not contain a NUL character"),
+        ({"env": {"A": "1"}, "secrets": {"A": "s:k"}}, "flk.yaml: secrets.A: is in env too"),
+        ({"secrets": {"A": "s"}}, "flk.yaml: secrets.A: must be SECRET:KEY (is 's')"),
+        ({"volumes": ["data"]}, "flk.yaml: volumes[0]: must be CLAIM:/PATH (is 'data')"),
+        ({"volumes": ["a:/x", "b:/x/"]}, "flk.yaml: volumes: two claims are mounted at /x"),
+        ({"volumes": ["a:/x"], "checkpoint": "b:/x"}, "flk.yaml: volumes: two claims are mounted at /x"),
+        ({"checkpoint": {"volume": "a"}}, "flk.yaml: checkpoint.path: is missing"),
+        ({"fabric": "ib"}, "flk.yaml: fabric: must be one of auto, socket, efa, tcpx, tcpxo, gib, infiniband, roce (is 'ib')"),  # noqa: E501
+        ({"strategy": "dp"}, "flk.yaml: strategy: must be one of none, ddp (is 'dp')"),
+        ({"deadline": "0s"}, "flk.yaml: deadline: must be at least one second (is '0s')"),
+        ({"queue": "A"}, "flk.yaml: queue: must be lower-case letters, digits, '-' and '.', and start and end with a letter or digit (is 'A')"),  # noqa: E501
+        ({"ship": "x"}, "flk.yaml: ship: must be true, false or a list of patterns (is 'x')"),
+        ({"patch": {"containers": []}}, "flk.yaml: patch.containers: a pod's template has only metadata and spec"),
+        ({"patch": {"spec": float("nan")}}, "flk.yaml: patch: holds what cannot be written as JSON"),
+        (
+            {"nodes": {"tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]}},
+            "flk.yaml: nodes.tolerations[0]: with the operator Exists it has no value",
+        ),
+        ({"nodes": {"tolerations": ["a:Never"]}}, "flk.yaml: nodes.tolerations[0].effect: must be one of NoSchedule, PreferNoSchedule, NoExecute (is 'Never')"),  # noqa: E501
+        ({"replicas": 0, "restarts": -1}, "flk.yaml: replicas: must be at least 1 (is 0) (and 1 more)"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_a_mistake_is_one_line_with_its_path(fields: dict[str, Any], message: str) -> None:
+    assert str(error_of(**fields)) == message
+
+
+@pytest.mark.parametrize(
+    ("fields", "hint"),
+    [
+        ({"replica": 4}, "did you mean replicas?"),
+        ({"memory": "4Gi"}, "did you mean resources.memory?"),
+        ({"resources": {"mem": "4Gi"}}, "did you mean resources.memory?"),
+        ({"env": {"LR": True}}, 'write it in quotes: "true"'),
+        ({"replicas": "4"}, "write it without quotes"),
+    ],
+)
+def test_a_mistake_comes_with_what_was_likely_meant(fields: dict[str, Any], hint: str) -> None:
+    assert error_of(**fields).hint == hint
+
+
+def test_a_name_that_is_too_long_says_how_long_it_may_be() -> None:
+    assert "with 11 replicas it may have 53 characters, not 54" in str(error_of(name="a" * 54, replicas=11))
+    assert validated({"command": "a.py", "name": "a" * 53, "replicas": 11}).name == "a" * 53
+
+
+def test_a_job_that_cannot_be_recorded_is_refused() -> None:
+    assert "large values belong into files" in str(error_of(env={"A": "x" * SIZE_LIMIT}))
+
+
+def test_processes_follow_the_gpus() -> None:
+    def processes(**fields: Any) -> int:
+        return validated({"command": "a.py"} | fields).processes_per_pod
+
+    assert processes() == 1
+    assert processes(resources={"gpu": 8}) == 8
+    assert processes(resources={"gpu": 8}, processes=2) == 2
+
+
+def test_the_default_image_follows_the_gpus() -> None:
+    assert validated({"command": "a.py"}).image_or_default.endswith("-cpu")
+    assert validated({"command": "a.py", "resources": {"gpu": 1}}).image_or_default.endswith("-cuda")
+
+
+def test_the_python_api_takes_what_the_job_file_takes() -> None:
+    job = flk.Job(command="train.py --lr 1", checkpoint="c:/p", deadline="1m", nodes={"tolerations": ["a"]})  # type: ignore[arg-type]
+    assert job.command == ["train.py", "--lr", "1"]
+    assert job.deadline == 60
+    assert job.checkpoint is not None
+    assert (job.checkpoint.volume, job.checkpoint.path) == ("c", "/p")
+    assert job.nodes.tolerations[0].operator == "Exists"
+
+
+def test_changed_checks_again_and_keeps_what_was_said() -> None:
+    job = validated({"command": "a.py", "name": "n", "replicas": 2})
+    assert job.changed(replicas=3).model_fields_set == {"command", "name", "replicas"}
+    with pytest.raises(UsageError, match="replicas: must be at least 1"):
+        job.changed(replicas=0)
+
+
+def test_named_makes_a_name_once() -> None:
+    job = validated({"command": "a.py"}).named()
+    assert job.name is not None
+    assert job.named() is job
+
+
+def test_the_environment_of_every_rank() -> None:
+    job = validated(
+        {
+            "command": "a.py",
+            "name": "n",
+            "replicas": 4,
+            "processes": 2,
+            "fabric": "socket",
+            "deadline": "1m",
+            "save_every": 5,
+            "checkpoint": "c:/p",
+            "env": {"NCCL_NET": "IB", "A": "$(B)"},
+        }
+    )
+    assert environment(job) == {
+        contract.JOB: "n",
+        contract.PODS: "4",
+        contract.PROCESSES: "2",
+        contract.RESTARTS: "3",
+        contract.STRATEGY: "ddp",
+        contract.FABRIC: "socket",
+        contract.CHECKPOINT: "/p/n",
+        contract.DEADLINE: "60",
+        contract.SAVE_EVERY: "5",
+        "NCCL_NET": "IB",  # the user's wins
+        "NCCL_IB_DISABLE": "1",
+        "A": "$(B)",
+    }
+
+
+def test_values_that_look_like_secrets_are_warned_of() -> None:
+    secret = ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "WANDB_API_KEY", "token"]
+    plain = ["TOKENIZERS_PARALLELISM", "SORT_KEY", "SECRETARY", "LR"]
+    job = validated({"command": "a.py", "env": dict.fromkeys(secret + plain, "x")})
+    assert [line.split()[0] for line in warnings(job)] == [f"env.{name}" for name in secret]
+
+
+@given(st.dictionaries(st.text(), st.text()))
+def test_whatever_the_environment_is_it_is_taken_or_refused_in_one_line(env: dict[str, str]) -> None:
+    try:
+        job = validated({"command": "a.py", "name": "n", "env": env})
+    except UsageError:
+        return
+    assert env.items() <= environment(job).items()
+    for name in env:
+        assert names.variable(name) == name
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda s: st.lists(s) | st.dictionaries(st.sampled_from(["replicas", "env", "nodes", "ship", "volumes", "checkpoint", "resources", "patch", "command", "deadline", "x"]), s)))  # fmt: skip  # noqa: E501
+def test_any_data_is_a_job_or_a_usage_error(data: Any) -> None:
+    fields = data if isinstance(data, dict) else {"nodes": data, "env": data, "patch": data, "ship": data}
+    try:
+        job = validated({"command": "a.py"} | fields)
+    except UsageError:
+        return
+    assert Job.model_validate_json(job.model_dump_json()) == job

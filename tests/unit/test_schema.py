@@ -1,0 +1,45 @@
+"""The job file's schema and template: what they show is what is accepted."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from flk import jobfile, schema
+from flk.job import Job, validated
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def test_the_schema_is_one_and_knows_every_field() -> None:
+    jsonschema.Draft202012Validator.check_schema(schema.schema())
+    assert set(schema.schema()["properties"]) == set(Job.model_fields)
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.job.yaml")), ids=lambda path: path.name)
+def test_the_schema_accepts_job_files(path: Path) -> None:
+    jsonschema.validate(jobfile.read(str(path)), schema.schema())
+
+
+@pytest.mark.parametrize(
+    "text", ["replicas: 0", "replica: 1", "replicas: '4'", "resources: {mem: 1}", "fabric: x", "env: {A: 1}", "ship: 3"]
+)
+def test_the_schema_refuses_mistakes(text: str) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(yaml.safe_load(text), schema.schema())
+
+
+def test_the_template_shows_every_field_and_all_of_it_is_valid() -> None:
+    text = schema.template("train.py --lr 1", 4, with_schema=True)
+    assert text.startswith(f"# yaml-language-server: $schema={schema.SCHEMA_FILE}\n")
+    job = validated(jobfile.mapping(text, "flk.yaml"))
+    assert (job.command, job.replicas) == (["train.py", "--lr", "1"], 4)
+    everything = re.sub(rf"^# ((?:{'|'.join(Job.model_fields)}): )", r"\1", text, flags=re.MULTILINE)
+    data = jobfile.mapping(everything, "flk.yaml")
+    assert set(data) == set(Job.model_fields)
+    validated(data)
+    jsonschema.validate(data, schema.schema())

@@ -1,0 +1,242 @@
+"""Which files travel: what a user expects, never a secret unasked, and the same bytes for the same files."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flk import ship
+from flk.errors import UsageError
+from flk.job import Job, validated
+from flk.render import CHUNK, render
+from flk_runtime import contract
+
+Write = Callable[..., None]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(*names: str, content: str = "") -> None:
+        for name in names:
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+
+    return write
+
+
+@pytest.fixture
+def git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+
+    def git(*arguments: str) -> None:
+        subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True, capture_output=True)
+
+    return git
+
+
+def job(command: str = "train.py", **fields: Any) -> Job:
+    return validated({"command": command, "name": "j"} | fields)
+
+
+def error_of(a_job: Job, root: Path) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        ship.collect(a_job, root)
+    return caught.value
+
+
+def test_outside_git_all_files_travel_but_hidden_ones_and_what_tools_put_there(tmp_path: Path, write: Write) -> None:
+    write("train.py", "package/model.py", "config.json", "data/words.txt")
+    write(".hidden/x.py", ".cache", "__pycache__/a.pyc", "node_modules/a.js", "env/pyvenv.cfg", "env/lib/a.py", "a.pyc")
+    assert ship.collect(job(), tmp_path).files == ("config.json", "data/words.txt", "package/model.py", "train.py")
+
+
+def test_in_git_tracked_files_travel_as_they_are_and_new_python_files(tmp_path: Path, write: Write, git: Any) -> None:
+    write("train.py", "config.json", "deleted.py", "package/model.py")
+    write(".gitignore", content="ignored*\n")
+    git("init", "-q")
+    git("add", "-A")
+    (tmp_path / "deleted.py").unlink()
+    write("config.json", content="changed")
+    write("new.py", "new.json", "ignored.py", "venv/pyvenv.cfg", "venv/lib/a.py")
+    shipment = ship.collect(job(), tmp_path)
+    assert shipment.files == (".gitignore", "config.json", "new.py", "package/model.py", "train.py")
+    assert shipment.left_out == ("untracked files that are not Python: new.json (--ship PATTERN adds them)",)
+    assert contents(shipment)["config.json"] == b"changed"
+
+
+def test_only_the_working_folder_of_a_checkout_travels(tmp_path: Path, write: Write, git: Any) -> None:
+    write("train.py", "part/train.py", "part/a.txt")
+    git("init", "-q")
+    git("add", "-A")
+    assert ship.collect(job(), tmp_path / "part").files == ("a.txt", "train.py")
+
+
+def test_a_folder_that_its_checkout_ignores_is_no_part_of_it(tmp_path: Path, write: Write, git: Any) -> None:
+    write("out/train.py", "out/a.txt")
+    write(".gitignore", content="out\n")
+    git("init", "-q")
+    assert ship.collect(job(), tmp_path / "out").files == ("a.txt", "train.py")
+
+
+def test_an_ignored_script_travels_all_the_same(tmp_path: Path, write: Write, git: Any) -> None:
+    write("other.py", "train.py")
+    write(".gitignore", content="train.py\n")
+    git("init", "-q")
+    git("add", "-A")
+    assert "train.py" in ship.collect(job(), tmp_path).files
+
+
+def test_patterns_add_files(tmp_path: Path, write: Write, git: Any) -> None:
+    write("train.py")
+    git("init", "-q")
+    git("add", "-A")
+    write("data/a.json", "data/b.txt", "data/deep/c.json", "other.json")
+    assert ship.collect(job(ship=["data/*.json"]), tmp_path).files == ("data/a.json", "train.py")
+    assert ship.collect(job(ship=["data/**/*.json"]), tmp_path).files == ("data/a.json", "data/deep/c.json", "train.py")
+    assert ship.collect(job(ship=["data/"]), tmp_path).files == (
+        "data/a.json",
+        "data/b.txt",
+        "data/deep/c.json",
+        "train.py",
+    )
+
+
+@pytest.mark.parametrize("pattern", ["", "/etc/passwd", "../x", "nothing*", "a/../../b"])
+def test_a_pattern_that_is_none_or_names_nothing_is_refused(tmp_path: Path, write: Write, pattern: str) -> None:
+    write("train.py")
+    assert str(error_of(job(ship=[pattern]), tmp_path)).startswith("ship: ")
+
+
+def test_secrets_travel_only_when_listed_by_name(tmp_path: Path, write: Write, git: Any) -> None:
+    write("train.py", ".env", "server.pem", "keys/id_rsa", "keys/note.txt")
+    shipment = ship.collect(job(), tmp_path)
+    assert shipment.files == ("keys/note.txt", "train.py")
+    assert ".env, keys/id_rsa, server.pem" in shipment.left_out[0]
+    assert ship.collect(job(ship=["*", "keys"]), tmp_path).files == ("keys/note.txt", "train.py")
+    assert ship.collect(job(ship=[".env"]), tmp_path).files == (".env", "keys/note.txt", "train.py")
+    git("init", "-q")
+    git("add", "-A")
+    assert ship.collect(job(), tmp_path).files == ("keys/note.txt", "train.py")
+
+
+def test_equal_files_make_equal_archives(tmp_path: Path, write: Write) -> None:
+    write("train.py", "b.py", content="print(1)\n")
+    first = ship.collect(job(), tmp_path)
+    os.utime(tmp_path / "train.py", (1, 1))
+    (tmp_path / "train.py").chmod(0o600)
+    second = ship.collect(job(), tmp_path)
+    assert (first.sha256, first.code, first.runtime) == (second.sha256, second.code, second.runtime)
+    write("b.py", content="print(2)\n")
+    assert ship.collect(job(), tmp_path).sha256 != first.sha256
+
+
+def test_the_archive_holds_the_files(tmp_path: Path, write: Write) -> None:
+    write("train.py", content="print(1)\n")
+    write("ä b/ü.txt", content="ö")
+    (tmp_path / "run.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "run.sh").chmod(0o755)
+    (tmp_path / "link.txt").symlink_to("ä b/ü.txt")
+    shipment = ship.collect(job(), tmp_path)
+    assert contents(shipment) == {
+        "link.txt": "ö".encode(),
+        "run.sh": b"#!/bin/sh\n",
+        "train.py": b"print(1)\n",
+        "ä b/ü.txt": "ö".encode(),
+    }
+    with tarfile.open(fileobj=io.BytesIO(shipment.code or b"")) as archive:
+        assert [oct(member.mode) for member in archive] == ["0o644", "0o755", "0o644", "0o644"]
+
+
+def test_links_to_folders_are_left_out_and_said(tmp_path: Path, write: Write, git: Any) -> None:
+    write("train.py", "real/a.py")
+    (tmp_path / "link").symlink_to("real")
+    git("init", "-q")
+    git("add", "-A")
+    shipment = ship.collect(job(), tmp_path)
+    assert shipment.files == ("real/a.py", "train.py")
+    assert shipment.left_out == ("links to folders: link",)
+
+
+def test_the_runtime_runs_from_its_archive(tmp_path: Path) -> None:
+    archive = tmp_path / contract.RUNTIME_ARCHIVE
+    archive.write_bytes(ship.runtime_archive())
+    with zipfile.ZipFile(archive) as opened:
+        assert {"__main__.py", "flk_runtime/__init__.py", "flk_runtime/contract.py"} <= set(opened.namelist())
+    code = f"import sys; sys.path[:] = [{str(archive)!r}, *(p for p in sys.path if 'runtime' not in p)]\nimport flk_runtime.contract as c; print(c.__file__)"  # noqa: E501
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(str(archive))
+
+
+def test_nothing_travels_where_the_code_is_in_the_image(tmp_path: Path) -> None:
+    assert ship.collect(job("/opt/train.py", ship=False), tmp_path) == ship.Shipment()
+
+
+def test_a_script_by_its_absolute_path_is_found_below_the_folder(tmp_path: Path, write: Write) -> None:
+    write("a/train.py")
+    assert ship.collect(job(f"{tmp_path}/a/train.py"), tmp_path).script == "a/train.py"
+    linked = tmp_path.parent / f"{tmp_path.name}-link"
+    linked.symlink_to(tmp_path)
+    assert ship.collect(job(f"{linked}/a/train.py"), linked).script == "a/train.py"
+
+
+def test_scripts_that_cannot_travel(tmp_path: Path, write: Write) -> None:
+    write("part/train.py", "other.py")
+    assert str(error_of(job(), tmp_path)) == f"there is no script train.py in {tmp_path}"
+    assert str(error_of(job("part"), tmp_path)) == "part is a folder, not a script"
+    outside = error_of(job("../other.py"), tmp_path / "part")
+    assert str(outside) == f"the script ../other.py is outside of {tmp_path / 'part'}, whose code is shipped"
+    assert outside.hint == f"run flk in the script's folder: cd {tmp_path}"
+
+
+def test_modules(tmp_path: Path, write: Write) -> None:
+    write("package/__init__.py", "package/train.py", "package/sub/__main__.py", "package/data/x.txt", "single.py")
+    for module in ("package.train", "package.sub", "single", "elsewhere.train"):
+        shipment = ship.collect(job(f"-m {module}"), tmp_path)
+        assert shipment.script is None
+        assert bool(shipment.left_out) is (module == "elsewhere.train")
+    assert str(error_of(job("-m package.trian"), tmp_path)).startswith("there is no module package.trian in ")
+    assert "has no __main__.py" in str(error_of(job("-m package.data"), tmp_path))
+
+
+def test_code_that_is_too_large_names_the_largest_files(tmp_path: Path, write: Write) -> None:
+    write("train.py")
+    (tmp_path / "weights.bin").write_bytes(os.urandom(ship.SIZE_LIMIT))
+    (tmp_path / "small.bin").write_bytes(os.urandom(2**20))
+    error = error_of(job(), tmp_path)
+    assert str(error).startswith("the code is too large to ship: 9.0 MiB compressed, the limit is 8.0 MiB")
+    assert error.hint.startswith("largest: weights.bin (8.0 MiB), small.bin (1.0 MiB), train.py (0.0 MiB); put data on")
+
+
+def test_code_is_cut_into_config_maps(tmp_path: Path, write: Write) -> None:
+    write("train.py")
+    (tmp_path / "data.bin").write_bytes(os.urandom(2 * CHUNK))
+    shipment = ship.collect(job(), tmp_path)
+    configs = render(job(), shipment)[1:]
+    assert [config["metadata"]["name"] for config in configs] == ["j-code-0", "j-code-1", "j-code-2"]
+    import base64
+
+    pieces = {}
+    for config in configs:
+        data = {key: base64.b64decode(value) for key, value in config["binaryData"].items()}
+        assert sum(map(len, data.values())) <= CHUNK
+        pieces |= data
+    assert pieces.pop(contract.RUNTIME_ARCHIVE) == shipment.runtime
+    assert sorted(pieces) == [f"{contract.CODE_ARCHIVE}.{number:03}" for number in range(3)]
+    assert b"".join(pieces[key] for key in sorted(pieces)) == shipment.code
+
+
+def contents(shipment: ship.Shipment) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(shipment.code or b"")) as archive:
+        return {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
