@@ -1,6 +1,6 @@
 # What a contributor calls; CI calls the same. `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check image soak bench gpu clean
+.PHONY: help venv demo test check image examples soak bench gpu clean
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -36,6 +36,9 @@ check: $(INSTALLED) ## What a change must pass beside the tests
 
 image: ## The CPU image, loaded into the kind cluster CLUSTER if there is one
 	@if kind get clusters 2>/dev/null | grep -qx '$(CLUSTER)'; then docker/build cpu --kind '$(CLUSTER)'; else docker/build cpu; fi
+
+examples: $(INSTALLED) ## The manifests in k8s/examples, from the job files beside them
+	@set -e; for job in k8s/examples/*.flk.yaml; do $(BIN)/flk render --file $$job >$${job%.flk.yaml}.yaml; done
 
 soak: ## Long tests under faults: none yet
 	@echo "make soak: there are no soak tests yet" >&2; exit 2

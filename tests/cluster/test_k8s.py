@@ -1,0 +1,46 @@
+"""What k8s holds is accepted by a real API server, and the Role gives what it says and no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+K8S = Path(__file__).parents[2] / "k8s"
+
+
+@pytest.mark.parametrize("name", ["gpt", "gpt-resumed", "gpt-infiniband"])
+def test_example_manifest_is_accepted(name: str, kubectl: Any) -> None:
+    created = kubectl("create", "--dry-run=server", "-f", str(K8S / "examples" / f"{name}.yaml"))
+    assert created.strip() == f"pytorchjob.kubeflow.org/{name} created (server dry run)"
+
+
+def review(namespace: str, verb: str, resource: str) -> dict[str, Any]:
+    """The question whether a member of the group that k8s/rbac.yaml names may do this."""
+    name, _, subresource = resource.partition("/")
+    group = {"pytorchjobs": "kubeflow.org", "roles": "rbac.authorization.k8s.io"}.get(name, "")
+    attributes = {"namespace": namespace, "verb": verb, "group": group, "resource": name, "subresource": subresource}
+    return {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": "ada", "groups": ["researchers"], "resourceAttributes": attributes},
+    }
+
+
+def test_role_gives_submitters_what_they_need_and_no_more(kubectl: Any, namespace: str) -> None:
+    kubectl("apply", "-f", str(K8S / "rbac.yaml"))
+    asked = [
+        (verb, resource)
+        for verb in ("create", "get", "list", "watch", "patch", "update", "delete")
+        for resource in ("pytorchjobs", "configmaps", "secrets", "pods", "pods/log", "pods/exec", "events", "roles")
+    ]
+    reviews = {"apiVersion": "v1", "kind": "List", "items": [review(namespace, *question) for question in asked]}
+    answers = kubectl("create", "-f", "-", "-o", "jsonpath={.status.allowed}{'\\n'}", stdin=reviews).split()
+    allowed = {question for question, answer in zip(asked, answers, strict=True) if answer == "true"}
+    assert allowed == {
+        *((verb, "pytorchjobs") for verb in ("create", "get", "list", "watch", "delete")),
+        *((verb, "configmaps") for verb in ("create", "get", "list", "patch", "delete")),
+        *((verb, resource) for verb in ("get", "list", "watch") for resource in ("pods", "events")),
+        ("get", "pods/log"),
+    }
