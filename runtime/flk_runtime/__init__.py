@@ -22,9 +22,9 @@ from flk_runtime.contract import VERSION as __version__
 
 if TYPE_CHECKING:
     from flk_runtime.data import Loader
-    from flk_runtime.discover import Place, discover
+    from flk_runtime.discover import Place
     from flk_runtime.errors import DiscoveryError, SetupError, SnapshotError
-    from flk_runtime.init import init
+    from flk_runtime.initialize import init
     from flk_runtime.run import Run
 
 _HOMES = {
@@ -34,8 +34,7 @@ _HOMES = {
     "Run": "run",
     "SetupError": "errors",
     "SnapshotError": "errors",
-    "discover": "discover",
-    "init": "init",
+    "init": "initialize",
 }
 
 __all__ = [
@@ -46,7 +45,6 @@ __all__ = [
     "SetupError",
     "SnapshotError",
     "__version__",
-    "discover",
     "init",
 ]
 

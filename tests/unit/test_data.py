@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import TensorDataset
+
+from flk_runtime.data import Loader, epoch_order, rank_share, step_sizes
+from flk_runtime.errors import SetupError, SnapshotError
+
+WORLDS = st.integers(1, 9)
+BATCHES = st.integers(1, 7)
+SAMPLES = st.integers(1, 400)
+CPU = torch.device("cpu")
+
+
+def loader(samples: int, *, rank: int = 0, world_size: int = 1, batch_size: int = 4, **options: Any) -> Loader:
+    return Loader(
+        TensorDataset(torch.arange(samples)),
+        batch_size=batch_size,
+        rank=rank,
+        world_size=world_size,
+        device=CPU,
+        **{"seed": 0, **options},
+    )
+
+
+def rest_of_epoch(
+    samples: int, consumed: int, world_size: int, batch_size: int, **options: Any
+) -> list[list[list[int]]]:
+    """What every rank is given in each step, from a position on: [step][rank][sample]."""
+    ranks = []
+    for rank in range(world_size):
+        one = loader(samples, rank=rank, world_size=world_size, batch_size=batch_size, **options)
+        one.consumed = consumed
+        ranks.append(list(one.indices()))
+    assert len({len(steps) for steps in ranks}) == 1  # all ranks take equally many steps
+    return [list(step) for step in zip(*ranks, strict=True)]
+
+
+@given(samples=SAMPLES, world_size=WORLDS, batch_size=BATCHES)
+def test_an_epoch_gives_every_sample_once(samples: int, world_size: int, batch_size: int) -> None:
+    if samples < world_size:
+        with pytest.raises(SetupError, match=f"has {samples} samples, fewer than there are ranks"):
+            loader(samples, world_size=world_size, batch_size=batch_size)
+        return
+    steps = rest_of_epoch(samples, 0, world_size, batch_size)
+    assert sorted(i for step in steps for share in step for i in share) == list(range(samples))
+    for step in steps:
+        sizes = [len(share) for share in step]
+        assert min(sizes) >= 1
+        assert max(sizes) <= min(sizes) + 1  # a step is split evenly
+        assert max(sizes) <= batch_size + 1  # one more where a small tail has joined
+    assert all(len(share) == batch_size for step in steps[:-1] for share in step)
+    assert len(steps) == len(loader(samples, world_size=world_size, batch_size=batch_size))
+
+
+@given(
+    samples=SAMPLES,
+    worlds=st.lists(st.tuples(WORLDS, BATCHES, st.integers(0, 30)), min_size=1, max_size=5),
+    seed=st.integers(0, 5),
+)
+def test_every_sample_once_though_the_world_changes(
+    samples: int, worlds: list[tuple[int, int, int]], seed: int
+) -> None:
+    consumed, seen = 0, Counter[int]()
+    final, _, _ = worlds[-1]
+    for number, (world_size, batch_size, most) in enumerate(worlds):
+        if samples < world_size:
+            return
+        steps = rest_of_epoch(samples, consumed, world_size, batch_size, seed=seed)
+        for step in steps if number == len(worlds) - 1 else steps[:most]:
+            given = [i for share in step for i in share]
+            left = samples - consumed
+            if left >= world_size:
+                assert len(set(given)) == len(given)
+            consumed += len(set(given))
+            seen.update(set(given))
+    assert consumed == samples
+    assert seen == Counter(range(samples))
+    assert final  # the last world always finishes the epoch
+
+
+@given(samples=SAMPLES, world_size=WORLDS, batch_size=BATCHES)
+def test_drop_last_takes_full_steps_only(samples: int, world_size: int, batch_size: int) -> None:
+    if samples < world_size * batch_size:
+        with pytest.raises(SetupError, match="fewer than a step of all ranks takes"):
+            loader(samples, world_size=world_size, batch_size=batch_size, drop_last=True)
+        return
+    steps = rest_of_epoch(samples, 0, world_size, batch_size, drop_last=True)
+    assert len(steps) == samples // (world_size * batch_size)
+    given = [i for step in steps for share in step for i in share]
+    assert len(set(given)) == len(given) == len(steps) * world_size * batch_size
+
+
+@given(size=st.integers(1, 100), world_size=WORLDS)
+def test_shares_of_a_step_cover_it(size: int, world_size: int) -> None:
+    shares = [range(*rank_share(size, world_size, rank)) for rank in range(world_size)]
+    assert all(shares)
+    assert set().union(*shares) == set(range(size))
+    if size >= world_size:
+        assert sum(map(len, shares)) == size
+
+
+def test_step_sizes_by_hand() -> None:
+    assert step_sizes(32, 4, 2, drop_last=False) == (4, 8)
+    assert step_sizes(37, 4, 2, drop_last=False) == (5, 5)  # the tail is a step
+    assert step_sizes(35, 4, 2, drop_last=False) == (4, 11)  # the tail joins the last step
+    assert step_sizes(35, 4, 2, drop_last=True) == (4, 8)
+    assert step_sizes(3, 4, 2, drop_last=False) == (1, 3)  # left over, after a resume with more ranks
+    assert step_sizes(0, 4, 2, drop_last=False) == (0, 0)
+
+
+def test_order_depends_on_seed_and_epoch_only() -> None:
+    order = epoch_order(100, 1, 2, shuffle=True)
+    assert order.equal(epoch_order(100, 1, 2, shuffle=True))
+    assert sorted(order.tolist()) == list(range(100))
+    assert not order.equal(epoch_order(100, 1, 3, shuffle=True))
+    assert not order.equal(epoch_order(100, 2, 1, shuffle=True))
+    assert epoch_order(5, 1, 2, shuffle=False).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_iterating_runs_an_epoch_and_advances_it() -> None:
+    one = loader(10)
+    first = [x for (batch,) in one for x in batch.tolist()]
+    assert one.epoch == 1
+    second = [x for (batch,) in one for x in batch.tolist()]
+    assert sorted(first) == sorted(second) == list(range(10))
+    assert first != second
+
+
+def test_epochs_are_those_that_are_left() -> None:
+    ended = []
+    one = loader(10, on_end=lambda: ended.append(one.epoch))
+    seen = []
+    for epoch in one.epochs(3):
+        seen.append((epoch, sum(1 for _ in one)))
+    assert seen == [(0, 3), (1, 3), (2, 3)]
+    assert ended == [3]
+    assert list(one.epochs(3)) == []
+
+
+def test_an_epoch_that_is_broken_out_of_is_over() -> None:
+    one = loader(10)
+    for _ in one.epochs(3):
+        for _ in one:
+            break
+    assert (one.epoch, one.consumed) == (3, 0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_position_counts_what_was_handed_out(workers: int) -> None:
+    # With workers, DataLoader draws indices several batches ahead.
+    one = loader(40, num_workers=workers)
+    seen = []
+    for (batch,) in one:
+        seen += batch.tolist()
+        if len(seen) == 12:
+            break
+    assert one.state_dict() == {"seed": 0, "epoch": 0, "consumed": 12, "samples": 40}
+    other = loader(40, seed=7, batch_size=3)
+    other.load_state_dict(one.state_dict())
+    seen += [x for (batch,) in other for x in batch.tolist()]
+    assert sorted(seen) == list(range(40))
+
+
+def test_the_global_random_state_is_left_alone() -> None:
+    torch.manual_seed(3)
+    random.seed(3)
+    before = torch.get_rng_state(), random.getstate()
+    one = loader(20)
+    for _ in one.epochs(2):
+        for _ in one:
+            pass
+    assert torch.get_rng_state().equal(before[0])
+    assert random.getstate() == before[1]
+
+
+def test_an_interrupted_last_step_of_an_epoch_leaves_no_step() -> None:
+    one = loader(8)
+    one.load_state_dict({"seed": 0, "epoch": 0, "consumed": 8, "samples": 8})
+    assert [(epoch, list(one)) for epoch in one.epochs(1)] == [(0, [])]
+
+
+def test_what_a_loader_refuses() -> None:
+    with pytest.raises(SetupError, match="map-style"):
+        Loader(iter([1]), batch_size=1, rank=0, world_size=1, device=CPU, seed=0)
+    for batch_size in (0, -1, 1.5, "8"):
+        with pytest.raises(SetupError, match="batch_size="):
+            loader(8, batch_size=batch_size)  # type: ignore[arg-type]
+    with pytest.raises(SetupError, match="takes no sampler"):
+        loader(8, sampler=[1])
+    with pytest.raises(SnapshotError, match="has 8 samples, and had 9"):
+        loader(8).load_state_dict({"seed": 0, "epoch": 0, "consumed": 0, "samples": 9})
