@@ -92,6 +92,8 @@ class Launcher:
     settings: Settings
     wakeup: Wakeup
     server: ForkServer
+    stderr: int  # the process's own is torch's, see output.set_stderr_aside
+    errors: str  # folder for the ranks' error files
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -106,7 +108,6 @@ class Launcher:
         self.verdict: Verdict | None = None
         self.lines = 0
         self.kills = host.memory_kills()
-        self.errors = tempfile.mkdtemp(prefix="flk-")
         self.leader = Leader(self.settings, self.wakeup.post, self.say) if self.settings.pod == 0 else None
         port = self.leader.port if self.leader else self.settings.port
         self.member = Member(self.settings, port, self.wakeup.post, self.say)
@@ -114,7 +115,7 @@ class Launcher:
     def say(self, text: str) -> None:
         """A line of the launcher's own, on stderr."""
         tag = contract.LAUNCHER_TAG.format(index=self.settings.pod)
-        output.write_all(2, f"{tag}{text}\n".encode(errors="replace"))
+        output.write_all(self.stderr, f"{tag}{text}\n".encode(errors="replace"))
 
     def run(self) -> int:
         """Run attempts until the leader says that no further one follows, or a signal ends this launcher."""
@@ -153,7 +154,9 @@ class Launcher:
             case End():
                 self._end_ranks()
                 if self.leader and self.go and event.failure:
-                    self.say(f"attempt {self.go.number + 1} ended: {event.failure.summary}")
+                    # An echo may be the first to be heard of. The next attempt's line names the cause.
+                    why = "" if event.failure.echo else f": {event.failure.summary}"
+                    self.say(f"attempt {self.go.number + 1} ended{why}")
             case Lost():
                 self.evidence.append(event.failure)
                 self._end_ranks()
@@ -171,7 +174,9 @@ class Launcher:
             self._record(Verdict("running", 0, self.settings.restarts, None, go.history))
             of = f" of at most {self.settings.restarts + 1}" if self.settings.restarts else ""
             ranks, pods = _plural(self.settings.world_size, "rank"), _plural(self.settings.pods, "pod")
-            self.say(f"attempt {go.number + 1}{of}: {ranks} on {pods}")
+            cause = go.history[-2].failure if len(go.history) > 1 else None
+            after = f", after {cause.summary}" if cause else ""
+            self.say(f"attempt {go.number + 1}{of}: {ranks} on {pods}{after}")
         for local_rank in range(self.settings.processes):
             self._start_rank(go, local_rank)
 
@@ -182,7 +187,7 @@ class Launcher:
         tag = contract.RANK_TAG.format(rank=rank)
         pipes: dict[int, output.Prefixer | None] = {}
         ends = []
-        for target in (output.Prefixer(tag, 1, count), output.Prefixer(tag, 2, count), None):
+        for target in (output.Prefixer(tag, 1, count), output.Prefixer(tag, self.stderr, count), None):
             read, write = os.pipe()
             os.set_blocking(read, False)
             pipes[read] = target
@@ -442,9 +447,13 @@ def _launch(settings: Settings, wakeup: Wakeup) -> int:
     except ImportError as error:
         raise SettingsError(f"cannot import torch in this image: {error}") from error
     server = ForkServer.start(fork=settings.fork)
-    launcher = Launcher(settings, wakeup, server)
-    wakeup.starting = False
-    return launcher.run()
+    with (
+        tempfile.TemporaryDirectory(prefix="flk-", ignore_cleanup_errors=True) as errors,
+        output.stderr_set_aside(Path(errors, "launcher.log")) as stderr,
+    ):
+        launcher = Launcher(settings, wakeup, server, stderr, errors)
+        wakeup.starting = False
+        return launcher.run()
 
 
 def _refuse(settings: Settings | None, arguments: Sequence[str], message: str) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 # A progress bar ends its lines with a carriage return alone; it has to show while it moves.
 _END = re.compile(rb"\r\n|\n|\r(?!$)")
@@ -21,6 +23,23 @@ def write_all(fd: int, data: bytes) -> None:
             continue
         except OSError:
             return
+
+
+@contextlib.contextmanager
+def stderr_set_aside(log: Path) -> Iterator[int]:
+    """A descriptor for this process's stderr, while what writes to descriptor 2 itself goes to a file.
+
+    torch's store writes a C++ stack trace there whenever a connection ends, which here is nothing out of the ordinary;
+    its exceptions say the same.
+    """
+    stderr = os.dup(2)
+    aside = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(aside, 2)
+    os.close(aside)
+    try:
+        yield stderr
+    finally:
+        os.dup2(stderr, 2)
 
 
 class Prefixer:
