@@ -102,7 +102,7 @@ def _fields(schema: Any, node: Any, prefix: str = "") -> Iterator[str]:
     """Paths of all fields below a node of a JSON schema."""
     for name, field in node.get("properties", {}).items():
         yield prefix + name
-        for option in (field, *field.get("anyOf", [])):
+        for option in (field, *field.get("anyOf", []), *field.get("allOf", [])):
             target = option.get("$ref") or (option.get("items") or {}).get("$ref", "")
             if target:
                 yield from _fields(schema, schema["$defs"][target.rpartition("/")[2]], f"{prefix}{name}.")

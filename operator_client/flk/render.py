@@ -56,7 +56,8 @@ def render(
     template = _pod_template(job, shipment, [config["metadata"]["name"] for config in configs])
     if job.patch:
         template = patched(template, job.patch)
-        if not any(c.get("name") == contract.CONTAINER for c in template["spec"].get("containers") or []):
+        containers = template.get("spec", {}).get("containers", [])
+        if not any(isinstance(c, dict) and c.get("name") == contract.CONTAINER for c in containers):
             raise UsageError(f"patch: leaves no container named {contract.CONTAINER}, which the operator looks for")
     annotations = {
         VERSION: contract.VERSION,
@@ -92,25 +93,28 @@ def render(
     return [manifest, *configs]
 
 
-def patched(base: Any, patch: Any) -> Any:
-    """``base`` with ``patch`` laid over it, as strategic merge patches do.
+def patched(base: Any, patch: Any, path: str = "patch") -> Any:
+    """``base`` with ``patch`` laid over it, as strategic merge patches do. UsageError where their shapes differ.
 
     Mappings are merged and null removes a key. Lists whose items have names (containers, env, volumes, ports) are
     merged by name, mounts by path; other lists are replaced.
     """
+    for shape, name in ((dict, "a mapping"), (list, "a list")):
+        if isinstance(base, shape) and base and not isinstance(patch, shape):
+            raise UsageError(f"{path}: must be {name}, as in the pod's template (is {patch!r})")
     if isinstance(base, dict) and isinstance(patch, dict):
         merged = dict(base)
         for key, value in patch.items():
             if value is None:
                 merged.pop(key, None)
             else:
-                merged[key] = patched(merged[key], value) if key in merged else patched({}, value)
+                merged[key] = patched(merged.get(key, {}), value, f"{path}.{key}")
         return merged
     if isinstance(base, list) and isinstance(patch, list):
         for identity in ("mountPath", "name"):
             if base and patch and all(isinstance(i, dict) and identity in i for i in (*base, *patch)):
                 given = {item[identity]: item for item in patch}
-                kept = {item[identity]: patched(item, given.get(item[identity], {})) for item in base}
+                kept = {i[identity]: patched(i, given.get(i[identity], {}), f"{path}[{i[identity]}]") for i in base}
                 return [*kept.values(), *(patched({}, given[name]) for name in given if name not in kept)]
     return {k: patched({}, v) for k, v in patch.items() if v is not None} if isinstance(patch, dict) else patch
 

@@ -1,0 +1,79 @@
+"""Rendering beyond the golden files: patches, and what must not depend on anything but the arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flk.errors import UsageError
+from flk.job import validated
+from flk.render import patched, render
+from flk.ship import Shipment
+
+
+@pytest.mark.parametrize(
+    ("base", "patch", "result"),
+    [
+        ({"a": 1, "b": 2}, {"b": 3, "c": 4}, {"a": 1, "b": 3, "c": 4}),
+        ({"a": {"x": 1, "y": 2}}, {"a": {"y": None}}, {"a": {"x": 1}}),
+        ({}, {"a": {"x": None, "y": 1}}, {"a": {"y": 1}}),
+        ({"a": [1, 2]}, {"a": [3]}, {"a": [3]}),
+        (
+            {"env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]},
+            {"env": [{"name": "C", "value": "3"}, {"name": "A", "value": "4"}]},
+            {"env": [{"name": "A", "value": "4"}, {"name": "B", "value": "2"}, {"name": "C", "value": "3"}]},
+        ),
+        (
+            {"volumeMounts": [{"name": "a", "mountPath": "/a"}]},
+            {"volumeMounts": [{"name": "a", "mountPath": "/b"}]},
+            {"volumeMounts": [{"name": "a", "mountPath": "/a"}, {"name": "a", "mountPath": "/b"}]},
+        ),
+        (
+            {"volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}]},
+            {"volumes": [{"name": "shm", "emptyDir": {"medium": None, "sizeLimit": "1Gi"}}]},
+            {"volumes": [{"name": "shm", "emptyDir": {"sizeLimit": "1Gi"}}]},
+        ),
+        ({"command": ["a"], "securityContext": {"x": 1}}, {"command": None, "securityContext": None}, {}),
+    ],
+)
+def test_patches_merge(base: Any, patch: Any, result: Any) -> None:
+    assert patched(base, patch) == result
+
+
+@pytest.mark.parametrize(
+    ("patch", "message"),
+    [
+        ({"spec": 3}, "patch.spec: must be a mapping, as in the pod's template (is 3)"),
+        ({"spec": {"containers": 3}}, "patch.spec.containers: must be a list, as in the pod's template (is 3)"),
+        (
+            {"spec": {"containers": [{"name": "pytorch", "env": {}}]}},
+            "patch.spec.containers[pytorch].env: must be a list, as in the pod's template (is {})",
+        ),
+        ({"spec": None}, "patch: leaves no container named pytorch, which the operator looks for"),
+        ({"spec": {"containers": None}}, "patch: leaves no container named pytorch, which the operator looks for"),
+        ({"spec": {"containers": [3]}}, "patch: leaves no container named pytorch, which the operator looks for"),
+    ],
+)
+def test_patches_that_leave_no_pod_are_refused(patch: Any, message: str) -> None:
+    job = validated({"command": "a.py", "name": "n", "patch": patch})
+    with pytest.raises(UsageError) as caught:
+        render(job, Shipment())
+    assert str(caught.value) == message
+
+
+def test_equal_arguments_give_equal_manifests_that_share_nothing() -> None:
+    job = validated({"command": "a.py", "name": "n", "fabric": "efa", "nodes": {"selector": {"a": "b"}}})
+    first, second = render(job, Shipment()), render(job, Shipment())
+    assert first == second
+    first[0]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["nodeSelector"]["a"] = "c"
+    first[0]["metadata"]["labels"]["x"] = "y"
+    assert render(job, Shipment()) == second
+    assert "x" not in first[0]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["metadata"]["labels"]
+
+
+def test_a_submission_is_on_record() -> None:
+    job = validated({"command": "a.py", "name": "n"})
+    annotations = render(job, Shipment(), submission="id", owner="ada@host")[0]["metadata"]["annotations"]
+    assert (annotations["flk.dev/submission"], annotations["flk.dev/owner"]) == ("id", "ada@host")
+    assert "flk.dev/code-hash" not in annotations
