@@ -53,6 +53,7 @@ class LocalRun:
         self._pods: dict[int, _Pod] = {}
         self._selector = selectors.DefaultSelector()
         self._signals: list[int] = []
+        self._deaths = 0  # launchers that were killed
         self._stopped_by: int | None = None
         self._kill_at: float | None = None
         self.verdict: Verdict | None = None
@@ -145,6 +146,11 @@ class LocalRun:
                 code = pod.process.returncode
                 del self._pods[pod.index]
                 if (code < 0 or code >= 128) and self._kill_at is None:
+                    self._deaths += 1
+                    if self._deaths > self._job.restarts:
+                        self._say(f"the launcher of pod {pod.index} was killed, and no restart is left")
+                        self._kill()
+                        return int(ExitCode.INFRASTRUCTURE)
                     self._say(f"the launcher of pod {pod.index} was killed; starting it anew, as the operator would")
                     self._start(pod.index)
                 else:

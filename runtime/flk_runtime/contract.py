@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import json
 import re
+import signal
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
@@ -151,7 +152,7 @@ class Failure:
             return f"{where} raised {self.type}: {first}" if first else f"{where} raised {self.type}"
         what = {
             "exit": f"ended with exit code {self.exit_code}",
-            "signal": f"was killed by signal {self.signal}",
+            "signal": f"was killed by {_signal_name(self.signal)}",
             "oom": "ran out of memory (killed by the kernel at the container's memory limit)",
             "lost": "went away",
             "deadline": "reached the job's deadline",
@@ -220,6 +221,13 @@ class Verdict:
             )
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
+
+
+def _signal_name(number: int | None) -> str:
+    try:
+        return signal.Signals(number or 0).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _failure(data: Any) -> Failure | None:

@@ -39,6 +39,10 @@ class Exited:
     status: int
 
 
+class ServerDiedError(ConnectionError):
+    """The fork server was killed, and its ranks with it."""
+
+
 class ForkServer:
     """The launcher's end of the server. ``socket`` becomes readable when a rank has ended."""
 
@@ -70,7 +74,8 @@ class ForkServer:
         """Start one rank in a process group of its own, and return its process id. The three descriptors are copied."""
         request = {"command": list(command), "environment": dict(environment), "folder": folder}
         fds = array.array("i", [stdout, stderr, report])
-        self.socket.sendmsg([json.dumps(request).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+        with contextlib.suppress(BrokenPipeError):  # `_receive` says so
+            self.socket.sendmsg([json.dumps(request).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
         while True:
             answer = self._receive()
             if "started" in answer:
@@ -90,9 +95,12 @@ class ForkServer:
         return bool(self._early)
 
     def _receive(self) -> dict[str, Any]:
-        data = self.socket.recv(_MESSAGE)
+        try:
+            data = self.socket.recv(_MESSAGE)
+        except ConnectionResetError:
+            data = b""
         if not data:
-            raise ConnectionError("the fork server has ended")
+            raise ServerDiedError("the process that starts the ranks was killed")
         answer: dict[str, Any] = json.loads(data)
         return answer
 

@@ -23,7 +23,7 @@ from typing import NoReturn
 
 from flk_runtime import contract, forkserver, host, output
 from flk_runtime.contract import ExitCode, Failure, Verdict
-from flk_runtime.forkserver import ForkServer
+from flk_runtime.forkserver import ForkServer, ServerDiedError
 from flk_runtime.rendezvous import Broken, End, Event, Go, Leader, Lost, Member, Stop
 from flk_runtime.settings import Settings, SettingsError
 from flk_runtime.unpack import CodeError, unpack
@@ -321,6 +321,16 @@ class Launcher:
             times.append(self.began + self.settings.deadline)
         return max(0.0, min(times) - time.monotonic()) if times else None
 
+    def server_died(self, error: ServerDiedError) -> int:
+        """The ranks are gone with their parent. The other pods go on to the next attempt when this one is back."""
+        kind = "oom" if host.memory_kills() > self.kills else "lost"
+        failure = replace(self._failure(None, kind), message=str(error))
+        if self.go:
+            self.member.failed(self.go, failure)
+        leave(self.settings, Verdict("failed", failure.code, self.settings.restarts, failure))
+        self.say(f"failed: {failure.summary}")
+        return failure.code if self.settings.pods == 1 else 128 + signal.SIGKILL
+
     def _stopped(self, number: int) -> int:
         code = _code_of_signal(number)
         self.say(f"told to stop by {signal.Signals(number).name}; all ranks of this pod have ended")
@@ -453,7 +463,10 @@ def _launch(settings: Settings, wakeup: Wakeup) -> int:
     ):
         launcher = Launcher(settings, wakeup, server, stderr, errors)
         wakeup.starting = False
-        return launcher.run()
+        try:
+            return launcher.run()
+        except ServerDiedError as error:
+            return launcher.server_died(error)
 
 
 def _refuse(settings: Settings | None, arguments: Sequence[str], message: str) -> int:

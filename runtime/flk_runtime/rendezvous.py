@@ -157,13 +157,13 @@ class Member:
             try:
                 store = self._connect()
             except TimeoutError as error:
-                cause = self._lost(str(error), len(history))
+                cause = self._lost(str(error), history)
                 self._post(Stop(_verdict(cause, history, self._settings.restarts)))
                 return
             try:
                 number = int(_wait(store, "round"))
                 if store.check([f"{number}/join/{self._settings.pod}"]) and self._is_new(store, number):
-                    failure = self._lost("its launcher was started anew", number, pod=self._settings.pod)
+                    failure = self._lost("its launcher was started anew", history, pod=self._settings.pod)
                     store.compare_set(f"{number}/end", "", json.dumps({"failure": asdict(failure)}))
                     number += 1
                 while True:
@@ -187,7 +187,7 @@ class Member:
                     evidence = self._next.get()
                     number += 1
             except RuntimeError as error:  # the store's exceptions; DistNetworkError and DistStoreError are among them
-                cause = self._lost("its launcher, which leads the job, went away", len(history) - 1)
+                cause = self._lost("its launcher, which leads the job, went away", history)
                 if history and history[-1].ended is None:
                     history[-1] = replace(history[-1], ended=time.time(), failure=cause)
                 self._say(f"lost the launcher of pod 0 ({str(error).splitlines()[0][:200]}); looking for it again")
@@ -197,9 +197,10 @@ class Member:
     def _is_new(self, store: Any, number: int) -> bool:
         return _Join.load(store.get(f"{number}/join/{self._settings.pod}")).life != self._life
 
-    def _lost(self, message: str, attempt: int, pod: int = 0) -> Failure:
+    def _lost(self, message: str, history: list[Attempt], pod: int = 0) -> Failure:
         name = self._settings.pod_name if pod == self._settings.pod else self._settings.host
-        return Failure("lost", pod, pod_name=name, attempt=max(attempt, 0), time=time.time(), message=message)
+        attempt = history[-1].number if history else 0
+        return Failure("lost", pod, pod_name=name, attempt=attempt, time=time.time(), message=message)
 
     def _say_goodbye(self, store: Any) -> None:
         with contextlib.suppress(RuntimeError):
@@ -287,7 +288,7 @@ class Leader:
             if missing:
                 names = ", ".join(str(pod) for pod in missing[:10]) + (", …" if len(missing) > 10 else "")
                 cause = Failure(
-                    "lost", missing[0], attempt=len(history), time=time.time(),
+                    "lost", missing[0], attempt=history[-1].number if history else 0, time=time.time(),
                     message=f"did not come within {settings.join_timeout:.0f} s (missing of {settings.pods}: {names})",
                 )  # fmt: skip
                 store.set(f"{number}/go", json.dumps({"verdict": asdict(_verdict(cause, history, settings.restarts))}))

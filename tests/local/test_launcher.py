@@ -212,6 +212,22 @@ def test_a_pod_told_to_stop_ends_preempted_and_the_others_wait_for_it(pods: Call
     assert (failure.kind, failure.pod, failure.message) == ("lost", 1, "it was told to stop (SIGTERM)")
 
 
+def test_a_killed_fork_server_is_a_lost_pod(pods: Callable[..., Pods]) -> None:
+    job = pods(2, 1, FLK_RESTARTS="1", HOLD="1")
+    job.start("train.py", "2")
+    os.kill(parent_of(job.pid(0, 1)), signal.SIGKILL)
+    assert job.running[1].wait(END) == 128 + signal.SIGKILL
+    job.start("train.py", "2", only=1)
+    assert job.wait() == [0, 0], job.logs_of_all()
+    failure = job.verdict(0).attempts[0].failure
+    assert failure is not None
+    assert (failure.kind, failure.pod) == ("lost", 1)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def test_restarts_are_counted_and_used_up(pods: Callable[..., Pods]) -> None:
     job = pods(2, 1, FLK_RESTARTS="2", script="import sys; sys.exit(7)")
     job.start("train.py")

@@ -145,6 +145,18 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def test_a_launcher_that_is_killed_again_and_again_is_given_up(flk: Command) -> None:
+    flk.write("""
+        import os, pathlib, signal
+        def parent(pid):
+            return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(parent(os.getppid()), signal.SIGKILL)
+    """)
+    code, _, stderr = flk("run", "train.py", "--restarts", "1")
+    assert code == ExitCode.INFRASTRUCTURE
+    assert stderr.count("starting it anew") == 1
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_everything(flk: Command, number: int, code: int) -> None:
     flk.write(HOLD)
