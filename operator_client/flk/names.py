@@ -18,6 +18,7 @@ from flk_runtime import contract
 
 LABEL_LIMIT: Final = 63  # characters of a DNS label, of a label's value and of a service's name
 SUBDOMAIN_LIMIT: Final = 253
+TEXT_LIMIT: Final = 120_000  # bytes; Linux takes 128 KiB, of a variable together with its name
 _SUFFIX_LENGTH: Final = 5  # random characters at the end of a default name
 _SUFFIX_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"  # no vowels, and nothing easily mistaken for another
 
@@ -134,13 +135,15 @@ def variable(name: str) -> str:
 
 
 def text(value: str) -> str:
-    """Text that can be a word of a command line or a variable's value: no NUL, and nothing but Unicode characters."""
+    """Text that can be a word of a command line or a variable's value: Unicode without NUL, of a length Linux takes."""
     if "\0" in value:
         raise ValueError("must not contain a NUL character")
     try:
-        value.encode()
+        size = len(value.encode())
     except UnicodeEncodeError:
         raise ValueError("must be text in UTF-8") from None
+    if size > TEXT_LIMIT:
+        raise ValueError(f"must have at most {TEXT_LIMIT:,} bytes, not {size:,}: large values belong into files")
     return value
 
 

@@ -33,6 +33,7 @@ _SECRET_NAMES: Final = (
     *("*.pem", "*.key", "*.p12", "*.pfx", "*.keystore", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*"),
 )
 _TOOL_FOLDERS: Final = frozenset({"__pycache__", "node_modules", "site-packages"})
+_OWN_FILES: Final = {"flk.yaml", "flk.schema.json"}  # no pod reads them
 _WILDCARDS: Final = frozenset("*?[")
 _SHOWN: Final = 3  # names in a message
 _ENTRY = b"import sys\n\nfrom flk_runtime.__main__ import main\n\nsys.exit(main())\n"
@@ -77,6 +78,7 @@ def collect(job: Job, root: Path) -> Shipment:
         found = set(_walk(root))
     else:
         found, others = tracked
+        others -= _OWN_FILES
         if others:
             left_out.append(f"untracked files that are not Python: {_some(others)} (--ship PATTERN adds them)")
     secrets = {path for path in found if _looks_secret(path)}
@@ -273,7 +275,7 @@ def _too_large(sizes: dict[str, int]) -> str:
     largest = sorted(sizes, key=lambda path: -sizes[path])[:_SHOWN]
     shown = ", ".join(f"{path} ({_megabytes(sizes[path])})" for path in largest)
     return (
-        f"largest: {shown}; put data on a volume (--volume CLAIM:/PATH), have git ignore it, "
+        f"largest: {shown}; put data on a volume (--volume CLAIM:/PATH), run flk in a smaller folder, "
         "or put the code into the image (--no-ship)"
     )
 

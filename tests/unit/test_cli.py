@@ -141,6 +141,12 @@ def test_a_mistake_in_the_job_file_names_its_path(run: Run, text: str, stderr: s
     assert run("render") == (2, "", "flk: using flk.yaml\n" + stderr)
 
 
+def test_a_key_without_values_in_the_job_file_is_as_if_it_were_not_there(run: Run) -> None:
+    Path("train.py").touch()
+    Path("flk.yaml").write_text("command: train.py\nenv:\n  # A: x\nresources:\nname:\n")
+    assert run("render", "--env", "A=1", "--cpu", "1")[0] == 0
+
+
 def test_code_that_is_too_large_is_told_in_a_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ship, "SIZE_LIMIT", 10)
     Path("train.py").write_text("print(1)\n")

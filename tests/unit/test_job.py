@@ -93,7 +93,12 @@ def test_a_name_that_is_too_long_says_how_long_it_may_be() -> None:
 
 
 def test_a_job_that_cannot_be_recorded_is_refused() -> None:
-    assert "large values belong into files" in str(error_of(env={"A": "x" * SIZE_LIMIT}))
+    half = "x" * (SIZE_LIMIT // 2)
+    assert str(error_of(env={"A": half, "B": half})).startswith("flk.yaml: the whole job takes")
+
+
+def test_a_value_that_no_process_can_have_is_refused() -> None:
+    assert "env.A: must have at most 120,000 bytes" in str(error_of(env={"A": "ä" * 60_001}))
 
 
 def test_processes_follow_the_gpus() -> None:

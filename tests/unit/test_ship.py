@@ -69,7 +69,7 @@ def test_in_git_tracked_files_travel_as_they_are_and_new_python_files(tmp_path: 
     git("add", "-A")
     (tmp_path / "deleted.py").unlink()
     write("config.json", content="changed")
-    write("new.py", "new.json", "ignored.py", "venv/pyvenv.cfg", "venv/lib/a.py")
+    write("new.py", "new.json", "flk.yaml", "ignored.py", "venv/pyvenv.cfg", "venv/lib/a.py")
     shipment = ship.collect(job(), tmp_path)
     assert shipment.files == (".gitignore", "config.json", "new.py", "package/model.py", "train.py")
     assert shipment.left_out == ("untracked files that are not Python: new.json (--ship PATTERN adds them)",)

@@ -218,7 +218,8 @@ def load_job(
     if source is None and Path(JOB_FILE).is_file():
         source = JOB_FILE
         note(f"using {JOB_FILE}")
-    data: dict[str, Any] = jobfile.read(source) if source else {}
+    # A key whose values are all commented out has none.
+    data = {key: value for key, value in jobfile.read(source).items() if value is not None} if source else {}
     laid = _Overlay(data)
     command, root = _command(list(words or []), module, data.get("command"), source)
     if command != data.get("command"):
