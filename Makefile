@@ -22,10 +22,13 @@ $(INSTALLED): pyproject.toml
 venv: $(INSTALLED) ## Everything into .venv; instant when it is there
 
 demo: $(INSTALLED) ## Train the example as four processes on this machine, then resume
-	@BIN=$(BIN) examples/gpt/demo
+	@$(BIN)/python examples/demo.py
 
 test: $(INSTALLED) ## All tests; those with a cluster where one can be had
-	$(BIN)/pytest -q tests/unit tests/local tests/cluster
+	@failed=0; \
+	$(BIN)/pytest tests/unit tests/local || failed=1; \
+	$(BIN)/pytest -n 2 tests/cluster || failed=1; \
+	exit $$failed
 
 check: $(INSTALLED) ## What a change must pass beside the tests
 	$(BIN)/ruff check
