@@ -76,8 +76,8 @@ def _text(detail: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = {True: "true", False: "false", None: "empty"}.get(value, "") if value is None or value is True else ""
-    text = text or ("false" if value is False else repr(value))
+    text = repr(value)
+    text = {"True": "true", "False": "false", "None": "empty"}.get(text, text)  # as YAML says it
     return text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "…"
 
 

@@ -81,6 +81,7 @@ MISTAKES = {
         ["--env", "FLK_TEST_UNSET"],
         "error: --env: FLK_TEST_UNSET is not set here\nhint: give it a value: --env FLK_TEST_UNSET=VALUE\n",
     ),
+    "env without name": (["--env", "=1"], "error: --env: must be K=V or K (is '=1')\n"),
     "secret without key": (["--secret", "A=b"], "error: --secret: must be SECRET:KEY (is 'b')\n"),
     "secret without name": (["--secret", "A"], "error: --secret: must be VAR=SECRET:KEY (is 'A')\n"),
     "volume": (["--volume", "/data"], "error: --volume: must be CLAIM:/PATH (is '/data')\n"),
@@ -185,7 +186,7 @@ def test_help_of_a_command_is_its_docstring(run: Run, flag: str) -> None:
     assert "Print the manifests that `flk submit` would create, as YAML on stdout." in stdout
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["render", "--help"], ["nope"]])
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["nope"], *([name, "--help"] for name in cli.COMMANDS)])
 def test_help_and_mistakes_import_neither_kubernetes_nor_torch_nor_yaml(words: list[str]) -> None:
     code = (
         "import sys\nfrom flk.__main__ import main\n"

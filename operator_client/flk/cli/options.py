@@ -345,9 +345,9 @@ def _whole(text: str | None) -> int | str | None:
 
 
 def _env(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if equals:
-        return name, value
+    if "=" in text:
+        return _pair(text, "--env", "K=V or K")
+    name = text
     if name not in os.environ:
         raise UsageError(f"--env: {name} is not set here", hint=f"give it a value: --env {name}=VALUE")
     return name, os.environ[name]
