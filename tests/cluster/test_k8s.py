@@ -40,7 +40,7 @@ def test_role_gives_submitters_what_they_need_and_no_more(kubectl: Any, namespac
     allowed = {question for question, answer in zip(asked, answers, strict=True) if answer == "true"}
     assert allowed == {
         *((verb, "pytorchjobs") for verb in ("create", "get", "list", "watch", "delete")),
-        *((verb, "configmaps") for verb in ("create", "get", "list", "patch", "delete")),
+        *((verb, "configmaps") for verb in ("create", "get", "list")),
         *((verb, resource) for verb in ("get", "list", "watch") for resource in ("pods", "events")),
         ("get", "pods/log"),
     }

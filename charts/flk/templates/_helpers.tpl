@@ -18,7 +18,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
   verbs: [create, get, list, watch, delete]
 - apiGroups: [""]
   resources: [configmaps]
-  verbs: [create, get, list, patch, delete]
+  verbs: [create, get, list]
 - apiGroups: [""]
   resources: [pods, events]
   verbs: [get, list, watch]
