@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -370,3 +371,73 @@ def test_ranks_do_not_share_random_numbers_by_accident(pods: Callable[..., Pods]
     drawn = [json.loads(line.partition("] ")[2]) for line in job.log().splitlines() if line.startswith("[rank")]
     assert len({values[0] for values in drawn}) == 2
     assert len({values[1] for values in drawn}) == 2
+
+
+FAULTS = 60  # of a soak
+
+COUNT = """
+    import os, pathlib, time
+    import torch, torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank, attempt = dist.get_rank(), os.environ["FLK_ATTEMPT"]
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    pathlib.Path(f"pid.{attempt}.{rank}").write_text(str(os.getpid()))
+    while not pathlib.Path("stop").exists():
+        dist.all_reduce(total)
+        time.sleep(0.001)
+    dist.barrier()
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_faults_at_random_never_stop_a_job(pods: Callable[..., Pods]) -> None:
+    """Ranks, fork servers and launchers are killed or told to stop, now and then in the midst of a new start."""
+    job = pods(3, 2, FLK_RESTARTS=str(FAULTS * 2), script=COUNT)
+    job.start("train.py")
+    draw = random.Random(1)
+    for _ in range(FAULTS):
+        newest = max((int(path.name.split(".")[1]) for path in job.folder.glob("pid.*")), default=-1)
+        if draw.random() < 0.7:  # else: the fault hits an attempt that is just beginning
+            newest = wait_for_attempt(job, newest)
+        time.sleep(draw.random() * 0.3)
+        pod, fault = draw.randrange(3), draw.choice(["rank", "server", "kill", "stop"])
+        ranks = [job.folder / f"pid.{newest}.{2 * pod + local}" for local in range(2)]
+        pids = [int(path.read_text()) for path in ranks if path.exists() and path.read_text()]
+        target = next((pid for pid in pids if alive(pid)), None)
+        if fault in ("kill", "stop"):
+            job.running[pod].send_signal(signal.SIGKILL if fault == "kill" else signal.SIGTERM)
+        elif target:
+            os.kill(target if fault == "rank" else parent_of(target), signal.SIGKILL)
+        revive(job)
+    revive(job)
+    wait_for_attempt(job, max(int(path.name.split(".")[1]) for path in job.folder.glob("pid.*")) - 1)
+    (job.folder / "stop").touch()
+    job.until(lambda: revive(job) and all(p.poll() == 0 for p in job.running.values()), "all pods end well")
+    numbers = [attempt.number for attempt in job.verdict(0).attempts]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
+def wait_for_attempt(job: Pods, least: int) -> int:
+    """The number of an attempt above ``least`` in which every rank has made a step."""
+    found: list[int] = []
+
+    def begun() -> bool:
+        revive(job)
+        numbers = {int(path.name.split(".")[1]) for path in job.folder.glob("pid.*")}
+        found[:] = [n for n in numbers if n > least and len(list(job.folder.glob(f"pid.{n}.*"))) == 6]
+        return bool(found)
+
+    job.until(begun, f"an attempt after {least}")
+    return max(found)
+
+
+def revive(job: Pods) -> bool:
+    """What the operator does: a pod that ended with a code of 128 or more, or by a signal, is started anew."""
+    for index, process in job.running.items():
+        code = process.poll()
+        if code is not None and (code < 0 or code >= 128):
+            job.start("train.py", only=index)
+    return True
