@@ -148,7 +148,7 @@ def job_of(name: str, fields: dict[str, Any]) -> Job | None:
 
 
 @given(jobs=st.lists(st.tuples(NAMES, st.fixed_dictionaries({}, optional=FIELDS)), min_size=BATCH, max_size=BATCH))
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large])  # noqa: E501  # fmt: skip
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_what_we_accept_the_api_server_accepts(
     accepted: Callable[..., None], jobs: list[tuple[str, dict[str, Any]]]
 ) -> None:
