@@ -34,7 +34,7 @@ check: $(INSTALLED) ## What a change must pass beside the tests
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 	@if command -v helm >/dev/null; then helm lint --strict charts/flk; else echo "helm is not installed: charts/flk is not checked" >&2; fi
 
 image: ## The CPU image, loaded into the kind cluster CLUSTER if there is one
