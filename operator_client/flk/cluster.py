@@ -6,11 +6,13 @@ import copy
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from datetime import datetime
 from typing import Any, Final
 
 from flk import kubeconfig
 from flk.api import Api, Resource, Target
 from flk.errors import ApiError, ConflictError, FlkError, ForbiddenError, JobNotFoundError
+from flk.quantity import duration_text
 from flk.render import OWNER, SUBMISSION
 from flk.site import KEY, LABEL
 from flk_runtime.contract import CONTAINER
@@ -222,20 +224,14 @@ def age(thing: Object, now: float) -> str:
 
 
 def short_duration(seconds: float) -> str:
-    """Seconds for people: 75 → 1m15s, 90061 → 1d1h."""
-    rest = max(0, int(seconds))
-    parts = []
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
-        count, rest = divmod(rest, size)
-        if count:
-            parts.append(f"{count}{unit}")
-    return "".join(parts[:2]) or "0s"
+    """Seconds for people, in the two largest units: 75 → 1m15s, 90061 → 1d1h."""
+    whole = max(0, int(seconds))
+    coarse = 3600 if whole >= 86_400 else 60 if whole >= 3600 else 1
+    return duration_text(whole - whole % coarse)
 
 
 def timestamp(text: Any) -> float:
     """Seconds since the epoch of a time in an object; 0 where there is none."""
-    from datetime import datetime
-
     try:
         return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
     except ValueError:

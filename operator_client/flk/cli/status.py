@@ -1,0 +1,96 @@
+"""`flk status`: what a job does, and why it ended."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from flk.cli.options import Context, JobName, Namespace
+from flk.errors import UsageError
+
+if TYPE_CHECKING:
+    from flk.state import State
+
+_SHOWN: Final = 32  # pods in the short form
+
+
+def status(
+    job: JobName,
+    context: Context = None,
+    namespace: Namespace = None,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FORMAT", help="text, wide (all pods), json or yaml.")
+    ] = "text",
+) -> None:
+    """Tell what a job does: its phase, its attempts and why each ended, its pods and why they do not run.
+
+    Ends with 0 whatever the job's state is; `flk wait --timeout 0` ends with the job's code.
+    """
+    if output not in ("text", "wide", "json", "yaml"):
+        raise UsageError(f"--output: must be text, wide, json or yaml (is {output!r})")
+    from flk import wait as waiting
+    from flk.cluster import Cluster
+
+    cluster = Cluster.connect(context, namespace)
+    state = waiting.look(cluster, job)
+    if output == "json":
+        print(json.dumps(state.to_dict(), indent=2))
+    elif output == "yaml":
+        import yaml
+
+        print(yaml.safe_dump(json.loads(json.dumps(state.to_dict())), sort_keys=False, allow_unicode=True), end="")
+    else:
+        sys.stdout.write(_text(state, cluster.now(), everything=output == "wide"))
+
+
+def _text(state: State, now: float, *, everything: bool) -> str:
+    from flk.cli.table import table
+    from flk.cluster import short_duration
+    from flk.logs import clean
+
+    shape = f"{state.replicas} pods x {state.processes} ranks" if state.processes > 1 else f"{state.replicas} ranks"
+    lines = [
+        f"{state.name}   {state.phase}   in namespace {state.namespace}",
+        f"{shape}, made {short_duration(now - state.created)} ago{f' by {state.owner}' if state.owner else ''}, "
+        f"image {state.image}",
+    ]
+    if state.message:
+        lines.append(f"{state.reason}: {state.message}" if state.reason and not state.failure else state.message)
+    if state.attempts:
+        of = f" of at most {state.max_restarts + 1}" if state.max_restarts is not None else ""
+        lines += ["", f"attempt {state.attempts[-1].number}{of}:"]
+        rows = [
+            [
+                str(attempt.number),
+                attempt.outcome,
+                short_duration((attempt.ended or now) - attempt.started),
+                attempt.cause,
+            ]
+            for attempt in state.attempts
+        ]
+        lines += table(["ATTEMPT", "OUTCOME", "TIME", "CAUSE"], rows)
+    shown = [
+        [pod.name, _ranks(pod.ranks), pod.phase, str(pod.restarts), pod.node, _why(pod.reason, pod.message)]
+        for pod in state.pods
+        if everything or len(state.pods) <= _SHOWN or pod.phase not in ("Running", "Succeeded")
+    ][: None if everything else _SHOWN]
+    lines += ["", *table(["POD", "RANKS", "PHASE", "RESTARTS", "NODE", "REASON"], shown)]
+    left = len(state.pods) - len(shown)
+    if left:
+        lines.append(f"and {left} more pods (-o wide shows all)")
+    if state.failure and state.failure.traceback:
+        lines += ["", *(f"  {line}" for line in state.failure.traceback.splitlines())]
+    return "".join(clean(line) + "\n" for line in lines)
+
+
+def _ranks(ranks: list[int]) -> str:
+    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
+
+
+def _why(reason: str, message: str) -> str:
+    last = message.strip().splitlines()[-1] if message.strip() else ""
+    text = f"{reason}: {last}" if reason and last else reason or last
+    return text if len(text) <= 160 else text[:157] + "…"
