@@ -43,8 +43,8 @@ image: ## The CPU image, loaded into the kind cluster CLUSTER if there is one
 examples: $(INSTALLED) ## The manifests in k8s/examples, from the job files beside them
 	@set -e; for job in k8s/examples/*.flk.yaml; do $(BIN)/flk render --file $$job >$${job%.flk.yaml}.yaml; done
 
-soak: ## Long tests under faults: none yet
-	@echo "make soak: there are no soak tests yet" >&2; exit 2
+soak: $(INSTALLED) ## Tests that take long or repeat much
+	$(BIN)/pytest -m soak
 
 bench: $(INSTALLED) ## Benchmarks on this machine; each prints its goal and what it measured
 	@set -e; for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(BIN)/python $$benchmark; done
@@ -52,7 +52,7 @@ bench: $(INSTALLED) ## Benchmarks on this machine; each prints its goal and what
 gpu: $(INSTALLED) ## Tests that need an NVIDIA GPU
 	@$(BIN)/python -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \
 	  || { echo "make gpu: torch finds no CUDA device here: run this on a machine with an NVIDIA GPU and a CUDA build of torch" >&2; exit 2; }
-	$(BIN)/pytest -q -m gpu
+	$(BIN)/pytest -m gpu
 
 clean: ## What make made, except images and clusters
 	rm -rf .venv dist reports .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
