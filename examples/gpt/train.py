@@ -160,17 +160,12 @@ def main() -> None:
             heldout_loss=held_out_loss(model, held_out, run),
         )
         # The loader goes on where a snapshot was written, and so does everything else.
-        for _ in loader.epochs(sys.maxsize):
-            if run.steps >= args.steps:
-                break
-            for x, y in loader:
-                loss = loss_of(model, x, y)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                run.step(loss=loss)
-                if run.steps >= args.steps:
-                    break
+        for x, y in loader.steps(args.steps):
+            loss = loss_of(model, x, y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            run.step(loss=loss)
         run.log(heldout_loss=held_out_loss(model, held_out, run))
 
 

@@ -74,6 +74,7 @@ class Loader:
         shuffle: bool = True,
         drop_last: bool = False,
         name: str = "loader",
+        steps_done: Callable[[], int] = lambda: 0,
         on_begin: Callable[[], None] = lambda: None,
         on_batch: Callable[[Loader, int], None] = lambda loader, samples: None,
         on_end: Callable[[], None] = lambda: None,
@@ -98,7 +99,7 @@ class Loader:
             raise SetupError(f"{name}: the dataset has {self._samples} samples, fewer than {unit} ({least})")
         self._rank, self._world_size, self._batch_size = rank, world_size, batch_size
         self._device, self._seed, self._shuffle, self._drop_last = device, seed, shuffle, drop_last
-        self._on_begin, self._on_batch, self._on_end = on_begin, on_batch, on_end
+        self._steps_done, self._on_begin, self._on_batch, self._on_end = steps_done, on_begin, on_batch, on_end
         self._generator = torch.Generator()
         self._source: DataLoader[Any] = DataLoader(
             dataset,
@@ -131,6 +132,18 @@ class Loader:
             yield epoch
             if self.epoch == epoch:
                 self._next_epoch()
+        self._on_end()
+
+    def steps(self, count: int) -> Iterator[Any]:
+        """The batches of those optimizer steps that are left of ``count``, over as many epochs as that takes.
+
+        `Run.step` does the counting. After the last one the state of the training is saved.
+        """
+        while self._steps_done() < count:
+            for batch in self:
+                yield batch
+                if self._steps_done() >= count:
+                    break
         self._on_end()
 
     def state_dict(self) -> dict[str, int]:

@@ -138,6 +138,7 @@ class Run:
             shuffle=shuffle,
             drop_last=drop_last,
             name=name,
+            steps_done=lambda: self.steps,
             on_begin=self._begin_random,
             on_batch=self._count,
             on_end=self._save_end,
@@ -203,6 +204,8 @@ class Run:
         """Save the final state and leave the process group. Collective; a second call does nothing."""
         if not self.closed:
             self._save_end()
+            # Nobody leaves while another still works: a group's end does not wait for what its threads are doing.
+            dist.barrier()
             self._leave(at_once=False)
 
     def abandon(self) -> None:

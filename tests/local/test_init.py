@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Ranks = Callable[..., list[Any]]
+
+
+def test_alone_is_a_world_of_one(ranks: Ranks) -> None:
+    script = """
+        import torch, torch.distributed as dist, flk_runtime as flk
+        run = flk.init(device="cpu")
+        assert (run.rank, run.local_rank, run.world_size, run.local_world_size, run.attempt) == (0, 0, 1, 1, 0)
+        assert run.is_main and run.device == torch.device("cpu") and run.place.launcher == "alone"
+        assert run.mean(3.0) == 3.0
+        run.barrier()
+        model = torch.nn.Linear(2, 1)
+        assert run.parallelize(model) is model
+        run.close()
+        run.close()
+        assert not dist.is_initialized()
+    """
+    ranks(script, 1)
+
+
+def test_a_second_call_returns_the_same_run(ranks: Ranks) -> None:
+    script = """
+        import flk_runtime as flk
+        run = flk.init(seed=5, device="cpu")
+        assert flk.init() is run and flk.init(seed=5) is run
+        try:
+            flk.init(seed=6)
+        except flk.SetupError as error:
+            assert "another seed" in str(error)
+        else:
+            raise AssertionError
+        run.close()
+        assert flk.init(seed=6, device="cpu") is not run
+    """
+    ranks(script, 1)
+
+
+def test_a_group_that_is_there_is_used_and_left(ranks: Ranks) -> None:
+    script = """
+        import torch.distributed as dist, flk_runtime as flk
+        dist.init_process_group("gloo")
+        with flk.init(device="cpu") as run:
+            assert run.mean(run.rank) == 0.5
+        assert dist.is_initialized()
+        dist.destroy_process_group()
+    """
+    ranks(script, 2)
+
+
+def test_ranks_build_the_same_model_and_draw_different_numbers(ranks: Ranks) -> None:
+    script = """
+        import random, torch, flk_runtime as flk
+        with flk.init(device="cpu") as run:
+            model = torch.nn.Linear(3, 3)
+            print("model", model.weight.sum().item())
+            model = run.parallelize(model)
+            print("numbers", torch.rand(1).item(), random.random())
+    """
+    first, second = ranks(script, 2, {"FLK_SEED": "7"})
+    again, _ = ranks(script, 2, {"FLK_SEED": "7"})
+    other, _ = ranks(script, 2, {"FLK_SEED": "8"})
+    assert first.lines[0] == second.lines[0] != other.lines[0]
+    assert first.lines[1] != second.lines[1]
+    assert first.lines == again.lines
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"FLK_STRATEGY": "zero4"}, "unknown strategy 'zero4' (from FLK_STRATEGY): expected one of none, ddp"),
+        ({"FLK_SEED": "x"}, "FLK_SEED=x is not a whole number"),
+        ({"FLK_SAVE_EVERY": "-1"}, "FLK_SAVE_EVERY=-1: expected a whole number from 0 on"),
+        ({"RANK": "1"}, "must be set beside RANK=1"),
+    ],
+)
+def test_wrong_variables_are_named(ranks: Ranks, environment: dict[str, str], words: str) -> None:
+    script = """
+        import flk_runtime as flk
+        try:
+            flk.init()
+        except flk.SetupError as error:
+            assert error.code == 2
+            print(error)
+    """
+    (ended,) = ranks(script, 1, environment)
+    assert words in ended.output
+
+
+def test_metrics_are_lines_of_json_on_rank_0(ranks: Ranks) -> None:
+    script = """
+        import torch, flk_runtime as flk
+        with flk.init(log_every=2, device="cpu") as run:
+            loader = run.loader(torch.utils.data.TensorDataset(torch.arange(24)), 4)
+            for _ in loader.epochs(2):
+                for _ in loader:
+                    loss = torch.tensor(float(run.rank), requires_grad=True)
+                    # A rank without a loss keeps nobody waiting, and does not count.
+                    run.step(loss=loss if run.steps < 4 or run.rank else None, norm=torch.tensor([2.5]))
+            run.log(nothing=float("nan"), much=float("-inf"), who=run.is_main, list=[torch.tensor(1), "x"])
+            run.print("done", run.mean(run.rank, weight=run.rank))
+    """
+    first, second = ranks(script, 2)
+    assert second.output == ""
+    *steps, last = [json.loads(line) for line in first.lines[:-1]]
+    assert [(line["step"], line["epoch"], line.get("loss"), line["norm"]) for line in steps] == [
+        (2, 0, 0.5, 2.5),
+        (4, 1, 0.5, 2.5),
+        (6, 1, None, 2.5),
+    ]
+    assert all(line["samples_per_s"] > 0 for line in steps)
+    assert last == {"step": 6, "nothing": "nan", "much": "-inf", "who": True, "list": [1, "x"]}
+    assert first.lines[-1] == "done 1.0"
+
+
+def test_a_peers_death_leaves_nobody_hanging(ranks: Ranks) -> None:
+    script = """
+        import atexit, os, signal, torch, flk_runtime as flk
+        run = flk.init(device="cpu")
+        model, optimizer = torch.nn.Linear(4, 1), None
+        model = run.parallelize(model)
+        for step in range(100):
+            if step == 3 and run.rank == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                model(torch.ones(1, 4)).sum().backward()
+            except RuntimeError:
+                print("noticed")
+                run.abandon()
+                break
+    """
+    ended = ranks(script, 3, failing=True)
+    assert [rank.code for rank in ended] == [0, 0, -signal.SIGKILL]
+    assert "noticed" in ended[0].output
+    assert "noticed" in ended[1].output

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+Ranks = Callable[..., list[Any]]
+
+# Trains until STEPS and prints, per rank, the data of every step and a hash of all parameters at the end.
+TRAIN = """
+    import hashlib, os, torch, flk_runtime as flk
+    from torch import nn
+    until, width = int(os.environ["STEPS"]), int(os.environ.get("WIDTH", 8))
+    with flk.init(device="cpu", log_every=0) as run:
+        model = nn.Sequential(nn.Linear(4, width), nn.Dropout(0.4), nn.ReLU(), nn.Linear(width, 300), nn.Linear(300, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        wrapped, optimizer = run.parallelize(model, optimizer)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.7)
+        run.register("scheduler", scheduler)
+        x = torch.randn(41, 4, generator=torch.Generator().manual_seed(2))
+        loader = run.loader(torch.utils.data.TensorDataset(x, torch.arange(41)), 4)
+        for x, number in loader.steps(until):
+            print("data", loader.epoch, *number.tolist())
+            loss = (wrapped(x) - x[:, :1]).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            run.step(loss=loss)
+        content = torch.cat([p.flatten() for p in model.parameters()]).detach().numpy().tobytes()
+        print("end", run.steps, optimizer.param_groups[0]["lr"], hashlib.sha256(content).hexdigest())
+"""
+
+
+def train(ranks: Ranks, folder: Path, steps: int, world_size: int = 1, **options: Any) -> list[Any]:
+    variables = {"FLK_CHECKPOINT": str(folder), "STEPS": str(steps), "FLK_SAVE_EVERY": "3"}
+    variables.update(options.pop("environment", {}))
+    return ranks(TRAIN, world_size, variables, **options)
+
+
+def data(ended: list[Any]) -> Counter[tuple[int, int]]:
+    """How often each (epoch, sample) was trained on, by all ranks together."""
+    lines = [line.split()[1:] for rank in ended for line in rank.lines if line.startswith("data")]
+    return Counter((int(epoch), int(sample)) for epoch, *samples in lines for sample in samples)
+
+
+def last(ended: list[Any]) -> set[str]:
+    """The last lines of all ranks."""
+    return {rank.lines[-1] for rank in ended}
+
+
+def test_a_resumed_run_ends_bit_equal(ranks: Ranks, tmp_path: Path) -> None:
+    # From three ranks on it also matters in which order gradients are added up.
+    undisturbed = train(ranks, tmp_path / "one", 11, 4)
+    first = train(ranks, tmp_path / "two", 5, 4)
+    second = train(ranks, tmp_path / "two", 11, 4)
+    assert f"flk: resumed at step 5 from {tmp_path}/two/step-000000005.pt" in second[0].lines
+    assert len(last(undisturbed)) == 1
+    assert last(undisturbed) == last(second)
+    assert last(first) != last(second)
+    assert data(undisturbed) == data(first) + data(second)
+    assert [path.name for path in sorted((tmp_path / "two").iterdir())] == ["step-000000009.pt", "step-000000011.pt"]
+
+
+def test_the_same_job_started_again_ends_at_once(ranks: Ranks, tmp_path: Path) -> None:
+    first = train(ranks, tmp_path / "folder", 4)
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in (tmp_path / "folder").iterdir())
+    again = train(ranks, tmp_path / "folder", 4)
+    assert last(first) == last(again)
+    assert data(again) == Counter()
+    assert before == sorted((path.name, path.stat().st_mtime_ns) for path in (tmp_path / "folder").iterdir())
+
+
+@pytest.mark.parametrize("worlds", [(3, 2), (1, 3)])
+def test_every_sample_once_at_another_world_size(ranks: Ranks, tmp_path: Path, worlds: tuple[int, int]) -> None:
+    first = train(ranks, tmp_path / "folder", 2, worlds[0])
+    steps = 2 + -(-(41 - 2 * 4 * worlds[0]) // (4 * worlds[1]))
+    second = train(ranks, tmp_path / "folder", steps, worlds[1])
+    assert data(first) + data(second) == Counter((0, sample) for sample in range(41))
+    assert len(last(second)) == 1
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "other", "empty"])
+def test_a_damaged_snapshot_is_reported_and_the_older_one_used(ranks: Ranks, tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "folder"
+    undisturbed = train(ranks, folder, 7)
+    newest = folder / "step-000000007.pt"
+    content = newest.read_bytes()
+    if damage == "cut":
+        newest.write_bytes(content[: len(content) // 2])
+    elif damage == "flip":
+        # One bit in the parameters: what torch.load alone does not notice.
+        place = content.index(torch.load(newest)["objects"]["model"]["4.weight"].numpy().tobytes()) + 20
+        newest.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    elif damage == "other":
+        torch.save({"weights": torch.ones(3)}, newest)
+    else:
+        newest.write_bytes(b"")
+    (resumed,) = train(ranks, folder, 7)
+    assert f"flk: the snapshot {newest} can't be read and is left out: " in resumed.output
+    assert f"flk: resumed at step 6 from {folder}/step-000000006.pt" in resumed.lines
+    assert last([resumed]) == last(undisturbed)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "step-000000006.pt",
+        "step-000000007.pt",
+        "step-000000007.pt.unreadable",
+    ]
+
+
+def test_only_rank_0_needs_to_see_the_folder(ranks: Ranks, tmp_path: Path) -> None:
+    elsewhere = {1: {"FLK_CHECKPOINT": str(tmp_path / "elsewhere")}}
+    undisturbed = train(ranks, tmp_path / "one", 8, 2)
+    train(ranks, tmp_path / "two", 4, 2, of_rank=elsewhere)
+    assert last(train(ranks, tmp_path / "two", 8, 2, of_rank=elsewhere)) == last(undisturbed)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_snapshot_of_another_model(ranks: Ranks, tmp_path: Path) -> None:
+    train(ranks, tmp_path / "folder", 1, 2)
+    ended = train(ranks, tmp_path / "folder", 2, 2, environment={"WIDTH": "9"}, failing=True)
+    for rank in ended:
+        assert rank.code == 1
+        assert (
+            f"the snapshot in {tmp_path}/folder is of another model: '0.weight' has the shape (8, 4)" in rank.lines[-1]
+        )
+
+
+def test_a_folder_that_cant_be_written_to_is_an_error_at_the_start(ranks: Ranks, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for rank in train(ranks, tmp_path / "file" / "folder", 1, 2, failing=True):
+        assert rank.code == 1
+        assert f"the snapshot folder {tmp_path}/file/folder can't be written to: Not a directory" in rank.lines[-1]
+
+
+def test_a_newer_format_is_an_error(ranks: Ranks, tmp_path: Path) -> None:
+    train(ranks, tmp_path / "folder", 1)
+    path = tmp_path / "folder" / "step-000000001.pt"
+    content = torch.load(path)
+    torch.save({**content, "format": 99, "flk": "9.0"}, path)
+    (ended,) = train(ranks, tmp_path / "folder", 2, failing=True)
+    assert "was written by flk 9.0, which this version" in ended.lines[-1]
+    assert path.exists()
+
+
+def test_what_a_snapshot_holds_must_be_registered_and_plain(ranks: Ranks, tmp_path: Path) -> None:
+    train(ranks, tmp_path / "folder", 1)
+    script = """
+        import torch, flk_runtime as flk
+
+        class Odd:
+            def state_dict(self):
+                return {"odd": Odd()}
+
+        def refused(words, action):
+            try:
+                action()
+            except flk.SetupError as error:
+                assert words in str(error), error
+            else:
+                raise AssertionError(words)
+
+        run = flk.init(device="cpu")
+        assert run.steps == 1
+        refused("registers none: call parallelize", run.step)
+        run.abandon()
+        run = flk.init(device="cpu", checkpoint="CHECKPOINT2")
+        run.parallelize(torch.nn.Linear(1, 1))
+        refused("has been registered before", lambda: run.register("model", Odd()))
+        run.register("odd", Odd())
+        refused("holds a __main__.Odd", run.save)
+        run.abandon()
+    """
+    ranks(script.replace("CHECKPOINT2", str(tmp_path / "second")), 1, {"FLK_CHECKPOINT": str(tmp_path / "folder")})
+    assert list((tmp_path / "second").iterdir()) == []
+
+
+def test_an_end_by_an_exception_saves_nothing_and_leftovers_are_removed(ranks: Ranks, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / ".step-000000009.pt.1.tmp").write_bytes(b"half")
+    script = """
+        import torch, flk_runtime as flk
+        with flk.init(device="cpu", save_every=0) as run:
+            run.parallelize(torch.nn.Linear(1, 1))
+            run.step()
+            raise KeyError("of the user")
+    """
+    (ended,) = ranks(script, 1, {"FLK_CHECKPOINT": str(folder)}, failing=True)
+    assert ended.code == 1
+    assert "of the user" in ended.lines[-1]
+    assert list(folder.iterdir()) == []
