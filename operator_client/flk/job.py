@@ -126,9 +126,9 @@ class _Part(BaseModel):
 
 
 class Resources(_Part):
-    """What each pod asks for. Requests and limits are the same; what is left out is not asked for."""
+    """What each pod asks for; what is left out is not asked for. It is the limit too, except for processors."""
 
-    cpu: Cpu | None = Field(default=None, description="cores of each pod: 4, 500m")
+    cpu: Cpu | None = Field(default=None, description="cores that each pod asks for: 4, 500m")
     memory: Memory | None = Field(default=None, description="memory of each pod, its limit too: 16Gi")
     gpu: int = Field(default=0, ge=0, le=1024, description="NVIDIA GPUs of each pod")
     shm: Memory | None = Field(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import math
 import os
 import selectors
 import shutil
@@ -18,9 +19,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import IO
 
+from flk import quantity
 from flk.environment import environment
 from flk.errors import UsageError
 from flk.job import Job
@@ -81,14 +84,16 @@ class LocalRun:
                 hint=f"export {missing[0]}=… before `flk run`",
             )
         values.update(environment(job))
-        ranks = job.replicas * job.processes_per_pod
-        values.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
+        asked = (
+            quantity.quantity(job.resources.cpu) if job.resources.cpu else Decimal(os.cpu_count() or 1) / job.replicas
+        )
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         values |= {
             contract.RDZV_ENDPOINT: f"127.0.0.1:{port}",
             contract.POD_IP: "127.0.0.1",
+            contract.CPUS: str(math.ceil(asked)),
             contract.NODE_NAME: socket.gethostname(),
             contract.WORK: str(self._folder),
             contract.CHECKPOINT: str(checkpoint_folder(job, self._folder) or scratch / "checkpoint"),

@@ -7,7 +7,6 @@ cluster or a version may choose otherwise.
 from __future__ import annotations
 
 import base64
-import copy
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -186,6 +185,7 @@ def _env(job: Job, shipment: Shipment) -> list[dict[str, Any]]:
     secrets = ((name, *reference.split(":", 1)) for name, reference in job.secrets.items())
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
+        {"name": contract.CPUS, "valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}},
         *({"name": name, "value": _literal(value)} for name, value in plain.items()),
         *({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}} for name, secret, key in secrets),
     ]
@@ -197,15 +197,16 @@ def _literal(text: str) -> str:
 
 
 def _resources(job: Job) -> dict[str, Any]:
-    """Requests equal to limits, so that what is asked for is what is there (and quota and QoS are plain to see)."""
+    """Requests, equal to limits except for processors: a limit would stop ranks in mid-step, and all wait for each."""
     asked = {
-        "cpu": job.resources.cpu,
         "memory": job.resources.memory,
         "nvidia.com/gpu": str(job.resources.gpu) if job.resources.gpu else None,
         **fabrics()[job.fabric].limits,
     }
     limits = {name: amount for name, amount in asked.items() if amount is not None}
-    return {"resources": {"limits": limits, "requests": copy.copy(limits)}} if limits else {}
+    requests = {**({"cpu": job.resources.cpu} if job.resources.cpu else {}), **limits}
+    resources = {**({"limits": limits} if limits else {}), **({"requests": requests} if requests else {})}
+    return {"resources": resources} if resources else {}
 
 
 def _volumes(job: Job, configs: list[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -44,6 +44,7 @@ PROCESSES: Final = "FLK_PROCESSES"  # ranks per pod
 POD_NAME: Final = "FLK_POD_NAME"
 POD_IP: Final = "FLK_POD_IP"
 NODE_NAME: Final = "FLK_NODE_NAME"
+CPUS: Final = "FLK_CPUS"  # processors that the pod asks for, rounded up; 0 or unset: not said
 RESTARTS: Final = "FLK_RESTARTS"  # attempts after the first that a failure may lead to
 DEADLINE: Final = "FLK_DEADLINE"  # seconds from the launcher's start, 0 or unset: none
 GRACE: Final = "FLK_GRACE"  # seconds that ranks get to end by themselves when the pod is told to stop

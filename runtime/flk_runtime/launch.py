@@ -394,8 +394,8 @@ def rank_environment(settings: Settings, go: Go, local_rank: int, errors: str) -
 def prepare_environment(settings: Settings) -> None:
     """Set what must stand in the environment before torch is imported; what the user has set stays as it is."""
     defaults = {
-        # As torchrun does, but only as far as the container has fewer processors than threads.
-        "OMP_NUM_THREADS": str(max(1, host.processors() // settings.processes)),
+        # torch would start a thread for each processor of the node, in every rank.
+        "OMP_NUM_THREADS": str(max(1, (settings.cpus or host.processors()) // settings.processes)),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "PYTHONUNBUFFERED": "1",
     }

@@ -28,6 +28,7 @@ class Settings:
     pod_name: str = ""
     pod_ip: str = ""
     node: str = ""
+    cpus: int = 0  # that the pod asks for; 0: not said
     restarts: int = 0
     deadline: float = 0.0  # from the launcher's start; 0: none
     join_timeout: float = 1800.0
@@ -96,6 +97,7 @@ class Settings:
             pod_name=environ.get(contract.POD_NAME, "") or socket.gethostname(),
             pod_ip=environ.get(contract.POD_IP, ""),
             node=environ.get(contract.NODE_NAME, ""),
+            cpus=whole(contract.CPUS, 0),
             restarts=whole(contract.RESTARTS, 0),
             deadline=number(contract.DEADLINE, 0),
             join_timeout=number(contract.JOIN_TIMEOUT, cls.join_timeout),

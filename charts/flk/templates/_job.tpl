@@ -188,6 +188,7 @@ tests/unit/test_chart_values.py compares them). Templates return text, so what i
   "FLK_POD_NAME" "metadata.name" "FLK_POD_IP" "status.podIP" "FLK_NODE_NAME" "spec.nodeName" }}
 {{- $env = append $env (dict "name" $variable "valueFrom" (dict "fieldRef" (dict "fieldPath" $path))) }}
 {{- end }}
+{{- $env = append $env (dict "name" "FLK_CPUS" "valueFrom" (dict "resourceFieldRef" (dict "resource" "requests.cpu" "divisor" "1"))) }}
 {{- range $variable, $value := $plain }}
 {{- $env = append $env (dict "name" $variable "value" (replace "$" "$$" $value)) }}
 {{- end }}
@@ -203,10 +204,14 @@ tests/unit/test_chart_values.py compares them). Templates return text, so what i
   "ports" (list (dict "name" "pytorchjob-port" "containerPort" 29400)) "volumeMounts" $mounts
   "securityContext" (dict "allowPrivilegeEscalation" false "capabilities" (dict "drop" (list "ALL")))
   "terminationMessagePath" "/dev/termination-log" "terminationMessagePolicy" "FallbackToLogsOnError" }}
-{{- $limits := pick $spec.resources "cpu" "memory" }}
+{{- $limits := pick $spec.resources "memory" }}
 {{- if $gpu }}{{ $_ := set $limits "nvidia.com/gpu" (toString $gpu) }}{{ end }}
 {{- $limits = merge $limits ($fabric.limits | default dict) }}
-{{- with $limits }}{{ $_ := set $container "resources" (dict "limits" . "requests" .) }}{{ end }}
+{{- $requests := merge (pick $spec.resources "cpu") $limits }}
+{{- $resources := dict }}
+{{- with $limits }}{{ $_ := set $resources "limits" . }}{{ end }}
+{{- with $requests }}{{ $_ := set $resources "requests" . }}{{ end }}
+{{- with $resources }}{{ $_ := set $container "resources" . }}{{ end }}
 
 {{- $pod := dict "automountServiceAccountToken" false "enableServiceLinks" false "terminationGracePeriodSeconds" 30
   "securityContext" (dict "runAsNonRoot" true "runAsUser" 10001 "runAsGroup" 10001 "fsGroup" 10001
