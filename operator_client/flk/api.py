@@ -17,7 +17,14 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 import urllib3
-from urllib3.exceptions import HTTPError, LocationParseError, NewConnectionError, SSLError, TimeoutError
+from urllib3.exceptions import (
+    ConnectTimeoutError,
+    HTTPError,
+    LocationParseError,
+    NewConnectionError,
+    SSLError,
+    TimeoutError,
+)
 
 from flk import kubeconfig
 from flk.errors import (
@@ -123,7 +130,7 @@ class Api:
                 problem: FlkError = self._silent(error)
                 if isinstance(error, SSLError | LocationParseError):
                     raise problem from None
-                unknown = not isinstance(error, NewConnectionError)
+                unknown = not isinstance(error, ConnectTimeoutError)  # which a refused connection is too
             else:
                 if reply.status < 400:
                     return self._json(reply)
@@ -240,7 +247,9 @@ class Api:
                 f"cannot trust the API server {self.host}: {_reason(error)}",
                 hint="the kubeconfig's certificate-authority must be the one that signed the server's certificate",
             )
-        what = "does not answer" if isinstance(error, TimeoutError) else f"cannot be reached: {_reason(error)}"
+        refused = isinstance(error, NewConnectionError)
+        silent = isinstance(error, TimeoutError) and not refused
+        what = "does not answer" if silent else f"cannot be reached: {_reason(error)}"
         return UnreachableError(
             f"the API server {self.host} of context {self.access.context} {what}",
             hint="is the cluster up, and are VPN or proxy as it needs them? kubectl cluster-info asks the same server",
