@@ -65,9 +65,11 @@ def test_release_trains_beside_another_and_leaves_nothing(helm: Any, kubectl: An
     pods = kubectl.json("get", "pods", "-l", "flk.dev/job=gpt")["items"]
     assert len(pods) == 4
     assert {p["status"]["phase"] for p in pods} == {"Succeeded"}
-    lines = kubectl("logs", "gpt-worker-0") + kubectl("logs", "gpt-worker-3")
-    assert "[rank 0] " in lines
-    assert "[rank 3] " in lines
+    metrics = [line for line in kubectl("logs", "gpt-worker-0").splitlines() if line.startswith("[rank 0] {")]
+    first, last = (json.loads(line.removeprefix("[rank 0] ")) for line in (metrics[0], metrics[-1]))
+    assert first["processes"] == 4
+    assert last["step"] == 20
+    assert last["heldout_loss"] < first["heldout_loss"]
 
     assert helm("uninstall", "gpt", "--wait", "--cascade", "foreground")[0] == 0
     assert {name for name in names(kubectl) if "gpt" in name} == set()
