@@ -1,0 +1,159 @@
+"""What goes wrong in a cluster, and what flk says and does about it."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SMALL = ["--cpu", "100m"]
+PATIENCE = 240  # seconds for something to happen on a machine that does much else
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], Path]:
+    """Writes train.py into a folder of its own and gives the folder."""
+
+    def write(text: str) -> Path:
+        (tmp_path / "train.py").write_text(textwrap.dedent(text))
+        return tmp_path
+
+    return write
+
+
+def eventually(what: str, check: Callable[[], Any]) -> Any:
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        found = check()
+        if found:
+            return found
+        time.sleep(0.5)
+    pytest.fail(f"did not happen in {PATIENCE} s: {what}", pytrace=False)
+
+
+def status(flk: Any, job: str) -> dict[str, Any]:
+    result = flk("status", job, "-o", "json")
+    assert result.code == 0, result.stderr
+    state: dict[str, Any] = json.loads(result.stdout)
+    return state
+
+
+def test_exception_of_one_rank_is_the_verdict(flk: Any, image: str, script: Any) -> None:
+    folder = script("""
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        for step in range(1000):
+            if dist.get_rank() == 2 and step == 3:
+                raise ValueError("shard 2 is damaged")
+            dist.all_reduce(torch.ones(1))
+    """)
+    args = ["--name", "broken", "--replicas", "2", "--processes", "2", "--restarts", "0", "--image", image, *SMALL]
+    assert flk("submit", "train.py", *args, cwd=folder).stdout == "broken\n"
+    ended = flk("wait", "broken")
+    assert ended.code == 100, ended.stderr
+    for text in (ended.stderr, flk("status", "broken").stdout):
+        assert "rank 2 in broken-worker-1 raised ValueError: shard 2 is damaged" in text
+        assert "Connection" not in text
+    state = status(flk, "broken")
+    assert state["phase"] == "Failed"
+    assert (state["failure"]["rank"], state["failure"]["type"]) == (2, "ValueError")
+    shown = flk("logs", "broken", "--no-follow", "--rank", "2").stdout
+    assert "[rank 2] ValueError: shard 2 is damaged" in shown
+    assert "flk-record" not in flk("logs", "broken", "--no-follow").stdout
+
+
+def test_memory_limit(flk: Any, image: str, script: Any) -> None:
+    folder = script("""
+        import os, time
+        hoard = []
+        while os.environ["RANK"] == "1":
+            hoard.append(bytearray(os.urandom(1 << 20) * 32))
+        time.sleep(600)
+    """)
+    args = ["--name", "greedy", "--replicas", "2", "--restarts", "0", "--image", image, "--memory", "600Mi", *SMALL]
+    assert flk("submit", "train.py", *args, cwd=folder).code == 0
+    ended = flk("wait", "greedy")
+    assert ended.code == 104, ended.stderr
+    for text in (ended.stderr, flk("status", "greedy").stdout):
+        assert "greedy-worker-1 ran out of memory" in text
+        assert "600Mi" in text
+
+
+def test_three_faults_and_the_same_result(flk: Any, kubectl: Any, image: str, script: Any) -> None:
+    folder = script("""
+        import os, sys, time
+        import torch, torch.nn.functional as F
+        from torch.utils.data import TensorDataset
+        import flk_runtime as flk
+
+        with flk.init() as run:
+            open(f"pid-{run.rank}", "w").write(str(os.getpid()))
+            torch.manual_seed(0)
+            x = torch.randn(512, 8)
+            data = TensorDataset(x, x.sum(1, keepdim=True))
+            model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1))
+            model, optimizer = run.parallelize(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+            loader = run.loader(data, 4)
+            for inputs, targets in loader.steps(60):
+                loss = F.mse_loss(model(inputs), targets)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                run.step(loss=loss)
+                # Far enough, and then until the three faults have happened, so that no machine is too fast for them.
+                while int(os.environ["FAULTS"]) > run.attempt and run.steps >= 10 * (run.attempt + 1):
+                    time.sleep(1)
+            run.print("result", loss.item().hex(), sum(p.sum().item() for p in model.parameters()).hex())
+    """)
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "snapshots"},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": "shared",
+            "resources": {"requests": {"storage": "100Mi"}},
+        },
+    }
+    kubectl("create", "-f", "-", stdin=claim)
+    common = ["--replicas", "4", "--image", image, "--checkpoint", "snapshots:/snapshots", "--save-every", "5", *SMALL]
+
+    def result(name: str) -> list[str]:
+        lines = flk("logs", name, "--no-follow").stdout.splitlines()
+        return [line for line in lines if line.startswith("[rank 0] result")]
+
+    plain = flk("submit", "train.py", "--name", "calm", *common, "--env", "FAULTS=0", "--follow", cwd=folder)
+    assert plain.code == 0, plain.stderr
+
+    disturbed = flk("submit", "train.py", "--name", "rough", *common, "--env", "FAULTS=3", cwd=folder)
+    assert disturbed.code == 0, disturbed.stderr
+
+    def training(attempt: int) -> bool:
+        state = status(flk, "rough")
+        assert state["phase"] not in ("Failed", "Succeeded"), state
+        return len(state["attempts"]) == attempt and state["phase"] == "Running"
+
+    def step(number: int) -> bool:
+        return f'"step": {number},' in kubectl("logs", "rough-worker-0")
+
+    eventually("the first attempt gets to step 10", lambda: training(1) and step(10))
+    kubectl("exec", "rough-worker-1", "--", "sh", "-c", "kill -9 $(cat /flk/work/pid-1)")
+    eventually("the second attempt gets to step 20", lambda: training(2) and step(20))
+    kubectl("delete", "pod", "rough-worker-2")
+    eventually("the third attempt gets to step 30", lambda: training(3) and step(30))
+    kubectl("delete", "pod", "rough-worker-0")
+
+    ended = flk("wait", "rough")
+    assert ended.code == 0, ended.stderr
+    assert result("rough") == result("calm") != []
+    attempts = status(flk, "rough")["attempts"]
+    assert [attempt["outcome"] for attempt in attempts] == ["failed", "failed", "failed", "succeeded"]
+    causes = [attempt["cause"] for attempt in attempts]
+    assert "rank 1 in rough-worker-1 was killed by signal 9" in causes[0]
+    assert "rough-worker-2 went away" in causes[1]
+    assert "rough-worker-0 went away" in causes[2]
