@@ -142,13 +142,11 @@ class Follower:
             changed = self._take(beat)
             if self._missing:
                 continue
-            if self.uid is None and self.job is None:
+            if self.uid is None:
                 raise JobNotFoundError(
                     f"there is no job {self.name} in namespace {self.cluster.namespace}",
                     hint=f"flk list -n {self.cluster.namespace} lists those there are",
                 )
-            if self.uid is None and self.job is not None:
-                self.uid = self.job["metadata"]["uid"]
             yield self._snapshot()
             if self.job is None and changed:
                 return
@@ -180,9 +178,11 @@ class Follower:
     def _apply(self, what: str, post: Listed | Changed) -> None:
         if what == "job":
             items = post.items if isinstance(post, Listed) else [] if post.gone else [post.item]
-            mine = [item for item in items if self.uid in (None, item["metadata"]["uid"])]
+            if self.uid is None and items:
+                self.uid = items[0]["metadata"]["uid"]
+            mine = [item for item in items if item["metadata"]["uid"] == self.uid]
             self.replaced = self.replaced or (bool(items) and not mine)
-            if isinstance(post, Changed) and post.gone and self.uid not in (None, post.item["metadata"]["uid"]):
+            if isinstance(post, Changed) and post.gone and post.item["metadata"]["uid"] != self.uid:
                 return
             self.job = mine[0] if mine else None
         elif isinstance(post, Listed):

@@ -154,6 +154,6 @@ def test_three_faults_and_the_same_result(flk: Any, kubectl: Any, image: str, sc
     attempts = status(flk, "rough")["attempts"]
     assert [attempt["outcome"] for attempt in attempts] == ["failed", "failed", "failed", "succeeded"]
     causes = [attempt["cause"] for attempt in attempts]
-    assert "rank 1 in rough-worker-1 was killed by signal 9" in causes[0]
+    assert "rank 1 in rough-worker-1 was killed by SIGKILL" in causes[0]
     assert "rough-worker-2 went away" in causes[1]
     assert "rough-worker-0 went away" in causes[2]

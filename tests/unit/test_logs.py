@@ -1,0 +1,184 @@
+"""Lines of logs: none lost and none twice over broken streams, and nothing that talks to the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flk.api import Api
+from flk.cli.logs import ranks
+from flk.cluster import Cluster
+from flk.errors import UsageError
+from flk.kubeconfig import load
+from flk.logs import Line, Options, Place, clean, dump, follow
+
+
+def line(second: int, text: str, fraction: str = ".123") -> bytes:
+    return f"2026-01-01T00:00:{second:02}{fraction}Z {text}".encode()
+
+
+def test_time_stamps_are_taken_off() -> None:
+    assert Place().take(line(1, "hello 2026-01-01T00:00:00Z ")) == b"hello 2026-01-01T00:00:00Z "
+
+
+def test_words_of_the_kubelet_have_none() -> None:
+    assert Place().take(b"unable to retrieve container logs") == b"unable to retrieve container logs"
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.sampled_from("ab"), st.sampled_from(["", ".1", ".25"]))),
+    st.integers(0, 30),
+)
+def test_stream_that_breaks_anywhere_goes_on_where_it_was(lines: list[tuple[int, str, str]], cut: int) -> None:
+    log = [line(second, text, fraction) for second, text, fraction in sorted(lines, key=lambda item: item[0])]
+    place = Place()
+    got = [place.take(one) for one in log[:cut]]
+    since = place.since[:19].encode()
+    again = [place.take(one) for one in log if one[:19] >= since]
+    fresh = [one for one in got + again if one is not None]
+    assert fresh == [one.partition(b" ")[2] for one in log]
+
+
+def test_equal_lines_of_one_moment_stay_as_many_as_they_are() -> None:
+    place = Place()
+    assert [place.take(line(1, "x")) for _ in range(3)] == [b"x"] * 3
+    assert place.since == "2026-01-01T00:00:00Z"
+    assert [place.take(line(1, "x")) for _ in range(4)] == [None, None, None, b"x"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain", "plain"),
+        ("tab\tstays", "tab\tstays"),
+        ("größer ✓", "größer ✓"),
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b]0;title\x07x", "x"),
+        ("\x1b]8;;http://e.com\x1b\\link\x1b]8;;\x1b\\", "link"),
+        ("\x1b[2J\x1b[Hgone", "gone"),
+        ("a\rb\x08c\x00d", "abcd"),
+        ("\x9b31mcsi", "31mcsi"),
+        ("\u202eevil", "evil"),
+        ("\x1bPq#0\x1b\\x", "x"),
+    ],
+)
+def test_control_characters_go(text: str, shown: str) -> None:
+    assert clean(text) == shown
+
+
+@given(st.text())
+def test_nothing_that_moves_the_cursor_is_left(text: str) -> None:
+    assert not any((c < " " and c != "\t") or "\x7f" <= c <= "\x9f" for c in clean(text))
+
+
+def test_colours_stay_where_they_are_wanted_and_end_with_the_line() -> None:
+    assert clean("\x1b[31mred\x1b[2Jx", colour=True) == "\x1b[31mredx\x1b[0m"
+
+
+@pytest.mark.parametrize(("text", "chosen"), [("0", {0}), ("0,2", {0, 2}), ("1-3, 7", {1, 2, 3, 7}), (None, set())])
+def test_ranks(text: str | None, chosen: set[int]) -> None:
+    assert ranks(text) == chosen
+
+
+@pytest.mark.parametrize("text", ["", "a", "-1", "1-", "0,,1", "3-1", "1.5", "9" * 30])
+def test_ranks_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError, match="--rank"):
+        ranks(text)
+
+
+# From a cluster
+
+
+@pytest.fixture
+def cluster(kubeconfig: Any) -> Cluster:
+    return Cluster(Api(load(), sleep=lambda seconds: None))
+
+
+def add_job(fake: Any, pods: int = 2, phase: str = "Succeeded") -> None:
+    spec = {
+        "nprocPerNode": "2",
+        "pytorchReplicaSpecs": {"Worker": {"replicas": pods, "restartPolicy": "ExitCode"}},
+    }
+    fake.add("pytorchjobs", {"metadata": {"name": "gpt", "uid": "job"}, "spec": spec})
+    for index in range(pods):
+        labels = {
+            "training.kubeflow.org/replica-index": str(index),
+            "training.kubeflow.org/replica-type": "worker",
+        }
+        state = {"terminated": {"exitCode": 0, "finishedAt": "2026-01-01T00:01:00Z"}}
+        status = {"phase": phase, "containerStatuses": [{"name": "pytorch", "state": state}]}
+        meta = {"name": f"gpt-worker-{index}", "labels": labels, "ownerReferences": [{"uid": "job"}]}
+        fake.add("pods", {"metadata": meta, "status": status})
+
+
+def test_dump_is_in_the_order_of_pods(fake: Any, cluster: Cluster) -> None:
+    add_job(fake, 12)
+    fake.logs = {f"gpt-worker-{n}": queue_of(f"[rank {2 * n}] hello\n".encode()) for n in range(12)}
+    assert [one.text for one in dump(cluster, "gpt", Options())] == [f"[rank {2 * n}] hello" for n in range(12)]
+
+
+def queue_of(*chunks: bytes) -> Any:
+    from collections import deque
+
+    return deque(chunks)
+
+
+def test_records_are_hidden_and_untagged_lines_tagged(fake: Any, cluster: Cluster) -> None:
+    add_job(fake, 1)
+    text = b'[pod 0] flk-record {"outcome":"running"}\nSegmentation fault\n[rank 1] \x1b[1mx\n'
+    fake.logs["gpt-worker-0"] = queue_of(text, text)
+    assert [one.text for one in dump(cluster, "gpt", Options())] == ["[pod 0] Segmentation fault", "[rank 1] x"]
+    assert len(list(dump(cluster, "gpt", Options(raw=True)))) == 3
+
+
+def test_only_the_pods_of_the_chosen_ranks_are_asked(fake: Any, cluster: Cluster) -> None:
+    add_job(fake, 3)
+    fake.logs["gpt-worker-1"] = queue_of(b"[rank 2] two\n[rank 3] three\n[pod 1] told\n")
+    assert [one.text for one in dump(cluster, "gpt", Options(ranks=frozenset({3})))] == ["[rank 3] three"]
+    with pytest.raises(UsageError, match="ranks 0 to 5, no rank 6"):
+        list(dump(cluster, "gpt", Options(ranks=frozenset({6}))))
+
+
+def test_pod_without_a_log_is_told_of(fake: Any, cluster: Cluster) -> None:
+    add_job(fake, 1)
+    assert list(dump(cluster, "gpt", Options())) == [Line("gpt-worker-0 has no log", note=True)]
+
+
+def test_following_an_ended_job_shows_all_once_and_ends(fake: Any, cluster: Cluster) -> None:
+    add_job(fake, 1)
+    whole = b"".join(line(second, f"[rank 0] step {second}") + b"\n" for second in range(5))
+    fake.logs["gpt-worker-0"] = queue_of(whole)
+    assert [one.text for one in follow(cluster, "gpt", Options())] == [f"[rank 0] step {n}" for n in range(5)]
+
+
+def test_stream_that_breaks_is_gone_on_with(fake: Any, cluster: Cluster) -> None:
+    add_job(fake, 1)
+    whole = b"".join(line(second, f"[rank 0] step {second}") + b"\n" for second in range(5))
+    running = fake.objects["/api/v1/namespaces/team/pods"]["gpt-worker-0"]["status"]
+    running["phase"] = "Running"
+    chunks = Ending(queue_of(whole[:100], whole), running)
+    fake.logs["gpt-worker-0"] = chunks
+    job = fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"]["gpt"]
+    job["status"] = {"conditions": [{"type": "Succeeded", "status": "True"}]}
+    assert [one.text for one in follow(cluster, "gpt", Options())] == [f"[rank 0] step {n}" for n in range(5)]
+    asked = [r.query for r in fake.requests if r.path.endswith("/log")]
+    assert "sinceTime" not in asked[0]
+    assert asked[1]["sinceTime"].startswith("2026-01-01T00:00:0")
+
+
+class Ending:
+    """Log answers, of which the last is the one after the container's end."""
+
+    def __init__(self, chunks: Any, status: dict[str, Any]) -> None:
+        self.chunks, self.status = chunks, status
+
+    def __bool__(self) -> bool:
+        return bool(self.chunks)
+
+    def popleft(self) -> bytes:
+        chunk: bytes = self.chunks.popleft()
+        self.status["phase"] = "Succeeded"
+        return chunk
