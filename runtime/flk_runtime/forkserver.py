@@ -192,6 +192,7 @@ def _run_forked(command: Sequence[str]) -> int:
     if "numpy" in sys.modules:
         # Its generator was seeded before the fork; without this all ranks would draw the same numbers.
         sys.modules["numpy"].random.seed()
+    rank.keep_groups()
     code = rank.run(command)
     return _finish(code)
 

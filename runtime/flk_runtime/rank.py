@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -59,6 +60,27 @@ def run(command: Sequence[str]) -> int:
         hook(type(error), error.with_traceback(_own_frames(error.__traceback__)), error.__traceback__)
         return 1
     return 0
+
+
+def keep_groups() -> None:
+    """Let process groups that the script destroys live until this process ends, which it does by os._exit.
+
+    Dropping the last reference to a gloo group (a DistributedDataParallel holds one, so that may be where a function of
+    the script ends) waits, with Python's lock held, for a thread of the group's, which may wait for that lock: seen in
+    torch 2.13, about once in a few hundred ends of a job.
+    """
+    from torch.distributed import distributed_c10d
+
+    destroy = distributed_c10d.destroy_process_group
+    kept: list[Any] = []
+
+    @functools.wraps(destroy)
+    def destroy_process_group(group: Any = None) -> None:
+        kept.extend(distributed_c10d._world.pg_map)
+        destroy(group)
+
+    distributed_c10d.destroy_process_group = destroy_process_group
+    sys.modules["torch.distributed"].destroy_process_group = destroy_process_group  # type: ignore[attr-defined]
 
 
 def describe(error: BaseException) -> dict[str, Any]:

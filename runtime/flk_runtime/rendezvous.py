@@ -163,8 +163,8 @@ class Member:
             try:
                 number = int(_wait(store, "round"))
                 if store.check([f"{number}/join/{self._settings.pod}"]) and self._is_new(store, number):
-                    failure = self._lost("its launcher was started anew", history, pod=self._settings.pod)
-                    store.compare_set(f"{number}/end", "", json.dumps({"failure": asdict(failure)}))
+                    lost = self._lost("its launcher was started anew", history, pod=self._settings.pod)
+                    store.compare_set(f"{number}/end", "", json.dumps({"failure": asdict(lost)}))
                     number += 1
                 while True:
                     join = _Join(self._life, self._settings.pod_name, self._settings.node, history, evidence)
@@ -209,17 +209,12 @@ class Member:
     def _connect(self) -> Any:
         """A client of the control store. Name and port are tried with a plain socket first: torch prints stack traces
         of C++ for every name that does not resolve yet."""
-        from torch.distributed import TCPStore
-
         host, began, reminded = self._settings.host, time.monotonic(), time.monotonic()
         pause = 0.05
         while True:
             try:
                 socket.create_connection((host, self._port), timeout=_PROBE_TIMEOUT).close()
-                store = TCPStore(
-                    host, self._port, is_master=False, timeout=timedelta(seconds=30), wait_for_workers=False
-                )
-                self._writer = TCPStore(host, self._port, timeout=timedelta(seconds=30), wait_for_workers=False)
+                store, self._writer = _store(host, self._port), _store(host, self._port)
                 return store
             except (OSError, RuntimeError) as error:
                 waited = time.monotonic() - began
@@ -238,13 +233,11 @@ class Leader:
     """Pod 0's further part: holds the control store and decides, in a thread."""
 
     def __init__(self, settings: Settings, post: Callable[[Event], None], say: Callable[[str], None]) -> None:
-        from torch.distributed import TCPStore
-
         self._settings = settings
         self._post = post
         self._say = say
         # Any address of this pod; the port is the one in the manifest, which the pod's service names.
-        self._server = TCPStore("0.0.0.0", settings.port, is_master=True, wait_for_workers=False)  # noqa: S104
+        self._server = _store("0.0.0.0", settings.port, serve=True)  # noqa: S104
         self.port = int(self._server.port)
         self._lives: dict[int, str] = {}
         self._thread = threading.Thread(target=self._guarded, name="leader", daemon=True)
@@ -267,8 +260,6 @@ class Leader:
             self._post(Broken(error))
 
     def _lead(self) -> None:
-        from torch.distributed import TCPStore
-
         settings, store = self._settings, self._server
         number = 0
         history: list[Attempt] = []
@@ -295,7 +286,7 @@ class Leader:
                 return
             self._lives = {pod: join.life for pod, join in joins.items()}
             # The ranks' own store: empty, on a port of its own, gone with the attempt.
-            ranks = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)  # noqa: S104
+            ranks = _store("0.0.0.0", 0, serve=True)  # noqa: S104
             attempt = history[-1].number + 1 if history else 0
             history = [*_brief(history), Attempt(attempt, time.time())]
             address = "127.0.0.1" if settings.pods == 1 else settings.pod_ip or settings.host
@@ -304,7 +295,8 @@ class Leader:
             end = json.loads(_wait(store, f"{number}/end"))
             if end["failure"] is None:
                 return
-            history[-1] = replace(history[-1], ended=time.time(), failure=Failure(**end["failure"]))
+            failure = replace(Failure(**end["failure"]), attempt=attempt)  # a pod that is new does not know the number
+            history[-1] = replace(history[-1], ended=time.time(), failure=failure)
             del ranks
             number += 1
 
@@ -378,6 +370,14 @@ def _attempts(data: Sequence[dict[str, Any]]) -> list[Attempt]:
     return [
         Attempt(a["number"], a["started"], a["ended"], Failure(**a["failure"]) if a["failure"] else None) for a in data
     ]
+
+
+def _store(host: str, port: int, *, serve: bool = False) -> Any:
+    """A client of torch's store at this address, or the store itself, on any free port where the port is 0."""
+    import torch.distributed as dist
+
+    timeout = timedelta(seconds=30)
+    return dist.TCPStore(host, port, is_master=serve, timeout=timeout, wait_for_workers=False)  # type: ignore[attr-defined]
 
 
 def _wait(store: Any, key: str) -> bytes:

@@ -258,6 +258,24 @@ def test_the_cause_is_the_rank_that_raised_and_not_its_peers(pods: Callable[...,
         assert "flk_runtime" not in failure.traceback  # the user's frames only
 
 
+def test_a_destroyed_group_lives_until_the_rank_ends(pods: Callable[..., Pods]) -> None:
+    """Dropping its last reference can deadlock in torch; see rank.keep_groups."""
+    script = """
+        import gc, weakref
+        import torch.distributed as dist
+        from torch.distributed import destroy_process_group
+        dist.init_process_group("gloo")
+        group = weakref.ref(dist.group.WORLD)
+        destroy_process_group()
+        gc.collect()
+        print(dist.is_initialized(), group() is None)
+    """
+    job = pods(script=script)
+    job.start("train.py")
+    assert job.wait() == [0], job.log()
+    assert "[rank 0] False False\n" in job.log()
+
+
 def test_output_is_prefixed_line_by_line(pods: Callable[..., Pods]) -> None:
     script = """
         import sys
