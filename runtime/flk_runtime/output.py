@@ -10,6 +10,7 @@ from pathlib import Path
 
 # A progress bar ends its lines with a carriage return alone; it has to show while it moves.
 _END = re.compile(rb"\r\n|\n|\r(?!$)")
+AT_ONCE = 50  # lines; more are counted, and what has to come between them is written, after so many
 LONGEST = 1 << 16  # bytes; a longer line is passed on in pieces, so that memory stays bounded
 
 
@@ -67,6 +68,7 @@ class Prefixer:
             self._rest = b""
 
     def _write(self, lines: list[bytes]) -> None:
-        if lines:
-            write_all(self._fd, b"".join(self._tag + line + b"\n" for line in lines))
-            self._count(len(lines))
+        for begin in range(0, len(lines), AT_ONCE):
+            some = lines[begin : begin + AT_ONCE]
+            write_all(self._fd, b"".join(self._tag + line + b"\n" for line in some))
+            self._count(len(some))

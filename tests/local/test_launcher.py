@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -298,6 +299,8 @@ def test_the_record_is_repeated_so_that_a_tail_of_the_log_has_it(pods: Callable[
     lines = job.log().splitlines()
     records = [number for number, line in enumerate(lines) if record_in(line)]
     assert len(records) == 5  # at the start, after each thousand, at the end
+    gaps = [later - earlier for earlier, later in itertools.pairwise(records)]
+    assert max(gaps) <= contract.RECORD_EVERY + 100
     assert sum(line.startswith("[rank 0] ") for line in lines) == 3500
 
 
