@@ -118,7 +118,7 @@ def test_code_of_a_job_that_was_just_deleted_is_waited_for(
 
 def test_code_map_of_something_else_is_left_alone(fake: Any, cluster: Cluster) -> None:
     fake.add("configmaps", {"metadata": {"name": "gpt-code-1"}})
-    with pytest.raises(ConflictError, match="there is a ConfigMap gpt-code-1.*of something else"):
+    with pytest.raises(ConflictError, match=r"there is a ConfigMap gpt-code-1.*of something else"):
         cluster.create_job(manifests())
     assert "gpt-code-1" in fake.objects[MAPS]
     assert fake.objects[JOBS] == {}

@@ -144,7 +144,7 @@ def test_credentials_plugin(use: Any) -> None:
 )
 def test_credentials_plugin_that_fails(use: Any, script: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
     use(plugin(script))
-    with pytest.raises(NoConfigError, match="the credentials plugin .* of context here failed") as caught:
+    with pytest.raises(NoConfigError, match=r"the credentials plugin .* of context here failed") as caught:
         load()
     assert said in str(caught.value)
     assert capfd.readouterr().err == ""
