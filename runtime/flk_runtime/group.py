@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,6 +12,9 @@ import torch.distributed as dist
 from flk_runtime.errors import SetupError
 
 T = TypeVar("T")
+
+_REST = 0.02  # seconds
+_kept: list[Any] = []
 
 
 def on_main(function: Callable[[], T]) -> T:
@@ -58,6 +62,11 @@ def leave(*, at_once: bool) -> None:
     """Give up the process group. ``at_once``: without waiting for a peer, which may have died."""
     if not dist.is_initialized():
         return
+    # A gloo group's destructor joins its threads while it holds Python's lock, which one of them may still want to free
+    # a tensor: seen to hang, seldom, in processes that ended. So the object stays, and the threads get time to come to
+    # rest.
+    _kept.append(dist.group.WORLD)
+    time.sleep(_REST)
     if at_once and "nccl" in str(dist.get_backend_config()):
         # Destroying NCCL's communicators waits for kernels that a dead peer never lets end.
         torch.distributed.distributed_c10d._abort_process_group()

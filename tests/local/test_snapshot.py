@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from flk_runtime.data import step_sizes
+
 Ranks = Callable[..., list[Any]]
 
 # Trains until STEPS and prints, per rank, the data of every step and a hash of all parameters at the end.
@@ -78,8 +80,8 @@ def test_the_same_job_started_again_ends_at_once(ranks: Ranks, tmp_path: Path) -
 @pytest.mark.parametrize("worlds", [(3, 2), (1, 3)])
 def test_every_sample_once_at_another_world_size(ranks: Ranks, tmp_path: Path, worlds: tuple[int, int]) -> None:
     first = train(ranks, tmp_path / "folder", 2, worlds[0])
-    steps = 2 + -(-(41 - 2 * 4 * worlds[0]) // (4 * worlds[1]))
-    second = train(ranks, tmp_path / "folder", steps, worlds[1])
+    left, _ = step_sizes(41 - 2 * 4 * worlds[0], worlds[1], 4, drop_last=False)
+    second = train(ranks, tmp_path / "folder", 2 + left, worlds[1])
     assert data(first) + data(second) == Counter((0, sample) for sample in range(41))
     assert len(last(second)) == 1
 
