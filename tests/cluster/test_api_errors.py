@@ -1,0 +1,174 @@
+"""What a cluster refuses: one clear line, exit code 1 within ten seconds, and nothing is created."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+LIMIT = 10  # seconds from the command's start to its end, promised to users
+
+
+@pytest.fixture
+def submit(flk: Any, tmp_path: Path) -> Any:
+    """Submits a script with another kubeconfig and gives code and stderr, having checked what every error has."""
+    (tmp_path / "train.py").write_text("print('hello')\n")
+
+    def run(config: Path | None, *args: str) -> Any:
+        env = {"KUBECONFIG": str(config)} if config else {}
+        began = time.monotonic()
+        result = flk("submit", "train.py", "--name", "refused", *args, cwd=tmp_path, env=env)
+        assert time.monotonic() - began < LIMIT
+        assert result.stdout == ""
+        lines = result.stderr.strip().splitlines()
+        assert lines[0].startswith("error: "), result.stderr
+        assert len(lines) <= 2
+        assert "Traceback" not in result.stderr
+        return result
+
+    return run
+
+
+@pytest.fixture
+def altered(kubeconfig: Path, tmp_path: Path) -> Any:
+    """A copy of the test's kubeconfig with another server or another user."""
+
+    def write(*, server: str = "", user: dict[str, Any] | None = None) -> Path:
+        config = yaml.safe_load(kubeconfig.read_text())
+        if server:
+            config["clusters"][0]["cluster"] = {"server": server}
+        if user:
+            config["users"][0]["user"] = user
+        path = tmp_path / "altered"
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    """Takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture
+def bare_server() -> Iterator[str]:
+    """An API server without PyTorchJobs: it knows the core API only."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            core = self.path.startswith("/api/v1/")
+            data = json.dumps({"items": [], "metadata": {}}).encode() if core else b"404 page not found\n"
+            self.send_response(200 if core else 404)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_GET = do_POST = answer
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_no_kubeconfig(submit: Any, tmp_path: Path) -> None:
+    result = submit(tmp_path / "nowhere")
+    assert result.code == 1
+    assert "there is no kubeconfig" in result.stderr
+    assert str(tmp_path / "nowhere") in result.stderr
+
+
+def test_unknown_context(submit: Any, cluster: Any) -> None:
+    name = cluster.config["contexts"][0]["name"]
+    result = submit(None, "--context", name + "x")
+    assert result.code == 1
+    assert f"did you mean {name}?" in result.stderr
+
+
+def test_nobody_listens(submit: Any, altered: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"https://127.0.0.1:{server.getsockname()[1]}"
+    result = submit(altered(server=address))
+    assert result.code == 1
+    assert address in result.stderr
+    assert "Connection refused" in result.stderr
+
+
+def test_server_that_does_not_answer(submit: Any, altered: Any, silent_server: str) -> None:
+    result = submit(altered(server=silent_server))
+    assert result.code == 1
+    assert silent_server in result.stderr
+    assert "does not answer" in result.stderr
+
+
+def test_server_that_cannot_be_trusted(submit: Any, altered: Any, cluster: Any) -> None:
+    result = submit(altered(server=cluster.config["clusters"][0]["cluster"]["server"]))
+    assert result.code == 1
+    assert "cannot trust the API server" in result.stderr
+
+
+def test_cluster_without_pytorchjobs(submit: Any, altered: Any, bare_server: str) -> None:
+    result = submit(altered(server=bare_server))
+    assert result.code == 1
+    assert "has no PyTorchJobs" in result.stderr
+    assert "training operator" in result.stderr
+
+
+def test_no_permission_is_told_with_verb_and_resource(submit: Any, altered: Any, kubectl: Any, namespace: str) -> None:
+    kubectl("create", "serviceaccount", "nobody")
+    token = kubectl("create", "token", "nobody").strip()
+    result = submit(altered(user={"token": token}))
+    assert result.code == 1
+    assert f"no permission to create pytorchjobs.kubeflow.org in namespace {namespace}" in result.stderr
+    assert f"kubectl auth can-i create pytorchjobs.kubeflow.org -n {namespace}" in result.stderr
+    assert token not in result.stderr
+    assert kubectl("get", "pytorchjobs,configmaps", "-l", "flk.dev/job", "-o", "name") == ""
+
+
+def test_code_that_may_not_be_stored_leaves_no_job_behind(
+    submit: Any, altered: Any, kubectl: Any, namespace: str
+) -> None:
+    kubectl("create", "serviceaccount", "half")
+    jobs = ["--verb=create,get,list,delete", "--resource=pytorchjobs.kubeflow.org"]
+    kubectl("create", "role", "half", *jobs)
+    kubectl("create", "rolebinding", "half", "--role=half", f"--serviceaccount={namespace}:half")
+    result = submit(altered(user={"token": kubectl("create", "token", "half").strip()}))
+    assert result.code == 1
+    assert "no permission to create configmaps" in result.stderr
+    assert "the job refused was deleted again" in result.stderr
+    kubectl("wait", "--for=delete", "pytorchjob/refused", "--timeout=60s")
+
+
+def test_expired_credentials(submit: Any, altered: Any) -> None:
+    result = submit(altered(user={"token": "expired-and-secret"}))
+    assert result.code == 1
+    assert "does not accept the credentials" in result.stderr
+    assert "expired-and-secret" not in result.stderr
+
+
+def test_missing_namespace(submit: Any) -> None:
+    result = submit(None, "--namespace", "flk-test-nowhere")
+    assert result.code == 1
+    assert "there is no namespace flk-test-nowhere" in result.stderr
+
+
+@pytest.mark.parametrize("command", [["status"], ["logs"], ["logs", "--no-follow"], ["wait"], ["delete"]])
+def test_job_that_is_not_there(flk: Any, namespace: str, command: list[str]) -> None:
+    result = flk(*command, "nowhere")
+    assert result.code == 102
+    assert f"there is no job nowhere in namespace {namespace}" in result.stderr
+    assert result.stdout == ""

@@ -1,0 +1,153 @@
+"""Submitting, looking, following and deleting in a real cluster."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SMALL = ["--cpu", "50m", "--restarts", "0"]
+PATIENCE = 120  # seconds for something to happen on a machine that does much else
+ENDLESS = "import time\nprint('begun', flush=True)\nwhile True:\n    time.sleep(0.5)\n    print('tick', flush=True)\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a train.py that ends at once and a forever.py that does not."""
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    (tmp_path / "forever.py").write_text(ENDLESS)
+    return tmp_path
+
+
+def eventually(what: str, check: Callable[[], Any]) -> Any:
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        found = check()
+        if found:
+            return found
+        time.sleep(0.5)
+    pytest.fail(f"did not happen in {PATIENCE} s: {what}", pytrace=False)
+
+
+def state(flk: Any, name: str) -> Any:
+    return json.loads(flk("status", name, "-o", "json").stdout)
+
+
+def test_one_job_from_submit_to_delete(flk: Any, kubectl: Any, namespace: str, image: str, folder: Path) -> None:
+    made = flk("submit", "train.py", "--name", "one", "--replicas", "2", "--image", image, *SMALL, cwd=folder)
+    assert (made.code, made.stdout) == (0, "one\n")
+    for command in (f"flk logs one -n {namespace}", f"flk status one -n {namespace}", f"flk wait one -n {namespace}"):
+        assert command in made.stderr
+    assert "shipped 2 files" in made.stderr
+
+    again = flk("submit", "train.py", "--name", "one", "--image", image, *SMALL, cwd=folder)
+    assert again.code == 1
+    assert f"there is a job one in namespace {namespace} already, made " in again.stderr
+    assert f"ago by {state(flk, 'one')['owner']}" in again.stderr
+
+    waited = flk("wait", "one", "-o", "json")
+    assert waited.code == 0, waited.stderr
+    ended = json.loads(waited.stdout)
+    assert (ended["phase"], ended["code"], ended["ready"]) == ("Succeeded", 0, 2)
+    assert [attempt["outcome"] for attempt in ended["attempts"]] == ["succeeded"]
+    lines = flk("logs", "one").stdout.splitlines()
+    assert {"[rank 0] hello", "[rank 1] hello"} <= set(lines)
+    assert sorted(flk("logs", "one", "--no-follow").stdout.splitlines()) == sorted(lines)
+    assert flk("logs", "one", "--rank", "1").stdout == "[rank 1] hello\n"
+    listed = flk("list").stdout.splitlines()
+    assert listed[1].split()[:3] == ["one", "Succeeded", "2/2"]
+
+    gone = flk("delete", "one", "two")
+    assert (gone.code, gone.stdout) == (102, "one\n")
+    assert "there is no job two" in gone.stderr
+    left = kubectl("get", "pytorchjobs,pods,services", "-o", "name")
+    assert left == ""
+    kubectl("wait", "--for=delete", "configmaps", "-l", "flk.dev/job=one", "--timeout=60s")
+
+
+def test_name_can_be_used_again_at_once(flk: Any, image: str, folder: Path) -> None:
+    args = ["submit", "train.py", "--name", "again", "--image", image, *SMALL]
+    assert flk(*args, cwd=folder).code == 0
+    assert flk("delete", "again").code == 0
+    second = flk(*args, cwd=folder)
+    assert second.code == 0, second.stderr
+    assert flk("wait", "again").code == 0
+
+
+def test_dry_run(flk: Any, kubectl: Any, image: str, folder: Path) -> None:
+    for where in ("client", "server"):
+        args = ["submit", "train.py", "--name", "dry", "--image", image, "--dry-run", where, "-o", "json"]
+        tried = flk(*args, cwd=folder)
+        assert tried.code == 0, tried.stderr
+        kinds = [item["kind"] for item in json.loads(tried.stdout)["items"]]
+        assert kinds == ["PyTorchJob", "ConfigMap"]
+    refused = flk("submit", "train.py", "--name", "dry", "--dry-run", "nowhere", cwd=folder)
+    assert refused.code == 2
+    assert kubectl("get", "pytorchjobs", "-o", "name") == ""
+
+
+def test_ctrl_c_detaches(flk: Any, namespace: str, image: str, folder: Path) -> None:
+    submitted = flk("submit", "forever.py", "--name", "long", "--image", image, *SMALL, cwd=folder)
+    assert submitted.code == 0, submitted.stderr
+    for command in (["logs", "-f", "long"], ["wait", "long"]):
+        eventually("the job runs", lambda: state(flk, "long")["phase"] == "Running")
+        process = flk.start(*command)
+        stream = process.stdout if command[0] == "logs" else process.stderr
+        while "tick" not in (line := stream.readline()) and "running" not in line:
+            assert line, process.stderr.read()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert f"flk logs long -n {namespace}" in err
+        assert "Traceback" not in err
+    assert state(flk, "long")["phase"] == "Running"
+
+    assert flk("wait", "long", "--timeout", "0").code == 101
+    waited = flk("wait", "long", "--timeout", "2s", "-o", "json")
+    assert waited.code == 124
+    assert json.loads(waited.stdout)["phase"] == "Running"
+
+    follower = flk.start("wait", "long")
+    assert "running" in follower.stderr.readline()
+    assert flk("delete", "long").code == 0
+    assert follower.wait(timeout=60) == 103
+    follower.communicate()
+
+
+def test_image_that_is_not_there_is_told_while_waiting(flk: Any, folder: Path) -> None:
+    args = ["submit", "train.py", "--name", "noimage", "--image", "flk-test/nowhere:1", *SMALL]
+    assert flk(*args, cwd=folder).code == 0
+    found = eventually("the reason is known", lambda: (s := state(flk, "noimage"))["reason"] and s)
+    assert found["reason"] in ("ErrImagePull", "ImagePullBackOff")
+    assert "noimage-worker-0" in found["message"]
+    waited = flk("wait", "noimage", "--timeout", "3s")
+    assert waited.code == 124
+    assert "ImagePull" in waited.stderr
+
+
+def test_pods_that_a_quota_refuses(flk: Any, kubectl: Any, image: str, folder: Path) -> None:
+    kubectl("create", "quota", "tight", "--hard=pods=1")
+    args = ["submit", "forever.py", "--name", "quota", "--replicas", "2", "--image", image, *SMALL]
+    assert flk(*args, cwd=folder).code == 0
+    found = eventually("the reason is known", lambda: (s := state(flk, "quota"))["reason"] and s)
+    assert found["phase"] == "Pending"
+    assert "exceeded quota: tight" in found["message"]
+    assert flk("delete", "quota").code == 0
+
+
+def test_python_api(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch, image: str, folder: Path) -> None:
+    import flk
+
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    job = flk.Job(name="api", command=["train.py"], image=image, resources={"cpu": "50m"}, restarts=0)
+    run = job.submit(folder)
+    assert run.name == "api"
+    assert "[rank 0] hello" in list(run.logs())
+    assert run.wait().code == 0
+    assert str(run.status().phase) == "Succeeded"
+    run.delete()
