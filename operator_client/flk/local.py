@@ -9,6 +9,7 @@ import contextlib
 import importlib.util
 import math
 import os
+import random
 import selectors
 import shutil
 import signal
@@ -87,11 +88,8 @@ class LocalRun:
         asked = (
             quantity.quantity(job.resources.cpu) if job.resources.cpu else Decimal(os.cpu_count() or 1) / job.replicas
         )
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         values |= {
-            contract.RDZV_ENDPOINT: f"127.0.0.1:{port}",
+            contract.RDZV_ENDPOINT: f"127.0.0.1:{free_port()}",
             contract.POD_IP: "127.0.0.1",
             contract.CPUS: str(math.ceil(asked)),
             contract.NODE_NAME: socket.gethostname(),
@@ -239,6 +237,16 @@ def checkpoint_folder(job: Job, folder: Path) -> Path | None:
     if job.checkpoint is None:
         return None
     return folder / STATE_FOLDER / "volumes" / job.checkpoint.volume / str(job.name)
+
+
+def free_port() -> int:
+    """A port for the launcher of pod 0: below those that the kernel gives to connections, one of which could take it
+    before the launcher listens, or between two lives of it (net.ipv4.ip_local_port_range begins at 32768)."""
+    while True:
+        port = random.randrange(20_000, 32_768)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def interpreter() -> tuple[str, str]:

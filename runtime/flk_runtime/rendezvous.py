@@ -29,7 +29,7 @@ from datetime import timedelta
 from typing import Any
 
 from flk_runtime.contract import Attempt, ExitCode, Failure, Verdict
-from flk_runtime.settings import Settings
+from flk_runtime.settings import Settings, SettingsError
 
 _FOR_EVER = timedelta(days=7)
 _PROBE_TIMEOUT = 3.0  # seconds for one look at the leader's port
@@ -237,7 +237,11 @@ class Leader:
         self._post = post
         self._say = say
         # Any address of this pod; the port is the one in the manifest, which the pod's service names.
-        self._server = _store("0.0.0.0", settings.port, serve=True)  # noqa: S104
+        try:
+            self._server = _store("0.0.0.0", settings.port, serve=True)  # noqa: S104
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise SettingsError(f"cannot hold the job's store on port {settings.port}: {reason}") from error
         self.port = int(self._server.port)
         self._lives: dict[int, str] = {}
         self._thread = threading.Thread(target=self._guarded, name="leader", daemon=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from flk.local import free_port
 from flk_runtime import contract
 from flk_runtime.contract import ExitCode, Verdict, record_in
 
@@ -47,9 +48,7 @@ class Pods:
 
     def __init__(self, folder: Path, pods: int, processes: int, **variables: str) -> None:
         self.folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.pods = pods
         self.variables = {
             contract.JOB: "test",
@@ -378,6 +377,17 @@ def test_what_cannot_start_is_refused_with_one_line(
     failure = job.verdict().failure
     assert failure is not None
     assert message in failure.message
+
+
+def test_a_port_that_is_taken_is_named(pods: Callable[..., Pods]) -> None:
+    job = pods(2, 1)
+    with socket.socket() as taken:
+        taken.bind(("", int(job.variables[contract.RDZV_ENDPOINT].rpartition(":")[2])))
+        taken.listen()
+        job.start("train.py", "1", only=0)
+        assert job.running[0].wait(END) == ExitCode.USAGE
+    (line,) = job.log(0).splitlines()
+    assert line.startswith("[pod 0] error: cannot hold the job's store on port ")
 
 
 def test_ranks_do_not_share_random_numbers_by_accident(pods: Callable[..., Pods]) -> None:
