@@ -18,6 +18,7 @@ STUCK_AFTER: Final = 10.0  # seconds in which a pod may be starting before its e
 STUCK_PODS: Final = 3  # pods whose events are read, so that a thousand that hang alike cost three requests
 LAST_WORDS: Final = 5.0  # seconds that the pods of a failed job get to say why, after the first has ended
 EVENTS_EVERY: Final = 5.0  # seconds between two looks at the events of a job that does not start
+RECORD_AFTER: Final = (1.0, 10.0)  # seconds after which the record is read again: when pods have changed, and anyway
 _LOG_IDLE: Final = 5.0
 
 
@@ -85,6 +86,7 @@ class _Events:
         self._events: list[Object] = []
         self._pods: tuple[str, ...] = ()
         self._record: Verdict | None = None
+        self._read = -RECORD_AFTER[1]
 
     def events(self, snapshot: Snapshot, now: float) -> list[Object]:
         """The events of the job and of pods that hang, at most one look in some seconds."""
@@ -94,10 +96,11 @@ class _Events:
         return self._events
 
     def record(self, snapshot: Snapshot) -> Verdict | None:
-        """The record in the log, read again when a pod was made or ended."""
+        """The record in the log, read again when a pod was made or ended, and now and then: attempts need neither."""
         pods = tuple(sorted(f"{pod['metadata']['uid']} {pod.get('status', {}).get('phase')}" for pod in snapshot.pods))
-        if pods != self._pods or self._record is None:
-            self._pods, self._record = pods, _record(self.cluster, snapshot)
+        age = time.monotonic() - self._read
+        if age >= RECORD_AFTER[pods == self._pods and self._record is not None]:
+            self._pods, self._record, self._read = pods, _record(self.cluster, snapshot), time.monotonic()
         return self._record
 
 

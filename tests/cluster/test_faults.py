@@ -105,6 +105,7 @@ def test_three_faults_and_the_same_result(flk: Any, kubectl: Any, image: str, sc
                 loss.backward()
                 optimizer.step()
                 run.step(loss=loss)
+                print("step", run.steps, flush=True)
                 # Far enough, and then until the three faults have happened, so that no machine is too fast for them.
                 while int(os.environ["FAULTS"]) > run.attempt and run.steps >= 10 * (run.attempt + 1):
                     time.sleep(1)
@@ -133,6 +134,8 @@ def test_three_faults_and_the_same_result(flk: Any, kubectl: Any, image: str, sc
     disturbed = flk("submit", "train.py", "--name", "rough", *common, "--env", "FAULTS=3", cwd=folder)
     assert disturbed.code == 0, disturbed.stderr
 
+    follower = flk.start("logs", "rough")
+
     def training(attempt: int) -> bool:
         state = status(flk, "rough")
         assert state["phase"] not in ("Failed", "Succeeded"), state
@@ -151,6 +154,14 @@ def test_three_faults_and_the_same_result(flk: Any, kubectl: Any, image: str, sc
     ended = flk("wait", "rough")
     assert ended.code == 0, ended.stderr
     assert result("rough") == result("calm") != []
+    followed, notes = follower.communicate(timeout=60)
+    assert follower.returncode == 0, notes
+    assert [line for line in followed.splitlines() if line.startswith("[rank 0] result")] == result("rough")
+    for pod in ("rough-worker-2", "rough-worker-0"):
+        assert f"{pod} was started anew" in notes
+    own = [line for line in followed.splitlines() if line.startswith("[rank 3] ")]
+    there = flk("logs", "rough", "--no-follow", "--rank", "3").stdout.splitlines()
+    assert own == there  # its pod was never replaced: nothing lost, nothing twice
     attempts = status(flk, "rough")["attempts"]
     assert [attempt["outcome"] for attempt in attempts] == ["failed", "failed", "failed", "succeeded"]
     causes = [attempt["cause"] for attempt in attempts]
