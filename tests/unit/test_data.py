@@ -153,6 +153,18 @@ def test_an_epoch_that_is_broken_out_of_is_over() -> None:
     assert (one.epoch, one.consumed) == (3, 0)
 
 
+def test_steps_run_over_as_many_epochs_as_they_take() -> None:
+    done, ended = [0], []
+    one = loader(10, steps_done=lambda: done[0], on_end=lambda: ended.append(done[0]))
+    for _ in one.steps(4):  # an epoch is three steps
+        done[0] += 1
+    assert (one.epoch, one.consumed, ended) == (1, 4, [4])
+    assert list(one.steps(4)) == []
+    for _ in one.steps(6):
+        done[0] += 1
+    assert (one.epoch, one.consumed, done) == (1, 10, [6])  # the interrupted epoch went on
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_position_counts_what_was_handed_out(workers: int) -> None:
     # With workers, DataLoader draws indices several batches ahead.
