@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -58,6 +59,8 @@ class ForkServer:
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE)
         parent = os.getpid()
+        # What has been imported is not garbage. Looked at, its pages would be copied in every rank, one by one.
+        gc.freeze()
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
