@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
+import socket
 import sys
 
 import torch
@@ -159,6 +161,7 @@ def main() -> None:
             parameters=sum(parameter.numel() for parameter in model.parameters()),
             heldout_loss=held_out_loss(model, held_out, run),
         )
+        print(json.dumps({"rank": run.rank, "device": str(run.device), "host": socket.gethostname()}), flush=True)
         # The loader goes on where a snapshot was written, and so does everything else.
         for x, y in loader.steps(args.steps):
             loss = loss_of(model, x, y)

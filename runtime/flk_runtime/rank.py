@@ -88,8 +88,9 @@ def describe(error: BaseException) -> dict[str, Any]:
     name = type(error).__name__
     message = str(error)
     lines = traceback.format_exception(type(error), error, _own_frames(error.__traceback__))
+    refused = getattr(error, "code", None) is contract.ExitCode.USAGE  # flk_runtime's own: it would be so again
     return {
-        "kind": "exception",
+        "kind": "usage" if refused else "exception",
         "type": name,
         "message": message,
         "traceback": "".join(lines)[-_TRACEBACK_LIMIT:],

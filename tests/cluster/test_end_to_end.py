@@ -56,6 +56,8 @@ def test_the_example_trains_in_the_cluster_as_it_does_here(flk: Any, image: str)
 
     logs = flk("logs", name, timeout=ENOUGH)
     assert logs.code == 0, logs.stderr
+    for rank in range(4):
+        assert f'[rank {rank}] {{"rank": {rank}, ' in logs.stdout
     waited = flk("wait", name, timeout=ENOUGH)
     assert waited.code == 0, waited.stderr
     status = json.loads(flk("status", name, "-o", "json").stdout)

@@ -379,6 +379,21 @@ def test_what_cannot_start_is_refused_with_one_line(
     assert message in failure.message
 
 
+def test_what_trying_again_would_not_help_costs_no_restarts(pods: Callable[..., Pods]) -> None:
+    script = """
+        import flk_runtime
+        flk_runtime.init(strategy="magic")
+    """
+    job = pods(1, 2, FLK_RESTARTS="3", script=script)
+    job.start("train.py")
+    assert job.wait() == [ExitCode.USAGE], job.log()
+    verdict = job.verdict()
+    assert verdict.failure is not None
+    assert verdict.failure.kind == "usage"
+    assert "unknown strategy 'magic'" in verdict.failure.message
+    assert len(verdict.attempts) == 1
+
+
 def test_a_port_that_is_taken_is_named(pods: Callable[..., Pods]) -> None:
     job = pods(2, 1)
     with socket.socket() as taken:
