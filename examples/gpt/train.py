@@ -161,7 +161,8 @@ def main() -> None:
             parameters=sum(parameter.numel() for parameter in model.parameters()),
             heldout_loss=held_out_loss(model, held_out, run),
         )
-        print(json.dumps({"rank": run.rank, "device": str(run.device), "host": socket.gethostname()}), flush=True)
+        place = {"rank": run.rank, "device": str(run.device), "host": socket.gethostname()}
+        sys.stdout.write(json.dumps(place) + "\n")  # in one piece: all processes write at the same time
         # The loader goes on where a snapshot was written, and so does everything else.
         for x, y in loader.steps(args.steps):
             loss = loss_of(model, x, y)
