@@ -176,12 +176,12 @@ class Cluster:
         if found["metadata"].get("deletionTimestamp"):
             raise ConflictError(
                 f"a job {name} in namespace {self.namespace}{made}, is still being deleted",
-                hint=f"wait until it is gone: flk delete {name}; or choose another --name",
+                hint=f"wait until it is gone: flk delete {name} -n {self.namespace}; or choose another --name",
                 status=409,
             )
         raise ConflictError(
             f"there is a job {name} in namespace {self.namespace} already{made}",
-            hint=f"choose another --name, or look at that one: flk status {name}",
+            hint=f"choose another --name, or look at that one: flk status {name} -n {self.namespace}",
             status=409,
         )
 

@@ -10,6 +10,7 @@ Where forking is switched off (FLK_START=spawn) the same server starts each rank
 from __future__ import annotations
 
 import array
+import atexit
 import contextlib
 import gc
 import importlib
@@ -19,6 +20,7 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -202,9 +204,6 @@ def _run_forked(command: Sequence[str]) -> int:
 
 def _finish(code: int) -> int:
     """What the interpreter does when a script ends: wait for its threads, run its atexit functions, flush."""
-    import atexit
-    import threading
-
     with contextlib.suppress(Exception):
         threading._shutdown()  # type: ignore[attr-defined]
     with contextlib.suppress(Exception):

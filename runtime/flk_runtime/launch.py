@@ -9,67 +9,29 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import selectors
 import signal
 import socket
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
-from flk_runtime import contract, forkserver, host, output
+from flk_runtime import contract, forkserver, host, output, variables
 from flk_runtime.contract import ExitCode, Failure, Verdict
 from flk_runtime.forkserver import ForkServer, ServerDiedError
 from flk_runtime.rendezvous import Broken, End, Event, Go, Leader, Lost, Member, Stop
 from flk_runtime.settings import Settings, SettingsError
 from flk_runtime.unpack import CodeError, unpack
+from flk_runtime.wakeup import Wakeup, code_of_signal
 
 KILL_AFTER = 1.0  # seconds between SIGTERM and SIGKILL for ranks whose attempt is over: they hang in a collective
 FINISH_AFTER = 5.0  # seconds for a rank that has reported its exception to run its own exit handlers
 _CHUNK = 1 << 16
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-
-
-class Wakeup:
-    """A socket that becomes readable when a signal has come or a thread has posted an event."""
-
-    def __init__(self) -> None:
-        self.socket, self._alarm = socket.socketpair()
-        for end in (self.socket, self._alarm):
-            end.setblocking(False)
-        self.signals: list[int] = []
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.starting = True
-
-    def install(self) -> None:
-        """Take the signals that end a launcher. As process 1 of a container it would not be ended by them otherwise."""
-        for number in _STOP_SIGNALS:
-            signal.signal(number, self._signalled)
-
-    def post(self, event: Event) -> None:
-        """Hand an event to the loop, from any thread."""
-        self.events.put(event)
-        self._ring()
-
-    def clear(self) -> None:
-        """Make the socket quiet again, before signals and events are looked at."""
-        with contextlib.suppress(BlockingIOError):
-            while self.socket.recv(4096):
-                pass
-
-    def _signalled(self, number: int, frame: object) -> None:
-        if self.starting:  # there are no ranks and no promises yet
-            os._exit(_code_of_signal(number))
-        self.signals.append(number)
-        self._ring()
-
-    def _ring(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full: the loop will wake up anyway
-            self._alarm.send(b"\0")
 
 
 @dataclass
@@ -92,7 +54,7 @@ class Launcher:
     settings: Settings
     wakeup: Wakeup
     server: ForkServer
-    stderr: int  # the process's own is torch's, see output.set_stderr_aside
+    stderr: int  # the process's own is torch's, see output.stderr_set_aside
     errors: str  # folder for the ranks' error files
     began: float = field(default_factory=time.monotonic)
 
@@ -193,7 +155,7 @@ class Launcher:
             pipes[read] = target
             ends.append(write)
             self.selector.register(read, selectors.EVENT_READ)
-        environment = rank_environment(settings, go, local_rank, self.errors)
+        environment = variables.of_rank(settings, go, local_rank, self.errors)
         pid = self.server.launch(settings.command, environment, settings.work, *ends)
         for end in ends:
             os.close(end)
@@ -332,7 +294,7 @@ class Launcher:
         return failure.code if self.settings.pods == 1 else 128 + signal.SIGKILL
 
     def _stopped(self, number: int) -> int:
-        code = _code_of_signal(number)
+        code = code_of_signal(number)
         self.say(f"told to stop by {signal.Signals(number).name}; all ranks of this pod have ended")
         leave(
             self.settings, Verdict("preempted", code, self.settings.restarts, None, self.go.history if self.go else [])
@@ -361,56 +323,6 @@ class Launcher:
             self._record(self.current)
 
 
-def rank_environment(settings: Settings, go: Go, local_rank: int, errors: str) -> dict[str, str]:
-    """The variables of one rank: torchrun's, so that scripts written for it run unchanged, and the attempt's number.
-
-    Names and meaning: torch/distributed/elastic/agent/server/local_elastic_agent.py.
-    """
-    rank = settings.pod * settings.processes + local_rank
-    folder = Path(errors, f"attempt_{go.number}", str(local_rank))
-    folder.mkdir(parents=True, exist_ok=True)
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(settings.world_size),
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(settings.processes),
-        "GROUP_RANK": str(settings.pod),
-        "GROUP_WORLD_SIZE": str(settings.pods),
-        "ROLE_NAME": "default",
-        "ROLE_RANK": str(rank),
-        "ROLE_WORLD_SIZE": str(settings.world_size),
-        "MASTER_ADDR": go.address,
-        "MASTER_PORT": str(go.port),
-        "TORCHELASTIC_RESTART_COUNT": str(go.number),
-        "TORCHELASTIC_MAX_RESTARTS": str(settings.restarts),
-        "TORCHELASTIC_RUN_ID": settings.job,
-        "TORCHELASTIC_ERROR_FILE": str(folder / "error.json"),
-        # The launcher of pod 0 holds the store at MASTER_ADDR:MASTER_PORT; no rank opens one there.
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        contract.ATTEMPT: str(go.number),
-    }
-
-
-def prepare_environment(settings: Settings) -> None:
-    """Set what must stand in the environment before torch is imported; what the user has set stays as it is."""
-    defaults = {
-        # torch would start a thread for each processor of the node, in every rank.
-        "OMP_NUM_THREADS": str(max(1, (settings.cpus or host.processors()) // settings.processes)),
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        "PYTHONUNBUFFERED": "1",
-    }
-    interface = host.interface_of(settings.pod_ip) if settings.pod_ip else ""
-    if interface:
-        # Left alone, gloo takes what the host name resolves to, and NCCL the first interface it likes.
-        defaults["GLOO_SOCKET_IFNAME"] = interface
-        defaults["NCCL_SOCKET_IFNAME"] = "=" + interface
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
-    archive = Path(__file__).parents[1]
-    if archive.is_file():  # this package came as an archive: what a rank starts must find it as well
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(archive), os.environ.get("PYTHONPATH", "")]))
-
-
 def leave(settings: Settings, verdict: Verdict) -> None:
     """Write the verdict where the kubelet looks for it, so that it outlives the pod's log."""
     if settings.termination_log:
@@ -431,8 +343,6 @@ def main(arguments: Sequence[str]) -> NoReturn:
     except (SettingsError, CodeError) as error:
         code = _refuse(settings, arguments, str(error))
     except BaseException:
-        import traceback
-
         traceback.print_exc()
         code = ExitCode.ERROR
     sys.stdout.flush()
@@ -446,7 +356,7 @@ def _launch(settings: Settings, wakeup: Wakeup) -> int:
     script = None if settings.command[0] == "-m" else Path(settings.work, settings.command[0])
     if script and not script.is_file():
         raise SettingsError(f"no such script: {settings.command[0]} in {settings.work}")
-    prepare_environment(settings)
+    variables.prepare(settings)
     if sys.path and sys.path[0] == os.getcwd():
         sys.path.pop(0)  # from `python -m flk_runtime`: a script does not have its working folder there
     host.adopt_orphans()
@@ -477,10 +387,6 @@ def _refuse(settings: Settings | None, arguments: Sequence[str], message: str) -
     failure = Failure("usage", pod, None, settings.pod_name, settings.node, time=time.time(), message=message)
     leave(settings, Verdict("failed", int(ExitCode.USAGE), settings.restarts, failure))
     return ExitCode.USAGE
-
-
-def _code_of_signal(number: int) -> int:
-    return int(ExitCode.INTERRUPTED) if number == signal.SIGINT else int(ExitCode.PREEMPTED)
 
 
 def _plural(count: int, noun: str) -> str:

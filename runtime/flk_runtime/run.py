@@ -186,9 +186,11 @@ class Run:
         self.print(metrics.line({"step": self.steps, **values}))
 
     def print(self, *values: object) -> None:
-        """Print on rank 0."""
+        """Print a line on rank 0."""
         if self.is_main:
-            print(*values, flush=True)
+            # In one piece: print() writes the line's end apart, and another rank's line may come between.
+            sys.stdout.write(" ".join(map(str, values)) + "\n")
+            sys.stdout.flush()
 
     def barrier(self) -> None:
         """Wait for all ranks. Collective."""
