@@ -365,7 +365,7 @@ def _launch(settings: Settings, wakeup: Wakeup) -> int:
             forkserver.preload(script)
         import torch.distributed  # noqa: F401 - the store of the rendezvous
     except ImportError as error:
-        raise SettingsError(f"cannot import torch in this image: {error}") from error
+        raise SettingsError(f"{sys.executable} cannot import torch: {error}") from error
     server = ForkServer.start(fork=settings.fork)
     with (
         tempfile.TemporaryDirectory(prefix="flk-", ignore_cleanup_errors=True) as errors,
