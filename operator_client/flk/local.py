@@ -53,6 +53,11 @@ class LocalRun:
         """``job`` has a name; its ranks start in ``folder``."""
         self._job = job
         self._folder = folder
+        if sys.platform != "linux":
+            raise UsageError(
+                f"`flk run` needs Linux, for the launchers that it starts (this is {sys.platform})",
+                hint="flk submit and all other commands work here; or run it in a container",
+            )
         self._python, self._path = interpreter()
         self._pods: dict[int, _Pod] = {}
         self._selector = selectors.DefaultSelector()

@@ -181,6 +181,15 @@ def kubectl(kubeconfig: Path) -> Kubectl:
     return Kubectl(kubeconfig)
 
 
+@pytest.fixture
+def shared_class(kubectl: Kubectl) -> str:
+    """A storage class whose claims pods on all nodes can mount at once, as a network file system's."""
+    name = os.environ.get("FLK_TEST_STORAGE_CLASS", "shared")
+    if f"storageclass.storage.k8s.io/{name}" not in kubectl("get", "storageclasses", "-o", "name").split():
+        unavailable(f"the cluster has no storage class {name} (ReadWriteMany); name one in FLK_TEST_STORAGE_CLASS")
+    return name
+
+
 class Flk:
     """The command line as a user has it: another process, in a folder, with this test's kubeconfig."""
 

@@ -84,7 +84,7 @@ def test_memory_limit(flk: Any, image: str, script: Any) -> None:
         assert "600Mi" in text
 
 
-def test_three_faults_and_the_same_result(flk: Any, kubectl: Any, image: str, script: Any) -> None:
+def test_three_faults_and_the_same_result(flk: Any, kubectl: Any, image: str, script: Any, shared_class: str) -> None:
     folder = script("""
         import os, sys, time
         import torch, torch.nn.functional as F
@@ -117,7 +117,7 @@ def test_three_faults_and_the_same_result(flk: Any, kubectl: Any, image: str, sc
         "metadata": {"name": "snapshots"},
         "spec": {
             "accessModes": ["ReadWriteMany"],
-            "storageClassName": "shared",
+            "storageClassName": shared_class,
             "resources": {"requests": {"storage": "100Mi"}},
         },
     }

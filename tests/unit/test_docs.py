@@ -81,3 +81,12 @@ def test_job_files_in_the_documentation_are_valid(page: Path) -> None:
 def test_the_pages_are_found() -> None:
     assert len(PAGES) >= 8
     assert len(commands()) >= 8
+
+
+def test_modules_named_on_the_page_of_the_structure_exist() -> None:
+    text = (ROOT / "docs" / "structure.md").read_text()
+    named = re.findall(r"`(flk|flk_runtime)/(\w+)\.py`", text)
+    assert len(named) >= 10
+    for package, module in named:
+        folder = "operator_client" if package == "flk" else "runtime"
+        assert (ROOT / folder / package / f"{module}.py").exists(), f"{package}/{module}.py"
