@@ -194,9 +194,9 @@ def _run_forked(command: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    if "numpy" in sys.modules:
+    if "numpy.random" in sys.modules:
         # Its generator was seeded before the fork; without this all ranks would draw the same numbers.
-        sys.modules["numpy"].random.seed()
+        sys.modules["numpy.random"].seed()
     rank.keep_groups()
     code = rank.run(command)
     return _finish(code)

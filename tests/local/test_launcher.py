@@ -322,6 +322,19 @@ def test_a_signal_ends_ranks_and_their_children(pods: Callable[..., Pods], numbe
     job.until(lambda: not alive(child), "the rank's child ends too")
 
 
+def test_what_a_rank_leaves_behind_is_killed(pods: Callable[..., Pods]) -> None:
+    script = """
+        import pathlib, subprocess
+        child = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        pathlib.Path("child").write_text(str(child.pid))
+    """
+    job = pods(script=script)
+    job.start("train.py")
+    assert job.wait() == [0], job.log()
+    child = int((job.folder / "child").read_text())
+    job.until(lambda: not alive(child), "the child that its rank has left ends too")
+
+
 def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(pods: Callable[..., Pods]) -> None:
     script = """
         import os, pathlib, signal, time
@@ -407,7 +420,8 @@ def test_a_port_that_is_taken_is_named(pods: Callable[..., Pods]) -> None:
 
 def test_ranks_do_not_share_random_numbers_by_accident(pods: Callable[..., Pods]) -> None:
     script = """
-        import json, random
+        import json, random, sys
+        assert "torch._dynamo" in sys.modules  # because this script speaks of optimizers; it brings numpy.random
         import numpy
         print(json.dumps([random.random(), numpy.random.rand()]))
     """
