@@ -123,11 +123,10 @@ class Member:
         self._life = uuid.uuid4().hex
         self._next: queue.SimpleQueue[list[Failure]] = queue.SimpleQueue()
         self._writer: Any = None
-        self._thread = threading.Thread(target=self._guarded, name="rendezvous", daemon=True)
 
     def start(self) -> None:
         """Begin to look for the leader."""
-        self._thread.start()
+        _in_thread("rendezvous", self._follow, self._post)
 
     def failed(self, go: Go, failure: Failure) -> None:
         """End the attempt for everybody, unless somebody else has ended it already."""
@@ -143,12 +142,6 @@ class Member:
     def ready(self, evidence: list[Failure]) -> None:
         """The ranks of the ended attempt are gone; ``evidence`` is what failed here before they were told to end."""
         self._next.put(evidence)
-
-    def _guarded(self) -> None:
-        try:
-            self._follow()
-        except BaseException as error:
-            self._post(Broken(error))
 
     def _follow(self) -> None:
         history: list[Attempt] = []
@@ -244,11 +237,10 @@ class Leader:
             raise SettingsError(f"cannot hold the job's store on port {settings.port}: {reason}") from error
         self.port = int(self._server.port)
         self._lives: dict[int, str] = {}
-        self._thread = threading.Thread(target=self._guarded, name="leader", daemon=True)
 
     def start(self) -> None:
         """Begin to collect the other launchers."""
-        self._thread.start()
+        _in_thread("leader", self._lead, self._post)
 
     def linger(self) -> None:
         """Keep the store open until everybody has read how the job ended, for a few seconds at most."""
@@ -256,12 +248,6 @@ class Leader:
         with contextlib.suppress(RuntimeError):
             while self._server.add("goodbye", 0) < self._settings.pods and time.monotonic() < deadline:
                 time.sleep(0.02)
-
-    def _guarded(self) -> None:
-        try:
-            self._lead()
-        except BaseException as error:
-            self._post(Broken(error))
 
     def _lead(self) -> None:
         settings, store = self._settings, self._server
@@ -336,6 +322,18 @@ class Leader:
                     Failure("lost", pod, None, join.pod_name, join.node, attempt.number, message="it was started anew")
                 )
         return replace(attempt, failure=root_cause(failures)) if failures else attempt
+
+
+def _in_thread(name: str, function: Callable[[], None], post: Callable[[Event], None]) -> None:
+    """Run ``function`` beside the launcher's loop; an exception of it is posted."""
+
+    def guarded() -> None:
+        try:
+            function()
+        except BaseException as error:
+            post(Broken(error))
+
+    threading.Thread(target=guarded, name=name, daemon=True).start()
 
 
 def _restarts_used(history: Sequence[Attempt]) -> int:

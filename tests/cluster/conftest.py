@@ -16,8 +16,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ REPORTS = ROOT / "reports"
 FLK_IMAGE = "flktrain/flk:0.1.0-cpu"
 TORCH_IMAGE = "flktrain/torch-only:test"
 MAKE_CLUSTER = 600  # seconds, for a kind cluster or the images
+PATIENCE = 240  # seconds for something to happen on a machine that does much else
 RUN_CLI = 300  # seconds that a command of a test may take unless it says otherwise
 
 
@@ -228,6 +230,22 @@ class Flk:
 def flk(kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Flk:
     """Runs flk: ``flk("submit", "--replicas", "4").code``; its folder is empty unless ``cwd`` says otherwise."""
     return Flk(kubeconfig, tmp_path_factory.mktemp("folder"), tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture
+def eventually() -> Callable[[str, Callable[[], Any]], Any]:
+    """Waits until a check gives something true, and gives it: ``eventually("two pods run", lambda: ...)``."""
+
+    def wait(what: str, check: Callable[[], Any]) -> Any:
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until:
+            found = check()
+            if found:
+                return found
+            time.sleep(0.5)
+        pytest.fail(f"did not happen in {PATIENCE} s: {what}", pytrace=False)
+
+    return wait
 
 
 # Images

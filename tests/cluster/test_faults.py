@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 
 SMALL = ["--cpu", "100m"]
-PATIENCE = 240  # seconds for something to happen on a machine that does much else
 
 
 @pytest.fixture
@@ -24,16 +22,6 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
         return tmp_path
 
     return write
-
-
-def eventually(what: str, check: Callable[[], Any]) -> Any:
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:
-        found = check()
-        if found:
-            return found
-        time.sleep(0.5)
-    pytest.fail(f"did not happen in {PATIENCE} s: {what}", pytrace=False)
 
 
 def status(flk: Any, job: str) -> dict[str, Any]:
@@ -84,7 +72,9 @@ def test_memory_limit(flk: Any, image: str, script: Any) -> None:
         assert "600Mi" in text
 
 
-def test_three_faults_and_the_same_result(flk: Any, kubectl: Any, image: str, script: Any, shared_class: str) -> None:
+def test_three_faults_and_the_same_result(
+    flk: Any, kubectl: Any, image: str, script: Any, shared_class: str, eventually: Any
+) -> None:
     folder = script("""
         import os, sys, time
         import torch, torch.nn.functional as F

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 SMALL = ["--cpu", "50m", "--restarts", "0"]
-PATIENCE = 120  # seconds for something to happen on a machine that does much else
 ENDLESS = "import time\nprint('begun', flush=True)\nwhile True:\n    time.sleep(0.5)\n    print('tick', flush=True)\n"
 
 
@@ -22,16 +19,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "train.py").write_text("print('hello')\n")
     (tmp_path / "forever.py").write_text(ENDLESS)
     return tmp_path
-
-
-def eventually(what: str, check: Callable[[], Any]) -> Any:
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:
-        found = check()
-        if found:
-            return found
-        time.sleep(0.5)
-    pytest.fail(f"did not happen in {PATIENCE} s: {what}", pytrace=False)
 
 
 def state(flk: Any, name: str) -> Any:
@@ -91,7 +78,7 @@ def test_dry_run(flk: Any, kubectl: Any, image: str, folder: Path) -> None:
     assert kubectl("get", "pytorchjobs", "-o", "name") == ""
 
 
-def test_ctrl_c_detaches(flk: Any, namespace: str, image: str, folder: Path) -> None:
+def test_ctrl_c_detaches(flk: Any, namespace: str, image: str, folder: Path, eventually: Any) -> None:
     submitted = flk("submit", "forever.py", "--name", "long", "--image", image, *SMALL, cwd=folder)
     assert submitted.code == 0, submitted.stderr
     for command in (["logs", "-f", "long"], ["wait", "long"]):
@@ -119,7 +106,7 @@ def test_ctrl_c_detaches(flk: Any, namespace: str, image: str, folder: Path) -> 
     follower.communicate()
 
 
-def test_image_that_is_not_there_is_told_while_waiting(flk: Any, folder: Path) -> None:
+def test_image_that_is_not_there_is_told_while_waiting(flk: Any, folder: Path, eventually: Any) -> None:
     args = ["submit", "train.py", "--name", "noimage", "--image", "flk-test/nowhere:1", *SMALL]
     assert flk(*args, cwd=folder).code == 0
     found = eventually("the reason is known", lambda: (s := state(flk, "noimage"))["reason"] and s)
@@ -130,7 +117,7 @@ def test_image_that_is_not_there_is_told_while_waiting(flk: Any, folder: Path) -
     assert "ImagePull" in waited.stderr
 
 
-def test_pods_that_a_quota_refuses(flk: Any, kubectl: Any, image: str, folder: Path) -> None:
+def test_pods_that_a_quota_refuses(flk: Any, kubectl: Any, image: str, folder: Path, eventually: Any) -> None:
     kubectl("create", "quota", "tight", "--hard=pods=1")
     args = ["submit", "forever.py", "--name", "quota", "--replicas", "2", "--image", image, *SMALL]
     assert flk(*args, cwd=folder).code == 0
