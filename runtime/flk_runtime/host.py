@@ -61,6 +61,13 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
         os.kill(os.getpid(), number)
 
 
+def reap_orphans() -> None:
+    """Let go of children that have ended; those of the ranks that were adopted would stay zombies for ever."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
 def adopt_orphans() -> None:
     """Become the parent of grandchildren whose own parent ends, as process 1 is by nature (Linux)."""
     if os.uname().sysname == "Linux":

@@ -98,6 +98,7 @@ class Launcher:
             while self.verdict is None and not self.wakeup.events.empty():
                 self._handle(self.wakeup.events.get())
             self._check_clock()
+            host.reap_orphans()
             if not self.ranks:
                 if self.stopping is not None:
                     return self._stopped(self.stopping)

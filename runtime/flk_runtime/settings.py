@@ -86,6 +86,8 @@ class Settings:
         start = environ.get(contract.START, "fork")
         if start not in ("fork", "spawn"):
             raise SettingsError(f"{contract.START} must be fork or spawn, not {start!r}")
+        deadline = number(contract.DEADLINE, 0)
+        patience = number(contract.JOIN_TIMEOUT, cls.join_timeout)
         return cls(
             command=tuple(command),
             job=environ.get(contract.JOB, "") or "local",
@@ -99,8 +101,8 @@ class Settings:
             node=environ.get(contract.NODE_NAME, ""),
             cpus=whole(contract.CPUS, 0),
             restarts=whole(contract.RESTARTS, 0),
-            deadline=number(contract.DEADLINE, 0),
-            join_timeout=number(contract.JOIN_TIMEOUT, cls.join_timeout),
+            deadline=deadline,
+            join_timeout=min(patience, deadline or patience),
             grace=number(contract.GRACE, cls.grace),
             fork=start == "fork",
             fabric=environ.get(contract.FABRIC, "") or "auto",

@@ -322,6 +322,30 @@ def test_a_signal_ends_ranks_and_their_children(pods: Callable[..., Pods], numbe
     job.until(lambda: not alive(child), "the rank's child ends too")
 
 
+def test_orphans_of_ranks_do_not_stay_zombies(pods: Callable[..., Pods]) -> None:
+    script = """
+        import os, pathlib, subprocess, time
+
+        def stat(pid):
+            return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+        launcher = stat(os.getppid())[1]
+        orphan = ["sh", "-c", "sleep 0.1 >/dev/null & echo $!"]
+        adopted = [subprocess.check_output(orphan, text=True).strip() for _ in range(3)]
+        assert {stat(pid)[1] for pid in adopted} == {launcher}
+        for _ in range(200):
+            print("left", sum(os.path.exists(f"/proc/{pid}") for pid in adopted), flush=True)
+            time.sleep(0.05)
+            if not any(os.path.exists(f"/proc/{pid}") for pid in adopted):
+                break
+        else:
+            raise SystemExit("zombies")
+    """
+    job = pods(script=script)
+    job.start("train.py")
+    assert job.wait() == [0], job.log()
+
+
 def test_what_a_rank_leaves_behind_is_killed(pods: Callable[..., Pods]) -> None:
     script = """
         import pathlib, subprocess

@@ -27,6 +27,14 @@ def test_without_any_variable_one_pod_of_one_rank_meets_itself() -> None:
     assert (settings.pods, settings.world_size, settings.host, settings.port) == (1, 1, "127.0.0.1", 0)
 
 
+@pytest.mark.parametrize(
+    ("deadline", "join", "expected"), [("60", "", 60), ("", "90", 90), ("60", "10", 10), ("0", "", 1800)]
+)
+def test_nobody_waits_for_pods_beyond_the_deadline(deadline: str, join: str, expected: float) -> None:
+    settings = Settings.read(["t.py"], POD | {"FLK_DEADLINE": deadline, "FLK_JOIN_TIMEOUT": join})
+    assert settings.join_timeout == expected
+
+
 def test_only_the_first_double_dash_is_the_launchers() -> None:
     assert Settings.read(["--", "t.py", "--", "-x"], {}).command == ("t.py", "--", "-x")
     assert Settings.read(["-m", "a.b", "-m"], {}).command == ("-m", "a.b", "-m")
