@@ -10,7 +10,6 @@ Where forking is switched off (FLK_START=spawn) the same server starts each rank
 from __future__ import annotations
 
 import array
-import atexit
 import contextlib
 import gc
 import importlib
@@ -20,7 +19,6 @@ import selectors
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,20 +196,7 @@ def _run_forked(command: Sequence[str]) -> int:
         # Its generator was seeded before the fork; without this all ranks would draw the same numbers.
         sys.modules["numpy.random"].seed()
     rank.keep_groups()
-    code = rank.run(command)
-    return _finish(code)
-
-
-def _finish(code: int) -> int:
-    """What the interpreter does when a script ends: wait for its threads, run its atexit functions, flush."""
-    with contextlib.suppress(Exception):
-        threading._shutdown()  # type: ignore[attr-defined]
-    with contextlib.suppress(Exception):
-        atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    return code
+    return rank.finish(rank.run(command))
 
 
 def preload(script: Path | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import contextlib
 import functools
@@ -9,6 +10,7 @@ import importlib.util
 import json
 import os
 import sys
+import threading
 import time
 import traceback
 import types
@@ -81,6 +83,22 @@ def keep_groups() -> None:
 
     distributed_c10d.destroy_process_group = destroy_process_group
     sys.modules["torch.distributed"].destroy_process_group = destroy_process_group  # type: ignore[attr-defined]
+
+
+def finish(code: int) -> int:
+    """What the interpreter does when a script ends, up to the flush: wait for its threads, run its exit functions.
+
+    The caller then ends with os._exit: what else the interpreter does at its end, tearing down torch's C++ objects
+    while gloo's threads still run, now and then aborts a process that has done its work.
+    """
+    with contextlib.suppress(Exception):
+        threading._shutdown()  # type: ignore[attr-defined]
+    with contextlib.suppress(Exception):
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    return code
 
 
 def describe(error: BaseException) -> dict[str, Any]:
@@ -170,4 +188,4 @@ def _own_frames(trace: types.TracebackType | None) -> types.TracebackType | None
 if __name__ == "__main__":
     # The way a rank starts where the fork server is switched off: python -m flk_runtime.rank script.py args
     sys.path.pop(0)  # -m puts the working folder there; _run puts what the script expects
-    sys.exit(run(sys.argv[1:]))
+    os._exit(finish(run(sys.argv[1:])))
