@@ -93,7 +93,21 @@ def is_reserved(name: str) -> bool:
     return name not in SETTABLE and (name in RESERVED_NAMES or name.startswith(RESERVED_PREFIXES))
 
 
-STRATEGIES: Final = ("none", "ddp")
+# How the ranks share a model. no_shard is ddp under FSDP's name; the last five are FSDP's ShardingStrategy.
+STRATEGIES: Final = ("none", "ddp", "no_shard", "shard_grad_op", "full_shard", "hybrid_shard", "hybrid_shard_zero2")
+
+
+def strategy_named(text: str) -> str:
+    """The strategy that ``text`` means, written as here or as torch writes it (FULL_SHARD, _HYBRID_SHARD_ZERO2).
+
+    Raises ValueError, which lists the names, for anything else.
+    """
+    name = text.lower().replace("-", "_").lstrip("_")
+    if name not in STRATEGIES:
+        raise ValueError(f"unknown strategy {text!r}: expected one of {', '.join(STRATEGIES)}")
+    return name
+
+
 RDZV_PORT: Final = 29400
 CONTAINER: Final = "pytorch"  # the operator looks for a container of this name
 
