@@ -26,9 +26,12 @@ class Place:
     world_size: int = 1
     local_world_size: int = 1
     node_rank: int = 0
-    launcher: str = "alone"
-    master: tuple[str, int] | None = None  # host and port where the ranks meet; None in a world of one
+    launcher: str = "alone"  # flk, torchrun, horovod, slurm, openmpi, mpich, pytorchjob, trainer, env, alone
+    # Host and port where the ranks meet. None in a world of one, and where only the launcher's own communicator can tell.
+    master: tuple[str, int] | None = None
     attempt: int = 0  # how often this job's ranks have been started before
+    nodes: int = 1
+    agent_store: bool = False  # the launcher holds the store at ``master``, so that no rank opens one there
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,8 @@ def _read(launcher: Launcher, environ: Mapping[str, str]) -> Place:
         launcher=launcher.name,
         master=_master(environ, shown) if world_size > 1 else None,
         attempt=_number(environ, launcher.attempt, default=0),
+        nodes=-(-world_size // local_world_size),
+        agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
 
 

@@ -31,11 +31,16 @@ def test_alone() -> None:
 
 
 def test_torchrun() -> None:
-    assert discover(TORCHRUN) == Place(5, 1, 8, 4, 1, "torchrun", ("10.0.0.7", 29501), 2)
+    assert discover(TORCHRUN) == Place(5, 1, 8, 4, 1, "torchrun", ("10.0.0.7", 29501), 2, 2)
 
 
 def test_flk() -> None:
-    assert discover(FLK) == Place(5, 1, 8, 4, 1, "flk", ("10.0.0.7", 29501), 3)
+    assert discover(FLK) == Place(5, 1, 8, 4, 1, "flk", ("10.0.0.7", 29501), 3, 2)
+
+
+def test_who_holds_the_store() -> None:
+    assert discover({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}).agent_store
+    assert not discover({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False"}).agent_store
 
 
 def test_a_launcher_inside_an_operators_pod_is_believed() -> None:
@@ -46,7 +51,7 @@ def test_variables_set_by_hand() -> None:
     by_hand = {
         name: value for name, value in TORCHRUN.items() if not name.startswith("TORCHELASTIC") and name != "GROUP_RANK"
     }
-    assert discover(by_hand) == Place(5, 1, 8, 4, 1, "env", ("10.0.0.7", 29501), 0)
+    assert discover(by_hand) == Place(5, 1, 8, 4, 1, "env", ("10.0.0.7", 29501), 0, 2)
 
 
 def test_a_world_of_one_leaves_nothing_open() -> None:
