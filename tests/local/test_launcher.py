@@ -482,19 +482,22 @@ def test_faults_at_random_never_stop_a_job(pods: Callable[..., Pods]) -> None:
     job = pods(3, 2, FLK_RESTARTS=str(FAULTS * 2), script=COUNT)
     job.start("train.py")
     draw = random.Random(1)
+    hit = -1  # the newest attempt that a fault has ended
     for _ in range(FAULTS):
         newest = max((int(path.name.split(".")[1]) for path in job.folder.glob("pid.*")), default=-1)
         if draw.random() < 0.7:  # else: the fault hits an attempt that is just beginning
-            newest = wait_for_attempt(job, newest)
+            newest = wait_for_attempt(job, hit)
         time.sleep(draw.random() * 0.3)
         pod, fault = draw.randrange(3), draw.choice(["rank", "server", "kill", "stop"])
         ranks = [job.folder / f"pid.{newest}.{2 * pod + local}" for local in range(2)]
         pids = [int(path.read_text()) for path in ranks if path.exists() and path.read_text()]
         target = next((pid for pid in pids if alive(pid)), None)
-        if fault in ("kill", "stop"):
+        if fault in ("kill", "stop") and job.running[pod].poll() is None:
             job.running[pod].send_signal(signal.SIGKILL if fault == "kill" else signal.SIGTERM)
-        elif target:
+            hit = newest
+        elif fault in ("rank", "server") and target:
             os.kill(target if fault == "rank" else parent_of(target), signal.SIGKILL)
+            hit = newest
         revive(job)
     revive(job)
     wait_for_attempt(job, max(int(path.name.split(".")[1]) for path in job.folder.glob("pid.*")) - 1)
