@@ -4,7 +4,8 @@ Importing torch takes a second of a core for each rank and each attempt; a fork 
 a process of its own, and not the launcher, because it has to be free of threads and open stores: a rank inherits
 nothing but the imported modules. It never touches CUDA, so that each rank can.
 
-Where forking is switched off (FLK_START=spawn) the same server starts each rank as a fresh interpreter.
+Where forking is switched off (FLK_START=spawn), or what was imported has made it unsafe, the server is a fresh
+interpreter itself and starts each rank as another.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import selectors
 import signal
 import socket
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,7 @@ PRELOAD = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data"
 # What every optimizer of torch imports when it is made: a second for each rank and each attempt, if not done before.
 PRELOAD_FOR_OPTIMIZERS = ("torch._dynamo",)
 _MESSAGE = 1 << 20
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -54,20 +57,29 @@ class ForkServer:
 
     @classmethod
     def start(cls, *, fork: bool) -> ForkServer:
-        """Fork the server from this process, which must not have started threads or opened stores yet."""
+        """Start the server, whose ranks are forks of this process or (not ``fork``) fresh interpreters.
+
+        To be forked, this process must not have opened stores yet, and `unsafe` must find nothing.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE)
         parent = os.getpid()
-        # What has been imported is not garbage. Looked at, its pages would be copied in every rank, one by one.
-        gc.freeze()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        pid = os.fork()
-        if pid == 0:
-            ours.close()
-            host.die_with_parent(parent)
-            _Server(theirs, fork).run()
+        if fork:
+            # What has been imported is not garbage. Looked at, its pages would be copied in every rank, one by one.
+            gc.freeze()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            pid = os.fork()
+            if pid == 0:
+                ours.close()
+                host.die_with_parent(parent)
+                _Server(theirs, fork=True).run()
+        else:
+            # Not a fork that goes on: this process may have threads, and locks that they hold.
+            theirs.set_inheritable(True)
+            python = [sys.executable, "-m", "flk_runtime.forkserver", str(theirs.fileno()), str(parent)]
+            pid = os.posix_spawn(sys.executable, python, os.environ, setsigmask=_STOP_SIGNALS)
         theirs.close()
         return cls(pid, ours)
 
@@ -109,14 +121,15 @@ class ForkServer:
 
 
 class _Server:
-    def __init__(self, connection: socket.socket, fork: bool) -> None:
+    def __init__(self, connection: socket.socket, *, fork: bool) -> None:
         self._connection = connection
         self._fork = fork
 
     def run(self) -> NoReturn:
         """Serve until the launcher goes away."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in _STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # the launcher decides; it ends the server by closing the socket
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)  # blocked while a fresh interpreter came up
         wakeup, alarm = socket.socketpair()
         for end in (wakeup, alarm):
             end.setblocking(False)
@@ -199,6 +212,33 @@ def _run_forked(command: Sequence[str]) -> int:
     return rank.finish(rank.run(command))
 
 
+def unsafe(process: Path = Path("/proc/self")) -> str | None:
+    """Why this process must not be forked to become a rank, as words after "because"; None where it may be."""
+    torch = sys.modules.get("torch")
+    if torch and torch.cuda.is_initialized():
+        return "CUDA is in use already"
+    for number in os.listdir(process / "fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(process / "fd" / number).startswith("/dev/nvidia-uvm"):  # opened by cuInit, not by NVML
+                return "CUDA is in use already"
+    if _threads(process) == 1:
+        return None
+    # OpenBLAS (NumPy's) starts threads when it is imported and ends them before a fork, so what counts is what one
+    # leaves over.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python >= 3.12: of threads, which is what is asked here
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    more = _threads(process) - 1
+    return f"{more} {'thread runs' if more == 1 else 'threads run'} already" if more > 0 else None
+
+
+def _threads(process: Path) -> int:
+    return len(os.listdir(process / "task"))
+
+
 def preload(script: Path | None) -> None:
     """Import what the ranks will need; a module that is not there is theirs to miss, except torch itself.
 
@@ -212,3 +252,9 @@ def preload(script: Path | None) -> None:
         except ImportError:
             if name == "torch":
                 raise
+
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # -m puts the working folder there
+    host.die_with_parent(int(sys.argv[2]))
+    _Server(socket.socket(fileno=int(sys.argv[1])), fork=False).run()

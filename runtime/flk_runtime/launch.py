@@ -85,12 +85,15 @@ class Launcher:
             self.leader.start()
         self.member.start()
         while True:
+            ended = False
             for key, _ in self.selector.select(self._timeout()):
                 if key.fileobj is self.wakeup.socket:
                     self.wakeup.clear()
-                elif key.fileobj is not self.server.socket:
+                elif key.fileobj is self.server.socket:
+                    ended = True
+                else:
                     self._read(int(key.fd))
-            while self.server.pending or _readable(self.server.socket):
+            while self.server.pending or (ended and _readable(self.server.socket)):
                 exited = self.server.ended()
                 self._rank_ended(exited.pid, exited.status)
             while self.wakeup.signals:
@@ -278,7 +281,9 @@ class Launcher:
             self.member.failed(self.go, failure)
 
     def _timeout(self) -> float | None:
-        """Seconds until the clock has to be looked at."""
+        """Seconds until the clock has to be looked at; none where a rank ended while others were being started."""
+        if self.server.pending:
+            return 0.0
         times = [rank.kill_at for rank in self.ranks.values() if rank.kill_at is not None]
         if self.settings.deadline and self.go and not self.ending and not self.evidence:
             times.append(self.began + self.settings.deadline)
@@ -367,12 +372,17 @@ def _launch(settings: Settings, wakeup: Wakeup) -> int:
         import torch.distributed  # noqa: F401 - the store of the rendezvous
     except ImportError as error:
         raise SettingsError(f"{sys.executable} cannot import torch: {error}") from error
-    server = ForkServer.start(fork=settings.fork)
+    unsafe = forkserver.unsafe() if settings.fork else None
+    server = ForkServer.start(fork=settings.fork and not unsafe)
     with (
         tempfile.TemporaryDirectory(prefix="flk-", ignore_cleanup_errors=True) as errors,
         output.stderr_set_aside(Path(errors, "launcher.log")) as stderr,
     ):
         launcher = Launcher(settings, wakeup, server, stderr, errors)
+        if unsafe:
+            launcher.say(
+                f"ranks start as fresh interpreters instead of forks, because {unsafe} where torch was imported"
+            )
         wakeup.starting = False
         try:
             return launcher.run()

@@ -149,6 +149,20 @@ def test_ranks_of_two_pods_meet(pods: Callable[..., Pods], start: str) -> None:
     assert job.verdict().outcome == "succeeded"
 
 
+def test_ranks_are_not_forked_from_a_process_with_threads(pods: Callable[..., Pods]) -> None:
+    job = pods(1, 2)
+    (job.folder / "site").mkdir()
+    (job.folder / "site" / "sitecustomize.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    job.variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(job.folder / "site"), os.getenv("PYTHONPATH")]))
+    job.start("train.py", "1")
+    assert job.wait() == [0], job.log()
+    why = "because 1 thread runs already where torch was imported"
+    assert f"[pod 0] ranks start as fresh interpreters instead of forks, {why}\n" in job.log()
+    assert "[rank 1] rank 1 of 2 done in attempt 0\n" in job.log()
+
+
 def test_a_module_starts_as_main_with_its_arguments(pods: Callable[..., Pods]) -> None:
     job = pods(script="import sys; print(__name__, sys.argv[1:], sys.path[0])")
     (job.folder / "package").mkdir()

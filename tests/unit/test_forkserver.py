@@ -1,0 +1,71 @@
+"""When ranks may be forked from the process that has imported torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from flk_runtime import forkserver
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Path:
+    """A /proc/self of one thread and one open file."""
+    (tmp_path / "task" / "1").mkdir(parents=True)
+    (tmp_path / "fd").mkdir()
+    (tmp_path / "fd" / "0").symlink_to("/dev/null")
+    return tmp_path
+
+
+def test_one_thread_and_no_gpu_may_be_forked(process: Path) -> None:
+    assert forkserver.unsafe(process) is None
+
+
+def test_libraries_that_end_their_threads_before_a_fork_do_not_matter(
+    process: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = process / "task" / "2"
+    pool.mkdir()
+    monkeypatch.setattr(os, "waitpid", lambda pid, options: pool.rmdir())
+    monkeypatch.setattr(os, "fork", lambda: 1234)
+    assert forkserver.unsafe(process) is None
+
+
+@pytest.mark.parametrize(("more", "said"), [(1, "1 thread runs already"), (3, "3 threads run already")])
+def test_threads_that_outlive_a_fork_are_counted(
+    process: Path, monkeypatch: pytest.MonkeyPatch, more: int, said: str
+) -> None:
+    for number in range(more):
+        (process / "task" / str(number + 2)).mkdir()
+    monkeypatch.setattr(os, "waitpid", lambda pid, options: None)
+    monkeypatch.setattr(os, "fork", lambda: 1234)
+    assert forkserver.unsafe(process) == said
+
+
+def test_this_process_is_looked_at_by_default() -> None:
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    try:
+        assert "already" in str(forkserver.unsafe())
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_a_cuda_driver_in_use_forbids_it(process: Path) -> None:
+    (process / "fd" / "5").symlink_to("/dev/nvidiactl")
+    assert forkserver.unsafe(process) is None  # NVML opens that as well, and may be forked
+    (process / "fd" / "6").symlink_to("/dev/nvidia-uvm")
+    assert forkserver.unsafe(process) == "CUDA is in use already"
+
+
+def test_what_torch_says_of_cuda_counts(process: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = SimpleNamespace(is_initialized=lambda: True)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    assert forkserver.unsafe(process) == "CUDA is in use already"
