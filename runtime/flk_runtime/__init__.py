@@ -23,13 +23,14 @@ from flk_runtime.contract import VERSION as __version__
 if TYPE_CHECKING:
     from flk_runtime.data import Loader
     from flk_runtime.discover import Place
-    from flk_runtime.errors import DiscoveryError, SetupError, SnapshotError
+    from flk_runtime.errors import DiscoveryError, MeetingError, SetupError, SnapshotError
     from flk_runtime.initialize import init
     from flk_runtime.run import Run
 
 _HOMES = {
     "DiscoveryError": "errors",
     "Loader": "data",
+    "MeetingError": "errors",
     "Place": "discover",
     "Run": "run",
     "SetupError": "errors",
@@ -40,6 +41,7 @@ _HOMES = {
 __all__ = [
     "DiscoveryError",
     "Loader",
+    "MeetingError",
     "Place",
     "Run",
     "SetupError",

@@ -62,6 +62,9 @@ FABRIC: Final = "FLK_FABRIC"
 CHECKPOINT: Final = "FLK_CHECKPOINT"  # folder of the snapshots
 SAVE_EVERY: Final = "FLK_SAVE_EVERY"  # steps between two snapshots
 SEED: Final = "FLK_SEED"
+PREFLIGHT: Final = "FLK_PREFLIGHT"  # off: the ranks do not compare what they see before they begin
+PREFLIGHT_TIMEOUT: Final = "FLK_PREFLIGHT_TIMEOUT"  # seconds that the ranks get to meet
+STEP_TIMEOUT: Final = "FLK_STEP_TIMEOUT"  # seconds that a collective may take once the first step is done
 ATTEMPT: Final = "FLK_ATTEMPT"  # number of the attempt, from 0; set by the launcher
 REPORT_FD: Final = "FLK_REPORT_FD"  # where a rank tells its launcher the exception it ends with
 
@@ -85,7 +88,7 @@ RESERVED_NAMES: Final = frozenset(
 )
 RESERVED_PREFIXES: Final = ("PET_", "TORCHELASTIC_", "FLK_")
 # What a user may set among flk's own: they are settings of the runtime, not facts of the job.
-SETTABLE: Final = frozenset({SAVE_EVERY, SEED, START, JOIN_TIMEOUT})
+SETTABLE: Final = frozenset({SAVE_EVERY, SEED, START, JOIN_TIMEOUT, PREFLIGHT, PREFLIGHT_TIMEOUT, STEP_TIMEOUT})
 
 
 def is_reserved(name: str) -> bool:
