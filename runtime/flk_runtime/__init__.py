@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from flk_runtime.discover import Place
     from flk_runtime.errors import DiscoveryError, MeetingError, SetupError, SnapshotError
     from flk_runtime.initialize import init
+    from flk_runtime.precision import Precision
     from flk_runtime.run import Run
 
 _HOMES = {
@@ -32,6 +33,7 @@ _HOMES = {
     "Loader": "data",
     "MeetingError": "errors",
     "Place": "discover",
+    "Precision": "precision",
     "Run": "run",
     "SetupError": "errors",
     "SnapshotError": "errors",
@@ -43,6 +45,7 @@ __all__ = [
     "Loader",
     "MeetingError",
     "Place",
+    "Precision",
     "Run",
     "SetupError",
     "SnapshotError",

@@ -44,6 +44,15 @@ def broadcast_bytes(content: bytes | None) -> bytes:
     return bytes(data.cpu().numpy()) if content is None else content
 
 
+def broadcast_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Rank 0's ``tensor``, which lies on the CPU, on every rank's CPU; the others give its shape and dtype (meta)."""
+    data = torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor.contiguous()
+    # As bytes: not every backend knows every dtype.
+    raw = data.flatten().view(torch.uint8).to(_device())
+    dist.broadcast(raw, src=0)
+    return raw.cpu().view(data.dtype).view(data.shape)
+
+
 def gather(value: Any) -> list[Any] | None:
     """Every rank's ``value`` in the order of ranks, on rank 0; None elsewhere."""
     values: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None

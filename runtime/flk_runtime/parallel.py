@@ -1,83 +1,187 @@
-"""Strategies: how the ranks share the work on one model. Each is one entry of the table STRATEGIES."""
+"""Strategies: how the ranks share the work on one model. The table says what each does; `wrap` finds who does it.
+
+Only what differs between strategies is here: the sharding itself is in ddp.py, fsdp1.py and fsdp2.py.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
-from flk_runtime import contract
+from flk_runtime import blocks as finding
+from flk_runtime import contract, ddp, fsdp1, fsdp2
 from flk_runtime.errors import SetupError
+from flk_runtime.materialize import Materializer
+from flk_runtime.precision import Precision
+from flk_runtime.wrapped import Handover, Wrapped
 
-Wrap = Callable[[nn.Module, torch.device], nn.Module]
+
+@dataclass(frozen=True)
+class Strategy:
+    """What the ranks hold and when."""
+
+    shards: bool = False  # parameters, gradients and optimizer state
+    replicas: bool = False  # sharded within groups of ranks, replicated across them
+    reshard: bool = False  # a block's parameters are freed after its forward pass and gathered again for the backward
+
+
+STRATEGIES = {
+    "none": Strategy(),
+    "ddp": Strategy(),
+    "no_shard": Strategy(),  # ddp under FSDP's name
+    "shard_grad_op": Strategy(shards=True),
+    "full_shard": Strategy(shards=True, reshard=True),
+    "hybrid_shard": Strategy(shards=True, replicas=True, reshard=True),
+    "hybrid_shard_zero2": Strategy(shards=True, replicas=True),
+}
+APIS = ("fsdp2", "fsdp1")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `Run.parallelize` was asked for."""
+
+    api: str | None = None
+    precision: Precision | None = None
+    blocks: finding.Blocks | None = None
+    recompute: bool = False
+    compile: bool | str = False
+    shard_size: int | None = None
+    find_unused: bool = False
 
 
 def choose(strategy: str | None) -> str:
     """The strategy's name: the argument, else $FLK_STRATEGY, else ddp."""
     name = strategy or os.environ.get(contract.STRATEGY) or "ddp"
-    if name not in STRATEGIES:
+    try:
+        return contract.strategy_named(name)
+    except ValueError as error:
         where = "" if strategy else f" (from {contract.STRATEGY})"
-        raise SetupError(f"unknown strategy {name!r}{where}: expected one of {', '.join(STRATEGIES)}")
-    return name
+        raise SetupError(f"{error}{where}") from None
 
 
-def wrap(model: nn.Module, strategy: str, device: torch.device, world_size: int) -> nn.Module:
-    """``model``, which is on ``device``, in the form that trains with all ranks. A world of one needs none."""
-    return STRATEGIES[strategy](model, device) if world_size > 1 else model
+def wrap(
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    strategy: str,
+    options: Options,
+    *,
+    device: torch.device,
+    world_size: int,
+    local_world_size: int,
+) -> Wrapped:
+    """``model`` in the form that trains with all ranks, and its parameters in ``optimizer``. Collective.
 
-
-def _none(model: nn.Module, device: torch.device) -> nn.Module:
-    """The user communicates on her own."""
-    return model
-
-
-def _ddp(model: nn.Module, device: torch.device) -> nn.Module:
-    """Every rank holds the whole model, starts with rank 0's parameters, and gradients are averaged."""
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise SetupError("the model has no parameter that requires a gradient: strategy ddp has nothing to average")
-    wrapped = DistributedDataParallel(
-        model, device_ids=[device] if device.type == "cuda" else None, gradient_as_bucket_view=True
-    )
-    _fix_layout(wrapped, device)
+    Raises SetupError, on all ranks alike and before any communication, where the options do not go together or with
+    the model.
+    """
+    _check_options(strategy, options)
+    _check_model(model, strategy)
+    size = _shard_size(strategy, options.shard_size, world_size, local_world_size)
+    found = finding.find(model, options.blocks)
+    units = finding.units(model, found)
+    if options.recompute and not found:
+        raise SetupError(
+            "recompute=True works on blocks, and none were found in the model: name their class, blocks='Block'"
+        )
+    handover = Handover(optimizer, model, strict=strategy != "none") if optimizer else None
+    if options.recompute or options.compile:
+        backend = "inductor" if options.compile is True else options.compile or None
+        finding.rewire(found or [model], recompute=options.recompute, backend=backend)
+    if handover:
+        handover.begin()
+    wrapped = _wrap(model, units, strategy, options, device=device, world_size=world_size, shard_size=size)
+    if handover:
+        handover.end(wrapped)
     return wrapped
 
 
-def _fix_layout(wrapped: DistributedDataParallel, device: torch.device) -> None:
-    """Let DDP lay out its buckets for good, by a pass through a stand-in for the model.
+def _wrap(
+    model: nn.Module,
+    units: list[nn.Module],
+    strategy: str,
+    options: Options,
+    *,
+    device: torch.device,
+    world_size: int,
+    shard_size: int,
+) -> Wrapped:
+    kind = STRATEGIES[strategy]
+    api = options.api or ("fsdp2" if fsdp2.AVAILABLE else "fsdp1")
+    asked = options.api == "fsdp1" or options.precision is not None
+    if strategy == "none" or not (kind.shards or asked):
+        Materializer(model, (), device).run(lambda unit: None, broadcast=False)
+        if strategy == "none" or world_size == 1:
+            return Wrapped(model)
+        return ddp.Replicated(model, device, find_unused=options.find_unused)
+    mesh = _mesh(device, world_size, shard_size)
+    if api == "fsdp1":
+        return fsdp1.FlatShard(
+            model, units, mesh, device, shards=shard_size > 1, reshard=kind.reshard, precision=options.precision
+        )
+    return fsdp2.FullyShard(
+        model,
+        units,
+        mesh,
+        device,
+        reshard=kind.reshard,
+        precision=options.precision,
+        find_unused=options.find_unused,
+    )
 
-    It lays them out anew after its first backward pass. So a resumed run would add up the gradients of its first step
-    in another order than the run that was never interrupted, and from three ranks on the sums would differ in their
-    last bit.
-    """
-    model = wrapped.module
-    if any(getattr(module, "sparse", False) for module in model.modules()):
-        return  # an embedding with sparse gradients: DDP would not take dense ones for it
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    wrapped.module = _StandIn(parameters)
-    try:
-        with torch.enable_grad():
-            wrapped(torch.zeros((), device=device)).backward()
-    finally:
-        wrapped.module = model
-    for parameter in parameters:
-        parameter.grad = None
+
+def _check_options(strategy: str, options: Options) -> None:
+    if options.api is not None and options.api not in APIS:
+        raise SetupError(f"api={options.api!r}: expected one of {', '.join(APIS)}")
+    if options.api == "fsdp2" and not fsdp2.AVAILABLE:
+        raise SetupError(f"api='fsdp2' needs torch 2.6, and this is {torch.__version__}: use api='fsdp1'")
+    if options.precision is not None and not isinstance(options.precision, Precision):
+        raise SetupError(f"precision={options.precision!r}: expected a flk_runtime.Precision")
+    if options.find_unused and options.api == "fsdp1":
+        raise SetupError("find_unused works with DDP and FSDP2: FSDP1 reduces whole units, whatever was used of them")
+    if strategy == "none":
+        for name in ("api", "precision", "find_unused"):
+            if getattr(options, name):
+                raise SetupError(f"{name} has no meaning under strategy none, which leaves the model as it is")
 
 
-class _StandIn(nn.Module):
-    """A model whose gradients are 0, and ready in the reverse order of its parameters: as a real one's are, roughly."""
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        super().__init__()
-        self._touched = parameters
-
-    def forward(self, zero: torch.Tensor) -> torch.Tensor:
-        total = zero
-        for parameter in self._touched:
-            total = total + parameter.sum() * 0
-        return total
+def _check_model(model: nn.Module, strategy: str) -> None:
+    if strategy == "none":
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, DistributedDataParallel) or fsdp1.is_wrapped(module) or fsdp2.is_wrapped(module):
+            raise SetupError(
+                f"{name or 'the model'} is in {type(module).__name__} already: give parallelize the model as it was "
+                "before, or use strategy none"
+            )
 
 
-STRATEGIES: dict[str, Wrap] = {"none": _none, "ddp": _ddp}
+def _shard_size(strategy: str, asked: int | None, world_size: int, local_world_size: int) -> int:
+    """Over how many ranks a parameter is sharded."""
+    kind = STRATEGIES[strategy]
+    if asked is not None and not kind.replicas:
+        hybrids = ", ".join(name for name, each in STRATEGIES.items() if each.replicas)
+        raise SetupError(f"shard_size={asked} has no meaning under strategy {strategy}, only under {hybrids}")
+    if not kind.shards:
+        return 1
+    if not kind.replicas:
+        return world_size
+    size = local_world_size if asked is None else asked
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1 or world_size % size:
+        what = f"shard_size={asked!r}" if asked is not None else f"the number of ranks per node, {size},"
+        raise SetupError(f"{what} does not divide the world size, {world_size}: pass a shard_size that does")
+    return size
+
+
+def _mesh(device: torch.device, world_size: int, shard_size: int) -> DeviceMesh:
+    """The ranks as (replicate, shard); as (shard) where there is one replica."""
+    if shard_size == world_size:
+        return init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
+    shape = (world_size // shard_size, shard_size)
+    return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, overload
 
@@ -12,9 +15,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flk_runtime import group, metrics, parallel, randomness, snapshot
+from flk_runtime.blocks import Blocks
 from flk_runtime.data import Loader
 from flk_runtime.discover import Place
 from flk_runtime.errors import SetupError, SnapshotError
+from flk_runtime.precision import Precision
+from flk_runtime.wrapped import OptimizerState, Wrapped
 
 O = TypeVar("O", bound=Optimizer)  # noqa: E741
 
@@ -56,6 +62,7 @@ class Run:
         self.closed = False
         self._folder, self._save_every, self._log_every, self._owns_group = folder, save_every, log_every, owns_group
         self._objects: dict[str, Stateful] = {}
+        self._wrapped: list[Wrapped] = []
         self._loaders = 0
         self._loader: Loader | None = None  # the one that gave the latest batch
         self._pending = 0  # samples of it since the last step
@@ -72,27 +79,127 @@ class Run:
     # The model
 
     @overload
-    def parallelize(self, model: nn.Module) -> nn.Module: ...
+    def parallelize(
+        self,
+        model: nn.Module,
+        optimizer: None = None,
+        *,
+        api: str | None = None,
+        precision: Precision | None = None,
+        blocks: Blocks | None = None,
+        recompute: bool = False,
+        compile: bool | str = False,
+        shard_size: int | None = None,
+        find_unused: bool = False,
+    ) -> nn.Module: ...
 
     @overload
-    def parallelize(self, model: nn.Module, optimizer: O) -> tuple[nn.Module, O]: ...
+    def parallelize(
+        self,
+        model: nn.Module,
+        optimizer: O,
+        *,
+        api: str | None = None,
+        precision: Precision | None = None,
+        blocks: Blocks | None = None,
+        recompute: bool = False,
+        compile: bool | str = False,
+        shard_size: int | None = None,
+        find_unused: bool = False,
+    ) -> tuple[nn.Module, O]: ...
 
-    def parallelize(self, model: nn.Module, optimizer: O | None = None) -> nn.Module | tuple[nn.Module, O]:
-        """Move the model to the device, go back to the snapshot if there is one, and wrap it by the strategy.
-        Collective.
+    def parallelize(
+        self,
+        model: nn.Module,
+        optimizer: O | None = None,
+        *,
+        api: str | None = None,
+        precision: Precision | None = None,
+        blocks: Blocks | None = None,
+        recompute: bool = False,
+        compile: bool | str = False,
+        shard_size: int | None = None,
+        find_unused: bool = False,
+    ) -> nn.Module | tuple[nn.Module, O]:
+        """The model to call from now on, wrapped by the strategy, and ``optimizer`` with its parameters. Collective.
 
-        Registers both for snapshots. From here on the random numbers of the ranks differ.
+        Call what is returned, ``model(x)``, and not its ``forward`` or one of its parts. Rank 0's parameters and
+        buffers go to all ranks (not under strategy none). A model on the meta device is given memory and numbers block
+        by block, by its modules' ``reset_parameters``. Both are registered for snapshots, and go back to the newest one
+        if there is one. The optimizer is the same object, with the same groups. From here on the random numbers of the
+        ranks differ. Several models can be parallelized, each with its own optimizer.
+
+        ``api``: fsdp2 (torch's fully_shard; the default where torch has it) or fsdp1 (FullyShardedDataParallel).
+        ``precision``: dtypes to compute and to reduce in; the optimizer works on the model's own. ``blocks``: what is
+        sharded, recomputed and compiled by itself: classes or their names, or a least number of parameters; by default
+        the modules of a repeated class in a ModuleList, ModuleDict or Sequential. ``recompute``: keep no activations
+        of blocks. ``compile``: run each block through torch.compile; a string names its backend. ``shard_size``: ranks
+        per shard group of a hybrid strategy; by default those of one node. ``find_unused``: the forward pass does not
+        use the same parameters on all ranks.
+
+        Raises SetupError where these do not go together, before any communication.
         """
-        model.to(self.device)  # in place, so the optimizer's parameters stay the model's
-        self.register("model", model)
+        number = len(self._wrapped)
+        name = f"model-{number}" if number else "model"
+        if any(each.model is model or each.called is model for each in self._wrapped):
+            raise SetupError("this model has been parallelized before")
+        options = parallel.Options(api, precision, blocks, recompute, compile, shard_size, find_unused)
+        if name in self._restored and (different := snapshot.mismatch(model, self._restored[name])):
+            raise SnapshotError(f"the snapshot in {self._folder_path} is of another model: {different}")
+        wrapped = parallel.wrap(
+            model,
+            optimizer,
+            self.strategy,
+            options,
+            device=self.device,
+            world_size=self.world_size,
+            local_world_size=self.local_world_size,
+        )
+        self._wrapped.append(wrapped)
+        self.register(name, wrapped)
         if optimizer is not None:
-            self.register("optimizer", optimizer)
-        wrapped = parallel.wrap(model, self.strategy, self.device, self.world_size)
+            self.register(f"optimizer-{number}" if number else "optimizer", OptimizerState(optimizer, wrapped))
         self._begin_random()
-        return wrapped if optimizer is None else (wrapped, optimizer)
+        return wrapped.called if optimizer is None else (wrapped.called, optimizer)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Forward and backward passes in here add to the gradients without communicating: all micro-batches of a step
+        but the last.
+
+        Under the sharding strategies each rank holds whole gradients meanwhile. A loss is divided by the number of
+        micro-batches by the user.
+        """
+        with contextlib.ExitStack() as stack:
+            for wrapped in self._wrapped:
+                stack.enter_context(wrapped.no_sync())
+            yield
+
+    def clip_grad_norm(
+        self,
+        max_norm: float,
+        *,
+        model: nn.Module | None = None,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+    ) -> torch.Tensor:
+        """Scale the gradients so that the norm of all of them, over all ranks, is at most ``max_norm``. Collective.
+
+        Returns the norm before, a tensor of no dimension that is the same on all ranks. ``model`` says which one, where
+        several have been parallelized. Under strategy none it is each rank's own.
+        """
+        chosen = [each for each in self._wrapped if model is None or model in (each.called, each.model)]
+        if len(chosen) != 1:
+            raise SetupError(
+                f"clip_grad_norm clips one parallelized model, and there are {len(chosen)}"
+                + (": say which, model=" if len(chosen) > 1 else ": call parallelize before")
+            )
+        return chosen[0].clip(max_norm, norm_type, error_if_nonfinite)
 
     def register(self, name: str, thing: Stateful) -> None:
-        """Put ``thing`` (a learning rate scheduler, say) into snapshots under ``name``; restore it if it is in one."""
+        """Put ``thing`` (a learning rate scheduler, say) into snapshots under ``name``; restore it if it is in one.
+        Collective.
+        """
         if name in self._objects:
             raise SetupError(f"{name!r} has been registered before")
         if name in self._unclaimed and self._stepped:
@@ -102,9 +209,10 @@ class Run:
             return
         self._unclaimed.discard(name)
         self._load(name, thing)
-        if "optimizer" in self._objects and "optimizer" in self._restored:
-            # A scheduler that is made after its optimizer was restored has set the learning rate of the first step.
-            self._load("optimizer", self._objects["optimizer"])
+        for other, optimizer in self._objects.items():
+            if isinstance(optimizer, OptimizerState) and other in self._restored:
+                # A scheduler that is made after its optimizer was restored has set the learning rate of the first step.
+                optimizer.load_groups(self._restored[other])
 
     # The data
 
@@ -170,10 +278,15 @@ class Run:
         if self._folder is None or "model" not in self._objects:
             return
         random = group.gather(randomness.get_state())
+        objects = {
+            name: thing.state_dict()
+            for name, thing in self._objects.items()
+            if self.is_main or isinstance(thing, (Wrapped, OptimizerState))  # gathered from all ranks
+        }
         if self.is_main:
             content = {
                 **snapshot.encode_header(steps=self.steps, world_size=self.world_size),
-                "objects": {name: thing.state_dict() for name, thing in self._objects.items()},
+                "objects": objects,
                 "random": random,
             }
             self._folder.write(content, self.steps)
@@ -271,17 +384,18 @@ class Run:
         self._saved = self._positions(self._restored)
         self.print(f"flk: resumed at step {self.steps} from {path}")
 
+    @property
+    def _folder_path(self) -> Path | str:
+        return self._folder.path if self._folder else ""
+
     def _load(self, name: str, thing: Stateful) -> None:
-        folder = self._folder.path if self._folder else ""
         state = self._restored[name]
-        if isinstance(thing, nn.Module):
-            different = snapshot.mismatch(thing, state)
-            if different:
-                raise SnapshotError(f"the snapshot in {folder} is of another model: {different}")
+        if not isinstance(thing, (Wrapped, OptimizerState)):  # which take one tensor after the other
+            state = snapshot.fetch(state)
         try:
             thing.load_state_dict(state)
         except (ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
-            raise SnapshotError(f"the {name} in the snapshot in {folder} does not fit: {error}") from error
+            raise SnapshotError(f"the {name} in the snapshot in {self._folder_path} does not fit: {error}") from error
 
     def _begin_random(self) -> None:
         """Until the first step, go to where this rank's random numbers begin: nothing before is part of training."""
@@ -295,7 +409,7 @@ class Run:
 
     def _settle(self) -> None:
         self._stepped = True
-        folder = self._folder.path if self._folder else ""
+        folder = self._folder_path
         if "model" in self._unclaimed:
             raise SnapshotError(
                 f"the snapshot in {folder} holds a model, and this script registers none: call parallelize"

@@ -9,6 +9,7 @@ need not share a folder.
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import os
 import re
@@ -25,6 +26,7 @@ from flk_runtime.errors import SnapshotError
 
 FORMAT = 1
 KEPT = 2
+LARGE = 1 << 12  # bytes from which a tensor is sent only when it is asked for
 _NAME = re.compile(r"step-([0-9]{9,})\.pt")
 _TEMPORARY = ".step-*.tmp"
 _GLOBAL = re.compile(r"GLOBAL (\S+)")
@@ -137,7 +139,57 @@ def agree(folder: Folder, report: Callable[[str], None]) -> tuple[str, dict[str,
     path = group.on_main(look)
     if path is None:
         return None
-    return path, decode(group.broadcast_bytes(found[0][1] if found else None))
+    content = decode(found[0][1]) if found else None
+    outline = io.BytesIO()
+    if content:
+        content["objects"] = _map(content["objects"], lambda tensor: Deferred(tensor) if _is_large(tensor) else tensor)
+        torch.save({**content, "objects": _map(content["objects"], _outline)}, outline)
+    received = torch.load(io.BytesIO(group.broadcast_bytes(outline.getvalue() if content else None)), weights_only=True)
+    if content is None:
+        content = received
+        content["objects"] = _map(content["objects"], lambda tensor: Deferred(tensor) if tensor.is_meta else tensor)
+    return path, content
+
+
+class Deferred:
+    """A large tensor of a snapshot, which rank 0 has and sends when all ranks `fetch` it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor  # on the meta device where this is not rank 0
+        self.shape = tensor.shape
+
+    def outline(self) -> torch.Tensor:
+        return self._tensor.to("meta")
+
+    def fetch(self) -> torch.Tensor:
+        """The tensor, on the CPU. Collective."""
+        return group.broadcast_tensor(self._tensor)
+
+
+def _outline(value: Any) -> Any:
+    return value.outline() if isinstance(value, Deferred) else value
+
+
+def fetch(value: Any) -> Any:
+    """``value``, with all tensors in it that rank 0 alone has. Collective."""
+    return _map(value, lambda each: each.fetch() if isinstance(each, Deferred) else each)
+
+
+def _map(value: Any, function: Callable[[Any], Any]) -> Any:
+    """``value`` with ``function`` applied to each tensor, deferred or not, in its dictionaries, lists and tuples."""
+    if isinstance(value, (torch.Tensor, Deferred)):
+        return function(value)
+    if isinstance(value, dict):
+        mapped = copy.copy(value)  # of its class, with the versions that torch keeps in a model's state
+        mapped.update({key: _map(each, function) for key, each in value.items()})
+        return mapped
+    if isinstance(value, (list, tuple)):
+        return type(value)(_map(each, function) for each in value)
+    return value
+
+
+def _is_large(tensor: torch.Tensor) -> bool:
+    return tensor.numel() * tensor.element_size() >= LARGE
 
 
 def mismatch(model: nn.Module, state: Mapping[str, Any]) -> str | None:
