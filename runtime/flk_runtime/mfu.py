@@ -1,0 +1,238 @@
+"""Model FLOPs utilisation (MFU): which part of what the devices could compute goes into the model.
+
+MFU = model FLOPs of a step × steps per second ÷ (devices × peak), as in PaLM (arXiv 2204.02311, appendix B). Model
+FLOPs are those that the mathematics of forward and backward needs: matrix products and convolutions. What is computed
+a second time to save memory (activation checkpointing, the scores in the backward of fused attention) counts for the
+time only.
+
+They are counted once, by torch's FlopCounterMode, on a copy of the model without data (device meta) that is called
+as the model was called in the first step. So the training itself is not touched: not by the counter, and not by what
+sharding, compilation or fused kernels do to the operators that it would see.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+# Published peaks in TFLOP/s, dense (without structured sparsity): bfloat16 and float16; float32 by way of TF32; and
+# float32 itself. None: not published, or not looked up. The first entry whose words are all in the device's name
+# counts. Sources: the vendors' data sheets; bfloat16 as in torchtitan/tools/utils.py.
+PEAKS: tuple[tuple[str, float, float | None, float | None], ...] = (
+    ("GB300", 2500, 1250, None),
+    ("GB200", 2500, 1250, None),
+    ("B300", 2250, 1125, None),
+    ("B200", 2250, 1125, None),
+    ("GH200", 989, 494, 67),
+    ("H200 NVL", 835, 417, 60),
+    ("H200", 989, 494, 67),
+    ("H100 NVL", 835, 417, 60),
+    ("H100 PCIe", 756, 378, 51),
+    ("H100", 989, 494, 67),
+    ("H20", 148, 74, 44),
+    ("A100", 312, 156, 19.5),
+    ("L40S", 362, 183, 91.6),
+    ("A6000", 154.85, 77.4, 38.7),
+    ("MI355X", 2500, None, None),
+    ("MI325X", 1300, None, 163.4),
+    ("MI300X", 1300, None, 163.4),
+    ("MI250X", 191.5, None, None),
+)
+
+
+def peak(name: str, dtype: torch.dtype, *, tf32: bool = False) -> float | None:
+    """FLOP/s that a device of this name can do at most in matrix products of ``dtype``; None where that is unknown.
+
+    ``tf32``: products of float32 numbers are computed by way of TF32.
+    """
+    words = name.replace("-", " ").split()
+    for model, half, tensor_float, single in PEAKS:
+        if set(model.split()) <= set(words) and "MIG" not in words:  # a part of a device
+            chosen = {torch.bfloat16: half, torch.float16: half, torch.float32: tensor_float if tf32 else single}
+            found = chosen.get(dtype)
+            return None if found is None else found * 1e12
+    return None
+
+
+def skeleton(model: nn.Module) -> nn.Module:
+    """A copy of ``model`` without data: parameters, buffers and other tensors on device meta, numbers in float32."""
+    model = getattr(model, "_orig_mod", model)  # what torch.compile was called with
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        others = (value for value in vars(module).values() if isinstance(value, torch.Tensor))
+        for tensor in (*module._parameters.values(), *module._buffers.values(), *others):
+            if tensor is not None:
+                memo[id(tensor)] = _without_data(tensor)
+    return copy.deepcopy(model, memo)
+
+
+def count(model: nn.Module, calls: Sequence[Call]) -> int:
+    """Model FLOPs of forward and backward for these calls of a `skeleton` with arguments on device meta."""
+    counter = FlopCounterMode(display=False)
+    again = _Recomputed(counter)
+    # The plain form of attention: fused kernels recompute in their backward, and count that.
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), counter, again:
+        for arguments, named in calls:
+            outputs = pytree.tree_leaves(model(*arguments, **named))
+            differentiable = [each for each in outputs if isinstance(each, torch.Tensor) and each.requires_grad]
+            if not differentiable:
+                raise ValueError("no tensor that it returns depends on a parameter")
+            again.backward = True
+            torch.autograd.backward([each.sum() for each in differentiable])
+            again.backward = False
+    return counter.get_total_flops() - again.flops
+
+
+@dataclass
+class _Watched:
+    """A model of the run, and how it is called in the first step."""
+
+    skeleton: nn.Module | None = None
+    calls: list[Call] = field(default_factory=list)
+    hook: Any = None
+
+
+class Meter:
+    """MFU of a run: FLOPs per step, from the first one or as set, and the time that steps take.
+
+    Costs an addition per step.
+    """
+
+    def __init__(self, device: torch.device, world_size: int, say: Callable[[str], None]) -> None:
+        self.flops_per_step: float | None = None  # of all ranks together
+        self._device, self._world_size, self._say = device, world_size, say
+        self._name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        self._countable = peak(self._name, torch.bfloat16) is not None
+        self._watched: list[_Watched] = []
+        self._dtype: torch.dtype | None = None  # of the matrix products of the largest model
+        self._largest = -1
+        self._steps = 0  # since the mark
+        self._since: float | None = None  # the mark: time of the latest line of metrics, or of the first step's end
+        self._latest: float | None = None
+
+    def prepare(self, model: nn.Module) -> None:
+        """Keep what counting needs of a model that is about to be wrapped; `watch` follows."""
+        self._watched.append(_Watched())
+        if self._countable and self.flops_per_step is None:
+            try:
+                self._watched[-1].skeleton = skeleton(model)
+            except Exception as error:
+                self._uncountable(error)
+
+    def watch(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
+        """Note how the wrapped model is called in the first step. ``dtype``: what it computes in, by its strategy."""
+        watched = self._watched[-1]
+        sizes: dict[torch.dtype, int] = {}
+        for parameter in model.parameters():
+            sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
+        largest = sum(sizes.values()) > self._largest
+        if largest:
+            self._largest = sum(sizes.values())
+            self._dtype = dtype or max(sizes, key=lambda each: sizes[each], default=None)
+
+        def called(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+            if not module.training or not torch.is_grad_enabled():
+                return
+            if largest and torch.is_autocast_enabled(self._device.type):
+                self._dtype = torch.get_autocast_dtype(self._device.type)
+            watched.calls.append(pytree.tree_map_only(torch.Tensor, _without_data, (arguments, named)))
+
+        if self._device.type != "cpu" or self._countable:
+            watched.hook = model.register_forward_pre_hook(called, with_kwargs=True)
+
+    def step(self) -> None:
+        """A step is done."""
+        self._steps += 1
+        if self._since is None:  # the first: it compiles, and opens connections
+            for watched in self._watched:
+                if watched.hook:
+                    watched.hook.remove()
+            self._mark()
+
+    def read(self, *, mark: bool = False) -> float | None:
+        """The utilisation since the mark, or the latest one where no step has been made since. ``mark``: set it anew.
+
+        The caller has waited for the device.
+        """
+        now = time.perf_counter()
+        if self._since is None or self._dtype is None:
+            return None
+        found = peak(self._name, self._dtype, tf32=_tf32())
+        if found is None:
+            if self._device.type != "cpu":  # nobody expects it there
+                self._say(f"no mfu: the peak of {self._name} in {str(self._dtype).removeprefix('torch.')} is not known")
+            self._dtype = None
+            return None
+        if self.flops_per_step is None and self._countable:
+            self._count()
+        self._watched.clear()
+        if self.flops_per_step is None:
+            return None
+        if self._steps:
+            self._latest = self.flops_per_step * self._steps / max(now - self._since, 1e-9) / found / self._world_size
+        if mark:
+            self._mark()
+        return self._latest
+
+    def _count(self) -> None:
+        called = [watched for watched in self._watched if watched.calls and watched.skeleton]
+        try:
+            if not called:
+                raise ValueError("it was not called in the first step")
+            flops = sum(count(watched.skeleton, watched.calls) for watched in called if watched.skeleton)
+            self.flops_per_step = float(flops * self._world_size)
+        except Exception as error:  # whatever a model does that needs numbers
+            self._uncountable(error)
+
+    def _uncountable(self, error: Exception) -> None:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        self._say(f"no mfu: the FLOPs of this model could not be counted ({reason}); set run.flops_per_step")
+        self._countable = False
+
+    def _mark(self) -> None:
+        self._steps, self._since = 0, time.perf_counter()
+
+
+class _Recomputed(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up what a counter that was entered before counts for activations that backward computes a second time."""
+
+    def __init__(self, counter: FlopCounterMode) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0
+        self.backward = False
+        self._counter = counter
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Checkpointing runs its part of forward again with gradients on; backward's own operators run without.
+        if not (self.backward and torch.is_grad_enabled()):
+            return func(*args, **(kwargs or {}))
+        before = self._counter.get_total_flops()
+        result = func(*args, **(kwargs or {}))
+        self.flops += self._counter.get_total_flops() - before
+        return result
+
+
+def _without_data(tensor: torch.Tensor) -> torch.Tensor:
+    dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+    empty = torch.empty_like(tensor, dtype=dtype, device="meta", requires_grad=False)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(empty, requires_grad=tensor.requires_grad)
+    return empty
+
+
+def _tf32() -> bool:
+    matmul: Any = torch.backends.cuda.matmul
+    precision = getattr(matmul, "fp32_precision", None)  # torch >= 2.9; reading both ways of setting it may raise
+    return bool(precision == "tf32" if precision not in (None, "none") else matmul.allow_tf32)
