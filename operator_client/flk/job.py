@@ -26,7 +26,7 @@ from pydantic import (
 
 from flk import names, quantity
 from flk.fabric import fabrics
-from flk_runtime.contract import STRATEGIES, VERSION
+from flk_runtime.contract import STRATEGIES, VERSION, strategy_named
 
 if TYPE_CHECKING:
     from flk.handle import Run
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 DEFAULT_IMAGE: Final = {"cpu": f"flktrain/flk:{VERSION}-cpu", "cuda": f"flktrain/flk:{VERSION}-cuda"}
 # The job is on record in an annotation of its PyTorchJob, and all annotations of an object may have 256 KiB.
 SIZE_LIMIT: Final = 200_000
+# As torch.distributed.fsdp.ShardingStrategy writes them: accepted as well, and stored as flk writes them.
+TORCH_STRATEGIES: Final = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 _EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
@@ -87,6 +89,13 @@ def one_of(known: tuple[str, ...] | list[str]) -> AfterValidator:
         return value
 
     return AfterValidator(check)
+
+
+def _strategy(value: str) -> str:
+    try:
+        return strategy_named(value)
+    except ValueError:
+        raise ValueError(f"must be one of {', '.join(STRATEGIES)} (is {value!r})") from None
 
 
 def _effect(value: str) -> str:
@@ -227,8 +236,8 @@ class Job(_Part):
         default=None, ge=1, le=1024, description="ranks in each pod; left out: one for each GPU, and one without GPUs"
     )
     resources: Resources = Field(default=Resources(), description="what each pod asks for")
-    strategy: Annotated[str, one_of(STRATEGIES), WithJsonSchema({"enum": list(STRATEGIES)})] = Field(
-        default="ddp", description="how flk_runtime's parallelize wraps the model"
+    strategy: Annotated[str, AfterValidator(_strategy), WithJsonSchema({"enum": [*STRATEGIES, *TORCH_STRATEGIES]})] = (
+        Field(default="ddp", description="how the ranks share the model, for flk_runtime's parallelize")
     )
     fabric: Annotated[str, one_of(list(fabrics())), WithJsonSchema({"enum": list(fabrics())})] = Field(
         default="auto", description="preset of NCCL's variables for the network between the GPUs"

@@ -15,7 +15,7 @@ import yaml
 
 from flk import render, ship, site
 from flk.fabric import fabrics
-from flk.job import DEFAULT_IMAGE, Job, validated
+from flk.job import DEFAULT_IMAGE, TORCH_STRATEGIES, Job, validated
 from flk_runtime import contract
 
 ROOT = Path(__file__).parents[2]
@@ -68,6 +68,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "gpus": {"replicas": 16, "resources": {"cpu": 8, "memory": "64Gi", "gpu": 8, "shm": "16Gi"}, "fabric": "efa"},
     "amounts": {"resources": {"cpu": 0.5, "memory": 4294967296, "shm": 1000000000}, "processes": 2},
     "rights and limits": {"restarts": 0, "deadline": "1d2h90m", "save_every": 1000000, "strategy": "none"},
+    "a strategy as torch writes it": {"strategy": "_HYBRID_SHARD_ZERO2"},
     "deadline in seconds": {"deadline": 5400, "replicas": 100000, "restarts": 100000},
     "volumes": {
         "checkpoint": "shared:/data//ckpt/",
@@ -155,6 +156,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "upper case": ({"job": {"name": "Gpt"}}, "name"),
     "newline": ({"job": {"name": "gpt\n"}}, "name"),
     "too long with its replicas": ({"job": {"enabled": True, "name": "a" * 54, "replicas": 11}}, "too long"),
+    "unknown strategy": ({"job": {"strategy": "zero3"}}, "strategy"),
     "unknown fabric": ({"job": {"fabric": "token-ring"}}, "fabric"),
     "duration": ({"job": {"deadline": "soon"}}, "deadline"),
     "no time": ({"job": {"enabled": True, "deadline": "0s"}}, "deadline"),
@@ -185,7 +187,8 @@ def test_schema_knows_the_same_fields_fabrics_and_reserved_names() -> None:
     fields = Job.model_fields.keys() - {"ship"} | {"enabled"}
     assert schema["properties"]["job"]["properties"].keys() == values["job"].keys() == fields
     assert set(schema["definitions"]["fabric"]["enum"]) == {"", None, *fabrics()}
-    assert set(schema["properties"]["job"]["properties"]["strategy"]["enum"]) == set(contract.STRATEGIES)
+    strategies = schema["properties"]["job"]["properties"]["strategy"]["enum"]
+    assert strategies == [*contract.STRATEGIES, *TORCH_STRATEGIES]
     assert site.Site.model_fields.keys() == values["defaults"].keys()
     names = [*contract.RESERVED_NAMES, *(f"{prefix}X" for prefix in contract.RESERVED_PREFIXES), *contract.SETTABLE]
     for name in [*names, "LR", "RANKS", "MY_RANK", "PETS"]:

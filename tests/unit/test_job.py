@@ -12,7 +12,7 @@ import flk
 from flk import names
 from flk.environment import environment, warnings
 from flk.errors import UsageError
-from flk.job import SIZE_LIMIT, Job, validated
+from flk.job import SIZE_LIMIT, TORCH_STRATEGIES, Job, validated
 from flk_runtime import contract
 
 
@@ -54,7 +54,7 @@ def error_of(**fields: Any) -> UsageError:
         ({"volumes": ["a:/x"], "checkpoint": "b:/x"}, "flk.yaml: volumes: two claims are mounted at /x"),
         ({"checkpoint": {"volume": "a"}}, "flk.yaml: checkpoint.path: is missing"),
         ({"fabric": "ib"}, "flk.yaml: fabric: must be one of auto, socket, efa, tcpx, tcpxo, gib, infiniband, roce (is 'ib')"),  # noqa: E501
-        ({"strategy": "dp"}, "flk.yaml: strategy: must be one of none, ddp (is 'dp')"),
+        ({"strategy": "dp"}, "flk.yaml: strategy: must be one of none, ddp, no_shard, shard_grad_op, full_shard, hybrid_shard, hybrid_shard_zero2 (is 'dp')"),  # noqa: E501
         ({"deadline": "0s"}, "flk.yaml: deadline: must be at least one second (is '0s')"),
         ({"queue": "A"}, "flk.yaml: queue: must be lower-case letters, digits, '-' and '.', and start and end with a letter or digit (is 'A')"),  # noqa: E501
         ({"ship": "x"}, "flk.yaml: ship: must be true, false or a list of patterns (is 'x')"),
@@ -99,6 +99,13 @@ def test_a_job_that_cannot_be_recorded_is_refused() -> None:
 
 def test_a_value_that_no_process_can_have_is_refused() -> None:
     assert "env.A: must have at most 120,000 bytes" in str(error_of(env={"A": "ä" * 60_001}))
+
+
+@pytest.mark.parametrize("text", [*contract.STRATEGIES, *TORCH_STRATEGIES, "full-shard"])
+def test_strategies_as_flk_and_torch_write_them(text: str) -> None:
+    strategy = validated({"command": "a.py", "strategy": text}).strategy
+    assert strategy == text.lower().lstrip("_").replace("-", "_")
+    assert strategy in contract.STRATEGIES
 
 
 def test_processes_follow_the_gpus() -> None:

@@ -26,11 +26,26 @@ def test_the_schema_accepts_job_files(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["replicas: 0", "replica: 1", "replicas: '4'", "resources: {mem: 1}", "fabric: x", "env: {A: 1}", "ship: 3"]
+    "text",
+    [
+        "replicas: 0",
+        "replica: 1",
+        "replicas: '4'",
+        "resources: {mem: 1}",
+        "fabric: x",
+        "strategy: zero3",
+        "env: {A: 1}",
+        "ship: 3",
+    ],
 )
 def test_the_schema_refuses_mistakes(text: str) -> None:
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(yaml.safe_load(text), schema.schema())
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "hybrid_shard_zero2", "FULL_SHARD", "_HYBRID_SHARD_ZERO2"])
+def test_the_schema_knows_strategies_as_torch_writes_them(strategy: str) -> None:
+    jsonschema.validate({"strategy": strategy}, schema.schema())
 
 
 def test_the_template_shows_every_field_and_all_of_it_is_valid() -> None:

@@ -84,7 +84,7 @@ tests/unit/test_chart_values.py compares them). Templates return text, so what i
 {{- $volumes := list }}
 {{- range $job.volumes }}{{ $volumes = append $volumes (include "flk.claim" .) }}{{ end }}
 {{- $spec := dict "name" $name "command" $command "replicas" (int64 $job.replicas) "resources" $resources
-  "strategy" $job.strategy "fabric" ($job.fabric | default $defaults.fabric | default "auto")
+  "strategy" ($job.strategy | lower | trimPrefix "_") "fabric" ($job.fabric | default $defaults.fabric | default "auto")
   "restarts" (int64 $job.restarts) "env" ($job.env | default dict) "secrets" ($job.secrets | default dict)
   "volumes" $volumes "nodes" (dict "selector" ($nodes.selector | default dict) "tolerations" $tolerations)
   "patch" ($job.patch | default dict) "ship" false }}

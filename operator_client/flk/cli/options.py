@@ -115,7 +115,13 @@ def _job_options(  # its signature is what `takes_job` adds to a command
     gpu: Annotated[str | None, typer.Option("--gpu", metavar="N", help="GPUs of each pod.")] = None,
     shm: Annotated[str | None, typer.Option("--shm", metavar="QUANTITY", help="Size of /dev/shm of each pod.")] = None,
     strategy: Annotated[
-        str | None, typer.Option("--strategy", metavar="NAME", help="How the model is wrapped: ddp, none.")
+        str | None,
+        typer.Option(
+            "--strategy",
+            metavar="NAME",
+            help="How the ranks share the model: ddp, none, no_shard, shard_grad_op, full_shard, hybrid_shard, "
+            "hybrid_shard_zero2.",
+        ),
     ] = None,
     fabric: Annotated[
         str | None,
