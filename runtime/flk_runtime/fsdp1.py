@@ -1,7 +1,7 @@
 """Sharding by torch's FullyShardedDataParallel (FSDP1): the parameters of a unit are one flat tensor, cut evenly.
 
 The user's parameters stay the objects that they were (``use_orig_params``), as views of what this rank holds of the
-flat ones: of each parameter a run of its elements, or none.
+flat ones: of each parameter a run of its elements, or none. parallel.py imports this module when it is needed.
 """
 
 from __future__ import annotations
@@ -180,10 +180,6 @@ class FlatShard(Wrapped):
         dist.all_gather(everybody, mine, group=self._group)
         columns = torch.stack(everybody, dim=1).tolist()
         return {id(parameter): counts for parameter, counts in zip(unique, columns, strict=True)}
-
-
-def is_wrapped(module: nn.Module) -> bool:
-    return isinstance(module, FullyShardedDataParallel)
 
 
 def _strategy(mesh: DeviceMesh, shards: bool, reshard: bool) -> ShardingStrategy:

@@ -1,4 +1,7 @@
-"""Sharding by torch's fully_shard (FSDP2): each parameter is a DTensor, of which a rank holds some rows."""
+"""Sharding by torch's fully_shard (FSDP2): each parameter is a DTensor, of which a rank holds some rows.
+
+Needs torch 2.6, and takes a moment to import: parallel.py imports this module when it is needed.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate
 
 from flk_runtime import snapshot
 from flk_runtime.materialize import Materializer
 from flk_runtime.precision import Precision
 from flk_runtime.wrapped import Wrapped
-
-try:
-    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-    from torch.distributed.tensor import DTensor, Replicate
-except ImportError:  # torch before 2.6
-    AVAILABLE = False
-else:
-    AVAILABLE = True
 
 
 class FullyShard(Wrapped):
@@ -79,8 +76,7 @@ class FullyShard(Wrapped):
 
     def clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
         norm = super().clip(max_norm, norm_type, error_if_nonfinite)
-        full: torch.Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm  # type: ignore[no-untyped-call]
-        return full
+        return _full(norm)
 
     def reshard(self) -> None:
         """Give up whole parameters that a forward pass without a backward pass has left."""
@@ -111,10 +107,6 @@ class FullyShard(Wrapped):
         return _part(parameter, whole)
 
 
-def is_wrapped(module: nn.Module) -> bool:
-    return AVAILABLE and isinstance(module, FSDPModule)
-
-
 def _policy(precision: Precision, root: bool) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(
         param_dtype=precision.param,
@@ -135,12 +127,18 @@ def _whole(value: Any) -> Any:
     """One tensor at a time: where it is not kept it is gone again before the next one is gathered."""
     if not isinstance(value, DTensor):
         return value
-    full: torch.Tensor = value.full_tensor().detach()
+    full = _full(value.detach())
     return full.cpu() if torch.distributed.get_rank() == 0 else None
 
 
-def _part(like: Any, whole: torch.Tensor) -> Any:
+def _full(value: torch.Tensor) -> torch.Tensor:
+    full: torch.Tensor = value.full_tensor() if isinstance(value, DTensor) else value
+    return full
+
+
+def _part(like: Any, whole: torch.Tensor) -> torch.Tensor:
     """``whole``, which every rank has, sharded as ``like`` is, without communication."""
     whole = whole.to(device=like.device)
     replicated = DTensor.from_local(whole, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
-    return replicated.redistribute(placements=like.placements).clone()  # no view that would keep the whole alive
+    part: torch.Tensor = replicated.redistribute(placements=like.placements)
+    return part.clone()  # no view that would keep the whole alive

@@ -1,25 +1,28 @@
 """Strategies: how the ranks share the work on one model. The table says what each does; `wrap` finds who does it.
 
-Only what differs between strategies is here: the sharding itself is in ddp.py, fsdp1.py and fsdp2.py.
+Only what differs between strategies is here: the sharding itself is in ddp.py, fsdp1.py and fsdp2.py, which are
+imported when they are needed, since torch's parts behind them take a while to load.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from flk_runtime import blocks as finding
-from flk_runtime import contract, ddp, fsdp1, fsdp2
+from flk_runtime import contract
 from flk_runtime.errors import SetupError
 from flk_runtime.materialize import Materializer
 from flk_runtime.precision import Precision
 from flk_runtime.wrapped import Handover, Wrapped
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ STRATEGIES = {
     "hybrid_shard": Strategy(shards=True, replicas=True, reshard=True),
     "hybrid_shard_zero2": Strategy(shards=True, replicas=True),
 }
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 APIS = ("fsdp2", "fsdp1")
 
 
@@ -113,18 +117,24 @@ def _wrap(
     shard_size: int,
 ) -> Wrapped:
     kind = STRATEGIES[strategy]
-    api = options.api or ("fsdp2" if fsdp2.AVAILABLE else "fsdp1")
+    api = options.api or ("fsdp2" if _has_fsdp2() else "fsdp1")
     asked = options.api == "fsdp1" or options.precision is not None
     if strategy == "none" or not (kind.shards or asked):
         Materializer(model, (), device).run(lambda unit: None, broadcast=False)
         if strategy == "none" or world_size == 1:
             return Wrapped(model)
+        from flk_runtime import ddp
+
         return ddp.Replicated(model, device, find_unused=options.find_unused)
     mesh = _mesh(device, world_size, shard_size)
     if api == "fsdp1":
+        from flk_runtime import fsdp1
+
         return fsdp1.FlatShard(
             model, units, mesh, device, shards=shard_size > 1, reshard=kind.reshard, precision=options.precision
         )
+    from flk_runtime import fsdp2
+
     return fsdp2.FullyShard(
         model,
         units,
@@ -139,7 +149,7 @@ def _wrap(
 def _check_options(strategy: str, options: Options) -> None:
     if options.api is not None and options.api not in APIS:
         raise SetupError(f"api={options.api!r}: expected one of {', '.join(APIS)}")
-    if options.api == "fsdp2" and not fsdp2.AVAILABLE:
+    if options.api == "fsdp2" and not _has_fsdp2():
         raise SetupError(f"api='fsdp2' needs torch 2.6, and this is {torch.__version__}: use api='fsdp1'")
     if options.precision is not None and not isinstance(options.precision, Precision):
         raise SetupError(f"precision={options.precision!r}: expected a flk_runtime.Precision")
@@ -155,11 +165,15 @@ def _check_model(model: nn.Module, strategy: str) -> None:
     if strategy == "none":
         return
     for name, module in model.named_modules():
-        if isinstance(module, DistributedDataParallel) or fsdp1.is_wrapped(module) or fsdp2.is_wrapped(module):
+        if any(kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch.") for kind in type(module).__mro__):
             raise SetupError(
                 f"{name or 'the model'} is in {type(module).__name__} already: give parallelize the model as it was "
                 "before, or use strategy none"
             )
+
+
+def _has_fsdp2() -> bool:
+    return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6)
 
 
 def _shard_size(strategy: str, asked: int | None, world_size: int, local_world_size: int) -> int:
@@ -181,6 +195,8 @@ def _shard_size(strategy: str, asked: int | None, world_size: int, local_world_s
 
 def _mesh(device: torch.device, world_size: int, shard_size: int) -> DeviceMesh:
     """The ranks as (replicate, shard); as (shard) where there is one replica."""
+    from torch.distributed.device_mesh import init_device_mesh
+
     if shard_size == world_size:
         return init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
     shape = (world_size // shard_size, shard_size)
