@@ -9,6 +9,7 @@ class SetupError(ValueError):
     """An argument or a setting is wrong: one sentence that names it. Trying again would not help."""
 
     code = ExitCode.USAGE
+    everywhere = False  # whether all ranks raise this very error
 
 
 class DiscoveryError(SetupError):

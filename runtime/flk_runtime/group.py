@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from flk_runtime.errors import SetupError
 
@@ -67,6 +70,52 @@ def mean(value: float, weight: float) -> float:
     return float(total[0] / total[1])
 
 
+class Timeouts:
+    """How long a collective may take: ``first`` seconds until the first step is done, then ``step`` seconds if given.
+
+    The first step compiles, allocates and connects; later ones are alike, so that one which hangs can be noticed soon
+    (torchtitan, torchtitan/distributed/utils.py, set_pg_timeouts). Methods are collective.
+    """
+
+    def __init__(self, first: float, step: float | None) -> None:
+        self._first, self._step = first, step
+        self._short = False
+
+    def shorten(self) -> None:
+        """The first step is done: from here on ``step`` holds."""
+        if self._step is not None:
+            self._set(self._step)
+            self._short = True
+
+    @contextlib.contextmanager
+    def long(self) -> Iterator[None]:
+        """Let ``first`` hold inside, where some ranks wait while others do slow work, such as writing a snapshot."""
+        if self._step is None or not self._short:
+            yield
+            return
+        self._set(self._first)
+        yield
+        self._set(self._step)
+
+    def _set(self, seconds: float) -> None:
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+        # No rank may wait with the old patience for one that has the new: all set it when nothing is under way.
+        dist.barrier()
+        for group in list(_groups()):
+            distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
+
+
+def can_set_timeout() -> bool:
+    """Whether this torch lets a group's timeout be changed; it does so by a private function."""
+    return hasattr(distributed_c10d, "_set_pg_timeout")
+
+
+def _groups() -> list[Any]:
+    """All groups that this rank is in, those of device meshes too."""
+    return [group for group in distributed_c10d._world.pg_map if not distributed_c10d._rank_not_in_group(group)]
+
+
 def leave(*, at_once: bool) -> None:
     """Give up the process group. ``at_once``: without waiting for a peer, which may have died."""
     if not dist.is_initialized():
@@ -78,7 +127,7 @@ def leave(*, at_once: bool) -> None:
     time.sleep(_REST)
     if at_once and "nccl" in str(dist.get_backend_config()):
         # Destroying NCCL's communicators waits for kernels that a dead peer never lets end.
-        torch.distributed.distributed_c10d._abort_process_group()
+        distributed_c10d._abort_process_group()
     else:
         dist.destroy_process_group()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SIOCGIFADDR = 0x8915
+_LISTEN = "0A"  # a socket's state in /proc/net/tcp
 
 
 def processors(root: Path = Path("/sys/fs/cgroup")) -> int:
@@ -51,6 +52,48 @@ def interface_of(address: str) -> str:
                 if socket.inet_ntoa(reply[20:24]) == address:
                     return name
     return ""
+
+
+def is_own(address: str) -> bool:
+    """Whether this IPv4 or IPv6 address belongs to this machine or container."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def is_free(port: int) -> bool:
+    """Whether a server of this process could listen on this TCP port."""
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("", port))
+            probe.listen()
+    except OSError:
+        return False
+    return True
+
+
+def listener(port: int) -> int | None:
+    """The process that listens on this TCP port; None where that is nobody, or not for us to see (Linux)."""
+    sockets = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+                words = line.split()
+                local, state = words[1], words[3]
+                if state == _LISTEN and int(local.rpartition(":")[2], 16) == port:
+                    sockets.add(f"socket:[{words[9]}]")
+    for process in Path("/proc").glob("[0-9]*") if sockets else ():
+        with contextlib.suppress(OSError):
+            for link in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if os.readlink(link) in sockets:
+                        return int(process.name)
+    return None
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:

@@ -47,6 +47,7 @@ class Run:
         save_every: int,
         log_every: int,
         owns_group: bool,
+        timeouts: group.Timeouts,
     ) -> None:
         self.place = place
         self.rank = dist.get_rank()
@@ -61,6 +62,7 @@ class Run:
         self.steps = 0  # optimizer steps so far, those before a resume included
         self.closed = False
         self._folder, self._save_every, self._log_every, self._owns_group = folder, save_every, log_every, owns_group
+        self._timeouts = timeouts
         self._objects: dict[str, Stateful] = {}
         self._wrapped: list[Wrapped] = []
         self._loaders = 0
@@ -263,7 +265,8 @@ class Run:
         Every ``log_every`` steps a line of metrics is printed: ``loss`` is the mean over the ranks, other ``values``
         are rank 0's. Tensors are read only then. Every ``save_every`` steps a snapshot is written.
         """
-        if not self._stepped:
+        first = not self._stepped
+        if first:
             self._settle()
         self.steps += 1
         self._throughput.add(self._pending)
@@ -272,11 +275,16 @@ class Run:
             self._report(loss, values)
         if self._save_every and self.steps % self._save_every == 0:
             self.save()
+        if first:
+            self._timeouts.shorten()
 
     def save(self) -> None:
         """Write a snapshot now, if there is a folder and a registered model. Collective."""
-        if self._folder is None or "model" not in self._objects:
-            return
+        if self._folder is not None and "model" in self._objects:
+            with self._timeouts.long():  # rank 0 may write for longer than a step may take
+                self._write(self._folder)
+
+    def _write(self, folder: snapshot.Folder) -> None:
         random = group.gather(randomness.get_state())
         objects = {
             name: thing.state_dict()
@@ -289,7 +297,7 @@ class Run:
                 "objects": objects,
                 "random": random,
             }
-            self._folder.write(content, self.steps)
+            folder.write(content, self.steps)
         self._saved = self._mark()
 
     # Talking

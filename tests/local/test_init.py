@@ -76,7 +76,7 @@ def test_ranks_build_the_same_model_and_draw_different_numbers(ranks: Ranks) -> 
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
-        ({"FLK_STRATEGY": "zero4"}, "unknown strategy 'zero4' (from FLK_STRATEGY): expected one of none, ddp"),
+        ({"FLK_STRATEGY": "zero4"}, "unknown strategy 'zero4': expected one of none, ddp"),
         ({"FLK_SEED": "x"}, "FLK_SEED=x is not a whole number"),
         ({"FLK_SAVE_EVERY": "-1"}, "FLK_SAVE_EVERY=-1: expected a whole number from 0 on"),
         ({"RANK": "1"}, "must be set beside RANK=1"),
