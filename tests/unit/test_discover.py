@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -412,6 +414,32 @@ def of_pytorchjob(node: int, local: int, nodes: int, processes: int) -> dict[str
 def of_trainjob(node: int, local: int, nodes: int, processes: int) -> dict[str, str]:
     pod = {**TRAINER, "PET_NODE_RANK": str(node), "PET_NNODES": str(nodes), "PET_NPROC_PER_NODE": str(processes)}
     return pod if processes == 1 else {**pod, **of_torchrun(node, local, nodes, processes)}
+
+
+SEEN = sorted(Path(__file__).with_name("data").glob("environments/*.json"))
+# What started the ranks of each file; by default what the file is called.
+STARTED = {
+    "horovodrun": "horovod", "sbatch_mpich": "mpich", "sbatch_openmpi": "openmpi", "sbatch_srun": "slurm",
+    "srun": "slurm", "srun_torchrun": "torchrun", "torchrun_c10d": "torchrun", "torchrun_standalone": "torchrun",
+    "torchrun_static": "torchrun",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("file", SEEN, ids=lambda file: file.stem)
+def test_environments_as_they_were_seen(file: Path) -> None:
+    seen = json.loads(file.read_text())
+    environs = [{**seen["common"], **rank} for rank in seen["ranks"]]
+    if file.stem == "sbatch_script":
+        refused(environs[0], ["SLURM_NTASKS=2", "srun did not start this process"])
+        return
+    places = [discover(environ) for environ in environs]
+    assert {place.launcher for place in places} == {STARTED.get(file.stem, file.stem)}
+    assert {place.world_size for place in places} == {len(environs)}
+    assert [place.rank for place in places] == [*range(len(environs))]
+    assert len({(place.node_rank, place.local_rank) for place in places}) == len(environs)
+    assert len({place.master for place in places}) == 1
+    # Only Hydra sets nothing that tells one start from another.
+    assert (places[0].master is None) == ("mpich" in file.stem)
 
 
 FIELD = {
