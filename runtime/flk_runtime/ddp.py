@@ -45,7 +45,7 @@ def _fix_layout(wrapped: DistributedDataParallel, device: torch.device) -> None:
     if any(getattr(module, "sparse", False) for module in model.modules()):
         return  # an embedding with sparse gradients: DDP would not take dense ones for it
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    wrapped.module = _StandIn(parameters)
+    wrapped.module = _StandIn(parameters, list(model.buffers()))
     try:
         with torch.enable_grad():
             wrapped(torch.zeros((), device=device)).backward()
@@ -58,9 +58,11 @@ def _fix_layout(wrapped: DistributedDataParallel, device: torch.device) -> None:
 class _StandIn(nn.Module):
     """A model whose gradients are 0, and ready in the reverse order of its parameters: as a real one's are, roughly."""
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, parameters: list[nn.Parameter], buffers: list[torch.Tensor]) -> None:
         super().__init__()
         self._touched = parameters
+        for number, buffer in enumerate(buffers):  # DDP sends rank 0's before a forward pass, and asserts some
+            self.register_buffer(str(number), buffer)
 
     def forward(self, zero: torch.Tensor) -> torch.Tensor:
         total = zero
