@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -30,6 +31,14 @@ def processors(root: Path = Path("/sys/fs/cgroup")) -> int:
         if quota_us > 0:
             return min(count, max(1, math.ceil(quota_us / period_us)))
     return count
+
+
+def gpus(environ: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> int:
+    """GPUs of NVIDIA's that this container may use, without importing torch: CUDA_VISIBLE_DEVICES, else its devices."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+    return len(list(devices.glob("nvidia[0-9]*")))
 
 
 def memory_kills(root: Path = Path("/sys/fs/cgroup")) -> int:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from flk_runtime import contract
+from flk_runtime import contract, host
+
+_NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 
 
 class SettingsError(ValueError):
@@ -50,7 +53,8 @@ class Settings:
         """The settings of this process.
 
         ``arguments`` are what follows ``python -m flk_runtime``: an optional ``--``, then a script or ``-m module``,
-        then what is the script's own.
+        then what is the script's own. In a pod of an operator (PyTorchJob with a Master, TrainJob), whose variables are
+        torchrun's PET_*, they say what FLK_PODS, FLK_POD_INDEX, FLK_PROCESSES and FLK_RDZV_ENDPOINT do not.
         """
         command = list(arguments[1:]) if arguments[:1] == ["--"] else list(arguments)
         if not command or command == ["-m"]:
@@ -59,6 +63,7 @@ class Settings:
             pass
         else:
             raise SettingsError(f"unknown option {command[0]}: expected a script, or -m and a module")
+        environ = {**environ, **_of_operator(environ)}
 
         def number(name: str, default: float, least: float = 0) -> float:
             text = environ.get(name, "")
@@ -82,7 +87,7 @@ class Settings:
         pod = whole(contract.POD_INDEX, 0)
         if pod >= pods:
             raise SettingsError(f"{contract.POD_INDEX} is {pod}, but there are {pods} pods ({contract.PODS})")
-        host, port = _endpoint(environ.get(contract.RDZV_ENDPOINT, ""), alone=pods == 1)
+        address, port = _endpoint(environ.get(contract.RDZV_ENDPOINT, ""), alone=pods == 1)
         start = environ.get(contract.START, "fork")
         if start not in ("fork", "spawn"):
             raise SettingsError(f"{contract.START} must be fork or spawn, not {start!r}")
@@ -91,7 +96,7 @@ class Settings:
         return cls(
             command=tuple(command),
             job=environ.get(contract.JOB, "") or "local",
-            host=host,
+            host=address,
             port=port,
             pod=pod,
             pods=pods,
@@ -112,6 +117,51 @@ class Settings:
             termination_log=environ.get(contract.TERMINATION_LOG, ""),
             parent=whole(contract.PARENT, 0),
         )
+
+
+def _of_operator(environ: Mapping[str, str]) -> dict[str, str]:
+    """What an operator's variables for torchrun say in flk's own names; nothing where flk's own are set."""
+    pods = environ.get("PET_NNODES", "")
+    if not pods or any(environ.get(name) for name in (contract.PODS, contract.POD_INDEX, contract.RDZV_ENDPOINT)):
+        return {}
+    if not _NUMBER.fullmatch(pods) or pods == "0":
+        raise SettingsError(
+            f"PET_NNODES must be a number of pods, not {pods!r}: flk's launcher runs no elastic job; start it with "
+            "torchrun, or give the job no elasticPolicy"
+        )
+    found = {contract.PODS: pods}
+    if pods != "1":
+        names = ("PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
+        missing = [name for name in names if not environ.get(name)]
+        if missing:
+            raise SettingsError(
+                f"{' and '.join(missing)} must be set beside PET_NNODES={pods}: give the PyTorchJob a Master, or set "
+                f"{contract.PODS}, {contract.POD_INDEX} and {contract.RDZV_ENDPOINT}"
+            )
+        index, address, port = (environ[name] for name in names)
+        if not _NUMBER.fullmatch(index) or int(index) >= int(pods):
+            raise SettingsError(f"PET_NODE_RANK must be a number below PET_NNODES={pods}, not {index!r}")
+        if not _NUMBER.fullmatch(port) or not 0 < int(port) < 1 << 16:
+            raise SettingsError(f"PET_MASTER_PORT must be a port, not {port!r}")
+        found[contract.POD_INDEX] = index
+        found[contract.RDZV_ENDPOINT] = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    if not environ.get(contract.PROCESSES):
+        found[contract.PROCESSES] = _processes(environ.get("PET_NPROC_PER_NODE", ""))
+    return found
+
+
+def _processes(text: str) -> str:
+    """Ranks per pod for torchrun's --nproc-per-node. ``auto`` is as in a job of flk: one for each GPU, else one."""
+    if text == "cpu":
+        return str(host.processors())
+    if text in ("", "auto", "gpu"):
+        gpus = host.gpus()
+        if text == "gpu" and not gpus:
+            raise SettingsError(f"PET_NPROC_PER_NODE is gpu, but no GPU is here: set {contract.PROCESSES}")
+        return str(max(1, gpus))
+    if not _NUMBER.fullmatch(text) or text == "0":
+        raise SettingsError(f"PET_NPROC_PER_NODE must be a number, auto, gpu or cpu, not {text!r}")
+    return text
 
 
 def _endpoint(text: str, *, alone: bool) -> tuple[str, int]:

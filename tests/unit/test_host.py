@@ -45,6 +45,15 @@ def test_memory_kills(tmp_path: Path, content: dict[str, str], expected: int) ->
     assert host.memory_kills(files(tmp_path, content)) == expected
 
 
+@pytest.mark.parametrize(
+    ("visible", "expected"), [(None, 2), ("", 0), ("-1", 0), ("3", 1), ("0,1,2", 3), ("GPU-1a,MIG-2b", 2)]
+)
+def test_gpus(tmp_path: Path, visible: str | None, expected: int) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
+        (tmp_path / name).touch()
+    assert host.gpus({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}, tmp_path) == expected
+
+
 def test_the_interface_of_an_address() -> None:
     assert host.interface_of("127.0.0.1") == "lo"
     assert host.interface_of("192.0.2.1") == ""

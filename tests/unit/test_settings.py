@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from flk_runtime import host
 from flk_runtime.settings import Settings, SettingsError
 
 POD = {
@@ -66,6 +67,63 @@ def test_a_wrong_variable_is_named(variables: dict[str, str], names: list[str]) 
         Settings.read(["train.py"], POD | variables)
     for name in names:
         assert name in str(caught.value)
+
+
+MASTER_AND_WORKER = {
+    "RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "gpt-master-0", "MASTER_PORT": "23456", "PET_NODE_RANK": "1",
+    "PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PET_MASTER_ADDR": "gpt-master-0", "PET_MASTER_PORT": "23456",
+}  # fmt: skip
+
+
+def test_a_pod_of_an_operator_reads_its_place_from_torchruns_variables() -> None:
+    settings = Settings.read(["train.py"], MASTER_AND_WORKER)
+    assert (settings.pod, settings.pods, settings.processes, settings.world_size) == (1, 2, 2, 4)
+    assert (settings.host, settings.port) == ("gpt-master-0", 23456)
+    assert Settings.read(["t.py"], MASTER_AND_WORKER | {"PET_MASTER_ADDR": "fd00::1"}).host == "fd00::1"
+    assert Settings.read(["t.py"], MASTER_AND_WORKER | {"FLK_PROCESSES": "8"}).world_size == 16
+    alone = Settings.read(["t.py"], {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "3"})
+    assert (alone.pods, alone.processes, alone.port) == (1, 3, 0)
+
+
+def test_a_pod_of_flk_reads_its_own_variables_only() -> None:
+    # The operator sets some in flk's own jobs, too.
+    settings = Settings.read(["t.py"], POD | {"PET_NNODES": "9", "PET_NPROC_PER_NODE": "auto"})
+    assert (settings.pods, settings.processes) == (4, 2)
+    assert Settings.read(["t.py"], {"PET_NPROC_PER_NODE": "9"}).processes == 1
+
+
+@pytest.mark.parametrize(("asked", "gpus", "expected"), [("auto", 4, 4), ("auto", 0, 1), ("gpu", 2, 2), ("cpu", 2, 6)])
+def test_processes_that_the_launcher_is_left_to_count(
+    asked: str, gpus: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "gpus", lambda: gpus)
+    monkeypatch.setattr(host, "processors", lambda: 6)
+    assert Settings.read(["t.py"], MASTER_AND_WORKER | {"PET_NPROC_PER_NODE": asked}).processes == expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "names"),
+    [
+        ({"PET_NNODES": "1:4"}, ["PET_NNODES", "'1:4'", "elastic", "torchrun"]),
+        ({"PET_NNODES": "0"}, ["PET_NNODES", "'0'"]),
+        ({"PET_NODE_RANK": "2"}, ["PET_NODE_RANK", "'2'", "PET_NNODES=2"]),
+        ({"PET_NODE_RANK": "x"}, ["PET_NODE_RANK", "'x'"]),
+        ({"PET_MASTER_PORT": "70000"}, ["PET_MASTER_PORT", "'70000'"]),
+        ({"PET_NODE_RANK": "", "PET_MASTER_ADDR": ""}, ["PET_NODE_RANK and PET_MASTER_ADDR", "a Master"]),
+        ({"PET_NPROC_PER_NODE": "xpu"}, ["PET_NPROC_PER_NODE", "'xpu'"]),
+    ],
+)
+def test_a_wrong_variable_of_an_operator_is_named(variables: dict[str, str], names: list[str]) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings.read(["train.py"], MASTER_AND_WORKER | variables)
+    for name in names:
+        assert name in str(caught.value)
+
+
+def test_asked_for_gpus_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "gpus", lambda: 0)
+    with pytest.raises(SettingsError, match="PET_NPROC_PER_NODE is gpu, but no GPU is here: set FLK_PROCESSES"):
+        Settings.read(["t.py"], MASTER_AND_WORKER | {"PET_NPROC_PER_NODE": "gpu"})
 
 
 @pytest.mark.parametrize("arguments", [[], ["--"], ["-m"], ["--nproc", "2", "t.py"]])
