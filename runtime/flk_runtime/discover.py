@@ -141,7 +141,10 @@ def _in_trainjob(environ: Environ) -> bool:
 
 @dataclass(frozen=True)
 class Launcher:
-    """The names that a launcher gives its variables. It is recognised by ``mark``, or by what ``seen`` looks for."""
+    """The names that a launcher gives its variables; none for a number that is always the same.
+
+    It is recognised by ``mark``, or by what ``seen`` looks for.
+    """
 
     name: str
     mark: str
@@ -202,11 +205,11 @@ LAUNCHERS = (
         start=("SLURM_JOB_ID", "SLURM_STEP_ID"), seen=_started_by_srun, read=_read_slurm,
     ),
     Launcher(
-        "pytorchjob", "PET_NODE_RANK", node_rank="PET_NODE_RANK", nodes="PET_NNODES", seen=_in_pytorchjob,
-        read=_read_pod,
+        "pytorchjob", "PET_NODE_RANK", "RANK", "", "WORLD_SIZE", "", node_rank="PET_NODE_RANK", nodes="PET_NNODES",
+        seen=_in_pytorchjob, read=_read_pod,
     ),
     Launcher(
-        "trainer", "PET_NODE_RANK", "PET_NODE_RANK", world_size="PET_NNODES", node_rank="PET_NODE_RANK",
+        "trainer", "PET_NODE_RANK", "PET_NODE_RANK", "", "PET_NNODES", "", node_rank="PET_NODE_RANK",
         nodes="PET_NNODES", address="PET_MASTER_ADDR", port="PET_MASTER_PORT", seen=_in_trainjob, read=_read_pod,
     ),
 )  # fmt: skip

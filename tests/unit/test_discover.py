@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flk_runtime import contract
-from flk_runtime.discover import Place, discover
+from flk_runtime.discover import LAUNCHERS, Place, discover
 from flk_runtime.errors import DiscoveryError
 
 TORCHRUN = {
@@ -554,6 +555,25 @@ def check_any(environ: dict[str, str]) -> None:
     if place.master:
         assert place.master[0]
         assert 0 < place.master[1] < 1 << 16
+
+
+def test_the_page_of_launchers_is_the_table() -> None:
+    page = Path(__file__).parents[2] / "docs" / "launchers.md"
+    section = page.read_text().partition("## Where the numbers come from")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "| `" in line]
+    written = [tuple(re.findall("^`(.+?)`", cell)[:1] for cell in row[:6]) for row in rows]
+    expected = [
+        tuple(
+            [name] if name else []
+            for name in (row.name, row.mark, row.rank, row.local_rank, row.world_size, row.local_world_size)
+        )
+        for row in LAUNCHERS
+    ]
+    assert written == [*expected, (["alone"], [], [], [], [], [])]
+    for launcher, row in zip(LAUNCHERS, rows, strict=False):
+        meeting = (launcher.address, launcher.port) if launcher.start is None else launcher.start
+        assert any(f"`{name}`" in row[6] for name in meeting), f"{launcher.name}: {meeting}"
+        assert not launcher.hosts or f"`{launcher.hosts[0]}`" in row[6]
 
 
 def test_importing_the_package_imports_no_torch() -> None:
