@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime import group, metrics, parallel, randomness, snapshot
+from flk_runtime import group, metrics, mfu, parallel, randomness, snapshot
 from flk_runtime.blocks import Blocks
 from flk_runtime.data import Loader
 from flk_runtime.discover import Place
@@ -69,6 +69,7 @@ class Run:
         self._loader: Loader | None = None  # the one that gave the latest batch
         self._pending = 0  # samples of it since the last step
         self._throughput = metrics.Throughput()
+        self._meter = mfu.Meter(device, self.world_size, lambda text: self.print(f"flk: {text}"))
         self._stepped = False
         self._ranked = False  # whether this rank's own random numbers have begun
         self._restored: dict[str, Any] = {}  # states in the snapshot, until the first step
@@ -148,6 +149,7 @@ class Run:
         options = parallel.Options(api, precision, blocks, recompute, compile, shard_size, find_unused)
         if name in self._restored and (different := snapshot.mismatch(model, self._restored[name])):
             raise SnapshotError(f"the snapshot in {self._folder_path} is of another model: {different}")
+        self._meter.prepare(model)
         wrapped = parallel.wrap(
             model,
             optimizer,
@@ -157,6 +159,7 @@ class Run:
             world_size=self.world_size,
             local_world_size=self.local_world_size,
         )
+        self._meter.watch(wrapped.called, precision.param if precision else None)
         self._wrapped.append(wrapped)
         self.register(name, wrapped)
         if optimizer is not None:
@@ -271,12 +274,33 @@ class Run:
         self.steps += 1
         self._throughput.add(self._pending)
         self._pending = 0
+        self._meter.step()
         if self._log_every and self.steps % self._log_every == 0:
             self._report(loss, values)
         if self._save_every and self.steps % self._save_every == 0:
             self.save()
         if first:
             self._timeouts.shorten()
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilisation since the latest line of metrics, from 0 to 1 (PaLM, arXiv 2204.02311, appendix B).
+
+        None on a CPU or another device whose peak is not known, and until two steps are done. Waits for the device.
+        """
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return self._meter.read()
+
+    @property
+    def flops_per_step(self) -> float | None:
+        """FLOPs of one step's forward and backward passes, of all ranks together; counted for the first line of metrics
+        or `mfu`. Set it where that cannot count them."""
+        return self._meter.flops_per_step
+
+    @flops_per_step.setter
+    def flops_per_step(self, flops: float) -> None:
+        self._meter.flops_per_step = float(flops)
 
     def save(self) -> None:
         """Write a snapshot now, if there is a folder and a registered model. Collective."""
@@ -367,6 +391,9 @@ class Run:
         rate = self._throughput.read()
         if rate is not None:
             line["samples_per_s"] = round(rate, 1)
+        utilisation = self._meter.read(mark=True)
+        if utilisation is not None:
+            line["mfu"] = round(utilisation, 4)
         self.print(metrics.line({**line, **values}))
 
     def _count(self, loader: Loader, samples: int) -> None:

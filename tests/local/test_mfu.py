@@ -1,0 +1,74 @@
+"""Model FLOPs utilisation of real ranks: the same count whatever the strategy does to the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+SCRIPT = """
+    import json, os
+    import torch
+    from torch import nn
+    import flk_runtime as flk
+    from flk_runtime import mfu
+
+    mfu.PEAKS = (("cpu", 2, 2, 1),)  # TFLOP/s
+    options = json.loads(os.environ["OPTIONS"])
+    width, rows, layers = 16, 4, 2
+    with flk.init(log_every=4) as run:
+        block = lambda: nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
+        model = nn.Sequential(nn.Linear(width, width), *(block() for _ in range(layers)))
+        if options.pop("bf16", False):
+            options["precision"] = flk.Precision(param=torch.bfloat16)
+        model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.01), **options)
+        assert run.mfu is None
+        for step in range(8):
+            model(torch.randn(rows, width)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            run.step()
+        # The input needs no gradient, so the first layer has one product less in its backward.
+        assert run.flops_per_step == run.world_size * 2 * rows * width * width * (3 * (1 + 2 * layers) - 1)
+        peak = 2e12 if "precision" in options else 1e12
+        assert 0 < run.mfu < 1, run.mfu
+        mine = run.flops_per_step / run.world_size
+        run._meter._steps, run._meter._since = 3, run._meter._since - 1e6
+        assert abs(run.mfu * peak / mine * 1e6 / 3 - 1) < 1e-3
+        run.flops_per_step = 1e15
+        assert run.flops_per_step == 1e15
+"""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("no_shard", "{}"),
+        ("full_shard", '{"bf16": true}'),
+        ("full_shard", '{"recompute": true}'),
+        ("full_shard", '{"api": "fsdp1"}'),
+    ],
+)
+def test_the_count_is_the_models_under_every_strategy(
+    ranks: Callable[..., list[Any]], strategy: str, options: str
+) -> None:
+    first, second = ranks(SCRIPT, 2, {"FLK_STRATEGY": strategy, "OPTIONS": options})
+    assert [line for line in first.lines if '"mfu": ' in line] == first.lines
+    assert len(first.lines) == 2
+    assert second.lines == []
+
+
+def test_a_cpu_shows_none(ranks: Callable[..., list[Any]]) -> None:
+    script = """
+        import torch
+        import flk_runtime as flk
+        with flk.init(log_every=1) as run:
+            model = run.parallelize(torch.nn.Linear(4, 4))
+            for _ in range(3):
+                model(torch.randn(2, 4)).sum().backward()
+                run.step()
+            assert run.mfu is None and run.flops_per_step is None
+    """
+    (alone,) = ranks(script, 1)
+    assert alone.lines == ['{"step": 1}', '{"step": 2}', '{"step": 3}']
