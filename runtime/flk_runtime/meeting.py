@@ -199,7 +199,7 @@ def _through(place: Place, address: str, port: int, deadline: float) -> Any:
 def own_address() -> str:
     """An address of this node that others may reach: towards the default route, else what its name means."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # kept for documentation (RFC 5737); nothing is sent
+        probe.connect(("203.0.113.1", 9))  # kept for documentation (RFC 5737); nothing is sent
         return str(probe.getsockname()[0])
     with contextlib.suppress(OSError):
         return socket.gethostbyname(socket.gethostname())
@@ -241,12 +241,12 @@ def _attempt(store: Any, place: Place, master: tuple[str, int], deadline: float)
                 f"{master[0]}:{master[1]}: it did not come, or another process has come as rank {place.rank}"
             ) from None
         prefix: str = store.get(f"flk/call/{word}").decode()
-        store.add(f"{prefix}/came", 1)
+        store.add(f"{prefix}/answered", 1)
         return prefix
     prefix = f"flk/{word}"
     called: set[str] = set()
     pause = _NUDGE
-    while store.add(f"{prefix}/came", 0) < place.world_size - 1 and time.monotonic() < deadline:
+    while store.add(f"{prefix}/answered", 0) < place.world_size - 1 and time.monotonic() < deadline:
         lines = store.get(_ROLL).decode().splitlines() if store.check([_ROLL]) else []
         words = [line.partition(" ")[2] for line in lines if int(line.partition(" ")[0]) < place.world_size]
         new = [word for word in words if word not in called]

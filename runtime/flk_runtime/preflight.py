@@ -154,7 +154,7 @@ def compare(facts: Sequence[Facts]) -> list[str]:
     for name, noun, cure in _SAME:
         values = _groups((one for one in facts if not one.problem), operator.attrgetter(name))
         if len(values) > 1:
-            said = ", ".join(f"{value or 'none'} on {_who(same)}" for value, same in values[:_SHOWN])
+            said = ", ".join(f"{'none' if value == '' else value} on {_who(same)}" for value, same in values[:_SHOWN])
             faults.append(f"{len(values)} {noun}: {said}; {cure}")
     return faults + _of_networks(facts) + _of_nodes(facts)
 

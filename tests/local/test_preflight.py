@@ -1,0 +1,238 @@
+"""Each cause of a job that hangs at its start, made on purpose: every rank says what is wrong, and none waits."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Ranks = Callable[..., list[Any]]
+
+# What each rank prints: the error on one line after its name, or that it began.
+INIT = """
+    import flk_runtime as flk
+    try:
+        with flk.init(device="cpu") as run:
+            print("began", run.world_size, run.mean(run.rank))
+    except flk.SetupError as error:
+        print(type(error).__name__ + ":", str(error).replace("\\n", " | "))
+"""
+SOON = {"FLK_PREFLIGHT_TIMEOUT": "2"}
+LATE = {"FLK_PREFLIGHT_TIMEOUT": "60"}  # where the fault has to be seen without waiting for it
+
+
+def said(ended: list[Any]) -> list[str]:
+    """The last line of each rank's output."""
+    return [rank.lines[-1] if rank.lines else "" for rank in ended]
+
+
+def the_same(ended: list[Any]) -> str:
+    lines = set(said(ended))
+    assert len(lines) == 1, lines
+    return lines.pop()
+
+
+def test_a_rank_that_comes_twice(ranks: Ranks) -> None:
+    line = the_same(ranks(INIT, 3, LATE, {2: {"RANK": "1", "LOCAL_RANK": "1"}}))
+    assert re.match(r"SetupError: rank 1 came twice: process \d+ on node \S+ and process \d+ on node \S+; give", line)
+
+
+def test_a_rank_that_comes_when_the_others_have_met(ranks: Ranks) -> None:
+    script = """
+    import os, time
+    from pathlib import Path
+    met = Path(__file__).with_name("met")
+    while os.environ["FLK_NODE_NAME"] == "late" and not met.exists():
+        time.sleep(0.05)
+    """ + INIT.replace('print("began"', 'met.touch() or time.sleep(2) or print("began"')
+    *others, late = ranks(script, 3, LATE | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "FLK_NODE_NAME": "a"},
+                          {2: {"RANK": "1", "LOCAL_RANK": "1", "FLK_NODE_NAME": "late"}})  # fmt: skip
+    assert said(others) == ["began 2 0.5"] * 2
+    assert re.match(
+        r"SetupError: rank 1 on node late \(process \d+\) came when all ranks had met, and rank 1 is process \d+ on",
+        said([late])[0],
+    )
+
+
+def test_a_rank_that_does_not_come(ranks: Ranks) -> None:
+    line = the_same(ranks(INIT, 2, SOON | {"WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2"}))
+    assert line.startswith(
+        "MeetingError: ranks 2-5 of 6 (of node 1-2, from 0) did not come within 2 s, 2 came: no rank"
+    )
+
+
+def test_rank_0_that_does_not_come(ranks: Ranks) -> None:
+    """No other rank has the store then; who holds it in the launcher's stead is under test_launchers."""
+    moved = {rank: {"RANK": str(rank + 1), "LOCAL_RANK": str(rank + 1)} for rank in range(2)}
+    for rank, line in enumerate(said(ranks(INIT, 2, SOON | {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}, moved)), 1):
+        assert line.startswith(f"MeetingError: rank {rank} on node "), line
+        assert "(connection refused); check that rank 0 runs on that host" in line
+
+
+def test_a_master_address_that_is_not_rank_0s(ranks: Ranks) -> None:
+    """203.0.113.1 is nobody's, by RFC 5737."""
+    first, second = said(ranks(INIT, 2, SOON | {"MASTER_ADDR": "203.0.113.1"}))
+    assert re.match(
+        r"SetupError: rank 0 runs on node \S+, but the master's address 203.0.113.1 is not that node's", first
+    )
+    assert re.search(r"did not reach the master 203.0.113.1:\d+: (no answer|there is no route)", second)
+
+
+def test_a_closed_port(ranks: Ranks) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        first, second = said(ranks(INIT, 2, SOON, {1: {"MASTER_PORT": str(port)}}))
+    assert first.startswith("MeetingError: rank 1 of 2 did not come within 2 s, 1 came")
+    assert (
+        f"rank 1 on node {socket.gethostname()} did not reach the master 127.0.0.1:{port}: the host is there" in second
+    )
+    assert "(connection refused)" in second
+
+
+def test_loopback_as_master_of_several_nodes(ranks: Ranks) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        own = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(closed.getsockname()[1])}
+        _, second = said(ranks(INIT, 2, SOON | {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}, {1: own}))
+    assert "localhost is the node itself, wherever it is used" in second
+
+
+def test_a_name_that_does_not_resolve(ranks: Ranks) -> None:
+    for rank, line in enumerate(said(ranks(INIT, 2, SOON | {"MASTER_ADDR": "no-such-host.invalid"}))):
+        assert re.match(
+            rf"MeetingError: rank {rank} on node \S+ did not reach the master no-such-host.invalid:\d+: ", line
+        )
+        assert "the name no-such-host.invalid does not resolve there" in line
+
+
+def test_a_port_that_another_program_uses(ranks: Ranks) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        first, second = said(ranks(INIT, 2, {"FLK_PREFLIGHT_TIMEOUT": "4", "MASTER_PORT": str(port)}))
+    assert f"cannot open the store at port {port}: `" in first
+    assert f"(process {os.getpid()}) listens there; end it, or choose another MASTER_PORT" in first
+    assert "something accepts connections there, but it does not answer as rank 0's store does" in second
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, "2 world sizes: 2 on rank 0 on node {node}, 4 on rank 1 on"),
+        (
+            {"FLK_CODE_HASH": "b" * 64},
+            "2 versions of the code: archive aaaaaaaaaaaa on rank 0 on node {node}, archive b",
+        ),
+        ({"FLK_SEED": "7"}, "2 seeds: 0 on rank 0 on node {node}, 7 on rank 1 on node {node}; set FLK_SEED"),
+        ({"FLK_STRATEGY": "zero"}, "rank 1 on node {node}: unknown strategy 'zero'"),
+    ],
+)
+def test_ranks_that_differ(ranks: Ranks, environment: dict[str, str], words: str) -> None:
+    line = the_same(ranks(INIT, 2, LATE | {"FLK_CODE_HASH": "a" * 64}, {1: environment}))
+    assert line.startswith("SetupError: " + words.format(node=socket.gethostname()))
+
+
+def test_two_copies_of_the_script_that_differ(ranks: Ranks, tmp_path: Path) -> None:
+    script = """
+        import os, sys
+        sys.modules["__main__"].__file__ = f"{os.environ['FOLDER']}/{os.environ['RANK']}.py"
+    """ + textwrap.indent(textwrap.dedent(INIT), " " * 8)
+    (tmp_path / "0.py").write_text("lr = 0.1")
+    (tmp_path / "1.py").write_text("lr = 0.2")
+    line = the_same(ranks(script, 2, LATE | {"FOLDER": str(tmp_path)}))
+    assert re.match(
+        r"SetupError: 2 versions of the code: 0.py \w{12} on rank 0 on node \S+, 1.py \w{12} on rank 1", line
+    )
+
+
+def test_the_loopback_interface_between_nodes(ranks: Ranks) -> None:
+    environment = LATE | {"GLOO_SOCKET_IFNAME": "lo", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    assert the_same(ranks(INIT, 2, environment)) == "began 2 0.5"  # one machine: nothing is wrong with it
+    line = the_same(ranks(INIT, 2, environment, {rank: {"FLK_NODE_NAME": f"node-{rank}"} for rank in range(2)}))
+    assert line.startswith(
+        "SetupError: rank 0 on node node-0, rank 1 on node node-1 would talk to other nodes through the loopback "
+        "interface, which leads nowhere (GLOO_SOCKET_IFNAME=lo): set GLOO_SOCKET_IFNAME to the interface"
+    )
+
+
+def test_an_interface_that_is_not_there(ranks: Ranks) -> None:
+    line = the_same(ranks(INIT, 2, LATE, {1: {"GLOO_SOCKET_IFNAME": "eth77"}}))
+    assert line.startswith(
+        "SetupError: GLOO_SOCKET_IFNAME=eth77 names a network interface that is not there on rank 1 on"
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small /dev/shm in a namespace of its own, which needs root")
+def test_a_tiny_shared_memory(ranks: Ranks) -> None:
+    script = """
+        import ctypes, os, subprocess, sys
+        if os.environ["RANK"] == "1":
+            if ctypes.CDLL(None, use_errno=True).unshare(0x00020000):  # CLONE_NEWNS
+                sys.exit(77)
+            subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/dev/shm"], check=True)
+    """ + textwrap.indent(textwrap.dedent(INIT), " " * 8)
+    first, second = ranks(script, 2, LATE, failing=True)
+    if second.code == 77:
+        pytest.skip("this container may not make mount namespaces (CAP_SYS_ADMIN)")
+    assert said([first, second]) == ["began 2 0.5"] * 2
+    assert f"flk: /dev/shm has only 1 MiB on rank 1 on node {socket.gethostname()}: workers" in first.output
+    assert "/dev/shm" not in second.output
+
+
+def test_switched_off_the_ranks_only_meet(ranks: Ranks) -> None:
+    assert the_same(ranks(INIT, 2, {"FLK_PREFLIGHT": "off"}, {1: {"FLK_SEED": "7"}})) == "began 2 0.5"
+    line = the_same(ranks(INIT, 2, {"FLK_PREFLIGHT": "never"}))
+    assert line == "SetupError: FLK_PREFLIGHT=never: expected on or off"
+
+
+def test_a_process_can_begin_a_second_time(ranks: Ranks) -> None:
+    assert the_same(ranks(INIT + INIT, 2)) == "began 2 0.5"
+
+
+# The script of a rank that fails once: what torchrun itself can't recover from is its own store, full of the dead
+# ranks' addresses.
+FAIL_ONCE = """
+    import os
+    import flk_runtime as flk
+    with flk.init(device="cpu") as run:
+        run.mean(1.0)
+        if run.attempt == 0 and run.rank == 1:
+            raise KeyError("once")
+        run.mean(1.0)
+        print(f"rank {run.rank} of {run.world_size} done in attempt {run.attempt}", flush=True)
+"""
+
+
+def start(command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(textwrap.dedent(FAIL_ONCE))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"} | variables
+    return subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_torchrun_restarts(tmp_path: Path, shared: bool) -> None:
+    ended = start(
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "train.py"],
+        tmp_path,
+        TORCH_DISABLE_SHARE_RDZV_TCP_STORE="0" if shared else "1",
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert sorted(ended.stdout.splitlines()) == [f"rank {rank} of 2 done in attempt 1" for rank in range(2)]
+
+
+def test_flks_launcher_starts_the_next_attempt(tmp_path: Path) -> None:
+    ended = start(["-m", "flk_runtime", "train.py"], tmp_path, FLK_PROCESSES="2", FLK_RESTARTS="1")
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    lines = sorted(line for line in ended.stdout.splitlines() if "done" in line)
+    assert lines == [f"[rank {rank}] rank {rank} of 2 done in attempt 1" for rank in range(2)]
