@@ -1,0 +1,119 @@
+"""One script, every launcher of the field: the same ranks as the launcher means, and the same loss."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TORCHRUN = str(Path(sysconfig.get_path("scripts"), "torchrun"))
+FLK = str(Path(sysconfig.get_path("scripts"), "flk"))
+
+
+def ranks(nodes: int, processes: int) -> list[list[int]]:
+    """Rank, local rank, node and processes of that node, of all ranks, as launchers lay them out."""
+    return [[node * processes + local, local, node, processes] for node in range(nodes) for local in range(processes)]
+
+
+def expect(found: dict[str, Any], launcher: str, nodes: int, processes: int, loss: float) -> None:
+    assert found["launcher"] == launcher
+    assert found["world_size"] == nodes * processes
+    assert found["ranks"] == ranks(nodes, processes)
+    assert found["loss"] == pytest.approx(loss, abs=1e-6)
+
+
+def test_without_a_launcher(launch: Any, loss: float) -> None:
+    expect(launch([launch.python, launch.script]).found(), "alone", 1, 1, loss)
+
+
+def test_torchrun_standalone(launch: Any, loss: float) -> None:
+    command = [TORCHRUN, "--standalone", "--nproc-per-node", "4", launch.script]
+    expect(launch(command).found(), "torchrun", 1, 4, loss)
+
+
+def test_torchrun_static_with_two_agents(launch: Any, loss: float, free_port: Any) -> None:
+    common = ["--nnodes", "2", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    agents = [[TORCHRUN, "--node-rank", str(node), *common, launch.script] for node in (1, 0)]
+    expect(launch(*agents).found(), "torchrun", 2, 2, loss)
+
+
+def test_torchrun_c10d_with_two_agents(launch: Any, loss: float, free_port: Any) -> None:
+    meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "job"]
+    agent = [TORCHRUN, "--nnodes", "2", "--nproc-per-node", "2", *meet, launch.script]
+    expect(launch(agent, agent).found(), "torchrun", 2, 2, loss)
+
+
+def test_flk_run(launch: Any, loss: float) -> None:
+    command = [FLK, "run", launch.script, "--replicas", "2", "--processes", "2"]
+    expect(launch(command).found(), "flk", 2, 2, loss)
+
+
+def test_srun(launch: Any, loss: float, slurm: Any) -> None:
+    command = [slurm.srun, "-n", "4", "--overcommit", launch.python, launch.script]
+    expect(launch(command, env=slurm.env).found(), "slurm", 1, 4, loss)
+
+
+def test_sbatch(launch: Any, loss: float, slurm: Any) -> None:
+    body = f"{slurm.srun} --overcommit {launch.python} {launch.script}"
+    expect(launch(batch(launch, slurm, body), env=slurm.env).found(), "slurm", 1, 2, loss)
+
+
+def batch(launch: Any, slurm: Any, body: str) -> list[str]:
+    """A command that submits ``body`` as a job of two tasks, waits for its end, and prints what the job has printed."""
+    (launch.folder / "job.sh").write_text(f"#!/bin/sh\n{body}\necho $? > code.part; mv code.part code\n")
+    submit = f"{slurm.sbatch} --ntasks 2 --overcommit --output job.out job.sh"
+    # sbatch --wait would look every ten seconds only.
+    return ["sh", "-c", f"{submit} && until [ -e code ]; do sleep 0.1; done; cat job.out; exit $(cat code)"]
+
+
+def test_torchrun_inside_srun(launch: Any, loss: float, slurm: Any) -> None:
+    command = [slurm.srun, "-n", "1", TORCHRUN, "--standalone", "--nproc-per-node", "2", launch.script]
+    expect(launch(command, env=slurm.env).found(), "torchrun", 1, 2, loss)
+
+
+def test_mpirun_of_open_mpi(launch: Any, loss: float, openmpi: list[str]) -> None:
+    expect(launch([*openmpi, "-np", "4", launch.python, launch.script]).found(), "openmpi", 1, 4, loss)
+
+
+def test_mpirun_inside_sbatch(launch: Any, loss: float, slurm: Any, openmpi: list[str]) -> None:
+    body = " ".join([*openmpi, "-np", "2", launch.python, launch.script])
+    expect(launch(batch(launch, slurm, body), env=slurm.env).found(), "openmpi", 1, 2, loss)
+
+
+def test_mpiexec_of_mpich(launch: Any, loss: float, mpich: list[str], free_port: Any) -> None:
+    # MPICH tells its processes nothing that they could derive a port from.
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [*mpich, "-np", "4", launch.python, launch.script]
+    expect(launch(command, env=master).found(), "mpich", 1, 4, loss)
+
+
+def test_what_is_left_over_from_another_launcher_is_named(launch: Any, slurm: Any) -> None:
+    command = [slurm.srun, "-n", "2", "--overcommit", launch.python, launch.script]
+    ended = launch(command, env=slurm.env | {"PMI_RANK": "3", "PMI_SIZE": "8"})
+    assert any(ended.codes)
+    assert "PMI_RANK=3" in ended.output
+    assert "SLURM_PROCID=0" in ended.output
+    assert "contradict" in ended.output
+
+
+def test_a_batch_script_without_srun_does_not_wait_for_the_others(launch: Any, slurm: Any) -> None:
+    ended = launch(batch(launch, slurm, f"{launch.python} {launch.script}"), env=slurm.env)
+    assert any(ended.codes)
+    assert "SLURM_NTASKS=2" in ended.output
+    assert "srun python" in ended.output
+
+
+# Last: Horovod may still be being built.
+
+
+def test_horovodrun(launch: Any, loss: float, horovod: Any) -> None:
+    command = [*horovod.run, "-np", "2", "-H", "localhost:2", launch.python, launch.script]
+    expect(launch(command, env=horovod.env).found(), "horovod", 1, 2, loss)
+
+
+def test_horovodrun_with_two_hosts(launch: Any, loss: float, horovod: Any) -> None:
+    # Two names of this machine. Nothing tells where rank 0 is but Horovod itself.
+    command = [*horovod.run, "-np", "2", "-H", "localhost:1,127.0.0.1:1", launch.python, launch.script]
+    expect(launch(command, env=horovod.env).found(), "horovod", 2, 1, loss)
