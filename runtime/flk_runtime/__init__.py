@@ -21,36 +21,57 @@ from typing import TYPE_CHECKING, Any
 from flk_runtime.contract import VERSION as __version__
 
 if TYPE_CHECKING:
+    from flk_runtime.collectives import all_reduce, broadcast, reduce
+    from flk_runtime.container import contiguous
     from flk_runtime.data import Loader
     from flk_runtime.discover import Place
-    from flk_runtime.errors import DiscoveryError, MeetingError, SetupError, SnapshotError
+    from flk_runtime.errors import DiscoveryError, MeetingError, PeerError, SetupError, SnapshotError
+    from flk_runtime.first import main_first
     from flk_runtime.initialize import init
+    from flk_runtime.optimizer import DistributedOptimizer
     from flk_runtime.precision import Precision
+    from flk_runtime.replicas import synchronize
     from flk_runtime.run import Run
 
 _HOMES = {
     "DiscoveryError": "errors",
+    "DistributedOptimizer": "optimizer",
     "Loader": "data",
     "MeetingError": "errors",
+    "PeerError": "errors",
     "Place": "discover",
     "Precision": "precision",
     "Run": "run",
     "SetupError": "errors",
     "SnapshotError": "errors",
+    "all_reduce": "collectives",
+    "broadcast": "collectives",
+    "contiguous": "container",
     "init": "initialize",
+    "main_first": "first",
+    "reduce": "collectives",
+    "synchronize": "replicas",
 }
 
 __all__ = [
     "DiscoveryError",
+    "DistributedOptimizer",
     "Loader",
     "MeetingError",
+    "PeerError",
     "Place",
     "Precision",
     "Run",
     "SetupError",
     "SnapshotError",
     "__version__",
+    "all_reduce",
+    "broadcast",
+    "contiguous",
     "init",
+    "main_first",
+    "reduce",
+    "synchronize",
 ]
 
 

@@ -24,3 +24,7 @@ class MeetingError(SetupError):
 
 class SnapshotError(SetupError):
     """A snapshot does not fit what resumes from it, or its folder can't be used; the message names the folder."""
+
+
+class PeerError(RuntimeError):
+    """Another rank failed, and this one would have waited for it; the message names the rank and what it raised."""
