@@ -1,0 +1,54 @@
+"""Buckets: many small tensors travel as few large ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+
+LIMIT = 25 << 20  # bytes; what DistributedDataParallel takes by default
+
+
+def split(tensors: Iterable[torch.Tensor], limit: int = LIMIT) -> list[list[torch.Tensor]]:
+    """``tensors`` in their order, grouped by device and dtype, each group of at most ``limit`` bytes or one tensor."""
+    done: list[list[torch.Tensor]] = []
+    open_: dict[tuple[torch.device, torch.dtype], tuple[list[torch.Tensor], int]] = {}
+    for tensor in tensors:
+        key = tensor.device, tensor.dtype
+        bucket, size = open_.get(key, ([], 0))
+        more = tensor.numel() * tensor.element_size()
+        if bucket and size + more > limit:
+            bucket, size = [], 0
+        if not bucket:
+            done.append(bucket)
+        bucket.append(tensor)
+        open_[key] = bucket, size + more
+    return done
+
+
+def pack(bucket: Sequence[torch.Tensor], *, share: bool = False) -> torch.Tensor:
+    """The elements of all tensors as one flat tensor. ``share``: a single contiguous tensor is not copied."""
+    if share and len(bucket) == 1 and bucket[0].is_contiguous() and not bucket[0].is_conj() and not bucket[0].is_neg():
+        return bucket[0].detach().view(-1)
+    return torch.cat([tensor.detach().resolve_conj().resolve_neg().reshape(-1) for tensor in bucket])
+
+
+@torch.no_grad()
+def unpack(flat: torch.Tensor, bucket: Sequence[torch.Tensor]) -> None:
+    """Write the elements of ``flat`` back into the tensors."""
+    if len(bucket) == 1 and flat.data_ptr() == bucket[0].data_ptr() and flat.dtype == bucket[0].dtype:
+        return  # it was shared
+    parts = torch.split(flat, [tensor.numel() for tensor in bucket])
+    for tensor, part in zip(bucket, parts, strict=True):
+        tensor.copy_(part.view(tensor.shape))
+
+
+def carrier(device: torch.device) -> torch.device:
+    """Where a tensor of ``device`` has to lie for the process group to take it: there, or where its backend works."""
+    served = [entry.partition(":")[0] for entry in str(dist.get_backend_config()).split(",")]
+    if device.type in served:
+        return device
+    if "cpu" in served:
+        return torch.device("cpu")
+    return torch.device(served[0], torch.cuda.current_device() if served[0] == "cuda" else 0)

@@ -1,0 +1,241 @@
+"""Collectives on trees, between real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+REDUCED = """
+import collections, dataclasses, enum, json, types
+import numpy
+import torch
+import flk_runtime as flk
+
+run = flk.init(device="cpu")
+r, W = run.rank, run.world_size
+Point = collections.namedtuple("Point", "x y")
+
+@dataclasses.dataclass(frozen=True)
+class Metrics:
+    loss: float
+    name: str
+
+class Colour(enum.IntEnum):
+    RED = 5
+
+def one(make, op="sum", **options):
+    call = flk.all_reduce if not options else flk.reduce
+    return call(make(r), op, **options)
+
+# Containers: of any kind, kept; the given ones stay as they are.
+given = {"b": 1.5 * r, "a": [r, (r, None)], "p": Point(r, torch.full((2,), float(r))), "m": Metrics(float(r), "kept")}
+tensor = given["p"].y
+got = flk.all_reduce(given)
+assert list(got) == ["b", "a", "p", "m"] and got["b"] == 4.5 and got["a"] == [3, (3, None)], got
+assert got["p"].x == 3 and got["p"].y is tensor and tensor.tolist() == [3.0, 3.0] and type(got["p"]) is Point
+assert got["m"] == Metrics(3.0, "kept") and given["b"] == 1.5 * r and given["a"] == [r, (r, None)]
+ordered = flk.all_reduce(collections.OrderedDict([("z", r), ("a", 1)]))
+assert type(ordered) is collections.OrderedDict and list(ordered) == ["z", "a"] and ordered == {"z": 3, "a": 3}
+default = flk.all_reduce(collections.defaultdict(list, n=r))
+assert default["n"] == 3 and default["new"] == []
+assert flk.all_reduce(types.MappingProxyType({"n": r}))["n"] == 3
+backwards = {"x": r, "y": 10 * r} if r else {"y": 10 * r, "x": r}  # the order of keys may differ
+assert flk.all_reduce(backwards) == {"x": 3, "y": 30}
+assert flk.all_reduce({}) == {} and flk.all_reduce([]) == []
+
+# Numbers
+assert flk.all_reduce(r + 1) == 6 and type(flk.all_reduce(r)) is int
+assert flk.all_reduce(r + 1, "product") == 6 and flk.all_reduce(r, "max") == 2 and flk.all_reduce(r, "min") == 0
+assert flk.all_reduce(r, "mean") == 1.0 and type(flk.all_reduce(r, "mean")) is float
+assert flk.all_reduce(5, "mean") == 5.0 and flk.all_reduce(0.5, "mean") == 0.5
+assert flk.all_reduce(True) == 3 and flk.all_reduce(r == 1, "max") is True and flk.all_reduce(r == 1, "min") is False
+assert flk.all_reduce(complex(r, 1)) == complex(3, 3)
+assert flk.all_reduce([Colour.RED, "text"]) == [Colour.RED, "text"]
+
+# Tensors of every kind
+every = {
+    "zero_d": torch.tensor(float(r)), "empty": torch.zeros(0, 3), "strided": torch.arange(6.0).view(2, 3).t()[::2],
+    "bool": torch.tensor([r == 0, False]), "complex": torch.tensor([1 + 1j * r]),
+    "bf16": torch.full((3,), r / 2, dtype=torch.bfloat16),
+    "int8": torch.tensor([r], dtype=torch.int8), "int16": torch.tensor([300], dtype=torch.int16),
+    "half": torch.ones(2).half(),
+    "leaf": torch.full((2,), 1.0, requires_grad=True), "conj": torch.tensor([1 + 1j]).conj(),
+}
+before = dict(every)
+got = flk.all_reduce(every)
+assert all(got[name] is before[name] for name in before)
+assert got["zero_d"].item() == 3 and got["zero_d"].shape == () and got["empty"].shape == (0, 3)
+assert got["strided"].tolist() == [[0.0, 9.0], [6.0, 15.0]]
+assert got["bool"].tolist() == [True, False] and got["complex"].tolist() == [3 + 3j]
+assert got["conj"].tolist() == [3 - 3j]
+assert got["bf16"].tolist() == [1.5] * 3 and got["int8"].item() == 3 and got["int16"].item() == 900
+assert got["half"].tolist() == [3, 3] and got["leaf"].tolist() == [3, 3] and got["leaf"].requires_grad
+assert flk.all_reduce(torch.tensor([r == 0, True]), "min").tolist() == [False, True]
+assert flk.all_reduce(torch.tensor([r == 0, True]), "product").tolist() == [False, True]
+assert flk.all_reduce(torch.full((2,), 60000.0).half(), "mean").tolist() == [60000.0] * 2  # the sum is beyond float16
+assert flk.all_reduce(torch.tensor([1j * r]), "mean").tolist() == [1j]
+shared = torch.ones(2)
+flk.all_reduce({"tied": shared, "weights": shared})
+assert shared.tolist() == [3, 3]  # once
+
+# NumPy
+array = numpy.arange(3) + r
+assert flk.all_reduce(array) is array and array.tolist() == [3, 6, 9]
+frozen = numpy.ones(2, dtype=numpy.float32); frozen.flags.writeable = False
+assert flk.all_reduce(frozen).tolist() == [3, 3] and frozen.tolist() == [1, 1]
+backwards = numpy.arange(3.0)[::-1]
+assert flk.all_reduce(backwards).tolist() == [6, 3, 0]
+scalar = flk.all_reduce(numpy.float32(r))
+assert scalar == 3 and type(scalar) is numpy.float32
+assert flk.all_reduce(numpy.array(2.0)).shape == ()
+assert flk.all_reduce(numpy.array(["a"])).tolist() == ["a"]
+assert flk.all_reduce(numpy.int64(r), "mean") == 1.0
+
+# reduce: only the root's leaves change
+mine, number = torch.full((2,), float(r)), r
+tensor, total = flk.reduce((mine, number), root=1)
+assert tensor is mine and mine.tolist() == ([3.0, 3.0] if r == 1 else [float(r)] * 2)
+assert total == (3 if r == 1 else r)
+assert flk.reduce({"mean": float(r)}, "mean", root=2)["mean"] == (1.0 if r == 2 else float(r))
+
+# broadcast: other leaves are sent too
+state = {"name": f"rank {r}", "none": None if r else "was none", "n": 2 ** 80 + r,
+         "t": torch.full((2,), r, dtype=torch.int16),
+         "a": numpy.full(2, float(r)), "fp8": torch.full((2,), float(r)).to(torch.float8_e4m3fn),
+         "flag": torch.tensor(r == 1)}
+mine = state["t"]
+got = flk.broadcast(state, root=1)
+assert got["name"] == "rank 1" and got["n"] == 2 ** 80 + 1 and got["none"] is None, got
+assert got["t"] is mine and mine.tolist() == [1, 1] and state["a"].tolist() == [1, 1] and got["flag"].item() is True
+assert got["fp8"].float().tolist() == [1, 1] and state["name"] == f"rank {r}"
+assert flk.broadcast(r) == 0
+
+# Many and large leaves: in few messages, in order
+from flk_runtime import buckets
+many = [torch.full((1000,), float(i * r), dtype=torch.float64 if i % 3 else torch.float32) for i in range(200)]
+buckets.LIMIT = 30_000
+assert all(t.eq(3.0 * i).all() for i, t in enumerate(flk.all_reduce(many)))
+run.close()
+print("done")
+"""
+
+
+def test_reductions_and_broadcasts(ranks: Callable[..., list[Any]]) -> None:
+    for one in ranks(REDUCED, 3):
+        assert one.lines == ["done"]
+
+
+DIFFERENT = """
+import numpy
+import torch
+import flk_runtime as flk
+
+run = flk.init(device="cpu")
+r = run.rank
+cases = [
+    lambda: flk.all_reduce({"a": 1, **({"b": 2} if r == 2 else {})}),
+    lambda: flk.all_reduce({"w": torch.zeros(3 + (r == 1))}),
+    lambda: flk.all_reduce([torch.zeros(2, dtype=torch.float64 if r == 0 else torch.float32)]),
+    lambda: flk.all_reduce([1, 2] if r else (1, 2)),
+    lambda: flk.all_reduce(1, "mean" if r == 3 else "sum"),
+    lambda: flk.broadcast(1) if r == 3 else flk.all_reduce(1),
+    lambda: flk.all_reduce([1.0 if r == 0 else 1]),
+    lambda: flk.all_reduce({"only": torch.zeros(2).expand(3, 2) if r == 2 else torch.zeros(3, 2)}),
+    lambda: flk.broadcast({"x": torch.zeros(2)} if r < 2 else {"x": None}),
+]
+for case in cases:
+    try:
+        case()
+    except flk.SetupError as error:
+        print(error)
+for wrong in (
+    lambda: flk.all_reduce(1, "avg"),
+    lambda: flk.reduce(1, root=4),
+    lambda: flk.all_reduce({"n": torch.ones(2, dtype=torch.int64)}, "mean"),
+    lambda: flk.all_reduce({"z": [torch.ones(2, dtype=torch.complex64)]}, "max"),
+    lambda: flk.all_reduce({"big": 2 ** 64}),
+    lambda: flk.all_reduce(torch.zeros(2).to(torch.float8_e4m3fn)),
+    lambda: flk.all_reduce(torch.eye(2).to_sparse()),
+    lambda: flk.all_reduce(torch.zeros(2, device="meta")),
+    lambda: flk.all_reduce(torch.nn.Linear(1, 1)),
+    lambda: flk.broadcast(torch.nn.LazyLinear(1).weight),
+    lambda: flk.all_reduce(numpy.zeros(2, dtype=">f4")),
+):
+    try:
+        wrong()
+    except flk.SetupError as error:
+        print(error)
+print(flk.all_reduce(1))  # and the ranks are still in step
+run.close()
+"""
+
+DIFFERENCES = [
+    "all_reduce(sum): the ranks differ, so nothing was exchanged: "
+    "tree['b'] is on rank 2 (a number (int)), and not on ranks 0, 1, 3",
+    "all_reduce(sum): the ranks differ, so nothing was exchanged: "
+    "tree['w'] is float32 (3,) on cpu on ranks 0, 2, 3, and float32 (4,) on cpu on rank 1",
+    "all_reduce(sum): the ranks differ, so nothing was exchanged: "
+    "tree[0] is float32 (2,) on cpu on ranks 1, 2, 3, and float64 (2,) on cpu on rank 0",
+    "tree is a list on ranks 1, 2, 3, and a tuple on rank 0",
+    "exchanged: the call is all_reduce(sum) on ranks 0, 1, 2, and all_reduce(mean) on rank 3",
+    "exchanged: the call is all_reduce(sum) on ranks 0, 1, 2, and broadcast(root=0) on rank 3",
+    "tree[0] is a number (int) on ranks 1, 2, 3, and a number (float) on rank 0",
+    "tree['only'] is float32 (3, 2) on cpu on ranks 0, 1, 3, and float32 (3, 2) on cpu, "
+    "expanded, so that elements share memory: clone it before on rank 2",
+    "tree['x'] is float32 (2,) on cpu on ranks 0, 1, and a value on ranks 2, 3",
+    "all_reduce: unknown op='avg': expected one of sum, mean, max, min, product",
+    "reduce: root=4: expected a rank from 0 to 3",
+    "tree['n'] is int64 (2,) on cpu, and a mean is no integer: convert it to floating point",
+    "tree['z'][0] is complex64 (2,) on cpu, and there is no max of it",
+    "tree['big'] is a number (int), beyond 64 bits: make it a float",
+    "tree is float8_e4m3fn (2,) on cpu, which no backend adds up: convert it",
+    "sparse or quantized: convert it before",
+    "tree is float32 (2,) on meta, on the meta device, where it has no elements",
+    "tree is a Linear, which synchronize() is for",
+    "tree is a tensor, not initialized yet: run the model once before",
+    "tree is an array of >f4, which torch does not have: convert it",
+    "4",
+]
+
+
+def test_what_differs_between_ranks_is_named_on_all_of_them(ranks: Callable[..., list[Any]]) -> None:
+    for one in ranks(DIFFERENT, 4):
+        assert len(one.lines) == len(DIFFERENCES), one.output
+        for line, expected in zip(one.lines, DIFFERENCES, strict=True):
+            assert line.endswith(expected)
+
+
+ALONE = """
+import torch
+import flk_runtime as flk
+from torch import nn
+
+for call in (flk.all_reduce, flk.broadcast, flk.reduce, flk.synchronize):
+    try:
+        call({})
+    except flk.SetupError as error:
+        print(error)
+run = flk.init(device="cpu")
+tree = {"t": torch.ones(2), "n": 3, "m": nn.Linear(1, 1), "x": None}
+for call in (flk.all_reduce, flk.broadcast, flk.reduce, flk.synchronize):
+    assert call(tree) is tree
+assert flk.all_reduce(tree, "mean") is tree
+for wrong in (lambda: flk.all_reduce(1, "avg"), lambda: flk.broadcast(1, root=1)):
+    try:
+        wrong()
+    except flk.SetupError as error:
+        print(error)
+run.close()
+"""
+
+
+def test_a_world_of_one_returns_the_very_tree(ranks: Callable[..., list[Any]]) -> None:
+    (one,) = ranks(ALONE, 1)
+    assert one.lines == [
+        *(
+            f"{name} needs the process group: call flk_runtime.init() before"
+            for name in ("all_reduce", "broadcast", "reduce", "synchronize")
+        ),
+        "all_reduce: unknown op='avg': expected one of sum, mean, max, min, product",
+        "broadcast: root=1: expected a rank from 0 to 0",
+    ]
