@@ -48,6 +48,7 @@ def test_flk() -> None:
 def test_who_holds_the_store() -> None:
     assert discover({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}).agent_store
     assert not discover({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False"}).agent_store
+    assert not discover({**SLURM, "TORCHELASTIC_USE_AGENT_STORE": "True"}).agent_store
 
 
 def test_a_launcher_inside_an_operators_pod_is_believed() -> None:
@@ -81,6 +82,10 @@ def test_a_world_of_one_leaves_nothing_open() -> None:
         ({"RANK": "8"}, ["RANK=8", "WORLD_SIZE=8"]),
         ({"LOCAL_RANK": "4"}, ["LOCAL_RANK=4", "LOCAL_WORLD_SIZE=4"]),
         ({"LOCAL_WORLD_SIZE": "9"}, ["LOCAL_WORLD_SIZE=9", "WORLD_SIZE=8"]),
+        ({"LOCAL_WORLD_SIZE": "3"}, ["WORLD_SIZE=8", "LOCAL_WORLD_SIZE=3", "not a multiple"]),
+        ({"GROUP_WORLD_SIZE": "1", "GROUP_RANK": "0"}, ["LOCAL_WORLD_SIZE=4", "1 nodes can't have 8 ranks"]),
+        ({"GROUP_WORLD_SIZE": "6"}, ["LOCAL_WORLD_SIZE=4", "6 nodes can't have 8 ranks"]),
+        ({"GROUP_WORLD_SIZE": "2", "GROUP_RANK": "2"}, ["GROUP_RANK=2", "2 nodes"]),
         ({"MASTER_ADDR": None}, ["MASTER_ADDR"]),
         ({"MASTER_PORT": ""}, ["MASTER_PORT"]),
         ({"MASTER_PORT": "70000"}, ["MASTER_PORT=70000"]),
@@ -195,8 +200,9 @@ def test_virtual_local_ranks_are_places_on_the_node() -> None:
     environ = {**TORCHRUN, "GROUP_WORLD_SIZE": "2", "LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "5"}
     assert [discover({**environ, "RANK": str(rank)}).local_rank for rank in (4, 5, 6, 7)] == [0, 1, 2, 3]
     # Where nodes differ, its place on the node can't be told; LOCAL_RANK is believed.
-    uneven = {**environ, "WORLD_SIZE": "7", "RANK": "3", "LOCAL_WORLD_SIZE": "4"}
+    uneven = {**environ, "WORLD_SIZE": "7", "RANK": "5", "LOCAL_WORLD_SIZE": "3"}
     assert (discover(uneven).local_rank, discover(uneven).nodes) == (0, 2)
+    assert discover({**environ, "RANK": "5", "LOCAL_RANK": "3"}).local_rank == 3
 
 
 def test_horovod() -> None:
@@ -352,6 +358,13 @@ def test_a_launcher_that_another_started_once_per_node() -> None:
         # Ranks on as many nodes as Slurm has tasks would be four at least.
         ({**SLURM, **OPENMPI, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "1(x4)", "SLURM_LOCALID": "0",
           "SLURM_PROCID": "2"}, ["OMPI_COMM_WORLD_RANK=3", "SLURM_PROCID=2"]),
+        # Two tasks of Slurm on a node are no daemons of mpirun, one of which would do.
+        ({**SLURM, **MPICH, "PMI_SIZE": "16"}, ["PMI_RANK=3", "SLURM_PROCID=5"]),
+        # Of two that are incomplete the outer one is more than an exported variable.
+        ({**SLURM, "WORLD_SIZE": "7", "SLURM_LOCALID": ""}, ["SLURM_LOCALID must be set"]),
+        ({**SLURM, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_PROCID": "1",
+          "SLURM_NODEID": "0", "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4",
+          **MEETING}, ["LOCAL_WORLD_SIZE=4", "SLURM_PROCID=1"]),
         # mpirun --map-by node: which node a rank is on can't be told.
         ({**MPICH, "MPI_LOCALRANKID": "0"}, ["PMI_RANK=3", "MPI_LOCALRANKID should be 1", "--map-by slot"]),
         ({**MPICH, "PMI_SIZE": "5"}, ["PMI_SIZE=5", "not a multiple of MPI_LOCALNRANKS"]),
