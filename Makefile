@@ -16,7 +16,7 @@ $(INSTALLED): pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is not installed; set PYTHON=" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet '$(TORCH)'
-	$(BIN)/pip install --quiet --editable '.[dev,runtime]'
+	$(BIN)/pip install --quiet --editable '.[dev,runtime,examples]'
 	@touch $@
 
 venv: $(INSTALLED) ## Everything into .venv; instant when it is there

@@ -1,0 +1,65 @@
+"""Scripts that know nothing of flk, plain or of a framework, train together under `flk run` as under torchrun."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FLK = ("-m", "flk", "run", "--replicas", "2")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+NEEDS = {
+    "nanogpt": [],
+    "lightning": ["lightning"],
+    "accelerate": ["accelerate"],
+    "transformers": ["transformers", "accelerate"],
+}
+
+
+@functools.cache  # a start takes seconds, and each is looked at from two or three sides
+def start(launcher: tuple[str, ...], example: str) -> list[dict[str, Any]]:
+    """What each rank says of itself at its end, in the order of ranks."""
+    for package in NEEDS[example]:
+        if not importlib.util.find_spec(package):
+            pytest.skip(f"needs the package {package}")
+    strange = ("FLK_", "TORCHELASTIC_", "PET_", "ACCELERATE_")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(strange)}
+    offline = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *launcher, str(EXAMPLES / example / "train.py")]
+    with tempfile.TemporaryDirectory() as folder:
+        ended = subprocess.run(command, cwd=folder, env=clean | offline, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    lines = [line[line.find("{") :] for line in ended.stdout.splitlines() if '{"rank": ' in line]
+    return sorted((json.loads(line) for line in lines), key=lambda result: result["rank"])
+
+
+@pytest.mark.parametrize("example", NEEDS)
+def test_two_pods_train_one_model(example: str) -> None:
+    first, second = start(FLK, example)
+    assert first["world_size"] == 2
+    assert {**first, "rank": 1} == second  # the loss and the norm of all parameters to the last bit
+    if example == "lightning":
+        assert first["started_by"] == "TorchElasticEnvironment"
+
+
+@pytest.mark.parametrize("example", NEEDS)
+def test_under_torchrun_it_trains_the_same(example: str) -> None:
+    assert start(TORCHRUN, example) == start(FLK, example)
+
+
+@pytest.mark.parametrize("example", ["nanogpt", "accelerate", "transformers"])
+def test_one_process_trains_the_same_on_the_same_samples(example: str) -> None:
+    (alone,) = start((), example)
+    first, _ = start(FLK, example)
+    assert (alone["world_size"], first["world_size"]) == (1, 2)
+    assert first["loss"] == pytest.approx(alone["loss"], rel=1e-4)
+    assert first["norm"] == pytest.approx(alone["norm"], rel=1e-5)
