@@ -23,7 +23,7 @@ _LAUNCH = "start the script with `torchrun script.py` or `python -m flk_runtime 
 # Ports for launchers that give none: below Linux's ephemeral ports, away from torch's 29400 and 29500.
 _FIRST_PORT, _PORTS = 15000, 10000
 # What Slurm calls the steps that run a job's script or an interactive shell: no srun has started those (slurm.h).
-_SHELLS = frozenset({"4294967290", "4294967291", "-5", "-6"})
+_SHELLS = frozenset({"4294967290", "4294967291"})
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _read_pod(launcher: Launcher, environ: Environ) -> Place:
 
 
 def _started_by_srun(environ: Environ) -> bool:
-    return environ.get("SLURM_STEP_ID", "-5") not in _SHELLS
+    return "SLURM_STEP_ID" in environ and environ["SLURM_STEP_ID"] not in _SHELLS
 
 
 def _set_by_hand(environ: Environ) -> bool:
@@ -326,9 +326,7 @@ def _place(
                 f"{rank % local_world_size}; with mpirun: --map-by slot"
             )
     elif local_world_size + nodes - 1 > world_size or (nodes == 1 and local_world_size < world_size):
-        raise DiscoveryError(
-            f"{shown}: {nodes} nodes can't have {world_size} ranks with {local_world_size} on this one"
-        )
+        raise DiscoveryError(f"{shown} do not fit each other on {nodes} node{'' if nodes == 1 else 's'}")
     return Place(
         rank,
         local_rank,
