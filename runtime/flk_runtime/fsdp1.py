@@ -160,16 +160,17 @@ class FlatShard(Wrapped):
         everybody: list[Any] = [None] * self._group.size()
         dist.all_gather_object(everybody, own, group=self._group)
         merged: dict[int, dict[str, Any]] = {}
-        for other in everybody:
+        for rank, other in enumerate(everybody):
             for index, values in other.items():
-                for key, value in values.items():
-                    merged.setdefault(index, {}).setdefault(key, value)
+                if self._counts[id(parameters[index])][
+                    rank
+                ]:  # one that came from a snapshot to no elements stands still
+                    merged.setdefault(index, values)
         for index, values in merged.items():
             for key, value in values.items():
-                if key in state.get(index, {}):
-                    values[key] = state[index][key]
-                elif isinstance(value, torch.dtype):
-                    values[key] = torch.empty(0, dtype=value, device=parameters[index].device)
+                if isinstance(value, torch.dtype):
+                    nothing = torch.empty(0, dtype=value, device=parameters[index].device)
+                    values[key] = state.get(index, {}).get(key, nothing)
         return merged
 
     def _measure(self, device: torch.device) -> dict[int, list[int]]:

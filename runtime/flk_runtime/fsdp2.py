@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
+from torch.optim import Optimizer
 
 from flk_runtime import snapshot
 from flk_runtime.materialize import Materializer
@@ -77,6 +78,12 @@ class FullyShard(Wrapped):
     def clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
         norm = super().clip(max_norm, norm_type, error_if_nonfinite)
         return _full(norm)
+
+    def attach(self, optimizer: Optimizer) -> None:
+        if self._keeps:
+            # A forward pass since the last backward pass (an evaluation) has left whole parameters, which the step
+            # would not change.
+            optimizer.register_step_pre_hook(lambda *_: self.reshard())
 
     def reshard(self) -> None:
         """Give up whole parameters that a forward pass without a backward pass has left."""

@@ -56,6 +56,18 @@ def broadcast_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return raw.cpu().view(data.dtype).view(data.shape)
 
 
+def all_agree(yes: bool) -> Callable[[], bool]:
+    """Ask all ranks. Returns at once; what it returns waits for their answers, and says whether all said yes."""
+    answers = torch.tensor([int(yes)], device=_device())
+    work = dist.all_reduce(answers, op=dist.ReduceOp.MIN, async_op=True)
+
+    def wait() -> bool:
+        work.wait()
+        return bool(answers.item())
+
+    return wait
+
+
 def gather(value: Any) -> list[Any] | None:
     """Every rank's ``value`` in the order of ranks, on rank 0; None elsewhere."""
     values: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None

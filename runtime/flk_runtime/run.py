@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, overload
@@ -14,14 +14,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime import group, metrics, mfu, parallel, randomness, snapshot
+from flk_runtime import group, metrics, mfu, parallel, randomness, snapshot, streams
 from flk_runtime.blocks import Blocks
-from flk_runtime.data import Loader
+from flk_runtime.data import Epochs
 from flk_runtime.discover import Place
 from flk_runtime.errors import SetupError, SnapshotError
 from flk_runtime.precision import Precision
+from flk_runtime.together import together
 from flk_runtime.wrapped import OptimizerState, Wrapped
 
+T = TypeVar("T")
 O = TypeVar("O", bound=Optimizer)  # noqa: E741
 
 
@@ -66,7 +68,7 @@ class Run:
         self._objects: dict[str, Stateful] = {}
         self._wrapped: list[Wrapped] = []
         self._loaders = 0
-        self._loader: Loader | None = None  # the one that gave the latest batch
+        self._loader: Epochs | None = None  # the one that gave the latest batch
         self._pending = 0  # samples of it since the last step
         self._throughput = metrics.Throughput()
         self._meter = mfu.Meter(device, self.world_size, lambda text: self.print(f"flk: {text}"))
@@ -226,22 +228,24 @@ class Run:
         dataset: Any,
         batch_size: int,
         *,
-        shuffle: bool = True,
+        shuffle: bool | None = None,
+        split: bool = True,
         drop_last: bool = False,
         seed: int | None = None,
         name: str | None = None,
         **options: Any,
-    ) -> Loader:
-        """Batches of ``batch_size`` samples for this rank, on its device, out of a map-style dataset.
+    ) -> Epochs:
+        """Batches of ``batch_size`` samples for this rank, on its device, out of a map-style dataset or an iterable.
 
         Every step takes ``world_size × batch_size`` samples; nothing is dropped (unless ``drop_last``) or doubled, and
         all ranks take equally many steps. Its position is in the snapshots, under ``name`` (by default by the order of
-        calls). ``options`` are torch.utils.data.DataLoader's: num_workers, collate_fn, pin_memory, persistent_workers,
-        …
+        calls). A map-style dataset is shuffled unless ``shuffle=False``; an iterable comes in its own order, and
+        ``split=False`` says that it is split over ranks and workers already. ``options`` are
+        torch.utils.data.DataLoader's: num_workers, collate_fn, pin_memory, persistent_workers, …
         """
         name = name or ("loader" if self._loaders == 0 else f"loader-{self._loaders}")
         self._loaders += 1
-        loader = Loader(
+        loader = streams.loader(
             dataset,
             batch_size=batch_size,
             rank=self.rank,
@@ -249,6 +253,7 @@ class Run:
             device=self.device,
             seed=self.seed if seed is None else seed,
             shuffle=shuffle,
+            split=split,
             drop_last=drop_last,
             name=name,
             steps_done=lambda: self.steps,
@@ -259,6 +264,13 @@ class Run:
         )
         self.register(name, loader)
         return loader
+
+    def together(self, batches: Iterable[T]) -> Iterator[T]:
+        """The user's own ``batches`` of this rank, until one of the ranks has no more: then all stop. Collective.
+
+        Says on rank 0 how many were left where. A `Run.loader` needs none of this: it gives all ranks equally many.
+        """
+        return together(batches, lambda text: self.print(f"flk: {text}"))
 
     # The training
 
@@ -396,7 +408,7 @@ class Run:
             line["mfu"] = round(utilisation, 4)
         self.print(metrics.line({**line, **values}))
 
-    def _count(self, loader: Loader, samples: int) -> None:
+    def _count(self, loader: Epochs, samples: int) -> None:
         if loader is not self._loader:  # an evaluation's samples are not the next step's
             self._loader, self._pending = loader, 0
         self._pending += samples
@@ -455,7 +467,7 @@ class Run:
 
     def _mark(self) -> Any:
         return self._positions(
-            {name: thing.state_dict() for name, thing in self._objects.items() if isinstance(thing, Loader)}
+            {name: thing.state_dict() for name, thing in self._objects.items() if isinstance(thing, Epochs)}
         )
 
     def _positions(self, objects: dict[str, Any]) -> Any:

@@ -33,6 +33,9 @@ class Wrapped:
         """What the optimizer gets, by the user's names: a tied parameter has several."""
         return dict(self.model.named_parameters(remove_duplicate=False))
 
+    def attach(self, optimizer: Optimizer) -> None:
+        """``optimizer`` has this model's parameters from now on."""
+
     # Snapshots: whole tensors, whatever this rank holds
 
     def state_dict(self) -> dict[str, Any]:
@@ -137,6 +140,7 @@ class Handover:
         parameters = wrapped.parameters()
         for group, names in zip(self._optimizer.param_groups, self._groups, strict=True):
             group["params"] = [parameters[each] if isinstance(each, str) else each for each in names]
+        wrapped.attach(self._optimizer)
         if self._state is not None:
             try:
                 OptimizerState(self._optimizer, wrapped).load_state_dict(self._state)
