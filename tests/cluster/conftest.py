@@ -192,6 +192,13 @@ def shared_class(kubectl: Kubectl) -> str:
     return name
 
 
+@pytest.fixture(scope="session")
+def trainer(cluster: Cluster) -> None:
+    """Kubeflow Trainer in the cluster, which knows of TrainJobs. It is not installed here: it brings JobSet with it."""
+    if not cluster.kubectl("get", "crd", "trainjobs.trainer.kubeflow.org", "--ignore-not-found", "-o", "name"):
+        unavailable("the cluster has no Kubeflow Trainer: k8s/install-trainer installs it")
+
+
 class Flk:
     """The command line as a user has it: another process, in a folder, with this test's kubeconfig."""
 

@@ -1,0 +1,156 @@
+"""Jobs written by hand for Kubeflow's operators, on an image without flk: one script, and the loss it has here.
+
+Nothing of flk's client takes part. The script and the runtime travel in a ConfigMap.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flk.ship import runtime_archive
+
+SCRIPT = Path(__file__).parents[1] / "launchers" / "train.py"
+RESTRICTED = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "runAsNonRoot": True,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+# How the container starts, the processes that the job says it has, the launcher that a rank then sees.
+WAYS = {
+    "torchrun": (["torchrun", "/code/train.py"], 2, "torchrun"),
+    "flk_runtime": (["python3", "-m", "flk_runtime", "/code/train.py"], 2, "flk"),
+    "python": (["python3", "/code/train.py"], 1, ""),
+}
+
+
+@pytest.fixture(scope="module")
+def loss() -> float:
+    """The final loss of the script on this machine, alone."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True, timeout=300)
+    return float(result(done.stdout + done.stderr)["loss"])
+
+
+def result(log: str) -> dict[str, Any]:
+    lines = re.findall(r'\{"launcher": .*\}', log)
+    assert len(lines) == 1, log
+    return dict(json.loads(lines[0]))
+
+
+def template(image: str, command: list[str], container: str) -> dict[str, Any]:
+    environment = {"PYTHONPATH": "/code/flk_runtime.zip", "OMP_NUM_THREADS": "1", "USER": "test"}
+    return {
+        "metadata": {"labels": {"test": "launchers"}},
+        "spec": {
+            "containers": [
+                {
+                    "name": container,
+                    "image": image,
+                    "imagePullPolicy": "IfNotPresent",
+                    "command": command,
+                    "env": [{"name": name, "value": value} for name, value in environment.items()],
+                    "resources": {"requests": {"cpu": "100m"}},
+                    "securityContext": RESTRICTED,
+                    "volumeMounts": [{"name": "code", "mountPath": "/code"}],
+                }
+            ],
+            "volumes": [{"name": "code", "configMap": {"name": "code"}}],
+        },
+    }
+
+
+def code() -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "code"},
+        "data": {"train.py": SCRIPT.read_text()},
+        "binaryData": {"flk_runtime.zip": base64.b64encode(runtime_archive()).decode()},
+    }
+
+
+def pytorchjob(image: str, command: list[str], processes: int) -> dict[str, Any]:
+    replica = {"replicas": 1, "restartPolicy": "Never", "template": template(image, command, "pytorch")}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": "train"},
+        "spec": {"nprocPerNode": str(processes), "pytorchReplicaSpecs": {"Master": replica, "Worker": replica}},
+    }
+
+
+def trainjob(image: str, command: list[str], processes: int) -> list[dict[str, Any]]:
+    """A TrainJob and the runtime that it refers to: what an administrator and a user write."""
+    pod = template(image, command, "node")
+    pod["spec"]["restartPolicy"] = "Never"
+    job = {
+        "name": "node",
+        "template": {
+            "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
+            "spec": {"backoffLimit": 0, "template": pod},
+        },
+    }
+    about = {"apiVersion": "trainer.kubeflow.org/v1alpha1"}
+    runtime = {"mlPolicy": {"numNodes": 2, "torch": {}}, "template": {"spec": {"replicatedJobs": [job]}}}
+    labels = {"trainer.kubeflow.org/framework": "torch"}
+    return [
+        {**about, "kind": "TrainingRuntime", "metadata": {"name": "torch", "labels": labels}, "spec": runtime},
+        {
+            **about,
+            "kind": "TrainJob",
+            "metadata": {"name": "train"},
+            "spec": {
+                "runtimeRef": {"name": "torch", "kind": "TrainingRuntime"},
+                "trainer": {"numNodes": 2, "numProcPerNode": processes},
+            },
+        },
+    ]
+
+
+def check(kubectl: Any, eventually: Any, processes: int, launcher: str, loss: float) -> None:
+    def ended() -> list[str]:
+        pods = kubectl.json("get", "pods", "-l", "test=launchers")["items"]
+        phases = [pod["status"].get("phase") for pod in pods]
+        return phases if len(phases) == 2 and set(phases) <= {"Succeeded", "Failed"} else []
+
+    phases = eventually("both pods end", ended)
+    log = kubectl("logs", "-l", "test=launchers", "--tail=-1", "--prefix")
+    assert phases == ["Succeeded"] * 2, log
+    found = result(log)
+    assert found["launcher"] == launcher
+    assert found["world_size"] == 2 * processes
+    assert found["ranks"] == [
+        [node * processes + local, local, node, processes] for node in range(2) for local in range(processes)
+    ]
+    assert found["loss"] == pytest.approx(loss, abs=1e-6)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_pytorchjob_with_master_and_worker(
+    way: str, kubectl: Any, namespace: str, torch_image: str, eventually: Any, loss: float
+) -> None:
+    # The operator's own init container, which waits for the master's name, does not comply with `restricted`.
+    kubectl("label", "namespace", namespace, "--overwrite", "pod-security.kubernetes.io/enforce=baseline")
+    command, processes, launcher = WAYS[way]
+    kubectl("create", "-f", "-", stdin=code())
+    kubectl("create", "-f", "-", stdin=pytorchjob(torch_image, command, processes))
+    check(kubectl, eventually, processes, launcher or "pytorchjob", loss)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_trainjob(way: str, trainer: None, kubectl: Any, torch_image: str, eventually: Any, loss: float) -> None:
+    command, processes, launcher = WAYS[way]
+    kubectl("create", "-f", "-", stdin=code())
+    for manifest in trainjob(torch_image, command, processes):
+        kubectl("create", "-f", "-", stdin=manifest)
+    check(kubectl, eventually, processes, launcher or "trainer", loss)
