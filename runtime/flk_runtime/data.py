@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from flk_runtime import randomness
+from flk_runtime.container import Contiguous
 from flk_runtime.errors import SetupError, SnapshotError
 
 
@@ -54,73 +55,49 @@ def epoch_order(samples: int, seed: int, epoch: int, *, shuffle: bool) -> torch.
     return torch.randperm(samples, generator=torch.Generator().manual_seed(randomness.derive("order", seed, epoch)))
 
 
-class Loader:
-    """Batches of this rank's share of a map-style dataset, as tensors on the run's device.
+class Epochs:
+    """What all loaders have: an epoch, a position in it, and loops over what is left.
 
-    Iterating runs what is left of the current epoch, then the epoch is advanced; `epochs` yields the epochs that are
-    left. Made by `Run.loader`. ``epoch`` counts from 0; ``consumed`` counts the samples of this epoch that all ranks
-    together have been given.
+    ``epoch`` counts from 0; ``consumed`` counts the samples of this epoch that all ranks together have been given.
+    Iterating runs what is left of the current epoch, then the epoch is advanced.
     """
 
     def __init__(
         self,
-        dataset: Any,
+        name: str,
         *,
         batch_size: int,
         rank: int,
         world_size: int,
         device: torch.device,
         seed: int,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        name: str = "loader",
         steps_done: Callable[[], int] = lambda: 0,
         on_begin: Callable[[], None] = lambda: None,
-        on_batch: Callable[[Loader, int], None] = lambda loader, samples: None,
+        on_batch: Callable[[Epochs, int], None] = lambda loader, samples: None,
         on_end: Callable[[], None] = lambda: None,
-        **options: Any,
     ) -> None:
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            raise SetupError(f"{type(dataset).__name__} has no length and index: a loader needs a map-style dataset")
-        if not isinstance(batch_size, int) or batch_size < 1:
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise SetupError(
                 f"batch_size={batch_size!r}: expected a whole number from 1 on (samples per rank and step)"
             )
-        refused = sorted({"batch_sampler", "sampler", "generator"} & options.keys())
-        if refused:
-            raise SetupError(f"the loader chooses its samples itself and takes no {refused[0]}")
         self.name = name
         self.epoch = 0
         self.consumed = 0
-        self._samples = len(dataset)
-        least = world_size * batch_size if drop_last else world_size
-        if self._samples < least:
-            unit = "a step of all ranks takes" if drop_last else "there are ranks"
-            raise SetupError(f"{name}: the dataset has {self._samples} samples, fewer than {unit} ({least})")
         self._rank, self._world_size, self._batch_size = rank, world_size, batch_size
-        self._device, self._seed, self._shuffle, self._drop_last = device, seed, shuffle, drop_last
+        self._device, self._seed = device, seed
         self._steps_done, self._on_begin, self._on_batch, self._on_end = steps_done, on_begin, on_batch, on_end
-        self._generator = torch.Generator()
-        self._source: DataLoader[Any] = DataLoader(
-            dataset,
-            batch_sampler=_Batches(self),
-            generator=self._generator,  # DataLoader else takes its workers' seed from the global generator
-            **{"pin_memory": device.type == "cuda", **options},
-        )
-
-    def __len__(self) -> int:
-        """Steps of a whole epoch, the same on every rank."""
-        return step_sizes(self._samples, self._world_size, self._batch_size, drop_last=self._drop_last)[0]
+        self._generator = torch.Generator()  # DataLoader else takes its workers' seed from the global generator
 
     def __iter__(self) -> Iterator[Any]:
-        self._on_begin()
-        self._generator.manual_seed(randomness.derive("workers", self._seed, self.epoch, self.consumed, self._rank))
-        for size, batch in zip(self._sizes(), self._source, strict=True):
-            # Counted here and not where indices are drawn: workers draw them ahead of what has been handed out.
-            self.consumed += size
-            self._on_batch(self, size)
-            yield _to(batch, self._device)
-        self._next_epoch()
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a position. The seed comes with it, or samples would be dropped and doubled."""
+        raise NotImplementedError
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs that are left of ``count``, beginning with the one that was interrupted.
@@ -145,6 +122,87 @@ class Loader:
                 if self._steps_done() >= count:
                     break
         self._on_end()
+
+    def _begin(self) -> None:
+        self._on_begin()
+        self._generator.manual_seed(randomness.derive("workers", self._seed, self.epoch, self.consumed, self._rank))
+
+    def _next_epoch(self) -> None:
+        self.epoch, self.consumed = self.epoch + 1, 0
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse what a loader decides itself: SetupError."""
+    refused = sorted({"batch_sampler", "sampler", "generator"} & options.keys())
+    if refused:
+        raise SetupError(f"the loader chooses its samples itself and takes no {refused[0]}")
+    if not options.get("in_order", True):
+        raise SetupError("in_order=False: batches would come in any order, and a position could not be resumed")
+
+
+class Loader(Epochs):
+    """Batches of this rank's share of a map-style dataset, as tensors on the run's device. Made by `Run.loader`."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        name: str = "loader",
+        batch_size: int,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        seed: int,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        steps_done: Callable[[], int] = lambda: 0,
+        on_begin: Callable[[], None] = lambda: None,
+        on_batch: Callable[[Epochs, int], None] = lambda loader, samples: None,
+        on_end: Callable[[], None] = lambda: None,
+        **options: Any,
+    ) -> None:
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__") or isinstance(dataset, Mapping):
+            raise SetupError(f"{type(dataset).__name__} has no length and index: a loader needs a map-style dataset")
+        if isinstance(dataset, Contiguous):
+            raise SetupError("the data is a rank's share already (contiguous): give the loader the whole, it splits it")
+        check_options(options)
+        super().__init__(
+            name,
+            batch_size=batch_size,
+            rank=rank,
+            world_size=world_size,
+            device=device,
+            seed=seed,
+            steps_done=steps_done,
+            on_begin=on_begin,
+            on_batch=on_batch,
+            on_end=on_end,
+        )
+        self._shuffle, self._drop_last = shuffle, drop_last
+        self._samples = len(dataset)
+        least = world_size * batch_size if drop_last else world_size
+        if self._samples < least:
+            unit = "a step of all ranks takes" if drop_last else "there are ranks"
+            raise SetupError(f"{name}: the dataset has {self._samples} samples, fewer than {unit} ({least})")
+        self._source: DataLoader[Any] = DataLoader(
+            dataset,
+            batch_sampler=_Batches(self),
+            generator=self._generator,
+            **{"pin_memory": device.type == "cuda", **options},
+        )
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch, the same on every rank."""
+        return step_sizes(self._samples, self._world_size, self._batch_size, drop_last=self._drop_last)[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        self._begin()
+        for size, batch in zip(self._sizes(), self._source, strict=True):
+            # Counted here and not where indices are drawn: workers draw them ahead of what has been handed out.
+            self.consumed += size
+            self._on_batch(self, size)
+            yield to_device(batch, self._device)
+        self._next_epoch()
 
     def state_dict(self) -> dict[str, int]:
         """The position, independent of the number of ranks."""
@@ -173,9 +231,6 @@ class Loader:
         for step in range(steps):
             yield last if step == steps - 1 else self._world_size * self._batch_size
 
-    def _next_epoch(self) -> None:
-        self.epoch, self.consumed = self.epoch + 1, 0
-
 
 class _Batches:
     """The batch sampler that DataLoader asks: whatever is left of the loader's epoch."""
@@ -190,7 +245,7 @@ class _Batches:
         return len(self._loader)
 
 
-def _to(batch: Any, device: torch.device) -> Any:
+def to_device(batch: Any, device: torch.device) -> Any:
     """``batch`` with its tensors, at any depth of lists, tuples and dictionaries, on ``device``."""
     if device.type == "cpu":  # where every batch comes into being
         return batch
@@ -199,9 +254,9 @@ def _to(batch: Any, device: torch.device) -> Any:
     if hasattr(batch, "to"):  # packed sequences, and the batches of tokenizers
         return batch.to(device)
     if isinstance(batch, Mapping):
-        return {key: _to(value, device) for key, value in batch.items()}
+        return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a named tuple
-        return type(batch)(*(_to(value, device) for value in batch))
+        return type(batch)(*(to_device(value, device) for value in batch))
     if isinstance(batch, (list, tuple)):
-        return type(batch)(_to(value, device) for value in batch)
+        return type(batch)(to_device(value, device) for value in batch)
     return batch

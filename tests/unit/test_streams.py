@@ -1,0 +1,237 @@
+"""How a stream is cut into steps and shares, without processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import IterableDataset, get_worker_info
+
+from flk_runtime.container import contiguous
+from flk_runtime.data import Loader
+from flk_runtime.errors import SetupError, SnapshotError
+from flk_runtime.streams import StreamLoader, loader, shares
+
+WORLDS = st.integers(1, 7)
+BATCHES = st.integers(1, 5)
+SAMPLES = st.integers(0, 150)
+CPU = torch.device("cpu")
+
+
+def steps_of(samples: int, begin: int, world_size: int, batch_size: int, **options: Any) -> list[list[Any]]:
+    """[step][rank] of what is left of a stream of numbers from ``begin`` on."""
+    every = [list(shares(range(begin, samples), r, world_size, batch_size, **options)) for r in range(world_size)]
+    assert len(set(map(len, every))) == 1  # all ranks take as many steps
+    return [list(step) for step in zip(*every, strict=True)]
+
+
+@given(samples=SAMPLES, world_size=WORLDS, batch_size=BATCHES)
+def test_every_element_once_in_even_steps(samples: int, world_size: int, batch_size: int) -> None:
+    steps = steps_of(samples, 0, world_size, batch_size)
+    if samples >= world_size:
+        assert sorted(i for step in steps for _, _, share in step for i in share) == list(range(samples))
+    for step in steps:
+        sizes = [len(share) for _, _, share in step]
+        assert min(sizes) >= 1
+        assert max(sizes) <= min(sizes) + 1
+    assert sum(count for step in steps for count, _, _ in step) == samples
+    assert all(len(share) == batch_size for step in steps[:-1] for _, _, share in step)
+
+
+@given(
+    samples=SAMPLES,
+    worlds=st.lists(st.tuples(WORLDS, BATCHES, st.integers(0, 20)), min_size=1, max_size=5),
+)
+def test_every_element_once_though_the_world_changes(samples: int, worlds: list[tuple[int, int, int]]) -> None:
+    consumed, seen = 0, Counter[int]()
+    for number, (world_size, batch_size, most) in enumerate(worlds):
+        steps = steps_of(samples, consumed, world_size, batch_size)
+        for step in steps if number == len(worlds) - 1 else steps[:most]:
+            for count, _, share in step:
+                consumed += count
+                seen.update(share if count else [])
+    assert consumed == samples
+    assert seen == Counter(range(samples))
+
+
+@given(samples=SAMPLES, world_size=WORLDS, batch_size=BATCHES)
+def test_drop_last_takes_full_steps_only(samples: int, world_size: int, batch_size: int) -> None:
+    steps = steps_of(samples, 0, world_size, batch_size, drop_last=True)
+    assert len(steps) == samples // (world_size * batch_size)
+    assert all(len(share) == batch_size for step in steps for _, _, share in step)
+
+
+def test_the_state_is_read_where_a_step_ends() -> None:
+    read: list[int] = []
+
+    def stream() -> Iterator[int]:
+        for number in range(10):
+            read.append(number)
+            yield number
+
+    steps = list(shares(stream(), 0, 2, 2, state=lambda: len(read)))
+    # The last two elements are fewer than a step, and one for each rank.
+    assert steps == [(2, 4, [0, 2]), (2, 8, [4, 6]), (1, None, [8])]
+
+
+class Numbers(IterableDataset[int]):
+    """As torch's documentation shows it: it splits itself over workers, and knows nothing of ranks."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.epochs: list[int] = []
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        return iter(range(info.id if info else 0, self.count, info.num_workers if info else 1))
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
+class Stateful:
+    """It can go to a position without reading what comes before."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.begun: list[int] = []
+
+    def __iter__(self) -> Iterator[int]:
+        self.begun.append(self.position)
+        for number in range(self.position, 23):
+            self.position = number + 1
+            yield number
+        self.position = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+        self.begun = []
+
+
+def one(dataset: Any, **options: Any) -> Any:
+    given = {"batch_size": 4, "rank": 0, "world_size": 1, "device": CPU, "seed": 0, "shuffle": None, "split": True}
+    return loader(dataset, **{**given, **options})
+
+
+def values(batches: Any) -> list[int]:
+    return [number for batch in batches for number in batch.tolist()]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_workers_change_neither_samples_nor_their_order(workers: int) -> None:
+    options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers == 2}
+    stream = one(Numbers(23), **options)
+    assert isinstance(stream, StreamLoader)
+    seen = [values(stream) for _ in stream.epochs(2)]
+    assert seen == [list(range(23))] * 2
+    # Interrupted, and resumed with other workers.
+    for batch in stream:
+        if batch[0] == 8:
+            break
+    assert stream.state_dict()["consumed"] == 12
+    resumed = one(Numbers(23), batch_size=3)
+    resumed.load_state_dict(stream.state_dict())
+    assert values(resumed) == list(range(12, 23))
+    assert (resumed.epoch, resumed.consumed) == (3, 0)
+    assert values(resumed) == list(range(23))
+    # The same loader goes on as well.
+    assert values(stream) == list(range(12, 23))
+
+
+def test_the_dataset_is_told_the_epoch() -> None:
+    dataset = Numbers(5)
+    for _ in (stream := one(dataset)).epochs(3):
+        values(stream)
+    assert dataset.epochs == [0, 1, 2]
+
+
+def test_a_dataset_s_own_state_is_used() -> None:
+    stream = one(Stateful())
+    for batch in stream:
+        if 11 in batch:
+            break
+    assert stream.state_dict()["data"] == {"position": 12}
+    dataset = Stateful()
+    resumed = one(dataset, batch_size=2)
+    resumed.load_state_dict(stream.state_dict())
+    assert values(resumed) == list(range(12, 23))
+    assert dataset.begun == []  # it was a copy that began in the middle
+    assert values(resumed) == list(range(23))
+    assert dataset.begun == [0]
+
+
+def test_data_that_is_split_already_comes_as_it_is() -> None:
+    stream = one(Numbers(23), split=False, num_workers=2)
+    first = values(stream)
+    assert sorted(first) == list(range(23))
+    for _ in zip(range(3), stream, strict=False):
+        pass
+    state = stream.state_dict()
+    assert (state["consumed"], state["steps"], state["split"]) == (12, 3, [1, 4])
+    resumed = one(Numbers(23), split=False, num_workers=2)
+    resumed.load_state_dict(state)
+    assert values(resumed) == first[12:]
+    with pytest.raises(SnapshotError, match="1 ranks and batch_size=4, not with 1 and 5"):
+        one(Numbers(23), split=False, batch_size=5).load_state_dict(state)
+    with pytest.raises(SnapshotError, match="split by the loader, and was split by itself"):
+        one(Numbers(23)).load_state_dict(state)
+
+
+def test_collate_and_other_options_of_the_data_loader() -> None:
+    assert next(iter(one(({"n": n} for n in range(5)), batch_size=5)))["n"].tolist() == [0, 1, 2, 3, 4]
+    assert list(one(iter(range(4)), collate_fn=sum)) == [6]
+    assert [len(batch) for batch in one(range(10).__iter__(), drop_last=True)] == [4, 4]
+
+
+def test_what_has_an_index_is_loaded_by_index() -> None:
+    assert isinstance(one([1, 2, 3]), Loader)
+    assert isinstance(one(range(10)), Loader)
+    assert not isinstance(one({1, 2, 3}), Loader)
+
+
+class Sized(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(6))
+
+    def __len__(self) -> int:
+        return 6
+
+
+def test_an_iterable_with_a_length_stays_an_iterable() -> None:
+    assert values(one(Sized())) == list(range(6))
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(SetupError, match="comes in its own order: shuffle where it is made"):
+        one(Numbers(5), shuffle=True)
+    with pytest.raises(SetupError, match="split=False is for iterables"):
+        one([1, 2], split=False)
+    with pytest.raises(SetupError, match=r"a dict is no dataset: give the loader one of its entries .'train', 'test'"):
+        one({"train": [1], "test": [2]})
+    with pytest.raises(SetupError, match="share already"):
+        one(contiguous([1, 2, 3, 4], 0, 2))
+    for data in (Numbers(5), [1, 2, 3]):
+        with pytest.raises(SetupError, match="in_order=False"):
+            one(data, num_workers=1, in_order=False)
+        with pytest.raises(SetupError, match="takes no sampler"):
+            one(data, sampler=[1])
+    with pytest.raises(SetupError, match="epoch 0 of the data has 0 samples for 1 ranks"):
+        list(one(iter([])))
+    exhausted = one(iter([1]))
+    values(exhausted)
+    with pytest.raises(SetupError, match=r"epoch 1 .* an iterator can be run through once only"):
+        list(exhausted)
+
+
+def test_web_datasets_are_not_split_twice() -> None:
+    webdataset = pytest.importorskip("webdataset", reason="needs webdataset from PyPI")
+    with pytest.raises(SetupError, match=r"pass nodesplitter=webdataset.split_by_node, split=False"):
+        one(webdataset.WebDataset("no-such.tar", shardshuffle=False))
