@@ -1,0 +1,429 @@
+"""DistributedOptimizer, synchronize and main_first, between real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+OPTIMIZER = """
+import copy
+import torch
+import torch.distributed as dist
+import flk_runtime as flk
+from torch import nn
+from torch.nn import functional as F
+
+run = flk.init(device="cpu", strategy="none", seed=3)
+r, W = run.rank, run.world_size
+BATCH = 12
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
+start = copy.deepcopy(model.state_dict())
+X, Y = torch.randn(20, BATCH, 4), torch.randn(20, BATCH, 2)
+
+def loss_of(model, step, part=slice(None)):
+    return F.mse_loss(model(X[step][part]), Y[step][part])
+
+mine = slice(r * BATCH // W, (r + 1) * BATCH // W)
+
+def same(one, other):
+    for a, b in zip(one.parameters(), other.parameters()):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+
+def reference(steps, make, clip=None):
+    alone = copy.deepcopy(model); alone.load_state_dict(start)
+    optimizer = make(alone.parameters())
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(alone, step).backward()
+        if clip: nn.utils.clip_grad_norm_(alone.parameters(), clip)
+        optimizer.step()
+    return alone
+
+make = lambda parameters: torch.optim.AdamW(parameters, lr=0.01)
+
+# As one process on the same batches; many buckets, so that they leave while backward runs.
+def fresh(make=make, **options):
+    model.load_state_dict(start)
+    model.zero_grad()
+    copied = copy.deepcopy(model)
+    return copied, flk.DistributedOptimizer(make(copied.parameters()), copied.named_parameters(), **options)
+
+trained, optimizer = fresh(bucket_bytes=200)
+assert len(optimizer._buckets) > 2
+for step in range(5):
+    optimizer.zero_grad()
+    loss_of(trained, step, mine).backward()
+    assert optimizer._sent == len(optimizer._buckets)  # within backward()
+    total = torch.ones(()); dist.all_reduce(total)  # the script's own collectives don't mix with them
+    optimizer.step()
+same(trained, reference(5, make))
+
+# What torch expects of an optimizer
+assert isinstance(optimizer, torch.optim.Optimizer)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+optimizer.zero_grad(); loss_of(trained, 5, mine).backward(); optimizer.step(); scheduler.step()
+assert optimizer.param_groups[0]["lr"] == 0.005 == optimizer._optimizer.param_groups[0]["lr"]
+state = optimizer.state_dict()
+assert state["param_groups"][0]["lr"] == 0.005 and len(state["state"]) == 6
+optimizer.load_state_dict(state)
+assert optimizer.defaults["lr"] == 0.01 and "AdamW" in repr(optimizer)
+calls = []
+optimizer.register_step_post_hook(lambda *_: calls.append(1))
+optimizer.zero_grad(); loss_of(trained, 5, mine).backward(); optimizer.step()
+assert calls == [1]
+
+# Accumulation: no_sync, and a number of passes
+middle = (mine.start + mine.stop) // 2
+half = [slice(mine.start, middle), slice(middle, mine.stop)]
+for options in ({}, {"backward_passes_per_step": 2}):
+    trained, optimizer = fresh(**options)
+    for step in range(3):
+        optimizer.zero_grad()
+        if options:
+            for part in half:
+                (loss_of(trained, step, part) / 2).backward()
+        else:
+            with optimizer.no_sync():
+                (loss_of(trained, step, half[0]) / 2).backward()
+                assert optimizer._sent == 0
+            (loss_of(trained, step, half[1]) / 2).backward()
+        optimizer.step()
+    same(trained, reference(3, make))
+
+# Clipping between synchronize and step
+trained, optimizer = fresh()
+for step in range(3):
+    optimizer.zero_grad()
+    loss_of(trained, step, mine).backward()
+    optimizer.synchronize()
+    nn.utils.clip_grad_norm_(trained.parameters(), 0.1)
+    optimizer.step()
+same(trained, reference(3, make, clip=0.1))
+
+# GradScaler: an overflow on one rank makes all leave the step out
+trained, optimizer = fresh(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+for step in range(2):
+    optimizer.zero_grad()
+    scaler.scale(loss_of(trained, step, mine) * (float("inf") if step == 1 and r == 1 else 1.0)).backward()
+    optimizer.synchronize()
+    scaler.step(optimizer)
+    scaler.update()
+optimizer.zero_grad()  # the step that was left out is over
+same(trained, reference(1, lambda parameters: torch.optim.SGD(parameters, lr=0.1)))
+assert scaler.get_scale() == 2.0
+
+# A closure
+make_lbfgs = lambda parameters: torch.optim.LBFGS(parameters, max_iter=3)
+trained, optimizer = fresh(make_lbfgs)
+alone = copy.deepcopy(model); alone.load_state_dict(start)
+other = make_lbfgs(alone.parameters())
+def closure(model, optimizer, part):
+    optimizer.zero_grad()
+    loss = loss_of(model, 0, part)
+    loss.backward()
+    return loss
+for _ in range(2):
+    optimizer.step(lambda: closure(trained, optimizer, mine))
+    other.step(lambda: closure(alone, other, slice(None)))
+same(trained, alone)
+
+# A parameter without a gradient: on some ranks it counts as zeros, on all ranks it stays as it is
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other, self.never = (nn.Parameter(torch.ones(2)) for _ in range(3))
+        self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+    def forward(self, x):
+        return ((self.one if r == 0 else self.other) * x).sum()
+branches = Branches()
+optimizer = flk.DistributedOptimizer(torch.optim.SGD(branches.parameters(), lr=1.0, weight_decay=0.5), bucket_bytes=16)
+for _ in range(2):
+    optimizer.zero_grad()
+    branches(torch.tensor([1.0, 2.0])).backward()
+    dist.all_reduce(torch.ones(1))
+    optimizer.synchronize()
+    assert torch.allclose(branches.one.grad, torch.tensor([1.0, 2.0]) / W), branches.one.grad
+    assert torch.allclose(branches.other.grad, torch.tensor([1.0, 2.0]) * (W - 1) / W)
+    assert branches.never.grad is None and branches.frozen.grad is None
+    optimizer.step()
+assert branches.never.tolist() == [1, 1]
+# A rank that computes nothing in a step does not hold the others up.
+optimizer.zero_grad()
+if r == 0:
+    branches(torch.ones(2)).backward()
+optimizer.step()
+for parameter in branches.parameters():
+    everywhere = flk.all_reduce(parameter.detach().clone(), "max")
+    assert everywhere.equal(parameter), (everywhere, parameter)
+
+# Parameters that are thawed, or come later
+branches.frozen.requires_grad_(True)
+late = nn.Parameter(torch.ones(2))
+optimizer.add_param_group({"params": [late], "lr": 0.5})
+optimizer.zero_grad()
+((branches.frozen + late).sum() * (r + 1)).backward()
+optimizer.step()
+assert torch.allclose(branches.frozen, torch.full((2,), 1 - (W + 1) / 2 - 0.5)), branches.frozen
+assert torch.allclose(late, torch.full((2,), 1 - 0.5 * ((W + 1) / 2 + 0.5))), late
+
+# Other kinds of numbers
+kinds = (torch.bfloat16, torch.float64, torch.complex64, torch.float16)
+several = [nn.Parameter(torch.ones(3, dtype=kind)) for kind in kinds]
+optimizer = flk.DistributedOptimizer(torch.optim.SGD(several, lr=1.0))
+sum((p.abs() * (r + 1)).sum().double() for p in several).backward()
+optimizer.step()
+for p in several:
+    expected = torch.full((3,), abs(1 - (W + 1) / 2), dtype=torch.float64)
+    assert torch.allclose(p.detach().abs().double(), expected, atol=1e-2), p
+
+# Mistakes
+trained, optimizer = fresh()
+def complains(call):
+    try:
+        call()
+    except flk.SetupError as error:
+        print(error)
+    else:
+        print("nothing")
+loss_of(trained, 0, mine).backward()
+complains(optimizer.zero_grad)
+complains(lambda: loss_of(trained, 0, mine).backward())
+optimizer.synchronize()
+complains(lambda: loss_of(trained, 0, mine).backward())
+optimizer.zero_grad()  # to leave a step out
+loss_of(trained, 0, mine).backward()
+optimizer.step()
+with optimizer.no_sync():
+    complains(optimizer.step)
+embedding = nn.Embedding(4, 2, sparse=True)
+sparse = flk.DistributedOptimizer(torch.optim.SGD(embedding.parameters(), lr=1.0), embedding.named_parameters())
+complains(lambda: embedding(torch.tensor([1])).sum().backward())
+complains(lambda: flk.DistributedOptimizer(optimizer))
+complains(lambda: flk.DistributedOptimizer(model))
+complains(lambda: flk.DistributedOptimizer(make(model.parameters()), collectives="mpi"))
+complains(lambda: flk.DistributedOptimizer(make(model.parameters()), backward_passes_per_step=0))
+complains(lambda: flk.DistributedOptimizer(make(nn.Linear(2, 2 + (r == 1)).parameters())))
+
+# Through a run: its snapshot has the given optimizer's state
+other = nn.Linear(2, 2)
+wrapped, optimizer = run.parallelize(other, flk.DistributedOptimizer(torch.optim.SGD(other.parameters(), lr=0.1)))
+wrapped(torch.ones(2)).sum().backward()
+optimizer.step()
+run.step()
+run.close()
+"""
+
+MISTAKES = [
+    "zero_grad() between backward() and step(): gradients are on their way to the other ranks; "
+    "to leave a step out, call synchronize() before",
+    "4.bias was in 2 backward passes since the last step, and backward_passes_per_step=1: "
+    "raise it, or put all passes but the last into no_sync()",
+    "backward() between synchronize() and step(): its gradients would not be averaged",
+    "synchronize() or step() within no_sync(): leave it before the last backward pass",
+    "weight has a sparse gradient, which is not averaged: use sparse=False",
+    "the optimizer is a DistributedOptimizer already",
+    "DistributedOptimizer takes a torch optimizer, not a Sequential",
+    "unknown collectives='mpi': expected torch or horovod",
+    "backward_passes_per_step=0: expected a whole number from 1 on",
+    "DistributedOptimizer: the ranks differ, so nothing was exchanged: "
+    "parameter 0 of group 0 is float32 (2, 2) on cpu, trained on ranks 0, 2, "
+    "and float32 (3, 2) on cpu, trained on rank 1",
+]
+
+
+def test_it_trains_as_one_process(ranks: Callable[..., list[Any]]) -> None:
+    for one in ranks(OPTIMIZER, 3):
+        assert one.lines == MISTAKES
+
+
+SYNCHRONIZE = """
+import collections
+import torch
+import flk_runtime as flk
+from torch import nn
+
+run = flk.init(device="cpu", strategy="none")
+r, W = run.rank, run.world_size
+torch.manual_seed(r)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3)
+        self.last.weight = self.first.weight  # tied
+        self.register_buffer("scratch", torch.full((2,), float(r)), persistent=False)
+        self.low = nn.Parameter(torch.full((2,), float(r), dtype=torch.bfloat16))
+    def forward(self, x):
+        return self.last(self.norm(self.first(x))) + self.low.float().sum()
+
+def alike(tensor):
+    most, least = (flk.all_reduce(tensor.detach().clone().double(), op) for op in ("max", "min"))
+    assert most.equal(least), tensor
+
+model = Model()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * (r + 1), betas=(0.1 * r, 0.9))
+fused = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=torch.tensor(1.0 + r), momentum=0.9)
+rate = fused.param_groups[0]["lr"]
+if r == 1:  # only the root has made state
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    # state in another dtype than the parameter's stays so
+    optimizer.state[model.low]["exp_avg"] = torch.tensor([1.001, 2.002], dtype=torch.float32)
+    optimizer.param_groups[0]["extra"] = "from root"
+weight = model.first.weight
+exp_avg = optimizer.state.get(weight, {}).get("exp_avg")
+Point = collections.namedtuple("Point", "x y")
+tree = {"model": model, "list": [optimizer, fused], "n": r + 1.5, "p": Point(torch.full((2,), r), f"rank {r}"),
+        "none": None}
+got = flk.synchronize(tree, root=1)
+assert got["model"] is model and got["list"][0] is optimizer and got["n"] == 2.5 and tree["n"] == r + 1.5
+assert got["p"].y == f"rank {r}" and got["p"].x.tolist() == [1, 1] and got["none"] is None
+assert model.first.weight is weight is model.last.weight and model.scratch.tolist() == [1, 1]
+for tensor in (*model.parameters(), *model.buffers()):
+    alike(tensor)
+assert model.norm.num_batches_tracked.item() == 1
+assert optimizer.param_groups[0]["lr"] == 0.2 and optimizer.param_groups[0]["betas"] == (0.1, 0.9)
+assert optimizer.param_groups[0]["extra"] == "from root" and len(optimizer.param_groups[0]["params"]) == 6
+assert fused.param_groups[0]["lr"] is rate and rate.item() == 2.0  # in place
+assert len(optimizer.state) == 6
+for state in optimizer.state.values():
+    for tensor in state.values():
+        alike(tensor)
+low = optimizer.state[model.low]["exp_avg"]
+assert low.dtype is torch.float32 and low.tolist() == torch.tensor([1.001, 2.002]).tolist()
+if r == 1:
+    assert optimizer.state[weight]["exp_avg"] is exp_avg
+optimizer.state[model.low]["exp_avg"] = low.bfloat16()  # AdamW itself wants it so
+# Trained alike from here on
+for _ in range(2):
+    optimizer.zero_grad(); model(torch.ones(4, 3)).sum().backward(); optimizer.step()
+for tensor in (*model.parameters(), *model.buffers()):
+    alike(tensor)
+# State that only another rank has goes
+flk.synchronize(fused, root=0)
+if r == 2:
+    fused.state[fused.param_groups[0]["params"][0]]["momentum_buffer"] = torch.ones(2)
+flk.synchronize(fused, root=0)
+assert not fused.state
+averaged = flk.DistributedOptimizer(optimizer)
+averaged.param_groups[0]["lr"] = r * 1.0
+assert flk.synchronize(averaged) is averaged and optimizer.param_groups[0]["lr"] == 0.0
+
+def complains(call):
+    try:
+        call()
+    except flk.SetupError as error:
+        print(error)
+complains(lambda: flk.synchronize({"m": nn.Linear(2, 2 + (r == 2))}))
+complains(lambda: flk.synchronize([model] if r else [optimizer]))
+complains(lambda: flk.synchronize(nn.LazyLinear(2)))
+complains(lambda: flk.synchronize(nn.Linear(2, 2, device="meta")))
+complains(lambda: flk.synchronize(model, root=3))
+if hasattr(torch.distributed, "fsdp"):
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    sharded = nn.Linear(4, 4)
+    fully_shard(sharded, mesh=torch.distributed.init_device_mesh("cpu", (W,)))
+    complains(lambda: flk.synchronize(sharded))
+    complains(lambda: flk.all_reduce(list(sharded.parameters())))
+    complains(lambda: flk.DistributedOptimizer(torch.optim.SGD(sharded.parameters(), lr=1.0)))
+run.close()
+"""
+
+
+def test_synchronize(ranks: Callable[..., list[Any]]) -> None:
+    parts = "a DTensor: each rank holds another part of it, and its wrapper keeps the parts in step"
+    for one in ranks(SYNCHRONIZE, 3):
+        lines = one.lines
+        assert len(lines) == 8, one.output
+        assert lines[0].endswith(
+            "tree['m'].weight is float32 (2, 2) on cpu on ranks 0, 1, and float32 (3, 2) on cpu on rank 2"
+        )
+        assert lines[1].endswith("tree[0] is a module on ranks 1, 2, and an optimizer on rank 0")
+        assert lines[2].endswith("tree.weight is a tensor, not initialized yet: run the model once before")
+        assert lines[3].endswith("on the meta device, where it has no elements")
+        assert lines[4] == "synchronize: root=3: expected a rank from 0 to 2"
+        assert all(line.endswith(parts) for line in lines[5:])
+
+
+FIRST = """
+import os
+import sys
+from pathlib import Path
+import flk_runtime as flk
+
+run = flk.init(device="cpu", strategy="none")
+r = run.rank
+folder = Path(os.environ["FOLDER"])
+for local, first in ((False, [0]), (True, [0, 2])):
+    with flk.main_first(local=local):
+        there = {path.name for path in folder.glob(f"{local}-*")}
+        if r in first:
+            (folder / f"{local}-{r}").write_text("made")
+        else:
+            assert there >= {f"{local}-{rank}" for rank in first}, there
+
+try:
+    with flk.main_first():
+        if r == 0:
+            raise OSError("no space left")
+        print("never here")
+except (OSError, flk.PeerError) as error:
+    print(type(error).__name__, error)
+try:
+    with flk.main_first(local=True):
+        if r == 2:
+            raise OSError("no space left")
+except (OSError, flk.PeerError) as error:
+    print(type(error).__name__, error)
+try:
+    with flk.main_first():
+        if r == 1:
+            raise ValueError("only here")  # after the first: this rank's own affair
+except ValueError as error:
+    print(error)
+run.close()
+"""
+
+
+def test_main_first(ranks: Callable[..., list[Any]], tmp_path: Any) -> None:
+    nodes = {rank: {"LOCAL_RANK": str(rank % 2), "GROUP_RANK": str(rank // 2)} for rank in range(4)}
+    ended = ranks(FIRST, 4, {"FOLDER": str(tmp_path), "LOCAL_WORLD_SIZE": "2"}, nodes)
+    text = "failed in the block of main_first that it went through first: OSError: no space left"
+    for rank, one in enumerate(ended):
+        assert one.lines == [
+            "OSError no space left" if rank == 0 else f"PeerError rank 0 {text}",
+            "OSError no space left" if rank == 2 else f"PeerError rank 2 {text}",
+            *(["only here"] if rank == 1 else []),
+        ]
+
+
+NO_HOROVOD = """
+import torch
+import flk_runtime as flk
+
+def complains(call):
+    try:
+        call()
+    except flk.SetupError as error:
+        print(error)
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+complains(lambda: flk.DistributedOptimizer(optimizer))
+complains(lambda: flk.DistributedOptimizer(optimizer, collectives="horovod"))
+with flk.init(device="cpu") as run:
+    wrapped = flk.DistributedOptimizer(optimizer)
+    wrapped.zero_grad()
+    (optimizer.param_groups[0]["params"][0] * 3).sum().backward()
+    wrapped.step()
+    print(optimizer.param_groups[0]["params"][0].item())
+    with flk.main_first():
+        print("alone")
+"""
+
+
+def test_alone_it_is_the_given_optimizer(ranks: Callable[..., list[Any]]) -> None:
+    (one,) = ranks(NO_HOROVOD, 1)
+    assert one.lines[0] == "DistributedOptimizer needs the process group: call flk_runtime.init() before"
+    assert one.lines[1].startswith("collectives='horovod' needs ")
+    assert one.lines[2:] == ["-2.0", "alone"]
