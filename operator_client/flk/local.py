@@ -237,6 +237,11 @@ class LocalRun:
             alarm.close()
 
 
+def as_check(job: Job) -> Job:
+    """The job that only tries the start of this one; what its ranks run is flk_runtime/check.py."""
+    return job.changed(command=["-m", "flk_runtime.check"], restarts=0, checkpoint=None)
+
+
 def checkpoint_folder(job: Job, folder: Path) -> Path | None:
     """Where this job's snapshots go on this machine: a folder that stands for the claim; a second run resumes there."""
     if job.checkpoint is None:

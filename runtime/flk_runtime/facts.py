@@ -65,7 +65,7 @@ def of_node(place: Place, backend: str, environ: Mapping[str, str] = os.environ,
     if place.nodes > 1 or "GLOO_SOCKET_IFNAME" in environ or "NCCL_SOCKET_IFNAME" in environ:
         # Asking for the host's own name can take seconds where name service is broken: only if it matters.
         known |= _interfaces(backend, environ, look_up=place.nodes > 1)
-    if place.nodes > 1 and place.master:
+    if place.master:
         known["way"] = interface_to(place.master[0])
     return known
 

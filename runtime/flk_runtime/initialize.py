@@ -162,7 +162,7 @@ def open_group(place: Place, choices: Choices) -> list[Facts]:
         began = time.monotonic()
         store = meeting.meet(place, choices.preflight or choices.timeout)
         if choices.preflight:
-            everybody = _compare(store, _facts(place, choices), choices.preflight, began)
+            everybody = _compare(store, facts_of(place, choices), choices.preflight, began)
         store.set_timeout(timedelta(seconds=choices.timeout))
     else:
         store = dist.HashStore()  # type: ignore[attr-defined]
@@ -188,7 +188,8 @@ def _compare(store: Any, mine: Facts, timeout: float, began: float) -> list[Fact
     return everybody
 
 
-def _facts(place: Place, choices: Choices) -> Facts:
+def facts_of(place: Place, choices: Choices) -> Facts:
+    """What this rank knows of itself, for the others to compare."""
     return Facts(
         rank=place.rank,
         world_size=place.world_size,

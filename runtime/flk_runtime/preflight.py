@@ -6,6 +6,7 @@ verdict, so the cost is a few messages for each rank; `compare` is a pure functi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import operator
 import time
@@ -26,7 +27,7 @@ _LOOK_EVERY = 1.0  # seconds between two comparisons of those who are there alre
 _NUDGE = 0.001  # seconds between two looks into the store, doubled up to _REST
 _REST = 0.05
 _GRACE = 5.0
-_LINGER = 5.0  # seconds that rank 0, which may hold the store, stays for the others to read what is wrong
+_LINGER = 5.0  # seconds that ranks stay for the others to read what is wrong
 _SHOWN = 3  # nodes that a sentence names
 
 # What has to be the same on all ranks, and what to do where it is not.
@@ -90,11 +91,9 @@ def _lead(store: Any, mine: Facts, timeout: float, deadline: float) -> tuple[Ver
     faults = compare(everybody)
     absent = missing(everybody, timeout) if time.monotonic() >= deadline or not faults else ""
     verdict = Verdict(faults + [absent] * bool(absent), warnings(everybody), again=not faults and bool(absent))
-    store.set("verdict", json.dumps([verdict.faults, verdict.warnings, verdict.again]))
+    store.set("verdict", json.dumps([verdict.faults, verdict.warnings, verdict.again, len(everybody)]))
     if verdict.faults:
-        leave = time.monotonic() + _LINGER
-        while store.add("read", 0) < len(everybody) - 1 and time.monotonic() < leave:
-            time.sleep(_REST)
+        _all_have_read(store, len(everybody))
     return verdict, everybody
 
 
@@ -112,12 +111,20 @@ def _follow(store: Any, mine: Facts, timeout: float, deadline: float) -> Verdict
                 )
             if not _wait(store, "verdict", timeout + _LINGER):
                 raise MeetingError(f"{me} did not hear again from rank 0 on node {leader.node}, which had come")
-        faults, warned, again = json.loads(store.get("verdict"))
-        if faults:
-            store.add("read", 1)
+        faults, warned, again, here_then = json.loads(store.get("verdict"))
     except RuntimeError as error:
         raise MeetingError(f"{me}: rank 0 ended while the ranks met ({str(error).splitlines()[0]})") from error
+    if faults:
+        _all_have_read(store, here_then)
     return Verdict(faults, warned, again)
+
+
+def _all_have_read(store: Any, ranks: int) -> None:
+    """Wait for the others to read what is wrong: the first that ends may take the store and all other ranks along."""
+    with contextlib.suppress(RuntimeError):
+        if store.add("read", 1) >= ranks:
+            store.set("all read", "")
+        store.wait(["all read"], timedelta(seconds=_LINGER))
 
 
 def _wait(store: Any, key: str, seconds: float) -> bool:
@@ -143,7 +150,8 @@ def _late(mine: Facts, roster: Sequence[Facts]) -> str:
 
 def compare(facts: Sequence[Facts]) -> list[str]:
     """What does not fit among the ranks that came: sentences that name rank, node and cure. Any number of ranks."""
-    faults = [f"{_who([one])}: {one.problem}" for one in facts if one.problem][:_SHOWN]
+    problems = _groups((one for one in facts if one.problem), lambda one: one.problem)
+    faults = [f"{_who(same)}: {problem}" for problem, same in problems[:_SHOWN]]
     for rank, same in _groups(facts, lambda one: one.rank):
         if len(same) > 1:
             faults.append(

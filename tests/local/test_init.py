@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,3 +142,55 @@ def test_a_peers_death_leaves_nobody_hanging(ranks: Ranks) -> None:
     assert [rank.code for rank in ended] == [0, 0, -signal.SIGKILL]
     assert "noticed" in ended[0].output
     assert "noticed" in ended[1].output
+
+
+@pytest.mark.parametrize("group", ["None", "part"])
+def test_a_rank_that_hangs_is_noticed_soon_once_the_first_step_is_done(
+    ranks: Ranks, tmp_path: Path, group: str
+) -> None:
+    script = """
+        import time, torch, torch.distributed as dist, flk_runtime as flk
+        with flk.init(device="cpu", step_timeout=1.0, save_every=2) as run:
+            part = dist.new_group([0, 1])
+            model = torch.nn.Linear(1, 1)
+            model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), 0.1))
+            write = run._folder.write
+            run._folder.write = lambda *content: (time.sleep(2), write(*content))
+            def step(slow=0.0):
+                time.sleep(slow * run.rank)
+                dist.all_reduce(torch.ones(1), group=GROUP)
+                optimizer.step()
+                run.step()
+            step(slow=2.0)  # the first step may take as long as it likes
+            step()  # and so may a snapshot, for which rank 0 alone works
+            step()
+            print("steps", run.steps)
+            try:
+                step(slow=4.0)
+            except RuntimeError as error:
+                print("noticed" if "imed out" in str(error) else error)
+            run.abandon()
+    """
+    first, second = ranks(script.replace("GROUP", group), 2, {"FLK_CHECKPOINT": str(tmp_path / "snapshots")})
+    assert first.lines[-2:] == ["steps 3", "noticed"], first.output
+    assert "steps 3" in second.lines
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"FLK_STEP_TIMEOUT": "soon"}, "FLK_STEP_TIMEOUT=soon is not a number of seconds"),
+        ({"FLK_STEP_TIMEOUT": "0"}, "step_timeout=0: expected more than 0 seconds"),
+        ({"FLK_PREFLIGHT_TIMEOUT": "-1"}, "FLK_PREFLIGHT_TIMEOUT=-1.0: expected seconds from 0 on"),
+    ],
+)
+def test_times_are_checked(ranks: Ranks, environment: dict[str, str], words: str) -> None:
+    script = """
+        import flk_runtime as flk
+        try:
+            flk.init(device="cpu")
+        except flk.SetupError as error:
+            print(error)
+    """
+    (ended,) = ranks(script, 1, environment)
+    assert ended.output == words + "\n"

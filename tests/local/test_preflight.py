@@ -78,12 +78,40 @@ def test_rank_0_that_does_not_come(ranks: Ranks) -> None:
 
 
 def test_a_master_address_that_is_not_rank_0s(ranks: Ranks) -> None:
-    """203.0.113.1 is nobody's, by RFC 5737."""
+    """203.0.113.1 is nobody's, by RFC 5737; what is between decides whether that is refused or not answered."""
     first, second = said(ranks(INIT, 2, SOON | {"MASTER_ADDR": "203.0.113.1"}))
     assert re.match(
         r"SetupError: rank 0 runs on node \S+, but the master's address 203.0.113.1 is not that node's", first
     )
-    assert re.search(r"did not reach the master 203.0.113.1:\d+: (no answer|there is no route)", second)
+    assert "did not reach the master 203.0.113.1:" in second
+    assert "check" in second
+    assert "MASTER_ADDR" in second
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a network namespace without routes, which needs root")
+def test_no_route_to_the_master(ranks: Ranks) -> None:
+    script = """
+        import ctypes, os, sys
+        if os.environ["RANK"] == "1" and ctypes.CDLL(None, use_errno=True).unshare(0x40000000):  # CLONE_NEWNET
+            sys.exit(77)
+    """ + textwrap.indent(textwrap.dedent(INIT), " " * 8)
+    ended = ranks(script, 2, SOON | {"MASTER_ADDR": "203.0.113.1"}, failing=True)
+    if ended[1].code == 77:
+        pytest.skip("this container may not make network namespaces (CAP_SYS_ADMIN)")
+    assert re.search(r"did not reach the master 203.0.113.1:\d+: there is no route to it \(Network is", said(ended)[1])
+
+
+def test_a_port_behind_which_nobody_answers(ranks: Ranks) -> None:
+    """As behind a firewall that drops packets: a listener whose queue is full."""
+    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for waiting in (first, second):
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        port = full.getsockname()[1]
+        _, line = said(ranks(INIT, 2, SOON, {1: {"MASTER_PORT": str(port)}}))
+    assert f"did not reach the master 127.0.0.1:{port}: no answer; the address is wrong, or a firewall" in line
 
 
 def test_a_closed_port(ranks: Ranks) -> None:
@@ -229,6 +257,27 @@ def test_torchrun_restarts(tmp_path: Path, shared: bool) -> None:
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert sorted(ended.stdout.splitlines()) == [f"rank {rank} of 2 done in attempt 1" for rank in range(2)]
+
+
+def test_check_as_the_ranks_of_a_launcher(tmp_path: Path) -> None:
+    (tmp_path / "check").write_text("print('a script of this name')")
+    ended = start(["-m", "flk_runtime", "check"], tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("ranks     1 on 1 node, launcher: alone\n")
+    ended = start(["-m", "flk_runtime", "check"], tmp_path, FLK_SEED="x")
+    assert (ended.returncode, ended.stdout) == (2, "fault     FLK_SEED=x is not a whole number\n")
+    ended = start(["-m", "flk_runtime", "check"], tmp_path, FLK_PROCESSES="2")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("[rank 0] ranks     2 on 1 node, launcher: flk\n")
+    ended = start(["-m", "flk_runtime", "--", "check"], tmp_path)
+    assert ended.stdout == "[rank 0] a script of this name\n"
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "flk_runtime", "check"]
+    ended = start(torchrun, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("ranks     2 on 1 node, launcher: torchrun\n")
+    ended = start(torchrun, tmp_path, FLK_SEED="x")
+    assert ended.returncode == 1  # torchrun's own
+    assert re.fullmatch(r"fault     ranks 0-1 on node \S+: FLK_SEED=x is not a whole number\n", ended.stdout)
 
 
 def test_flks_launcher_starts_the_next_attempt(tmp_path: Path) -> None:

@@ -186,6 +186,27 @@ def test_when_flk_itself_is_killed_nothing_is_left(flk: Command) -> None:
     until(lambda: not any(alive(pid) for pid in pids), "no process is left")
 
 
+def test_check_starts_the_ranks_and_nothing_else(flk: Command) -> None:
+    flk.write("print('never')")
+    code, stdout, stderr = flk("run", "train.py", "--replicas", "2", "--name", "gpt", "--check")
+    assert code == 0, stderr
+    lines = [line.removeprefix("[rank 0] ") for line in stdout.splitlines()]
+    assert lines[0] == "ranks     2 on 2 nodes, launcher: flk"
+    assert [line.split()[1] for line in lines if line.startswith("node ")] == ["gpt-worker-0", "gpt-worker-1"]
+    assert "s for the first all-reduce" in lines[-2]
+    assert lines[-1] == "ok"
+
+
+def test_check_says_what_is_wrong_and_ends_with_2(flk: Command) -> None:
+    flk.write("print('never')")
+    variables = ["--env", "GLOO_SOCKET_IFNAME=eth77", "--restarts", "3"]
+    code, stdout, stderr = flk("run", "train.py", "--replicas", "2", "--check", *variables)
+    assert code == ExitCode.USAGE
+    (line,) = stdout.splitlines()
+    assert line.startswith("[rank 0] fault     GLOO_SOCKET_IFNAME=eth77 names a network interface that is not there")
+    assert "attempt 2" not in stderr
+
+
 def test_a_missing_secret_is_refused(flk: Command) -> None:
     flk.write("print('never')")
     code, stdout, stderr = flk("run", "train.py", "--secret", "WANDB_KEY=wandb:key")

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from flk.cli.options import Loaded, note, takes_job
 
 
 @takes_job
-def run(loaded: Loaded) -> int:
+def run(
+    loaded: Loaded,
+    check: Annotated[
+        bool, typer.Option("--check", help="Start the ranks, compare what they see, reduce one number, and end.")
+    ] = False,
+) -> int:
     """Train on this machine, with the environment that the pods would have: one launcher for each replica.
 
     Ends with the code that the job would end with. Ctrl-C ends every process; a second one ends them at once.
     """
-    from flk.local import LocalRun, checkpoint_folder
+    from flk.local import LocalRun, as_check, checkpoint_folder
 
     job, here = loaded.job.named(), Path.cwd()
+    if check:
+        return LocalRun(as_check(job), here).run()
     if job.volumes:
         note(f"volumes are not mounted on this machine: {', '.join(job.volumes)}")
     if job.command[0] != "-m" and loaded.root != here:
