@@ -237,7 +237,7 @@ class Job(_Part):
     )
     resources: Resources = Field(default=Resources(), description="what each pod asks for")
     strategy: Annotated[str, AfterValidator(_strategy), WithJsonSchema({"enum": [*STRATEGIES, *TORCH_STRATEGIES]})] = (
-        Field(default="ddp", description="how the ranks share the model, for flk_runtime's parallelize")
+        Field(default="ddp", description=f"how the ranks share the model: {', '.join(STRATEGIES)}")
     )
     fabric: Annotated[str, one_of(list(fabrics())), WithJsonSchema({"enum": list(fabrics())})] = Field(
         default="auto", description="preset of NCCL's variables for the network between the GPUs"
