@@ -112,7 +112,7 @@ def _size(folder: str) -> int:
 
 
 def _interfaces(backend: str, environ: Mapping[str, str], *, look_up: bool) -> dict[str, str]:
-    """``loopback`` and ``absent``, by the rules of gloo (exact names) and NCCL (prefixes, ^ for not, = for exact)."""
+    """``loopback`` and ``absent``, by the rules of gloo (exact names) and NCCL (prefixes; ^: not these, =: exact names)."""
     names = [name for _, name in socket.if_nameindex()]
     loops = {name for name in names if _is_loopback(name)}
     gloo = [name for name in environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
@@ -136,13 +136,10 @@ def _interfaces(backend: str, environ: Mapping[str, str], *, look_up: bool) -> d
 
 def nccl_choice(text: str, names: Sequence[str]) -> list[str]:
     """The interfaces among ``names`` that NCCL_SOCKET_IFNAME=``text`` allows (NCCL's user guide, environment)."""
-    sign = text[:1] if text[:1] in ("^", "=") else ""
-    given = [name for name in text[len(sign) :].split(",") if name]
-    if sign == "=":
-        return [name for name in names if name in given]
-    if sign == "^":
-        return [name for name in names if not name.startswith(tuple(given))]
-    return [name for name in names if name.startswith(tuple(given))]
+    negated = text.startswith("^")
+    exact = text.removeprefix("^").startswith("=")
+    given = tuple(filter(None, text.lstrip("^=").split(",")))
+    return [name for name in names if (name in given if exact else name.startswith(given)) != negated]
 
 
 def _is_loopback(name: str) -> bool:

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flk_runtime import device
+from flk_runtime.discover import Place
+from flk_runtime.errors import SetupError
+
+
+def place(local_rank: int = 0, size: int = 1) -> Place:
+    return Place(rank=local_rank, local_rank=local_rank, world_size=size, local_world_size=size)
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "size", "gpus", "visible", "asked", "chosen"),
+    [
+        (0, 1, 0, None, None, "cpu"),
+        (3, 8, 8, None, None, "cuda:3"),
+        (1, 2, 8, "4,5,6,7,0,1,2,3", None, "cuda:1"),
+        (3, 4, 1, "7", None, "cuda:0"),  # Slurm --gpus-per-task, a wrapper that sets CUDA_VISIBLE_DEVICES
+        (0, 4, 1, "GPU-8932f937", None, "cuda:0"),  # torchrun --virtual-local-rank
+        (0, 1, 1, None, None, "cuda:0"),
+        (1, 2, 8, None, "cpu", "cpu"),
+        (1, 2, 8, None, "cuda", "cuda:1"),
+        (1, 2, 8, None, "cuda:5", "cuda:5"),
+        (1, 2, 8, None, torch.device("cuda", 5), "cuda:5"),
+        (0, 1, 0, None, "meta", "meta"),
+    ],
+)
+def test_the_device_of_a_rank(
+    local_rank: int, size: int, gpus: int, visible: str | None, asked: str | None, chosen: str
+) -> None:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert device.choose(place(local_rank, size), asked, gpus=gpus, environ=environ) == torch.device(chosen)
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "size", "gpus", "asked", "words"),
+    [
+        (1, 2, 1, None, "local rank 1 of 2 on a node that shows 1 GPU (CUDA_VISIBLE_DEVICES=not set): two processes"),
+        (0, 2, 1, None, "local rank 0 of 2 on a node that shows 1 GPU"),  # not only the one that finds no GPU
+        (5, 8, 4, "cuda", "local rank 5 of 8 on a node that shows 4 GPUs"),
+        (0, 1, 0, "cuda", "sees no GPU here (CUDA_VISIBLE_DEVICES=not set)"),
+        (0, 1, 2, "cuda:2", "this process sees 2 GPUs, numbered from 0"),
+        (0, 1, 2, "gpu", "device='gpu' is not a device"),
+    ],
+)
+def test_too_few_gpus_are_refused_with_the_reason(
+    local_rank: int, size: int, gpus: int, asked: str | None, words: str
+) -> None:
+    with pytest.raises(SetupError) as refused:
+        device.choose(place(local_rank, size), asked, gpus=gpus, environ={})
+    assert words in str(refused.value)
+
+
+def test_backends() -> None:
+    assert device.backend(torch.device("cpu")) == "gloo"
+    assert device.backend(torch.device("cuda", 1)) == "cpu:gloo,cuda:nccl"
+    assert device.identity(torch.device("cpu")) == ""

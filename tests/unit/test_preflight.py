@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flk_runtime import facts, preflight
+from flk_runtime.check import is_pod, screen
+from flk_runtime.facts import Facts
+
+GIB = 1 << 30
+NCCL = "cpu:gloo,cuda:nccl"
+
+
+def world(nodes: int = 2, size: int = 2, **fields: Any) -> list[Facts]:
+    """The facts of ``nodes`` × ``size`` ranks that fit together. ``fields`` may be functions of the rank."""
+    return [
+        Facts(
+            **{
+                "rank": rank, "world_size": nodes * size, "local_rank": rank % size, "local_world_size": size,
+                "node_rank": rank // size, "node": f"n{rank // size}", "network": f"boot {rank // size}",
+                "pid": 100 + rank, "torch": "2.13.0", "flk": "0.1.0", "code": "train.py abc", "backend": "gloo",
+                "strategy": "ddp", "shm": GIB, "way": "eth0",
+            }
+            | {name: value(rank) if callable(value) else value for name, value in fields.items()}
+        )
+        for rank in range(nodes * size)
+    ]  # fmt: skip
+
+
+def changed(ranks: list[Facts], rank: int, **fields: Any) -> list[Facts]:
+    return [replace(one, **fields) if one.rank == rank else one for one in ranks]
+
+
+@pytest.mark.parametrize(("nodes", "size"), [(1, 1), (2, 2), (4096, 1)])
+def test_ranks_that_fit(nodes: int, size: int) -> None:
+    ranks = world(nodes, size)
+    assert (preflight.compare(ranks), preflight.missing(ranks, 30), preflight.warnings(ranks)) == ([], "", [])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (
+            [*world(), *world()[3:]],
+            ["rank 3 came twice: process 103 on node n1 and process 103 on node n1; give every process a rank"],
+        ),
+        (
+            changed(world(), 2, world_size=8),
+            ["2 world sizes: 4 on ranks 0-1 on node n0, rank 3 on node n1, 8 on rank 2 on node n1; start every node"],
+        ),
+        (
+            changed(world(), 3, torch="2.12.1"),
+            ["2 versions of torch: 2.13.0 on ranks 0-1 on node n0, rank 2 on node n1, 2.12.1 on rank 3 on node n1"],
+        ),
+        (changed(world(), 0, flk="0.2.0"), ["2 versions of flk_runtime: 0.2.0 on rank 0 on node n0, 0.1.0 on rank 1"]),
+        (
+            changed(world(), 1, code=""),
+            ["2 versions of the code: train.py abc on rank 0 on node n0, ranks 2-3 on node n1, none on"],
+        ),
+        (changed(world(), 1, backend=NCCL), ["2 backends: gloo on rank 0 on node n0, ranks 2-3"]),
+        (changed(world(), 1, strategy="none"), ["2 strategies: ddp on rank 0"]),
+        (
+            changed(world(), 1, seed=3),
+            ["2 seeds: 0 on rank 0 on node n0, ranks 2-3 on node n1, 3 on rank 1 on node n0"],
+        ),
+        (
+            world(loopback="GLOO_SOCKET_IFNAME=lo"),
+            [
+                "ranks 0-1 on node n0, ranks 2-3 on node n1 would talk to other nodes through the loopback interface, "
+                "which leads nowhere (GLOO_SOCKET_IFNAME=lo): set GLOO_SOCKET_IFNAME to the interface that leads to "
+                "them (eth0)"
+            ],
+        ),
+        (
+            world(loopback="the host name x means 127.0.1.1 there"),
+            ["ranks 0-1 on node n0, ranks 2-3 on node n1 would talk to other nodes"],
+        ),
+        (
+            changed(world(), 2, absent="NCCL_SOCKET_IFNAME=ib0"),
+            ["NCCL_SOCKET_IFNAME=ib0 names a network interface that is not there on rank 2 on node n1: set"],
+        ),
+        (
+            world(backend=NCCL, gpu=lambda rank: f"GPU-{rank // 2}"),
+            [
+                "ranks 0-1 on node n0 have one GPU between them (GPU-0), and NCCL needs one for each rank: start",
+                "ranks 2-3 on node n1 have one GPU between them (GPU-1)",
+            ],
+        ),
+        (
+            world(backend=NCCL, shm=64 << 20),
+            ["/dev/shm has 64 MiB on ranks 0-1 on node n0, ranks 2-3 on node n1, and NCCL needs more for 2 ranks on a"],
+        ),
+        (
+            changed(world(), 1, local_rank=0),
+            ["ranks 0-1 on node n0 are all local rank 0 of one node: give each process"],
+        ),
+        (
+            changed(changed(world(), 1, problem="no GPU", code=""), 3, problem="no GPU"),
+            ["rank 1 on node n0, rank 3 on node n1: no GPU"],
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence_with_rank_node_and_cure(ranks: list[Facts], words: list[str]) -> None:
+    faults = preflight.compare(ranks)
+    assert [fault[: len(word)] for fault, word in zip(faults, words, strict=True)] == words
+
+
+def test_what_looks_alike_and_is_fine() -> None:
+    # One machine may be several pods of a launcher (`flk run --replicas`): then loopback leads to all of them.
+    assert preflight.compare(world(network="boot net", loopback="GLOO_SOCKET_IFNAME=lo")) == []
+    # torchrun --virtual-local-rank: every process is local rank 0 of the one GPU that it sees.
+    assert preflight.compare(world(backend=NCCL, local_rank=0, gpu=lambda rank: f"GPU-{rank}")) == []
+    # Ranks that share a GPU over gloo disturb each other's speed, not each other's messages.
+    assert preflight.compare(world(gpu="GPU-0")) == []
+    # One rank on a node has no peer to share memory with.
+    assert preflight.compare(world(2, 1, backend=NCCL, shm=64 << 20)) == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (world()[:3], "rank 3 of 4 (of node 1, from 0) did not come within 30 s, 3 came: look at what these ranks"),
+        (
+            world()[:2],
+            "ranks 2-3 of 4 (of node 1, from 0) did not come within 30 s, 2 came: no rank of node 1 came, so",
+        ),
+        (world(1, 4)[1:], "rank 0 of 4 did not come within 30 s, 3 came"),
+        (
+            world(4, 1)[::2],
+            "ranks 1, 3 of 4 (of node 1, 3, from 0) did not come within 30 s, 2 came: no rank of node 1, 3",
+        ),
+    ],
+)
+def test_who_did_not_come(ranks: list[Facts], words: str) -> None:
+    assert preflight.missing(ranks, 30).startswith(words)
+
+
+def test_sentences_stay_short_however_many_ranks_there_are() -> None:
+    ranks = world(
+        4000, 8, torch=lambda rank: f"2.{rank % 3}", loopback="GLOO_SOCKET_IFNAME=lo", gpu="one", backend=NCCL
+    )
+    faults = preflight.compare([one for one in ranks if one.rank % 7] * 2)
+    assert len(faults) < 15
+    assert max(map(len, faults)) < 700
+    (versions,) = [fault for fault in faults if "versions of torch" in fault]
+    assert versions.startswith("3 versions of torch: 2.1 on rank 1 on node n0, rank 10 on node n1,")
+    assert "more nodes" in versions
+    absent = preflight.missing([one for one in ranks if one.rank % 7], 30)
+    assert absent.startswith("ranks 0, 7, 14, 21, 28, 35, 42, 49, … of 32000")
+    assert len(absent) < 400
+
+
+def test_what_is_only_worth_a_line() -> None:
+    assert preflight.warnings(world(shm=64 << 20)) == []  # what docker gives is enough without workers
+    (line,) = preflight.warnings(changed(world(), 1, shm=1 << 20))
+    assert line.startswith("/dev/shm has only 1 MiB on rank 1 on node n0: workers of a DataLoader will fail")
+    (line,) = preflight.warnings(world(backend=NCCL, shm=256 << 20))
+    assert line.startswith("/dev/shm has 256 MiB on ranks 0-1 on node n0, ranks 2-3 on node n1: NCCL may need")
+
+
+def test_facts_travel_as_a_line() -> None:
+    for one in world(problem="a\nb"):
+        assert "\n" not in one.dump()
+        assert Facts.load(one.dump()) == one
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [
+        ("eth", ["eth0", "eth1"]),
+        ("=eth", []),
+        ("=eth1,lo", ["lo", "eth1"]),
+        ("^lo,docker", ["eth0", "eth1", "ib0"]),
+        ("^=lo", ["eth0", "eth1", "docker0", "ib0"]),
+        ("ib,eth1", ["eth1", "ib0"]),
+        ("wlan", []),
+    ],
+)
+def test_nccls_way_of_naming_interfaces(text: str, chosen: list[str]) -> None:
+    assert facts.nccl_choice(text, ["lo", "eth0", "eth1", "docker0", "ib0"]) == chosen
+
+
+def test_the_version_of_the_code() -> None:
+    assert facts.code_version({"FLK_CODE_HASH": "0123456789abcdef" * 4}) == "archive 0123456789ab"
+    assert re.fullmatch(r"\S+ [0-9a-f]{12}|", facts.code_version({}))
+
+
+def test_the_name_of_a_node() -> None:
+    assert facts.node_name({"FLK_POD_NAME": "gpt-worker-1", "FLK_NODE_NAME": "gke-7"}) == "gpt-worker-1 on gke-7"
+    assert facts.node_name({"FLK_POD_NAME": "a", "FLK_NODE_NAME": "a"}) == "a"
+    assert facts.node_name({})
+
+
+def test_what_check_shows() -> None:
+    lines = screen(world(1000, 8, device="cuda:0"), 1.25, 0.5)
+    assert lines[0] == "ranks     8000 on 1000 nodes, launcher: "
+    assert lines[3] == "node      n0: 8 ranks from 0 on, cuda:0, interface eth0, /dev/shm 1,024 MiB"
+    assert lines[-3:] == [
+        "          … and 984 more nodes",
+        "start     1.250 s until the group was open, 0.500 s for the first all-reduce",
+        "ok",
+    ]
+
+
+def test_check_tells_a_pod_from_a_rank() -> None:
+    assert is_pod({"FLK_PODS": "2", "FLK_RDZV_ENDPOINT": "a:1"})
+    assert not is_pod({"FLK_PODS": "2", "FLK_ATTEMPT": "0"})
+    assert not is_pod({"RANK": "0"})
