@@ -13,7 +13,16 @@ from pathlib import Path
 
 import pytest
 
-PRELOAD = ["torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "torch._dynamo"]
+PRELOAD = [
+    "torch",
+    "torch.distributed",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "torch.nn.parallel",
+    "torch.utils.checkpoint",
+    "torch.utils.data",
+    "torch._dynamo",
+]
 PATIENCE = 120.0  # seconds until a rank counts as hanging
 
 # What a rank's process runs: its output goes to a file, and a warning ends it.
