@@ -27,7 +27,8 @@ import flk_runtime as flk
 class Block(nn.Module):
     def __init__(self, width):
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width + 1), nn.Linear(4 * width + 1, width)
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width + 1), nn.Linear(4 * width + 1, width)
 
     def forward(self, x):
         return x + self.down(F.gelu(self.up(self.norm(x))))
