@@ -49,8 +49,8 @@ class Net(nn.Module):
             x = block(x)
         return self.head(self.norm(x))
 
-def build(tied=False, freeze=(), meta=False, lr=0.01):
-    torch.manual_seed(3)
+def build(tied=False, freeze=(), meta=False, seed=3):
+    torch.manual_seed(seed)
     with torch.device("meta" if meta else "cpu"):
         model = Net(tied)
     if meta:
@@ -59,7 +59,7 @@ def build(tied=False, freeze=(), meta=False, lr=0.01):
         parameter.requires_grad_(not name.startswith(tuple(freeze)))
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() < 2]
-    return model, torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": vectors}], lr=lr)
+    return model, torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": vectors}], lr=0.01)
 
 def data(steps, accumulation):
     # (steps, accumulation, 4 parts, 2 sequences, 9 words)
@@ -185,6 +185,31 @@ with flk.init(device="cpu", log_every=0) as run:
         if kind == "bf16":  # what is left is the order of sums in float32
             assert losses != pytest.approx(expected[f"fp32 {accumulation}"], abs=1e-5), key
             assert losses == pytest.approx(expected[f"bf16 {api} {accumulation}"], abs=2e-5), key
+
+
+def test_a_world_of_one_and_the_numbers_of_rank_0(ranks: Ranks) -> None:
+    script = (
+        MODEL
+        + f"""
+with flk.init(device="cpu", log_every=0) as run:
+    for name in {SHARDING}:
+        for api in {APIS}:
+            for precision in (None, flk.Precision()):
+                with strategy(run, name):
+                    options = dict(api=api, precision=precision)
+                    pair = run.parallelize(*build(seed=3 + run.rank), **options)  # hybrid: one replica, one node
+                tell(f"{{name}} {{api}} {{precision is not None}}", train(run, *pair, steps=2))
+    with strategy(run, "hybrid_shard"):
+        pair = run.parallelize(*build(seed=3 + run.rank), shard_size=1)
+    tell("hybrid_shard of one", train(run, *pair, steps=2))
+"""
+    )
+    alone, together = told(ranks(script, 1)[0]), told(ranks(script, 2)[0])
+    assert len(alone) == 21
+    for losses in (alone, together):
+        for key, seen in losses.items():
+            precise = not key.endswith("True")
+            assert seen == pytest.approx(alone["no_shard fsdp2 False"], abs=1e-6 if precise else 2e-3), key
 
 
 def test_clipping_and_tied_and_frozen_parameters(ranks: Ranks) -> None:
