@@ -112,7 +112,7 @@ def _size(folder: str) -> int:
 
 
 def _interfaces(backend: str, environ: Mapping[str, str], *, look_up: bool) -> dict[str, str]:
-    """``loopback`` and ``absent``, by the rules of gloo (exact names) and NCCL (prefixes; ^: not these, =: exact names)."""
+    """``loopback`` and ``absent``, by the rules of gloo (names) and NCCL (see `nccl_choice`)."""
     names = [name for _, name in socket.if_nameindex()]
     loops = {name for name in names if _is_loopback(name)}
     gloo = [name for name in environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
@@ -135,7 +135,10 @@ def _interfaces(backend: str, environ: Mapping[str, str], *, look_up: bool) -> d
 
 
 def nccl_choice(text: str, names: Sequence[str]) -> list[str]:
-    """The interfaces among ``names`` that NCCL_SOCKET_IFNAME=``text`` allows (NCCL's user guide, environment)."""
+    """The interfaces among ``names`` that NCCL_SOCKET_IFNAME=``text`` allows.
+
+    It lists prefixes; ``=`` makes them whole names, ``^`` all but them (NCCL user guide, environment variables).
+    """
     negated = text.startswith("^")
     exact = text.removeprefix("^").startswith("=")
     given = tuple(filter(None, text.lstrip("^=").split(",")))

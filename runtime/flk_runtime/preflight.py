@@ -85,8 +85,9 @@ def _lead(store: Any, mine: Facts, timeout: float, deadline: float) -> tuple[Ver
         time.sleep(pause)
         pause = min(_REST, pause * 2)
         if time.monotonic() >= look:
+            before = time.monotonic()
             faults = compare(_roster(store))  # why wait for the others if two of those who are here don't fit
-            look = time.monotonic() + _LOOK_EVERY
+            look = time.monotonic() + max(_LOOK_EVERY, 10 * (time.monotonic() - before))
     everybody = _roster(store)
     faults = compare(everybody)
     absent = missing(everybody, timeout) if time.monotonic() >= deadline or not faults else ""
