@@ -113,7 +113,7 @@ def describe(error: BaseException) -> dict[str, Any]:
         "message": message,
         "traceback": "".join(lines)[-_TRACEBACK_LIMIT:],
         "time": time.time(),
-        "echo": is_echo(name, message),
+        "echo": not refused and is_echo(name, message),  # a sentence of ours may speak of NCCL
     }
 
 
