@@ -1,0 +1,235 @@
+"""Iterable data between real processes: torch's, Hugging Face's, and any other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+STREAMS = """
+import itertools
+import os
+import torch
+import torch.distributed as dist
+from torch.utils.data import IterableDataset, get_worker_info
+import flk_runtime as flk
+
+run = flk.init(device="cpu", strategy="none")
+r, W = run.rank, run.world_size
+
+def everywhere(mine):
+    every = [None] * W
+    dist.all_gather_object(every, mine)
+    return every
+
+def seen(loader):
+    steps = [batch.tolist() for batch in loader]
+    every = everywhere(steps)
+    assert len({len(steps) for steps in every}) == 1, every  # all ranks take as many steps
+    assert all(every_step for steps in every for every_step in steps)
+    return [sorted(itertools.chain.from_iterable(step)) for step in zip(*every)]
+
+class Numbers(IterableDataset):
+    def __init__(self, count):
+        self.count = count
+    def __iter__(self):  # splits itself over workers, as torch's documentation shows
+        info = get_worker_info()
+        return iter(range(info.id if info else 0, self.count, info.num_workers if info else 1))
+
+for count in (W, 3 * W + 1, 40, 41, 47):
+    for workers in (0, 2) if count == 47 else (0,):
+        # Of its own accord a process of the fork server would start workers that run this script again.
+        how = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
+        loader = run.loader(Numbers(count), batch_size=4, **how)
+        for _ in range(2):
+            found = seen(loader)
+            assert sorted(sum(found, [])) == list(range(count)), (count, workers, found)
+            assert all(step == list(range(4 * W * n, 4 * W * (n + 1))) for n, step in enumerate(found[:-1]))
+plain = run.loader((n for n in range(10)), batch_size=2)
+assert sorted(sum(seen(plain), [])) == list(range(10))
+
+# Split already, and unevenly: all stop together, and what is left over is said
+own = run.loader(iter(range(5 + 3 * r)), batch_size=2, split=False, name="own")
+steps = [batch.tolist() for batch in own]
+assert len(steps) == 3 and own.epoch == 1, steps
+assert steps[0] == [0, 1]
+
+# Fewer elements than ranks are an error on all ranks, and none waits
+def complains(call):
+    try:
+        call()
+    except flk.SetupError as error:
+        print(error)
+complains(lambda: list(run.loader(iter(range(W - 1)), batch_size=2, name="few")))
+complains(lambda: list(run.loader(iter(range(r)), batch_size=2, split=False, name="none")))
+assert flk.all_reduce(1) == W
+run.close()
+"""
+
+
+def test_every_element_once_over_ranks_and_workers(ranks: Callable[..., list[Any]]) -> None:
+    for rank, one in enumerate(ranks(STREAMS, 3)):
+        assert one.lines == [
+            *(
+                [
+                    "flk: own: epoch 0 ends after 3 steps, where a rank has no more data; "
+                    "2 of 3 ranks have at least 4 samples left over"
+                ]
+                if rank == 0
+                else []
+            ),
+            "few: epoch 0 of the data has 2 samples for 3 ranks",
+            *(
+                [
+                    "flk: none: epoch 0 ends after 0 steps, where a rank has no more data; "
+                    "2 of 3 ranks have at least 3 samples left over"
+                ]
+                if rank == 0
+                else []
+            ),
+            "none: epoch 0 of the data has 3 samples for 3 ranks",
+        ]
+
+
+RESUMED = """
+import json
+import os
+import sys
+import torch
+from torch import nn
+import flk_runtime as flk
+
+class Numbers:
+    def __iter__(self):
+        return iter(range(50))
+
+kind = os.environ["KIND"]
+if kind == "numbers":
+    data = Numbers()
+else:
+    import datasets
+    data = datasets.Dataset.from_dict({"n": list(range(50))}).to_iterable_dataset(num_shards=int(kind))
+    if os.environ.get("SHUFFLE"):
+        data = data.shuffle(seed=3, buffer_size=7)
+run = flk.init(device="cpu", checkpoint=os.environ["FOLDER"])
+model = nn.Linear(1, 1)
+model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.0))
+workers = int(os.environ.get("WORKERS", "0"))
+how = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
+loader = run.loader(data, batch_size=int(os.environ["BATCH"]), **how)
+seen, until = [], int(os.environ["UNTIL"])
+for epoch in loader.epochs(2):
+    for batch in loader:
+        numbers = batch["n"] if isinstance(batch, dict) else batch
+        seen += [[epoch, n] for n in numbers.tolist()]
+        model(numbers[:, None].float()).sum().backward()
+        optimizer.step()
+        run.step()
+        if run.steps == until:
+            run.save()
+            break
+    if run.steps == until:
+        break
+sys.stdout.write("seen " + json.dumps(seen) + "\\n")
+sys.stdout.flush()
+if until < 1000:
+    run.barrier()
+    run.abandon()
+else:
+    run.close()
+"""
+
+
+def resumed(
+    ranks: Callable[..., list[Any]], folder: Path, worlds: list[tuple[int, int, int]], **environment: str
+) -> list[list[int]]:
+    """What is seen by worlds of (ranks, batch size, last step) that each resume where the one before stopped."""
+    import json
+
+    seen: list[list[int]] = []
+    for world_size, batch_size, until in worlds:
+        variables = {"FOLDER": str(folder), "BATCH": str(batch_size), "UNTIL": str(until), **environment}
+        for one in ranks(RESUMED, world_size, variables):
+            seen += json.loads(next(line for line in one.lines if line.startswith("seen ")).removeprefix("seen "))
+    return seen
+
+
+WORLDS = [(2, 4, 2), (3, 3, 4), (1, 2, 5), (2, 4, 1000)]
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_it_resumes_at_any_number_of_ranks(ranks: Callable[..., list[Any]], tmp_path: Path, workers: str) -> None:
+    seen = resumed(ranks, tmp_path, WORLDS if workers == "0" else WORLDS[::3], KIND="numbers", WORKERS=workers)
+    assert sorted(seen) == [[epoch, n] for epoch in range(2) for n in range(50)]
+
+
+@pytest.mark.parametrize(("shards", "shuffle"), [("4", "yes"), ("3", "")])
+def test_hugging_face_data_resumes_at_any_number_of_ranks(
+    ranks: Callable[..., list[Any]], tmp_path: Path, shards: str, shuffle: str
+) -> None:
+    pytest.importorskip("datasets", reason="needs datasets from PyPI")
+    seen = resumed(ranks, tmp_path, WORLDS, KIND=shards, SHUFFLE=shuffle, HF_HUB_OFFLINE="1", HOME=str(tmp_path))
+    assert sorted(n for epoch, n in seen if epoch == 0) == list(range(50))
+    # Where shards are dealt to ranks, an epoch ends with the shortest share, and says so; here 25 and 25.
+    assert sorted(n for epoch, n in seen if epoch == 1) == list(range(50))
+
+
+HUGGING_FACE = """
+import itertools
+import datasets
+import torch.distributed as dist
+import flk_runtime as flk
+
+run = flk.init(device="cpu", strategy="none")
+W = run.world_size
+
+def everywhere(mine):
+    every = [None] * W
+    dist.all_gather_object(every, mine)
+    return every
+
+whole = datasets.Dataset.from_dict({"n": list(range(40))})
+mapped = run.loader(whole, batch_size=4)  # by index
+every = everywhere([n for batch in mapped for n in batch["n"].tolist()])
+assert sorted(sum(every, [])) == list(range(40)), every
+
+read = []
+def watch(example):
+    read.append(example["n"])
+    return example
+for shards, workers, expected in ((4, 0, 20), (4, 2, 20), (3, 0, 40)):
+    stream = whole.to_iterable_dataset(num_shards=shards).map(watch)
+    how = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
+    loader = run.loader(stream, batch_size=4, **how)
+    for epoch in loader.epochs(2):
+        read.clear()
+        mine = [n for batch in loader for n in batch["n"].tolist()]
+        assert workers or len(read) == expected, (shards, len(read))  # shards are read by one rank each
+        every = everywhere(mine)
+        assert sorted(sum(every, [])) == list(range(40)), every
+
+from datasets.distributed import split_dataset_by_node
+split = split_dataset_by_node(whole.to_iterable_dataset(num_shards=4), rank=run.rank, world_size=W)
+try:
+    run.loader(split, batch_size=4)
+except flk.SetupError as error:
+    print(error)
+every = everywhere([n for batch in run.loader(split, batch_size=4, split=False) for n in batch["n"].tolist()])
+assert sorted(sum(every, [])) == list(range(40)), every
+try:
+    run.loader(datasets.DatasetDict({"train": whole}), batch_size=4)
+except flk.SetupError as error:
+    print(error)
+run.close()
+"""
+
+
+def test_hugging_face_data(ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
+    pytest.importorskip("datasets", reason="needs datasets from PyPI")
+    for one in ranks(HUGGING_FACE, 2, {"HF_HUB_OFFLINE": "1", "HOME": str(tmp_path)}):
+        assert one.lines == [
+            "loader-4: the dataset is split by node already: give the whole dataset, or pass split=False",
+            "a DatasetDict is no dataset: give the loader one of its entries ('train')",
+        ]
