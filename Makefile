@@ -27,6 +27,7 @@ demo: $(INSTALLED) ## Train the example as four processes on this machine, then 
 test: $(INSTALLED) ## All tests; those with a cluster where one can be had
 	@failed=0; \
 	$(BIN)/pytest tests/unit tests/local || failed=1; \
+	$(BIN)/pytest tests/launchers || failed=1; \
 	$(BIN)/pytest -n 2 tests/cluster || failed=1; \
 	exit $$failed
 

@@ -26,23 +26,34 @@ def test_every_example_has_a_job_file() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.yaml") if not path.name.endswith(".flk.yaml")} == names
 
 
-@pytest.mark.parametrize(
-    ("manifest", "source"),
-    [
-        (None, "-k github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.9.4"),
-        ("/a folder/operator.yaml", "-f /a folder/operator.yaml"),
-    ],
-)
-def test_installer_applies_the_published_manifests_or_those_it_is_given(
-    manifest: str | None, source: str, tmp_path: Path
+INSTALLERS = {
+    "install-operator": (
+        "FLK_OPERATOR_MANIFEST",
+        "github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.9.4",
+        "-n kubeflow rollout status deployment/training-operator",
+    ),
+    "install-trainer": (
+        "FLK_TRAINER_MANIFEST",
+        "https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.3.0",
+        "-n kubeflow-system rollout status deployment/kubeflow-trainer-controller-manager",
+    ),
+}
+
+
+@pytest.mark.parametrize("installer", INSTALLERS)
+@pytest.mark.parametrize("manifest", [None, "/a folder/operator.yaml"])
+def test_installers_apply_the_published_manifests_or_those_they_are_given(
+    manifest: str | None, installer: str, tmp_path: Path
 ) -> None:
+    variable, published, rollout = INSTALLERS[installer]
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\n')
     kubectl.chmod(0o755)
-    env = {k: v for k, v in os.environ.items() if k != "FLK_OPERATOR_MANIFEST"}
-    env |= {"PATH": f"{tmp_path}:{env['PATH']}"} | ({"FLK_OPERATOR_MANIFEST": manifest} if manifest else {})
-    subprocess.run([K8S / "install-operator", "--context", "mine"], env=env, check=True)
+    env = {k: v for k, v in os.environ.items() if k != variable}
+    env |= {"PATH": f"{tmp_path}:{env['PATH']}"} | ({variable: manifest} if manifest else {})
+    subprocess.run([K8S / installer, "--context", "mine"], env=env, check=True)
+    source = f"-f {manifest}" if manifest else f"-k {published}"
     assert (tmp_path / "calls").read_text().splitlines() == [
         f"--context mine apply --server-side --force-conflicts {source}",
-        "--context mine -n kubeflow rollout status deployment/training-operator --timeout 300s",
+        f"--context mine {rollout} --timeout 300s",
     ]
