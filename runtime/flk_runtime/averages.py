@@ -75,8 +75,7 @@ class _Horovod:
                 f"collectives='horovod' needs Horovod built with PyTorch, which can't be imported here ({error}): "
                 "install it with HOROVOD_WITH_PYTORCH=1, or use collectives='torch'"
             ) from None
-        if not horovod.is_initialized():
-            raise SetupError("collectives='horovod' needs hvd.init(): start with horovodrun and call init() before")
+        horovod.init()  # does nothing where it was done before
         self._horovod: Any = horovod
         self.world_size = int(horovod.size())
         if dist.is_initialized() and dist.get_world_size() != self.world_size:
