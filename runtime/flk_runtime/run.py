@@ -5,34 +5,26 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime import group, metrics, mfu, parallel, randomness, snapshot, streams
+from flk_runtime import group, metrics, mfu, parallel, snapshot, streams
 from flk_runtime.blocks import Blocks
+from flk_runtime.checkpoint import Checkpoint, Stateful
 from flk_runtime.data import Epochs
 from flk_runtime.discover import Place
-from flk_runtime.errors import SetupError, SnapshotError
+from flk_runtime.errors import SetupError
 from flk_runtime.precision import Precision
 from flk_runtime.together import together
 from flk_runtime.wrapped import OptimizerState, Wrapped
 
 T = TypeVar("T")
 O = TypeVar("O", bound=Optimizer)  # noqa: E741
-
-
-class Stateful(Protocol):
-    """What can be in a snapshot: its state is made of tensors and plain values."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
 class Run:
@@ -61,11 +53,9 @@ class Run:
         self.device = device
         self.seed = seed
         self.strategy = strategy
-        self.steps = 0  # optimizer steps so far, those before a resume included
         self.closed = False
-        self._folder, self._save_every, self._log_every, self._owns_group = folder, save_every, log_every, owns_group
+        self._save_every, self._log_every, self._owns_group = save_every, log_every, owns_group
         self._timeouts = timeouts
-        self._objects: dict[str, Stateful] = {}
         self._wrapped: list[Wrapped] = []
         self._loaders = 0
         self._loader: Epochs | None = None  # the one that gave the latest batch
@@ -73,13 +63,8 @@ class Run:
         self._throughput = metrics.Throughput()
         self._meter = mfu.Meter(device, self.world_size, lambda text: self.print(f"flk: {text}"))
         self._stepped = False
-        self._ranked = False  # whether this rank's own random numbers have begun
-        self._restored: dict[str, Any] = {}  # states in the snapshot, until the first step
-        self._unclaimed: set[str] = set()  # names of those that nothing has been registered for
-        self._random: dict[str, Any] | None = None
-        self._saved: Any = None
-        if folder:
-            self._resume(folder)
+        self._checkpoint = Checkpoint(folder, seed, self.print)
+        self.steps = self._checkpoint.steps  # optimizer steps so far, those before a resume included
 
     # The model
 
@@ -149,8 +134,7 @@ class Run:
         if any(each.model is model or each.called is model for each in self._wrapped):
             raise SetupError("this model has been parallelized before")
         options = parallel.Options(api, precision, blocks, recompute, compile, shard_size, find_unused)
-        if name in self._restored and (different := snapshot.mismatch(model, self._restored[name])):
-            raise SnapshotError(f"the snapshot in {self._folder_path} is of another model: {different}")
+        self._checkpoint.check_model(name, model)
         self._meter.prepare(model)
         wrapped = parallel.wrap(
             model,
@@ -166,7 +150,7 @@ class Run:
         self.register(name, wrapped)
         if optimizer is not None:
             self.register(f"optimizer-{number}" if number else "optimizer", OptimizerState(optimizer, wrapped))
-        self._begin_random()
+        self._checkpoint.begin_random()
         return wrapped.called if optimizer is None else (wrapped.called, optimizer)
 
     @contextlib.contextmanager
@@ -207,19 +191,7 @@ class Run:
         """Put ``thing`` (a learning rate scheduler, say) into snapshots under ``name``; restore it if it is in one.
         Collective.
         """
-        if name in self._objects:
-            raise SetupError(f"{name!r} has been registered before")
-        if name in self._unclaimed and self._stepped:
-            raise SetupError(f"{name!r} is in the snapshot, so it must be registered before the first step")
-        self._objects[name] = thing
-        if name not in self._restored:
-            return
-        self._unclaimed.discard(name)
-        self._load(name, thing)
-        for other, optimizer in self._objects.items():
-            if isinstance(optimizer, OptimizerState) and other in self._restored:
-                # A scheduler that is made after its optimizer was restored has set the learning rate of the first step.
-                optimizer.load_groups(self._restored[other])
+        self._checkpoint.register(name, thing)
 
     # The data
 
@@ -257,7 +229,7 @@ class Run:
             drop_last=drop_last,
             name=name,
             steps_done=lambda: self.steps,
-            on_begin=self._begin_random,
+            on_begin=self._checkpoint.begin_random,
             on_batch=self._count,
             on_end=self._save_end,
             **options,
@@ -282,7 +254,7 @@ class Run:
         """
         first = not self._stepped
         if first:
-            self._settle()
+            self._checkpoint.settle()
         self.steps += 1
         self._throughput.add(self._pending)
         self._pending = 0
@@ -316,25 +288,9 @@ class Run:
 
     def save(self) -> None:
         """Write a snapshot now, if there is a folder and a registered model. Collective."""
-        if self._folder is not None and "model" in self._objects:
+        if self._checkpoint.writes:
             with self._timeouts.long():  # rank 0 may write for longer than a step may take
-                self._write(self._folder)
-
-    def _write(self, folder: snapshot.Folder) -> None:
-        random = group.gather(randomness.get_state())
-        objects = {
-            name: thing.state_dict()
-            for name, thing in self._objects.items()
-            if self.is_main or isinstance(thing, (Wrapped, OptimizerState))  # gathered from all ranks
-        }
-        if self.is_main:
-            content = {
-                **snapshot.encode_header(steps=self.steps, world_size=self.world_size),
-                "objects": objects,
-                "random": random,
-            }
-            folder.write(content, self.steps)
-        self._saved = self._mark()
+                self._checkpoint.save(self.steps)
 
     # Talking
 
@@ -413,66 +369,6 @@ class Run:
             self._loader, self._pending = loader, 0
         self._pending += samples
 
-    # Snapshots
-
-    def _resume(self, folder: snapshot.Folder) -> None:
-        found = snapshot.agree(folder, lambda text: print(f"flk: {text}", file=sys.stderr, flush=True))
-        if not found:
-            return
-        path, content = found
-        self.steps = content["steps"]
-        self._restored = content["objects"]
-        self._unclaimed = set(self._restored)
-        if self.rank < content["world_size"]:
-            self._random = content["random"][self.rank]
-        else:  # a rank that was not there before
-            randomness.seed_all(randomness.derive("rank", self.seed, self.rank, self.steps))
-            self._random = randomness.get_state()
-        self._saved = self._positions(self._restored)
-        self.print(f"flk: resumed at step {self.steps} from {path}")
-
-    @property
-    def _folder_path(self) -> Path | str:
-        return self._folder.path if self._folder else ""
-
-    def _load(self, name: str, thing: Stateful) -> None:
-        state = self._restored[name]
-        if not isinstance(thing, (Wrapped, OptimizerState)):  # which take one tensor after the other
-            state = snapshot.fetch(state)
-        try:
-            thing.load_state_dict(state)
-        except (ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
-            raise SnapshotError(f"the {name} in the snapshot in {self._folder_path} does not fit: {error}") from error
-
-    def _begin_random(self) -> None:
-        """Until the first step, go to where this rank's random numbers begin: nothing before is part of training."""
-        if self._stepped:
-            return
-        if self._random is not None:
-            randomness.set_state(self._random)
-        elif not self._ranked:
-            randomness.seed_all(randomness.derive("rank", self.seed, self.rank, 0))
-        self._ranked = True
-
-    def _settle(self) -> None:
-        self._stepped = True
-        folder = self._folder_path
-        if "model" in self._unclaimed:
-            raise SnapshotError(
-                f"the snapshot in {folder} holds a model, and this script registers none: call parallelize"
-            )
-        for name in sorted(self._unclaimed):
-            self.print(f"flk: the snapshot in {folder} holds {name!r}, which this script does not register: left out")
-        self._restored = {}
-
-    def _mark(self) -> Any:
-        return self._positions(
-            {name: thing.state_dict() for name, thing in self._objects.items() if isinstance(thing, Epochs)}
-        )
-
-    def _positions(self, objects: dict[str, Any]) -> Any:
-        return self.steps, {name: state for name, state in objects.items() if "consumed" in state}
-
     def _save_end(self) -> None:
-        if self._saved != self._mark():
+        if self._checkpoint.is_due(self.steps):
             self.save()

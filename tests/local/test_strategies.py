@@ -309,7 +309,7 @@ with flk.init(device="cpu", log_every=0) as run:
         with strategy(run, "full_shard"):
             model, optimizer = run.parallelize(model, optimizer, api=api)
         tell(api, peak / whole)
-        run._wrapped.clear(), run._objects.clear()
+        run._wrapped.clear(), run._checkpoint._objects.clear()
         del model, optimizer
         gc.collect()
 """
