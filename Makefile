@@ -50,10 +50,12 @@ soak: $(INSTALLED) ## Tests that take long or repeat much
 bench: $(INSTALLED) ## Benchmarks on this machine; each prints its goal and what it measured
 	@set -e; for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(BIN)/python $$benchmark; done
 
-gpu: $(INSTALLED) ## Tests that need an NVIDIA GPU
+gpu: $(INSTALLED) ## What one NVIDIA GPU can show: tests, and figures for docs/gpu.md
 	@$(BIN)/python -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \
 	  || { echo "make gpu: torch finds no CUDA device here: run this on a machine with an NVIDIA GPU and a CUDA build of torch" >&2; exit 2; }
-	$(BIN)/pytest -m gpu
+	$(BIN)/pytest -m gpu -rP tests/gpu
+	$(BIN)/python benchmarks/start.py --ranks 1
+	$(BIN)/python benchmarks/parallel.py --ranks 1 --steps 50
 
 clean: ## What make made, except images and clusters
 	rm -rf .venv dist reports .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,172 @@
+"""What a single GPU can show: NCCL's start, memory as predicted, compiled blocks, the model FLOPs utilisation."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from flk_runtime import mfu
+
+Launch = Callable[..., subprocess.CompletedProcess[str]]
+SHARDED = ("shard_grad_op", "full_shard", "hybrid_shard", "hybrid_shard_zero2")
+
+
+def said(ended: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """The last object that rank 0 has printed."""
+    lines = [line for line in ended.stdout.splitlines() if line.startswith("[rank 0] {")]
+    found: dict[str, Any] = json.loads(lines[-1].removeprefix("[rank 0] "))
+    print(json.dumps(found))  # `make gpu` shows it
+    return found
+
+
+def test_nccl_starts_on_the_device_of_the_rank(launch: Launch) -> None:
+    script = """
+        with flk.init() as run:
+            total = torch.ones(1, device=run.device)
+            dist.all_reduce(total)
+            on_cpu = torch.ones(1)
+            dist.all_reduce(on_cpu)
+            group = dist.group.WORLD
+            run.log(device=str(run.device), backends=str(dist.get_backend_config()), bound=str(group.bound_device_id),
+                    current=torch.cuda.current_device(), total=total, on_cpu=on_cpu)
+    """
+    found = said(launch(script))
+    assert found["device"] == found["bound"] == "cuda:0"  # device_id: NCCL's communicator is made at once
+    assert "cuda:nccl" in found["backends"]
+    assert "cpu:gloo" in found["backends"]
+    assert (found["current"], found["total"], found["on_cpu"]) == (0, 1.0, 1.0)
+
+
+def test_ranks_are_forked_and_the_fork_server_has_no_cuda_context(launch: Launch) -> None:
+    script = """
+        def driver(process):
+            folder = f"/proc/{process}/fd"
+            return sorted({path for number in os.listdir(folder)
+                           if os.path.exists(f"{folder}/{number}")
+                           and (path := os.readlink(f"{folder}/{number}")).startswith("/dev/nvidia-uvm")})
+
+        def parent(process):
+            with open(f"/proc/{process}/stat") as file:
+                return int(file.read().rpartition(")")[2].split()[1])
+
+        with flk.init() as run:
+            torch.ones(1, device=run.device)
+            server = os.getppid()
+            run.log(own=driver("self"), server=driver(server), launcher=driver(parent(server)))
+    """
+    ended = launch(script)
+    found = said(ended)
+    assert found["own"] != []  # what is looked for is there where CUDA is in use
+    assert found["server"] == found["launcher"] == []
+    assert "fresh interpreters" not in ended.stdout + ended.stderr
+
+
+def test_cuda_in_use_where_torch_is_imported_means_fresh_interpreters(launch: Launch, tmp_path: Any) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import torch\ntorch.ones(1, device='cuda')\n")
+    script = "with flk.init() as run:\n    run.log(total=torch.ones(1, device=run.device))\n"
+    ended = launch(script, PYTHONPATH=str(tmp_path))
+    assert said(ended)["total"] == 1.0
+    assert "ranks start as fresh interpreters instead of forks, because CUDA is in use already" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("strategy", "api"), [("no_shard", "fsdp2"), *((name, api) for api in ("fsdp2", "fsdp1") for name in SHARDED)]
+)
+def test_memory_is_as_predicted(launch: Launch, strategy: str, api: str) -> None:
+    """bf16 with fp32 masters and AdamW, a world of one: 4 + 8 bytes per parameter between steps, + 4 for gradients."""
+    script = f"""
+        with flk.init(strategy={strategy!r}) as run:
+            model = make()
+            count = sum(parameter.numel() for parameter in model.parameters())
+            optimizer = torch.optim.AdamW(model.parameters())
+            model, optimizer = run.parallelize(model, optimizer, api={api!r}, precision=BF16, blocks="Block")
+            x = torch.randn(8, WIDTH, device=run.device)
+            for step in range(3):
+                loss = model(x).square().mean()
+                loss.backward()
+                with_gradients = torch.cuda.memory_allocated()
+                optimizer.step()
+                optimizer.zero_grad()
+                between = torch.cuda.memory_allocated()
+                run.step(loss=loss)
+            run.log(count=count, between=between / count, with_gradients=with_gradients / count,
+                    loss=loss, device=torch.cuda.get_device_name())
+    """
+    found = said(launch(script))
+    assert found["loss"] > 0
+    assert found["between"] == pytest.approx(12, rel=0.05), found
+    assert found["with_gradients"] == pytest.approx(16, rel=0.05), found
+
+
+def test_two_ranks_on_one_gpu_are_refused_with_the_reason(launch: Launch) -> None:
+    ended = launch("flk.init()\n", processes=2, failing=True)
+    assert ended.returncode != 0
+    assert "one GPU between them" in ended.stdout + ended.stderr or "cannot share a GPU" in ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("strategy", ["no_shard", "full_shard"])
+def test_compiled_blocks_give_the_same_loss(launch: Launch, strategy: str) -> None:
+    script = f"""
+        with flk.init(strategy={strategy!r}) as run:
+            model = make()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            compiled = os.environ["COMPILED"] == "1"
+            model, optimizer = run.parallelize(model, optimizer, compile=compiled, precision=BF16, blocks="Block")
+            x = torch.linspace(-1, 1, 64 * WIDTH, device=run.device).view(64, WIDTH)
+            for step in range(5):
+                loss = F.mse_loss(model(x), x.roll(1))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                run.step()
+            frames = torch._dynamo.utils.counters["stats"].get("unique_graphs", 0)
+            run.log(loss=loss, graphs=frames)
+    """
+    plain, compiled = (said(launch(script, COMPILED=number)) for number in "01")
+    assert plain["graphs"] == 0
+    assert compiled["graphs"] >= 1
+    assert compiled["loss"] == pytest.approx(plain["loss"], rel=2e-2)
+
+
+def test_mfu_is_a_part_of_the_peak(launch: Launch) -> None:
+    name = torch.cuda.get_device_name()
+    if mfu.peak(name, torch.bfloat16) is None:
+        pytest.skip(f"no peak is known for {name}")
+    script = """
+        with flk.init(strategy="full_shard", log_every=10) as run:
+            model = make()
+            optimizer = torch.optim.AdamW(model.parameters())
+            model, optimizer = run.parallelize(model, optimizer, precision=BF16, blocks="Block")
+            x = torch.randn(4096, WIDTH, device=run.device)
+            for step in range(30):
+                loss = model(x).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                run.step(loss=loss)
+            run.log(mfu=run.mfu, flops=run.flops_per_step)
+    """
+    found = said(launch(script))
+    assert found["flops"] == 2 * 4096 * 1024 * 1024 * (3 * (1 + 8 * 8) - 1)  # the input needs no gradient
+    assert 0.01 < found["mfu"] < 1
+
+
+def test_an_unknown_device_is_named_once_and_has_no_mfu(launch: Launch) -> None:
+    script = """
+        from flk_runtime import mfu
+        mfu.PEAKS = ()
+        with flk.init(log_every=1) as run:
+            model = run.parallelize(nn.Linear(8, 8))
+            for step in range(3):
+                model(torch.ones(2, 8, device=run.device)).sum().backward()
+                run.step()
+            run.log(mfu=run.mfu)
+    """
+    ended = launch(script)
+    assert said(ended)["mfu"] is None
+    assert ended.stdout.count("flk: no mfu: the peak of ") == 1
