@@ -125,6 +125,9 @@ class DistributedOptimizer(Optimizer):
             raise AttributeError(name)
         return getattr(self._optimizer, name)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a DistributedOptimizer is neither copied nor pickled: keep its state_dict()")
+
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self._optimizer!r})"
 
@@ -175,6 +178,9 @@ class DistributedOptimizer(Optimizer):
         trained = (p for group in self.param_groups for p in group["params"] if p.requires_grad)
         # Gradients are ready in the reverse order, roughly.
         new = [parameter for parameter in trained if parameter not in self._counts][::-1]
+        for parameter in new:
+            if problem := unsendable(parameter):  # such as one that a wrapper has put into the optimizer since
+                raise SetupError(f"DistributedOptimizer: {self._name(parameter)} is {problem}")
         for parameters in buckets.split(new, self._bucket_bytes):
             bucket = _Bucket(len(self._buckets), parameters)
             self._buckets.append(bucket)
@@ -245,9 +251,12 @@ class _Bucket:
     def send(self, start: Callable[[torch.Tensor, str], Callable[[], None]]) -> None:
         """Begin to average: the gradients' elements, then for each parameter whether it has a gradient."""
         like = self.parameters[0]
-        present = torch.tensor([float(one.grad is not None) for one in self.parameters], device=like.device)
+        present = like.new_ones(len(self.parameters), requires_grad=False)
+        for place, one in enumerate(self.parameters):
+            if one.grad is None:
+                present[place] = 0  # filled where it lies: copying a list to a GPU would wait for it
         gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in self.parameters]
-        self._flat = buckets.pack([*gradients, present.to(like.dtype)])
+        self._flat = buckets.pack([*gradients, present])
         self._wait = start(self._flat, f"gradients-{self.number}")
 
     @torch.no_grad()

@@ -201,6 +201,10 @@ embedding = nn.Embedding(4, 2, sparse=True)
 sparse = flk.DistributedOptimizer(torch.optim.SGD(embedding.parameters(), lr=1.0), embedding.named_parameters())
 complains(lambda: embedding(torch.tensor([1])).sum().backward())
 complains(lambda: flk.DistributedOptimizer(optimizer))
+try:
+    copy.deepcopy(optimizer)
+except TypeError as error:
+    print(error)
 complains(lambda: flk.DistributedOptimizer(model))
 complains(lambda: flk.DistributedOptimizer(make(model.parameters()), collectives="mpi"))
 complains(lambda: flk.DistributedOptimizer(make(model.parameters()), backward_passes_per_step=0))
@@ -224,6 +228,7 @@ MISTAKES = [
     "synchronize() or step() within no_sync(): leave it before the last backward pass",
     "weight has a sparse gradient, which is not averaged: use sparse=False",
     "the optimizer is a DistributedOptimizer already",
+    "a DistributedOptimizer is neither copied nor pickled: keep its state_dict()",
     "DistributedOptimizer takes a torch optimizer, not a Sequential",
     "unknown collectives='mpi': expected torch or horovod",
     "backward_passes_per_step=0: expected a whole number from 1 on",

@@ -210,6 +210,14 @@ for shards, workers, expected in ((4, 0, 20), (4, 2, 20), (3, 0, 40)):
         every = everywhere(mine)
         assert sorted(sum(every, [])) == list(range(40)), every
 
+# Shards of 10 and 4: the shortest share ends the epoch, and what is left over is said.
+def numbers(sizes):
+    for size in sizes:
+        for n in range(size):
+            yield {"n": n}
+uneven = run.loader(datasets.IterableDataset.from_generator(numbers, gen_kwargs={"sizes": [10, 4]}), batch_size=4)
+assert [batch["n"].tolist() for batch in uneven] == [[0, 1, 2, 3]]
+
 from datasets.distributed import split_dataset_by_node
 split = split_dataset_by_node(whole.to_iterable_dataset(num_shards=4), rank=run.rank, world_size=W)
 try:
@@ -228,8 +236,13 @@ run.close()
 
 def test_hugging_face_data(ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
     pytest.importorskip("datasets", reason="needs datasets from PyPI")
-    for one in ranks(HUGGING_FACE, 2, {"HF_HUB_OFFLINE": "1", "HOME": str(tmp_path)}):
+    left = (
+        "flk: loader-4: epoch 0 ends after 1 steps, where a rank has no more data; "
+        "1 of 2 ranks have at least 4 samples left over"
+    )
+    for rank, one in enumerate(ranks(HUGGING_FACE, 2, {"HF_HUB_OFFLINE": "1", "HOME": str(tmp_path)})):
         assert one.lines == [
-            "loader-4: the dataset is split by node already: give the whole dataset, or pass split=False",
+            *([left] if rank == 0 else []),
+            "loader-5: the dataset is split by node already: give the whole dataset, or pass split=False",
             "a DatasetDict is no dataset: give the loader one of its entries ('train')",
         ]
