@@ -162,9 +162,8 @@ class FlatShard(Wrapped):
         merged: dict[int, dict[str, Any]] = {}
         for rank, other in enumerate(everybody):
             for index, values in other.items():
-                if self._counts[id(parameters[index])][
-                    rank
-                ]:  # one that came from a snapshot to no elements stands still
+                # Where a rank holds no element, what it got from a snapshot has stood still since.
+                if self._counts[id(parameters[index])][rank]:
                     merged.setdefault(index, values)
         for index, values in merged.items():
             for key, value in values.items():

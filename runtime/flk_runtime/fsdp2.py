@@ -21,6 +21,8 @@ from flk_runtime.materialize import Materializer
 from flk_runtime.precision import Precision
 from flk_runtime.wrapped import Wrapped
 
+CAN_FIND_UNUSED = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
+
 
 class FullyShard(Wrapped):
     """A model whose units have been sharded in place: it is called as before."""

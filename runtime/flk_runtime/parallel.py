@@ -135,6 +135,8 @@ def _wrap(
         )
     from flk_runtime import fsdp2
 
+    if options.find_unused and not fsdp2.CAN_FIND_UNUSED:
+        raise SetupError(f"find_unused with FSDP2 needs a newer torch than {torch.__version__}, or strategy ddp")
     return fsdp2.FullyShard(
         model,
         units,

@@ -462,6 +462,33 @@ with flk.init(device="cpu", log_every=0) as run:
     assert got["evaluates True"] == got["evaluates False"]
 
 
+def test_a_model_that_is_called_twice(ranks: Ranks) -> None:
+    script = (
+        MODEL
+        + f"""
+with flk.init(device="cpu", log_every=0) as run:
+    for name in ("no_shard", "shard_grad_op", "full_shard"):
+        for api in {APIS}:
+            model, optimizer = build()
+            del model.scale  # DDP sends buffers in place, which a second forward pass before the backward pass forbids
+            model.scale = 1
+            with strategy(run, name):
+                model, optimizer = run.parallelize(model, optimizer, api=api)
+            for step in range(2):
+                optimizer.zero_grad()
+                parts = data(6, 2)[step]
+                loss = loss_of(model, share(run, parts[0])) + loss_of(model, share(run, parts[1]))
+                loss.backward()
+                optimizer.step()
+            tell(f"{{name}} {{api}}", run.mean(loss.item()))
+"""
+    )
+    alone, together = told(ranks(script, 1)[0]), told(ranks(script, 2)[0])
+    for losses in (alone, together):
+        for key, loss in losses.items():
+            assert loss == pytest.approx(alone["no_shard fsdp2"], abs=1e-6), key
+
+
 def test_an_optimizer_that_has_stepped_and_a_second_model(ranks: Ranks, tmp_path: Path) -> None:
     script = (
         MODEL
