@@ -433,18 +433,25 @@ def of_trainjob(node: int, local: int, nodes: int, processes: int) -> dict[str, 
 SEEN = sorted(Path(__file__).with_name("data").glob("environments/*.json"))
 # What started the ranks of each file; by default what the file is called.
 STARTED = {
-    "horovodrun": "horovod", "sbatch_mpich": "mpich", "sbatch_openmpi": "openmpi", "sbatch_srun": "slurm",
-    "srun": "slurm", "srun_torchrun": "torchrun", "torchrun_c10d": "torchrun", "torchrun_standalone": "torchrun",
-    "torchrun_static": "torchrun",
+    "horovodrun": "horovod", "pytorchjob_auto": "pytorchjob", "sbatch_mpich": "mpich", "sbatch_openmpi": "openmpi",
+    "sbatch_srun": "slurm", "srun": "slurm", "srun_torchrun": "torchrun", "torchrun_c10d": "torchrun",
+    "torchrun_standalone": "torchrun", "torchrun_static": "torchrun",
 }  # fmt: skip
+
+
+REFUSED = {
+    "sbatch_script": ["SLURM_NTASKS=2", "srun did not start this process"],
+    "pytorchjob_two": ["RANK=0", "WORLD_SIZE=4", "PET_NPROC_PER_NODE=2", "no launcher started this process"],
+    "trainer_two": ["PET_NODE_RANK=0", "PET_NPROC_PER_NODE=2", "no launcher started this process"],
+}
 
 
 @pytest.mark.parametrize("file", SEEN, ids=lambda file: file.stem)
 def test_environments_as_they_were_seen(file: Path) -> None:
     seen = json.loads(file.read_text())
     environs = [{**seen["common"], **rank} for rank in seen["ranks"]]
-    if file.stem == "sbatch_script":
-        refused(environs[0], ["SLURM_NTASKS=2", "srun did not start this process"])
+    if file.stem in REFUSED:
+        refused(environs[0], REFUSED[file.stem])
         return
     places = [discover(environ) for environ in environs]
     assert {place.launcher for place in places} == {STARTED.get(file.stem, file.stem)}
