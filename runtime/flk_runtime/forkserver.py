@@ -246,12 +246,17 @@ def preload(script: Path | None) -> None:
     what only optimizers need.
     """
     trains = script is None or b"optim" in script.read_bytes()
-    for name in PRELOAD + PRELOAD_FOR_OPTIMIZERS * trains:
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            if name == "torch":
-                raise
+    # What an import makes stays. Looking for garbage in it takes a tenth of torch's time, and a quarter of Dynamo's.
+    gc.disable()
+    try:
+        for name in PRELOAD + PRELOAD_FOR_OPTIMIZERS * trains:
+            try:
+                importlib.import_module(name)
+            except ImportError:
+                if name == "torch":
+                    raise
+    finally:
+        gc.enable()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -69,3 +70,22 @@ def test_what_torch_says_of_cuda_counts(process: Path, monkeypatch: pytest.Monke
     cuda = SimpleNamespace(is_initialized=lambda: True)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     assert forkserver.unsafe(process) == "CUDA is in use already"
+
+
+def test_preloading_misses_what_a_rank_would_miss_and_leaves_the_collector_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def import_module(name: str) -> None:
+        asked.append(name)
+        assert not gc.isenabled()
+        if name in missing:
+            raise ImportError(name)
+
+    monkeypatch.setattr(forkserver.importlib, "import_module", import_module)
+    missing = ["numpy"]
+    forkserver.preload(None)
+    assert tuple(asked) == forkserver.PRELOAD + forkserver.PRELOAD_FOR_OPTIMIZERS
+    missing = ["torch"]
+    with pytest.raises(ImportError):
+        forkserver.preload(None)
+    assert gc.isenabled()
