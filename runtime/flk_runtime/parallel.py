@@ -121,6 +121,7 @@ def _wrap(
     asked = options.api == "fsdp1" or options.precision is not None
     if strategy == "none" or not (kind.shards or asked):
         Materializer(model, (), device).run(lambda unit: None, broadcast=False)
+        model.to(device)  # all of it is there; some modules (nn.LSTM) arrange their parameters when they are told
         if strategy == "none" or world_size == 1:
             return Wrapped(model)
         from flk_runtime import ddp
@@ -172,6 +173,12 @@ def _check_model(model: nn.Module, strategy: str) -> None:
                 f"{name or 'the model'} is in {type(module).__name__} already: give parallelize the model as it was "
                 "before, or use strategy none"
             )
+    if STRATEGIES[strategy].shards:
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 0:
+                raise SetupError(
+                    f"{name!r} has no dimension that strategy {strategy} could shard: give it the shape (1,)"
+                )
 
 
 def _has_fsdp2() -> bool:

@@ -522,6 +522,11 @@ class Odd(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(2, device="meta"))
 
+class Scalar(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scalar = nn.Parameter(torch.ones(()))
+
 def parallelize(name, model=None, optimizer=None, **options):
     with strategy(run, name):
         return run.parallelize(model or build()[0], optimizer, **options)
@@ -543,6 +548,7 @@ with flk.init(device="cpu", log_every=0) as run:
          {"model": nn.Sequential(Odd())}),
         ("is in DistributedDataParallel already", "full_shard",
          {"model": nn.Sequential(nn.parallel.DistributedDataParallel(nn.Linear(2, 2)))}),
+        ("'scalar' has no dimension that strategy full_shard could shard", "full_shard", {"model": Scalar()}),
         ("group 0 of the optimizer holds a parameter of shape (3,)", "ddp",
          {"optimizer": torch.optim.SGD([torch.ones(3, requires_grad=True)])}),
     ):
