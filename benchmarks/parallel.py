@@ -1,6 +1,6 @@
 """Steps per second of each strategy under flk, and of the same strategy written by hand with torch.
 
-    python benchmarks/parallel.py [--ranks 4] [--rounds 10] [--steps 10]
+    python benchmarks/parallel.py [--ranks 4] [--rounds 20] [--steps 5]
 
 Both train the same model in the same processes, by turns: a round is so many steps of the one, then of the other.
 Hybrid strategies shard over 2 ranks. On a machine with NVIDIA GPUs each rank has one.
@@ -143,8 +143,8 @@ def compare(rounds: int, steps: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=5)
     arguments = parser.parse_args()
     if "RANK" in os.environ:
         compare(arguments.rounds, arguments.steps)
