@@ -293,10 +293,10 @@ def _mpi(place: Place, master: tuple[str, int]) -> tuple[str, int]:
     try:
         from mpi4py import MPI
     except ImportError:
+        option = "mpirun -x MASTER_ADDR=…" if place.launcher == "openmpi" else "mpiexec -genv MASTER_ADDR …"
         raise SetupError(
-            f"{place.launcher} started {place.world_size} ranks on {place.nodes} nodes and names no master: set "
-            "MASTER_ADDR to the host of rank 0 (mpirun -x MASTER_ADDR=…) and MASTER_PORT to a free port there, or "
-            "install mpi4py"
+            f"{place.launcher} started {place.world_size} ranks and names no master: set MASTER_ADDR to the host of "
+            f"rank 0 ({option}) and MASTER_PORT to a free port there, or install mpi4py"
         ) from None
     if (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) != (place.rank, place.world_size):
         raise SetupError(

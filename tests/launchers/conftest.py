@@ -7,6 +7,7 @@ session's own: their configuration, state and ports are beside those of a Slurm 
 
 from __future__ import annotations
 
+import ctypes.util
 import fcntl
 import json
 import os
@@ -203,6 +204,23 @@ def from_debian(*packages: str) -> str:
     return f"apt-get install says: {(done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]}"
 
 
+def cache() -> Path:
+    """Where what was built stays for the next session."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flk-tests"
+
+
+def pip_install(target: Path, *what: str, env: Mapping[str, str] = {}) -> str:
+    """Install packages into a folder of their own. Returns why that was not possible, else nothing."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--target", str(target), *what],
+        env=os.environ | dict(env),
+        capture_output=True,
+        text=True,
+        timeout=INSTALL,
+    )
+    return f"pip install ended with {done.returncode}:\n{done.stderr[-2000:]}" if done.returncode else ""
+
+
 def needed(find: Callable[[], Any], *packages: str) -> Any:
     """What ``find`` finds, if need be after the installation of ``packages``."""
     if not find():
@@ -227,6 +245,33 @@ def mpich() -> list[str]:
     return [needed(lambda: program("mpiexec.hydra", "mpiexec.mpich", "mpiexec", says="HYDRA"), "mpich")]
 
 
+@pytest.fixture(scope="session")
+def mpi4py(mpich: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables that make mpi4py importable, on the MPI of ``mpich``."""
+    folder = cache() / f"mpi4py-{sysconfig.get_config_var('SOABI')}-{platform.machine()}"
+    with locked("mpi4py"):
+        if not folder.exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder.parent) as name:
+                target = Path(name, "site")
+                install = os.environ.get("FLK_TEST_INSTALL") != "no"
+                reason = pip_install(target, "mpi4py>=4.1") if install else "FLK_TEST_INSTALL=no"
+                if reason:
+                    unavailable(f"mpi4py (from PyPI) is not there: {reason}")
+                target.rename(folder)
+    # Debian calls MPICH's library by a name of its own.
+    library = ctypes.util.find_library("mpich")
+    found = (
+        re.search(rf"{re.escape(library)} .*=> (.*)", said([program("ldconfig") or "ldconfig", "-p"]))
+        if library
+        else None
+    )
+    libraries = tmp_path_factory.mktemp("libraries")
+    if found:
+        (libraries / "libmpi.so.12").symlink_to(found.group(1))
+    return {"PYTHONPATH": str(folder), "MPI4PY_MPIABI": "mpich", "LD_LIBRARY_PATH": str(libraries)}
+
+
 # Slurm
 
 
@@ -246,7 +291,7 @@ SLURM = ("slurmctld", "slurmd", "srun", "sbatch", "sinfo", "scontrol", "munged")
 def slurm() -> Iterator[Slurm]:
     """A Slurm whose controller, node and authentication are daemons of this session."""
     packages = ("slurmctld", "slurmd", "slurm-client", "munge")
-    programs = dict(zip(SLURM, needed(lambda: found(*SLURM), *packages), strict=True))
+    programs = dict(zip(SLURM, needed(lambda: all_of(*SLURM), *packages), strict=True))
     # Not pytest's folder: the name of a socket in it must be short.
     with tempfile.TemporaryDirectory(prefix="flk-slurm-") as name, ExitStack() as daemons:
         folder = Path(name)
@@ -273,7 +318,7 @@ def slurm() -> Iterator[Slurm]:
         yield Slurm(programs["srun"], programs["sbatch"], {"SLURM_CONF": env["SLURM_CONF"]})
 
 
-def found(*names: str) -> list[str] | None:
+def all_of(*names: str) -> list[str] | None:
     paths = [program(name) for name in names]
     return [path for path in paths if path] if all(paths) else None
 
@@ -363,9 +408,8 @@ class Build:
 
     def __init__(self) -> None:
         torch = version("torch")
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flk-tests"
         python = sysconfig.get_config_var("SOABI")
-        self.folder = cache / f"horovod-{HOROVOD}-torch-{torch}-{python}-{platform.machine()}"
+        self.folder = cache() / f"horovod-{HOROVOD}-torch-{torch}-{python}-{platform.machine()}"
         self.reason = ""
         self._thread = threading.Thread(target=self._have, daemon=True)
         self._thread.start()
@@ -385,7 +429,7 @@ class Build:
     def _build(self) -> str:
         if os.environ.get("FLK_TEST_INSTALL") == "no":
             return "FLK_TEST_INSTALL=no"
-        if not found(*BUILT_WITH) and (reason := from_debian(*BUILT_WITH)):
+        if not all_of(*BUILT_WITH) and (reason := from_debian(*BUILT_WITH)):
             return f"{', '.join(BUILT_WITH)} are needed to build it: {reason}"
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.folder.parent) as name:
@@ -393,20 +437,12 @@ class Build:
             compiler.write_text(f'#!/bin/sh\nexec {os.environ.get("CXX", "g++")} "$@" -std=c++17\n')
             compiler.chmod(0o755)
             target = Path(name, "site")
-            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--target", str(target)]
             for more in (
                 ["--no-deps", "--no-build-isolation", f"horovod=={HOROVOD}"],
                 ["cloudpickle", "psutil", "pyyaml", "packaging", "cffi"],  # what it needs, and not another torch
             ):
-                done = subprocess.run(
-                    [*pip, *more],
-                    env=os.environ | BUILD_FLAGS | {"CXX": str(compiler)},
-                    capture_output=True,
-                    text=True,
-                    timeout=INSTALL,
-                )
-                if done.returncode:
-                    return f"pip install ended with {done.returncode}:\n{done.stderr[-2000:]}"
+                if reason := pip_install(target, *more, env=BUILD_FLAGS | {"CXX": str(compiler)}):
+                    return reason
             target.rename(self.folder)
         return ""
 

@@ -89,6 +89,18 @@ def test_mpiexec_of_mpich(launch: Any, loss: float, mpich: list[str], free_port:
     expect(launch(command, env=master).found(), "mpich", 1, 4, loss)
 
 
+def test_mpiexec_of_mpich_with_mpi4py(launch: Any, loss: float, mpich: list[str], mpi4py: dict[str, str]) -> None:
+    # Rank 0 opens its store at any free port and tells the others by MPI.
+    expect(launch([*mpich, "-np", "2", launch.python, launch.script], env=mpi4py).found(), "mpich", 1, 2, loss)
+
+
+def test_mpiexec_of_mpich_that_names_no_master(launch: Any, mpich: list[str]) -> None:
+    (launch.folder / "mpi4py.py").write_text("raise ImportError")
+    ended = launch([*mpich, "-np", "2", launch.python, launch.script], env={"PYTHONPATH": str(launch.folder)})
+    assert any(ended.codes)
+    assert "mpich started 2 ranks and names no master: set MASTER_ADDR" in ended.output
+
+
 def test_what_is_left_over_from_another_launcher_is_named(launch: Any, slurm: Any) -> None:
     command = [slurm.srun, "-n", "2", "--overcommit", launch.python, launch.script]
     ended = launch(command, env=slurm.env | {"PMI_RANK": "3", "PMI_SIZE": "8"})
