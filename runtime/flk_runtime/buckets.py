@@ -10,8 +10,9 @@ import torch.distributed as dist
 LIMIT = 25 << 20  # bytes; what DistributedDataParallel takes by default
 
 
-def split(tensors: Iterable[torch.Tensor], limit: int = LIMIT) -> list[list[torch.Tensor]]:
-    """``tensors`` in their order, grouped by device and dtype, each group of at most ``limit`` bytes or one tensor."""
+def split(tensors: Iterable[torch.Tensor], limit: int | None = None) -> list[list[torch.Tensor]]:
+    """``tensors`` in their order, by device and dtype, in groups of at most ``limit`` bytes (LIMIT) or one tensor."""
+    limit = LIMIT if limit is None else limit
     done: list[list[torch.Tensor]] = []
     open_: dict[tuple[torch.device, torch.dtype], tuple[list[torch.Tensor], int]] = {}
     for tensor in tensors:

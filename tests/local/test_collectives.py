@@ -114,7 +114,11 @@ assert flk.broadcast(r) == 0
 from flk_runtime import buckets
 many = [torch.full((1000,), float(i * r), dtype=torch.float64 if i % 3 else torch.float32) for i in range(200)]
 buckets.LIMIT = 30_000
+assert len(buckets.split(many)) > 10
 assert all(t.eq(3.0 * i).all() for i, t in enumerate(flk.all_reduce(many)))
+large = torch.ones(20_000)
+flk.all_reduce([large, large])
+assert large.eq(3).all()  # once, though in two buckets it would be
 run.close()
 print("done")
 """

@@ -215,8 +215,19 @@ def numbers(sizes):
     for size in sizes:
         for n in range(size):
             yield {"n": n}
-uneven = run.loader(datasets.IterableDataset.from_generator(numbers, gen_kwargs={"sizes": [10, 4]}), batch_size=4)
+sizes = datasets.IterableDataset.from_generator(numbers, gen_kwargs={"sizes": [10, 4]})
+uneven = run.loader(sizes, batch_size=4)
 assert [batch["n"].tolist() for batch in uneven] == [[0, 1, 2, 3]]
+# Interrupted after a step that was not full on all ranks, and resumed
+uneven, mine = run.loader(sizes, batch_size=3), []
+for batch in uneven:
+    mine += batch["n"].tolist()
+    if uneven.consumed == 10:
+        break
+rest = run.loader(sizes, batch_size=3)
+rest.load_state_dict(flk.broadcast(uneven.state_dict()))
+mine += [n for batch in rest for n in batch["n"].tolist()]
+assert sorted(sum(everywhere(mine), [])) == sorted([*range(10), *range(4)])
 
 from datasets.distributed import split_dataset_by_node
 split = split_dataset_by_node(whole.to_iterable_dataset(num_shards=4), rank=run.rank, world_size=W)
@@ -243,6 +254,6 @@ def test_hugging_face_data(ranks: Callable[..., list[Any]], tmp_path: Path) -> N
     for rank, one in enumerate(ranks(HUGGING_FACE, 2, {"HF_HUB_OFFLINE": "1", "HOME": str(tmp_path)})):
         assert one.lines == [
             *([left] if rank == 0 else []),
-            "loader-5: the dataset is split by node already: give the whole dataset, or pass split=False",
+            "loader-7: the dataset is split by node already: give the whole dataset, or pass split=False",
             "a DatasetDict is no dataset: give the loader one of its entries ('train')",
         ]
