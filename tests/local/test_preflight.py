@@ -229,14 +229,14 @@ def test_a_process_can_begin_a_second_time(ranks: Ranks) -> None:
 # The script of a rank that fails once: what torchrun itself can't recover from is its own store, full of the dead
 # ranks' addresses.
 FAIL_ONCE = """
-    import os
+    import sys
     import flk_runtime as flk
     with flk.init(device="cpu") as run:
         run.mean(1.0)
         if run.attempt == 0 and run.rank == 1:
             raise KeyError("once")
         run.mean(1.0)
-        print(f"rank {run.rank} of {run.world_size} done in attempt {run.attempt}", flush=True)
+        sys.stdout.write(f"rank {run.rank} of {run.world_size} done in attempt {run.attempt}\\n")  # in one piece
 """
 
 
