@@ -8,6 +8,7 @@ there was a gradient: one that no rank had stays None, as in one process.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -186,7 +187,8 @@ class DistributedOptimizer(Optimizer):
             self._buckets.append(bucket)
             for parameter in parameters:
                 self._counts[parameter] = 0
-                parameter.register_post_accumulate_grad_hook(partial(self._ready, bucket))  # type: ignore[no-untyped-call]
+                hook = partial(_ready, weakref.ref(self), bucket)
+                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def _ready(self, bucket: _Bucket, parameter: torch.Tensor) -> None:
         """A backward pass has added to this parameter's gradient."""
@@ -236,6 +238,12 @@ class DistributedOptimizer(Optimizer):
         self._averaging.agree("DistributedOptimizer", lines)
         if problems:  # all ranks have the same
             raise SetupError(problems[0])
+
+
+def _ready(owner: weakref.ref[DistributedOptimizer], bucket: _Bucket, parameter: torch.Tensor) -> None:
+    """The hook of a parameter; it has nothing to do for an optimizer that was given up for another one."""
+    if optimizer := owner():
+        optimizer._ready(bucket, parameter)
 
 
 class _Bucket:

@@ -133,16 +133,20 @@ same(trained, alone)
 class Branches(nn.Module):
     def __init__(self):
         super().__init__()
-        self.one, self.other, self.never = (nn.Parameter(torch.ones(2)) for _ in range(3))
+        # Their buckets leave in the reverse order: rank 0's first in backward(), the other ranks' all in step().
+        self.never, self.other, self.one = (nn.Parameter(torch.ones(2)) for _ in range(3))
         self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
     def forward(self, x):
         return ((self.one if r == 0 else self.other) * x).sum()
 branches = Branches()
-optimizer = flk.DistributedOptimizer(torch.optim.SGD(branches.parameters(), lr=1.0, weight_decay=0.5), bucket_bytes=16)
+optimizer = flk.DistributedOptimizer(torch.optim.SGD(branches.parameters(), lr=1.0, weight_decay=0.5), bucket_bytes=8)
 for _ in range(2):
     optimizer.zero_grad()
     branches(torch.tensor([1.0, 2.0])).backward()
-    dist.all_reduce(torch.ones(1))
+    assert optimizer._sent == (1 if r == 0 else 0)
+    total = torch.ones(1)
+    dist.all_reduce(total)  # the script's own
+    assert total.item() == W
     optimizer.synchronize()
     assert torch.allclose(branches.one.grad, torch.tensor([1.0, 2.0]) / W), branches.one.grad
     assert torch.allclose(branches.other.grad, torch.tensor([1.0, 2.0]) * (W - 1) / W)
@@ -177,6 +181,13 @@ optimizer.step()
 for p in several:
     expected = torch.full((3,), abs(1 - (W + 1) / 2), dtype=torch.float64)
     assert torch.allclose(p.detach().abs().double(), expected, atol=1e-2), p
+
+# Another optimizer takes over
+trained, optimizer = fresh()
+optimizer = flk.DistributedOptimizer(make(trained.parameters()))
+for step in range(2):
+    optimizer.zero_grad(); loss_of(trained, step, mine).backward(); optimizer.step()
+same(trained, reference(2, make))
 
 # Mistakes
 trained, optimizer = fresh()
