@@ -150,12 +150,13 @@ def test_a_rank_that_hangs_is_noticed_soon_once_the_first_step_is_done(
 ) -> None:
     script = """
         import time, torch, torch.distributed as dist, flk_runtime as flk
+        from flk_runtime.snapshot import Folder
         with flk.init(device="cpu", step_timeout=1.0, save_every=2) as run:
             part = dist.new_group([0, 1])
             model = torch.nn.Linear(1, 1)
             model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), 0.1))
-            write = run._folder.write
-            run._folder.write = lambda *content: (time.sleep(2), write(*content))
+            write = Folder.write
+            Folder.write = lambda *arguments: (time.sleep(2), write(*arguments))
             def step(slow=0.0):
                 time.sleep(slow * run.rank)
                 dist.all_reduce(torch.ones(1), group=GROUP)
