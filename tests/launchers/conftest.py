@@ -44,6 +44,10 @@ FOREIGN = re.compile(
 )
 
 
+# Open MPI does not start without a remote shell, even where no other host takes part.
+OURS = {"OMP_NUM_THREADS": "1", "OMPI_MCA_plm_rsh_agent": "sh"}
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Installing a launcher does not count against a test's own time."""
@@ -113,7 +117,7 @@ class Launch:
     script: str = str(SCRIPT)
     runs: int = 0
     env: dict[str, str] = field(
-        default_factory=lambda: {k: v for k, v in os.environ.items() if not FOREIGN.match(k)} | {"OMP_NUM_THREADS": "1"}
+        default_factory=lambda: {k: v for k, v in os.environ.items() if not FOREIGN.match(k)} | OURS
     )
 
     @contextmanager
@@ -234,15 +238,23 @@ def needed(find: Callable[[], Any], *packages: str) -> Any:
 def openmpi() -> list[str]:
     """mpirun of Open MPI, ready for more ranks than processors."""
     path = needed(lambda: program("mpirun.openmpi", "mpirun", "orterun", says="Open MPI"), "openmpi-bin")
-    # It looks for a remote shell even where no other host takes part, and does not start without.
-    options = ["--oversubscribe", "--mca", "plm_rsh_agent", "sh"]
-    return [path, *options, *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
+    return [path, "--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
 
 
 @pytest.fixture(scope="session")
 def mpich() -> list[str]:
     """mpiexec of MPICH, whose process manager is Hydra."""
     return [needed(lambda: program("mpiexec.hydra", "mpiexec.mpich", "mpiexec", says="HYDRA"), "mpich")]
+
+
+@pytest.fixture
+def two_hosts(tmp_path: Path) -> tuple[str, str]:
+    """Two hosts for an mpirun, this machine and an address it takes for another, and what it is to call as ssh."""
+    shell = tmp_path / "shell"
+    # Called with options, a host and a command.
+    shell.write_text('#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nshift\nexec sh -c "$*"\n')
+    shell.chmod(0o755)
+    return "localhost:2,198.51.100.9:2", str(shell)  # kept for documentation (RFC 5737)
 
 
 @pytest.fixture(scope="session")

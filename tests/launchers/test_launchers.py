@@ -77,6 +77,15 @@ def test_mpirun_of_open_mpi(launch: Any, loss: float, openmpi: list[str]) -> Non
     expect(launch([*openmpi, "-np", "4", launch.python, launch.script]).found(), "openmpi", 1, 4, loss)
 
 
+def test_mpirun_over_two_hosts(
+    launch: Any, loss: float, openmpi: list[str], two_hosts: tuple[str, str], free_port: Any
+) -> None:
+    hosts, shell = two_hosts
+    master = ["-x", "MASTER_ADDR=127.0.0.1", "-x", f"MASTER_PORT={free_port()}"]
+    command = [*openmpi, "--mca", "plm_rsh_agent", shell, "--host", hosts, "-np", "4", *master]
+    expect(launch([*command, launch.python, launch.script]).found(), "openmpi", 2, 2, loss)
+
+
 def test_mpirun_inside_sbatch(launch: Any, loss: float, slurm: Any, openmpi: list[str]) -> None:
     body = " ".join([*openmpi, "-np", "2", launch.python, launch.script])
     expect(launch(batch(launch, slurm, body), env=slurm.env).found(), "openmpi", 1, 2, loss)
@@ -89,9 +98,13 @@ def test_mpiexec_of_mpich(launch: Any, loss: float, mpich: list[str], free_port:
     expect(launch(command, env=master).found(), "mpich", 1, 4, loss)
 
 
-def test_mpiexec_of_mpich_with_mpi4py(launch: Any, loss: float, mpich: list[str], mpi4py: dict[str, str]) -> None:
+def test_mpiexec_over_two_hosts_with_mpi4py(
+    launch: Any, loss: float, mpich: list[str], mpi4py: dict[str, str], two_hosts: tuple[str, str]
+) -> None:
     # Rank 0 opens its store at any free port and tells the others by MPI.
-    expect(launch([*mpich, "-np", "2", launch.python, launch.script], env=mpi4py).found(), "mpich", 1, 2, loss)
+    hosts, shell = two_hosts
+    command = [*mpich, "-launcher", "ssh", "-launcher-exec", shell, "-hosts", hosts, "-np", "4"]
+    expect(launch([*command, launch.python, launch.script], env=mpi4py).found(), "mpich", 2, 2, loss)
 
 
 def test_mpiexec_of_mpich_that_names_no_master(launch: Any, mpich: list[str]) -> None:
