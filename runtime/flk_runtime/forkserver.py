@@ -31,6 +31,8 @@ from flk_runtime import host, rank
 PRELOAD = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "numpy")
 # What every optimizer of torch imports when it is made: a second for each rank and each attempt, if not done before.
 PRELOAD_FOR_OPTIMIZERS = ("torch._dynamo",)
+# What the sharding strategies import: half a second.
+PRELOAD_FOR_SHARDING = ("torch.distributed.fsdp", "torch.distributed.tensor")
 _MESSAGE = 1 << 20
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -239,17 +241,19 @@ def _threads(process: Path) -> int:
     return len(os.listdir(process / "task"))
 
 
-def preload(script: Path | None) -> None:
+def preload(script: Path | None, strategy: str = "") -> None:
     """Import what the ranks will need; a module that is not there is theirs to miss, except torch itself.
 
-    ``script`` is looked at for the word ``optim``, where there is one: a job that has no optimizer should not wait for
-    what only optimizers need.
+    ``script`` is looked at for the words ``optim`` and ``shard``, where there is one: a job that has no optimizer
+    should not wait for what only optimizers need. ``strategy`` is what the job asks for.
     """
-    trains = script is None or b"optim" in script.read_bytes()
+    text = script.read_bytes() if script else b"optim"
+    shards = b"shard" in text or ("shard" in strategy and strategy != "no_shard")
+    names = PRELOAD + PRELOAD_FOR_OPTIMIZERS * (b"optim" in text) + PRELOAD_FOR_SHARDING * shards
     # What an import makes stays. Looking for garbage in it takes a tenth of torch's time, and a quarter of Dynamo's.
     gc.disable()
     try:
-        for name in PRELOAD + PRELOAD_FOR_OPTIMIZERS * trains:
+        for name in names:
             try:
                 importlib.import_module(name)
             except ImportError:

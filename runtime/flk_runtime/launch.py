@@ -368,7 +368,7 @@ def _launch(settings: Settings, wakeup: Wakeup) -> int:
     host.adopt_orphans()
     try:
         if settings.fork:
-            forkserver.preload(script)
+            forkserver.preload(script, os.environ.get(contract.STRATEGY, ""))
         import torch.distributed  # noqa: F401 - the store of the rendezvous
     except ImportError as error:
         raise SettingsError(f"{sys.executable} cannot import torch: {error}") from error

@@ -89,3 +89,26 @@ def test_preloading_misses_what_a_rank_would_miss_and_leaves_the_collector_on(mo
     with pytest.raises(ImportError):
         forkserver.preload(None)
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    ("script", "strategy", "optimizers", "sharding"),
+    [
+        ("import torch", "", False, False),
+        ("torch.optim.SGD(…)", "ddp", True, False),
+        ("init(strategy='full_shard')", "", False, True),
+        ("torch.optim.SGD(…)", "hybrid_shard", True, True),
+        ("import torch", "no_shard", False, False),
+    ],
+)
+def test_only_what_a_job_needs_is_imported_before_its_ranks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, strategy: str, optimizers: bool, sharding: bool
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(forkserver.importlib, "import_module", asked.append)
+    path = tmp_path / "train.py"
+    path.write_text(script)
+    forkserver.preload(path, strategy)
+    assert set(forkserver.PRELOAD) <= set(asked)
+    assert (set(forkserver.PRELOAD_FOR_OPTIMIZERS) <= set(asked)) == optimizers
+    assert (set(forkserver.PRELOAD_FOR_SHARDING) <= set(asked)) == sharding
