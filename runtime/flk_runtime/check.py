@@ -23,10 +23,9 @@ MODULE = "flk_runtime.check"  # what a launcher starts as its ranks
 
 
 def is_pod(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process is the first of one of flk's pods, whose ranks are still to be started."""
-    return contract.ATTEMPT not in environ and any(
-        environ.get(name) for name in (contract.PODS, contract.PROCESSES, contract.RDZV_ENDPOINT)
-    )
+    """Whether this process is the first of a pod, flk's or another operator's, whose ranks are still to be started."""
+    pod = (contract.PODS, contract.PROCESSES, contract.RDZV_ENDPOINT, "PET_NODE_RANK")
+    return not environ.keys() & {contract.ATTEMPT, "LOCAL_RANK"} and any(environ.get(name) for name in pod)
 
 
 def main() -> int:

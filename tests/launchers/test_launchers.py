@@ -130,6 +130,23 @@ def test_a_batch_script_without_srun_does_not_wait_for_the_others(launch: Any, s
     assert "srun python" in ended.output
 
 
+def test_check(launch: Any, slurm: Any, openmpi: list[str]) -> None:
+    check = [launch.python, "-m", "flk_runtime", "check"]
+    for launcher, command in (
+        ("slurm", [slurm.srun, "-n", "2", "--overcommit", *check]),
+        ("openmpi", [*openmpi, "-np", "2", *check]),
+        ("torchrun", [TORCHRUN, "--standalone", "--nproc-per-node", "2", *check[1:]]),
+    ):
+        ended = launch(command, env=slurm.env)
+        assert ended.codes == [0], ended.output
+        assert f"2 on 1 node, launcher: {launcher}" in ended.output
+        assert ended.output.rstrip().endswith("ok")
+    ended = launch([slurm.srun, "-n", "2", "--overcommit", *check], env=slurm.env | {"MASTER_ADDR": "no.such.host"})
+    assert any(ended.codes)
+    assert ended.output.count("fault     rank") == 2
+    assert "the name no.such.host does not resolve there" in ended.output
+
+
 # Last: Horovod may still be being built.
 
 

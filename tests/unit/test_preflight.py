@@ -208,4 +208,6 @@ def test_what_check_shows() -> None:
 def test_check_tells_a_pod_from_a_rank() -> None:
     assert is_pod({"FLK_PODS": "2", "FLK_RDZV_ENDPOINT": "a:1"})
     assert not is_pod({"FLK_PODS": "2", "FLK_ATTEMPT": "0"})
+    assert is_pod({"PET_NODE_RANK": "1", "PET_NNODES": "2", "RANK": "1"})
+    assert not is_pod({"PET_NODE_RANK": "1", "PET_NNODES": "2", "RANK": "1", "LOCAL_RANK": "0"})
     assert not is_pod({"RANK": "0"})
