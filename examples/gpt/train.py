@@ -131,9 +131,11 @@ def held_out_loss(model: nn.Module, data: Pieces, run: flk.Run) -> float:
     model.eval()
     share = [data[number] for number in range(run.rank, len(data), run.world_size)]
     loss = 0.0
-    for begin in range(0, len(share), 64):
-        x, y = (torch.stack(tensors).to(run.device) for tensors in zip(*share[begin : begin + 64], strict=True))
-        loss += loss_of(model, x, y).item() * len(x)
+    # As many passes on every rank: where the model is sharded, a pass is one of all ranks together.
+    for begin in range(0, -(-len(data) // run.world_size), 64):
+        batch = share[begin : begin + 64]
+        x, y = (torch.stack(tensors).to(run.device) for tensors in zip(*(batch or [data[0]]), strict=True))
+        loss += loss_of(model, x, y).item() * len(batch)
     model.train()
     return run.mean(loss / max(1, len(share)), weight=len(share))
 

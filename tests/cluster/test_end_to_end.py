@@ -72,6 +72,20 @@ def test_the_example_trains_in_the_cluster_as_it_does_here(flk: Any, image: str)
 
 
 @pytest.mark.timeout(900)
+def test_a_model_sharded_within_pods_and_replicated_across_them(flk: Any, image: str) -> None:
+    # Two layers: a block of its own is what repeats.
+    small = ["2" if before == "--layers" else word for before, word in zip(["", *SMALL], SMALL, strict=False)]
+    options = ["--replicas", "2", "--processes", "2", "--cpu", "100m", "--env", "OMP_NUM_THREADS=1", "--restarts", "0"]
+    there = flk("submit", *options, "--strategy", "hybrid_shard", "--follow", *small, timeout=ENOUGH)
+    assert there.code == 0, there.stderr
+    here = flk("run", *options, "--strategy", "ddp", *small, env=os.environ | flk.env, timeout=ENOUGH)
+    assert here.code == 0, here.stderr
+    sharded, replicated = metrics(there.stdout)[-1], metrics(here.stdout)[-1]
+    assert sharded["step"] == replicated["step"] == 12
+    assert sharded["heldout_loss"] == pytest.approx(replicated["heldout_loss"], abs=1e-4)
+
+
+@pytest.mark.timeout(900)
 def test_a_torchrun_style_script_runs_unchanged_on_an_image_without_flk(flk: Any, torch_image: str) -> None:
     write(flk.cwd, "train.py", TORCHRUN_STYLE)
     options = ["--replicas", "2", "--processes", "2", "--image", torch_image, "--cpu", "100m"]
