@@ -8,6 +8,7 @@ The arithmetic is in pure functions; the loading itself is torch's DataLoader.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,6 +56,28 @@ def epoch_order(samples: int, seed: int, epoch: int, *, shuffle: bool) -> torch.
     return torch.randperm(samples, generator=torch.Generator().manual_seed(randomness.derive("order", seed, epoch)))
 
 
+@dataclass(frozen=True)
+class Feed:
+    """What a loader has to know of its run and of this rank's part in it."""
+
+    batch_size: int  # samples per rank and step
+    rank: int
+    world_size: int
+    device: torch.device
+    seed: int
+    name: str = "loader"
+    steps_done: Callable[[], int] = lambda: 0
+    on_begin: Callable[[], None] = lambda: None
+    on_batch: Callable[[Epochs, int], None] = lambda loader, samples: None
+    on_end: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int) or self.batch_size < 1:
+            raise SetupError(
+                f"batch_size={self.batch_size!r}: expected a whole number from 1 on (samples per rank and step)"
+            )
+
+
 class Epochs:
     """What all loaders have: an epoch, a position in it, and loops over what is left.
 
@@ -62,30 +85,12 @@ class Epochs:
     Iterating runs what is left of the current epoch, then the epoch is advanced.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        batch_size: int,
-        rank: int,
-        world_size: int,
-        device: torch.device,
-        seed: int,
-        steps_done: Callable[[], int] = lambda: 0,
-        on_begin: Callable[[], None] = lambda: None,
-        on_batch: Callable[[Epochs, int], None] = lambda loader, samples: None,
-        on_end: Callable[[], None] = lambda: None,
-    ) -> None:
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise SetupError(
-                f"batch_size={batch_size!r}: expected a whole number from 1 on (samples per rank and step)"
-            )
-        self.name = name
+    def __init__(self, feed: Feed) -> None:
+        self.name = feed.name
         self.epoch = 0
         self.consumed = 0
-        self._rank, self._world_size, self._batch_size = rank, world_size, batch_size
-        self._device, self._seed = device, seed
-        self._steps_done, self._on_begin, self._on_batch, self._on_end = steps_done, on_begin, on_batch, on_end
+        self._feed, self._seed = feed, feed.seed  # a snapshot brings its own seed
+        self._rank, self._world_size, self._batch_size = feed.rank, feed.world_size, feed.batch_size
         self._generator = torch.Generator()  # DataLoader else takes its workers' seed from the global generator
 
     def __iter__(self) -> Iterator[Any]:
@@ -109,22 +114,22 @@ class Epochs:
             yield epoch
             if self.epoch == epoch:
                 self._next_epoch()
-        self._on_end()
+        self._feed.on_end()
 
     def steps(self, count: int) -> Iterator[Any]:
         """The batches of those optimizer steps that are left of ``count``, over as many epochs as that takes.
 
         `Run.step` does the counting. After the last one the state of the training is saved.
         """
-        while self._steps_done() < count:
+        while self._feed.steps_done() < count:
             for batch in self:
                 yield batch
-                if self._steps_done() >= count:
+                if self._feed.steps_done() >= count:
                     break
-        self._on_end()
+        self._feed.on_end()
 
     def _begin(self) -> None:
-        self._on_begin()
+        self._feed.on_begin()
         self._generator.manual_seed(randomness.derive("workers", self._seed, self.epoch, self.consumed, self._rank))
 
     def _next_epoch(self) -> None:
@@ -144,51 +149,25 @@ class Loader(Epochs):
     """Batches of this rank's share of a map-style dataset, as tensors on the run's device. Made by `Run.loader`."""
 
     def __init__(
-        self,
-        dataset: Any,
-        *,
-        name: str = "loader",
-        batch_size: int,
-        rank: int,
-        world_size: int,
-        device: torch.device,
-        seed: int,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        steps_done: Callable[[], int] = lambda: 0,
-        on_begin: Callable[[], None] = lambda: None,
-        on_batch: Callable[[Epochs, int], None] = lambda loader, samples: None,
-        on_end: Callable[[], None] = lambda: None,
-        **options: Any,
+        self, dataset: Any, feed: Feed, *, shuffle: bool = True, drop_last: bool = False, **options: Any
     ) -> None:
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__") or isinstance(dataset, Mapping):
             raise SetupError(f"{type(dataset).__name__} has no length and index: a loader needs a map-style dataset")
         if isinstance(dataset, Contiguous):
             raise SetupError("the data is a rank's share already (contiguous): give the loader the whole, it splits it")
         check_options(options)
-        super().__init__(
-            name,
-            batch_size=batch_size,
-            rank=rank,
-            world_size=world_size,
-            device=device,
-            seed=seed,
-            steps_done=steps_done,
-            on_begin=on_begin,
-            on_batch=on_batch,
-            on_end=on_end,
-        )
+        super().__init__(feed)
         self._shuffle, self._drop_last = shuffle, drop_last
         self._samples = len(dataset)
-        least = world_size * batch_size if drop_last else world_size
+        least = feed.world_size * (feed.batch_size if drop_last else 1)
         if self._samples < least:
             unit = "a step of all ranks takes" if drop_last else "there are ranks"
-            raise SetupError(f"{name}: the dataset has {self._samples} samples, fewer than {unit} ({least})")
+            raise SetupError(f"{feed.name}: the dataset has {self._samples} samples, fewer than {unit} ({least})")
         self._source: DataLoader[Any] = DataLoader(
             dataset,
             batch_sampler=_Batches(self),
             generator=self._generator,
-            **{"pin_memory": device.type == "cuda", **options},
+            **{"pin_memory": feed.device.type == "cuda", **options},
         )
 
     def __len__(self) -> int:
@@ -200,8 +179,8 @@ class Loader(Epochs):
         for size, batch in zip(self._sizes(), self._source, strict=True):
             # Counted here and not where indices are drawn: workers draw them ahead of what has been handed out.
             self.consumed += size
-            self._on_batch(self, size)
-            yield to_device(batch, self._device)
+            self._feed.on_batch(self, size)
+            yield to_device(batch, self._feed.device)
         self._next_epoch()
 
     def state_dict(self) -> dict[str, int]:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from flk_runtime import group, metrics, mfu, parallel, snapshot, streams
 from flk_runtime.blocks import Blocks
 from flk_runtime.checkpoint import Checkpoint, Stateful
-from flk_runtime.data import Epochs
+from flk_runtime.data import Epochs, Feed
 from flk_runtime.discover import Place
 from flk_runtime.errors import SetupError
 from flk_runtime.precision import Precision
@@ -217,23 +217,19 @@ class Run:
         """
         name = name or ("loader" if self._loaders == 0 else f"loader-{self._loaders}")
         self._loaders += 1
-        loader = streams.loader(
-            dataset,
-            batch_size=batch_size,
-            rank=self.rank,
-            world_size=self.world_size,
-            device=self.device,
-            seed=self.seed if seed is None else seed,
-            shuffle=shuffle,
-            split=split,
-            drop_last=drop_last,
-            name=name,
+        feed = Feed(
+            batch_size,
+            self.rank,
+            self.world_size,
+            self.device,
+            self.seed if seed is None else seed,
+            name,
             steps_done=lambda: self.steps,
             on_begin=self._checkpoint.begin_random,
             on_batch=self._count,
             on_end=self._save_end,
-            **options,
         )
+        loader = streams.loader(dataset, feed, shuffle=shuffle, split=split, drop_last=drop_last, **options)
         self.register(name, loader)
         return loader
 

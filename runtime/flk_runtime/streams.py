@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 from torch.utils.data._utils import worker
 
 from flk_runtime.buckets import carrier
-from flk_runtime.data import Epochs, Loader, check_options, to_device
+from flk_runtime.data import Epochs, Feed, Loader, check_options, to_device
 from flk_runtime.errors import SetupError, SnapshotError
 
 # Libraries whose datasets split themselves over ranks and workers, each in its own way.
@@ -30,18 +30,18 @@ _SHARD_THEMSELVES = {"webdataset": "nodesplitter=webdataset.split_by_node, ", "s
 Share = tuple[int, Any, list[Any]]  # samples that count, the dataset's own state after the step, samples
 
 
-def loader(dataset: Any, *, shuffle: bool | None, split: bool, **options: Any) -> Epochs:
+def loader(dataset: Any, feed: Feed, *, shuffle: bool | None, split: bool, **options: Any) -> Epochs:
     """The loader for this kind of data; for the ``options`` see `Loader` and `StreamLoader`."""
     if not _is_stream(dataset):
         if not split:
             raise SetupError("split=False is for iterables: a dataset with length and index is split by the loader")
-        return Loader(dataset, shuffle=shuffle is not False, **options)
+        return Loader(dataset, feed, shuffle=shuffle is not False, **options)
     if shuffle:
         raise SetupError(
             f"shuffle=True: a {type(dataset).__name__} comes in its own order: shuffle where it is made "
             "(datasets: .shuffle(seed, buffer_size))"
         )
-    return StreamLoader(dataset, split=split, **options)
+    return StreamLoader(dataset, feed, split=split, **options)
 
 
 def _is_stream(dataset: Any) -> bool:
@@ -98,50 +98,24 @@ class StreamLoader(Epochs):
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        *,
-        name: str = "loader",
-        batch_size: int,
-        rank: int,
-        world_size: int,
-        device: torch.device,
-        seed: int,
-        split: bool = True,
-        drop_last: bool = False,
-        steps_done: Callable[[], int] = lambda: 0,
-        on_begin: Callable[[], None] = lambda: None,
-        on_batch: Callable[[Epochs, int], None] = lambda loader, samples: None,
-        on_end: Callable[[], None] = lambda: None,
-        **options: Any,
+        self, dataset: Any, feed: Feed, *, split: bool = True, drop_last: bool = False, **options: Any
     ) -> None:
         check_options(options)
         if split:
-            _refuse_split(dataset, name)
-        super().__init__(
-            name,
-            batch_size=batch_size,
-            rank=rank,
-            world_size=world_size,
-            device=device,
-            seed=seed,
-            steps_done=steps_done,
-            on_begin=on_begin,
-            on_batch=on_batch,
-            on_end=on_end,
-        )
+            _refuse_split(dataset, feed.name)
+        super().__init__(feed)
         self._split = split
         self._taken = 0  # steps of this epoch
-        self._reader = _Reader(dataset, rank, world_size, batch_size, drop_last)
+        self._reader = _Reader(dataset, feed.rank, feed.world_size, feed.batch_size, drop_last)
         collate = _Collate(options.pop("collate_fn", None) or default_collate, counted=split)
         if options.get("persistent_workers"):
             self._reader.place.share_memory_()  # type: ignore[no-untyped-call]
         self._source: DataLoader[Any] = DataLoader(
             self._reader if split else _Plain(dataset),
-            batch_size=None if split else batch_size,
+            batch_size=None if split else feed.batch_size,
             collate_fn=collate,
             generator=self._generator,
-            **{"pin_memory": device.type == "cuda", **({} if split else {"drop_last": drop_last}), **options},
+            **{"pin_memory": feed.device.type == "cuda", **({} if split else {"drop_last": drop_last}), **options},
         )
 
     def __iter__(self) -> Iterator[Any]:
@@ -166,8 +140,8 @@ class StreamLoader(Epochs):
             self.consumed += total
             self._taken += 1
             self._reader.advance(self.epoch, self.consumed, state, even=total == self._world_size * self._batch_size)
-            self._on_batch(self, total)
-            yield to_device(batch, self._device)
+            self._feed.on_batch(self, total)
+            yield to_device(batch, self._feed.device)
         self._next_epoch()
 
     def state_dict(self) -> dict[str, Any]:

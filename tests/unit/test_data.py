@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from flk_runtime.data import Loader, epoch_order, rank_share, step_sizes
+from flk_runtime.data import Feed, Loader, epoch_order, rank_share, step_sizes
 from flk_runtime.errors import SetupError, SnapshotError
 
 WORLDS = st.integers(1, 9)
@@ -20,14 +20,9 @@ CPU = torch.device("cpu")
 
 
 def loader(samples: int, *, rank: int = 0, world_size: int = 1, batch_size: int = 4, **options: Any) -> Loader:
-    return Loader(
-        TensorDataset(torch.arange(samples)),
-        batch_size=batch_size,
-        rank=rank,
-        world_size=world_size,
-        device=CPU,
-        **{"seed": 0, **options},
-    )
+    of_run = {name: options.pop(name) for name in ("seed", "steps_done", "on_end") if name in options}
+    feed = Feed(batch_size, rank, world_size, CPU, **{"seed": 0, **of_run})
+    return Loader(TensorDataset(torch.arange(samples)), feed, **options)
 
 
 def rest_of_epoch(
@@ -201,7 +196,7 @@ def test_an_interrupted_last_step_of_an_epoch_leaves_no_step() -> None:
 
 def test_what_a_loader_refuses() -> None:
     with pytest.raises(SetupError, match="map-style"):
-        Loader(iter([1]), batch_size=1, rank=0, world_size=1, device=CPU, seed=0)
+        Loader(iter([1]), Feed(1, 0, 1, CPU, 0))
     for batch_size in (0, -1, 1.5, "8"):
         with pytest.raises(SetupError, match="batch_size="):
             loader(8, batch_size=batch_size)  # type: ignore[arg-type]

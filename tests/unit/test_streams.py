@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, get_worker_info
 
 from flk_runtime.container import contiguous
-from flk_runtime.data import Loader
+from flk_runtime.data import Feed, Loader
 from flk_runtime.errors import SetupError, SnapshotError
 from flk_runtime.streams import StreamLoader, loader, shares
 
@@ -117,8 +117,8 @@ class Stateful:
 
 
 def one(dataset: Any, **options: Any) -> Any:
-    given = {"batch_size": 4, "rank": 0, "world_size": 1, "device": CPU, "seed": 0, "shuffle": None, "split": True}
-    return loader(dataset, **{**given, **options})
+    feed = Feed(options.pop("batch_size", 4), rank=0, world_size=1, device=CPU, seed=0)
+    return loader(dataset, feed, **{"shuffle": None, "split": True, **options})
 
 
 def values(batches: Any) -> list[int]:
