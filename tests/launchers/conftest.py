@@ -50,10 +50,11 @@ OURS = {"OMP_NUM_THREADS": "1", "OMPI_MCA_plm_rsh_agent": "sh"}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Installing a launcher does not count against a test's own time."""
+    """Installing a launcher does not count against a test's own time; what waits for Horovod comes last."""
     for item in items:
         if SCRIPT.parent in item.path.parents and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(300, func_only=True))
+    items.sort(key=lambda item: "horovod" in getattr(item, "fixturenames", ()))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -147,9 +147,6 @@ def test_check(launch: Any, slurm: Any, openmpi: list[str]) -> None:
     assert "the name no.such.host does not resolve there" in ended.output
 
 
-# Last: Horovod may still be being built.
-
-
 def test_horovodrun(launch: Any, loss: float, horovod: Any) -> None:
     command = [*horovod.run, "-np", "2", "-H", "localhost:2", launch.python, launch.script]
     expect(launch(command, env=horovod.env).found(), "horovod", 1, 2, loss)
