@@ -33,6 +33,7 @@ def main() -> int:
     number = None
     # A launcher ends the others when the first rank ends; rank 0 may then still have to say why.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's own warnings would bury the one sentence
     try:
         from flk_runtime.discover import discover
 
