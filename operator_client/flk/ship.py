@@ -88,7 +88,7 @@ def collect(job: Job, root: Path) -> Shipment:
     own = script or find_module(job, root)
     if own is not None:
         chosen.add(own.relative_to(root).as_posix())
-    else:
+    elif job.command[1].partition(".")[0] != "flk_runtime":  # which goes along anyway
         left_out.append(f"the module {job.command[1]}, which is not in {root}, so it should be in the image")
     links = {path for path in chosen if (root / path).is_symlink() and (root / path).is_dir()}
     if links:

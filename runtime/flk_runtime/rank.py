@@ -14,8 +14,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Sequence
-from importlib.abc import InspectLoader
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from typing import Any
 
@@ -160,7 +159,9 @@ def _find(name: str) -> tuple[types.CodeType, ModuleSpec]:
     spec = importlib.util.find_spec(name)
     if spec and spec.submodule_search_locations is not None:
         spec = importlib.util.find_spec(f"{name}.__main__")
-    code = spec.loader.get_code(spec.name) if spec and isinstance(spec.loader, InspectLoader) else None
+    # Not isinstance(…, InspectLoader): the loader of archives, in which this package may have come, is not registered.
+    get_code: Callable[[str], types.CodeType | None] | None = getattr(spec.loader, "get_code", None) if spec else None
+    code = get_code(spec.name) if spec and get_code else None
     if spec is None or code is None:
         raise ModuleNotFoundError(f"no module named {name} that can be started", name=name)
     return code, spec

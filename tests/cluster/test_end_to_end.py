@@ -97,6 +97,15 @@ def test_a_torchrun_style_script_runs_unchanged_on_an_image_without_flk(flk: Any
 
 
 @pytest.mark.timeout(900)
+def test_the_check_of_a_start_in_the_cluster(flk: Any, torch_image: str) -> None:
+    options = ["--replicas", "2", "--image", torch_image, "--cpu", "100m", "--restarts", "0"]
+    submitted = flk("submit", "-m", "flk_runtime.check", *options, "--follow", timeout=ENOUGH)
+    assert submitted.code == 0, submitted.stderr
+    assert "[rank 0] ranks     2 on 2 nodes, launcher: flk\n" in submitted.stdout
+    assert submitted.stdout.endswith("[rank 0] ok\n")
+
+
+@pytest.mark.timeout(900)
 def test_a_package_of_several_files_runs_unchanged(flk: Any, torch_image: str) -> None:
     write(flk.cwd, "project/__init__.py", "")
     write(flk.cwd, "project/deep/__init__.py", "")

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -170,6 +171,19 @@ def test_a_module_starts_as_main_with_its_arguments(pods: Callable[..., Pods]) -
     job.start("-m", "package.train", "--lr", "1e-3")
     assert job.wait() == [0], job.log()
     assert f"[rank 0] __main__ ['--lr', '1e-3'] {job.folder}\n" in job.log()
+
+
+def test_a_module_in_an_archive_starts_too(pods: Callable[..., Pods]) -> None:
+    # As flk_runtime itself comes to the pods, with its module `check`.
+    job = pods()
+    with zipfile.ZipFile(job.folder / "library.zip", "w") as archive:
+        archive.writestr("library/train.py", "print(__name__, __file__)")
+        archive.writestr("library/__init__.py", "")
+    path = str(job.folder / "library.zip")
+    job.variables["PYTHONPATH"] = os.pathsep.join(filter(None, [path, os.getenv("PYTHONPATH")]))
+    job.start("-m", "library.train")
+    assert job.wait() == [0], job.log()
+    assert f"[rank 0] __main__ {path}/library/train.py\n" in job.log()
 
 
 def test_a_script_sees_what_python_would_show_it(pods: Callable[..., Pods]) -> None:

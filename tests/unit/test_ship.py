@@ -202,7 +202,7 @@ def test_scripts_that_cannot_travel(tmp_path: Path, write: Write) -> None:
 
 def test_modules(tmp_path: Path, write: Write) -> None:
     write("package/__init__.py", "package/train.py", "package/sub/__main__.py", "package/data/x.txt", "single.py")
-    for module in ("package.train", "package.sub", "single", "elsewhere.train"):
+    for module in ("package.train", "package.sub", "single", "elsewhere.train", "flk_runtime.check"):
         shipment = ship.collect(job(f"-m {module}"), tmp_path)
         assert shipment.script is None
         assert bool(shipment.left_out) is (module == "elsewhere.train")

@@ -118,6 +118,11 @@ def _translated(error: Any, path: str) -> UsageError:
     context = getattr(error, "ctx", None)
     help_command = f"{path} --help"
     option = getattr(error, "option_name", None)
+    if option is not None and context is not None and context.parent is None and " " in path.removeprefix("kubectl "):
+        return UsageError(
+            f"{path.rpartition(' ')[0]} itself has no option {option}",
+            hint=f"options of a command follow it: {path} {option} …",
+        )
     if option is not None and hasattr(error, "possibilities"):
         known = [name for p in context.command.get_params(context) for name in p.opts] if context else []
         hint = _suggestion(option, known, help_command)
