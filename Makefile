@@ -55,7 +55,7 @@ gpu: $(INSTALLED) ## What one NVIDIA GPU can show: tests, and figures for docs/g
 	  || { echo "make gpu: torch finds no CUDA device here: run this on a machine with an NVIDIA GPU and a CUDA build of torch" >&2; exit 2; }
 	$(BIN)/pytest -m gpu -rP tests/gpu
 	$(BIN)/python benchmarks/start.py --ranks 1
-	$(BIN)/python benchmarks/parallel.py --ranks 1 --steps 50
+	$(BIN)/python benchmarks/parallel.py --ranks 1 --rounds 20 --steps 50
 
 clean: ## What make made, except images and clusters
 	rm -rf .venv dist reports .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,8 +1,9 @@
 """Steps per second of each strategy under flk, and of the same strategy written by hand with torch.
 
-    python benchmarks/parallel.py [--ranks 4] [--rounds 20] [--steps 5]
+    python benchmarks/parallel.py [--ranks 4] [--rounds 120] [--steps 1]
 
-Both train the same model in the same processes, by turns: a round is so many steps of the one, then of the other.
+Both train the same model in the same processes, by turns: a round is so many steps of the one, then of the other. The
+shorter the turns, the more alike is what else the machine does meanwhile.
 Hybrid strategies shard over 2 ranks. On a machine with NVIDIA GPUs each rank has one.
 """
 
@@ -143,8 +144,8 @@ def compare(rounds: int, steps: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=1)
     arguments = parser.parse_args()
     if "RANK" in os.environ:
         compare(arguments.rounds, arguments.steps)
