@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -487,21 +487,19 @@ FIELD = {
 @given(nodes=st.integers(1, 40), processes=st.integers(1, 16))
 @settings(max_examples=12, deadline=None)
 def test_ranks_of_a_job_are_a_permutation(launcher: str, nodes: int, processes: int) -> None:
-    check_job(FIELD[launcher], nodes, processes, range(nodes))
+    check_job(FIELD[launcher], nodes, processes)
 
 
 @pytest.mark.parametrize("launcher", FIELD)
 def test_ranks_of_4096_nodes_are_a_permutation(launcher: str) -> None:
-    check_job(FIELD[launcher], 4096, 1, range(0, 4096, 3))
-    check_job(FIELD[launcher], 4096, 16, [0, 1, 2, 17, 1023, 2048, 4094, 4095])
+    check_job(FIELD[launcher], 4096, 1)
+    check_job(FIELD[launcher], 4096, 16)
 
 
-def check_job(
-    environ: Callable[[int, int, int, int], dict[str, str]], nodes: int, processes: int, sample: Iterable[int]
-) -> None:
-    """All ranks of the nodes in ``sample`` are where they belong, so no two of all are the same and none is missing."""
+def check_job(environ: Callable[[int, int, int, int], dict[str, str]], nodes: int, processes: int) -> None:
+    """All ranks are where they belong, so no two are the same and none is missing."""
     masters = set()
-    for node in sample:
+    for node in range(nodes):
         for local in range(processes):
             given_environ = environ(node, local, nodes, processes)
             place = discover(given_environ)
