@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from flk_runtime.buckets import carrier
 from flk_runtime.errors import SetupError
+from flk_runtime.group import carrier
 
 Line = tuple[str, str]  # a path, and what is there
 

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from flk_runtime.agreement import Line, agree
-from flk_runtime.buckets import carrier
 from flk_runtime.errors import SetupError
+from flk_runtime.group import carrier
 
 _groups: list[tuple[Any, Any]] = []  # a world, and the group that averages gradients in it
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
-import torch.distributed as dist
 
 LIMIT = 25 << 20  # bytes; what DistributedDataParallel takes by default
 
@@ -43,13 +42,3 @@ def unpack(flat: torch.Tensor, bucket: Sequence[torch.Tensor]) -> None:
     parts = torch.split(flat, [tensor.numel() for tensor in bucket])
     for tensor, part in zip(bucket, parts, strict=True):
         tensor.copy_(part.view(tensor.shape))
-
-
-def carrier(device: torch.device) -> torch.device:
-    """Where a tensor of ``device`` has to lie for the process group to take it: there, or where its backend works."""
-    served = [entry.partition(":")[0] for entry in str(dist.get_backend_config()).split(",")]
-    if device.type in served:
-        return device
-    if "cpu" in served:
-        return torch.device("cpu")
-    return torch.device(served[0], torch.cuda.current_device() if served[0] == "cuda" else 0)

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from flk_runtime import randomness
-from flk_runtime.container import Contiguous
+from flk_runtime.container import Contiguous, share
 from flk_runtime.errors import SetupError, SnapshotError
 
 
@@ -44,9 +44,8 @@ def rank_share(size: int, world_size: int, rank: int) -> tuple[int, int]:
     if size < world_size:
         begin = rank * size // world_size
         return begin, begin + 1
-    share, more = divmod(size, world_size)
-    begin = rank * share + min(rank, more)
-    return begin, begin + share + (rank < more)
+    part = share(size, rank, world_size)
+    return part.start, part.stop
 
 
 def epoch_order(samples: int, seed: int, epoch: int, *, shuffle: bool) -> torch.Tensor:

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from flk_runtime.buckets import carrier
 from flk_runtime.discover import discover
 from flk_runtime.errors import PeerError, SetupError
+from flk_runtime.group import carrier
 
 
 @contextmanager

@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 from torch.utils.data._utils import worker
 
-from flk_runtime.buckets import carrier
 from flk_runtime.data import Epochs, Feed, Loader, check_options, to_device
 from flk_runtime.errors import SetupError, SnapshotError
+from flk_runtime.group import carrier
 
 # Libraries whose datasets split themselves over ranks and workers, each in its own way.
 _SHARD_THEMSELVES = {"webdataset": "nodesplitter=webdataset.split_by_node, ", "streaming": "", "litdata": ""}
