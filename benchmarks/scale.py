@@ -55,9 +55,6 @@ def measure(how: str, ranks: int) -> None:
     from torch import nn
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    import flk_runtime.fsdp2
-    import flk_runtime.initialize  # noqa: F401
-
     warnings.simplefilter("ignore")  # the fake backend's
     began = time.process_time()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)

@@ -13,10 +13,10 @@ from flk_runtime.contract import VERSION as __version__
 
 if TYPE_CHECKING:
     from flk.errors import FlkError
-    from flk.handle import Run
-    from flk.job import Job
+    from flk.jobs.handle import Run
+    from flk.spec.job import Job
 
-_HOMES: Final = {"Job": "flk.job", "Run": "flk.handle", "FlkError": "flk.errors"}
+_HOMES: Final = {"Job": "flk.spec.job", "Run": "flk.jobs.handle", "FlkError": "flk.errors"}
 __all__ = ["FlkError", "Job", "Run", "__version__"]
 
 

@@ -24,10 +24,10 @@ from decimal import Decimal
 from pathlib import Path
 from typing import IO
 
-from flk import quantity
-from flk.environment import environment
+from flk import units as quantity
 from flk.errors import UsageError
-from flk.job import Job
+from flk.manifest.environment import environment
+from flk.spec.job import Job
 from flk_runtime import contract
 from flk_runtime.contract import ExitCode, Verdict, is_record, record_in
 

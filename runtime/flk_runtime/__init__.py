@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any
 from flk_runtime.contract import VERSION as __version__
 
 if TYPE_CHECKING:
-    from flk_runtime.collectives import all_reduce, broadcast, reduce
-    from flk_runtime.container import contiguous
-    from flk_runtime.data import Loader
-    from flk_runtime.discover import Place
+    from flk_runtime.data.loader import Loader
+    from flk_runtime.data.partition import contiguous
+    from flk_runtime.discovery.launchers import Place
+    from flk_runtime.distributed.broadcast_state import synchronize
+    from flk_runtime.distributed.collectives import all_reduce, broadcast, reduce
+    from flk_runtime.distributed.main_process_first import main_first
+    from flk_runtime.distributed.optimizer import DistributedOptimizer
     from flk_runtime.errors import DiscoveryError, MeetingError, PeerError, SetupError, SnapshotError
-    from flk_runtime.first import main_first
     from flk_runtime.initialize import init
-    from flk_runtime.optimizer import DistributedOptimizer
-    from flk_runtime.precision import Precision
-    from flk_runtime.replicas import synchronize
+    from flk_runtime.parallel.precision import Precision
     from flk_runtime.run import Run
 
 _HOMES = {

@@ -13,12 +13,13 @@ def main() -> None:
     """Start the launcher; it ends this process with a code of the contract."""
     arguments = sys.argv[1:]
     if arguments == ["check"]:
-        from flk_runtime import check, rank
+        from flk_runtime import check
+        from flk_runtime.launcher import worker as rank
 
         if not check.is_pod():
             os._exit(rank.finish(check.main()))
         arguments = ["-m", check.MODULE]
-    from flk_runtime import launch
+    from flk_runtime.launcher import agent as launch
 
     launch.main(arguments)
 

@@ -14,10 +14,11 @@ import sys
 import time
 from collections.abc import Mapping
 
-from flk_runtime import contract, rank
+from flk_runtime import contract
 from flk_runtime.contract import ExitCode
 from flk_runtime.errors import SetupError
-from flk_runtime.facts import Facts
+from flk_runtime.launcher import worker as rank
+from flk_runtime.preflight.report import Facts
 
 MODULE = "flk_runtime.check"  # what a launcher starts as its ranks
 
@@ -35,12 +36,13 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's own warnings would bury the one sentence
     try:
-        from flk_runtime.discover import discover
+        from flk_runtime.discovery.launchers import discover
 
         place = discover()
         number = place.rank
-        from flk_runtime import group, preflight
+        from flk_runtime.distributed import process_group as group
         from flk_runtime.initialize import Choices, facts_of, open_group
+        from flk_runtime.preflight import compare as preflight
 
         choices = Choices.read(place, {}, together=True)
         choices = dataclasses.replace(choices, preflight=choices.preflight or preflight.TIMEOUT)

@@ -16,14 +16,19 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from flk_runtime import contract, facts, group, meeting, parallel, randomness
-from flk_runtime import device as devices
-from flk_runtime import preflight as comparison
-from flk_runtime.discover import Place, discover
+from flk_runtime import contract
+from flk_runtime.checkpoint.storage import Folder
+from flk_runtime.discovery.launchers import Place, discover
+from flk_runtime.distributed import process_group as group
 from flk_runtime.errors import SetupError
-from flk_runtime.facts import Facts
+from flk_runtime.parallel import strategies as parallel
+from flk_runtime.preflight import bootstrap as meeting
+from flk_runtime.preflight import compare as comparison
+from flk_runtime.preflight import report as facts
+from flk_runtime.preflight.report import Facts
 from flk_runtime.run import Run
-from flk_runtime.snapshot import Folder
+from flk_runtime.system import device as devices
+from flk_runtime.system import rng as randomness
 
 _TIMEOUT = 1800.0
 _SAVE_EVERY = 100

@@ -13,15 +13,20 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime import group, metrics, mfu, parallel, snapshot, streams
-from flk_runtime.blocks import Blocks
-from flk_runtime.checkpoint import Checkpoint, Stateful
-from flk_runtime.data import Epochs, Feed
-from flk_runtime.discover import Place
+from flk_runtime.checkpoint import storage as snapshot
+from flk_runtime.checkpoint.manager import Checkpoint, Stateful
+from flk_runtime.data import iterable as streams
+from flk_runtime.data.loader import Epochs, Feed
+from flk_runtime.data.uneven_inputs import together
+from flk_runtime.discovery.launchers import Place
+from flk_runtime.distributed import process_group as group
 from flk_runtime.errors import SetupError
-from flk_runtime.precision import Precision
-from flk_runtime.together import together
-from flk_runtime.wrapped import OptimizerState, Wrapped
+from flk_runtime.metrics import logging as metrics
+from flk_runtime.metrics import mfu
+from flk_runtime.parallel import strategies as parallel
+from flk_runtime.parallel.blocks import Blocks
+from flk_runtime.parallel.model import OptimizerState, Wrapped
+from flk_runtime.parallel.precision import Precision
 
 T = TypeVar("T")
 O = TypeVar("O", bound=Optimizer)  # noqa: E741

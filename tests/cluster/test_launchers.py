@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from flk.ship import runtime_archive
+from flk.manifest.bundle import runtime_archive
 
 SCRIPT = Path(__file__).parents[1] / "launchers" / "train.py"
 RESTRICTED = {

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flk import jobfile
 from flk.errors import UsageError
-from flk.fabric import fabrics
-from flk.job import Job, validated
-from flk.render import INDEX_LABEL, render
-from flk.ship import Shipment
+from flk.manifest.bundle import Shipment
+from flk.manifest.render import INDEX_LABEL, render
+from flk.spec import file as jobfile
+from flk.spec.fabric import fabrics
+from flk.spec.job import Job, validated
 
 GOLDEN = Path(__file__).parents[1] / "unit" / "golden"
 JOBS = sorted(GOLDEN.glob("*.job.yaml"))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from flk_runtime import mfu
+from flk_runtime.metrics import mfu
 
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 SHARDED = ("shard_grad_op", "full_shard", "hybrid_shard", "hybrid_shard_zero2")
@@ -158,7 +158,7 @@ def test_mfu_is_a_part_of_the_peak(launch: Launch) -> None:
 
 def test_an_unknown_device_is_named_once_and_has_no_mfu(launch: Launch) -> None:
     script = """
-        from flk_runtime import mfu
+        from flk_runtime.metrics import mfu
         mfu.PEAKS = ()
         with flk.init(log_every=1) as run:
             model = run.parallelize(nn.Linear(8, 8))

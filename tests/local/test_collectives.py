@@ -111,7 +111,7 @@ assert got["fp8"].float().tolist() == [1, 1] and state["name"] == f"rank {r}"
 assert flk.broadcast(r) == 0
 
 # Many and large leaves: in few messages, in order
-from flk_runtime import buckets
+from flk_runtime.distributed import buckets
 many = [torch.full((1000,), float(i * r), dtype=torch.float64 if i % 3 else torch.float32) for i in range(200)]
 buckets.LIMIT = 30_000
 assert len(buckets.split(many)) > 10

@@ -150,7 +150,7 @@ def test_a_rank_that_hangs_is_noticed_soon_once_the_first_step_is_done(
 ) -> None:
     script = """
         import time, torch, torch.distributed as dist, flk_runtime as flk
-        from flk_runtime.snapshot import Folder
+        from flk_runtime.checkpoint.storage import Folder
         with flk.init(device="cpu", step_timeout=1.0, save_every=2) as run:
             part = dist.new_group([0, 1])
             model = torch.nn.Linear(1, 1)

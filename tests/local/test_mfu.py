@@ -12,7 +12,7 @@ SCRIPT = """
     import torch
     from torch import nn
     import flk_runtime as flk
-    from flk_runtime import mfu
+    from flk_runtime.metrics import mfu
 
     mfu.PEAKS = (("cpu", 2, 2, 1),)  # TFLOP/s
     options = json.loads(os.environ["OPTIONS"])

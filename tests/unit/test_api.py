@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 
-from flk import api
-from flk.api import Api, Target
-from flk.cluster import JOBS, PODS
 from flk.errors import (
     ApiError,
     ConflictError,
@@ -20,7 +17,10 @@ from flk.errors import (
     NoConfigError,
     UnreachableError,
 )
-from flk.kubeconfig import load
+from flk.jobs.client import JOBS, PODS
+from flk.kube import client as api
+from flk.kube.client import Api, Target
+from flk.kube.credentials import load
 
 ALL = Target(JOBS, "team")
 ONE = Target(JOBS, "team", "gpt")

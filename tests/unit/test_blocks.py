@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from flk_runtime import blocks
 from flk_runtime.errors import SetupError
+from flk_runtime.parallel import blocks
 
 
 class Block(nn.Module):

@@ -13,9 +13,11 @@ import jsonschema
 import pytest
 import yaml
 
-from flk import render, ship, site
-from flk.fabric import fabrics
-from flk.job import DEFAULT_IMAGE, TORCH_STRATEGIES, Job, validated
+from flk.manifest import bundle as ship
+from flk.manifest import render
+from flk.spec import defaults as site
+from flk.spec.fabric import fabrics
+from flk.spec.job import DEFAULT_IMAGE, TORCH_STRATEGIES, Job, validated
 from flk_runtime import contract
 
 ROOT = Path(__file__).parents[2]

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flk import cli, manifest, ship
+from flk import cli
 from flk.__main__ import PIPE_CLOSED, main
 from flk.cli import options
 from flk.errors import FlkError, JobFailedError
+from flk.manifest import bundle as ship
+from flk.manifest import text as manifest
 from flk_runtime.contract import VERSION
 
 Run = Callable[..., tuple[int, str, str]]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
-from flk_runtime.container import contiguous, share
+from flk_runtime.data.partition import contiguous, share
 from flk_runtime.errors import SetupError
 
 

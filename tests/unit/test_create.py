@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from flk.api import Api
-from flk.cluster import Cluster
 from flk.errors import ApiError, ConflictError
-from flk.kubeconfig import load
-from flk.render import OWNER, SUBMISSION
+from flk.jobs.client import Cluster
+from flk.kube.client import Api
+from flk.kube.credentials import load
+from flk.manifest.render import OWNER, SUBMISSION
 
 JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
 MAPS = "/api/v1/namespaces/team/configmaps"
@@ -111,7 +111,7 @@ def test_code_of_a_job_that_was_just_deleted_is_waited_for(
 ) -> None:
     old = {"name": "gpt-code-0", "ownerReferences": [{"uid": "the job before"}]}
     fake.add("configmaps", {"metadata": old})
-    monkeypatch.setattr("flk.cluster.time.sleep", lambda seconds: fake.objects[MAPS].pop("gpt-code-0"))
+    monkeypatch.setattr("flk.jobs.client.time.sleep", lambda seconds: fake.objects[MAPS].pop("gpt-code-0"))
     cluster.create_job(manifests())
     assert fake.objects[MAPS]["gpt-code-0"]["metadata"]["ownerReferences"][0]["uid"] != "the job before"
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from flk_runtime.data import Feed, Loader, epoch_order, rank_share, step_sizes
+from flk_runtime.data.loader import Feed, Loader, epoch_order, rank_share, step_sizes
 from flk_runtime.errors import SetupError, SnapshotError
 
 WORLDS = st.integers(1, 9)

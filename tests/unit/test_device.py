@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flk_runtime import device
-from flk_runtime.discover import Place
+from flk_runtime.discovery.launchers import Place
 from flk_runtime.errors import SetupError
+from flk_runtime.system import device
 
 
 def place(local_rank: int = 0, size: int = 1) -> Place:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flk_runtime import contract
-from flk_runtime.discover import LAUNCHERS, Place, discover
+from flk_runtime.discovery.launchers import LAUNCHERS, Place, discover
 from flk_runtime.errors import DiscoveryError
 
 TORCHRUN = {
@@ -597,7 +597,7 @@ def test_the_page_of_launchers_is_the_table() -> None:
 def test_importing_the_package_imports_no_torch() -> None:
     program = (
         "import sys, flk_runtime, flk_runtime.contract\n"
-        "from flk_runtime.discover import discover\n"
+        "from flk_runtime.discovery.launchers import discover\n"
         "assert discover({}).rank == 0\n"
         "assert flk_runtime.__version__ == flk_runtime.contract.VERSION\n"
         "assert 'init' in dir(flk_runtime) and not hasattr(flk_runtime, 'nothing')\n"

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from flk import cli
-from flk.job import Job, validated
+from flk.spec.job import Job, validated
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(

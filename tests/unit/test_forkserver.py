@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flk_runtime import forkserver
+from flk_runtime.launcher import forkserver
 
 
 @pytest.fixture

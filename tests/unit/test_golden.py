@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flk import jobfile, manifest
-from flk.fabric import fabrics
-from flk.job import Job, validated
-from flk.render import render
-from flk.ship import Shipment
+from flk.manifest import text as manifest
+from flk.manifest.bundle import Shipment
+from flk.manifest.render import render
+from flk.spec import file as jobfile
+from flk.spec.fabric import fabrics
+from flk.spec.job import Job, validated
 
 GOLDEN = Path(__file__).parent / "golden"
 JOBS = sorted(GOLDEN.glob("*.job.yaml"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime import host
+from flk_runtime.system import host
 
 
 def files(root: Path, content: dict[str, str]) -> Path:

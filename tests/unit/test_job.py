@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flk
-from flk import names
-from flk.environment import environment, warnings
 from flk.errors import UsageError
-from flk.job import SIZE_LIMIT, TORCH_STRATEGIES, Job, validated
+from flk.manifest.environment import environment, warnings
+from flk.spec import names
+from flk.spec.job import SIZE_LIMIT, TORCH_STRATEGIES, Job, validated
 from flk_runtime import contract
 
 

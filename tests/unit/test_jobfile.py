@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flk import jobfile
 from flk.errors import UsageError
+from flk.spec import file as jobfile
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from flk.errors import NoConfigError
-from flk.kubeconfig import load
+from flk.kube.credentials import load
 
 SECRET = "a-very-secret-token"
 

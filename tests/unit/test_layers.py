@@ -36,7 +36,7 @@ def modules_of(folder: str, package: str) -> list[str]:
 def test_whole_client_imports_without_torch() -> None:
     # The contracts see what modules say; this sees what happens, as through the __init__ of flk_runtime.
     modules = modules_of("operator_client", "flk")
-    assert "flk.job" in modules
+    assert "flk.spec.job" in modules
     assert not loaded_by(modules) & {"torch", "numpy"}
 
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flk.api import Api
 from flk.cli.logs import ranks
-from flk.cluster import Cluster
 from flk.errors import UsageError
-from flk.kubeconfig import load
-from flk.logs import Line, Options, Place, clean, dump, follow
+from flk.jobs.client import Cluster
+from flk.jobs.logs import Line, Options, Place, clean, dump, follow
+from flk.kube.client import Api
+from flk.kube.credentials import load
 
 
 def line(second: int, text: str, fraction: str = ".123") -> bytes:

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flk import manifest
+from flk.manifest import text as manifest
 
 # Everything that any version of YAML, or a lenient parser, has ever read as a number, a truth value or nothing.
 SPECIAL = re.compile(r"[-+.]?[0-9].*|[-+]?\.?(inf|nan)(inity)?|y|n|yes|no|on|off|true|false|null|~|", re.IGNORECASE)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from flk_runtime.errors import SetupError
-from flk_runtime.materialize import Materializer
+from flk_runtime.parallel.meta_init import Materializer
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flk import names
+from flk.spec import names
 from flk_runtime import contract
 
 LABEL = re.compile(r"\A[a-z]([-a-z0-9]{0,61}[a-z0-9])?\Z")

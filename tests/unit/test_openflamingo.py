@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from flk_runtime.discover import discover
+from flk_runtime.discovery.launchers import discover
 from flk_runtime.errors import DiscoveryError
 
 LOCAL_RANKS = ("LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")

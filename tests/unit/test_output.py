@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flk_runtime import output
+from flk_runtime.launcher import logs as output
 
 
 class Sink:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from flk_runtime import facts, preflight
 from flk_runtime.check import is_pod, screen
-from flk_runtime.facts import Facts
+from flk_runtime.preflight import compare as preflight
+from flk_runtime.preflight import report as facts
+from flk_runtime.preflight.report import Facts
 
 GIB = 1 << 30
 NCCL = "cpu:gloo,cuda:nccl"

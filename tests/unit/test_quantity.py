@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flk import quantity
+from flk import units as quantity
 
 
 @pytest.mark.parametrize(

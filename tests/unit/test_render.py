@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from flk.errors import UsageError
-from flk.job import validated
-from flk.render import patched, render
-from flk.ship import Shipment
+from flk.manifest.bundle import Shipment
+from flk.manifest.render import patched, render
+from flk.spec.job import validated
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import jsonschema
 import pytest
 import yaml
 
-from flk import jobfile, schema
-from flk.job import Job, validated
+from flk.spec import file as jobfile
+from flk.spec import schema
+from flk.spec.job import Job, validated
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flk_runtime import host
-from flk_runtime.settings import Settings, SettingsError
+from flk_runtime.launcher.settings import Settings, SettingsError
+from flk_runtime.system import host
 
 POD = {
     "FLK_JOB": "gpt",

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from flk import ship
 from flk.errors import UsageError
-from flk.job import Job, validated
-from flk.render import CHUNK, render
+from flk.manifest import bundle as ship
+from flk.manifest.render import CHUNK, render
+from flk.spec.job import Job, validated
 from flk_runtime import contract
 
 Write = Callable[..., None]

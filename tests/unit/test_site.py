@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flk import site
 from flk.errors import UsageError
-from flk.job import validated
+from flk.spec import defaults as site
+from flk.spec.job import validated
 
 TEXT = "image: team/train:1\nfabric: efa\nqueue: team-a\ntolerations: [nvidia.com/gpu:NoSchedule]\n"
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from flk import state as states
-from flk.state import Phase, State
+from flk.jobs import state as states
+from flk.jobs.state import Phase, State
 from flk_runtime.contract import Attempt, ExitCode, Failure, Verdict
 
 NOW = 1767225600.0 + 60  # a minute after everything was made

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, get_worker_info
 
-from flk_runtime.container import contiguous
-from flk_runtime.data import Feed, Loader
+from flk_runtime.data.iterable import StreamLoader, loader, shares
+from flk_runtime.data.loader import Feed, Loader
+from flk_runtime.data.partition import contiguous
 from flk_runtime.errors import SetupError, SnapshotError
-from flk_runtime.streams import StreamLoader, loader, shares
 
 WORLDS = st.integers(1, 7)
 BATCHES = st.integers(1, 5)

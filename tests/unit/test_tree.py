@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flk_runtime.agreement import difference
-from flk_runtime.tree import replace, walk
+from flk_runtime.distributed.consistency import difference
+from flk_runtime.distributed.pytree import replace, walk
 
 Point = collections.namedtuple("Point", "x y")
 

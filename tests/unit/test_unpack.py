@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime.unpack import CodeError, unpack
+from flk_runtime.launcher.unpack import CodeError, unpack
 
 
 def pieces(folder: Path, names: list[str], size: int = 100, link: str = "") -> str:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from flk.api import Api, Target
-from flk.cluster import PODS, Cluster
 from flk.errors import ApiError, JobNotFoundError, UnreachableError
-from flk.kubeconfig import load
-from flk.watch import Changed, Follower, Listed, watch
+from flk.jobs.client import PODS, Cluster
+from flk.kube.client import Api, Target
+from flk.kube.credentials import load
+from flk.kube.watch import Changed, Follower, Listed, watch
 
 PODS_PATH = "/api/v1/namespaces/team/pods"
 JOBS_PATH = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"

@@ -1,5 +1,5 @@
 {{/*
-From values to the PyTorchJob that `flk render` gives for the same job with `ship: false` (operator_client/flk/render.py;
+From values to the PyTorchJob that `flk render` gives for the same job with `ship: false` (operator_client/flk/manifest/render.py;
 tests/unit/test_chart_values.py compares them). Templates return text, so what is not text goes as JSON.
 */}}
 

@@ -25,8 +25,8 @@ def delete(
     deleted all the same.
     """
     limit = seconds(timeout, "--timeout")
-    from flk.cluster import Cluster
-    from flk.deletion import delete_jobs
+    from flk.jobs.client import Cluster
+    from flk.jobs.deletion import delete_jobs
 
     cluster = Cluster.connect(context, namespace)
     missing = 0

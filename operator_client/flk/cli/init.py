@@ -21,7 +21,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
 ) -> None:
     """Write flk.yaml with a comment for every field, and the JSON schema that editors check it by."""
-    from flk import schema as schemas
+    from flk.spec import schema as schemas
 
     script = script or next((name for name in ("train.py", "main.py") if Path(name).is_file()), "train.py")
     texts = {JOB_FILE: schemas.template(script, replicas, with_schema=schema)}

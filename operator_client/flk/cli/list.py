@@ -22,15 +22,15 @@ def list_(
         raise UsageError(f"--output: must be text, json or name (is {output!r})")
     if all_namespaces and namespace:
         raise UsageError("--namespace and --all-namespaces exclude each other")
-    from flk import overview
     from flk.cli.table import table
-    from flk.cluster import Cluster, short_duration
-    from flk.logs import clean
+    from flk.jobs import overview
+    from flk.jobs.client import Cluster, short_duration
+    from flk.jobs.logs import clean
 
     cluster = Cluster.connect(context, namespace)
     states = overview.all_jobs(cluster, everywhere=all_namespaces)
     if output == "json":
-        from flk.state import SCHEMA
+        from flk.jobs.state import SCHEMA
 
         print(json.dumps({"schema": SCHEMA, "items": [state.to_dict() for state in states]}, indent=2))
         return

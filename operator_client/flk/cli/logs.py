@@ -13,8 +13,8 @@ from flk.errors import UsageError
 from flk_runtime.contract import ExitCode
 
 if TYPE_CHECKING:
-    from flk.cluster import Cluster
-    from flk.logs import Options
+    from flk.jobs.client import Cluster
+    from flk.jobs.logs import Options
 
 
 def logs(
@@ -41,8 +41,8 @@ def logs(
 
     Waits for pods that are not up yet. Ctrl-C detaches: the job goes on.
     """
-    from flk import logs as reading
-    from flk.cluster import Cluster
+    from flk.jobs import logs as reading
+    from flk.jobs.client import Cluster
 
     options = reading.Options(
         ranks=ranks(rank),
@@ -62,7 +62,7 @@ def logs(
 
 def show(cluster: Cluster, name: str, options: Options) -> int | None:
     """Print the lines of a job until it ends; 130 after Ctrl-C."""
-    from flk import logs as reading
+    from flk.jobs import logs as reading
 
     try:
         for line in reading.follow(cluster, name, options):
@@ -78,9 +78,9 @@ def follow(cluster: Cluster, name: str, uid: str | None, *, timeout: float | Non
     import signal
     from types import FrameType
 
-    from flk import wait
     from flk.errors import WaitTimeoutError
-    from flk.logs import Options
+    from flk.jobs import wait
+    from flk.jobs.logs import Options
 
     def over(number: int, frame: FrameType | None) -> None:
         raise WaitTimeoutError(

@@ -21,7 +21,7 @@ import typer
 from flk.errors import UsageError
 
 if TYPE_CHECKING:
-    from flk.job import Job
+    from flk.spec.job import Job
 
 JOB_FILE: Final = "flk.yaml"
 IMAGE_VARIABLE: Final = "FLK_IMAGE"
@@ -36,13 +36,13 @@ def note(text: str) -> None:
 
 def seconds(value: str | None, flag: str) -> int | None:
     """The seconds of a duration that was given to ``flag``; None stays None. UsageError for anything else."""
-    from flk import quantity
+    from flk import units as quantity
 
     return None if value is None else _checked(flag, quantity.duration, value)
 
 
 def _namespace(value: str | None) -> str | None:
-    from flk import names
+    from flk.spec import names
 
     return None if value is None else _checked("--namespace", names.namespace, value)
 
@@ -216,9 +216,10 @@ def load_job(
     **simple: Any,
 ) -> Loaded:
     """The job that flags, job file and environment together say; says on stderr what was taken without being named."""
-    from flk import environment, jobfile
-    from flk import ship as shipping
-    from flk.job import validated
+    from flk.manifest import bundle as shipping
+    from flk.manifest import environment
+    from flk.spec import file as jobfile
+    from flk.spec.job import validated
 
     source = file
     if source is None and Path(JOB_FILE).is_file():
@@ -281,7 +282,7 @@ def _command(words: list[str], module: str | None, written: Any, source: str | N
                 f"{source} has no command, and no script is named",
                 hint="write `command: train.py` into it, or name a script: flk run train.py",
             )
-        from flk.job import split_words
+        from flk.spec.job import split_words
 
         return (written if not words else [*_listed(split_words, written), *words]), here
     note(

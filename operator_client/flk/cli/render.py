@@ -20,8 +20,9 @@ def render(
 
     Nothing is asked of a cluster. A job without a name gets the script's with five random characters, as in submit.
     """
-    from flk import manifest, ship
-    from flk import render as rendering
+    from flk.manifest import bundle as ship
+    from flk.manifest import render as rendering
+    from flk.manifest import text as manifest
 
     if output not in ("yaml", "json"):
         raise UsageError(f"--output: must be yaml or json (is {output!r})")

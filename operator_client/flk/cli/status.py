@@ -12,7 +12,7 @@ from flk.cli.options import Context, JobName, Namespace
 from flk.errors import UsageError
 
 if TYPE_CHECKING:
-    from flk.state import State
+    from flk.jobs.state import State
 
 _SHOWN: Final = 32  # pods in the short form
 
@@ -31,8 +31,8 @@ def status(
     """
     if output not in ("text", "wide", "json", "yaml"):
         raise UsageError(f"--output: must be text, wide, json or yaml (is {output!r})")
-    from flk import wait as waiting
-    from flk.cluster import Cluster
+    from flk.jobs import wait as waiting
+    from flk.jobs.client import Cluster
 
     cluster = Cluster.connect(context, namespace)
     state = waiting.look(cluster, job)
@@ -48,8 +48,8 @@ def status(
 
 def _text(state: State, now: float, *, everything: bool) -> str:
     from flk.cli.table import table
-    from flk.cluster import short_duration
-    from flk.logs import clean
+    from flk.jobs.client import short_duration
+    from flk.jobs.logs import clean
 
     shape = f"{state.replicas} pods x {state.processes} ranks" if state.processes > 1 else f"{state.replicas} ranks"
     lines = [

@@ -12,7 +12,7 @@ from flk.errors import UsageError
 from flk_runtime.contract import ExitCode
 
 if TYPE_CHECKING:
-    from flk.handle import Plan
+    from flk.jobs.handle import Plan
 
 
 @takes_job
@@ -43,8 +43,8 @@ def submit(
     limit = seconds(timeout, "--timeout")
     if limit is not None and not follow:
         raise UsageError("--timeout needs --follow", hint="--deadline limits the job itself")
-    from flk import handle
-    from flk.cluster import Cluster
+    from flk.jobs import handle
+    from flk.jobs.client import Cluster
 
     plan = handle.plan(loaded.job, loaded.root, Cluster.connect(context, namespace))
     for sentence in plan.shipment.left_out:
@@ -69,7 +69,7 @@ def submit(
 
 
 def _show(output: str, plan: Plan, manifests: list[dict[str, object]]) -> None:
-    from flk import manifest
+    from flk.manifest import text as manifest
 
     if output == "name":
         print(plan.name, flush=True)

@@ -13,7 +13,7 @@ from flk.errors import UsageError
 from flk_runtime.contract import ExitCode
 
 if TYPE_CHECKING:
-    from flk.state import State
+    from flk.jobs.state import State
 
 
 def wait(
@@ -34,9 +34,9 @@ def wait(
     if output not in (None, "json"):
         raise UsageError(f"--output: must be json (is {output!r})")
     limit = seconds(timeout, "--timeout")
-    from flk import wait as waiting
     from flk.cli.logs import detached
-    from flk.cluster import Cluster
+    from flk.jobs import wait as waiting
+    from flk.jobs.client import Cluster
 
     cluster = Cluster.connect(context, namespace)
 
@@ -52,7 +52,7 @@ def wait(
     if output:
         print(json.dumps(state.to_dict(), indent=2))
     if state.failure and state.failure.traceback:
-        from flk.logs import clean
+        from flk.jobs.logs import clean
 
         for line in state.failure.traceback.splitlines():
             print(f"  {clean(line)}", file=sys.stderr)

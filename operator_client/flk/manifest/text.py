@@ -1,0 +1,54 @@
+"""Manifests as text: YAML that every parser reads the same way, or JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+import yaml
+
+from flk.spec.fabric import fabrics
+from flk.spec.job import Job
+from flk_runtime.contract import VERSION
+
+# Text that no version of YAML takes for something else. Parsers differ in 1e3, 0o7, 1_000, y and the like: what is not
+# surely text is quoted.
+_PLAIN: Final = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*(?::[A-Za-z0-9_./-]+)*", re.ASCII)
+_WORDS: Final = frozenset(
+    {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "none", "nan", "inf", "infinity"}
+)
+
+_Base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's is many times faster, and not everywhere
+
+
+class _Dumper(_Base):  # type: ignore[misc]
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: Any, value: str) -> Any:
+    plain = _PLAIN.fullmatch(value) and value.lower() not in _WORDS
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"')
+
+
+_Dumper.add_representer(str, _text)
+
+
+def to_yaml(manifests: list[dict[str, Any]], job: Job | None = None) -> str:
+    """The manifests as a stream of YAML documents; with ``job``, a comment says where its fabric's values come from."""
+    head = [f"# Rendered by flk {VERSION}. Create it: kubectl create -f FILE (or apply --server-side: code is large)."]
+    if job is not None:
+        fabric = fabrics()[job.fabric]
+        head.append(f"# fabric {fabric.name}: {fabric.description}. Values from: {fabric.source}.")
+        if fabric.needs:
+            head.append(f"# It also needs {fabric.needs}.")
+    text = yaml.dump_all(
+        manifests, Dumper=_Dumper, sort_keys=False, default_flow_style=False, allow_unicode=True, width=2**31 - 1
+    )
+    return "\n".join(head) + "\n" + text
+
+
+def to_json(manifests: list[dict[str, Any]]) -> str:
+    """The manifests as a List of Kubernetes."""
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}, indent=2, ensure_ascii=False) + "\n"

@@ -1,0 +1,103 @@
+"""Who averages gradients: torch's collectives or Horovod's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from flk_runtime.distributed.consistency import Line, agree
+from flk_runtime.distributed.process_group import carrier
+from flk_runtime.errors import SetupError
+
+_groups: list[tuple[Any, Any]] = []  # a world, and the group that averages gradients in it
+
+
+class Averaging(Protocol):
+    """Averages flat tensors in place, while this rank goes on."""
+
+    world_size: int
+
+    def agree(self, call: str, lines: Sequence[Line]) -> None:
+        """Raise SetupError on all ranks unless all give the same. Collective."""
+
+    def start(self, flat: torch.Tensor, name: str) -> Callable[[], None]:
+        """Begin; what is returned waits for the end. Collective, in the same order on all ranks."""
+
+
+def averaging(collectives: str) -> Averaging:
+    """By name: "torch" or "horovod"."""
+    if collectives == "torch":
+        return _Torch()
+    if collectives == "horovod":
+        return _Horovod()
+    raise SetupError(f"unknown collectives={collectives!r}: expected torch or horovod")
+
+
+class _Torch:
+    """A group of its own: other collectives of the script, between backward() and step(), may then come at any time."""
+
+    def __init__(self) -> None:
+        if not dist.is_initialized():
+            raise SetupError("DistributedOptimizer needs the process group: call flk_runtime.init() before")
+        self.world_size = dist.get_world_size()
+        self._group = _own_group() if self.world_size > 1 else None
+
+    def agree(self, call: str, lines: Sequence[Line]) -> None:
+        agree(call, lines)
+
+    def start(self, flat: torch.Tensor, name: str) -> Callable[[], None]:
+        # Divided before, as DistributedDataParallel does: sums of float16 would overflow.
+        flat.mul_(1 / self.world_size)
+        sent = flat.to(carrier(flat.device))
+        work = dist.all_reduce(
+            torch.view_as_real(sent) if sent.is_complex() else sent, group=self._group, async_op=True
+        )
+
+        def wait() -> None:
+            work.wait()
+            if sent is not flat:
+                flat.copy_(sent)
+
+        return wait
+
+
+class _Horovod:
+    """Horovod's background thread, which joins the tensors of all ranks by their names."""
+
+    def __init__(self) -> None:
+        try:
+            import horovod.torch as horovod
+        except ImportError as error:
+            raise SetupError(
+                f"collectives='horovod' needs Horovod built with PyTorch, which can't be imported here ({error}): "
+                "install it with HOROVOD_WITH_PYTORCH=1, or use collectives='torch'"
+            ) from None
+        horovod.init()  # does nothing where it was done before
+        self._horovod: Any = horovod
+        self.world_size = int(horovod.size())
+        if dist.is_initialized() and dist.get_world_size() != self.world_size:
+            raise SetupError(
+                f"collectives='horovod': Horovod has {self.world_size} ranks and the process group has "
+                f"{dist.get_world_size()}: start both with horovodrun, or use collectives='torch'"
+            )
+
+    def agree(self, call: str, lines: Sequence[Line]) -> None:
+        if dist.is_initialized():
+            agree(call, lines)
+
+    def start(self, flat: torch.Tensor, name: str) -> Callable[[], None]:
+        real = torch.view_as_real(flat) if flat.is_complex() else flat
+        handle = self._horovod.allreduce_async_(real, op=self._horovod.Average, name=f"flk.{name}")
+        return lambda: self._horovod.synchronize(handle)
+
+
+def _own_group() -> Any:
+    world = dist.group.WORLD
+    for known, group in _groups:
+        if known is world:
+            return group
+    _groups.append((world, dist.new_group()))
+    return _groups[-1][1]
