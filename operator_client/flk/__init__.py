@@ -13,11 +13,11 @@ from flk_runtime.contract import VERSION as __version__
 
 if TYPE_CHECKING:
     from flk.errors import FlkError
-    from flk.jobs.handle import Run
+    from flk.jobs.handle import JobHandle
     from flk.spec.job import Job
 
-_HOMES: Final = {"Job": "flk.spec.job", "Run": "flk.jobs.handle", "FlkError": "flk.errors"}
-__all__ = ["FlkError", "Job", "Run", "__version__"]
+_HOMES: Final = {"Job": "flk.spec.job", "JobHandle": "flk.jobs.handle", "FlkError": "flk.errors"}
+__all__ = ["FlkError", "Job", "JobHandle", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

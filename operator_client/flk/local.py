@@ -29,7 +29,7 @@ from flk.errors import UsageError
 from flk.manifest.environment import environment
 from flk.spec.job import Job
 from flk_runtime import contract
-from flk_runtime.contract import ExitCode, Verdict, is_record, record_in
+from flk_runtime.contract import ExitCode, JobRecord, is_record, record_in
 
 GRACE = 5.0  # seconds that ranks get to end by themselves after Ctrl-C or SIGTERM
 KILL_AFTER = GRACE + 3.0  # then everything is killed
@@ -65,7 +65,7 @@ class LocalRun:
         self._deaths = 0  # launchers that were killed
         self._stopped_by: int | None = None
         self._kill_at: float | None = None
-        self.verdict: Verdict | None = None
+        self.record: JobRecord | None = None
         """What the launcher of pod 0 said last."""
 
     def run(self) -> int:
@@ -165,8 +165,8 @@ class LocalRun:
                     codes[pod.index] = code if code >= 0 else 128 - code
         if self._stopped_by is not None:
             return int(ExitCode.INTERRUPTED if self._stopped_by == signal.SIGINT else ExitCode.PREEMPTED)
-        if self.verdict and self.verdict.outcome != "running":
-            return self.verdict.code
+        if self.record and self.record.outcome != "running":
+            return self.record.code
         return max(codes.values(), default=0)
 
     def _pass_on(self, source: IO[bytes], pod: _Pod, sink: IO[str]) -> None:
@@ -184,8 +184,8 @@ class LocalRun:
             text = line.decode(errors="replace")
             if not is_record(text):
                 kept.append(text + "\n")
-            elif verdict := record_in(text):
-                self.verdict = verdict
+            elif record := record_in(text):
+                self.record = record
         if kept:
             with contextlib.suppress(BrokenPipeError):
                 sink.write("".join(kept))

@@ -1,8 +1,9 @@
-"""Amounts as Kubernetes and kubectl write them: quantities like ``500m`` and ``2Gi``, durations like ``1h30m``."""
+"""Quantities (``500m``, ``2Gi``), durations (``1h30m``) and times as Kubernetes and kubectl write them."""
 
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from decimal import Decimal
 from typing import Final
 
@@ -82,3 +83,18 @@ def duration_text(seconds: int) -> str:
         if amount:
             parts.append(f"{amount}{unit[0]}")
     return "".join(parts) or "0s"
+
+
+def short_duration(seconds: float) -> str:
+    """A duration in its two largest units, as kubectl writes an age: 75 is ``1m15s``, 90061 is ``1d1h``."""
+    whole = max(0, int(seconds))
+    coarse = 3600 if whole >= 86_400 else 60 if whole >= 3600 else 1
+    return duration_text(whole - whole % coarse)
+
+
+def timestamp(text: object) -> float:
+    """Seconds since the epoch of an RFC 3339 time in an object of the API; 0 if there is none."""
+    try:
+        return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return 0.0

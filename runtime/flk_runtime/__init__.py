@@ -23,12 +23,12 @@ from flk_runtime.contract import VERSION as __version__
 if TYPE_CHECKING:
     from flk_runtime.data.loader import Loader
     from flk_runtime.data.partition import contiguous
-    from flk_runtime.discovery.launchers import Place
+    from flk_runtime.discovery.launchers import RankInfo
     from flk_runtime.distributed.broadcast_state import synchronize
     from flk_runtime.distributed.collectives import all_reduce, broadcast, reduce
-    from flk_runtime.distributed.main_process_first import main_first
+    from flk_runtime.distributed.main_process_first import main_process_first
     from flk_runtime.distributed.optimizer import DistributedOptimizer
-    from flk_runtime.errors import DiscoveryError, MeetingError, PeerError, SetupError, SnapshotError
+    from flk_runtime.errors import CheckpointError, DiscoveryError, PeerError, RendezvousError, SetupError
     from flk_runtime.initialize import init
     from flk_runtime.parallel.precision import Precision
     from flk_runtime.run import Run
@@ -37,39 +37,39 @@ _HOMES = {
     "DiscoveryError": "errors",
     "DistributedOptimizer": "optimizer",
     "Loader": "data",
-    "MeetingError": "errors",
+    "RendezvousError": "errors",
     "PeerError": "errors",
-    "Place": "discover",
+    "RankInfo": "discover",
     "Precision": "precision",
     "Run": "run",
     "SetupError": "errors",
-    "SnapshotError": "errors",
+    "CheckpointError": "errors",
     "all_reduce": "collectives",
     "broadcast": "collectives",
     "contiguous": "container",
     "init": "initialize",
-    "main_first": "first",
+    "main_process_first": "first",
     "reduce": "collectives",
     "synchronize": "replicas",
 }
 
 __all__ = [
+    "CheckpointError",
     "DiscoveryError",
     "DistributedOptimizer",
     "Loader",
-    "MeetingError",
     "PeerError",
-    "Place",
     "Precision",
+    "RankInfo",
+    "RendezvousError",
     "Run",
     "SetupError",
-    "SnapshotError",
     "__version__",
     "all_reduce",
     "broadcast",
     "contiguous",
     "init",
-    "main_first",
+    "main_process_first",
     "reduce",
     "synchronize",
 ]

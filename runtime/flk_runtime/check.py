@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from flk_runtime import contract
 from flk_runtime.contract import ExitCode
 from flk_runtime.errors import SetupError
-from flk_runtime.launcher import worker as rank
-from flk_runtime.preflight.report import Facts
+from flk_runtime.preflight.report import RankReport
+from flk_runtime.system import report
 
 MODULE = "flk_runtime.check"  # what a launcher starts as its ranks
 
@@ -41,10 +41,10 @@ def main() -> int:
         place = discover()
         number = place.rank
         from flk_runtime.distributed import process_group as group
-        from flk_runtime.initialize import Choices, facts_of, open_group
+        from flk_runtime.initialize import InitOptions, open_group, rank_report
         from flk_runtime.preflight import compare as preflight
 
-        choices = Choices.read(place, {}, together=True)
+        choices = InitOptions.read(place, {}, together=True)
         choices = dataclasses.replace(choices, preflight=choices.preflight or preflight.TIMEOUT)
         if choices.problem and place.world_size == 1:
             raise choices.problem
@@ -54,11 +54,11 @@ def main() -> int:
         _reduce(choices.device)
         done = time.monotonic()
         if place.rank == 0:
-            for line in screen(everybody or [facts_of(place, choices)], opened - began, done - opened):
+            for line in screen(everybody or [rank_report(place, choices)], opened - began, done - opened):
                 print(line, flush=True)
         group.leave(at_once=False)
     except SetupError as error:
-        rank.send(rank.describe(error) | {"kind": "usage"})  # another attempt would find the same
+        report.send(report.describe(error) | {"kind": "usage"})  # another attempt would find the same
         if number == 0 or not error.everywhere:
             print("\n".join(f"fault     {line}" for line in str(error).splitlines()), flush=True)
         return int(ExitCode.USAGE)
@@ -75,10 +75,10 @@ def _reduce(device: object) -> None:
         raise SetupError(f"an all-reduce of ones over {dist.get_world_size()} ranks gave {total.item():g}")
 
 
-def screen(everybody: list[Facts], opened: float, reduced: float) -> list[str]:
+def screen(everybody: list[RankReport], opened: float, reduced: float) -> list[str]:
     """What a user sees where nothing is wrong: a line for each node, at most 16; times in seconds."""
     first = min(everybody, key=lambda one: one.rank)
-    nodes: dict[str, list[Facts]] = {}
+    nodes: dict[str, list[RankReport]] = {}
     for one in sorted(everybody, key=lambda one: one.rank):
         nodes.setdefault(one.node, []).append(one)
     ranks = f"{len(everybody)} on {_plural(len(nodes), 'node')}"

@@ -54,7 +54,7 @@ START: Final = "FLK_START"  # how ranks start: fork (default) or spawn
 CODE: Final = "FLK_CODE"  # folder with the archive of the user's code; unset: the code is in the image
 CODE_HASH: Final = "FLK_CODE_HASH"  # sha256 of the archive, in hex
 WORK: Final = "FLK_WORK"  # folder to unpack the code into, and to start the ranks in
-TERMINATION_LOG: Final = "FLK_TERMINATION_LOG"  # file for the verdict; the kubelet's in a pod
+TERMINATION_LOG: Final = "FLK_TERMINATION_LOG"  # file for the record; the kubelet's in a pod
 
 # Variables for the ranks and their script, beside torchrun's own.
 STRATEGY: Final = "FLK_STRATEGY"
@@ -125,7 +125,7 @@ TERMINATION_LOG_LIMIT: Final = 4096  # bytes that the kubelet keeps of it
 
 LAUNCHER_TAG: Final = "[pod {index}] "
 RANK_TAG: Final = "[rank {rank}] "
-RECORD_MARK: Final = "flk-record "  # after the launcher's tag: a Verdict as JSON, for `flk status`
+RECORD_MARK: Final = "flk-record "  # after the launcher's tag: a JobRecord as JSON, for `flk status`
 RECORD_EVERY: Final = 1000  # the launcher of pod 0 repeats its record after so many lines, so that a tail shows it
 _TAG = re.compile(r"^\[pod \d+\] " + re.escape(RECORD_MARK))
 
@@ -190,7 +190,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class JobRecord:
     """What a launcher knows of its job: a record in its log while it runs, the termination message at its end."""
 
     outcome: str  # running, succeeded, failed, preempted
@@ -223,7 +223,7 @@ class Verdict:
         return _dump(data)
 
     @classmethod
-    def from_json(cls, text: str) -> Verdict | None:
+    def from_json(cls, text: str) -> JobRecord | None:
         """The record in ``text``, or None where it holds none (another program's message, a cut line)."""
         try:
             data = json.loads(text)
@@ -257,10 +257,10 @@ def _dump(data: Any) -> str:
     return json.dumps(data, separators=(",", ":"))
 
 
-def record_in(line: str) -> Verdict | None:
+def record_in(line: str) -> JobRecord | None:
     """The record that a line of a pod's log holds, if any."""
     match = _TAG.match(line)
-    return Verdict.from_json(line[match.end() :]) if match else None
+    return JobRecord.from_json(line[match.end() :]) if match else None
 
 
 def is_record(line: str) -> bool:

@@ -16,13 +16,13 @@ class DiscoveryError(SetupError):
     """The environment's variables contradict each other; the message names them and their values."""
 
 
-class MeetingError(SetupError):
+class RendezvousError(SetupError):
     """The ranks did not come together: one did not come, or the master was not reached. The next attempt may do."""
 
     code = ExitCode.INFRASTRUCTURE
 
 
-class SnapshotError(SetupError):
+class CheckpointError(SetupError):
     """A snapshot does not fit what resumes from it, or its folder can't be used; the message names the folder."""
 
 

@@ -18,14 +18,14 @@ from torch.distributed import distributed_c10d
 
 from flk_runtime import contract
 from flk_runtime.checkpoint.storage import Folder
-from flk_runtime.discovery.launchers import Place, discover
+from flk_runtime.discovery.launchers import RankInfo, discover
 from flk_runtime.distributed import process_group as group
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import strategies as parallel
 from flk_runtime.preflight import bootstrap as meeting
 from flk_runtime.preflight import compare as comparison
 from flk_runtime.preflight import report as facts
-from flk_runtime.preflight.report import Facts
+from flk_runtime.preflight.report import RankReport
 from flk_runtime.run import Run
 from flk_runtime.system import device as devices
 from flk_runtime.system import rng as randomness
@@ -63,8 +63,8 @@ def init(
 
     Python's, NumPy's and torch's generators are seeded: alike on all ranks until `Run.parallelize`, so that all build
     the same model, and differently from then on. A second call returns the same run. Raises SetupError (DiscoveryError,
-    MeetingError, SnapshotError) where an argument, a variable or the snapshot folder is wrong, or where the ranks do
-    not fit together: then on all ranks. Collective: all ranks call it.
+    RendezvousError, CheckpointError) where an argument, a variable or the checkpoint folder is wrong, or where the
+    ranks do not fit together: then on all ranks. Collective: all ranks call it.
     """
     global _current, _arguments
     given = {
@@ -81,7 +81,7 @@ def init(
 
     place = discover()
     owned = not dist.is_initialized()
-    choices = Choices.read(place, given, together=owned)
+    choices = InitOptions.read(place, given, together=owned)
     if owned:
         open_group(place, choices)
     elif choices.problem:
@@ -108,7 +108,7 @@ def init(
 
 
 @dataclass(frozen=True)
-class Choices:
+class InitOptions:
     """What a rank was told by arguments and variables."""
 
     strategy: str = "ddp"
@@ -124,7 +124,7 @@ class Choices:
     problem: SetupError | None = None  # what is wrong with them, where the other ranks shall hear of it too
 
     @classmethod
-    def read(cls, place: Place, given: dict[str, Any], *, together: bool) -> Choices:
+    def read(cls, place: RankInfo, given: dict[str, Any], *, together: bool) -> InitOptions:
         """Check what was ``given`` to `init` and fill the rest from the environment.
 
         Where ``together``, what is wrong is kept, so that this rank can tell the others instead of not coming.
@@ -157,17 +157,17 @@ class Choices:
             return dataclasses.replace(known, problem=error)
 
 
-def open_group(place: Place, choices: Choices) -> list[Facts]:
+def open_group(place: RankInfo, choices: InitOptions) -> list[RankReport]:
     """Meet the other ranks, compare, and open the process group. Collective.
 
     Returns the facts of all ranks on rank 0, where they were compared. Raises SetupError as `init` does.
     """
-    everybody: list[Facts] = []
+    everybody: list[RankReport] = []
     if place.world_size > 1:
         began = time.monotonic()
         store = meeting.meet(place, choices.preflight or choices.timeout)
         if choices.preflight:
-            everybody = _compare(store, facts_of(place, choices), choices.preflight, began)
+            everybody = _compare(store, rank_report(place, choices), choices.preflight, began)
         store.set_timeout(timedelta(seconds=choices.timeout))
     else:
         store = dist.HashStore()  # type: ignore[attr-defined]
@@ -183,19 +183,19 @@ def open_group(place: Place, choices: Choices) -> list[Facts]:
     return everybody
 
 
-def _compare(store: Any, mine: Facts, timeout: float, began: float) -> list[Facts]:
-    verdict, everybody = comparison.exchange(store, mine, timeout, began)
-    if verdict.faults:
-        raise verdict.error
+def _compare(store: Any, mine: RankReport, timeout: float, began: float) -> list[RankReport]:
+    result, everybody = comparison.exchange(store, mine, timeout, began)
+    if result.faults:
+        raise result.error
     if mine.rank == 0:
-        for line in verdict.warnings:
+        for line in result.warnings:
             print(f"flk: {line}", file=sys.stderr, flush=True)
     return everybody
 
 
-def facts_of(place: Place, choices: Choices) -> Facts:
+def rank_report(place: RankInfo, choices: InitOptions) -> RankReport:
     """What this rank knows of itself, for the others to compare."""
-    return Facts(
+    return RankReport(
         rank=place.rank,
         world_size=place.world_size,
         local_rank=place.local_rank,

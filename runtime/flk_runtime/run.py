@@ -16,16 +16,16 @@ from torch.optim import Optimizer
 from flk_runtime.checkpoint import storage as snapshot
 from flk_runtime.checkpoint.manager import Checkpoint, Stateful
 from flk_runtime.data import iterable as streams
-from flk_runtime.data.loader import Epochs, Feed
+from flk_runtime.data.loader import EpochLoader, LoaderContext
 from flk_runtime.data.uneven_inputs import together
-from flk_runtime.discovery.launchers import Place
+from flk_runtime.discovery.launchers import RankInfo
 from flk_runtime.distributed import process_group as group
 from flk_runtime.errors import SetupError
 from flk_runtime.metrics import logging as metrics
 from flk_runtime.metrics import mfu
 from flk_runtime.parallel import strategies as parallel
 from flk_runtime.parallel.blocks import Blocks
-from flk_runtime.parallel.model import OptimizerState, Wrapped
+from flk_runtime.parallel.model import OptimizerState, ParallelModel
 from flk_runtime.parallel.precision import Precision
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class Run:
 
     def __init__(
         self,
-        place: Place,
+        place: RankInfo,
         *,
         device: torch.device,
         strategy: str,
@@ -61,9 +61,9 @@ class Run:
         self.closed = False
         self._save_every, self._log_every, self._owns_group = save_every, log_every, owns_group
         self._timeouts = timeouts
-        self._wrapped: list[Wrapped] = []
+        self._wrapped: list[ParallelModel] = []
         self._loaders = 0
-        self._loader: Epochs | None = None  # the one that gave the latest batch
+        self._loader: EpochLoader | None = None  # the one that gave the latest batch
         self._pending = 0  # samples of it since the last step
         self._throughput = metrics.Throughput()
         self._meter = mfu.Meter(device, self.world_size, lambda text: self.print(f"flk: {text}"))
@@ -85,7 +85,7 @@ class Run:
         recompute: bool = False,
         compile: bool | str = False,
         shard_size: int | None = None,
-        find_unused: bool = False,
+        find_unused_parameters: bool = False,
     ) -> nn.Module: ...
 
     @overload
@@ -100,7 +100,7 @@ class Run:
         recompute: bool = False,
         compile: bool | str = False,
         shard_size: int | None = None,
-        find_unused: bool = False,
+        find_unused_parameters: bool = False,
     ) -> tuple[nn.Module, O]: ...
 
     def parallelize(
@@ -114,7 +114,7 @@ class Run:
         recompute: bool = False,
         compile: bool | str = False,
         shard_size: int | None = None,
-        find_unused: bool = False,
+        find_unused_parameters: bool = False,
     ) -> nn.Module | tuple[nn.Module, O]:
         """The model to call from now on, wrapped by the strategy, and ``optimizer`` with its parameters. Collective.
 
@@ -129,8 +129,8 @@ class Run:
         sharded, recomputed and compiled by itself: classes or their names, or a least number of parameters; by default
         the modules of a repeated class in a ModuleList, ModuleDict or Sequential. ``recompute``: keep no activations
         of blocks. ``compile``: run each block through torch.compile; a string names its backend. ``shard_size``: ranks
-        per shard group of a hybrid strategy; by default those of one node. ``find_unused``: the forward pass does not
-        use the same parameters on all ranks.
+        per shard group of a hybrid strategy; by default those of one node. ``find_unused_parameters``: the forward
+        pass does not use the same parameters on all ranks.
 
         Raises SetupError where these do not go together, before any communication.
         """
@@ -138,7 +138,7 @@ class Run:
         name = f"model-{number}" if number else "model"
         if any(each.model is model or each.called is model for each in self._wrapped):
             raise SetupError("this model has been parallelized before")
-        options = parallel.Options(api, precision, blocks, recompute, compile, shard_size, find_unused)
+        options = parallel.Options(api, precision, blocks, recompute, compile, shard_size, find_unused_parameters)
         self._checkpoint.check_model(name, model)
         self._meter.prepare(model)
         wrapped = parallel.wrap(
@@ -211,7 +211,7 @@ class Run:
         seed: int | None = None,
         name: str | None = None,
         **options: Any,
-    ) -> Epochs:
+    ) -> EpochLoader:
         """Batches of ``batch_size`` samples for this rank, on its device, out of a map-style dataset or an iterable.
 
         Every step takes ``world_size × batch_size`` samples; nothing is dropped (unless ``drop_last``) or doubled, and
@@ -222,7 +222,7 @@ class Run:
         """
         name = name or ("loader" if self._loaders == 0 else f"loader-{self._loaders}")
         self._loaders += 1
-        feed = Feed(
+        feed = LoaderContext(
             batch_size,
             self.rank,
             self.world_size,
@@ -365,7 +365,7 @@ class Run:
             line["mfu"] = round(utilisation, 4)
         self.print(metrics.line({**line, **values}))
 
-    def _count(self, loader: Epochs, samples: int) -> None:
+    def _count(self, loader: EpochLoader, samples: int) -> None:
         if loader is not self._loader:  # an evaluation's samples are not the next step's
             self._loader, self._pending = loader, 0
         self._pending += samples

@@ -16,9 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from flk import labels
 from flk.errors import UsageError
 from flk.manifest.bundle import Shipment
-from flk.manifest.render import INDEX_LABEL, render
+from flk.manifest.render import render
 from flk.spec import file as jobfile
 from flk.spec.fabric import fabrics
 from flk.spec.job import Job, validated
@@ -34,13 +35,13 @@ def objects(job: Job, shipment: Shipment) -> list[dict[str, Any]]:
     manifests = render(job, Shipment() if job.ship is False else shipment, submission="s", owner="u@h")
     template = manifests[0]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
     name = f"{job.name}-worker-{job.replicas - 1}"
-    labels = {
+    own = {
         "training.kubeflow.org/operator-name": "pytorchjob-controller",
         "training.kubeflow.org/job-name": job.name,
         "training.kubeflow.org/replica-type": "worker",
-        INDEX_LABEL: str(job.replicas - 1),
+        labels.REPLICA_INDEX: str(job.replicas - 1),
     }
-    metadata = {**template["metadata"], "name": name, "labels": {**template["metadata"]["labels"], **labels}}
+    metadata = {**template["metadata"], "name": name, "labels": {**template["metadata"]["labels"], **own}}
     ports = template["spec"]["containers"][0]["ports"]
     return [
         *manifests,

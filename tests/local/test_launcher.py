@@ -20,7 +20,7 @@ import pytest
 
 from flk.local import free_port
 from flk_runtime import contract
-from flk_runtime.contract import ExitCode, Verdict, record_in
+from flk_runtime.contract import ExitCode, JobRecord, record_in
 
 END = 120  # seconds for a job of a few steps, on a machine that does other things too
 
@@ -96,10 +96,10 @@ class Pods:
     def logs_of_all(self) -> str:
         return "".join(self.log(index) for index in range(self.pods))
 
-    def verdict(self, index: int = 0) -> Verdict:
-        verdict = Verdict.from_json((self.folder / f"termination.{index}").read_text())
-        assert verdict is not None
-        return verdict
+    def record(self, index: int = 0) -> JobRecord:
+        record = JobRecord.from_json((self.folder / f"termination.{index}").read_text())
+        assert record is not None
+        return record
 
     def pid(self, attempt: int, rank: int) -> int:
         """The process of a rank that has made a step in this attempt."""
@@ -147,7 +147,7 @@ def test_ranks_of_two_pods_meet(pods: Callable[..., Pods], start: str) -> None:
     assert job.wait() == [0, 0], job.logs_of_all()
     for rank in range(4):
         assert f"[rank {rank}] rank {rank} of 4 done in attempt 0\n" in job.log(rank // 2)
-    assert job.verdict().outcome == "succeeded"
+    assert job.record().outcome == "succeeded"
 
 
 def test_ranks_are_not_forked_from_a_process_with_threads(pods: Callable[..., Pods]) -> None:
@@ -206,7 +206,7 @@ def test_a_killed_rank_leads_to_the_next_attempt_of_all(pods: Callable[..., Pods
     assert job.wait() == [0, 0], job.logs_of_all()
     for rank in range(4):
         assert f"rank {rank} of 4 done in attempt 1" in job.logs_of_all()
-    first = job.verdict().attempts[0]
+    first = job.record().attempts[0]
     assert first.failure is not None
     assert (first.failure.rank, first.failure.signal, first.failure.pod_name) == (3, signal.SIGKILL, "test-worker-1")
 
@@ -221,10 +221,10 @@ def test_a_killed_pod_leads_to_the_next_attempt_of_all(pods: Callable[..., Pods]
     job.until(lambda: not alive(ranks[victim]), "the ranks of a killed launcher end with it")
     job.start("train.py", "2", only=victim)
     assert job.wait() == [0, 0], job.logs_of_all()
-    first = job.verdict(0).attempts[0]
+    first = job.record(0).attempts[0]
     assert first.failure is not None
     assert (first.failure.kind, first.failure.pod) == ("lost", victim)
-    assert [attempt.number for attempt in job.verdict(0).attempts] == [0, 1]
+    assert [attempt.number for attempt in job.record(0).attempts] == [0, 1]
 
 
 def test_a_pod_told_to_stop_ends_preempted_and_the_others_wait_for_it(pods: Callable[..., Pods]) -> None:
@@ -233,10 +233,10 @@ def test_a_pod_told_to_stop_ends_preempted_and_the_others_wait_for_it(pods: Call
     job.pid(0, 0)
     job.running[1].terminate()
     assert job.running[1].wait(END) == ExitCode.PREEMPTED
-    assert job.verdict(1).outcome == "preempted"
+    assert job.record(1).outcome == "preempted"
     job.start("train.py", "2", only=1)
     assert job.wait() == [0, 0], job.logs_of_all()
-    failure = job.verdict(0).attempts[0].failure
+    failure = job.record(0).attempts[0].failure
     assert failure is not None
     assert (failure.kind, failure.pod, failure.message) == ("lost", 1, "it was told to stop (SIGTERM)")
 
@@ -248,7 +248,7 @@ def test_a_killed_fork_server_is_a_lost_pod(pods: Callable[..., Pods]) -> None:
     assert job.running[1].wait(END) == 128 + signal.SIGKILL
     job.start("train.py", "2", only=1)
     assert job.wait() == [0, 0], job.logs_of_all()
-    failure = job.verdict(0).attempts[0].failure
+    failure = job.record(0).attempts[0].failure
     assert failure is not None
     assert (failure.kind, failure.pod) == ("lost", 1)
 
@@ -262,10 +262,10 @@ def test_restarts_are_counted_and_used_up(pods: Callable[..., Pods]) -> None:
     job.start("train.py")
     assert job.wait() == [ExitCode.TRAINING] * 2, job.logs_of_all()
     for index in range(2):
-        verdict = job.verdict(index)
-        assert [attempt.number for attempt in verdict.attempts] == [0, 1, 2]
-        assert verdict.failure is not None
-        assert (verdict.failure.kind, verdict.failure.exit_code) == ("exit", 7)
+        record = job.record(index)
+        assert [attempt.number for attempt in record.attempts] == [0, 1, 2]
+        assert record.failure is not None
+        assert (record.failure.kind, record.failure.exit_code) == ("exit", 7)
 
 
 def test_the_cause_is_the_rank_that_raised_and_not_its_peers(pods: Callable[..., Pods]) -> None:
@@ -274,7 +274,7 @@ def test_the_cause_is_the_rank_that_raised_and_not_its_peers(pods: Callable[...,
     job.start("train.py", "1")
     assert job.wait() == [ExitCode.TRAINING] * 2, job.logs_of_all()
     for index in range(2):  # also in the pod whose own ranks only saw a broken connection
-        failure = job.verdict(index).failure
+        failure = job.record(index).failure
         assert failure is not None
         assert (failure.rank, failure.pod_name, failure.type, failure.message) == (
             2,
@@ -406,10 +406,10 @@ def test_the_deadline_ends_the_job_and_is_not_retried(pods: Callable[..., Pods])
     job = pods(2, 1, FLK_DEADLINE="8", FLK_RESTARTS="5", script="import time; time.sleep(600)")
     job.start("train.py")
     assert job.wait() == [ExitCode.TIMEOUT] * 2, job.logs_of_all()
-    failure = job.verdict().failure
+    failure = job.record().failure
     assert failure is not None
     assert failure.kind == "deadline"
-    assert len(job.verdict().attempts) == 1
+    assert len(job.record().attempts) == 1
 
 
 def test_a_pod_that_never_comes_is_named(pods: Callable[..., Pods]) -> None:
@@ -417,7 +417,7 @@ def test_a_pod_that_never_comes_is_named(pods: Callable[..., Pods]) -> None:
     job.start("train.py", "1", only=0)
     job.start("train.py", "1", only=1)
     assert [job.running[index].wait(END) for index in range(2)] == [ExitCode.INFRASTRUCTURE] * 2, job.logs_of_all()
-    failure = job.verdict(1).failure
+    failure = job.record(1).failure
     assert failure is not None
     assert (failure.kind, failure.pod) == ("lost", 2)
 
@@ -439,7 +439,7 @@ def test_what_cannot_start_is_refused_with_one_line(
     assert job.wait() == [ExitCode.USAGE], job.log()
     (line,) = job.log().splitlines()
     assert message in line
-    failure = job.verdict().failure
+    failure = job.record().failure
     assert failure is not None
     assert message in failure.message
 
@@ -452,11 +452,11 @@ def test_what_trying_again_would_not_help_costs_no_restarts(pods: Callable[..., 
     job = pods(1, 2, FLK_RESTARTS="3", script=script)
     job.start("train.py")
     assert job.wait() == [ExitCode.USAGE], job.log()
-    verdict = job.verdict()
-    assert verdict.failure is not None
-    assert verdict.failure.kind == "usage"
-    assert "unknown strategy 'magic'" in verdict.failure.message
-    assert len(verdict.attempts) == 1
+    record = job.record()
+    assert record.failure is not None
+    assert record.failure.kind == "usage"
+    assert "unknown strategy 'magic'" in record.failure.message
+    assert len(record.attempts) == 1
 
 
 def test_a_port_that_is_taken_is_named(pods: Callable[..., Pods]) -> None:
@@ -531,7 +531,7 @@ def test_faults_at_random_never_stop_a_job(pods: Callable[..., Pods]) -> None:
     wait_for_attempt(job, max(int(path.name.split(".")[1]) for path in job.folder.glob("pid.*")) - 1)
     (job.folder / "stop").touch()
     job.until(lambda: revive(job) and all(p.poll() == 0 for p in job.running.values()), "all pods end well")
-    numbers = [attempt.number for attempt in job.verdict(0).attempts]
+    numbers = [attempt.number for attempt in job.record(0).attempts]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 

@@ -1,4 +1,4 @@
-"""DistributedOptimizer, synchronize and main_first, between real processes."""
+"""DistributedOptimizer, synchronize and main_process_first, between real processes."""
 
 from __future__ import annotations
 
@@ -373,7 +373,7 @@ run = flk.init(device="cpu", strategy="none")
 r = run.rank
 folder = Path(os.environ["FOLDER"])
 for local, first in ((False, [0]), (True, [0, 2])):
-    with flk.main_first(local=local):
+    with flk.main_process_first(local=local):
         there = {path.name for path in folder.glob(f"{local}-*")}
         if r in first:
             (folder / f"{local}-{r}").write_text("made")
@@ -381,20 +381,20 @@ for local, first in ((False, [0]), (True, [0, 2])):
             assert there >= {f"{local}-{rank}" for rank in first}, there
 
 try:
-    with flk.main_first():
+    with flk.main_process_first():
         if r == 0:
             raise OSError("no space left")
         print("never here")
 except (OSError, flk.PeerError) as error:
     print(type(error).__name__, error)
 try:
-    with flk.main_first(local=True):
+    with flk.main_process_first(local=True):
         if r == 2:
             raise OSError("no space left")
 except (OSError, flk.PeerError) as error:
     print(type(error).__name__, error)
 try:
-    with flk.main_first():
+    with flk.main_process_first():
         if r == 1:
             raise ValueError("only here")  # after the first: this rank's own affair
 except ValueError as error:
@@ -406,7 +406,7 @@ run.close()
 def test_main_first(ranks: Callable[..., list[Any]], tmp_path: Any) -> None:
     nodes = {rank: {"LOCAL_RANK": str(rank % 2), "GROUP_RANK": str(rank // 2)} for rank in range(4)}
     ended = ranks(FIRST, 4, {"FOLDER": str(tmp_path), "LOCAL_WORLD_SIZE": "2"}, nodes)
-    text = "failed in the block of main_first that it went through first: OSError: no space left"
+    text = "failed in the block of main_process_first that it went through first: OSError: no space left"
     for rank, one in enumerate(ended):
         assert one.lines == [
             "OSError no space left" if rank == 0 else f"PeerError rank 0 {text}",
@@ -435,7 +435,7 @@ with flk.init(device="cpu") as run:
     (optimizer.param_groups[0]["params"][0] * 3).sum().backward()
     wrapped.step()
     print(optimizer.param_groups[0]["params"][0].item())
-    with flk.main_first():
+    with flk.main_process_first():
         print("alone")
 """
 

@@ -65,7 +65,7 @@ def test_a_rank_that_comes_when_the_others_have_met(ranks: Ranks) -> None:
 def test_a_rank_that_does_not_come(ranks: Ranks) -> None:
     line = the_same(ranks(INIT, 2, SOON | {"WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2"}))
     assert line.startswith(
-        "MeetingError: ranks 2-5 of 6 (of node 1-2, from 0) did not come within 2 s, 2 came: no rank"
+        "RendezvousError: ranks 2-5 of 6 (of node 1-2, from 0) did not come within 2 s, 2 came: no rank"
     )
 
 
@@ -73,7 +73,7 @@ def test_rank_0_that_does_not_come(ranks: Ranks) -> None:
     """No other rank has the store then; who holds it in the launcher's stead is under test_launchers."""
     moved = {rank: {"RANK": str(rank + 1), "LOCAL_RANK": str(rank + 1)} for rank in range(2)}
     for rank, line in enumerate(said(ranks(INIT, 2, SOON | {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}, moved)), 1):
-        assert line.startswith(f"MeetingError: rank {rank} on node "), line
+        assert line.startswith(f"RendezvousError: rank {rank} on node "), line
         assert "(connection refused); check that rank 0 runs on that host" in line
 
 
@@ -119,7 +119,7 @@ def test_a_closed_port(ranks: Ranks) -> None:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
         first, second = said(ranks(INIT, 2, SOON, {1: {"MASTER_PORT": str(port)}}))
-    assert first.startswith("MeetingError: rank 1 of 2 did not come within 2 s, 1 came")
+    assert first.startswith("RendezvousError: rank 1 of 2 did not come within 2 s, 1 came")
     assert (
         f"rank 1 on node {socket.gethostname()} did not reach the master 127.0.0.1:{port}: the host is there" in second
     )
@@ -137,7 +137,7 @@ def test_loopback_as_master_of_several_nodes(ranks: Ranks) -> None:
 def test_a_name_that_does_not_resolve(ranks: Ranks) -> None:
     for rank, line in enumerate(said(ranks(INIT, 2, SOON | {"MASTER_ADDR": "no-such-host.invalid"}))):
         assert re.match(
-            rf"MeetingError: rank {rank} on node \S+ did not reach the master no-such-host.invalid:\d+: ", line
+            rf"RendezvousError: rank {rank} on node \S+ did not reach the master no-such-host.invalid:\d+: ", line
         )
         assert "the name no-such-host.invalid does not resolve there" in line
 

@@ -441,7 +441,7 @@ with flk.init(device="cpu", log_every=0) as run:
         torch.manual_seed(0)
         model = Choice()
         with strategy(run, name):
-            model = run.parallelize(model, find_unused=True, blocks=Choice)  # one unit: all of it is gathered
+            model = run.parallelize(model, find_unused_parameters=True, blocks=Choice)  # one unit, gathered whole
         model(torch.ones(1, 3), run.rank).sum().backward()
         gradients = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in model.parameters()]
         tell(name, [g.tolist() for g in gradients if g is not None and g.abs().sum() > 0])
@@ -543,7 +543,7 @@ with flk.init(device="cpu", log_every=0) as run:
         ("api='fsdp3': expected one of fsdp2, fsdp1", "full_shard", {"api": "fsdp3"}),
         ("precision='bf16': expected a flk_runtime.Precision", "full_shard", {"precision": "bf16"}),
         ("precision has no meaning under strategy none", "none", {"precision": flk.Precision()}),
-        ("FSDP1 reduces whole units", "full_shard", {"api": "fsdp1", "find_unused": True}),
+        ("FSDP1 reduces whole units", "full_shard", {"api": "fsdp1", "find_unused_parameters": True}),
         ("the model has no Blok to make a block of; it is made of Block, ModuleList, Net", "full_shard",
          {"blocks": "Blok"}),
         ("blocks=0: expected", "full_shard", {"blocks": 0}),

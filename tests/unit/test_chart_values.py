@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 import yaml
 
+from flk import labels
 from flk.manifest import bundle as ship
 from flk.manifest import render
 from flk.spec import defaults as site
@@ -51,7 +52,7 @@ def normal(manifest: dict[str, Any]) -> dict[str, Any]:
     """The manifest with what has no order in one order, and the job on record as data."""
     manifest = json.loads(json.dumps(manifest))
     annotations = manifest["metadata"]["annotations"]
-    annotations[render.SPEC] = json.loads(annotations[render.SPEC])
+    annotations[labels.SPEC] = json.loads(annotations[labels.SPEC])
     for container in manifest["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]:
         container.get("env", []).sort(key=lambda variable: variable["name"])
     return manifest
@@ -137,8 +138,8 @@ def test_chart_takes_the_sites_defaults_as_flk_does(helm: Any, tmp_path: Path) -
     code, documents, stderr = helm({"job": {"enabled": True, **values}, "defaults": defaults})
     assert code == 0, stderr
     config = of_kind(documents, "ConfigMap")[0]
-    assert config["metadata"]["labels"][site.LABEL] == "true"
-    read = site.parse([("defaults", config["data"][site.KEY])])
+    assert config["metadata"]["labels"][labels.DEFAULTS] == "true"
+    read = site.parse([("defaults", config["data"][labels.DEFAULTS_KEY])])
     job = site.apply(validated({"command": EXAMPLE, **values, "name": "gpt", "ship": False}), read)
     assert job.image == "team/torch:2"
     assert normal(of_kind(documents, "PyTorchJob")[0]) == rendered(job, tmp_path)
@@ -191,7 +192,7 @@ def test_schema_knows_the_same_fields_fabrics_and_reserved_names() -> None:
     assert set(schema["definitions"]["fabric"]["enum"]) == {"", None, *fabrics()}
     strategies = schema["properties"]["job"]["properties"]["strategy"]["enum"]
     assert strategies == [*contract.STRATEGIES, *TORCH_STRATEGIES]
-    assert site.Site.model_fields.keys() == values["defaults"].keys()
+    assert site.NamespaceDefaults.model_fields.keys() == values["defaults"].keys()
     names = [*contract.RESERVED_NAMES, *(f"{prefix}X" for prefix in contract.RESERVED_PREFIXES), *contract.SETTABLE]
     for name in [*names, "LR", "RANKS", "MY_RANK", "PETS"]:
         check = jsonschema.Draft7Validator({"$ref": "#/definitions/variable", "definitions": schema["definitions"]})

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flk_runtime import contract
-from flk_runtime.contract import Attempt, ExitCode, Failure, Verdict, is_record, record_in
+from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord, is_record, record_in
 
 TEXT = st.text(max_size=8000)
 FAILURES = st.builds(
@@ -25,30 +25,32 @@ ATTEMPTS = st.lists(
     st.builds(Attempt, st.integers(0, 1000), st.floats(0, 2e9), st.none() | st.floats(0, 2e9), st.none() | FAILURES),
     max_size=5,
 )
-VERDICTS = st.builds(Verdict, st.just("failed"), st.integers(0, 255), st.integers(0, 9), st.none() | FAILURES, ATTEMPTS)
+RECORDS = st.builds(
+    JobRecord, st.just("failed"), st.integers(0, 255), st.integers(0, 9), st.none() | FAILURES, ATTEMPTS
+)
 
 
-@given(VERDICTS)
-def test_a_record_is_one_line_and_comes_back_equal(verdict: Verdict) -> None:
-    line = f"[pod 0] {contract.RECORD_MARK}{verdict.to_json()}"
+@given(RECORDS)
+def test_a_record_is_one_line_and_comes_back_equal(record: JobRecord) -> None:
+    line = f"[pod 0] {contract.RECORD_MARK}{record.to_json()}"
     assert "\n" not in line
     assert is_record(line)
-    assert record_in(line) == verdict
+    assert record_in(line) == record
 
 
-@given(VERDICTS)
-def test_a_termination_message_fits_and_keeps_outcome_code_and_cause(verdict: Verdict) -> None:
-    text = verdict.to_json(contract.TERMINATION_LOG_LIMIT)
+@given(RECORDS)
+def test_a_termination_message_fits_and_keeps_outcome_code_and_cause(record: JobRecord) -> None:
+    text = record.to_json(contract.TERMINATION_LOG_LIMIT)
     assert len(text.encode()) <= contract.TERMINATION_LOG_LIMIT
-    kept = Verdict.from_json(text)
+    kept = JobRecord.from_json(text)
     assert kept is not None
-    assert (kept.outcome, kept.code) == (verdict.outcome, verdict.code)
-    if verdict.failure:
+    assert (kept.outcome, kept.code) == (record.outcome, record.code)
+    if record.failure:
         assert kept.failure is not None
         assert (kept.failure.kind, kept.failure.rank, kept.failure.pod) == (
-            verdict.failure.kind,
-            verdict.failure.rank,
-            verdict.failure.pod,
+            record.failure.kind,
+            record.failure.rank,
+            record.failure.pod,
         )
 
 
@@ -56,23 +58,23 @@ def test_a_termination_message_fits_and_keeps_outcome_code_and_cause(verdict: Ve
     "text", ["", "{", "null", "[]", "7", '{"outcome": "failed"}', "Traceback (most recent call last):", '{"code": 1}']
 )
 def test_what_is_no_record_is_none(text: str) -> None:
-    assert Verdict.from_json(text) is None
+    assert JobRecord.from_json(text) is None
     assert record_in(text) is None
 
 
 def test_a_rank_that_prints_something_like_a_record_is_not_believed() -> None:
-    line = f"[rank 0] {contract.RECORD_MARK}" + Verdict("succeeded", 0).to_json()
+    line = f"[rank 0] {contract.RECORD_MARK}" + JobRecord("succeeded", 0).to_json()
     assert not is_record(line)
     assert record_in(line) is None
 
 
 def test_a_record_of_a_newer_version_with_further_fields_is_read() -> None:
-    data = json.loads(Verdict("failed", 100, 0, Failure("exit", 1)).to_json())
+    data = json.loads(JobRecord("failed", 100, 0, Failure("exit", 1)).to_json())
     data["new"] = 1
     data["failure"]["new"] = 1
-    verdict = Verdict.from_json(json.dumps(data))
-    assert verdict is not None
-    assert verdict.failure == Failure("exit", 1)
+    record = JobRecord.from_json(json.dumps(data))
+    assert record is not None
+    assert record.failure == Failure("exit", 1)
 
 
 @pytest.mark.parametrize(

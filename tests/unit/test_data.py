@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from flk_runtime.data.loader import Feed, Loader, epoch_order, rank_share, step_sizes
-from flk_runtime.errors import SetupError, SnapshotError
+from flk_runtime.data.loader import Loader, LoaderContext, epoch_order, rank_share, step_sizes
+from flk_runtime.errors import CheckpointError, SetupError
 
 WORLDS = st.integers(1, 9)
 BATCHES = st.integers(1, 7)
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 def loader(samples: int, *, rank: int = 0, world_size: int = 1, batch_size: int = 4, **options: Any) -> Loader:
     of_run = {name: options.pop(name) for name in ("seed", "steps_done", "on_end") if name in options}
-    feed = Feed(batch_size, rank, world_size, CPU, **{"seed": 0, **of_run})
+    feed = LoaderContext(batch_size, rank, world_size, CPU, **{"seed": 0, **of_run})
     return Loader(TensorDataset(torch.arange(samples)), feed, **options)
 
 
@@ -196,11 +196,11 @@ def test_an_interrupted_last_step_of_an_epoch_leaves_no_step() -> None:
 
 def test_what_a_loader_refuses() -> None:
     with pytest.raises(SetupError, match="map-style"):
-        Loader(iter([1]), Feed(1, 0, 1, CPU, 0))
+        Loader(iter([1]), LoaderContext(1, 0, 1, CPU, 0))
     for batch_size in (0, -1, 1.5, "8"):
         with pytest.raises(SetupError, match="batch_size="):
             loader(8, batch_size=batch_size)  # type: ignore[arg-type]
     with pytest.raises(SetupError, match="takes no sampler"):
         loader(8, sampler=[1])
-    with pytest.raises(SnapshotError, match="has 8 samples, and had 9"):
+    with pytest.raises(CheckpointError, match="has 8 samples, and had 9"):
         loader(8).load_state_dict({"seed": 0, "epoch": 0, "consumed": 0, "samples": 9})

@@ -3,13 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flk_runtime.discovery.launchers import Place
+from flk_runtime.discovery.launchers import RankInfo
 from flk_runtime.errors import SetupError
 from flk_runtime.system import device
 
 
-def place(local_rank: int = 0, size: int = 1) -> Place:
-    return Place(rank=local_rank, local_rank=local_rank, world_size=size, local_world_size=size)
+def place(local_rank: int = 0, size: int = 1) -> RankInfo:
+    return RankInfo(rank=local_rank, local_rank=local_rank, world_size=size, local_world_size=size)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flk_runtime import contract
-from flk_runtime.discovery.launchers import LAUNCHERS, Place, discover
+from flk_runtime.discovery.launchers import LAUNCHERS, RankInfo, discover
 from flk_runtime.errors import DiscoveryError
 
 TORCHRUN = {
@@ -33,16 +33,16 @@ FLK = {**TORCHRUN, contract.ATTEMPT: "3", "TORCHELASTIC_RESTART_COUNT": "3"}
 
 
 def test_alone() -> None:
-    assert discover({}) == Place(0, 0, 1, 1, 0, "alone", None, 0)
-    assert discover({"PATH": "/bin", "RANK": "", "PET_NNODES": "1"}) == Place()
+    assert discover({}) == RankInfo(0, 0, 1, 1, 0, "alone", None, 0)
+    assert discover({"PATH": "/bin", "RANK": "", "PET_NNODES": "1"}) == RankInfo()
 
 
 def test_torchrun() -> None:
-    assert discover(TORCHRUN) == Place(5, 1, 8, 4, 1, "torchrun", ("10.0.0.7", 29501), 2, 2)
+    assert discover(TORCHRUN) == RankInfo(5, 1, 8, 4, 1, "torchrun", ("10.0.0.7", 29501), 2, 2)
 
 
 def test_flk() -> None:
-    assert discover(FLK) == Place(5, 1, 8, 4, 1, "flk", ("10.0.0.7", 29501), 3, 2)
+    assert discover(FLK) == RankInfo(5, 1, 8, 4, 1, "flk", ("10.0.0.7", 29501), 3, 2)
 
 
 def test_who_holds_the_store() -> None:
@@ -59,12 +59,12 @@ def test_variables_set_by_hand() -> None:
     by_hand = {
         name: value for name, value in TORCHRUN.items() if not name.startswith("TORCHELASTIC") and name != "GROUP_RANK"
     }
-    assert discover(by_hand) == Place(5, 1, 8, 4, 1, "env", ("10.0.0.7", 29501), 0, 2)
+    assert discover(by_hand) == RankInfo(5, 1, 8, 4, 1, "env", ("10.0.0.7", 29501), 0, 2)
 
 
 def test_a_world_of_one_leaves_nothing_open() -> None:
-    assert discover({"WORLD_SIZE": "1"}) == Place(launcher="env")
-    assert discover({"WORLD_SIZE": "1", "RANK": "0", "MASTER_PORT": "x"}) == Place(launcher="env")
+    assert discover({"WORLD_SIZE": "1"}) == RankInfo(launcher="env")
+    assert discover({"WORLD_SIZE": "1", "RANK": "0", "MASTER_PORT": "x"}) == RankInfo(launcher="env")
 
 
 @pytest.mark.parametrize(
@@ -149,19 +149,19 @@ KNOWN = sorted(
 
 
 def test_pods_of_a_pytorchjob_with_one_process_each() -> None:
-    expected = Place(1, 0, 2, 1, 1, "pytorchjob", ("job-master-0", 23456), 0, 2)
+    expected = RankInfo(1, 0, 2, 1, 1, "pytorchjob", ("job-master-0", 23456), 0, 2)
     assert discover(PODS) == discover({**PODS, "PET_NPROC_PER_NODE": "1"}) == expected
-    assert discover({**PODS, "RANK": "0", "WORLD_SIZE": "1", "PET_NODE_RANK": "0", "PET_NNODES": "1"}) == Place(
+    assert discover({**PODS, "RANK": "0", "WORLD_SIZE": "1", "PET_NODE_RANK": "0", "PET_NNODES": "1"}) == RankInfo(
         launcher="pytorchjob"
     )
 
 
 def test_pods_of_a_trainjob_with_one_process_each() -> None:
-    assert discover(TRAINER) == Place(1, 0, 2, 1, 1, "trainer", ("job-node-0-0.job", 29500), 0, 2)
-    assert discover({**TRAINER, "PET_NNODES": "1", "PET_NODE_RANK": "0"}) == Place(launcher="trainer")
+    assert discover(TRAINER) == RankInfo(1, 0, 2, 1, 1, "trainer", ("job-node-0-0.job", 29500), 0, 2)
+    assert discover({**TRAINER, "PET_NNODES": "1", "PET_NODE_RANK": "0"}) == RankInfo(launcher="trainer")
     # The only process of the only pod keeps nobody waiting.
     only = {**TRAINER, "PET_NNODES": "1", "PET_NODE_RANK": "0", "PET_NPROC_PER_NODE": "auto"}
-    assert discover(only) == Place(launcher="trainer")
+    assert discover(only) == RankInfo(launcher="trainer")
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_virtual_local_ranks_are_places_on_the_node() -> None:
 
 
 def test_horovod() -> None:
-    assert discover(HOROVOD) == Place(3, 1, 4, 2, 1, "horovod", None, 0, 2)
+    assert discover(HOROVOD) == RankInfo(3, 1, 4, 2, 1, "horovod", None, 0, 2)
     assert discover({**HOROVOD, **MEETING}).master == ("10.0.0.7", 29501)
     # `horovodrun --mpi` is mpirun: no HOROVOD_RANK, but settings of Horovod's.
     assert discover({**OPENMPI, "HOROVOD_FUSION_THRESHOLD": "0"}).launcher == "openmpi"
@@ -219,7 +219,7 @@ def test_horovod() -> None:
 
 def test_openmpi() -> None:
     place = discover(OPENMPI)
-    assert place == Place(3, 3, 4, 4, 0, "openmpi", place.master)
+    assert place == RankInfo(3, 3, 4, 4, 0, "openmpi", place.master)
     assert place.master
     assert place.master[0] == "127.0.0.1"
     assert 15000 <= place.master[1] < 25000
@@ -227,14 +227,14 @@ def test_openmpi() -> None:
     assert other != place.master
     assert discover({**OPENMPI, "MASTER_PORT": "4000"}).master == ("127.0.0.1", 4000)
     several = {**OPENMPI, "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
-    assert discover(several) == Place(3, 1, 4, 2, 1, "openmpi", None, 0, 2)
+    assert discover(several) == RankInfo(3, 1, 4, 2, 1, "openmpi", None, 0, 2)
     assert discover({**several, "MASTER_ADDR": "n1"}).master == ("n1", place.master[1])
     refused({**several, "MASTER_PORT": "4000"}, ["MASTER_ADDR must", "OMPI_COMM_WORLD_RANK=3"])
 
 
 @pytest.mark.parametrize("environ", [MPICH, MVAPICH], ids=["mpich", "mvapich2"])
 def test_mpich(environ: dict[str, str]) -> None:
-    assert discover(environ) == Place(3, 1, 4, 2, 1, "mpich", None, 0, 2)
+    assert discover(environ) == RankInfo(3, 1, 4, 2, 1, "mpich", None, 0, 2)
     assert discover({**environ, **MEETING}).master == ("10.0.0.7", 29501)
     refused({**environ, "MASTER_ADDR": "n1"}, ["MASTER_PORT must"])
 
@@ -248,17 +248,17 @@ def test_mpich_on_one_node_needs_a_port_or_its_communicator() -> None:
 
 def test_one_process_of_mpirun_is_a_world_of_one() -> None:
     one = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
-    assert discover(one) == Place(launcher="openmpi")
-    assert discover({"PMI_RANK": "0", "PMI_SIZE": "1"}) == Place(launcher="mpich")
+    assert discover(one) == RankInfo(launcher="openmpi")
+    assert discover({"PMI_RANK": "0", "PMI_SIZE": "1"}) == RankInfo(launcher="mpich")
 
 
 def test_slurm() -> None:
     place = discover(SLURM)
-    assert place == Place(5, 1, 7, 2, 2, "slurm", place.master, 0, 4)
+    assert place == RankInfo(5, 1, 7, 2, 2, "slurm", place.master, 0, 4)
     assert place.master
     assert place.master[0] == "gpu07"
     last = {**SLURM, "SLURM_PROCID": "6", "SLURM_LOCALID": "0", "SLURM_NODEID": "3", "SLURM_RESTART_COUNT": "2"}
-    assert discover(last) == Place(6, 0, 7, 1, 3, "slurm", place.master, 2, 4)
+    assert discover(last) == RankInfo(6, 0, 7, 1, 3, "slurm", place.master, 2, 4)
     assert discover({**SLURM, "SLURM_STEP_ID": "1"}).master != place.master
     assert discover({**SLURM, "SLURM_JOB_ID": "813"}).master != place.master
     assert discover({**SLURM, "MASTER_ADDR": "ib7"}).master == ("ib7", place.master[1])
@@ -270,17 +270,17 @@ def test_slurm_knows_its_nodes_where_ranks_go_round_them() -> None:
     # srun -m cyclic, and --preserve-env, which leaves the numbers of the job in SLURM_NTASKS and SLURM_TASKS_PER_NODE.
     environ = {**SLURM, "SLURM_NTASKS": "64", "SLURM_TASKS_PER_NODE": "16(x4)"}
     environ |= {"SLURM_PROCID": "4", "SLURM_LOCALID": "1", "SLURM_NODEID": "0"}
-    assert discover(environ) == Place(4, 1, 7, 2, 0, "slurm", discover(SLURM).master, 0, 4)
+    assert discover(environ) == RankInfo(4, 1, 7, 2, 0, "slurm", discover(SLURM).master, 0, 4)
 
 
 def test_slurm_on_one_node_needs_no_name() -> None:
     environ = {**BATCH, "SLURM_STEP_ID": "0", "SLURM_PROCID": "2", "SLURM_LOCALID": "2"}
     place = discover(environ)
-    assert place == Place(2, 2, 4, 4, 0, "slurm", place.master)
+    assert place == RankInfo(2, 2, 4, 4, 0, "slurm", place.master)
     assert place.master
     assert place.master[0] == "127.0.0.1"
     assert discover({**environ, "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1", "SLURM_PROCID": "0",
-                     "SLURM_LOCALID": "0"}) == Place(launcher="slurm")  # fmt: skip
+                     "SLURM_LOCALID": "0"}) == RankInfo(launcher="slurm")  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -308,15 +308,15 @@ def test_a_shell_in_a_slurm_job_waits_for_nobody(step: dict[str, str]) -> None:
     refused({**BATCH, **step, "SLURM_NTASKS": "", "SLURM_NNODES": "2"}, ["SLURM_NNODES=2", "srun python"])
     # salloc on a login node: no number of a process at all.
     refused({"SLURM_JOB_ID": "9", "SLURM_NTASKS": "4", "SLURM_JOB_NAME": "interactive"}, ["SLURM_NTASKS=4"])
-    assert discover({**BATCH, **step, "SLURM_NTASKS": "1"}) == Place()
-    assert discover({**BATCH, **step, "WORLD_SIZE": "1"}) == Place(launcher="env")
+    assert discover({**BATCH, **step, "SLURM_NTASKS": "1"}) == RankInfo()
+    assert discover({**BATCH, **step, "WORLD_SIZE": "1"}) == RankInfo(launcher="env")
     assert discover({**BATCH, **step, **OPENMPI}).launcher == "openmpi"
     assert discover({**BATCH, **step, **TORCHRUN}).launcher == "torchrun"
 
 
 def test_variables_written_down_once_more_change_nothing() -> None:
     by_hand = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "7", "MASTER_ADDR": "gpu07", "MASTER_PORT": "29500"}
-    expected = Place(5, 1, 7, 2, 2, "slurm", ("gpu07", 29500), 0, 4)
+    expected = RankInfo(5, 1, 7, 2, 2, "slurm", ("gpu07", 29500), 0, 4)
     assert discover({**SLURM, **by_hand}) == expected
     assert (
         discover({**SLURM, **by_hand, "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "2", "GROUP_WORLD_SIZE": "4"}) == expected
@@ -333,7 +333,7 @@ def test_a_launcher_that_another_started_once_per_node() -> None:
                "SLURM_LOCALID": "0", "SLURM_NODEID": "1"}  # fmt: skip
     ranks = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "6", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
              "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}  # fmt: skip
-    assert discover({**daemons, **ranks}) == Place(5, 1, 6, 2, 2, "openmpi", None, 0, 3)
+    assert discover({**daemons, **ranks}) == RankInfo(5, 1, 6, 2, 2, "openmpi", None, 0, 3)
     # srun -n 1 horovodrun -np 4; a wrapper of one's own in each pod of an operator.
     one = {**BATCH, "SLURM_STEP_ID": "0", "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1"}
     assert discover({**one, **HOROVOD}) == discover(HOROVOD)

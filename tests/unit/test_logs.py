@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flk.cli.logs import ranks
 from flk.errors import UsageError
-from flk.jobs.client import Cluster
+from flk.jobs.client import JobClient
 from flk.jobs.logs import Line, Options, Place, clean, dump, follow
 from flk.kube.client import Api
 from flk.kube.credentials import load
@@ -93,8 +93,8 @@ def test_ranks_that_are_none(text: str) -> None:
 
 
 @pytest.fixture
-def cluster(kubeconfig: Any) -> Cluster:
-    return Cluster(Api(load(), sleep=lambda seconds: None))
+def cluster(kubeconfig: Any) -> JobClient:
+    return JobClient(Api(load(), sleep=lambda seconds: None))
 
 
 def add_job(fake: Any, pods: int = 2, phase: str = "Succeeded") -> None:
@@ -114,7 +114,7 @@ def add_job(fake: Any, pods: int = 2, phase: str = "Succeeded") -> None:
         fake.add("pods", {"metadata": meta, "status": status})
 
 
-def test_dump_is_in_the_order_of_pods(fake: Any, cluster: Cluster) -> None:
+def test_dump_is_in_the_order_of_pods(fake: Any, cluster: JobClient) -> None:
     add_job(fake, 12)
     fake.logs = {f"gpt-worker-{n}": queue_of(f"[rank {2 * n}] hello\n".encode()) for n in range(12)}
     assert [one.text for one in dump(cluster, "gpt", Options())] == [f"[rank {2 * n}] hello" for n in range(12)]
@@ -126,7 +126,7 @@ def queue_of(*chunks: bytes) -> Any:
     return deque(chunks)
 
 
-def test_records_are_hidden_and_untagged_lines_tagged(fake: Any, cluster: Cluster) -> None:
+def test_records_are_hidden_and_untagged_lines_tagged(fake: Any, cluster: JobClient) -> None:
     add_job(fake, 1)
     text = b'[pod 0] flk-record {"outcome":"running"}\nSegmentation fault\n[rank 1] \x1b[1mx\n'
     fake.logs["gpt-worker-0"] = queue_of(text, text)
@@ -134,7 +134,7 @@ def test_records_are_hidden_and_untagged_lines_tagged(fake: Any, cluster: Cluste
     assert len(list(dump(cluster, "gpt", Options(raw=True)))) == 3
 
 
-def test_only_the_pods_of_the_chosen_ranks_are_asked(fake: Any, cluster: Cluster) -> None:
+def test_only_the_pods_of_the_chosen_ranks_are_asked(fake: Any, cluster: JobClient) -> None:
     add_job(fake, 3)
     fake.logs["gpt-worker-1"] = queue_of(b"[rank 2] two\n[rank 3] three\n[pod 1] told\n")
     assert [one.text for one in dump(cluster, "gpt", Options(ranks=frozenset({3})))] == ["[rank 3] three"]
@@ -142,19 +142,19 @@ def test_only_the_pods_of_the_chosen_ranks_are_asked(fake: Any, cluster: Cluster
         list(dump(cluster, "gpt", Options(ranks=frozenset({6}))))
 
 
-def test_pod_without_a_log_is_told_of(fake: Any, cluster: Cluster) -> None:
+def test_pod_without_a_log_is_told_of(fake: Any, cluster: JobClient) -> None:
     add_job(fake, 1)
     assert list(dump(cluster, "gpt", Options())) == [Line("gpt-worker-0 has no log", note=True)]
 
 
-def test_following_an_ended_job_shows_all_once_and_ends(fake: Any, cluster: Cluster) -> None:
+def test_following_an_ended_job_shows_all_once_and_ends(fake: Any, cluster: JobClient) -> None:
     add_job(fake, 1)
     whole = b"".join(line(second, f"[rank 0] step {second}") + b"\n" for second in range(5))
     fake.logs["gpt-worker-0"] = queue_of(whole)
     assert [one.text for one in follow(cluster, "gpt", Options())] == [f"[rank 0] step {n}" for n in range(5)]
 
 
-def test_stream_that_breaks_is_gone_on_with(fake: Any, cluster: Cluster) -> None:
+def test_stream_that_breaks_is_gone_on_with(fake: Any, cluster: JobClient) -> None:
     add_job(fake, 1)
     whole = b"".join(line(second, f"[rank 0] step {second}") + b"\n" for second in range(5))
     running = fake.objects["/api/v1/namespaces/team/pods"]["gpt-worker-0"]["status"]

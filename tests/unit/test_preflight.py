@@ -9,16 +9,16 @@ import pytest
 from flk_runtime.check import is_pod, screen
 from flk_runtime.preflight import compare as preflight
 from flk_runtime.preflight import report as facts
-from flk_runtime.preflight.report import Facts
+from flk_runtime.preflight.report import RankReport
 
 GIB = 1 << 30
 NCCL = "cpu:gloo,cuda:nccl"
 
 
-def world(nodes: int = 2, size: int = 2, **fields: Any) -> list[Facts]:
+def world(nodes: int = 2, size: int = 2, **fields: Any) -> list[RankReport]:
     """The facts of ``nodes`` × ``size`` ranks that fit together. ``fields`` may be functions of the rank."""
     return [
-        Facts(
+        RankReport(
             **{
                 "rank": rank, "world_size": nodes * size, "local_rank": rank % size, "local_world_size": size,
                 "node_rank": rank // size, "node": f"n{rank // size}", "network": f"boot {rank // size}",
@@ -31,7 +31,7 @@ def world(nodes: int = 2, size: int = 2, **fields: Any) -> list[Facts]:
     ]  # fmt: skip
 
 
-def changed(ranks: list[Facts], rank: int, **fields: Any) -> list[Facts]:
+def changed(ranks: list[RankReport], rank: int, **fields: Any) -> list[RankReport]:
     return [replace(one, **fields) if one.rank == rank else one for one in ranks]
 
 
@@ -104,7 +104,7 @@ def test_ranks_that_fit(nodes: int, size: int) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_one_sentence_with_rank_node_and_cure(ranks: list[Facts], words: list[str]) -> None:
+def test_what_does_not_fit_is_one_sentence_with_rank_node_and_cure(ranks: list[RankReport], words: list[str]) -> None:
     faults = preflight.compare(ranks)
     assert [fault[: len(word)] for fault, word in zip(faults, words, strict=True)] == words
 
@@ -135,7 +135,7 @@ def test_what_looks_alike_and_is_fine() -> None:
         ),
     ],
 )
-def test_who_did_not_come(ranks: list[Facts], words: str) -> None:
+def test_who_did_not_come(ranks: list[RankReport], words: str) -> None:
     assert preflight.missing(ranks, 30).startswith(words)
 
 
@@ -165,7 +165,7 @@ def test_what_is_only_worth_a_line() -> None:
 def test_facts_travel_as_a_line() -> None:
     for one in world(problem="a\nb"):
         assert "\n" not in one.dump()
-        assert Facts.load(one.dump()) == one
+        assert RankReport.load(one.dump()) == one
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from flk_runtime.contract import Failure
 from flk_runtime.launcher.rendezvous import root_cause
-from flk_runtime.launcher.worker import is_echo
+from flk_runtime.system.report import is_echo
 
 CAUSE = Failure("exception", 1, rank=2, time=10.0, type="ValueError")
 ECHO = Failure("exception", 0, rank=0, time=9.0, type="RuntimeError", echo=True)

@@ -10,7 +10,7 @@ import pytest
 
 from flk.jobs import state as states
 from flk.jobs.state import Phase, State
-from flk_runtime.contract import Attempt, ExitCode, Failure, Verdict
+from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord
 
 NOW = 1767225600.0 + 60  # a minute after everything was made
 MADE = "2026-01-01T00:00:00Z"
@@ -36,7 +36,7 @@ class Builder:
         self.condition("Created")
         self.pods: dict[int, dict[str, Any]] = {}
         self.events: list[dict[str, Any]] = []
-        self.record: Verdict | None = None
+        self.record: JobRecord | None = None
         self.former: dict[str, Any] = {}
 
     def condition(self, kind: str, message: str = "", reason: str = "", status: str = "True") -> Builder:
@@ -84,10 +84,10 @@ RAISED = Failure("exception", 2, 2, "gpt-worker-2", "node-a", 0, NOW - 30, "Valu
 LOST = Failure("lost", 2, None, "gpt-worker-2", time=NOW - 31, message="it was started anew")
 
 
-def verdict(failure: Failure | None, *attempts: Failure | None, outcome: str = "") -> Verdict:
+def record(failure: Failure | None, *attempts: Failure | None, outcome: str = "") -> JobRecord:
     history = [Attempt(n, NOW - 50 + n, NOW - 40 + n if f else None, f) for n, f in enumerate(attempts or (failure,))]
     code = failure.code if failure else ExitCode.DONE
-    return Verdict(outcome or ("failed" if failure else "succeeded"), int(code), 3, failure, history)
+    return JobRecord(outcome or ("failed" if failure else "succeeded"), int(code), 3, failure, history)
 
 
 # Before it runs
@@ -188,7 +188,7 @@ def test_evicted_pod_is_started_anew() -> None:
 
 def test_attempts_of_a_running_job_are_in_its_record() -> None:
     running = Builder().all("pod")
-    running.record = verdict(None, RAISED, LOST, None, outcome="running")
+    running.record = record(None, RAISED, LOST, None, outcome="running")
     state = running.state()
     assert (state.phase, state.restarts, state.max_restarts) == (Phase.RUNNING, 2, 3)
     assert [attempt.outcome for attempt in state.attempts] == ["failed", "failed", "running"]
@@ -198,7 +198,7 @@ def test_attempts_of_a_running_job_are_in_its_record() -> None:
 
 def test_between_two_attempts() -> None:
     between = Builder().all("pod")
-    between.record = verdict(None, RAISED, outcome="running")
+    between.record = record(None, RAISED, outcome="running")
     assert between.state().phase == Phase.RESTARTING
 
 
@@ -212,14 +212,14 @@ def test_being_deleted() -> None:
 
 
 def test_succeeded_when_all_pods_are_even_before_the_operator_says_so() -> None:
-    state = Builder().all("ended", 0, verdict(None).to_json()).condition("Running").state()
+    state = Builder().all("ended", 0, record(None).to_json()).condition("Running").state()
     assert (state.phase, state.code) == (Phase.SUCCEEDED, ExitCode.DONE)
     assert state.attempts[-1].outcome == "succeeded"
     assert state.ended == NOW - 30
 
 
 def test_failure_names_rank_pod_and_exception() -> None:
-    state = Builder().all("ended", 100, verdict(RAISED).to_json()).condition("Failed").state()
+    state = Builder().all("ended", 100, record(RAISED).to_json()).condition("Failed").state()
     assert (state.phase, state.code, state.reason) == (Phase.FAILED, ExitCode.TRAINING, "ValueError")
     assert state.message == "rank 2 in gpt-worker-2 raised ValueError: bad shard"
     assert state.failure == RAISED
@@ -227,15 +227,15 @@ def test_failure_names_rank_pod_and_exception() -> None:
 
 
 def test_verdict_is_enough_before_the_operator_says_so() -> None:
-    state = Builder().all("pod").ended(2, 100, verdict(RAISED).to_json()).condition("Running").state()
+    state = Builder().all("pod").ended(2, 100, record(RAISED).to_json()).condition("Running").state()
     assert (state.phase, state.failure) == (Phase.FAILED, RAISED)
 
 
 def test_peers_echo_is_never_the_cause() -> None:
     echo = replace(RAISED, rank=0, pod=0, pod_name="gpt-worker-0", time=NOW - 99, type="RuntimeError", echo=True)
     lost = replace(LOST, time=NOW - 100)
-    ended = Builder().ended(0, 100, verdict(echo).to_json()).ended(1, 104, verdict(lost).to_json())
-    assert ended.ended(2, 100, verdict(RAISED).to_json()).state().failure == RAISED
+    ended = Builder().ended(0, 100, record(echo).to_json()).ended(1, 104, record(lost).to_json())
+    assert ended.ended(2, 100, record(RAISED).to_json()).state().failure == RAISED
 
 
 @pytest.mark.parametrize(
@@ -243,12 +243,12 @@ def test_peers_echo_is_never_the_cause() -> None:
 )
 def test_code_is_the_failures(kind: str, code: int) -> None:
     failure = replace(RAISED, kind=kind)
-    assert Builder().all("ended", code, verdict(failure).to_json()).condition("Failed").state().code == code
+    assert Builder().all("ended", code, record(failure).to_json()).condition("Failed").state().code == code
 
 
 def test_rank_that_was_killed_by_the_memory_limit() -> None:
     failure = replace(RAISED, kind="oom", message="", type="")
-    state = Builder(memory="512Mi").all("ended", 104, verdict(failure).to_json()).condition("Failed").state()
+    state = Builder(memory="512Mi").all("ended", 104, record(failure).to_json()).condition("Failed").state()
     assert state.code == ExitCode.INFRASTRUCTURE
     assert "rank 2 in gpt-worker-2 ran out of memory" in state.message
     assert "512Mi" in state.message
@@ -256,7 +256,7 @@ def test_rank_that_was_killed_by_the_memory_limit() -> None:
 
 def test_container_that_was_killed_by_the_memory_limit() -> None:
     """With cgroup v2 the launcher goes too, the operator starts the pod anew, and only its event tells."""
-    lost = Builder(memory="512Mi").all("ended", 104, verdict(LOST).to_json()).condition("Failed")
+    lost = Builder(memory="512Mi").all("ended", 104, record(LOST).to_json()).condition("Failed")
     assert lost.state().reason == "PodLost"
     lost.event("OOMKilled", "Error pod gpt-worker-2 container pytorch exitCode: 137 terminated message: ")
     lost.events[-1]["lastTimestamp"] = "2026-01-01T00:00:29Z"
@@ -267,13 +267,13 @@ def test_container_that_was_killed_by_the_memory_limit() -> None:
 
 
 def test_memory_kill_of_long_ago_is_not_todays_cause() -> None:
-    lost = Builder().all("ended", 104, verdict(LOST).to_json()).condition("Failed")
+    lost = Builder().all("ended", 104, record(LOST).to_json()).condition("Failed")
     text = "Error pod gpt-worker-2 container pytorch exitCode: 137 terminated message: "
     assert lost.event("OOMKilled", text, at="2025-12-31T00:00:00Z").state().reason == "PodLost"
 
 
 def test_former_pod_that_was_killed_by_the_memory_limit() -> None:
-    lost = Builder().all("ended", 104, verdict(LOST).to_json()).condition("Failed")
+    lost = Builder().all("ended", 104, record(LOST).to_json()).condition("Failed")
     lost.former["gpt-worker-2"] = Builder().ended(2, 137, reason="OOMKilled").pods[2]
     assert lost.state().reason == "OutOfMemory"
 
@@ -328,7 +328,7 @@ def test_what_has_ended_stays_ended_when_it_is_deleted() -> None:
 
 
 def test_json_has_a_schema_and_only_plain_data() -> None:
-    data = Builder().all("ended", 100, verdict(RAISED).to_json()).condition("Failed").state().to_dict()
+    data = Builder().all("ended", 100, record(RAISED).to_json()).condition("Failed").state().to_dict()
     assert json.loads(json.dumps(data)) == data
     assert data["schema"] == "flk.dev/state/v1"
     assert data["phase"] == "Failed"

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, get_worker_info
 
 from flk_runtime.data.iterable import StreamLoader, loader, shares
-from flk_runtime.data.loader import Feed, Loader
+from flk_runtime.data.loader import Loader, LoaderContext
 from flk_runtime.data.partition import contiguous
-from flk_runtime.errors import SetupError, SnapshotError
+from flk_runtime.errors import CheckpointError, SetupError
 
 WORLDS = st.integers(1, 7)
 BATCHES = st.integers(1, 5)
@@ -117,7 +117,7 @@ class Stateful:
 
 
 def one(dataset: Any, **options: Any) -> Any:
-    feed = Feed(options.pop("batch_size", 4), rank=0, world_size=1, device=CPU, seed=0)
+    feed = LoaderContext(options.pop("batch_size", 4), rank=0, world_size=1, device=CPU, seed=0)
     return loader(dataset, feed, **{"shuffle": None, "split": True, **options})
 
 
@@ -179,9 +179,9 @@ def test_data_that_is_split_already_comes_as_it_is() -> None:
     resumed = one(Numbers(23), split=False, num_workers=2)
     resumed.load_state_dict(state)
     assert values(resumed) == first[12:]
-    with pytest.raises(SnapshotError, match="1 ranks and batch_size=4, not with 1 and 5"):
+    with pytest.raises(CheckpointError, match="1 ranks and batch_size=4, not with 1 and 5"):
         one(Numbers(23), split=False, batch_size=5).load_state_dict(state)
-    with pytest.raises(SnapshotError, match="split by the loader, and was split by itself"):
+    with pytest.raises(CheckpointError, match="split by the loader, and was split by itself"):
         one(Numbers(23)).load_state_dict(state)
 
 

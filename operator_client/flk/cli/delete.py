@@ -25,10 +25,10 @@ def delete(
     deleted all the same.
     """
     limit = seconds(timeout, "--timeout")
-    from flk.jobs.client import Cluster
+    from flk.jobs.client import JobClient
     from flk.jobs.deletion import delete_jobs
 
-    cluster = Cluster.connect(context, namespace)
+    cluster = JobClient.connect(context, namespace)
     missing = 0
     for name, gone in delete_jobs(cluster, list(dict.fromkeys(jobs)), wait=wait, timeout=limit, tell=note):
         if gone:

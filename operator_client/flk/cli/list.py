@@ -24,10 +24,11 @@ def list_(
         raise UsageError("--namespace and --all-namespaces exclude each other")
     from flk.cli.table import table
     from flk.jobs import overview
-    from flk.jobs.client import Cluster, short_duration
+    from flk.jobs.client import JobClient
     from flk.jobs.logs import clean
+    from flk.units import short_duration
 
-    cluster = Cluster.connect(context, namespace)
+    cluster = JobClient.connect(context, namespace)
     states = overview.all_jobs(cluster, everywhere=all_namespaces)
     if output == "json":
         from flk.jobs.state import SCHEMA

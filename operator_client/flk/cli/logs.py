@@ -13,7 +13,7 @@ from flk.errors import UsageError
 from flk_runtime.contract import ExitCode
 
 if TYPE_CHECKING:
-    from flk.jobs.client import Cluster
+    from flk.jobs.client import JobClient
     from flk.jobs.logs import Options
 
 
@@ -42,7 +42,7 @@ def logs(
     Waits for pods that are not up yet. Ctrl-C detaches: the job goes on.
     """
     from flk.jobs import logs as reading
-    from flk.jobs.client import Cluster
+    from flk.jobs.client import JobClient
 
     options = reading.Options(
         ranks=ranks(rank),
@@ -52,7 +52,7 @@ def logs(
         raw=raw,
         colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR"),
     )
-    cluster = Cluster.connect(context, namespace)
+    cluster = JobClient.connect(context, namespace)
     if follow_ and not previous:
         return show(cluster, job, options)
     for line in reading.dump(cluster, job, options):
@@ -60,7 +60,7 @@ def logs(
     return None
 
 
-def show(cluster: Cluster, name: str, options: Options) -> int | None:
+def show(cluster: JobClient, name: str, options: Options) -> int | None:
     """Print the lines of a job until it ends; 130 after Ctrl-C."""
     from flk.jobs import logs as reading
 
@@ -73,8 +73,8 @@ def show(cluster: Cluster, name: str, options: Options) -> int | None:
     return None
 
 
-def follow(cluster: Cluster, name: str, uid: str | None, *, timeout: float | None = None) -> int | None:
-    """Print the lines of a job, then its verdict: what `flk submit --follow` does after the creation."""
+def follow(cluster: JobClient, name: str, uid: str | None, *, timeout: float | None = None) -> int | None:
+    """Print the lines of a job, then its record: what `flk submit --follow` does after the creation."""
     import signal
     from types import FrameType
 
@@ -107,7 +107,7 @@ def follow(cluster: Cluster, name: str, uid: str | None, *, timeout: float | Non
     return None
 
 
-def detached(cluster: Cluster, name: str) -> None:
+def detached(cluster: JobClient, name: str) -> None:
     """Say that the job does not care that nobody watches it."""
     note(f"detached: job {name} goes on. To attach again: flk logs {name} -n {cluster.namespace}")
 

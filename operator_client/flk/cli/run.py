@@ -35,6 +35,6 @@ def run(
     note(f"{job.name}: {job.replicas} x {job.processes_per_pod} ranks on this machine, {kept}")
     local = LocalRun(job, here)
     code = local.run()
-    if local.verdict and local.verdict.failure:
-        note(f"failed: {local.verdict.failure.summary}")
+    if local.record and local.record.failure:
+        note(f"failed: {local.record.failure.summary}")
     return code

@@ -32,9 +32,9 @@ def status(
     if output not in ("text", "wide", "json", "yaml"):
         raise UsageError(f"--output: must be text, wide, json or yaml (is {output!r})")
     from flk.jobs import wait as waiting
-    from flk.jobs.client import Cluster
+    from flk.jobs.client import JobClient
 
-    cluster = Cluster.connect(context, namespace)
+    cluster = JobClient.connect(context, namespace)
     state = waiting.look(cluster, job)
     if output == "json":
         print(json.dumps(state.to_dict(), indent=2))
@@ -48,8 +48,8 @@ def status(
 
 def _text(state: State, now: float, *, everything: bool) -> str:
     from flk.cli.table import table
-    from flk.jobs.client import short_duration
     from flk.jobs.logs import clean
+    from flk.units import short_duration
 
     shape = f"{state.replicas} pods x {state.processes} ranks" if state.processes > 1 else f"{state.replicas} ranks"
     lines = [

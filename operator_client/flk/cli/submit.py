@@ -44,9 +44,9 @@ def submit(
     if limit is not None and not follow:
         raise UsageError("--timeout needs --follow", hint="--deadline limits the job itself")
     from flk.jobs import handle
-    from flk.jobs.client import Cluster
+    from flk.jobs.client import JobClient
 
-    plan = handle.plan(loaded.job, loaded.root, Cluster.connect(context, namespace))
+    plan = handle.plan(loaded.job, loaded.root, JobClient.connect(context, namespace))
     for sentence in plan.shipment.left_out:
         note(f"not shipped: {sentence}")
     if dry_run:

@@ -36,9 +36,9 @@ def wait(
     limit = seconds(timeout, "--timeout")
     from flk.cli.logs import detached
     from flk.jobs import wait as waiting
-    from flk.jobs.client import Cluster
+    from flk.jobs.client import JobClient
 
-    cluster = Cluster.connect(context, namespace)
+    cluster = JobClient.connect(context, namespace)
 
     def tell(state: State) -> None:
         if limit != 0:

@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from datetime import datetime
 from typing import Any, Final
 
+from flk import labels
 from flk.errors import ApiError, ConflictError, FlkError, ForbiddenError, JobNotFoundError
 from flk.kube import credentials as kubeconfig
-from flk.kube.client import Api, Resource, Target
-from flk.manifest.render import OWNER, SUBMISSION
-from flk.spec.defaults import KEY, LABEL
-from flk.units import duration_text
+from flk.kube.client import Api, Object, Resource, Target
+from flk.units import short_duration, timestamp
 from flk_runtime.contract import CONTAINER
 
-JOBS: Final = Resource("kubeflow.org", "v1", "pytorchjobs")
+JOBS: Final = Resource(labels.KUBEFLOW_GROUP, "v1", "pytorchjobs")
 PODS: Final = Resource("", "v1", "pods")
 LOGS: Final = Resource("", "v1", "pods", "log")
 EVENTS: Final = Resource("", "v1", "events")
 CONFIG_MAPS: Final = Resource("", "v1", "configmaps")
-JOB_NAME: Final = "training.kubeflow.org/job-name"  # label that the operator gives to pods
-PAGE: Final = 500  # objects in one answer, so that each comes soon
 LEFTOVER: Final = 30.0  # seconds that the objects of a deleted job of the same name get to go away
 
-Object = dict[str, Any]
 
-
-class Cluster:
+class JobClient:
     """One namespace of a cluster."""
 
     def __init__(self, api: Api, namespace: str | None = None) -> None:
@@ -37,7 +31,7 @@ class Cluster:
         self.namespace = namespace or api.access.namespace
 
     @classmethod
-    def connect(cls, context: str | None = None, namespace: str | None = None) -> Cluster:
+    def connect(cls, context: str | None = None, namespace: str | None = None) -> JobClient:
         """The cluster of a context (default: the current one), in its namespace if no other is named. Asks nothing."""
         return cls(Api(kubeconfig.load(context)), namespace)
 
@@ -56,12 +50,12 @@ class Cluster:
         return self.api.call("get", self.target(JOBS, name))
 
     def jobs(self, *, everywhere: bool = False) -> list[Object]:
-        return self.collect(Target(JOBS, None if everywhere else self.namespace))[0]
+        return self.api.list_all(Target(JOBS, None if everywhere else self.namespace))[0]
 
     def pods(self, job: str | None = None, *, everywhere: bool = False) -> list[Object]:
         """The pods of one job, or of all jobs."""
-        selector = f"{JOB_NAME}={job}" if job else JOB_NAME
-        return self.collect(Target(PODS, None if everywhere else self.namespace), {"labelSelector": selector})[0]
+        selector = f"{labels.OPERATOR_JOB_NAME}={job}" if job else labels.OPERATOR_JOB_NAME
+        return self.api.list_all(Target(PODS, None if everywhere else self.namespace), {"labelSelector": selector})[0]
 
     def pod(self, name: str) -> Object | None:
         return self._found(PODS, name)
@@ -70,7 +64,7 @@ class Cluster:
         """The events about one object, oldest first; none where nobody may read them."""
         selector = f"involvedObject.kind={kind},involvedObject.name={name}"
         try:
-            found = self.collect(self.target(EVENTS), {"fieldSelector": selector})[0]
+            found = self.api.list_all(self.target(EVENTS), {"fieldSelector": selector})[0]
         except ForbiddenError:
             return []
         return sorted(found, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
@@ -78,35 +72,14 @@ class Cluster:
     def defaults(self) -> list[tuple[str, str]]:
         """The site's defaults in this namespace: name and text of each; none where nobody may read them."""
         try:
-            found = self.collect(self.target(CONFIG_MAPS), {"labelSelector": f"{LABEL}=true"})[0]
+            found = self.api.list_all(self.target(CONFIG_MAPS), {"labelSelector": f"{labels.DEFAULTS}=true"})[0]
         except ForbiddenError:
             return []
-        return [(c["metadata"]["name"], c["data"][KEY]) for c in found if KEY in (c.get("data") or {})]
-
-    def collect(self, target: Target, query: Mapping[str, Any] | None = None) -> tuple[list[Object], str]:
-        """All objects of a collection, page by page, and the version that a watch goes on from."""
-        items: list[Object] = []
-        token = None
-        while True:
-            try:
-                page = self.api.call("list", target, query={**(query or {}), "limit": PAGE, "continue": token})
-            except ApiError as error:
-                if error.status != 410 or token is None:
-                    raise
-                items, token = [], None  # the list was too long for its age: begin again
-                continue
-            items += page.get("items") or []
-            meta = page.get("metadata") or {}
-            token = meta.get("continue")
-            if not token:
-                return items, str(meta.get("resourceVersion") or "")
-
-    def watch(
-        self, target: Target, query: Mapping[str, Any], version: str, idle: float
-    ) -> AbstractContextManager[Iterator[bytes]]:
-        """What changes in a collection after ``version``, one JSON document a line."""
-        asked = {**query, "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version}
-        return self.api.stream("watch", target, query=asked, idle=idle)
+        return [
+            (c["metadata"]["name"], c["data"][labels.DEFAULTS_KEY])
+            for c in found
+            if labels.DEFAULTS_KEY in (c.get("data") or {})
+        ]
 
     def log(self, pod: str, idle: float, **options: Any) -> AbstractContextManager[Iterator[bytes]]:
         """Lines of the training container of a pod; ``options`` are those of the API: follow, tailLines, …"""
@@ -168,10 +141,10 @@ class Cluster:
         if found is None:
             return None
         notes = found["metadata"].get("annotations") or {}
-        submission = (manifest["metadata"].get("annotations") or {}).get(SUBMISSION)
-        if submission and notes.get(SUBMISSION) == submission:
+        submission = (manifest["metadata"].get("annotations") or {}).get(labels.SUBMISSION)
+        if submission and notes.get(labels.SUBMISSION) == submission:
             return found
-        owner = notes.get(OWNER)
+        owner = notes.get(labels.OWNER)
         made = f", made {age(found, self.now())} ago" + (f" by {owner}" if owner else "")
         if found["metadata"].get("deletionTimestamp"):
             raise ConflictError(
@@ -221,18 +194,3 @@ class Cluster:
 def age(thing: Object, now: float) -> str:
     """How long ago an object was made, in the two largest units, as kubectl writes it."""
     return short_duration(now - timestamp(thing["metadata"].get("creationTimestamp")))
-
-
-def short_duration(seconds: float) -> str:
-    """Seconds for people, in the two largest units: 75 → 1m15s, 90061 → 1d1h."""
-    whole = max(0, int(seconds))
-    coarse = 3600 if whole >= 86_400 else 60 if whole >= 3600 else 1
-    return duration_text(whole - whole % coarse)
-
-
-def timestamp(text: Any) -> float:
-    """Seconds since the epoch of a time in an object; 0 where there is none."""
-    try:
-        return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
-    except ValueError:
-        return 0.0

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from flk.errors import JobNotFoundError, WaitTimeoutError
-from flk.jobs.client import Cluster
-from flk.kube.watch import Follower
+from flk.jobs.client import JobClient
+from flk.jobs.follower import Follower
 
 TELL_AFTER: Final = 5.0  # seconds of waiting that are worth a word
 
 
 def delete_jobs(
-    cluster: Cluster, names: Sequence[str], *, wait: bool, timeout: float | None, tell: Callable[[str], None]
+    cluster: JobClient, names: Sequence[str], *, wait: bool, timeout: float | None, tell: Callable[[str], None]
 ) -> Iterator[tuple[str, bool]]:
     """Delete all jobs at once, then yield each with whether it was there; with ``wait`` once its pods are gone too.
 
@@ -35,7 +35,7 @@ def delete_jobs(
         yield name, True
 
 
-def _until_gone(cluster: Cluster, name: str, uid: str, until: float | None, tell: Callable[[str], None]) -> None:
+def _until_gone(cluster: JobClient, name: str, uid: str, until: float | None, tell: Callable[[str], None]) -> None:
     began, told = time.monotonic(), False
     with Follower(cluster, name, uid) as follower:
         for snapshot in follower.snapshots(beat=0.5):

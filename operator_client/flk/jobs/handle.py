@@ -12,7 +12,7 @@ from typing import Any
 
 from flk.errors import UnreachableError, WaitTimeoutError
 from flk.jobs import logs, wait
-from flk.jobs.client import Cluster
+from flk.jobs.client import JobClient
 from flk.jobs.state import State
 from flk.manifest import bundle as ship
 from flk.manifest import render
@@ -25,7 +25,7 @@ from flk.spec.job import Job
 class Plan:
     """A job that is ready to be created: named, with the site's defaults, its code packed."""
 
-    cluster: Cluster
+    cluster: JobClient
     job: Job
     shipment: Shipment
     manifests: list[dict[str, Any]]
@@ -35,21 +35,21 @@ class Plan:
         """The job's name."""
         return str(self.job.name)
 
-    def create(self) -> Run:
+    def create(self) -> JobHandle:
         """Create it. Can be called again after an error: what is there already is recognised."""
         try:
             made = self.cluster.create_job(self.manifests)
         except UnreachableError as error:
             error.hint = f"whether it was created is not known: flk status {self.name} tells. {error.hint}"
             raise
-        return Run(self.cluster, self.name, made["metadata"]["uid"])
+        return JobHandle(self.cluster, self.name, made["metadata"]["uid"])
 
 
 @dataclass(frozen=True)
-class Run:
+class JobHandle:
     """A job in a cluster."""
 
-    cluster: Cluster
+    cluster: JobClient
     name: str
     uid: str | None = None
 
@@ -79,7 +79,7 @@ class Run:
         self.cluster.delete_job(self.name, self.uid)
 
 
-def plan(job: Job, root: Path, cluster: Cluster) -> Plan:
+def plan(job: Job, root: Path, cluster: JobClient) -> Plan:
     """Everything that submitting takes but the creation itself. Asks the cluster for the site's defaults only."""
     job = site.apply(job, site.parse(cluster.defaults())).named()
     shipment = ship.collect(job, root)
@@ -87,15 +87,15 @@ def plan(job: Job, root: Path, cluster: Cluster) -> Plan:
     return Plan(cluster, job, shipment, manifests)
 
 
-def submit(job: Job, root: Path, *, namespace: str | None = None, context: str | None = None) -> Run:
+def submit(job: Job, root: Path, *, namespace: str | None = None, context: str | None = None) -> JobHandle:
     """Create ``job``, with the files it needs from below ``root``."""
-    return plan(job, root, Cluster.connect(context, namespace)).create()
+    return plan(job, root, JobClient.connect(context, namespace)).create()
 
 
-def get(name: str, *, namespace: str | None = None, context: str | None = None) -> Run:
+def get(name: str, *, namespace: str | None = None, context: str | None = None) -> JobHandle:
     """The job of that name, which must be there."""
-    cluster = Cluster.connect(context, namespace)
-    return Run(cluster, name, cluster.job(name)["metadata"]["uid"])
+    cluster = JobClient.connect(context, namespace)
+    return JobHandle(cluster, name, cluster.job(name)["metadata"]["uid"])
 
 
 def whoami() -> str:

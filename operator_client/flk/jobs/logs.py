@@ -20,9 +20,10 @@ from typing import Any, Final
 
 from flk.errors import ApiError, FlkError, JobNotFoundError, UsageError
 from flk.jobs import state as states
-from flk.jobs.client import Cluster, Object
+from flk.jobs.client import JobClient
+from flk.jobs.follower import Follower, owned_by
 from flk.jobs.state import Phase
-from flk.kube.watch import Follower, owned_by
+from flk.kube.client import Object
 from flk_runtime import contract
 
 FOLLOWED: Final = 200  # pods whose logs are followed at once
@@ -68,7 +69,7 @@ class Line:
     note: bool = False
 
 
-def dump(cluster: Cluster, name: str, options: Options) -> Iterator[Line]:
+def dump(cluster: JobClient, name: str, options: Options) -> Iterator[Line]:
     """What is there now, pod by pod."""
     job = cluster.job(name)
     pods = [pod for pod in cluster.pods(name) if owned_by(pod, job["metadata"]["uid"])]
@@ -94,12 +95,12 @@ def dump(cluster: Cluster, name: str, options: Options) -> Iterator[Line]:
             yield from chosen.shown(pod, lines)
 
 
-def _whole(cluster: Cluster, pod: Object, options: Options) -> list[bytes]:
+def _whole(cluster: JobClient, pod: Object, options: Options) -> list[bytes]:
     with cluster.log(pod["metadata"]["name"], IDLE, **options.query()) as lines:
         return list(lines)
 
 
-def follow(cluster: Cluster, name: str, options: Options) -> Iterator[Line]:
+def follow(cluster: JobClient, name: str, options: Options) -> Iterator[Line]:
     """All lines from now on (and before) until the job has ended and its last line has come."""
     lines: queue.Queue[Line] = queue.Queue(READY)
     closed = threading.Event()
@@ -123,7 +124,7 @@ class _Watcher:
     """Follows a job and starts a reader for every pod that it gets."""
 
     def __init__(
-        self, cluster: Cluster, name: str, options: Options, lines: queue.Queue[Line], closed: threading.Event
+        self, cluster: JobClient, name: str, options: Options, lines: queue.Queue[Line], closed: threading.Event
     ) -> None:
         self.cluster, self.name, self.options, self.lines, self.closed = cluster, name, options, lines, closed
         self.error: FlkError | None = None

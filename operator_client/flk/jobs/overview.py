@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 
 from flk.jobs import state as states
-from flk.jobs.client import Cluster, Object
+from flk.jobs.client import JobClient
+from flk.jobs.follower import owned_by
 from flk.jobs.state import State
-from flk.kube.watch import owned_by
+from flk.kube.client import Object
 
 
-def all_jobs(cluster: Cluster, *, everywhere: bool = False) -> list[State]:
+def all_jobs(cluster: JobClient, *, everywhere: bool = False) -> list[State]:
     """The states of all jobs of the namespace, or of all namespaces, the newest last."""
     jobs = cluster.jobs(everywhere=everywhere)
     pods: dict[tuple[str, str], list[Object]] = defaultdict(list)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from flk.jobs.client import Object, timestamp
-from flk_runtime.contract import CONTAINER, Failure, Verdict
+from flk.kube.client import Object
+from flk.units import timestamp
+from flk_runtime.contract import CONTAINER, Failure, JobRecord
 
 MISSING, PENDING, STARTING, RUNNING = "Missing", "Pending", "Starting", "Running"
 STOPPING, SUCCEEDED, FAILED, UNKNOWN = "Stopping", "Succeeded", "Failed", "Unknown"
@@ -34,7 +35,7 @@ class PodState:
     signal: int | None = None
     memory_limit: str = ""
     final: bool = field(default=False, repr=False)  # it ended badly and is not started again
-    verdict: Verdict | None = field(default=None, repr=False)
+    record: JobRecord | None = field(default=None, repr=False)
 
     @property
     def stuck(self) -> bool:
@@ -82,7 +83,7 @@ def of(pod: Object, index: int, ranks: list[int], *, restart: str = "", events: 
     state = container.get("state") or {}
     ended = state.get("terminated") or {}
     code = ended.get("exitCode")
-    verdict = Verdict.from_json(str(ended.get("message"))) if ended.get("message") else None
+    record = JobRecord.from_json(str(ended.get("message"))) if ended.get("message") else None
     phase = _phase(pod, state)
     reason, message = _why(status, phase, state, events)
     return PodState(
@@ -101,7 +102,7 @@ def of(pod: Object, index: int, ranks: list[int], *, restart: str = "", events: 
         memory_limit=memory_limit(pod),
         # The operator starts a pod anew when its code says that it may have been the machine's fault, or there is none.
         final=phase == FAILED and not (restart == "ExitCode" and (code is None or code >= _FIRST_SIGNAL)),
-        verdict=verdict,
+        record=record,
     )
 
 
@@ -147,7 +148,7 @@ def _why(status: Object, phase: str, state: Object, events: Sequence[Object]) ->
             return str(status["reason"]), _one_line(status.get("message"))
         if evicted.get("status") == "True" and ended.get("reason") != "OOMKilled":
             return str(evicted.get("reason")), _one_line(evicted.get("message"))
-        said = "" if Verdict.from_json(str(ended.get("message"))) else str(ended.get("message") or "")
+        said = "" if JobRecord.from_json(str(ended.get("message"))) else str(ended.get("message") or "")
         return str(ended.get("reason") or status.get("reason") or "Error"), said
     if phase == PENDING:
         scheduled = conditions.get("PodScheduled") or {}

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
+from flk import labels
 from flk.jobs import pods as podstate
-from flk.jobs.client import JOB_NAME, Object, short_duration, timestamp
 from flk.jobs.pods import PodState
-from flk.manifest.render import CODE_HASH, INDEX_LABEL, OWNER, QUEUE_LABEL
-from flk_runtime.contract import CONTAINER, ExitCode, Failure, Verdict
+from flk.kube.client import Object
+from flk.units import short_duration, timestamp
+from flk_runtime.contract import CONTAINER, ExitCode, Failure, JobRecord
 
 SCHEMA: Final = "flk.dev/state/v1"
-TYPE_LABEL: Final = "training.kubeflow.org/replica-type"
 SILENCE: Final = 15.0  # seconds without any sign of the operator that are worth telling
 _ROLES: Final = ("Master", "Worker")  # in the order of the pods' indexes
 _CONTAINER_ENDED: Final = re.compile(
@@ -106,7 +106,7 @@ class State:
         """For `-o json`: with the version of this schema."""
         data = {"schema": SCHEMA, **asdict(self), "phase": self.phase.value, "world_size": self.world_size}
         for pod in data["pods"]:
-            del pod["verdict"], pod["final"]
+            del pod["record"], pod["final"]
         data["failure"] = self.failure and {**asdict(self.failure), "summary": self.failure.summary}
         return data
 
@@ -117,7 +117,7 @@ def derive(
     *,
     now: float,
     events: Sequence[Object] = (),
-    record: Verdict | None = None,
+    record: JobRecord | None = None,
     former: Mapping[str, Object] | None = None,
 ) -> State:
     """The state of a job that is there.
@@ -139,10 +139,10 @@ def derive(
         replicas=len(facts.pods),
         processes=facts.processes,
         ready=sum(pod.phase in (podstate.RUNNING, podstate.SUCCEEDED) for pod in facts.pods),
-        max_restarts=facts.verdict.restarts if facts.verdict else None,
-        owner=notes.get(OWNER, ""),
+        max_restarts=facts.record.restarts if facts.record else None,
+        owner=notes.get(labels.OWNER, ""),
         image=facts.image,
-        code_hash=notes.get(CODE_HASH, ""),
+        code_hash=notes.get(labels.CODE_HASH, ""),
         pods=facts.pods,
     )
     if facts.failed:
@@ -177,7 +177,7 @@ class _Facts:
         job: Object,
         pods: list[Object],
         events: Sequence[Object],
-        record: Verdict | None,
+        record: JobRecord | None,
         former: Mapping[str, Object],
     ) -> None:
         self.job, self.events, self.former, self.raw = job, events, former, pods
@@ -191,10 +191,10 @@ class _Facts:
         self.known = bool(status.get("conditions"))
         self.pods = self._pods(pods)
         self.image = self._image()
-        verdicts = [pod.verdict for pod in self.pods if pod.verdict]
+        verdicts = [pod.record for pod in self.pods if pod.record]
         self.verdicts = [*verdicts, *([record] if record else [])]
         # The one that knows of most attempts, and among these the one that knows the end.
-        self.verdict = max(
+        self.record = max(
             self.verdicts,
             key=lambda v: (v.attempts[-1].number if v.attempts else -1, v.outcome in ("failed", "succeeded")),
             default=None,
@@ -208,7 +208,7 @@ class _Facts:
         return (
             "Failed" in self.conditions
             or any(pod.final for pod in self.pods)
-            or any(verdict.outcome == "failed" for verdict in self.verdicts)
+            or any(record.outcome == "failed" for record in self.verdicts)
         )
 
     @property
@@ -222,7 +222,7 @@ class _Facts:
     def began(self) -> bool:
         """Whether an attempt has been under way before."""
         restarted = any(pod.restarts for pod in self.pods) or bool(self.former) or "Restarting" in self.conditions
-        return restarted or bool(self.verdict and self.verdict.attempts)
+        return restarted or bool(self.record and self.record.attempts)
 
     def about(self, pod: str) -> list[Object]:
         """Events about a pod."""
@@ -236,8 +236,8 @@ class _Facts:
     def _pods(self, pods: list[Object]) -> list[PodState]:
         found = {}
         for pod in pods:
-            labels = pod["metadata"].get("labels") or {}
-            found[labels.get(TYPE_LABEL, "worker"), labels.get(INDEX_LABEL, "0")] = pod
+            own = pod["metadata"].get("labels") or {}
+            found[own.get(labels.REPLICA_TYPE, "worker"), own.get(labels.REPLICA_INDEX, "0")] = pod
         states: list[PodState] = []
         name = self.job["metadata"]["name"]
         for role in _ROLES:
@@ -313,9 +313,9 @@ def _failed(base: State, facts: _Facts) -> State:
 
 
 def _root_failure(facts: _Facts) -> Failure | None:
-    """What led to all else: a launcher's verdict before what the containers show, never a peer's broken connection."""
+    """What led to all else: a launcher's record before what the containers show, never a peer's broken connection."""
     told = [v.failure for v in facts.verdicts if v.outcome == "failed" and v.failure]
-    ends = [failure for pod in facts.pods if pod.final and not pod.verdict and (failure := pod.failure())]
+    ends = [failure for pod in facts.pods if pod.final and not pod.record and (failure := pod.failure())]
     # A launcher that lost the others can only say that they went away; one of them may know why.
     found = min([*told, *ends], key=lambda f: (f.echo, f.kind == "lost", f not in told, f.time), default=None)
     return _with_memory(found or _failure_in_events(facts), facts)
@@ -369,7 +369,7 @@ def _unfinished(base: State, facts: _Facts, now: float) -> State:
     if facts.job["metadata"].get("deletionTimestamp"):
         return replace(base, phase=Phase.STOPPING, reason="Deleted", message="it is being deleted")
     if facts.policy.get("suspend"):
-        queue = (facts.job["metadata"].get("labels") or {}).get(QUEUE_LABEL)
+        queue = (facts.job["metadata"].get("labels") or {}).get(labels.QUEUE)
         why = f"it waits in queue {queue}" if queue else "it is suspended"
         return replace(base, phase=Phase.QUEUED, reason="Suspended", message=why)
     if not facts.known and all(pod.phase == podstate.MISSING for pod in facts.pods):
@@ -379,7 +379,7 @@ def _unfinished(base: State, facts: _Facts, now: float) -> State:
         why = f"the training operator has not touched it for {short_duration(silent)}; does it run in this cluster?"
         return replace(base, reason="NoOperator", message=why)
     if base.ready == base.replicas:
-        last = facts.verdict.attempts[-1] if facts.verdict and facts.verdict.attempts else None
+        last = facts.record.attempts[-1] if facts.record and facts.record.attempts else None
         over = last is not None and last.failure is not None
         return replace(base, phase=Phase.RESTARTING if over else Phase.RUNNING)
     reason, message = _obstacle(facts)
@@ -401,12 +401,12 @@ def _obstacle(facts: _Facts) -> tuple[str, str]:
 
 
 def _attempts(facts: _Facts, state: State) -> list[AttemptState]:
-    if facts.verdict is None:
+    if facts.record is None:
         return []
     attempts = []
-    for attempt in facts.verdict.attempts:
+    for attempt in facts.record.attempts:
         failure = _with_memory(attempt.failure, facts)
-        last = attempt is facts.verdict.attempts[-1]
+        last = attempt is facts.record.attempts[-1]
         if failure is None and last and state.phase == Phase.FAILED:
             failure = state.failure
         if failure is not None:
@@ -421,4 +421,4 @@ def _attempts(facts: _Facts, state: State) -> list[AttemptState]:
 
 def job_of(pod: Object) -> str:
     """Name of the job that a pod belongs to."""
-    return str((pod["metadata"].get("labels") or {}).get(JOB_NAME, ""))
+    return str((pod["metadata"].get("labels") or {}).get(labels.OPERATOR_JOB_NAME, ""))

@@ -8,11 +8,13 @@ from typing import Final
 
 from flk.errors import FlkError, JobDeletedError, JobFailedError, JobRunningError, WaitTimeoutError
 from flk.jobs import state as states
-from flk.jobs.client import Cluster, Object, short_duration, timestamp
+from flk.jobs.client import JobClient
+from flk.jobs.follower import Follower, Snapshot, owned_by
 from flk.jobs.state import Phase, State
-from flk.kube.watch import Follower, Snapshot, owned_by
+from flk.kube.client import Object
+from flk.units import short_duration, timestamp
 from flk_runtime import contract
-from flk_runtime.contract import Verdict
+from flk_runtime.contract import JobRecord
 
 STUCK_AFTER: Final = 10.0  # seconds in which a pod may be starting before its events are asked for the reason
 STUCK_PODS: Final = 3  # pods whose events are read, so that a thousand that hang alike cost three requests
@@ -22,7 +24,7 @@ RECORD_AFTER: Final = (1.0, 10.0)  # seconds after which the record is read agai
 _LOG_IDLE: Final = 5.0
 
 
-def look(cluster: Cluster, name: str) -> State:
+def look(cluster: JobClient, name: str) -> State:
     """The state of a job now. JobNotFoundError if there is none."""
     job = cluster.job(name)
     pods = [pod for pod in cluster.pods(name) if owned_by(pod, job["metadata"]["uid"])]
@@ -30,7 +32,7 @@ def look(cluster: Cluster, name: str) -> State:
 
 
 def until_end(
-    cluster: Cluster,
+    cluster: JobClient,
     name: str,
     *,
     uid: str | None = None,
@@ -59,7 +61,7 @@ def until_end(
     return current
 
 
-def _states(cluster: Cluster, name: str, uid: str | None, timeout: float | None) -> Iterator[State]:
+def _states(cluster: JobClient, name: str, uid: str | None, timeout: float | None) -> Iterator[State]:
     """The states of a job, at least one a second. Ends when it is deleted, and when the time is over."""
     until = None if timeout is None else time.monotonic() + timeout
     events = _Events(cluster)
@@ -80,12 +82,12 @@ def _states(cluster: Cluster, name: str, uid: str | None, timeout: float | None)
 class _Events:
     """Events and the launcher's record, asked for only where they can tell something new."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: JobClient) -> None:
         self.cluster = cluster
         self._asked = -EVENTS_EVERY
         self._events: list[Object] = []
         self._pods: tuple[str, ...] = ()
-        self._record: Verdict | None = None
+        self._record: JobRecord | None = None
         self._read = -RECORD_AFTER[1]
 
     def events(self, snapshot: Snapshot, now: float) -> list[Object]:
@@ -95,7 +97,7 @@ class _Events:
             self._asked = time.monotonic()
         return self._events
 
-    def record(self, snapshot: Snapshot) -> Verdict | None:
+    def record(self, snapshot: Snapshot) -> JobRecord | None:
         """The record in the log, read again when a pod was made or ended, and now and then: attempts need neither."""
         pods = tuple(sorted(f"{pod['metadata']['uid']} {pod.get('status', {}).get('phase')}" for pod in snapshot.pods))
         age = time.monotonic() - self._read
@@ -104,7 +106,7 @@ class _Events:
         return self._record
 
 
-def _derive(cluster: Cluster, snapshot: Snapshot, seen: _Events | None = None) -> State:
+def _derive(cluster: JobClient, snapshot: Snapshot, seen: _Events | None = None) -> State:
     assert snapshot.job is not None  # noqa: S101
     now = cluster.now()
     seen = seen or _Events(cluster)
@@ -119,7 +121,7 @@ def _derive(cluster: Cluster, snapshot: Snapshot, seen: _Events | None = None) -
     return states.derive(snapshot.job, snapshot.pods, now=now, events=events, record=record, former=snapshot.former)
 
 
-def _events(cluster: Cluster, snapshot: Snapshot, now: float) -> list[Object]:
+def _events(cluster: JobClient, snapshot: Snapshot, now: float) -> list[Object]:
     assert snapshot.job is not None  # noqa: S101
     found = cluster.events("PyTorchJob", snapshot.job["metadata"]["name"])
     uid = snapshot.job["metadata"]["uid"]
@@ -135,7 +137,7 @@ def _events(cluster: Cluster, snapshot: Snapshot, now: float) -> list[Object]:
     return found
 
 
-def _record(cluster: Cluster, snapshot: Snapshot) -> Verdict | None:
+def _record(cluster: JobClient, snapshot: Snapshot) -> JobRecord | None:
     """The last record in the log of pod 0, which tells the attempts of a running job. Not having it is no error."""
     first = [p for p in snapshot.pods if p["metadata"]["name"].endswith(("-worker-0", "-master-0"))]
     if not first or not (first[0].get("status") or {}).get("containerStatuses"):

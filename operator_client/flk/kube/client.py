@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
@@ -44,6 +44,10 @@ SILENCE: Final = 7.0  # seconds until a server that does not answer is given up
 PATIENCE: Final = 30.0  # seconds until a server that answers "later" is given up
 CONNECT: Final = 3.0  # seconds for one connection
 ANSWER: Final = 5.0  # seconds until the first byte of one answer, and between two of its bytes
+
+PAGE: Final = 500  # objects in one answer, so that each comes soon
+
+Object = dict[str, Any]
 
 _METHODS: Final = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "delete": "DELETE", "patch": "PATCH"}
 _INSTALL: Final = (
@@ -155,6 +159,31 @@ class Api:
                 problem.args = (f"{problem} (tried {failures} times in {spent:.0f} s)",)
                 raise problem
             self._sleep(pause)
+
+    def list_all(self, target: Target, query: Mapping[str, Any] | None = None) -> tuple[list[Object], str]:
+        """All objects of a collection, page by page, and the version that a watch goes on from."""
+        items: list[Object] = []
+        token = None
+        while True:
+            try:
+                page = self.call("list", target, query={**(query or {}), "limit": PAGE, "continue": token})
+            except ApiError as error:
+                if error.status != 410 or token is None:
+                    raise
+                items, token = [], None  # the list was too long for its age: begin again
+                continue
+            items += page.get("items") or []
+            meta = page.get("metadata") or {}
+            token = meta.get("continue")
+            if not token:
+                return items, str(meta.get("resourceVersion") or "")
+
+    def watch(
+        self, target: Target, query: Mapping[str, Any], version: str, idle: float
+    ) -> AbstractContextManager[Iterator[bytes]]:
+        """What changes in a collection after ``version``, one JSON document a line."""
+        asked = {**query, "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version}
+        return self.stream("watch", target, query=asked, idle=idle)
 
     @contextmanager
     def stream(self, verb: str, target: Target, *, query: Mapping[str, Any], idle: float) -> Iterator[Iterator[bytes]]:

@@ -10,6 +10,7 @@ import base64
 from collections.abc import Iterator
 from typing import Any, Final
 
+from flk import labels
 from flk.errors import UsageError
 from flk.manifest.bundle import Shipment
 from flk.manifest.environment import environment
@@ -17,16 +18,6 @@ from flk.spec.fabric import fabrics
 from flk.spec.job import Job
 from flk_runtime import contract
 
-API_VERSION: Final = "kubeflow.org/v1"
-JOB_LABEL: Final = "flk.dev/job"
-MANAGED_BY: Final = {"app.kubernetes.io/managed-by": "flk"}
-SUBMISSION: Final = "flk.dev/submission"  # annotations of the PyTorchJob
-OWNER: Final = "flk.dev/owner"
-CODE_HASH: Final = "flk.dev/code-hash"
-VERSION: Final = "flk.dev/version"
-SPEC: Final = "flk.dev/spec"
-QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
-INDEX_LABEL: Final = "training.kubeflow.org/replica-index"
 CHUNK: Final = 900_000  # bytes of a ConfigMap's data; the API server takes 1 MiB
 USER: Final = 10001  # no user of any image; numeric, so that runAsNonRoot can be checked
 GRACE: Final = 30  # seconds from SIGTERM to SIGKILL
@@ -40,13 +31,13 @@ def render(
     """The PyTorchJob of ``job``, which has a name, and its ConfigMaps. Equal arguments give equal manifests."""
     if job.name is None:
         raise ValueError("the job has no name yet")
-    labels = {**MANAGED_BY, JOB_LABEL: job.name}
+    own_labels = {**labels.MANAGED_BY, labels.JOB: job.name}
     place = {"namespace": namespace} if namespace else {}
     configs: list[dict[str, Any]] = [
         {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": {"name": f"{job.name}-code-{number}", **place, "labels": dict(labels)},
+            "metadata": {"name": f"{job.name}-code-{number}", **place, "labels": dict(own_labels)},
             "immutable": True,
             "binaryData": data,
         }
@@ -59,19 +50,19 @@ def render(
         if not any(isinstance(c, dict) and c.get("name") == contract.CONTAINER for c in containers):
             raise UsageError(f"patch: leaves no container named {contract.CONTAINER}, which the operator looks for")
     annotations = {
-        VERSION: contract.VERSION,
-        SPEC: job.model_dump_json(exclude_none=True),
-        **({CODE_HASH: shipment.sha256} if shipment.code is not None else {}),
-        **({SUBMISSION: submission} if submission else {}),
-        **({OWNER: owner} if owner else {}),
+        labels.VERSION: contract.VERSION,
+        labels.SPEC: job.model_dump_json(exclude_none=True),
+        **({labels.CODE_HASH: shipment.sha256} if shipment.code is not None else {}),
+        **({labels.SUBMISSION: submission} if submission else {}),
+        **({labels.OWNER: owner} if owner else {}),
     }
     manifest = {
-        "apiVersion": API_VERSION,
+        "apiVersion": labels.KUBEFLOW_API_VERSION,
         "kind": "PyTorchJob",
         "metadata": {
             "name": job.name,
             **place,
-            "labels": {**labels, **({QUEUE_LABEL: job.queue} if job.queue else {})},
+            "labels": {**own_labels, **({labels.QUEUE: job.queue} if job.queue else {})},
             "annotations": annotations,
         },
         "spec": {
@@ -136,7 +127,7 @@ def _pod_template(job: Job, shipment: Shipment, configs: list[str]) -> dict[str,
     tolerations = [t.model_dump(exclude_defaults=True) for t in job.nodes.tolerations]
     return {
         "metadata": {
-            "labels": {**MANAGED_BY, JOB_LABEL: job.name},
+            "labels": {**labels.MANAGED_BY, labels.JOB: job.name},
             "annotations": {"sidecar.istio.io/inject": "false"},  # a sidecar would keep the pods from completing
         },
         "spec": {
@@ -176,7 +167,7 @@ def _env(job: Job, shipment: Shipment) -> list[dict[str, Any]]:
     if shipment.code is not None:
         place |= {contract.CODE: contract.SHIP_FOLDER, contract.CODE_HASH: shipment.sha256}
     fields = {
-        contract.POD_INDEX: f"metadata.labels['{INDEX_LABEL}']",
+        contract.POD_INDEX: f"metadata.labels['{labels.REPLICA_INDEX}']",
         contract.POD_NAME: "metadata.name",
         contract.POD_IP: "status.podIP",
         contract.NODE_NAME: "spec.nodeName",

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
+from flk import labels
 from flk.spec import file as jobfile
 from flk.spec import names
 from flk.spec.fabric import fabrics
 from flk.spec.job import Job, Nodes, Toleration, one_of, toleration
 from flk.spec.validation import usage_error
 
-LABEL: Final = "flk.dev/defaults"  # with the value "true", on the ConfigMap
-KEY: Final = "defaults.yaml"
 
-
-class Site(BaseModel):
+class NamespaceDefaults(BaseModel):
     """Defaults of one namespace; a job's own values win, and tolerations are added to the job's."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -28,21 +26,21 @@ class Site(BaseModel):
     tolerations: list[Annotated[Toleration, BeforeValidator(toleration)]] = []
 
 
-def parse(texts: Iterable[tuple[str, str]]) -> Site:
+def parse(texts: Iterable[tuple[str, str]]) -> NamespaceDefaults:
     """The defaults in (name of the ConfigMap, its YAML) pairs; of two ConfigMaps the later by name wins, key by key."""
     merged: dict[str, Any] = {}
     for name, text in sorted(texts):
-        source = f"ConfigMap {name}, {KEY}"
+        source = f"ConfigMap {name}, {labels.DEFAULTS_KEY}"
         data = {key: value for key, value in jobfile.mapping(text, source).items() if value not in (None, "", [])}
         try:
-            Site.model_validate(data)
+            NamespaceDefaults.model_validate(data)
         except ValidationError as error:
-            raise usage_error(error, Site, where={}, source=source) from None
+            raise usage_error(error, NamespaceDefaults, where={}, source=source) from None
         merged |= data
-    return Site.model_validate(merged)
+    return NamespaceDefaults.model_validate(merged)
 
 
-def apply(job: Job, site: Site) -> Job:
+def apply(job: Job, site: NamespaceDefaults) -> Job:
     """The job with the site's defaults where it says nothing itself."""
     fields: dict[str, Any] = {}
     if site.image and job.image is None:

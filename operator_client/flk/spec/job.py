@@ -30,7 +30,7 @@ from flk.spec.fabric import fabrics
 from flk_runtime.contract import STRATEGIES, VERSION, strategy_named
 
 if TYPE_CHECKING:
-    from flk.jobs.handle import Run
+    from flk.jobs.handle import JobHandle
 
 DEFAULT_IMAGE: Final = {"cpu": f"flktrain/flk:{VERSION}-cpu", "cuda": f"flktrain/flk:{VERSION}-cuda"}
 # The job is on record in an annotation of its PyTorchJob, and all annotations of an object may have 256 KiB.
@@ -329,7 +329,7 @@ class Job(_Part):
         job = self.named()
         return render.render(job, ship.collect(job, Path(root)), namespace=namespace)
 
-    def submit(self, root: str | Path = ".", *, namespace: str | None = None, context: str | None = None) -> Run:
+    def submit(self, root: str | Path = ".", *, namespace: str | None = None, context: str | None = None) -> JobHandle:
         """Create this job in the cluster; its files are looked up below ``root``."""
         from flk.jobs import handle
 

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import nn
 
 from flk_runtime.checkpoint import storage as snapshot
-from flk_runtime.data.loader import Epochs
+from flk_runtime.data.loader import EpochLoader
 from flk_runtime.distributed import process_group as group
-from flk_runtime.errors import SetupError, SnapshotError
-from flk_runtime.parallel.model import OptimizerState, Wrapped
+from flk_runtime.errors import CheckpointError, SetupError
+from flk_runtime.parallel.model import OptimizerState, ParallelModel
 from flk_runtime.system import rng as randomness
 
 
@@ -79,9 +79,9 @@ class Checkpoint:
                 optimizer.load_groups(self._restored[other])
 
     def check_model(self, name: str, model: nn.Module) -> None:
-        """Raise SnapshotError if the snapshot is of another model than this, which is not wrapped yet."""
+        """Raise CheckpointError if the snapshot is of another model than this, which is not wrapped yet."""
         if name in self._restored and (different := snapshot.mismatch(model, self._restored[name])):
-            raise SnapshotError(f"the snapshot in {self._path} is of another model: {different}")
+            raise CheckpointError(f"the snapshot in {self._path} is of another model: {different}")
 
     def begin_random(self) -> None:
         """Until the first step, go to where this rank's random numbers begin: nothing before is part of training."""
@@ -97,7 +97,7 @@ class Checkpoint:
         """At the first step: what the snapshot holds and nobody has registered is told, and let go."""
         self._settled = True
         if "model" in self._unclaimed:
-            raise SnapshotError(
+            raise CheckpointError(
                 f"the snapshot in {self._path} holds a model, and this script registers none: call parallelize"
             )
         for name in sorted(self._unclaimed):
@@ -122,7 +122,7 @@ class Checkpoint:
         objects = {
             name: thing.state_dict()
             for name, thing in self._objects.items()
-            if main or isinstance(thing, (Wrapped, OptimizerState))  # gathered from all ranks
+            if main or isinstance(thing, (ParallelModel, OptimizerState))  # gathered from all ranks
         }
         if main and self._folder:
             header = snapshot.encode_header(steps=steps, world_size=dist.get_world_size())
@@ -135,15 +135,15 @@ class Checkpoint:
 
     def _load(self, name: str, thing: Stateful) -> None:
         state = self._restored[name]
-        if not isinstance(thing, (Wrapped, OptimizerState)):  # which take one tensor after the other
+        if not isinstance(thing, (ParallelModel, OptimizerState)):  # which take one tensor after the other
             state = snapshot.fetch(state)
         try:
             thing.load_state_dict(state)
         except (ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
-            raise SnapshotError(f"the {name} in the snapshot in {self._path} does not fit: {error}") from error
+            raise CheckpointError(f"the {name} in the snapshot in {self._path} does not fit: {error}") from error
 
     def _mark(self, steps: int) -> Any:
-        loaders = {name: thing.state_dict() for name, thing in self._objects.items() if isinstance(thing, Epochs)}
+        loaders = {name: thing.state_dict() for name, thing in self._objects.items() if isinstance(thing, EpochLoader)}
         return _positions(steps, loaders)
 
 

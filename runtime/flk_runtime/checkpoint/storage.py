@@ -23,7 +23,7 @@ from torch import nn
 
 from flk_runtime import contract
 from flk_runtime.distributed import process_group as group
-from flk_runtime.errors import SnapshotError
+from flk_runtime.errors import CheckpointError
 
 FORMAT = 1
 KEPT = 2
@@ -51,7 +51,7 @@ class Folder:
             for left in self.path.glob(_TEMPORARY):  # of a process that was killed while it wrote, and the probe
                 left.unlink(missing_ok=True)
         except OSError as error:
-            raise SnapshotError(
+            raise CheckpointError(
                 f"the snapshot folder {self.path} can't be written to: {error.strerror or error}"
             ) from None
 
@@ -61,11 +61,11 @@ class Folder:
             try:
                 content = path.read_bytes()
             except OSError as error:  # of the storage, not of the file: going back to an older one would hide it
-                raise SnapshotError(f"the snapshot {path} can't be read: {error.strerror or error}") from None
+                raise CheckpointError(f"the snapshot {path} can't be read: {error.strerror or error}") from None
             try:
                 decode(content)
-            except SnapshotError as error:
-                raise SnapshotError(f"the snapshot {path} {error}") from None
+            except CheckpointError as error:
+                raise CheckpointError(f"the snapshot {path} {error}") from None
             except Exception as error:
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 report(f"the snapshot {path} can't be read and is left out: {reason}")
@@ -96,7 +96,7 @@ class Folder:
             for old in self._files()[:-KEPT]:
                 old.unlink(missing_ok=True)
         except OSError as error:
-            raise SnapshotError(f"the snapshot {path} can't be written: {error.strerror or error}") from error
+            raise CheckpointError(f"the snapshot {path} can't be written: {error.strerror or error}") from error
         finally:
             temporary.unlink(missing_ok=True)
         return path
@@ -122,7 +122,7 @@ def decode(content: bytes) -> dict[str, Any]:
     if not isinstance(data, dict) or not {"format", "steps", "objects", "random"} <= data.keys():
         raise ValueError("it is no snapshot of flk's")
     if data["format"] > FORMAT:
-        raise SnapshotError(f"was written by flk {data['flk']}, which this version ({contract.VERSION}) can't read")
+        raise CheckpointError(f"was written by flk {data['flk']}, which this version ({contract.VERSION}) can't read")
     return data
 
 
@@ -213,6 +213,6 @@ def _check(path: Path) -> None:
     except Exception as error:
         name = _GLOBAL.search(str(error))
         what = f"a registered object's state_dict() holds a {name[1]}" if name else str(error).splitlines()[0]
-        raise SnapshotError(
+        raise CheckpointError(
             f"a snapshot can't be read back: {what}; only tensors, numbers, strings, lists, tuples and dictionaries can"
         ) from error

@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 from torch.utils.data._utils import worker
 
-from flk_runtime.data.loader import Epochs, Feed, Loader, check_options, to_device
-from flk_runtime.distributed.process_group import carrier
-from flk_runtime.errors import SetupError, SnapshotError
+from flk_runtime.data.loader import EpochLoader, Loader, LoaderContext, check_options, to_device
+from flk_runtime.distributed.process_group import comm_device
+from flk_runtime.errors import CheckpointError, SetupError
 
 # Libraries whose datasets split themselves over ranks and workers, each in its own way.
 _SHARD_THEMSELVES = {"webdataset": "nodesplitter=webdataset.split_by_node, ", "streaming": "", "litdata": ""}
@@ -30,7 +30,7 @@ _SHARD_THEMSELVES = {"webdataset": "nodesplitter=webdataset.split_by_node, ", "s
 Share = tuple[int, Any, list[Any]]  # samples that count, the dataset's own state after the step, samples
 
 
-def loader(dataset: Any, feed: Feed, *, shuffle: bool | None, split: bool, **options: Any) -> Epochs:
+def loader(dataset: Any, feed: LoaderContext, *, shuffle: bool | None, split: bool, **options: Any) -> EpochLoader:
     """The loader for this kind of data; for the ``options`` see `Loader` and `StreamLoader`."""
     if not _is_stream(dataset):
         if not split:
@@ -89,7 +89,7 @@ def shares(
         yield len(mine), None, mine or [latest]
 
 
-class StreamLoader(Epochs):
+class StreamLoader(EpochLoader):
     """Batches of this rank's share of an iterable, as tensors on the run's device. Made by `Run.loader`.
 
     All ranks take the same number of steps: before each they agree that all have a batch (one all-reduce of 16 bytes),
@@ -98,7 +98,7 @@ class StreamLoader(Epochs):
     """
 
     def __init__(
-        self, dataset: Any, feed: Feed, *, split: bool = True, drop_last: bool = False, **options: Any
+        self, dataset: Any, feed: LoaderContext, *, split: bool = True, drop_last: bool = False, **options: Any
     ) -> None:
         check_options(options)
         if split:
@@ -154,15 +154,15 @@ class StreamLoader(Epochs):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position.
 
-        SnapshotError for data that is split already, and was split for another number of ranks or batch size.
+        CheckpointError for data that is split already, and was split for another number of ranks or batch size.
         """
         if ("split" in state) == self._split:
             now, then = ("the loader", "itself") if self._split else ("itself", "the loader")
-            raise SnapshotError(f"{self.name}: the data is split by {now}, and was split by {then} in the snapshot")
+            raise CheckpointError(f"{self.name}: the data is split by {now}, and was split by {then} in the snapshot")
         if not self._split:
             world_size, batch_size = state["split"]
             if (world_size, batch_size) != (self._world_size, self._batch_size):
-                raise SnapshotError(
+                raise CheckpointError(
                     f"{self.name}: data that is split already (split=False) resumes with what the snapshot had, "
                     f"{world_size} ranks and batch_size={batch_size}, "
                     f"not with {self._world_size} and {self._batch_size}"
@@ -176,7 +176,7 @@ class StreamLoader(Epochs):
         """Whether all ranks have a batch, and the samples of those that have one. Collective."""
         if self._world_size == 1:
             return ready, samples
-        total = torch.tensor([int(ready), samples], device=carrier(torch.device("cpu")))
+        total = torch.tensor([int(ready), samples], device=comm_device(torch.device("cpu")))
         dist.all_reduce(total)
         ranks, samples = total.tolist()
         if 0 < ranks < self._world_size and self._rank == 0:
@@ -223,7 +223,7 @@ class _Reader(IterableDataset[Share]):
         self._parts, self._even = state["parts"], state["even"]
         self._data = None if state["data"] is None else (state["epoch"], state["consumed"], state["data"])
         if self._parts > 1 and not _is_hf(self._dataset):
-            raise SnapshotError("the snapshot is of a Hugging Face dataset, which this is not")
+            raise CheckpointError("the snapshot is of a Hugging Face dataset, which this is not")
 
     def __iter__(self) -> Iterator[Share]:
         epoch, consumed = self.place.tolist()

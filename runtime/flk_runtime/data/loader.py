@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from flk_runtime.data.partition import Contiguous, share
-from flk_runtime.errors import SetupError, SnapshotError
+from flk_runtime.errors import CheckpointError, SetupError
 from flk_runtime.system import rng as randomness
 
 
@@ -56,7 +56,7 @@ def epoch_order(samples: int, seed: int, epoch: int, *, shuffle: bool) -> torch.
 
 
 @dataclass(frozen=True)
-class Feed:
+class LoaderContext:
     """What a loader has to know of its run and of this rank's part in it."""
 
     batch_size: int  # samples per rank and step
@@ -67,7 +67,7 @@ class Feed:
     name: str = "loader"
     steps_done: Callable[[], int] = lambda: 0
     on_begin: Callable[[], None] = lambda: None
-    on_batch: Callable[[Epochs, int], None] = lambda loader, samples: None
+    on_batch: Callable[[EpochLoader, int], None] = lambda loader, samples: None
     on_end: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
@@ -77,14 +77,14 @@ class Feed:
             )
 
 
-class Epochs:
+class EpochLoader:
     """What all loaders have: an epoch, a position in it, and loops over what is left.
 
     ``epoch`` counts from 0; ``consumed`` counts the samples of this epoch that all ranks together have been given.
     Iterating runs what is left of the current epoch, then the epoch is advanced.
     """
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: LoaderContext) -> None:
         self.name = feed.name
         self.epoch = 0
         self.consumed = 0
@@ -144,11 +144,11 @@ def check_options(options: Mapping[str, Any]) -> None:
         raise SetupError("in_order=False: batches would come in any order, and a position could not be resumed")
 
 
-class Loader(Epochs):
+class Loader(EpochLoader):
     """Batches of this rank's share of a map-style dataset, as tensors on the run's device. Made by `Run.loader`."""
 
     def __init__(
-        self, dataset: Any, feed: Feed, *, shuffle: bool = True, drop_last: bool = False, **options: Any
+        self, dataset: Any, feed: LoaderContext, *, shuffle: bool = True, drop_last: bool = False, **options: Any
     ) -> None:
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__") or isinstance(dataset, Mapping):
             raise SetupError(f"{type(dataset).__name__} has no length and index: a loader needs a map-style dataset")
@@ -189,7 +189,7 @@ class Loader(Epochs):
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go to a position. The seed comes with it, or samples would be dropped and doubled."""
         if state["samples"] != self._samples:
-            raise SnapshotError(
+            raise CheckpointError(
                 f"{self.name}: the dataset has {self._samples} samples, and had {state['samples']} in the snapshot"
             )
         self._seed, self.epoch, self.consumed = state["seed"], state["epoch"], state["consumed"]

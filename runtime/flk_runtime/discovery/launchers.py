@@ -28,7 +28,7 @@ _SHELLS = frozenset({"4294967290", "4294967291"})
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """Where this process stands: rank in [0, world_size), and local_rank in [0, local_world_size) on its node.
 
     ``local_world_size`` is this node's; nodes may differ where the launcher describes each of them (Slurm, torchrun).
@@ -47,7 +47,7 @@ class Place:
     agent_store: bool = False  # the launcher holds the store at ``master``, so that no rank opens one there
 
 
-def _read(launcher: Launcher, environ: Environ) -> Place:
+def _read(launcher: Launcher, environ: Environ) -> RankInfo:
     """The place that four numbers describe, and the nodes' numbers where the launcher gives them."""
     names = (launcher.rank, launcher.local_rank, launcher.world_size, launcher.local_world_size)
     shown = _show(launcher, environ)
@@ -63,7 +63,7 @@ def _read(launcher: Launcher, environ: Environ) -> Place:
     return _place(launcher, environ, rank, local_rank, world_size, local_world_size, node_rank, nodes)
 
 
-def _read_torchrun(launcher: Launcher, environ: Environ) -> Place:
+def _read_torchrun(launcher: Launcher, environ: Environ) -> RankInfo:
     """With --virtual-local-rank each worker sees one GPU and LOCAL_RANK is 0; the ranks of a node still follow on."""
     place = _read(launcher, environ)
     position = place.rank - place.node_rank * place.local_world_size
@@ -73,7 +73,7 @@ def _read_torchrun(launcher: Launcher, environ: Environ) -> Place:
     return place
 
 
-def _read_slurm(launcher: Launcher, environ: Environ) -> Place:
+def _read_slurm(launcher: Launcher, environ: Environ) -> RankInfo:
     """A task of a step of srun; nodes may have different numbers of tasks, and ranks may go round the nodes."""
     tasks = _first(environ, "SLURM_STEP_TASKS_PER_NODE", launcher.local_world_size)
     launcher = replace(
@@ -95,7 +95,7 @@ def _read_slurm(launcher: Launcher, environ: Environ) -> Place:
     return _place(launcher, environ, rank, local_rank, world_size, local_world_size, node_rank, nodes)
 
 
-def _read_pod(launcher: Launcher, environ: Environ) -> Place:
+def _read_pod(launcher: Launcher, environ: Environ) -> RankInfo:
     """A pod whose script is started directly: its number is the rank only where it has one process."""
     shown = _show(launcher, environ, "PET_NNODES", "PET_NPROC_PER_NODE")
     names = (launcher.rank, launcher.world_size, launcher.nodes)
@@ -164,7 +164,7 @@ class Launcher:
     agent_store: bool = False  # whether it may hold the ranks' store itself
     final: bool = False  # it sets its variables anew in each process, so nobody else's count beside them
     seen: Callable[[Environ], bool] | None = None
-    read: Callable[[Launcher, Environ], Place] = _read
+    read: Callable[[Launcher, Environ], RankInfo] = _read
 
     def is_seen(self, environ: Environ) -> bool:
         """Whether this launcher has left its variables in ``environ``."""
@@ -216,7 +216,7 @@ LAUNCHERS = (
 )  # fmt: skip
 
 
-def discover(environ: Environ | None = None) -> Place:
+def discover(environ: Environ | None = None) -> RankInfo:
     """The place that ``environ`` (by default this process's) describes; a world of one where no launcher is seen.
 
     A variable that is empty counts as not set. Raises DiscoveryError where the variables contradict each other, leave
@@ -229,12 +229,12 @@ def discover(environ: Environ | None = None) -> Place:
     if seen:
         return _settle(seen, environ)
     _refuse_to_be_alone(environ)
-    return Place()
+    return RankInfo()
 
 
-def _settle(seen: list[Launcher], environ: Environ) -> Place:
+def _settle(seen: list[Launcher], environ: Environ) -> RankInfo:
     """The place among several launchers that have left variables, from the innermost to the outermost."""
-    places: dict[Launcher, Place] = {}
+    places: dict[Launcher, RankInfo] = {}
     errors = []
     for launcher in seen:
         try:
@@ -256,7 +256,7 @@ def _settle(seen: list[Launcher], environ: Environ) -> Place:
     return places[chosen]
 
 
-def _agrees(other: Launcher, its: Place | None, environ: Environ, place: Place) -> bool:
+def _agrees(other: Launcher, its: RankInfo | None, environ: Environ, place: RankInfo) -> bool:
     """Whether all that another launcher says is so in ``place``; ``its`` own is None where it doesn't say enough."""
     if its:
         return all(
@@ -272,7 +272,7 @@ def _agrees(other: Launcher, its: Place | None, environ: Environ, place: Place) 
     return all(_number(environ, name) == value for name, value in said if name in environ)
 
 
-def _may_contain(outer: Place, inner: Place) -> bool:
+def _may_contain(outer: RankInfo, inner: RankInfo) -> bool:
     """Whether ``inner``'s launcher may have been started by ``outer``'s: once per node, with a rank or more on each."""
     return outer.world_size == outer.nodes and inner.world_size - inner.local_world_size >= outer.nodes - 1
 
@@ -303,7 +303,7 @@ def _place(
     local_world_size: int,
     node_rank: int | None,
     nodes: int | None,
-) -> Place:
+) -> RankInfo:
     """The place, after a check that its numbers fit each other. ``nodes`` is None where the launcher does not tell."""
     shown = _show(launcher, environ)
     if world_size < 1 or rank >= world_size:
@@ -328,7 +328,7 @@ def _place(
             )
     elif local_world_size + nodes - 1 > world_size or (nodes == 1 and local_world_size < world_size):
         raise DiscoveryError(f"{shown} do not fit each other on {nodes} node{'' if nodes == 1 else 's'}")
-    return Place(
+    return RankInfo(
         rank,
         local_rank,
         world_size,

@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from flk_runtime.distributed import buckets
 from flk_runtime.distributed.consistency import agree
-from flk_runtime.distributed.process_group import carrier
+from flk_runtime.distributed.process_group import comm_device
 from flk_runtime.distributed.pytree import replace, walk
 from flk_runtime.errors import SetupError
 
@@ -86,7 +86,7 @@ def broadcast_tensors(tensors: Sequence[torch.Tensor], root: int) -> None:
     """Root's elements into every rank's tensors, which must be alike on all ranks. Collective."""
     for bucket in buckets.split(tensors):
         flat = buckets.pack(bucket, share=True)
-        sent = flat.to(carrier(flat.device))
+        sent = flat.to(comm_device(flat.device))
         if sent.numel():
             dist.broadcast(sent.view(torch.uint8), src=root)  # as bytes: no backend sends every dtype
         if dist.get_rank() != root:
@@ -244,7 +244,7 @@ def _reduced(call: str, tree: T, op: str, root: int | None) -> T:
 
 
 def _reduced_numbers(kind: type, numbers: list[Any], op: str, root: int | None) -> list[Any]:
-    flat = torch.tensor(numbers, dtype=_NUMBERS[kind], device=carrier(torch.device("cpu")))
+    flat = torch.tensor(numbers, dtype=_NUMBERS[kind], device=comm_device(torch.device("cpu")))
     _exchange(torch.view_as_real(flat) if flat.is_complex() else flat, _OPS[op], root)
     if root is not None and dist.get_rank() != root:
         return numbers
@@ -268,7 +268,7 @@ def _reduce_bucket(bucket: list[torch.Tensor], op: str, root: int | None) -> Non
     flat = buckets.pack(bucket, share=receives)
     if op == "mean":
         flat.mul_(1 / dist.get_world_size())
-    sent = flat.to(carrier(flat.device), _WIRE.get(dtype, dtype))
+    sent = flat.to(comm_device(flat.device), _WIRE.get(dtype, dtype))
     if sent.numel():
         how = _OPS[op]
         if dtype is torch.bool:

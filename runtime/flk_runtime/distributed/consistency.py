@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from flk_runtime.distributed.process_group import carrier
+from flk_runtime.distributed.process_group import comm_device
 from flk_runtime.errors import SetupError
 
 Line = tuple[str, str]  # a path, and what is there
@@ -27,7 +27,7 @@ def agree(call: str, lines: Sequence[Line]) -> None:
     lines = [("the call", call), *lines]
     digest = hashlib.blake2b(repr(lines).encode(), digest_size=8).digest()
     mine = int.from_bytes(digest, "big") >> 1
-    device = carrier(torch.device("cpu"))
+    device = comm_device(torch.device("cpu"))
     extremes = torch.tensor([mine, -mine], device=device)
     dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
     most, least = extremes.tolist()

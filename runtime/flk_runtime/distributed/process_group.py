@@ -39,7 +39,7 @@ def on_main(function: Callable[[], T]) -> T:
 def broadcast_bytes(content: bytes | None) -> bytes:
     """Rank 0's ``content`` on every rank, without pickling it."""
     size = on_main(lambda: len(content or b""))
-    device = carrier(_CPU)
+    device = comm_device(_CPU)
     if dist.get_rank() == 0:
         data = torch.frombuffer(bytearray(content or b""), dtype=torch.uint8).to(device)
     else:
@@ -52,14 +52,14 @@ def broadcast_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Rank 0's ``tensor``, which lies on the CPU, on every rank's CPU; the others give its shape and dtype (meta)."""
     data = torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor.contiguous()
     # As bytes: not every backend knows every dtype.
-    raw = data.flatten().view(torch.uint8).to(carrier(_CPU))
+    raw = data.flatten().view(torch.uint8).to(comm_device(_CPU))
     dist.broadcast(raw, src=0)
     return raw.cpu().view(data.dtype).view(data.shape)
 
 
 def all_agree(yes: bool) -> Callable[[], bool]:
     """Ask all ranks. Returns at once; what it returns waits for their answers, and says whether all said yes."""
-    answers = torch.tensor([int(yes)], device=carrier(_CPU))
+    answers = torch.tensor([int(yes)], device=comm_device(_CPU))
     work = dist.all_reduce(answers, op=dist.ReduceOp.MIN, async_op=True)
 
     def wait() -> bool:
@@ -78,7 +78,7 @@ def gather(value: Any) -> list[Any] | None:
 
 def mean(value: float, weight: float) -> float:
     """The mean of every rank's ``value``, weighted, on every rank; NaN where all weights are 0."""
-    total = torch.tensor([value * weight, weight], dtype=torch.float64, device=carrier(_CPU))
+    total = torch.tensor([value * weight, weight], dtype=torch.float64, device=comm_device(_CPU))
     dist.all_reduce(total)
     return float(total[0] / total[1])
 
@@ -145,7 +145,7 @@ def leave(*, at_once: bool) -> None:
         dist.destroy_process_group()
 
 
-def carrier(device: torch.device) -> torch.device:
+def comm_device(device: torch.device) -> torch.device:
     """Where a tensor of ``device`` has to lie for the process group to take it: there, or where its backend works."""
     served = [entry.partition(":")[0] for entry in str(dist.get_backend_config()).split(",")]
     if device.type in served:

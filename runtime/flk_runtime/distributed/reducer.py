@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from flk_runtime.distributed.consistency import Line, agree
-from flk_runtime.distributed.process_group import carrier
+from flk_runtime.distributed.process_group import comm_device
 from flk_runtime.errors import SetupError
 
 _groups: list[tuple[Any, Any]] = []  # a world, and the group that averages gradients in it
@@ -51,7 +51,7 @@ class _Torch:
     def start(self, flat: torch.Tensor, name: str) -> Callable[[], None]:
         # Divided before, as DistributedDataParallel does: sums of float16 would overflow.
         flat.mul_(1 / self.world_size)
-        sent = flat.to(carrier(flat.device))
+        sent = flat.to(comm_device(flat.device))
         work = dist.all_reduce(
             torch.view_as_real(sent) if sent.is_complex() else sent, group=self._group, async_op=True
         )

@@ -22,16 +22,26 @@ from pathlib import Path
 from typing import NoReturn
 
 from flk_runtime import contract
-from flk_runtime.contract import ExitCode, Failure, Verdict
+from flk_runtime.contract import ExitCode, Failure, JobRecord
 from flk_runtime.launcher import environment as variables
 from flk_runtime.launcher import forkserver
 from flk_runtime.launcher import logs as output
 from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
-from flk_runtime.launcher.rendezvous import Broken, End, Event, Go, Leader, Lost, Member, Stop
+from flk_runtime.launcher.rendezvous import (
+    AttemptEnded,
+    AttemptStarted,
+    Event,
+    JobEnded,
+    Leader,
+    LeaderLost,
+    Member,
+    ThreadFailed,
+)
 from flk_runtime.launcher.settings import Settings, SettingsError
 from flk_runtime.launcher.signals import Wakeup, code_of_signal
 from flk_runtime.launcher.unpack import CodeError, unpack
 from flk_runtime.system import host
+from flk_runtime.system.report import write_all
 
 KILL_AFTER = 1.0  # seconds between SIGTERM and SIGKILL for ranks whose attempt is over: they hang in a collective
 FINISH_AFTER = 5.0  # seconds for a rank that has reported its exception to run its own exit handlers
@@ -67,11 +77,11 @@ class Launcher:
         self.selector.register(self.wakeup.socket, selectors.EVENT_READ)
         self.selector.register(self.server.socket, selectors.EVENT_READ)
         self.ranks: dict[int, Rank] = {}
-        self.go: Go | None = None
+        self.go: AttemptStarted | None = None
         self.ending = False  # the attempt is over, its ranks are being ended
         self.evidence: list[Failure] = []
         self.stopping: int | None = None  # the signal that told this launcher to stop
-        self.verdict: Verdict | None = None
+        self.record: JobRecord | None = None
         self.lines = 0
         self.kills = host.memory_kills()
         self.leader = Leader(self.settings, self.wakeup.post, self.say) if self.settings.pod == 0 else None
@@ -81,7 +91,7 @@ class Launcher:
     def say(self, text: str) -> None:
         """A line of the launcher's own, on stderr."""
         tag = contract.LAUNCHER_TAG.format(index=self.settings.pod)
-        output.write_all(self.stderr, f"{tag}{text}\n".encode(errors="replace"))
+        write_all(self.stderr, f"{tag}{text}\n".encode(errors="replace"))
 
     def run(self) -> int:
         """Run attempts until the leader says that no further one follows, or a signal ends this launcher."""
@@ -102,15 +112,15 @@ class Launcher:
                 self._rank_ended(exited.pid, exited.status)
             while self.wakeup.signals:
                 self._signalled(self.wakeup.signals.pop(0))
-            while self.verdict is None and not self.wakeup.events.empty():
+            while self.record is None and not self.wakeup.events.empty():
                 self._handle(self.wakeup.events.get())
             self._check_clock()
             host.reap_orphans()
             if not self.ranks:
                 if self.stopping is not None:
                     return self._stopped(self.stopping)
-                if self.verdict:
-                    return self._finish(self.verdict)
+                if self.record:
+                    return self._finish(self.record)
                 if self.ending:
                     self.ending, self.go = False, None
                     self.member.ready(self.evidence)
@@ -119,29 +129,29 @@ class Launcher:
 
     def _handle(self, event: Event) -> None:
         match event:
-            case Go():
+            case AttemptStarted():
                 self._begin(event)
-            case End():
+            case AttemptEnded():
                 self._end_ranks()
                 if self.leader and self.go and event.failure:
                     # An echo may be the first to be heard of. The next attempt's line names the cause.
                     why = "" if event.failure.echo else f": {event.failure.summary}"
                     self.say(f"attempt {self.go.number + 1} ended{why}")
-            case Lost():
+            case LeaderLost():
                 self.evidence.append(event.failure)
                 self._end_ranks()
-            case Stop():
-                self.verdict = event.verdict
+            case JobEnded():
+                self.record = event.record
                 self._end_ranks()
-            case Broken():
+            case ThreadFailed():
                 raise event.error
 
-    def _begin(self, go: Go) -> None:
+    def _begin(self, go: AttemptStarted) -> None:
         self.go, self.evidence, self.ending = go, [], False
         if self.stopping is not None:
             return
         if self.leader:
-            self._record(Verdict("running", 0, self.settings.restarts, None, go.history))
+            self._record(JobRecord("running", 0, self.settings.restarts, None, go.history))
             of = f" of at most {self.settings.restarts + 1}" if self.settings.restarts else ""
             ranks, pods = _plural(self.settings.world_size, "rank"), _plural(self.settings.pods, "pod")
             cause = go.history[-2].failure if len(go.history) > 1 else None
@@ -150,7 +160,7 @@ class Launcher:
         for local_rank in range(self.settings.processes):
             self._start_rank(go, local_rank)
 
-    def _start_rank(self, go: Go, local_rank: int) -> None:
+    def _start_rank(self, go: AttemptStarted, local_rank: int) -> None:
         settings = self.settings
         rank = settings.pod * settings.processes + local_rank
         count = self._count_lines
@@ -299,7 +309,7 @@ class Launcher:
         failure = replace(self._failure(None, kind), message=str(error))
         if self.go:
             self.member.failed(self.go, failure)
-        leave(self.settings, Verdict("failed", failure.code, self.settings.restarts, failure))
+        leave(self.settings, JobRecord("failed", failure.code, self.settings.restarts, failure))
         self.say(f"failed: {failure.summary}")
         return failure.code if self.settings.pods == 1 else 128 + signal.SIGKILL
 
@@ -307,24 +317,25 @@ class Launcher:
         code = code_of_signal(number)
         self.say(f"told to stop by {signal.Signals(number).name}; all ranks of this pod have ended")
         leave(
-            self.settings, Verdict("preempted", code, self.settings.restarts, None, self.go.history if self.go else [])
+            self.settings,
+            JobRecord("preempted", code, self.settings.restarts, None, self.go.history if self.go else []),
         )
         return code
 
-    def _finish(self, verdict: Verdict) -> int:
-        leave(self.settings, verdict)
+    def _finish(self, record: JobRecord) -> int:
+        leave(self.settings, record)
         if self.leader:
-            self._record(verdict)
-            if verdict.failure:
-                self.say(f"failed: {verdict.failure.summary}")
+            self._record(record)
+            if record.failure:
+                self.say(f"failed: {record.failure.summary}")
             self.leader.linger()
-        return verdict.code
+        return record.code
 
     # Records ----------------------------------------------------------------------------------------------------
 
-    def _record(self, verdict: Verdict) -> None:
-        self.current = verdict
-        self.say(contract.RECORD_MARK + verdict.to_json())
+    def _record(self, record: JobRecord) -> None:
+        self.current = record
+        self.say(contract.RECORD_MARK + record.to_json())
 
     def _count_lines(self, lines: int) -> None:
         self.lines += lines
@@ -333,11 +344,11 @@ class Launcher:
             self._record(self.current)
 
 
-def leave(settings: Settings, verdict: Verdict) -> None:
-    """Write the verdict where the kubelet looks for it, so that it outlives the pod's log."""
+def leave(settings: Settings, record: JobRecord) -> None:
+    """Write the record where the kubelet looks for it, so that it outlives the pod's log."""
     if settings.termination_log:
         with contextlib.suppress(OSError):
-            Path(settings.termination_log).write_text(verdict.to_json(contract.TERMINATION_LOG_LIMIT))
+            Path(settings.termination_log).write_text(record.to_json(contract.TERMINATION_LOG_LIMIT))
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
@@ -396,11 +407,11 @@ def _launch(settings: Settings, wakeup: Wakeup) -> int:
 
 def _refuse(settings: Settings | None, arguments: Sequence[str], message: str) -> int:
     pod = settings.pod if settings else 0
-    output.write_all(2, f"{contract.LAUNCHER_TAG.format(index=pod)}error: {message}\n".encode())
+    write_all(2, f"{contract.LAUNCHER_TAG.format(index=pod)}error: {message}\n".encode())
     if settings is None:
         settings = Settings(tuple(arguments), termination_log=os.environ.get(contract.TERMINATION_LOG, ""))
     failure = Failure("usage", pod, None, settings.pod_name, settings.node, time=time.time(), message=message)
-    leave(settings, Verdict("failed", int(ExitCode.USAGE), settings.restarts, failure))
+    leave(settings, JobRecord("failed", int(ExitCode.USAGE), settings.restarts, failure))
     return ExitCode.USAGE
 
 

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 from flk_runtime import contract
-from flk_runtime.launcher.rendezvous import Go
+from flk_runtime.launcher.rendezvous import AttemptStarted
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.system import host
 
 
-def of_rank(settings: Settings, go: Go, local_rank: int, errors: str) -> dict[str, str]:
+def of_rank(settings: Settings, go: AttemptStarted, local_rank: int, errors: str) -> dict[str, str]:
     """The variables of one rank: torchrun's, so that scripts written for it run unchanged, and the attempt's number.
 
     Names and meaning: torch/distributed/elastic/agent/server/local_elastic_agent.py.

@@ -8,22 +8,12 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from flk_runtime.system.report import write_all
+
 # A progress bar ends its lines with a carriage return alone; it has to show while it moves.
 _END = re.compile(rb"\r\n|\n|\r(?!$)")
 AT_ONCE = 50  # lines; more are counted, and what has to come between them is written, after so many
 LONGEST = 1 << 16  # bytes; a longer line is passed on in pieces, so that memory stays bounded
-
-
-def write_all(fd: int, data: bytes) -> None:
-    """Write the whole of ``data``; where the reader has gone away the rest is dropped."""
-    view = memoryview(data)
-    while view:
-        try:
-            view = view[os.write(fd, view) :]
-        except InterruptedError:
-            continue
-        except OSError:
-            return
 
 
 @contextlib.contextmanager

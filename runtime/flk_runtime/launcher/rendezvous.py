@@ -4,7 +4,7 @@ The launcher of pod 0 leads: it holds the control store (torch's TCPStore). A ro
 
     <round>/join/<pod>   each launcher: I am here, and this is what I saw of the last attempt
     <round>/go           the leader, once all have joined: number of the attempt and the address of the ranks' own
-                         store, new and empty for each attempt; or the verdict, when no further attempt follows
+                         store, new and empty for each attempt; or the record, when no further attempt follows
     <round>/done         counter: pods whose ranks have all ended well
     <round>/end          whoever is first: a failure (compare-and-set), or success when every pod is done
     round                number of the current round, for a launcher that comes late
@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from flk_runtime.contract import Attempt, ExitCode, Failure, Verdict
+from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord
 from flk_runtime.launcher.settings import Settings, SettingsError
 
 _FOR_EVER = timedelta(days=7)
@@ -40,7 +40,7 @@ _REMIND = 30.0  # seconds between two lines that say who is missing
 
 
 @dataclass(frozen=True)
-class Go:
+class AttemptStarted:
     """An attempt begins: start the ranks."""
 
     round: int
@@ -51,7 +51,7 @@ class Go:
 
 
 @dataclass(frozen=True)
-class End:
+class AttemptEnded:
     """The attempt is over; a failure, or None for success on every pod."""
 
     round: int
@@ -59,27 +59,27 @@ class End:
 
 
 @dataclass(frozen=True)
-class Stop:
+class JobEnded:
     """No further attempt follows."""
 
-    verdict: Verdict
+    record: JobRecord
 
 
 @dataclass(frozen=True)
-class Lost:
+class LeaderLost:
     """The leader went away: end the ranks, look for it again."""
 
     failure: Failure
 
 
 @dataclass(frozen=True)
-class Broken:
+class ThreadFailed:
     """A thread of the rendezvous ended with an exception: a bug of flk."""
 
     error: BaseException
 
 
-Event = Go | End | Stop | Lost | Broken
+Event = AttemptStarted | AttemptEnded | JobEnded | LeaderLost | ThreadFailed
 
 
 @dataclass
@@ -128,12 +128,12 @@ class Member:
         """Begin to look for the leader."""
         _in_thread("rendezvous", self._follow, self._post)
 
-    def failed(self, go: Go, failure: Failure) -> None:
+    def failed(self, go: AttemptStarted, failure: Failure) -> None:
         """End the attempt for everybody, unless somebody else has ended it already."""
         with contextlib.suppress(RuntimeError):  # the leader went away: the thread sees that too
             self._writer.compare_set(f"{go.round}/end", "", json.dumps({"failure": asdict(failure)}))
 
-    def done(self, go: Go) -> None:
+    def done(self, go: AttemptStarted) -> None:
         """All ranks of this pod have ended well; the last pod to say so ends the attempt as a success."""
         with contextlib.suppress(RuntimeError):
             if self._writer.add(f"{go.round}/done", 1) == self._settings.pods:
@@ -151,7 +151,7 @@ class Member:
                 store = self._connect()
             except TimeoutError as error:
                 cause = self._lost(str(error), history)
-                self._post(Stop(_verdict(cause, history, self._settings.restarts)))
+                self._post(JobEnded(_record(cause, history, self._settings.restarts)))
                 return
             try:
                 number = int(_wait(store, "round"))
@@ -163,20 +163,20 @@ class Member:
                     join = _Join(self._life, self._settings.pod_name, self._settings.node, history, evidence)
                     store.set(f"{number}/join/{self._settings.pod}", join.dump())
                     go = json.loads(_wait(store, f"{number}/go"))
-                    if "verdict" in go:
+                    if "record" in go:
                         self._say_goodbye(store)
-                        self._post(Stop(_load_verdict(go["verdict"])))
+                        self._post(JobEnded(_load_record(go["record"])))
                         return
                     history = _attempts(go["history"])
-                    self._post(Go(number, go["number"], go["address"], go["port"], history))
+                    self._post(AttemptStarted(number, go["number"], go["address"], go["port"], history))
                     end = json.loads(_wait(store, f"{number}/end"))
                     failure = Failure(**end["failure"]) if end["failure"] else None
                     history[-1] = replace(history[-1], ended=time.time(), failure=failure)
                     if failure is None:
                         self._say_goodbye(store)
-                        self._post(Stop(_verdict(None, history, self._settings.restarts)))
+                        self._post(JobEnded(_record(None, history, self._settings.restarts)))
                         return
-                    self._post(End(number, failure))
+                    self._post(AttemptEnded(number, failure))
                     evidence = self._next.get()
                     number += 1
             except RuntimeError as error:  # the store's exceptions; DistNetworkError and DistStoreError are among them
@@ -184,7 +184,7 @@ class Member:
                 if history and history[-1].ended is None:
                     history[-1] = replace(history[-1], ended=time.time(), failure=cause)
                 self._say(f"lost the launcher of pod 0 ({str(error).splitlines()[0][:200]}); looking for it again")
-                self._post(Lost(cause))
+                self._post(LeaderLost(cause))
                 evidence = self._next.get()
 
     def _is_new(self, store: Any, number: int) -> bool:
@@ -263,8 +263,8 @@ class Leader:
                 history[-1] = self._with_cause(history[-1], joins)
             missing = [pod for pod in range(settings.pods) if pod not in joins]
             if _restarts_used(history) > settings.restarts or (history and _is_final(history[-1].failure)):
-                verdict = _verdict(history[-1].failure, history, settings.restarts)
-                store.set(f"{number}/go", json.dumps({"verdict": asdict(verdict)}))
+                record = _record(history[-1].failure, history, settings.restarts)
+                store.set(f"{number}/go", json.dumps({"record": asdict(record)}))
                 return
             if missing:
                 names = ", ".join(str(pod) for pod in missing[:10]) + (", …" if len(missing) > 10 else "")
@@ -272,7 +272,7 @@ class Leader:
                     "lost", missing[0], attempt=history[-1].number if history else 0, time=time.time(),
                     message=f"did not come within {settings.join_timeout:.0f} s (missing of {settings.pods}: {names})",
                 )  # fmt: skip
-                store.set(f"{number}/go", json.dumps({"verdict": asdict(_verdict(cause, history, settings.restarts))}))
+                store.set(f"{number}/go", json.dumps({"record": asdict(_record(cause, history, settings.restarts))}))
                 return
             self._lives = {pod: join.life for pod, join in joins.items()}
             # The ranks' own store: empty, on a port of its own, gone with the attempt.
@@ -331,7 +331,7 @@ def _in_thread(name: str, function: Callable[[], None], post: Callable[[Event], 
         try:
             function()
         except BaseException as error:
-            post(Broken(error))
+            post(ThreadFailed(error))
 
     threading.Thread(target=guarded, name=name, daemon=True).start()
 
@@ -358,14 +358,14 @@ def _age(history: Sequence[Attempt]) -> tuple[int, bool]:
     return (history[-1].number, history[-1].ended is not None) if history else (-1, False)
 
 
-def _verdict(failure: Failure | None, history: Sequence[Attempt], restarts: int) -> Verdict:
+def _record(failure: Failure | None, history: Sequence[Attempt], restarts: int) -> JobRecord:
     outcome, code = ("failed", failure.code) if failure else ("succeeded", ExitCode.DONE)
-    return Verdict(outcome, int(code), restarts, failure, _brief(history))
+    return JobRecord(outcome, int(code), restarts, failure, _brief(history))
 
 
-def _load_verdict(data: dict[str, Any]) -> Verdict:
+def _load_record(data: dict[str, Any]) -> JobRecord:
     failure = Failure(**data["failure"]) if data["failure"] else None
-    return Verdict(data["outcome"], data["code"], data["restarts"], failure, _attempts(data["attempts"]))
+    return JobRecord(data["outcome"], data["code"], data["restarts"], failure, _attempts(data["attempts"]))
 
 
 def _attempts(data: Sequence[dict[str, Any]]) -> list[Attempt]:

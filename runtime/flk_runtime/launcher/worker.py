@@ -7,39 +7,17 @@ import builtins
 import contextlib
 import functools
 import importlib.util
-import json
 import os
 import sys
 import threading
 import time
-import traceback
 import types
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from typing import Any
 
 from flk_runtime import contract
-from flk_runtime.launcher import logs as output
-
-_TRACEBACK_LIMIT = 6000  # characters of a traceback that go into the report
-
-# What a rank raises when a peer has gone away: gloo, NCCL and the store name themselves in the message.
-_ECHO_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionResetError"})
-_ECHO_WORDS = (
-    "gloo/transport",
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "NCCL",
-    "Watchdog caught collective",
-    "recvValue failed",
-    "sendBytes failed",
-)
-
-
-def is_echo(type_name: str, message: str) -> bool:
-    """Whether an exception looks like a peer's end seen from here, rather than like a cause."""
-    return type_name in _ECHO_TYPES or any(word in message for word in _ECHO_WORDS)
+from flk_runtime.system import report
 
 
 def run(command: Sequence[str]) -> int:
@@ -54,12 +32,12 @@ def run(command: Sequence[str]) -> int:
         return _exit_code(exit_)
     except BaseException as error:
         sys.last_value = error  # keeps what its frames hold until the process has ended, see _run
-        send(describe(error))
+        report.send(report.describe(error))
         if isinstance(error, KeyboardInterrupt):
             return contract.ExitCode.INTERRUPTED
         # torch.distributed's own hook writes the rank before each line, which the launcher does already.
         hook = sys.__excepthook__ if sys.excepthook.__module__.startswith("torch") else sys.excepthook
-        hook(type(error), error.with_traceback(_own_frames(error.__traceback__)), error.__traceback__)
+        hook(type(error), error.with_traceback(report.own_frames(error.__traceback__)), error.__traceback__)
         return 1
     return 0
 
@@ -99,35 +77,6 @@ def finish(code: int) -> int:
         with contextlib.suppress(Exception):
             stream.flush()
     return code
-
-
-def describe(error: BaseException) -> dict[str, Any]:
-    """The exception as the fields of a contract.Failure."""
-    name = type(error).__name__
-    message = str(error)
-    lines = traceback.format_exception(type(error), error, _own_frames(error.__traceback__))
-    refused = getattr(error, "code", None) is contract.ExitCode.USAGE  # flk_runtime's own: it would be so again
-    return {
-        "kind": "usage" if refused else "exception",
-        "type": name,
-        "message": message,
-        "traceback": "".join(lines)[-_TRACEBACK_LIMIT:],
-        "time": time.time(),
-        "echo": not refused and is_echo(name, message),  # a sentence of ours may speak of NCCL
-    }
-
-
-def send(report: dict[str, Any]) -> None:
-    """Hand a report to the launcher, and to the file where torchrun's ranks leave theirs."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        pipe = int(os.environ[contract.REPORT_FD])
-        output.write_all(pipe, json.dumps(report).encode() + b"\n")
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path:
-        extra = {"py_callstack": report["traceback"], "timestamp": str(int(report["time"]))}
-        content = {"message": {"message": f"{report['type']}: {report['message']}", "extraInfo": extra}}
-        with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
-            json.dump(content, file)
 
 
 def _run(command: Sequence[str]) -> None:
@@ -172,19 +121,10 @@ def _exit_code(exit_: SystemExit) -> int:
     if exit_.code is None or isinstance(exit_.code, int):
         return (exit_.code or 0) & 0xFF
     print(exit_.code, file=sys.stderr)
-    send({"kind": "exit", "type": "SystemExit", "message": str(exit_.code), "traceback": "", "time": time.time()})
+    report.send(
+        {"kind": "exit", "type": "SystemExit", "message": str(exit_.code), "traceback": "", "time": time.time()}
+    )
     return 1
-
-
-def _own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """The traceback without the frames that only start the script: the user's code begins after them."""
-    begin = trace
-    while begin is not None:
-        name = begin.tb_frame.f_code.co_filename
-        if name != __file__ and not name.startswith("<frozen importlib"):
-            return begin
-        begin = begin.tb_next
-    return trace
 
 
 if __name__ == "__main__":

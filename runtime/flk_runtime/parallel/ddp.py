@@ -9,15 +9,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel.model import Wrapped
+from flk_runtime.parallel.model import ParallelModel
 
 
-class Replicated(Wrapped):
+class Replicated(ParallelModel):
     """A model in DistributedDataParallel."""
 
     called: DistributedDataParallel
 
-    def __init__(self, model: nn.Module, device: torch.device, *, find_unused: bool) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, *, find_unused_parameters: bool) -> None:
         """``model`` is on ``device``; rank 0's parameters and buffers go to all. Collective."""
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise SetupError("the model has no parameter that requires a gradient: strategy ddp has nothing to average")
@@ -25,7 +25,7 @@ class Replicated(Wrapped):
             model,
             device_ids=[device] if device.type == "cuda" else None,
             gradient_as_bucket_view=True,
-            find_unused_parameters=find_unused,
+            find_unused_parameters=find_unused_parameters,
         )
         _fix_layout(wrapped, device)
         super().__init__(model, wrapped)

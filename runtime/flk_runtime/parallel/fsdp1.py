@@ -20,13 +20,13 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, Sha
 from flk_runtime.checkpoint import storage as snapshot
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.meta_init import Materializer
-from flk_runtime.parallel.model import Wrapped
+from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.parallel.precision import Precision
 
 _EXTRA = "_extra_state"  # torch's key for what a module's get_extra_state() returns
 
 
-class FlatShard(Wrapped):
+class FlatShard(ParallelModel):
     """A model in FullyShardedDataParallel."""
 
     called: FullyShardedDataParallel

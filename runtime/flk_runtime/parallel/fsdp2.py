@@ -18,13 +18,13 @@ from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import storage as snapshot
 from flk_runtime.parallel.meta_init import Materializer
-from flk_runtime.parallel.model import Wrapped
+from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.parallel.precision import Precision
 
 CAN_FIND_UNUSED = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
 
 
-class FullyShard(Wrapped):
+class FullyShard(ParallelModel):
     """A model whose units have been sharded in place: it is called as before."""
 
     def __init__(
@@ -36,7 +36,7 @@ class FullyShard(Wrapped):
         *,
         reshard: bool,
         precision: Precision | None,
-        find_unused: bool,
+        find_unused_parameters: bool,
     ) -> None:
         """``mesh`` is (shard) or (replicate, shard); ``reshard``: free a block's parameters after its forward pass.
 
@@ -59,7 +59,7 @@ class FullyShard(Wrapped):
         super().__init__(model)
         self._modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
         self._keeps = not reshard
-        if find_unused:
+        if find_unused_parameters:
             for module in self._modules:
                 module.set_reduce_scatter_unused_params(True, recurse=False)
 

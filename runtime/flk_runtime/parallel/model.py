@@ -11,10 +11,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import storage as snapshot
-from flk_runtime.errors import SetupError, SnapshotError
+from flk_runtime.errors import CheckpointError, SetupError
 
 
-class Wrapped:
+class ParallelModel:
     """The model as it is, whole on every rank: what a world of one and the strategy ``none`` train."""
 
     def __init__(self, model: nn.Module, called: nn.Module | None = None) -> None:
@@ -66,7 +66,7 @@ class Wrapped:
 class OptimizerState:
     """The state of an optimizer of a wrapped model, for snapshots: in torch's own format, with whole tensors."""
 
-    def __init__(self, optimizer: Optimizer, wrapped: Wrapped) -> None:
+    def __init__(self, optimizer: Optimizer, wrapped: ParallelModel) -> None:
         self._optimizer, self._wrapped = optimizer, wrapped
 
     def state_dict(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class Handover:
             group["params"] = []
         self._optimizer.state.clear()
 
-    def end(self, wrapped: Wrapped) -> None:
+    def end(self, wrapped: ParallelModel) -> None:
         """Same groups, same order, same hyperparameters; a state that it had is sharded as the parameters are."""
         parameters = wrapped.parameters()
         for group, names in zip(self._optimizer.param_groups, self._groups, strict=True):
@@ -144,7 +144,7 @@ class Handover:
         if self._state is not None:
             try:
                 OptimizerState(self._optimizer, wrapped).load_state_dict(self._state)
-            except SnapshotError:
+            except CheckpointError:
                 raise
             except (ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
                 raise SetupError(

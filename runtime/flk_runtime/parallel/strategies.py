@@ -18,7 +18,7 @@ from flk_runtime import contract
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import blocks as finding
 from flk_runtime.parallel.meta_init import Materializer
-from flk_runtime.parallel.model import Handover, Wrapped
+from flk_runtime.parallel.model import Handover, ParallelModel
 from flk_runtime.parallel.precision import Precision
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Options:
     recompute: bool = False
     compile: bool | str = False
     shard_size: int | None = None
-    find_unused: bool = False
+    find_unused_parameters: bool = False
 
 
 def choose(strategy: str | None) -> str:
@@ -79,7 +79,7 @@ def wrap(
     device: torch.device,
     world_size: int,
     local_world_size: int,
-) -> Wrapped:
+) -> ParallelModel:
     """``model`` in the form that trains with all ranks, and its parameters in ``optimizer``. Collective.
 
     Raises SetupError, on all ranks alike and before any communication, where the options do not go together or with
@@ -115,7 +115,7 @@ def _wrap(
     device: torch.device,
     world_size: int,
     shard_size: int,
-) -> Wrapped:
+) -> ParallelModel:
     kind = STRATEGIES[strategy]
     api = options.api or ("fsdp2" if _has_fsdp2() else "fsdp1")
     asked = options.api == "fsdp1" or options.precision is not None
@@ -123,10 +123,10 @@ def _wrap(
         Materializer(model, (), device).run(lambda unit: None, broadcast=False)
         model.to(device)  # all of it is there; some modules (nn.LSTM) arrange their parameters when they are told
         if strategy == "none" or world_size == 1:
-            return Wrapped(model)
+            return ParallelModel(model)
         from flk_runtime.parallel import ddp
 
-        return ddp.Replicated(model, device, find_unused=options.find_unused)
+        return ddp.Replicated(model, device, find_unused_parameters=options.find_unused_parameters)
     mesh = _mesh(device, world_size, shard_size)
     if api == "fsdp1":
         from flk_runtime.parallel import fsdp1
@@ -136,8 +136,10 @@ def _wrap(
         )
     from flk_runtime.parallel import fsdp2
 
-    if options.find_unused and not fsdp2.CAN_FIND_UNUSED:
-        raise SetupError(f"find_unused with FSDP2 needs a newer torch than {torch.__version__}, or strategy ddp")
+    if options.find_unused_parameters and not fsdp2.CAN_FIND_UNUSED:
+        raise SetupError(
+            f"find_unused_parameters with FSDP2 needs a newer torch than {torch.__version__}, or strategy ddp"
+        )
     return fsdp2.FullyShard(
         model,
         units,
@@ -145,7 +147,7 @@ def _wrap(
         device,
         reshard=kind.reshard,
         precision=options.precision,
-        find_unused=options.find_unused,
+        find_unused_parameters=options.find_unused_parameters,
     )
 
 
@@ -156,10 +158,12 @@ def _check_options(strategy: str, options: Options) -> None:
         raise SetupError(f"api='fsdp2' needs torch 2.6, and this is {torch.__version__}: use api='fsdp1'")
     if options.precision is not None and not isinstance(options.precision, Precision):
         raise SetupError(f"precision={options.precision!r}: expected a flk_runtime.Precision")
-    if options.find_unused and options.api == "fsdp1":
-        raise SetupError("find_unused works with DDP and FSDP2: FSDP1 reduces whole units, whatever was used of them")
+    if options.find_unused_parameters and options.api == "fsdp1":
+        raise SetupError(
+            "find_unused_parameters works with DDP and FSDP2: FSDP1 reduces whole units, whatever was used of them"
+        )
     if strategy == "none":
-        for name in ("api", "precision", "find_unused"):
+        for name in ("api", "precision", "find_unused_parameters"):
             if getattr(options, name):
                 raise SetupError(f"{name} has no meaning under strategy none, which leaves the model as it is")
 

@@ -21,8 +21,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from flk_runtime.discovery.launchers import Place, discover
-from flk_runtime.errors import DiscoveryError, MeetingError, SetupError
+from flk_runtime.discovery.launchers import RankInfo, discover
+from flk_runtime.errors import DiscoveryError, RendezvousError, SetupError
 from flk_runtime.preflight import report as facts
 from flk_runtime.system import host
 
@@ -35,10 +35,10 @@ _ROLL = "flk/roll"  # in a store that several attempts share: who came, with a w
 _meetings = itertools.count()  # of this process; ranks meet equally often, so this number is theirs together
 
 
-def meet(place: Place, timeout: float) -> Any:
+def meet(place: RankInfo, timeout: float) -> Any:
     """The store of this attempt's ranks, as torch's Store. Keys in it are of this meeting only.
 
-    Rank 0 opens the store, unless the launcher has. Waits ``timeout`` seconds. Raises MeetingError that says
+    Rank 0 opens the store, unless the launcher has. Waits ``timeout`` seconds. Raises RendezvousError that says
     why the master was not reached, and SetupError where rank 0 cannot be the master. Collective.
     """
     deadline = time.monotonic() + timeout
@@ -57,8 +57,8 @@ def meet(place: Place, timeout: float) -> Any:
     return distributed_c10d.PrefixStore(prefix, store)
 
 
-def connect(place: Place, address: str, port: int, deadline: float) -> Any:
-    """A client of the store at this address. Raises MeetingError at the deadline, with the last thing that failed."""
+def connect(place: RankInfo, address: str, port: int, deadline: float) -> Any:
+    """A client of the store at this address. Raises RendezvousError at the deadline, with the last failure."""
     pause = _REST
     while True:
         left = deadline - time.monotonic()
@@ -67,7 +67,7 @@ def connect(place: Place, address: str, port: int, deadline: float) -> Any:
             return _client(address, port, max(0.1, deadline - time.monotonic()))
         except (OSError, RuntimeError) as error:
             if deadline - time.monotonic() <= pause:
-                raise MeetingError(_unreached(place, address, port, error)) from error
+                raise RendezvousError(_unreached(place, address, port, error)) from error
         time.sleep(pause)
         pause = min(1.0, pause * 1.5)
 
@@ -101,7 +101,7 @@ class SilenceError(OSError):
     """Something accepted the connection and did not answer as a store does."""
 
 
-def _unreached(place: Place, address: str, port: int, error: Exception) -> str:
+def _unreached(place: RankInfo, address: str, port: int, error: Exception) -> str:
     me = f"rank {place.rank} on node {facts.node_name()} did not reach the master {address}:{port}"
     if isinstance(error, socket.gaierror):
         return (
@@ -139,7 +139,7 @@ def _is_loopback(address: str) -> bool:
     return False
 
 
-def _open(place: Place, address: str, port: int, deadline: float) -> Any:
+def _open(place: RankInfo, address: str, port: int, deadline: float) -> Any:
     """Rank 0's part: the store itself, once it is sure that the others will find it under the master's name."""
     give_up = min(deadline, time.monotonic() + _RETRY_PORT)
     while not host.is_free(port):
@@ -178,22 +178,22 @@ def _open(place: Place, address: str, port: int, deadline: float) -> Any:
     return store if reached.check([word]) else reached
 
 
-def _resolve(place: Place, address: str, port: int, deadline: float) -> bool:
+def _resolve(place: RankInfo, address: str, port: int, deadline: float) -> bool:
     """Whether the master's name means this node. Waits while the name does not resolve yet."""
     while True:
         try:
             return any(host.is_own(str(found[4][0])) for found in socket.getaddrinfo(address, port))
         except socket.gaierror as error:
             if time.monotonic() >= deadline:
-                raise MeetingError(_unreached(place, address, port, error)) from error
+                raise RendezvousError(_unreached(place, address, port, error)) from error
         time.sleep(_REST)
 
 
-def _through(place: Place, address: str, port: int, deadline: float) -> Any:
+def _through(place: RankInfo, address: str, port: int, deadline: float) -> Any:
     """A client of the store that others find under the master's name, or None where they find none."""
     try:
         return connect(place, address, port, min(deadline, time.monotonic() + _LOOK))
-    except MeetingError:
+    except RendezvousError:
         return None
 
 
@@ -224,7 +224,7 @@ def _is_rank_0(process: int, address: str, port: int) -> bool:
     return other.rank == 0 and other.master == (address, port)
 
 
-def _attempt(store: Any, place: Place, master: tuple[str, int], deadline: float) -> str:
+def _attempt(store: Any, place: RankInfo, master: tuple[str, int], deadline: float) -> str:
     """A prefix for this attempt's keys in a store that outlives attempts, as torchrun's does.
 
     Nothing in the environment numbers the attempts: TORCHELASTIC_RESTART_COUNT is each agent's own. So rank 0 makes a
@@ -237,7 +237,7 @@ def _attempt(store: Any, place: Place, master: tuple[str, int], deadline: float)
         try:
             store.wait([f"flk/call/{word}"], timedelta(seconds=max(0.1, deadline - time.monotonic())))
         except RuntimeError:
-            raise MeetingError(
+            raise RendezvousError(
                 f"rank 0 did not answer rank {place.rank} on node {facts.node_name()} in the launcher's store at "
                 f"{master[0]}:{master[1]}: it did not come, or another process has come as rank {place.rank}"
             ) from None
@@ -260,7 +260,7 @@ def _attempt(store: Any, place: Place, master: tuple[str, int], deadline: float)
     return prefix
 
 
-def _agree(place: Place, deadline: float) -> tuple[Any, tuple[str, int]]:
+def _agree(place: RankInfo, deadline: float) -> tuple[Any, tuple[str, int]]:
     """The store of a launcher that names no master: rank 0 tells the others by the launcher's own communicator."""
     tell = _horovod if place.launcher == "horovod" else _mpi
     store, master = None, ("", 0)
@@ -273,7 +273,7 @@ def _agree(place: Place, deadline: float) -> tuple[Any, tuple[str, int]]:
     return store, master
 
 
-def _horovod(place: Place, master: tuple[str, int]) -> tuple[str, int]:
+def _horovod(place: RankInfo, master: tuple[str, int]) -> tuple[str, int]:
     try:
         import horovod.torch as hvd
     except ImportError as error:
@@ -290,7 +290,7 @@ def _horovod(place: Place, master: tuple[str, int]) -> tuple[str, int]:
     return told
 
 
-def _mpi(place: Place, master: tuple[str, int]) -> tuple[str, int]:
+def _mpi(place: RankInfo, master: tuple[str, int]) -> tuple[str, int]:
     try:
         from mpi4py import MPI
     except ImportError:

@@ -1,7 +1,7 @@
 """Before the process group opens: all ranks tell rank 0 what they see, and rank 0 tells all what does not fit.
 
 What is wrong here would otherwise show as a job that hangs. Every rank appends one line to one key and waits for the
-verdict, so the cost is a few messages for each rank; `compare` is a pure function of the lines.
+result, so the cost is a few messages for each rank; `compare` is a pure function of the lines.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from flk_runtime.errors import MeetingError, SetupError
-from flk_runtime.preflight.report import SHM, Facts
+from flk_runtime.errors import RendezvousError, SetupError
+from flk_runtime.preflight.report import SHM, RankReport
 
 TIMEOUT = 30.0
 DOCKER_SHM = 64 << 20  # bytes that containers get where nobody asks for more
@@ -43,7 +43,7 @@ _SAME = (
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PreflightResult:
     """What rank 0 found: the same on every rank."""
 
     faults: list[str]
@@ -53,15 +53,15 @@ class Verdict:
     @property
     def error(self) -> SetupError:
         """The faults as what is raised."""
-        error = (MeetingError if self.again else SetupError)("\n".join(self.faults))
+        error = (RendezvousError if self.again else SetupError)("\n".join(self.faults))
         error.everywhere = True
         return error
 
 
-def exchange(store: Any, mine: Facts, timeout: float, began: float) -> tuple[Verdict, list[Facts]]:
-    """Meet in ``store`` until ``timeout`` seconds after ``began``: the verdict, and on rank 0 the facts of all there.
+def exchange(store: Any, mine: RankReport, timeout: float, began: float) -> tuple[PreflightResult, list[RankReport]]:
+    """Meet in ``store`` until ``timeout`` seconds after ``began``: the result, and on rank 0 the facts of all there.
 
-    Raises MeetingError where rank 0 does not come, and SetupError on a rank that comes when the others have met.
+    Raises RendezvousError where rank 0 does not come, and SetupError on a rank that comes when the others have met.
     Collective.
     """
     # Who reached the store at the last moment must still hear from rank 0, which may have come then too.
@@ -72,13 +72,13 @@ def exchange(store: Any, mine: Facts, timeout: float, began: float) -> tuple[Ver
         store.set("all", "")
     if mine.rank == 0 and store.add("leader", 1) == 1:
         return _lead(store, mine, timeout, deadline)
-    verdict = _follow(store, mine, timeout, deadline)
-    if came > mine.world_size and not verdict.faults:  # rank 0 had counted before this one came
+    result = _follow(store, mine, timeout, deadline)
+    if came > mine.world_size and not result.faults:  # rank 0 had counted before this one came
         raise SetupError(_late(mine, _roster(store)))
-    return verdict, []
+    return result, []
 
 
-def _lead(store: Any, mine: Facts, timeout: float, deadline: float) -> tuple[Verdict, list[Facts]]:
+def _lead(store: Any, mine: RankReport, timeout: float, deadline: float) -> tuple[PreflightResult, list[RankReport]]:
     pause, look = _NUDGE, time.monotonic() + _LOOK_EVERY
     faults: list[str] = []
     while not store.check(["all"]) and time.monotonic() < deadline and not faults:
@@ -91,33 +91,33 @@ def _lead(store: Any, mine: Facts, timeout: float, deadline: float) -> tuple[Ver
     everybody = _roster(store)
     faults = compare(everybody)
     absent = missing(everybody, timeout) if time.monotonic() >= deadline or not faults else ""
-    verdict = Verdict(faults + [absent] * bool(absent), warnings(everybody), again=not faults and bool(absent))
-    store.set("verdict", json.dumps([verdict.faults, verdict.warnings, verdict.again, len(everybody)]))
-    if verdict.faults:
+    result = PreflightResult(faults + [absent] * bool(absent), warnings(everybody), again=not faults and bool(absent))
+    store.set("result", json.dumps([result.faults, result.warnings, result.again, len(everybody)]))
+    if result.faults:
         _all_have_read(store, len(everybody))
-    return verdict, everybody
+    return result, everybody
 
 
-def _follow(store: Any, mine: Facts, timeout: float, deadline: float) -> Verdict:
+def _follow(store: Any, mine: RankReport, timeout: float, deadline: float) -> PreflightResult:
     me = f"rank {mine.rank} on node {mine.node}"
     try:
-        if not _wait(store, "verdict", deadline - time.monotonic()):
+        if not _wait(store, "result", deadline - time.monotonic()):
             # Rank 0 may have come last; then its time is not yet over.
             here = _roster(store)
             leader = next((facts for facts in here if facts.rank == 0), None)
             if leader is None:
-                raise MeetingError(
+                raise RendezvousError(
                     f"rank 0 did not come within {timeout:g} s; {len(here)} of {mine.world_size} ranks are here, "
                     f"{me} too: look at what rank 0 says, or raise FLK_PREFLIGHT_TIMEOUT if ranks start slowly"
                 )
-            if not _wait(store, "verdict", timeout + _LINGER):
-                raise MeetingError(f"{me} did not hear again from rank 0 on node {leader.node}, which had come")
-        faults, warned, again, here_then = json.loads(store.get("verdict"))
+            if not _wait(store, "result", timeout + _LINGER):
+                raise RendezvousError(f"{me} did not hear again from rank 0 on node {leader.node}, which had come")
+        faults, warned, again, here_then = json.loads(store.get("result"))
     except RuntimeError as error:
-        raise MeetingError(f"{me}: rank 0 ended while the ranks met ({str(error).splitlines()[0]})") from error
+        raise RendezvousError(f"{me}: rank 0 ended while the ranks met ({str(error).splitlines()[0]})") from error
     if faults:
         _all_have_read(store, here_then)
-    return Verdict(faults, warned, again)
+    return PreflightResult(faults, warned, again)
 
 
 def _all_have_read(store: Any, ranks: int) -> None:
@@ -136,11 +136,11 @@ def _wait(store: Any, key: str, seconds: float) -> bool:
     return True
 
 
-def _roster(store: Any) -> list[Facts]:
-    return [Facts.load(line) for line in store.get("roster").splitlines()] if store.check(["roster"]) else []
+def _roster(store: Any) -> list[RankReport]:
+    return [RankReport.load(line) for line in store.get("roster").splitlines()] if store.check(["roster"]) else []
 
 
-def _late(mine: Facts, roster: Sequence[Facts]) -> str:
+def _late(mine: RankReport, roster: Sequence[RankReport]) -> str:
     others = [facts for facts in roster if facts.rank == mine.rank and (facts.pid, facts.node) != (mine.pid, mine.node)]
     taken = f"rank {mine.rank} is {_process(others[0])}" if others else f"{mine.world_size} ranks are complete"
     return (
@@ -149,7 +149,7 @@ def _late(mine: Facts, roster: Sequence[Facts]) -> str:
     )
 
 
-def compare(facts: Sequence[Facts]) -> list[str]:
+def compare(facts: Sequence[RankReport]) -> list[str]:
     """What does not fit among the ranks that came: sentences that name rank, node and cure. Any number of ranks."""
     problems = _groups((one for one in facts if one.problem), lambda one: one.problem)
     faults = [f"{_who(same)}: {problem}" for problem, same in problems[:_SHOWN]]
@@ -168,7 +168,7 @@ def compare(facts: Sequence[Facts]) -> list[str]:
     return faults + _of_networks(facts) + _of_nodes(facts)
 
 
-def _of_networks(facts: Sequence[Facts]) -> list[str]:
+def _of_networks(facts: Sequence[RankReport]) -> list[str]:
     faults = []
     for absent, same in _groups((one for one in facts if one.absent), lambda one: one.absent):
         variable, _, name = absent.partition("=")
@@ -191,7 +191,7 @@ def _of_networks(facts: Sequence[Facts]) -> list[str]:
     return faults
 
 
-def _of_nodes(facts: Sequence[Facts]) -> list[str]:
+def _of_nodes(facts: Sequence[RankReport]) -> list[str]:
     faults = []
     for gpu, same in _groups((one for one in facts if one.gpu and "nccl" in one.backend), lambda one: one.gpu):
         if len({one.rank for one in same}) > 1:
@@ -216,7 +216,7 @@ def _of_nodes(facts: Sequence[Facts]) -> list[str]:
     return faults
 
 
-def missing(facts: Sequence[Facts], waited: float) -> str:
+def missing(facts: Sequence[RankReport], waited: float) -> str:
     """Who did not come, after ``waited`` seconds; empty where all came."""
     world_size = next((one.world_size for one in facts if one.rank == 0), max(one.world_size for one in facts))
     here = {one.rank: one for one in facts}
@@ -239,7 +239,7 @@ def missing(facts: Sequence[Facts], waited: float) -> str:
     )
 
 
-def warnings(facts: Sequence[Facts]) -> list[str]:
+def warnings(facts: Sequence[RankReport]) -> list[str]:
     """What is only worth a line."""
     lines = []
     small = [one for one in facts if 0 <= one.shm < DOCKER_SHM and not _nccl_peers(one)]
@@ -257,19 +257,19 @@ def warnings(facts: Sequence[Facts]) -> list[str]:
     return lines
 
 
-def _nccl_peers(one: Facts) -> bool:
+def _nccl_peers(one: RankReport) -> bool:
     return "nccl" in one.backend and one.local_world_size > 1
 
 
-def _groups(facts: Iterable[Facts], key: Callable[[Facts], Any]) -> list[tuple[Any, list[Facts]]]:
+def _groups(facts: Iterable[RankReport], key: Callable[[RankReport], Any]) -> list[tuple[Any, list[RankReport]]]:
     """Those with equal keys together, each group and all groups by rank."""
-    groups: dict[Hashable, list[Facts]] = defaultdict(list)
+    groups: dict[Hashable, list[RankReport]] = defaultdict(list)
     for one in sorted(facts, key=lambda one: one.rank):
         groups[key(one)].append(one)
     return list(groups.items())
 
 
-def _who(facts: Sequence[Facts]) -> str:
+def _who(facts: Sequence[RankReport]) -> str:
     """``ranks 0-3 on node a, ranks 4-7 on node b and 2 more nodes``."""
     nodes = _groups(facts, lambda one: one.node)
     texts = [f"{_ranks(one.rank for one in same)} on node {node}" for node, same in nodes[:_SHOWN]]
@@ -294,7 +294,7 @@ def _ranges(numbers: Iterable[int]) -> str:
     return ", ".join(texts[:8]) + (", …" if len(texts) > 8 else "")
 
 
-def _process(one: Facts) -> str:
+def _process(one: RankReport) -> str:
     return f"process {one.pid} on node {one.node}"
 
 

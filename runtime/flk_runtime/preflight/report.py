@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flk_runtime import contract
-from flk_runtime.discovery.launchers import Place
+from flk_runtime.discovery.launchers import RankInfo
 from flk_runtime.system import host
 
 SHM = "/dev/shm"  # noqa: S108 - the folder itself is what is asked about
@@ -22,7 +22,7 @@ _LOOPBACK_FLAG = 0x8  # IFF_LOOPBACK
 
 
 @dataclass(frozen=True)
-class Facts:
+class RankReport:
     """One rank's. Empty text, and -1, mean that it does not know or that it does not matter."""
 
     rank: int
@@ -53,14 +53,14 @@ class Facts:
         return json.dumps([getattr(self, name) for name in _NAMES], separators=(",", ":"))
 
     @classmethod
-    def load(cls, line: str | bytes) -> Facts:
+    def load(cls, line: str | bytes) -> RankReport:
         return cls(**dict(zip(_NAMES, json.loads(line), strict=True)))
 
 
-_NAMES = tuple(field.name for field in fields(Facts))
+_NAMES = tuple(field.name for field in fields(RankReport))
 
 
-def of_node(place: Place, backend: str, environ: Mapping[str, str] = os.environ, shm: str = SHM) -> dict[str, Any]:
+def of_node(place: RankInfo, backend: str, environ: Mapping[str, str] = os.environ, shm: str = SHM) -> dict[str, Any]:
     """The facts of the node and its network, by name."""
     known: dict[str, Any] = {"node": node_name(environ), "network": _network(environ), "shm": _size(shm)}
     if place.nodes > 1 or "GLOO_SOCKET_IFNAME" in environ or "NCCL_SOCKET_IFNAME" in environ:

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 
 import torch
 
-from flk_runtime.discovery.launchers import Place
+from flk_runtime.discovery.launchers import RankInfo
 from flk_runtime.errors import SetupError
 
 
 def choose(
-    place: Place,
+    place: RankInfo,
     asked: str | torch.device | None = None,
     *,
     gpus: int | None = None,

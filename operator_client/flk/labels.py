@@ -1,0 +1,30 @@
+"""Labels, annotations and API groups of the Kubernetes objects that flk writes or reads.
+
+This module imports nothing, so that commands that only read a cluster stay fast.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+KUBEFLOW_GROUP: Final = "kubeflow.org"
+KUBEFLOW_API_VERSION: Final = f"{KUBEFLOW_GROUP}/v1"
+
+# Labels of the objects that flk creates.
+MANAGED_BY: Final = {"app.kubernetes.io/managed-by": "flk"}
+JOB: Final = "flk.dev/job"
+DEFAULTS: Final = "flk.dev/defaults"  # "true" on a ConfigMap that holds the defaults of a namespace
+DEFAULTS_KEY: Final = "defaults.yaml"  # key in the data of that ConfigMap
+QUEUE: Final = "kueue.x-k8s.io/queue-name"
+
+# Annotations of the PyTorchJob.
+SUBMISSION: Final = "flk.dev/submission"  # a random id, equal in all attempts to create one job
+OWNER: Final = "flk.dev/owner"
+CODE_HASH: Final = "flk.dev/code-hash"
+VERSION: Final = "flk.dev/version"
+SPEC: Final = "flk.dev/spec"
+
+# Labels that the training operator puts on pods.
+OPERATOR_JOB_NAME: Final = "training.kubeflow.org/job-name"
+REPLICA_TYPE: Final = "training.kubeflow.org/replica-type"
+REPLICA_INDEX: Final = "training.kubeflow.org/replica-index"
