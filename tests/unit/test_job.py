@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -129,6 +130,24 @@ def test_the_python_api_takes_what_the_job_file_takes() -> None:
     assert job.checkpoint is not None
     assert (job.checkpoint.volume, job.checkpoint.path) == ("c", "/p")
     assert job.nodes.tolerations[0].operator == "Exists"
+
+
+def test_a_job_is_read_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "flk.yaml"
+    path.write_text("command: train.py\nreplicas: 4\nresources:\n  # gpu: 1\n")
+    assert flk.Job.from_file(path) == flk.Job(command=["train.py"], replicas=4)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("replicas: 0", "command: is missing (and 1 more)"), ("command: a.py\nreplica: 2", "replica: unknown key")],
+)
+def test_a_mistake_in_a_file_names_the_file_and_the_field(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "flk.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        flk.Job.from_file(path)
+    assert str(caught.value) == f"{path}: {message}"
 
 
 def test_changed_checks_again_and_keeps_what_was_said() -> None:

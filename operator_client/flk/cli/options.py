@@ -225,8 +225,7 @@ def load_job(
     if source is None and Path(JOB_FILE).is_file():
         source = JOB_FILE
         note(f"using {JOB_FILE}")
-    # A key whose values are all commented out has none.
-    data = {key: value for key, value in jobfile.read(source).items() if value is not None} if source else {}
+    data = jobfile.job_fields(source) if source else {}
     laid = _Overlay(data)
     command, root = _command(list(words or []), module, data.get("command"), source)
     if command != data.get("command"):
@@ -261,7 +260,7 @@ def load_job(
             del data["ship"]
         laid.add("ship", ship, "--ship")
 
-    job = validated(data, where=laid.where, source="stdin" if source == "-" else source or "")
+    job = validated(data, where=laid.where, source=jobfile.source_name(source or ""))
     if job.ship is not False:
         shipping.find_script(job, root)
     for warning in environment.warnings(job):

@@ -34,7 +34,17 @@ class _Loader(yaml.SafeLoader):
 
 def read(path: str) -> dict[str, Any]:
     """The mapping in a YAML file, or on stdin for ``-``. UsageError for anything else, with the place in the file."""
-    return mapping(_text(path), "stdin" if path == "-" else path)
+    return mapping(_text(path), source_name(path))
+
+
+def job_fields(path: str) -> dict[str, Any]:
+    """The fields that a job file sets. A key whose values are all commented out has none and sets nothing."""
+    return {key: value for key, value in read(path).items() if value is not None}
+
+
+def source_name(path: str) -> str:
+    """What messages call the file at ``path``."""
+    return "stdin" if path == "-" else path
 
 
 def mapping(text: str, source: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 from pydantic import (
     AfterValidator,
@@ -25,12 +25,10 @@ from pydantic import (
 )
 
 from flk import units as quantity
-from flk.spec import names
+from flk.spec import file, names
 from flk.spec.fabric import fabrics
+from flk.spec.validation import usage_error
 from flk_runtime.contract import STRATEGIES, VERSION, strategy_named
-
-if TYPE_CHECKING:
-    from flk.jobs.handle import JobHandle
 
 DEFAULT_IMAGE: Final = {"cpu": f"flktrain/flk:{VERSION}-cpu", "cuda": f"flktrain/flk:{VERSION}-cuda"}
 # The job is on record in an annotation of its PyTorchJob, and all annotations of an object may have 256 KiB.
@@ -296,6 +294,11 @@ class Job(_Part):
             )
         return self
 
+    @classmethod
+    def from_file(cls, path: str | Path) -> Job:
+        """The job that a job file describes; ``-`` is stdin. UsageError names the file and the field."""
+        return validated(file.job_fields(str(path)), source=file.source_name(str(path)))
+
     @property
     def processes_per_pod(self) -> int:
         """Ranks in each pod."""
@@ -321,20 +324,6 @@ class Job(_Part):
         """This job with other values for some fields, checked again. UsageError where they do not fit."""
         return validated({name: getattr(self, name) for name in self.model_fields_set} | fields)
 
-    def render(self, root: str | Path = ".", *, namespace: str | None = None) -> list[dict[str, Any]]:
-        """The manifests that submitting this job would create; its files are looked up below ``root``."""
-        from flk.manifest import bundle as ship
-        from flk.manifest import render
-
-        job = self.named()
-        return render.render(job, ship.collect(job, Path(root)), namespace=namespace)
-
-    def submit(self, root: str | Path = ".", *, namespace: str | None = None, context: str | None = None) -> JobHandle:
-        """Create this job in the cluster; its files are looked up below ``root``."""
-        from flk.jobs import handle
-
-        return handle.submit(self, Path(root), namespace=namespace, context=context)
-
 
 def _at(field: str, check: Any, *values: Any) -> None:
     try:
@@ -359,8 +348,6 @@ def _check_command(command: list[str]) -> None:
 
 def validated(data: Mapping[str, Any], *, where: Mapping[str, str] | None = None, source: str = "") -> Job:
     """A job from plain data. UsageError with the field's path; ``where`` maps paths to the flags that set them."""
-    from flk.spec.validation import usage_error
-
     try:
         return Job.model_validate(data)
     except ValidationError as error:
