@@ -58,6 +58,7 @@ class FakeApiServer:
         }
         self.watches: dict[str, deque[list[bytes]]] = {path: deque() for path in self.objects}
         self.logs: dict[str, deque[bytes]] = {}  # by pod: what each request for its log gets
+        self.documents: dict[str, dict[str, Any]] = {}  # fixed answers by path, such as those of API discovery
         self.requests: list[Request] = []
         self.version = 100
         self.ended = threading.Event()
@@ -139,6 +140,8 @@ class FakeApiServer:
 
     def _do(self, request: Request) -> tuple[int, Any]:
         path, _, name = request.path.rpartition("/")
+        if request.path in self.documents:
+            return 200, self.documents[request.path]
         if request.path in self.objects:
             return self._do_all(request, request.path)
         if name == "log":
@@ -167,7 +170,9 @@ class FakeApiServer:
             return 200, b"".join(script.popleft()) if script else b""
         selector = request.query.get("fieldSelector", "").partition("metadata.name=")[2]
         chosen = [item for name, item in items.items() if not selector or name == selector]
-        return 200, {"items": chosen, "metadata": {"resourceVersion": str(self.version)}}
+        # kubectl decodes a list by its kind; a List holds objects of any kind.
+        head = {"kind": "List", "apiVersion": "v1"}
+        return 200, {**head, "items": chosen, "metadata": {"resourceVersion": str(self.version)}}
 
     def _reply(
         self, handler: BaseHTTPRequestHandler, status: int, body: Any, headers: dict[str, str] | None = None
