@@ -33,24 +33,24 @@ if TYPE_CHECKING:
     from flk_runtime.parallel.precision import Precision
     from flk_runtime.run import Run
 
-_HOMES = {
+_MODULES = {
     "DiscoveryError": "errors",
-    "DistributedOptimizer": "optimizer",
-    "Loader": "data",
+    "DistributedOptimizer": "distributed.optimizer",
+    "Loader": "data.loader",
     "RendezvousError": "errors",
     "PeerError": "errors",
-    "RankInfo": "discover",
-    "Precision": "precision",
+    "RankInfo": "discovery.launchers",
+    "Precision": "parallel.precision",
     "Run": "run",
     "SetupError": "errors",
     "CheckpointError": "errors",
-    "all_reduce": "collectives",
-    "broadcast": "collectives",
-    "contiguous": "container",
+    "all_reduce": "distributed.collectives",
+    "broadcast": "distributed.collectives",
+    "contiguous": "data.partition",
     "init": "initialize",
-    "main_process_first": "first",
-    "reduce": "collectives",
-    "synchronize": "replicas",
+    "main_process_first": "distributed.main_process_first",
+    "reduce": "distributed.collectives",
+    "synchronize": "distributed.broadcast_state",
 }
 
 __all__ = [
@@ -76,9 +76,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 

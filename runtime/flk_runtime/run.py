@@ -14,7 +14,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import storage as snapshot
-from flk_runtime.checkpoint.manager import Checkpoint, Stateful
+from flk_runtime.checkpoint.manager import Checkpoint
+from flk_runtime.checkpoint.stateful import Stateful
 from flk_runtime.data import iterable as streams
 from flk_runtime.data.loader import EpochLoader, LoaderContext
 from flk_runtime.data.uneven_inputs import together

@@ -5,25 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 
 from flk_runtime.checkpoint import storage as snapshot
+from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful
 from flk_runtime.data.loader import EpochLoader
 from flk_runtime.distributed import process_group as group
 from flk_runtime.errors import CheckpointError, SetupError
-from flk_runtime.parallel.model import OptimizerState, ParallelModel
 from flk_runtime.system import rng as randomness
-
-
-class Stateful(Protocol):
-    """What can be in a snapshot: its state is made of tensors and plain values."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
 class Checkpoint:
@@ -74,9 +66,9 @@ class Checkpoint:
         self._unclaimed.discard(name)
         self._load(name, thing)
         for other, optimizer in self._objects.items():
-            if isinstance(optimizer, OptimizerState) and other in self._restored:
+            if isinstance(optimizer, DistributedStateful) and other in self._restored:
                 # A scheduler that is made after its optimizer was restored has set the learning rate of the first step.
-                optimizer.load_groups(self._restored[other])
+                optimizer.reload_hyperparameters(self._restored[other])
 
     def check_model(self, name: str, model: nn.Module) -> None:
         """Raise CheckpointError if the snapshot is of another model than this, which is not wrapped yet."""
@@ -122,7 +114,7 @@ class Checkpoint:
         objects = {
             name: thing.state_dict()
             for name, thing in self._objects.items()
-            if main or isinstance(thing, (ParallelModel, OptimizerState))  # gathered from all ranks
+            if main or isinstance(thing, DistributedStateful)  # gathered from all ranks
         }
         if main and self._folder:
             header = snapshot.encode_header(steps=steps, world_size=dist.get_world_size())
@@ -135,7 +127,7 @@ class Checkpoint:
 
     def _load(self, name: str, thing: Stateful) -> None:
         state = self._restored[name]
-        if not isinstance(thing, (ParallelModel, OptimizerState)):  # which take one tensor after the other
+        if not isinstance(thing, DistributedStateful):  # which take one tensor after the other
             state = snapshot.fetch(state)
         try:
             thing.load_state_dict(state)

@@ -11,10 +11,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import storage as snapshot
+from flk_runtime.checkpoint.stateful import DistributedStateful
 from flk_runtime.errors import CheckpointError, SetupError
 
 
-class ParallelModel:
+class ParallelModel(DistributedStateful):
     """The model as it is, whole on every rank: what a world of one and the strategy ``none`` train."""
 
     def __init__(self, model: nn.Module, called: nn.Module | None = None) -> None:
@@ -63,7 +64,7 @@ class ParallelModel:
         return state
 
 
-class OptimizerState:
+class OptimizerState(DistributedStateful):
     """The state of an optimizer of a wrapped model, for snapshots: in torch's own format, with whole tensors."""
 
     def __init__(self, optimizer: Optimizer, wrapped: ParallelModel) -> None:
@@ -96,7 +97,7 @@ class OptimizerState:
                 entries[index][key] = value
         self._optimizer.load_state_dict({**state, "state": entries})
 
-    def load_groups(self, state: Mapping[str, Any]) -> None:
+    def reload_hyperparameters(self, state: Mapping[str, Any]) -> None:
         """Go back to the hyperparameters of what `state_dict` returned."""
         for group, saved in zip(self._optimizer.param_groups, state["param_groups"], strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})
