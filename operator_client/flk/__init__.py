@@ -1,7 +1,12 @@
-"""flk: train PyTorch on Kubernetes, from a script to a PyTorchJob and the truth about it until it ends.
+"""flk trains PyTorch on Kubernetes: it submits a script as a PyTorchJob, follows the job and reports its state.
 
-The Python API has the power of the command line: ``flk.Job(command=["train.py"], replicas=4).submit().wait()``.
-Its names are loaded when they are first used, so that importing flk costs nothing.
+The Python API does what the command line does::
+
+    job = flk.Job(command=["train.py"], replicas=4)
+    flk.submit(job).wait()
+
+`submit`, `get` and `list_jobs` talk to a cluster; `render` and `Job` do not. Each name is imported when it is first
+used, so ``import flk`` alone imports no library. Everybody may import this package; it never imports torch.
 """
 
 from __future__ import annotations
@@ -12,17 +17,64 @@ from typing import TYPE_CHECKING, Any, Final
 from flk_runtime.contract import VERSION as __version__
 
 if TYPE_CHECKING:
-    from flk.errors import FlkError
-    from flk.jobs.handle import JobHandle
+    from flk.errors import (
+        ApiError,
+        ConflictError,
+        FlkError,
+        ForbiddenError,
+        JobDeletedError,
+        JobFailedError,
+        JobNotFoundError,
+        JobRunningError,
+        MissingApiError,
+        NoConfigError,
+        UnreachableError,
+        UsageError,
+        WaitTimeoutError,
+    )
+    from flk.jobs.handle import JobHandle, get, list_jobs
+    from flk.jobs.state import State
+    from flk.jobs.submission import render, submit
     from flk.spec.job import Job
 
-_HOMES: Final = {"Job": "flk.spec.job", "JobHandle": "flk.jobs.handle", "FlkError": "flk.errors"}
-__all__ = ["FlkError", "Job", "JobHandle", "__version__"]
+__all__ = [
+    "ApiError",
+    "ConflictError",
+    "FlkError",
+    "ForbiddenError",
+    "Job",
+    "JobDeletedError",
+    "JobFailedError",
+    "JobHandle",
+    "JobNotFoundError",
+    "JobRunningError",
+    "MissingApiError",
+    "NoConfigError",
+    "State",
+    "UnreachableError",
+    "UsageError",
+    "WaitTimeoutError",
+    "__version__",
+    "get",
+    "list_jobs",
+    "render",
+    "submit",
+]
+
+_MODULES: Final = {
+    "Job": "flk.spec.job",
+    "JobHandle": "flk.jobs.handle",
+    "State": "flk.jobs.state",
+    "get": "flk.jobs.handle",
+    "list_jobs": "flk.jobs.handle",
+    "render": "flk.jobs.submission",
+    "submit": "flk.jobs.submission",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in __all__:
+        return getattr(import_module(_MODULES.get(name, "flk.errors")), name)
     raise AttributeError(f"module 'flk' has no attribute {name!r}")
 
 

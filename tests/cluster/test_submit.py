@@ -129,13 +129,13 @@ def test_pods_that_a_quota_refuses(flk: Any, kubectl: Any, image: str, folder: P
 
 def test_python_api(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch, image: str, folder: Path) -> None:
     import flk
-    from flk.jobs import handle
 
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     job = flk.Job(name="api", command=["train.py"], image=image, resources={"cpu": "50m"}, restarts=0)
-    run = handle.submit(job, folder)
-    assert run.name == "api"
-    assert "[rank 0] hello" in list(run.logs())
-    assert run.wait().code == 0
-    assert str(run.status().phase) == "Succeeded"
-    run.delete()
+    handle = flk.submit(job, folder)
+    assert handle.name == "api"
+    assert "[rank 0] hello" in list(handle.logs())
+    assert handle.wait().code == 0
+    assert str(flk.get("api").status().phase) == "Succeeded"
+    assert [(state.name, state.code) for state in flk.list_jobs()] == [("api", 0)]
+    handle.delete()

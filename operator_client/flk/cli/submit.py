@@ -12,7 +12,7 @@ from flk.errors import UsageError
 from flk_runtime.contract import ExitCode
 
 if TYPE_CHECKING:
-    from flk.jobs.handle import Plan
+    from flk.jobs.submission import Submission
 
 
 @takes_job
@@ -43,49 +43,49 @@ def submit(
     limit = seconds(timeout, "--timeout")
     if limit is not None and not follow:
         raise UsageError("--timeout needs --follow", hint="--deadline limits the job itself")
-    from flk.jobs import handle
     from flk.jobs.client import JobClient
+    from flk.jobs.submission import prepare
 
-    plan = handle.plan(loaded.job, loaded.root, JobClient.connect(context, namespace))
-    for sentence in plan.shipment.left_out:
+    submission = prepare(loaded.job, loaded.root, JobClient.connect(context, namespace))
+    for sentence in submission.shipment.left_out:
         note(f"not shipped: {sentence}")
     if dry_run:
-        made = plan.manifests if dry_run == "client" else plan.cluster.try_job(plan.manifests)
-        note(f"{plan.name}: nothing was created (dry run)")
-        _show(output, plan, made)
+        made = submission.manifests if dry_run == "client" else submission.client.try_job(submission.manifests)
+        note(f"{submission.name}: nothing was created (dry run)")
+        _show(output, submission, made)
         return None
     try:
-        run = plan.create()
+        job = submission.create()
     except KeyboardInterrupt:
-        note(f"interrupted while {plan.name} was created: flk status {plan.name} tells whether it is there")
+        note(f"interrupted while {submission.name} was created: flk status {submission.name} tells whether it is there")
         return int(ExitCode.INTERRUPTED)
-    _show(output, plan, plan.manifests)
-    _tell(plan)
+    _show(output, submission, submission.manifests)
+    _tell(submission)
     if not follow:
         return None
     from flk.cli.logs import follow as show
 
-    return show(run.cluster, run.name, run.uid, timeout=limit)
+    return show(job.client, job.name, job.uid, timeout=limit)
 
 
-def _show(output: str, plan: Plan, manifests: list[dict[str, object]]) -> None:
+def _show(output: str, submission: Submission, manifests: list[dict[str, object]]) -> None:
     from flk.manifest import text as manifest
 
     if output == "name":
-        print(plan.name, flush=True)
+        print(submission.name, flush=True)
     elif output == "json":
         print(manifest.to_json(manifests), end="", flush=True)
     else:
-        print(manifest.to_yaml(manifests, plan.job), end="", flush=True)
+        print(manifest.to_yaml(manifests, submission.job), end="", flush=True)
 
 
-def _tell(plan: Plan) -> None:
+def _tell(submission: Submission) -> None:
     """What was made, and the next three commands."""
-    job, shipment, place = plan.job, plan.shipment, plan.cluster.namespace
+    job, shipment, place = submission.job, submission.shipment, submission.client.namespace
     pods = f"{job.replicas} pod{'s' * (job.replicas != 1)} with {job.processes_per_pod} rank"
     pods += f"{'s' * (job.processes_per_pod != 1)}{' each' * (job.replicas != 1)}"
-    where = f"namespace {place} of context {plan.cluster.context}"
-    note(f"created job {plan.name} in {where}: {pods}, image {job.image_or_default}")
+    where = f"namespace {place} of context {submission.client.context}"
+    note(f"created job {submission.name} in {where}: {pods}, image {job.image_or_default}")
     if shipment.code is not None:
         kilobytes = max(1, round(len(shipment.code) / 1000))
         files = len(shipment.files)
@@ -97,4 +97,4 @@ def _tell(plan: Plan) -> None:
         "status": "what it does, and why it ended",
         "wait": "until it ends, with its exit code",
     }.items():
-        print(f"  {f'flk {verb} {plan.name} -n {place}':<60} # {what}", file=sys.stderr)
+        print(f"  {f'flk {verb} {submission.name} -n {place}':<60} # {what}", file=sys.stderr)

@@ -1,0 +1,80 @@
+"""Submit a job: apply the namespace's defaults, pack the code, render the manifests, create the objects."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flk.errors import UnreachableError
+from flk.jobs.client import JobClient
+from flk.jobs.handle import JobHandle
+from flk.manifest import bundle as ship
+from flk.manifest import render as rendering
+from flk.manifest.bundle import Shipment
+from flk.spec import defaults
+from flk.spec.job import Job
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job that is ready to be created: named, with the namespace's defaults applied and its code packed."""
+
+    client: JobClient
+    job: Job
+    shipment: Shipment
+    manifests: list[dict[str, Any]]
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return str(self.job.name)
+
+    def create(self) -> JobHandle:
+        """Create the job. May be called again after an error: objects that this submission created are recognised."""
+        try:
+            created = self.client.create_job(self.manifests)
+        except UnreachableError as error:
+            error.hint = f"whether it was created is not known: flk status {self.name} tells. {error.hint}"
+            raise
+        return JobHandle(self.client, self.name, created["metadata"]["uid"])
+
+
+def prepare(job: Job, root: Path, client: JobClient) -> Submission:
+    """Do everything but the creation. The only request to the cluster reads the namespace's defaults."""
+    job = defaults.apply(job, defaults.parse(client.defaults())).named()
+    shipment = ship.collect(job, root)
+    manifests = rendering.render(
+        job, shipment, namespace=client.namespace, submission=str(uuid.uuid4()), owner=current_user()
+    )
+    return Submission(client, job, shipment, manifests)
+
+
+def submit(job: Job, root: str | Path = ".", *, namespace: str | None = None, context: str | None = None) -> JobHandle:
+    """Create ``job`` in a cluster and return a handle on it.
+
+    The files that the job needs are looked up below ``root``. ``context`` and ``namespace`` default to those of the
+    kubeconfig. Raises UsageError if the job or its files cannot be submitted, ApiError if the API server refuses it.
+    """
+    return prepare(job, Path(root), JobClient.connect(context, namespace)).create()
+
+
+def render(job: Job, root: str | Path = ".", *, namespace: str | None = None) -> list[dict[str, Any]]:
+    """Return the manifests that `submit` would create, without asking a cluster: the PyTorchJob and its ConfigMaps.
+
+    The files that the job needs are looked up below ``root``. The defaults of a namespace are not applied.
+    """
+    job = job.named()
+    return rendering.render(job, ship.collect(job, Path(root)), namespace=namespace)
+
+
+def current_user() -> str:
+    """Return ``user@host``, which is stored with the job so that colleagues see who submitted it."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"

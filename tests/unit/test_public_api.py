@@ -1,0 +1,63 @@
+"""The names of ``import flk``: what they are, and that importing flk alone imports nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flk
+from flk.errors import FlkError
+
+
+def test_every_public_name_can_be_imported() -> None:
+    assert all(getattr(flk, name) is not None for name in flk.__all__)
+    assert dir(flk) == sorted(flk.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        flk.nothing  # noqa: B018
+
+
+def test_every_error_is_public() -> None:
+    def below(error: type[FlkError]) -> set[str]:
+        return {error.__name__}.union(*map(below, error.__subclasses__()))
+
+    assert below(FlkError) <= set(flk.__all__)
+
+
+def test_importing_flk_imports_no_library() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import flk\n"
+        "print(*sorted({m.partition('.')[0] for m in set(sys.modules) - before} - sys.stdlib_module_names))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["flk", "flk_runtime"]
+
+
+def test_render_needs_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", "/nowhere/config")
+    (tmp_path / "train.py").touch()
+    job, *rest = flk.render(flk.Job(command=["train.py"], name="gpt"), tmp_path, namespace="team")
+    assert (job["kind"], job["metadata"]["name"], job["metadata"]["namespace"]) == ("PyTorchJob", "gpt", "team")
+    assert {manifest["kind"] for manifest in rest} == {"ConfigMap"}
+
+
+def test_submit_get_list_and_delete(fake: Any, kubeconfig: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    handle = flk.submit(flk.Job(command=["train.py"], name="gpt", replicas=2), tmp_path)
+    assert (handle.name, handle.namespace) == ("gpt", "team")
+    assert flk.get("gpt").uid == handle.uid
+    (state,) = flk.list_jobs()
+    assert (state.name, state.replicas, state.uid) == ("gpt", 2, handle.uid)
+    handle.delete()
+    with pytest.raises(flk.JobNotFoundError):
+        flk.get("gpt")
+
+
+def test_wait_that_takes_too_long(fake: Any, kubeconfig: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    handle = flk.submit(flk.Job(command=["train.py"], name="gpt"), tmp_path)
+    with pytest.raises(flk.WaitTimeoutError, match="job gpt is pending"):
+        handle.wait(timeout=0)
