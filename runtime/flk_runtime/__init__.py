@@ -22,7 +22,7 @@ from flk_runtime.contract import VERSION as __version__
 
 if TYPE_CHECKING:
     from flk_runtime.data.loader import Loader
-    from flk_runtime.data.partition import contiguous
+    from flk_runtime.data.partition import shard
     from flk_runtime.discovery.launchers import RankInfo
     from flk_runtime.distributed.broadcast_state import synchronize
     from flk_runtime.distributed.collectives import all_reduce, broadcast, reduce
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
     from flk_runtime.run import Run
 
 _MODULES = {
+    "CheckpointError": "errors",
     "DiscoveryError": "errors",
     "DistributedOptimizer": "distributed.optimizer",
     "Loader": "data.loader",
-    "RendezvousError": "errors",
     "PeerError": "errors",
-    "RankInfo": "discovery.launchers",
     "Precision": "parallel.precision",
+    "RankInfo": "discovery.launchers",
+    "RendezvousError": "errors",
     "Run": "run",
     "SetupError": "errors",
-    "CheckpointError": "errors",
     "all_reduce": "distributed.collectives",
     "broadcast": "distributed.collectives",
-    "contiguous": "data.partition",
     "init": "initialize",
     "main_process_first": "distributed.main_process_first",
     "reduce": "distributed.collectives",
+    "shard": "data.partition",
     "synchronize": "distributed.broadcast_state",
 }
 
@@ -67,10 +67,10 @@ __all__ = [
     "__version__",
     "all_reduce",
     "broadcast",
-    "contiguous",
     "init",
     "main_process_first",
     "reduce",
+    "shard",
     "synchronize",
 ]
 

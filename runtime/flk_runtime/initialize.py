@@ -22,7 +22,7 @@ from flk_runtime.discovery.launchers import RankInfo, discover
 from flk_runtime.distributed import process_group as group
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import strategies as parallel
-from flk_runtime.preflight import bootstrap as meeting
+from flk_runtime.preflight import bootstrap
 from flk_runtime.preflight import compare as comparison
 from flk_runtime.preflight import report as facts
 from flk_runtime.preflight.report import RankReport
@@ -165,7 +165,7 @@ def open_group(place: RankInfo, choices: InitOptions) -> list[RankReport]:
     everybody: list[RankReport] = []
     if place.world_size > 1:
         began = time.monotonic()
-        store = meeting.meet(place, choices.preflight or choices.timeout)
+        store = bootstrap.connect_store(place, choices.preflight or choices.timeout)
         if choices.preflight:
             everybody = _compare(store, rank_report(place, choices), choices.preflight, began)
         store.set_timeout(timedelta(seconds=choices.timeout))

@@ -18,7 +18,7 @@ from flk_runtime.checkpoint.manager import Checkpoint
 from flk_runtime.checkpoint.stateful import Stateful
 from flk_runtime.data import iterable as streams
 from flk_runtime.data.loader import EpochLoader, LoaderContext
-from flk_runtime.data.uneven_inputs import together
+from flk_runtime.data.uneven_inputs import join_batches
 from flk_runtime.discovery.launchers import RankInfo
 from flk_runtime.distributed import process_group as group
 from flk_runtime.errors import SetupError
@@ -239,12 +239,12 @@ class Run:
         self.register(name, loader)
         return loader
 
-    def together(self, batches: Iterable[T]) -> Iterator[T]:
+    def join_batches(self, batches: Iterable[T]) -> Iterator[T]:
         """The user's own ``batches`` of this rank, until one of the ranks has no more: then all stop. Collective.
 
         Says on rank 0 how many were left where. A `Run.loader` needs none of this: it gives all ranks equally many.
         """
-        return together(batches, lambda text: self.print(f"flk: {text}"))
+        return join_batches(batches, lambda text: self.print(f"flk: {text}"))
 
     # The training
 

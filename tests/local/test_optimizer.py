@@ -403,10 +403,10 @@ run.close()
 """
 
 
-def test_main_first(ranks: Callable[..., list[Any]], tmp_path: Any) -> None:
+def test_main_process_first(ranks: Callable[..., list[Any]], tmp_path: Any) -> None:
     nodes = {rank: {"LOCAL_RANK": str(rank % 2), "GROUP_RANK": str(rank // 2)} for rank in range(4)}
     ended = ranks(FIRST, 4, {"FOLDER": str(tmp_path), "LOCAL_WORLD_SIZE": "2"}, nodes)
-    text = "failed in the block of main_process_first that it went through first: OSError: no space left"
+    text = "failed inside main_process_first(): OSError: no space left"
     for rank, one in enumerate(ended):
         assert one.lines == [
             "OSError no space left" if rank == 0 else f"PeerError rank 0 {text}",

@@ -408,7 +408,7 @@ with flk.init(device="cpu", log_every=0) as run:
     mine = [5, 3, 4][run.rank]
     for batches in (list(range(mine)), iter(range(mine)), range(2)):
         steps = 0
-        for number in run.together(batches):
+        for number in run.join_batches(batches):
             assert number == steps
             loss_of(model, data(6, 1)[0][0][run.rank]).backward()
             optimizer.step()

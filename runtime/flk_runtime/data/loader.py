@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from flk_runtime.data.partition import Contiguous, share
+from flk_runtime.data.partition import DataShard, shard_range
 from flk_runtime.errors import CheckpointError, SetupError
 from flk_runtime.system import rng as randomness
 
@@ -44,7 +44,7 @@ def rank_share(size: int, world_size: int, rank: int) -> tuple[int, int]:
     if size < world_size:
         begin = rank * size // world_size
         return begin, begin + 1
-    part = share(size, rank, world_size)
+    part = shard_range(size, rank, world_size)
     return part.start, part.stop
 
 
@@ -152,8 +152,10 @@ class Loader(EpochLoader):
     ) -> None:
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__") or isinstance(dataset, Mapping):
             raise SetupError(f"{type(dataset).__name__} has no length and index: a loader needs a map-style dataset")
-        if isinstance(dataset, Contiguous):
-            raise SetupError("the data is a rank's share already (contiguous): give the loader the whole, it splits it")
+        if isinstance(dataset, DataShard):
+            raise SetupError(
+                "the data is already a shard of one rank: give the loader the whole data, and it splits it"
+            )
         check_options(options)
         super().__init__(feed)
         self._shuffle, self._drop_last = shuffle, drop_last

@@ -18,7 +18,7 @@ class Indexed(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-def share(length: int, rank: int, world_size: int) -> range:
+def shard_range(length: int, rank: int, world_size: int) -> range:
     """The indices that a rank gets: in order, every index once, the first ``length % world_size`` ranks one more.
 
     With fewer indices than ranks the last ranks get none.
@@ -28,8 +28,8 @@ def share(length: int, rank: int, world_size: int) -> range:
     return range(begin, begin + size + (rank < more))
 
 
-class Contiguous(Sequence[Any]):
-    """A view of a rank's share of ``data``, made by `contiguous`. Elements are read when asked for."""
+class DataShard(Sequence[Any]):
+    """A view of a rank's share of ``data``, made by `shard`. Elements are read when asked for."""
 
     def __init__(self, data: Indexed, indices: range) -> None:
         self._data = data
@@ -42,11 +42,11 @@ class Contiguous(Sequence[Any]):
     def __getitem__(self, index: int) -> Any: ...
 
     @overload
-    def __getitem__(self, index: slice) -> Contiguous: ...
+    def __getitem__(self, index: slice) -> DataShard: ...
 
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
-            return Contiguous(self._data, self.indices[index])
+            return DataShard(self._data, self.indices[index])
         try:
             place = self.indices[index]
         except IndexError:
@@ -57,7 +57,7 @@ class Contiguous(Sequence[Any]):
         return f"<elements {self.indices.start} to {self.indices.stop - 1} of {len(self._data)}>" if self else "<none>"
 
 
-def contiguous(data: Indexed, rank: int | None = None, world_size: int | None = None) -> Contiguous:
+def shard(data: Indexed, rank: int | None = None, world_size: int | None = None) -> DataShard:
     """This rank's share of ``data``: one contiguous piece, each element on exactly one rank.
 
     Sizes differ by at most one. Where there are fewer elements than ranks the last ranks' shares are empty, so a loop
@@ -66,16 +66,14 @@ def contiguous(data: Indexed, rank: int | None = None, world_size: int | None = 
     rank.
     """
     if not hasattr(data, "__len__") or not hasattr(data, "__getitem__") or hasattr(data, "keys"):
-        raise SetupError(f"contiguous: {type(data).__name__} has no length and index")
-    if isinstance(data, Contiguous):
-        raise SetupError("contiguous: the data is a rank's share already; a share of it would leave out the rest")
+        raise SetupError(f"shard: {type(data).__name__} has no length and index")
+    if isinstance(data, DataShard):
+        raise SetupError("shard: the data is a rank's share already; a share of it would leave out the rest")
     if rank is None or world_size is None:
         if not dist.is_initialized():
-            raise SetupError(
-                "contiguous needs the process group, or rank and world_size: call flk_runtime.init() before"
-            )
+            raise SetupError("shard needs the process group, or rank and world_size: call flk_runtime.init() before")
         rank = dist.get_rank() if rank is None else rank
         world_size = dist.get_world_size() if world_size is None else world_size
     if world_size < 1 or not 0 <= rank < world_size:
-        raise SetupError(f"contiguous: rank={rank} of world_size={world_size}: expected 0 <= rank < world_size")
-    return Contiguous(data, share(len(data), rank, world_size))
+        raise SetupError(f"shard: rank={rank} of world_size={world_size}: expected 0 <= rank < world_size")
+    return DataShard(data, shard_range(len(data), rank, world_size))

@@ -12,7 +12,7 @@ T = TypeVar("T")
 _SHOWN = 8  # ranks in a message
 
 
-def together(batches: Iterable[T], report: Callable[[str], None]) -> Iterator[T]:
+def join_batches(batches: Iterable[T], report: Callable[[str], None]) -> Iterator[T]:
     """The ``batches`` of this rank, until one of the ranks has no more. Collective: all ranks iterate.
 
     The next batch is taken, and the ranks asked whether all have one, before the current one is given out: so the

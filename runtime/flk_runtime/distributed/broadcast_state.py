@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flk_runtime.distributed import collectives
-from flk_runtime.distributed.consistency import agree
+from flk_runtime.distributed.consistency import check_consistent
 from flk_runtime.distributed.pytree import Node, replace, walk
 from flk_runtime.errors import SetupError
 
@@ -91,7 +91,7 @@ def _agree(call: str, nodes: list[Node]) -> list[str]:
             lines.append((name, collectives.describe(tensor)))
             if problem := collectives.unsendable(tensor):
                 problems.append(f"{name} is {lines[-1][1]}, {problem}")
-    agree(call, [*lines, *((f"problem {number}", problem) for number, problem in enumerate(problems))])
+    check_consistent(call, [*lines, *((f"problem {number}", problem) for number, problem in enumerate(problems))])
     return problems
 
 

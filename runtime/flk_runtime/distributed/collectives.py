@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.nn.parameter import is_lazy
 
 from flk_runtime.distributed import buckets
-from flk_runtime.distributed.consistency import agree
+from flk_runtime.distributed.consistency import check_consistent
 from flk_runtime.distributed.process_group import comm_device
 from flk_runtime.distributed.pytree import replace, walk
 from flk_runtime.errors import SetupError
@@ -53,7 +53,7 @@ def broadcast(tree: T, root: int = 0) -> T:
     if not begin("broadcast", root=root):
         return tree
     leaves = _Leaves(tree, None)
-    leaves.agree(f"broadcast(root={root})")
+    leaves.check_consistent(f"broadcast(root={root})")
     values = leaves.others
     if values:
         dist.broadcast_object_list(values, src=root)
@@ -147,8 +147,8 @@ class _Leaves:
             if problem:
                 self._problems.append(f"{node.path} is {kind}, {problem}")
 
-    def agree(self, call: str) -> None:
-        agree(call, self._lines)
+    def check_consistent(self, call: str) -> None:
+        check_consistent(call, self._lines)
         if self._problems:  # all ranks have the same
             raise SetupError(f"{call}: {self._problems[0]}")
 
@@ -229,7 +229,7 @@ def _reduced(call: str, tree: T, op: str, root: int | None) -> T:
     if not begin(call, op=op, root=root):
         return tree
     leaves = _Leaves(tree, op)
-    leaves.agree(f"{call}({op})" if root is None else f"{call}({op}, root={root})")
+    leaves.check_consistent(f"{call}({op})" if root is None else f"{call}({op}, root={root})")
     values = list(leaves.others)
     numbers = [_number(value) for value in values]
     for kind in _NUMBERS:

@@ -19,7 +19,7 @@ from flk_runtime.errors import SetupError
 Line = tuple[str, str]  # a path, and what is there
 
 
-def agree(call: str, lines: Sequence[Line]) -> None:
+def check_consistent(call: str, lines: Sequence[Line]) -> None:
     """Raise SetupError on every rank, with the first difference and its ranks, unless all give the same.
 
     Collective. ``call`` is what the rank is about to do; another rank may be about to do something else.

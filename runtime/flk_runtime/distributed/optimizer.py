@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from flk_runtime.distributed import buckets
 from flk_runtime.distributed.collectives import describe, unsendable
-from flk_runtime.distributed.reducer import averaging
+from flk_runtime.distributed.reducer import gradient_reducer
 from flk_runtime.errors import SetupError
 
 
@@ -61,13 +61,13 @@ class DistributedOptimizer(Optimizer):
         self._optimizer = optimizer
         self._names: dict[torch.Tensor, str] = {parameter: name for name, parameter in named_parameters or ()}
         self._passes, self._bucket_bytes = backward_passes_per_step, bucket_bytes
-        self._averaging = averaging(collectives)
+        self._reducer = gradient_reducer(collectives)
         self._buckets: list[_Bucket] = []
         self._counts: dict[torch.Tensor, int] = {}  # backward passes since the last step, of every parameter
         self._sent = 0  # how many of the buckets are on their way
         self._held = False
         self._averaged = False  # since the last step, by synchronize()
-        if self._averaging.world_size > 1:
+        if self._reducer.world_size > 1:
             self._compare()
             self._adopt()
 
@@ -141,7 +141,7 @@ class DistributedOptimizer(Optimizer):
         """
         if self._held:
             raise SetupError("synchronize() or step() within no_sync(): leave it before the last backward pass")
-        if self._averaging.world_size > 1:
+        if self._reducer.world_size > 1:
             self._adopt()
             while self._sent < len(self._buckets):
                 self._send()
@@ -174,7 +174,7 @@ class DistributedOptimizer(Optimizer):
 
     def _adopt(self) -> None:
         """Take in the parameters that have come to require gradients: all at first, a new or thawed group's later."""
-        if self._averaging.world_size == 1:
+        if self._reducer.world_size == 1:
             return
         trained = (p for group in self.param_groups for p in group["params"] if p.requires_grad)
         # Gradients are ready in the reverse order, roughly.
@@ -211,7 +211,7 @@ class DistributedOptimizer(Optimizer):
             self._send()
 
     def _send(self) -> None:
-        self._buckets[self._sent].send(self._averaging.start)
+        self._buckets[self._sent].send(self._reducer.start)
         self._sent += 1
 
     def _name(self, parameter: torch.Tensor) -> str:
@@ -235,7 +235,7 @@ class DistributedOptimizer(Optimizer):
             lines.append((name, kind))
             if problem:
                 problems.append(f"DistributedOptimizer: {name} is {kind}")
-        self._averaging.agree("DistributedOptimizer", lines)
+        self._reducer.check_consistent("DistributedOptimizer", lines)
         if problems:  # all ranks have the same
             raise SetupError(problems[0])
 

@@ -8,35 +8,35 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from flk_runtime.distributed.consistency import Line, agree
+from flk_runtime.distributed.consistency import Line, check_consistent
 from flk_runtime.distributed.process_group import comm_device
 from flk_runtime.errors import SetupError
 
 _groups: list[tuple[Any, Any]] = []  # a world, and the group that averages gradients in it
 
 
-class Averaging(Protocol):
+class GradientReducer(Protocol):
     """Averages flat tensors in place, while this rank goes on."""
 
     world_size: int
 
-    def agree(self, call: str, lines: Sequence[Line]) -> None:
+    def check_consistent(self, call: str, lines: Sequence[Line]) -> None:
         """Raise SetupError on all ranks unless all give the same. Collective."""
 
     def start(self, flat: torch.Tensor, name: str) -> Callable[[], None]:
         """Begin; what is returned waits for the end. Collective, in the same order on all ranks."""
 
 
-def averaging(collectives: str) -> Averaging:
+def gradient_reducer(collectives: str) -> GradientReducer:
     """By name: "torch" or "horovod"."""
     if collectives == "torch":
-        return _Torch()
+        return _TorchReducer()
     if collectives == "horovod":
-        return _Horovod()
+        return _HorovodReducer()
     raise SetupError(f"unknown collectives={collectives!r}: expected torch or horovod")
 
 
-class _Torch:
+class _TorchReducer:
     """A group of its own: other collectives of the script, between backward() and step(), may then come at any time."""
 
     def __init__(self) -> None:
@@ -45,8 +45,8 @@ class _Torch:
         self.world_size = dist.get_world_size()
         self._group = _own_group() if self.world_size > 1 else None
 
-    def agree(self, call: str, lines: Sequence[Line]) -> None:
-        agree(call, lines)
+    def check_consistent(self, call: str, lines: Sequence[Line]) -> None:
+        check_consistent(call, lines)
 
     def start(self, flat: torch.Tensor, name: str) -> Callable[[], None]:
         # Divided before, as DistributedDataParallel does: sums of float16 would overflow.
@@ -64,7 +64,7 @@ class _Torch:
         return wait
 
 
-class _Horovod:
+class _HorovodReducer:
     """Horovod's background thread, which joins the tensors of all ranks by their names."""
 
     def __init__(self) -> None:
@@ -84,9 +84,9 @@ class _Horovod:
                 f"{dist.get_world_size()}: start both with horovodrun, or use collectives='torch'"
             )
 
-    def agree(self, call: str, lines: Sequence[Line]) -> None:
+    def check_consistent(self, call: str, lines: Sequence[Line]) -> None:
         if dist.is_initialized():
-            agree(call, lines)
+            check_consistent(call, lines)
 
     def start(self, flat: torch.Tensor, name: str) -> Callable[[], None]:
         real = torch.view_as_real(flat) if flat.is_complex() else flat

@@ -28,14 +28,14 @@ from flk_runtime.system import host
 
 _LOOK = 3.0  # seconds for one look at the master's port
 _RETRY_PORT = 3.0  # seconds that a port in use may take to become free: an earlier attempt's rank 0 may be ending
-_NUDGE = 0.002  # seconds between two looks into the store, doubled up to _REST
-_REST = 0.05
-_ROLL = "flk/roll"  # in a store that several attempts share: who came, with a word to call him by
+_POLL_MIN = 0.002  # seconds between two looks into the store, doubled up to _POLL_MAX
+_POLL_MAX = 0.05
+_ROSTER = "flk/roster"  # in a store that several attempts share: who came, with a word to call him by
 
 _meetings = itertools.count()  # of this process; ranks meet equally often, so this number is theirs together
 
 
-def meet(place: RankInfo, timeout: float) -> Any:
+def connect_store(place: RankInfo, timeout: float) -> Any:
     """The store of this attempt's ranks, as torch's Store. Keys in it are of this meeting only.
 
     Rank 0 opens the store, unless the launcher has. Waits ``timeout`` seconds. Raises RendezvousError that says
@@ -59,7 +59,7 @@ def meet(place: RankInfo, timeout: float) -> Any:
 
 def connect(place: RankInfo, address: str, port: int, deadline: float) -> Any:
     """A client of the store at this address. Raises RendezvousError at the deadline, with the last failure."""
-    pause = _REST
+    pause = _POLL_MAX
     while True:
         left = deadline - time.monotonic()
         try:
@@ -154,7 +154,7 @@ def _open(place: RankInfo, address: str, port: int, deadline: float) -> Any:
                 f"rank 0 on node {facts.node_name()} cannot open the store at port {port}: {name} listens there; end "
                 "it, or choose another MASTER_PORT"
             )
-        time.sleep(_REST)
+        time.sleep(_POLL_MAX)
     own = _resolve(place, address, port, deadline)
     try:
         store = _client(address if own else "localhost", port, max(1.0, deadline - time.monotonic()), serve=True)
@@ -186,7 +186,7 @@ def _resolve(place: RankInfo, address: str, port: int, deadline: float) -> bool:
         except socket.gaierror as error:
             if time.monotonic() >= deadline:
                 raise RendezvousError(_unreached(place, address, port, error)) from error
-        time.sleep(_REST)
+        time.sleep(_POLL_MAX)
 
 
 def _through(place: RankInfo, address: str, port: int, deadline: float) -> Any:
@@ -233,7 +233,7 @@ def _attempt(store: Any, place: RankInfo, master: tuple[str, int], deadline: flo
     """
     word = uuid.uuid4().hex
     if place.rank != 0:
-        store.append(_ROLL, f"{place.rank} {word}\n")
+        store.append(_ROSTER, f"{place.rank} {word}\n")
         try:
             store.wait([f"flk/call/{word}"], timedelta(seconds=max(0.1, deadline - time.monotonic())))
         except RuntimeError:
@@ -246,17 +246,17 @@ def _attempt(store: Any, place: RankInfo, master: tuple[str, int], deadline: flo
         return prefix
     prefix = f"flk/{word}"
     called: set[str] = set()
-    pause = _NUDGE
+    pause = _POLL_MIN
     while store.add(f"{prefix}/answered", 0) < place.world_size - 1 and time.monotonic() < deadline:
-        lines = store.get(_ROLL).decode().splitlines() if store.check([_ROLL]) else []
+        lines = store.get(_ROSTER).decode().splitlines() if store.check([_ROSTER]) else []
         words = [line.partition(" ")[2] for line in lines if int(line.partition(" ")[0]) < place.world_size]
         new = [word for word in words if word not in called]
         if new:
             store.multi_set([f"flk/call/{word}" for word in new], [prefix] * len(new))
             called.update(new)
-            pause = _NUDGE
+            pause = _POLL_MIN
         time.sleep(pause)
-        pause = min(_REST, pause * 2)
+        pause = min(_POLL_MAX, pause * 2)
     return prefix
 
 

@@ -24,8 +24,8 @@ DOCKER_SHM = 64 << 20  # bytes that containers get where nobody asks for more
 GOOD_SHM = 1 << 30  # what NVIDIA's containers ask for (NCCL user guide, troubleshooting: shared memory)
 
 _LOOK_EVERY = 1.0  # seconds between two comparisons of those who are there already
-_NUDGE = 0.001  # seconds between two looks into the store, doubled up to _REST
-_REST = 0.05
+_POLL_MIN = 0.001  # seconds between two looks into the store, doubled up to _POLL_MAX
+_POLL_MAX = 0.05
 _GRACE = 5.0
 _LINGER = 5.0  # seconds that ranks stay for the others to read what is wrong
 _SHOWN = 3  # nodes that a sentence names
@@ -79,11 +79,11 @@ def exchange(store: Any, mine: RankReport, timeout: float, began: float) -> tupl
 
 
 def _lead(store: Any, mine: RankReport, timeout: float, deadline: float) -> tuple[PreflightResult, list[RankReport]]:
-    pause, look = _NUDGE, time.monotonic() + _LOOK_EVERY
+    pause, look = _POLL_MIN, time.monotonic() + _LOOK_EVERY
     faults: list[str] = []
     while not store.check(["all"]) and time.monotonic() < deadline and not faults:
         time.sleep(pause)
-        pause = min(_REST, pause * 2)
+        pause = min(_POLL_MAX, pause * 2)
         if time.monotonic() >= look:
             before = time.monotonic()
             faults = compare(_roster(store))  # why wait for the others if two of those who are here don't fit

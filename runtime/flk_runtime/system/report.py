@@ -24,7 +24,7 @@ _ECHO_WORDS = (
     "gloo/transport",
     "Connection closed by peer",
     "Connection reset by peer",
-    "ThreadFailed pipe",
+    "Broken pipe",
     "NCCL",
     "Watchdog caught collective",
     "recvValue failed",

@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from flk_runtime.data.iterable import StreamLoader, loader, shares
 from flk_runtime.data.loader import Loader, LoaderContext
-from flk_runtime.data.partition import contiguous
+from flk_runtime.data.partition import shard
 from flk_runtime.errors import CheckpointError, SetupError
 
 WORLDS = st.integers(1, 7)
@@ -216,8 +216,8 @@ def test_what_is_refused() -> None:
         one([1, 2], split=False)
     with pytest.raises(SetupError, match=r"a dict is no dataset: give the loader one of its entries .'train', 'test'"):
         one({"train": [1], "test": [2]})
-    with pytest.raises(SetupError, match="share already"):
-        one(contiguous([1, 2, 3, 4], 0, 2))
+    with pytest.raises(SetupError, match="already a shard"):
+        one(shard([1, 2, 3, 4], 0, 2))
     for data in (Numbers(5), [1, 2, 3]):
         with pytest.raises(SetupError, match="in_order=False"):
             one(data, num_workers=1, in_order=False)
