@@ -29,7 +29,7 @@ from flk.errors import UsageError
 from flk.manifest.environment import environment
 from flk.spec.job import Job
 from flk_runtime import contract
-from flk_runtime.contract import ExitCode, JobRecord, is_record, record_in
+from flk_runtime.contract import ExitCode, JobRecord, is_record, parse_record
 
 GRACE = 5.0  # seconds that ranks get to end by themselves after Ctrl-C or SIGTERM
 KILL_AFTER = GRACE + 3.0  # then everything is killed
@@ -184,7 +184,7 @@ class LocalRun:
             text = line.decode(errors="replace")
             if not is_record(text):
                 kept.append(text + "\n")
-            elif record := record_in(text):
+            elif record := parse_record(text):
                 self.record = record
         if kept:
             with contextlib.suppress(BrokenPipeError):

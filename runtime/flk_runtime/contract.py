@@ -1,6 +1,7 @@
-"""What the client and the pods agree in: variables, places, exit codes and the formats of records.
+"""Contract between the client and the pods: environment variables, paths, exit codes and the format of job records.
 
-Both sides import this module and nothing else of each other, so it uses the standard library only and imports fast.
+The client and the pods import this module and nothing else of each other. It uses the standard library only, so that
+every command of the client can import it fast.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import enum
 import json
 import re
 import signal
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
@@ -16,60 +18,60 @@ VERSION: Final = "0.1.0"
 
 
 class ExitCode(enum.IntEnum):
-    """What a process of flk ends with, in the client and in the pods.
+    """Exit codes of the client's commands and of the launcher.
 
-    Codes below 128 are final for the training operator's restart policy ``ExitCode``; 128 and more (signals, PREEMPTED)
-    make it start the pod again.
+    The restart policy ``ExitCode`` of the training operator treats codes below 128 as final. It starts the pod again
+    after 128 and more: signals, and PREEMPTED.
     """
 
     DONE = 0
-    ERROR = 1  # a bug in flk, or the API server refused or did not answer
+    ERROR = 1  # a bug in flk, or an error of the Kubernetes API server
     USAGE = 2  # the command line, the job file or the environment is wrong
     TRAINING = 100  # the user's code failed
-    RUNNING = 101  # asked without waiting, and the job has not ended
+    RUNNING = 101  # the job still runs
     NOT_FOUND = 102
-    CANCELLED = 103  # deleted or cancelled by somebody
-    INFRASTRUCTURE = 104  # lost node, image, out of memory, a pod that never came
+    CANCELLED = 103  # the job was deleted or cancelled
+    INFRASTRUCTURE = 104  # a lost node, a missing image, out of memory, a pod that never joined
     TIMEOUT = 124
     INTERRUPTED = 130
-    PREEMPTED = 143  # in pods only: SIGTERM, the pod may be started again
+    PREEMPTED = 143  # in pods only: the launcher received SIGTERM; the pod may be started again
 
 
-# Variables of the launcher, set by the manifest or by `flk run`.
-JOB: Final = "FLK_JOB"
-RDZV_ENDPOINT: Final = "FLK_RDZV_ENDPOINT"  # host:port of the control store, held by the launcher of pod 0
+# Environment of the launcher. The manifest or `flk run` sets these variables.
+JOB: Final = "FLK_JOB"  # name of the job
+RDZV_ENDPOINT: Final = "FLK_RDZV_ENDPOINT"  # host:port of the rendezvous store, which the launcher of pod 0 serves
 POD_INDEX: Final = "FLK_POD_INDEX"
 PODS: Final = "FLK_PODS"  # number of pods
-PROCESSES: Final = "FLK_PROCESSES"  # ranks per pod
+PROCESSES: Final = "FLK_PROCESSES"  # number of ranks in each pod
 POD_NAME: Final = "FLK_POD_NAME"
 POD_IP: Final = "FLK_POD_IP"
 NODE_NAME: Final = "FLK_NODE_NAME"
-CPUS: Final = "FLK_CPUS"  # processors that the pod asks for, rounded up; 0 or unset: not said
-RESTARTS: Final = "FLK_RESTARTS"  # attempts after the first that a failure may lead to
-DEADLINE: Final = "FLK_DEADLINE"  # seconds from the launcher's start, 0 or unset: none
-GRACE: Final = "FLK_GRACE"  # seconds that ranks get to end by themselves when the pod is told to stop
-PARENT: Final = "FLK_PARENT"  # process that the launcher must not outlive (`flk run`)
+CPUS: Final = "FLK_CPUS"  # CPU request of the pod, rounded up; 0 or unset: no request
+RESTARTS: Final = "FLK_RESTARTS"  # how many further attempts may follow failed ones
+DEADLINE: Final = "FLK_DEADLINE"  # seconds from the start of the launcher; 0 or unset: no deadline
+GRACE: Final = "FLK_GRACE"  # seconds between the signal that stops the pod and SIGKILL for its ranks
+PARENT: Final = "FLK_PARENT"  # process id; the launcher ends when this process ends (set by `flk run`)
 JOIN_TIMEOUT: Final = "FLK_JOIN_TIMEOUT"  # seconds that a launcher waits for the other pods
-START: Final = "FLK_START"  # how ranks start: fork (default) or spawn
-CODE: Final = "FLK_CODE"  # folder with the archive of the user's code; unset: the code is in the image
-CODE_HASH: Final = "FLK_CODE_HASH"  # sha256 of the archive, in hex
-WORK: Final = "FLK_WORK"  # folder to unpack the code into, and to start the ranks in
-TERMINATION_LOG: Final = "FLK_TERMINATION_LOG"  # file for the record; the kubelet's in a pod
+START: Final = "FLK_START"  # start method of the ranks: fork (default) or spawn
+CODE: Final = "FLK_CODE"  # folder with the archive of the user's code; unset: the image has the code
+CODE_HASH: Final = "FLK_CODE_HASH"  # SHA-256 of the archive, in hex
+WORK: Final = "FLK_WORK"  # folder into which the code is unpacked; working folder of the ranks
+TERMINATION_LOG: Final = "FLK_TERMINATION_LOG"  # file for the final job record; in a pod, the termination message
 
-# Variables for the ranks and their script, beside torchrun's own.
+# Environment of the ranks, in addition to torchrun's variables.
 STRATEGY: Final = "FLK_STRATEGY"
 FABRIC: Final = "FLK_FABRIC"
-CHECKPOINT: Final = "FLK_CHECKPOINT"  # folder of the snapshots
-SAVE_EVERY: Final = "FLK_SAVE_EVERY"  # steps between two snapshots
+CHECKPOINT: Final = "FLK_CHECKPOINT"  # folder of the checkpoints
+SAVE_EVERY: Final = "FLK_SAVE_EVERY"  # steps between two checkpoints
 SEED: Final = "FLK_SEED"
-PREFLIGHT: Final = "FLK_PREFLIGHT"  # off: the ranks do not compare what they see before they begin
-PREFLIGHT_TIMEOUT: Final = "FLK_PREFLIGHT_TIMEOUT"  # seconds that the ranks get to meet
-STEP_TIMEOUT: Final = "FLK_STEP_TIMEOUT"  # seconds that a collective may take once the first step is done
+PREFLIGHT: Final = "FLK_PREFLIGHT"  # off: the ranks do not compare their settings before they start
+PREFLIGHT_TIMEOUT: Final = "FLK_PREFLIGHT_TIMEOUT"  # seconds that each rank waits for the others in the preflight
+STEP_TIMEOUT: Final = "FLK_STEP_TIMEOUT"  # timeout of collectives after the first step, in seconds
 ATTEMPT: Final = "FLK_ATTEMPT"  # number of the attempt, from 0; set by the launcher
-REPORT_FD: Final = "FLK_REPORT_FD"  # where a rank tells its launcher the exception it ends with
+REPORT_FD: Final = "FLK_REPORT_FD"  # file descriptor of the pipe on which a rank reports its failure to the launcher
 
-# Names that the operator, torch's launcher or flk's own launcher sets. The operator appends its values after the
-# user's, so a user's would be lost silently (kubeflow/trainer pkg/controller.v1/pytorch/envvar.go).
+# Names that the training operator, torchrun or flk's launcher sets. The operator appends its values to the container's
+# environment, so it would silently replace the user's (kubeflow/trainer pkg/controller.v1/pytorch/envvar.go).
 RESERVED_NAMES: Final = frozenset(
     {
         "GROUP_RANK",
@@ -87,23 +89,23 @@ RESERVED_NAMES: Final = frozenset(
     }
 )
 RESERVED_PREFIXES: Final = ("PET_", "TORCHELASTIC_", "FLK_")
-# What a user may set among flk's own: they are settings of the runtime, not facts of the job.
+# FLK_ variables that users may set. They configure the runtime and do not describe the job.
 SETTABLE: Final = frozenset({SAVE_EVERY, SEED, START, JOIN_TIMEOUT, PREFLIGHT, PREFLIGHT_TIMEOUT, STEP_TIMEOUT})
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a user's environment may not carry this name."""
+    """Return whether users must not set the environment variable ``name``."""
     return name not in SETTABLE and (name in RESERVED_NAMES or name.startswith(RESERVED_PREFIXES))
 
 
-# How the ranks share a model. no_shard is ddp under FSDP's name; the last five are FSDP's ShardingStrategy.
+# Values of --strategy. The last five are named as in torch's FSDP ShardingStrategy; no_shard is the same as ddp.
 STRATEGIES: Final = ("none", "ddp", "no_shard", "shard_grad_op", "full_shard", "hybrid_shard", "hybrid_shard_zero2")
 
 
-def strategy_named(text: str) -> str:
-    """The strategy that ``text`` means, written as here or as torch writes it (FULL_SHARD, _HYBRID_SHARD_ZERO2).
+def parse_strategy(text: str) -> str:
+    """Return the strategy that ``text`` names, as written in STRATEGIES or in torch (FULL_SHARD, _HYBRID_SHARD_ZERO2).
 
-    Raises ValueError, which lists the names, for anything else.
+    Raises ValueError, with the list of names, if there is no such strategy.
     """
     name = text.lower().replace("-", "_").lstrip("_")
     if name not in STRATEGIES:
@@ -112,45 +114,47 @@ def strategy_named(text: str) -> str:
 
 
 RDZV_PORT: Final = 29400
-CONTAINER: Final = "pytorch"  # the operator looks for a container of this name
+CONTAINER: Final = "pytorch"  # the training operator looks for a container with this name
 
-# Places in the pod.
-SHIP_FOLDER: Final = "/flk/ship"  # the ConfigMaps, read-only
-WORK_FOLDER: Final = "/flk/work"  # the unpacked code, and the working folder
-CHECKPOINT_FOLDER: Final = "/flk/checkpoint"  # where snapshots go without a volume: as long-lived as the pod
-RUNTIME_ARCHIVE: Final = "flk_runtime.zip"  # key of the runtime in the ConfigMap
-CODE_ARCHIVE: Final = "code.tar.gz"  # key of the code: code.tar.gz.000, code.tar.gz.001, … in order
+# Paths in the pod, and keys of the ConfigMaps that are mounted there.
+SHIP_FOLDER: Final = "/flk/ship"  # mount path of the ConfigMaps, read-only
+WORK_FOLDER: Final = "/flk/work"  # the unpacked code; working folder of the ranks
+CHECKPOINT_FOLDER: Final = "/flk/checkpoint"  # checkpoints of jobs without a volume; deleted with the pod
+RUNTIME_ARCHIVE: Final = "flk_runtime.zip"  # key of the archive of this package
+CODE_ARCHIVE: Final = "code.tar.gz"  # prefix of the keys of the code: code.tar.gz.000, code.tar.gz.001, … in order
 TERMINATION_LOG_PATH: Final = "/dev/termination-log"
-TERMINATION_LOG_LIMIT: Final = 4096  # bytes that the kubelet keeps of it
+TERMINATION_LOG_LIMIT: Final = 4096  # bytes; the kubelet drops what exceeds them
 
-LAUNCHER_TAG: Final = "[pod {index}] "
-RANK_TAG: Final = "[rank {rank}] "
-RECORD_MARK: Final = "flk-record "  # after the launcher's tag: a JobRecord as JSON, for `flk status`
-RECORD_EVERY: Final = 1000  # the launcher of pod 0 repeats its record after so many lines, so that a tail shows it
-_TAG = re.compile(r"^\[pod \d+\] " + re.escape(RECORD_MARK))
+# Format of the pods' logs.
+LAUNCHER_PREFIX: Final = "[pod {index}] "
+RANK_PREFIX: Final = "[rank {rank}] "
+RECORD_MARKER: Final = "flk-record "  # between the launcher's prefix and a JobRecord as JSON, for `flk status`
+RECORD_INTERVAL: Final = 1000  # lines after which the launcher of pod 0 repeats the record, so that a tail contains it
+_RECORD_LINE = re.compile(r"^\[pod \d+\] " + re.escape(RECORD_MARKER))
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a rank, or the pod as a whole (rank None), ended badly."""
+    """The failure of one rank, or of a whole pod (``rank`` is None)."""
 
-    kind: str  # exception, exit, signal, oom, lost (a pod that went away or never came), deadline, usage
+    # exception, exit, signal, oom, deadline, usage, or lost: the pod was lost or never joined
+    kind: str
     pod: int
     rank: int | None = None
     pod_name: str = ""
     node: str = ""
     attempt: int = 0
-    time: float = 0.0  # seconds since the epoch, by the clock of that pod's node
-    type: str = ""  # class of the exception
-    message: str = ""
-    traceback: str = ""  # its end, which names the line
+    time: float = 0.0  # seconds since the epoch, by the clock of the pod's node
+    type: str = ""  # class name of the exception
+    message: str = ""  # of the exception or the container; for kind lost a predicate of the pod: "received SIGTERM"
+    traceback: str = ""  # its last characters
     exit_code: int | None = None
     signal: int | None = None
-    echo: bool = False  # a peer's broken connection: what another rank's failure looks like from here
+    secondary: bool = False  # a consequence of another rank's failure: the connection to the peer broke
 
     @property
     def code(self) -> ExitCode:
-        """The exit code that a job ends with when this is its cause."""
+        """Exit code of a job that ends because of this failure."""
         if self.kind in ("oom", "lost"):
             return ExitCode.INFRASTRUCTURE
         if self.kind == "deadline":
@@ -159,48 +163,68 @@ class Failure:
 
     @property
     def summary(self) -> str:
-        """One line: who, and what."""
-        where = (
-            f"rank {self.rank} in {self.pod_name or f'pod {self.pod}'}"
-            if self.rank is not None
-            else (self.pod_name or f"pod {self.pod}")
-        )
+        """One line that names the rank or the pod and says what happened to it."""
+        subject = self.pod_name or f"pod {self.pod}"
+        if self.rank is not None:
+            subject = f"rank {self.rank} in {subject}"
+        first_line = self.message.splitlines()[0] if self.message else ""
         if self.kind == "exception":
-            first = self.message.splitlines()[0] if self.message else ""
-            return f"{where} raised {self.type}: {first}" if first else f"{where} raised {self.type}"
-        what = {
+            return f"{subject} raised {self.type}" + (f": {first_line}" if first_line else "")
+        if self.kind == "lost":
+            return f"{subject} {first_line or 'was lost'}"
+        predicate = {
             "exit": f"ended with exit code {self.exit_code}",
             "signal": f"was killed by {_signal_name(self.signal)}",
             "oom": "ran out of memory (killed by the kernel at the container's memory limit)",
-            "lost": "went away",
             "deadline": "reached the job's deadline",
             "usage": "could not start",
         }.get(self.kind, self.kind)
-        return f"{where} {what}" + (f": {self.message.splitlines()[0]}" if self.message else "")
+        return f"{subject} {predicate}" + (f": {first_line}" if first_line else "")
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Failure:
+        """The failure from the result of ``dataclasses.asdict``; ignores fields that a newer version has added."""
+        known = {f.name for f in fields(cls)}
+        return cls(**{name: value for name, value in data.items() if name in known})
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of all ranks together."""
+    """One start of all ranks of the job."""
 
     number: int
-    started: float
+    started: float  # seconds since the epoch, as `ended`
     ended: float | None = None
-    failure: Failure | None = None  # why it ended; None while it runs, and when it succeeded
+    failure: Failure | None = None  # None while the attempt runs, and when it succeeded
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Attempt:
+        """The attempt from the result of ``dataclasses.asdict``; ignores fields that a newer version has added."""
+        failure = data.get("failure")
+        return cls(
+            int(data["number"]),
+            float(data["started"]),
+            data.get("ended"),
+            Failure.from_dict(failure) if failure else None,
+        )
 
 
 @dataclass(frozen=True)
 class JobRecord:
-    """What a launcher knows of its job: a record in its log while it runs, the termination message at its end."""
+    """State of a job as its launchers know it: a line of the log while it runs, the termination message at its end."""
 
     outcome: str  # running, succeeded, failed, preempted
-    code: int
+    code: int  # exit code of the launcher
     restarts: int = 0  # how many the job may use
     failure: Failure | None = None
     attempts: list[Attempt] = field(default_factory=list)
 
     def to_json(self, limit: int | None = None) -> str:
-        """One line of JSON, cut to ``limit`` bytes: first the tracebacks of old attempts go, then old attempts."""
+        """The record as one line of JSON of at most ``limit`` bytes.
+
+        A longer one is shortened: first the tracebacks of the attempts are dropped, then the oldest attempts, then
+        parts of the failure's traceback and message.
+        """
         data = asdict(self)
         text = _dump(data)
         if limit is None or len(text.encode()) <= limit:
@@ -211,34 +235,45 @@ class JobRecord:
                 attempt["failure"]["message"] = attempt["failure"]["message"][:200]
         while len(_dump(data).encode()) > limit and data["attempts"]:
             del data["attempts"][0]
-        if data["failure"]:
+        if failure := data["failure"]:
             for key in ("traceback", "message"):
-                over = len(_dump(data).encode()) - limit
-                if over > 0:
-                    # Every character can take six bytes as JSON, so cutting by bytes over the limit always suffices.
-                    kept = max(0, len(data["failure"][key]) - over)
-                    data["failure"][key] = (
-                        data["failure"][key][-kept:] if key == "traceback" and kept else data["failure"][key][:kept]
-                    )
+                excess = len(_dump(data).encode()) - limit
+                if excess > 0:
+                    # A character takes at least one byte of JSON, so dropping as many characters as bytes suffices.
+                    kept = max(0, len(failure[key]) - excess)
+                    failure[key] = failure[key][-kept:] if key == "traceback" and kept else failure[key][:kept]
         return _dump(data)
 
     @classmethod
     def from_json(cls, text: str) -> JobRecord | None:
-        """The record in ``text``, or None where it holds none (another program's message, a cut line)."""
+        """The record that ``text`` contains, or None if it contains none (another program's message, a cut line)."""
         try:
-            data = json.loads(text)
-            return cls(
-                outcome=str(data["outcome"]),
-                code=int(data["code"]),
-                restarts=int(data.get("restarts", 0)),
-                failure=_failure(data.get("failure")),
-                attempts=[
-                    Attempt(int(a["number"]), float(a["started"]), a.get("ended"), _failure(a.get("failure")))
-                    for a in data.get("attempts", [])
-                ],
-            )
+            return cls.from_dict(json.loads(text))
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> JobRecord:
+        """The record from the result of ``dataclasses.asdict``; ignores fields that a newer version has added."""
+        failure = data.get("failure")
+        return cls(
+            outcome=str(data["outcome"]),
+            code=int(data["code"]),
+            restarts=int(data.get("restarts", 0)),
+            failure=Failure.from_dict(failure) if failure else None,
+            attempts=[Attempt.from_dict(attempt) for attempt in data.get("attempts", [])],
+        )
+
+
+def parse_record(line: str) -> JobRecord | None:
+    """The job record that a line of a pod's log contains, or None."""
+    match = _RECORD_LINE.match(line)
+    return JobRecord.from_json(line[match.end() :]) if match else None
+
+
+def is_record(line: str) -> bool:
+    """Return whether a line of a pod's log is a job record, which programs read, rather than output for people."""
+    return _RECORD_LINE.match(line) is not None
 
 
 def _signal_name(number: int | None) -> str:
@@ -248,21 +283,5 @@ def _signal_name(number: int | None) -> str:
         return f"signal {number}"
 
 
-def _failure(data: Any) -> Failure | None:
-    known = {f.name for f in fields(Failure)}
-    return Failure(**{k: v for k, v in data.items() if k in known}) if data else None
-
-
 def _dump(data: Any) -> str:
     return json.dumps(data, separators=(",", ":"))
-
-
-def record_in(line: str) -> JobRecord | None:
-    """The record that a line of a pod's log holds, if any."""
-    match = _TAG.match(line)
-    return JobRecord.from_json(line[match.end() :]) if match else None
-
-
-def is_record(line: str) -> bool:
-    """Whether a line of a pod's log is a record, for machines, rather than output."""
-    return _TAG.match(line) is not None

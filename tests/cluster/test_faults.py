@@ -156,5 +156,5 @@ def test_three_faults_and_the_same_result(
     assert [attempt["outcome"] for attempt in attempts] == ["failed", "failed", "failed", "succeeded"]
     causes = [attempt["cause"] for attempt in attempts]
     assert "rank 1 in rough-worker-1 was killed by SIGKILL" in causes[0]
-    assert "rough-worker-2 went away" in causes[1]
-    assert "rough-worker-0 went away" in causes[2]
+    assert "rough-worker-2 received SIGTERM" in causes[1]
+    assert "rough-worker-0 received SIGTERM" in causes[2]

@@ -20,7 +20,7 @@ import pytest
 
 from flk.local import free_port
 from flk_runtime import contract
-from flk_runtime.contract import ExitCode, JobRecord, record_in
+from flk_runtime.contract import ExitCode, JobRecord, parse_record
 
 END = 120  # seconds for a job of a few steps, on a machine that does other things too
 
@@ -238,7 +238,7 @@ def test_a_pod_told_to_stop_ends_preempted_and_the_others_wait_for_it(pods: Call
     assert job.wait() == [0, 0], job.logs_of_all()
     failure = job.record(0).attempts[0].failure
     assert failure is not None
-    assert (failure.kind, failure.pod, failure.message) == ("lost", 1, "it was told to stop (SIGTERM)")
+    assert (failure.kind, failure.pod, failure.message) == ("lost", 1, "received SIGTERM")
 
 
 def test_a_killed_fork_server_is_a_lost_pod(pods: Callable[..., Pods]) -> None:
@@ -324,10 +324,10 @@ def test_the_record_is_repeated_so_that_a_tail_of_the_log_has_it(pods: Callable[
     job.start("train.py")
     assert job.wait() == [0]
     lines = job.log().splitlines()
-    records = [number for number, line in enumerate(lines) if record_in(line)]
+    records = [number for number, line in enumerate(lines) if parse_record(line)]
     assert len(records) == 5  # at the start, after each thousand, at the end
     gaps = [later - earlier for earlier, later in itertools.pairwise(records)]
-    assert max(gaps) <= contract.RECORD_EVERY + 100
+    assert max(gaps) <= contract.RECORD_INTERVAL + 100
     assert sum(line.startswith("[rank 0] ") for line in lines) == 3500
 
 

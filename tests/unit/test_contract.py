@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flk_runtime import contract
-from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord, is_record, record_in
+from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord, is_record, parse_record
 
 TEXT = st.text(max_size=8000)
 FAILURES = st.builds(
@@ -32,10 +32,10 @@ RECORDS = st.builds(
 
 @given(RECORDS)
 def test_a_record_is_one_line_and_comes_back_equal(record: JobRecord) -> None:
-    line = f"[pod 0] {contract.RECORD_MARK}{record.to_json()}"
+    line = f"[pod 0] {contract.RECORD_MARKER}{record.to_json()}"
     assert "\n" not in line
     assert is_record(line)
-    assert record_in(line) == record
+    assert parse_record(line) == record
 
 
 @given(RECORDS)
@@ -59,13 +59,13 @@ def test_a_termination_message_fits_and_keeps_outcome_code_and_cause(record: Job
 )
 def test_what_is_no_record_is_none(text: str) -> None:
     assert JobRecord.from_json(text) is None
-    assert record_in(text) is None
+    assert parse_record(text) is None
 
 
 def test_a_rank_that_prints_something_like_a_record_is_not_believed() -> None:
-    line = f"[rank 0] {contract.RECORD_MARK}" + JobRecord("succeeded", 0).to_json()
+    line = f"[rank 0] {contract.RECORD_MARKER}" + JobRecord("succeeded", 0).to_json()
     assert not is_record(line)
-    assert record_in(line) is None
+    assert parse_record(line) is None
 
 
 def test_a_record_of_a_newer_version_with_further_fields_is_read() -> None:

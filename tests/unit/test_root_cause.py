@@ -1,4 +1,4 @@
-"""Which of several failures is the cause, and which are only its echo in other ranks."""
+"""Which of several failures is the cause, and which are secondary: consequences of it in other ranks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import pytest
 
 from flk_runtime.contract import Failure
 from flk_runtime.launcher.rendezvous import root_cause
-from flk_runtime.system.report import is_echo
+from flk_runtime.system.report import is_secondary
 
 CAUSE = Failure("exception", 1, rank=2, time=10.0, type="ValueError")
-ECHO = Failure("exception", 0, rank=0, time=9.0, type="RuntimeError", echo=True)
+SECONDARY = Failure("exception", 0, rank=0, time=9.0, type="RuntimeError", secondary=True)
 LATER = Failure("exit", 3, rank=7, time=11.0, exit_code=1)
 KILLED = Failure("lost", 4, time=0.0)
 
@@ -17,13 +17,13 @@ KILLED = Failure("lost", 4, time=0.0)
 @pytest.mark.parametrize(
     ("failures", "expected"),
     [
-        ([ECHO, CAUSE], CAUSE),  # also when a clock that is behind makes the echo look earlier
-        ([LATER, CAUSE, ECHO], CAUSE),
-        ([ECHO], ECHO),
-        ([ECHO, KILLED], KILLED),
+        ([SECONDARY, CAUSE], CAUSE),  # also when a clock that is behind makes the secondary failure look earlier
+        ([LATER, CAUSE, SECONDARY], CAUSE),
+        ([SECONDARY], SECONDARY),
+        ([SECONDARY, KILLED], KILLED),
     ],
 )
-def test_the_earliest_that_is_no_echo_is_the_cause(failures: list[Failure], expected: Failure) -> None:
+def test_the_earliest_primary_failure_is_the_cause(failures: list[Failure], expected: Failure) -> None:
     assert root_cause(failures) == expected
 
 
@@ -36,8 +36,8 @@ def test_the_earliest_that_is_no_echo_is_the_cause(failures: list[Failure], expe
         ("RuntimeError", "[../third_party/gloo/gloo/transport/tcp/pair.cc:446] Connection reset by peer"),
     ],
 )
-def test_broken_connections_are_echoes(type_name: str, message: str) -> None:
-    assert is_echo(type_name, message)
+def test_broken_connections_are_secondary(type_name: str, message: str) -> None:
+    assert is_secondary(type_name, message)
 
 
 @pytest.mark.parametrize(
@@ -50,4 +50,4 @@ def test_broken_connections_are_echoes(type_name: str, message: str) -> None:
     ],
 )
 def test_the_users_own_exceptions_are_not(type_name: str, message: str) -> None:
-    assert not is_echo(type_name, message)
+    assert not is_secondary(type_name, message)

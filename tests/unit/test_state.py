@@ -81,7 +81,7 @@ class Builder:
 
 
 RAISED = Failure("exception", 2, 2, "gpt-worker-2", "node-a", 0, NOW - 30, "ValueError", "bad shard", "Traceback\n…")
-LOST = Failure("lost", 2, None, "gpt-worker-2", time=NOW - 31, message="it was started anew")
+LOST = Failure("lost", 2, None, "gpt-worker-2", time=NOW - 31, message="was restarted")
 
 
 def record(failure: Failure | None, *attempts: Failure | None, outcome: str = "") -> JobRecord:
@@ -231,10 +231,12 @@ def test_verdict_is_enough_before_the_operator_says_so() -> None:
     assert (state.phase, state.failure) == (Phase.FAILED, RAISED)
 
 
-def test_peers_echo_is_never_the_cause() -> None:
-    echo = replace(RAISED, rank=0, pod=0, pod_name="gpt-worker-0", time=NOW - 99, type="RuntimeError", echo=True)
+def test_secondary_failure_is_never_the_cause() -> None:
+    secondary = replace(
+        RAISED, rank=0, pod=0, pod_name="gpt-worker-0", time=NOW - 99, type="RuntimeError", secondary=True
+    )
     lost = replace(LOST, time=NOW - 100)
-    ended = Builder().ended(0, 100, record(echo).to_json()).ended(1, 104, record(lost).to_json())
+    ended = Builder().ended(0, 100, record(secondary).to_json()).ended(1, 104, record(lost).to_json())
     assert ended.ended(2, 100, record(RAISED).to_json()).state().failure == RAISED
 
 

@@ -314,7 +314,7 @@ class _Choice:
 
     def shown(self, pod: Object, lines: Iterable[bytes]) -> Iterator[Line]:
         """Lines as people see them: tagged, without records and without what could confuse a terminal."""
-        tag = contract.LAUNCHER_TAG.format(index=self.index(pod))
+        tag = contract.LAUNCHER_PREFIX.format(index=self.index(pod))
         ranks = self.options.ranks
         for raw in lines:
             text = raw.decode(errors="replace")

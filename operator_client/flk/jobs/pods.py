@@ -52,8 +52,9 @@ class PodState:
             kind = "lost"  # evicted, or its node is gone
         else:
             kind = "signal" if self.signal else "exit"
-        message = f"{self.reason}: {self.message}" if kind == "lost" and self.reason else self.message
-        last = message.strip().splitlines()[-1] if message.strip() else ""
+        last = self.message.strip().splitlines()[-1] if self.message.strip() else ""
+        if kind == "lost":
+            last = ": ".join(filter(None, ["was lost", self.reason, last]))
         return Failure(
             kind,
             self.index,
@@ -62,7 +63,7 @@ class PodState:
             self.node,
             time=self.ended or 0.0,
             message=last,
-            traceback=message if "\n" in message.strip() else "",
+            traceback=self.message if "\n" in self.message.strip() else "",
             exit_code=self.exit_code,
             signal=self.signal,
         )

@@ -316,8 +316,8 @@ def _root_failure(facts: _Facts) -> Failure | None:
     """What led to all else: a launcher's record before what the containers show, never a peer's broken connection."""
     told = [v.failure for v in facts.verdicts if v.outcome == "failed" and v.failure]
     ends = [failure for pod in facts.pods if pod.final and not pod.record and (failure := pod.failure())]
-    # A launcher that lost the others can only say that they went away; one of them may know why.
-    found = min([*told, *ends], key=lambda f: (f.echo, f.kind == "lost", f not in told, f.time), default=None)
+    # A launcher that lost the others knows only that they were lost; one of them may know why.
+    found = min([*told, *ends], key=lambda f: (f.secondary, f.kind == "lost", f not in told, f.time), default=None)
     return _with_memory(found or _failure_in_events(facts), facts)
 
 

@@ -144,11 +144,11 @@ def _record(cluster: JobClient, snapshot: Snapshot) -> JobRecord | None:
         return None
     record = None
     try:
-        tail = contract.RECORD_EVERY + 100
+        tail = contract.RECORD_INTERVAL + 100
         with cluster.log(first[0]["metadata"]["name"], _LOG_IDLE, tailLines=tail) as lines:
             for line in lines:
-                if contract.RECORD_MARK.encode() in line:
-                    record = contract.record_in(line.decode(errors="replace")) or record
+                if contract.RECORD_MARKER.encode() in line:
+                    record = contract.parse_record(line.decode(errors="replace")) or record
     except FlkError:
         return record
     return record

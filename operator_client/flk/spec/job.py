@@ -28,7 +28,7 @@ from flk import units as quantity
 from flk.spec import file, names
 from flk.spec.fabric import fabrics
 from flk.spec.validation import usage_error
-from flk_runtime.contract import STRATEGIES, VERSION, strategy_named
+from flk_runtime.contract import STRATEGIES, VERSION, parse_strategy
 
 DEFAULT_IMAGE: Final = {"cpu": f"flktrain/flk:{VERSION}-cpu", "cuda": f"flktrain/flk:{VERSION}-cuda"}
 # The job is on record in an annotation of its PyTorchJob, and all annotations of an object may have 256 KiB.
@@ -92,7 +92,7 @@ def one_of(known: tuple[str, ...] | list[str]) -> AfterValidator:
 
 def _strategy(value: str) -> str:
     try:
-        return strategy_named(value)
+        return parse_strategy(value)
     except ValueError:
         raise ValueError(f"must be one of {', '.join(STRATEGIES)} (is {value!r})") from None
 

@@ -79,7 +79,7 @@ class Launcher:
         self.ranks: dict[int, Rank] = {}
         self.go: AttemptStarted | None = None
         self.ending = False  # the attempt is over, its ranks are being ended
-        self.evidence: list[Failure] = []
+        self.failures: list[Failure] = []
         self.stopping: int | None = None  # the signal that told this launcher to stop
         self.record: JobRecord | None = None
         self.lines = 0
@@ -90,7 +90,7 @@ class Launcher:
 
     def say(self, text: str) -> None:
         """A line of the launcher's own, on stderr."""
-        tag = contract.LAUNCHER_TAG.format(index=self.settings.pod)
+        tag = contract.LAUNCHER_PREFIX.format(index=self.settings.pod)
         write_all(self.stderr, f"{tag}{text}\n".encode(errors="replace"))
 
     def run(self) -> int:
@@ -123,7 +123,7 @@ class Launcher:
                     return self._finish(self.record)
                 if self.ending:
                     self.ending, self.go = False, None
-                    self.member.ready(self.evidence)
+                    self.member.ready(self.failures)
 
     # What happens -----------------------------------------------------------------------------------------------
 
@@ -134,11 +134,11 @@ class Launcher:
             case AttemptEnded():
                 self._end_ranks()
                 if self.leader and self.go and event.failure:
-                    # An echo may be the first to be heard of. The next attempt's line names the cause.
-                    why = "" if event.failure.echo else f": {event.failure.summary}"
+                    # A secondary failure may be reported first. The line of the next attempt names the cause.
+                    why = "" if event.failure.secondary else f": {event.failure.summary}"
                     self.say(f"attempt {self.go.number + 1} ended{why}")
             case LeaderLost():
-                self.evidence.append(event.failure)
+                self.failures.append(event.failure)
                 self._end_ranks()
             case JobEnded():
                 self.record = event.record
@@ -147,7 +147,7 @@ class Launcher:
                 raise event.error
 
     def _begin(self, go: AttemptStarted) -> None:
-        self.go, self.evidence, self.ending = go, [], False
+        self.go, self.failures, self.ending = go, [], False
         if self.stopping is not None:
             return
         if self.leader:
@@ -164,7 +164,7 @@ class Launcher:
         settings = self.settings
         rank = settings.pod * settings.processes + local_rank
         count = self._count_lines
-        tag = contract.RANK_TAG.format(rank=rank)
+        tag = contract.RANK_PREFIX.format(rank=rank)
         pipes: dict[int, output.Prefixer | None] = {}
         ends = []
         for target in (output.Prefixer(tag, 1, count), output.Prefixer(tag, self.stderr, count), None):
@@ -214,7 +214,7 @@ class Launcher:
             fields = json.loads(rank.report.splitlines()[-1])
             known = {
                 name: fields[name]
-                for name in ("kind", "type", "message", "traceback", "time", "echo")
+                for name in ("kind", "type", "message", "traceback", "time", "secondary")
                 if name in fields
             }
             if known.get("kind") == "exit":
@@ -237,18 +237,18 @@ class Launcher:
             kind = "oom" if code == -signal.SIGKILL and host.memory_kills() > self.kills else "signal"
             self.kills = host.memory_kills()
             # A peer's end makes NCCL's watchdog abort the process.
-            failure = replace(self._failure(rank, kind), signal=-code, echo=-code == signal.SIGABRT)
+            failure = replace(self._failure(rank, kind), signal=-code, secondary=-code == signal.SIGABRT)
             self._failed(rank, failure)
         elif code > 0 and rank.failure is None:
             self._failed(rank, replace(self._failure(rank, "exit"), exit_code=code))
-        if not self.ranks and self.go and not self.ending and not self.evidence and self.stopping is None:
+        if not self.ranks and self.go and not self.ending and not self.failures and self.stopping is None:
             self.member.done(self.go)
 
     def _failed(self, rank: Rank, failure: Failure) -> None:
         if self.ending or self.stopping is not None or self.go is None:
             return  # it was told to end
         rank.failure = failure
-        self.evidence.append(failure)
+        self.failures.append(failure)
         self.member.failed(self.go, failure)
 
     def _failure(self, rank: Rank | None, kind: str) -> Failure:
@@ -277,7 +277,7 @@ class Launcher:
             return
         if self.go and not self.ending:
             name = signal.Signals(number).name
-            self.member.failed(self.go, replace(self._failure(None, "lost"), message=f"it was told to stop ({name})"))
+            self.member.failed(self.go, replace(self._failure(None, "lost"), message=f"received {name}"))
         self.stopping = number
         for rank in self.ranks.values():
             self._terminate(rank, number, self.settings.grace)
@@ -289,9 +289,9 @@ class Launcher:
                 _kill_group(rank.pid, signal.SIGKILL)
                 rank.kill_at = None
         deadline = self.settings.deadline
-        if deadline and now - self.began >= deadline and self.go and not self.ending and not self.evidence:
+        if deadline and now - self.began >= deadline and self.go and not self.ending and not self.failures:
             failure = replace(self._failure(None, "deadline"), message=f"{deadline:g} s since the launcher started")
-            self.evidence.append(failure)
+            self.failures.append(failure)
             self.member.failed(self.go, failure)
 
     def _timeout(self) -> float | None:
@@ -299,14 +299,15 @@ class Launcher:
         if self.server.pending:
             return 0.0
         times = [rank.kill_at for rank in self.ranks.values() if rank.kill_at is not None]
-        if self.settings.deadline and self.go and not self.ending and not self.evidence:
+        if self.settings.deadline and self.go and not self.ending and not self.failures:
             times.append(self.began + self.settings.deadline)
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def server_died(self, error: ServerDiedError) -> int:
         """The ranks are gone with their parent. The other pods go on to the next attempt when this one is back."""
         kind = "oom" if host.memory_kills() > self.kills else "lost"
-        failure = replace(self._failure(None, kind), message=str(error))
+        message = f"lost its ranks: {error}" if kind == "lost" else str(error)
+        failure = replace(self._failure(None, kind), message=message)
         if self.go:
             self.member.failed(self.go, failure)
         leave(self.settings, JobRecord("failed", failure.code, self.settings.restarts, failure))
@@ -335,11 +336,11 @@ class Launcher:
 
     def _record(self, record: JobRecord) -> None:
         self.current = record
-        self.say(contract.RECORD_MARK + record.to_json())
+        self.say(contract.RECORD_MARKER + record.to_json())
 
     def _count_lines(self, lines: int) -> None:
         self.lines += lines
-        if self.lines >= contract.RECORD_EVERY and self.leader:
+        if self.lines >= contract.RECORD_INTERVAL and self.leader:
             self.lines = 0
             self._record(self.current)
 
@@ -407,7 +408,7 @@ def _launch(settings: Settings, wakeup: Wakeup) -> int:
 
 def _refuse(settings: Settings | None, arguments: Sequence[str], message: str) -> int:
     pod = settings.pod if settings else 0
-    write_all(2, f"{contract.LAUNCHER_TAG.format(index=pod)}error: {message}\n".encode())
+    write_all(2, f"{contract.LAUNCHER_PREFIX.format(index=pod)}error: {message}\n".encode())
     if settings is None:
         settings = Settings(tuple(arguments), termination_log=os.environ.get(contract.TERMINATION_LOG, ""))
     failure = Failure("usage", pod, None, settings.pod_name, settings.node, time=time.time(), message=message)

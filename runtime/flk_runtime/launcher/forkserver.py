@@ -118,7 +118,7 @@ class ForkServer:
         except ConnectionResetError:
             data = b""
         if not data:
-            raise ServerDiedError("the process that starts the ranks was killed")
+            raise ServerDiedError("the fork server was killed")
         answer: dict[str, Any] = json.loads(data)
         return answer
 

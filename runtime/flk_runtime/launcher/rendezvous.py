@@ -33,7 +33,7 @@ from flk_runtime.launcher.settings import Settings, SettingsError
 
 _FOR_EVER = timedelta(days=7)
 _PROBE_TIMEOUT = 3.0  # seconds for one look at the leader's port
-_LAST_EVIDENCE = 5.0  # seconds to wait for the other pods' reports when no attempt follows anyway
+_LAST_FAILURES_TIMEOUT = 5.0  # seconds to wait for the other pods' reports when no attempt follows anyway
 _GOODBYE = 5.0  # seconds that the leader keeps the store open for the others to read the end
 _HISTORY = 20  # attempts that are kept
 _REMIND = 30.0  # seconds between two lines that say who is missing
@@ -84,11 +84,11 @@ Event = AttemptStarted | AttemptEnded | JobEnded | LeaderLost | ThreadFailed
 
 @dataclass
 class _Join:
-    life: str  # of the launcher: another one for the same pod means that the pod was started anew
+    incarnation: str  # of the launcher: another one for the same pod means that the pod was restarted
     pod_name: str
     node: str
     history: list[Attempt] = field(default_factory=list)
-    evidence: list[Failure] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
 
     def dump(self) -> str:
         return json.dumps(asdict(self))
@@ -97,17 +97,17 @@ class _Join:
     def load(cls, text: bytes) -> _Join:
         data = json.loads(text)
         return cls(
-            data["life"],
+            data["incarnation"],
             data["pod_name"],
             data["node"],
             _attempts(data["history"]),
-            [Failure(**f) for f in data["evidence"]],
+            [Failure(**f) for f in data["failures"]],
         )
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure:
     """The failure that led to the others: the earliest that is not just a peer's broken connection."""
-    return min(failures, key=lambda failure: (failure.echo, failure.time))
+    return min(failures, key=lambda failure: (failure.secondary, failure.time))
 
 
 class Member:
@@ -120,7 +120,7 @@ class Member:
         self._port = port
         self._post = post
         self._say = say
-        self._life = uuid.uuid4().hex
+        self._incarnation = uuid.uuid4().hex
         self._next: queue.SimpleQueue[list[Failure]] = queue.SimpleQueue()
         self._writer: Any = None
 
@@ -139,13 +139,13 @@ class Member:
             if self._writer.add(f"{go.round}/done", 1) == self._settings.pods:
                 self._writer.compare_set(f"{go.round}/end", "", json.dumps({"failure": None}))
 
-    def ready(self, evidence: list[Failure]) -> None:
-        """The ranks of the ended attempt are gone; ``evidence`` is what failed here before they were told to end."""
-        self._next.put(evidence)
+    def ready(self, failures: list[Failure]) -> None:
+        """The ranks of the ended attempt are gone; ``failures`` is what failed here before they were told to end."""
+        self._next.put(failures)
 
     def _follow(self) -> None:
         history: list[Attempt] = []
-        evidence: list[Failure] = []
+        failures: list[Failure] = []
         while True:
             try:
                 store = self._connect()
@@ -156,11 +156,11 @@ class Member:
             try:
                 number = int(_wait(store, "round"))
                 if store.check([f"{number}/join/{self._settings.pod}"]) and self._is_new(store, number):
-                    lost = self._lost("its launcher was started anew", history, pod=self._settings.pod)
+                    lost = self._lost("was restarted", history, pod=self._settings.pod)
                     store.compare_set(f"{number}/end", "", json.dumps({"failure": asdict(lost)}))
                     number += 1
                 while True:
-                    join = _Join(self._life, self._settings.pod_name, self._settings.node, history, evidence)
+                    join = _Join(self._incarnation, self._settings.pod_name, self._settings.node, history, failures)
                     store.set(f"{number}/join/{self._settings.pod}", join.dump())
                     go = json.loads(_wait(store, f"{number}/go"))
                     if "record" in go:
@@ -177,18 +177,18 @@ class Member:
                         self._post(JobEnded(_record(None, history, self._settings.restarts)))
                         return
                     self._post(AttemptEnded(number, failure))
-                    evidence = self._next.get()
+                    failures = self._next.get()
                     number += 1
             except RuntimeError as error:  # the store's exceptions; DistNetworkError and DistStoreError are among them
-                cause = self._lost("its launcher, which leads the job, went away", history)
+                cause = self._lost("closed the connection to the rendezvous store", history)
                 if history and history[-1].ended is None:
                     history[-1] = replace(history[-1], ended=time.time(), failure=cause)
                 self._say(f"lost the launcher of pod 0 ({str(error).splitlines()[0][:200]}); looking for it again")
                 self._post(LeaderLost(cause))
-                evidence = self._next.get()
+                failures = self._next.get()
 
     def _is_new(self, store: Any, number: int) -> bool:
-        return _Join.load(store.get(f"{number}/join/{self._settings.pod}")).life != self._life
+        return _Join.load(store.get(f"{number}/join/{self._settings.pod}")).incarnation != self._incarnation
 
     def _lost(self, message: str, history: list[Attempt], pod: int = 0) -> Failure:
         name = self._settings.pod_name if pod == self._settings.pod else self._settings.host
@@ -212,7 +212,9 @@ class Member:
             except (OSError, RuntimeError) as error:
                 waited = time.monotonic() - began
                 if waited > self._settings.join_timeout:
-                    raise TimeoutError(f"no answer from {host}:{self._port} for {waited:.0f} s: {error}") from None
+                    raise TimeoutError(
+                        f"was not reached at {host}:{self._port} within {waited:.0f} s: {error}"
+                    ) from None
                 if time.monotonic() - reminded > _REMIND:
                     self._say(
                         f"waiting for the launcher of pod 0 at {host}:{self._port}, {waited:.0f} s so far: {error}"
@@ -236,7 +238,7 @@ class Leader:
             reason = str(error).splitlines()[0]
             raise SettingsError(f"cannot hold the job's store on port {settings.port}: {reason}") from error
         self.port = int(self._server.port)
-        self._lives: dict[int, str] = {}
+        self._incarnations: dict[int, str] = {}
 
     def start(self) -> None:
         """Begin to collect the other launchers."""
@@ -256,7 +258,7 @@ class Leader:
         while True:
             store.set("round", str(number))
             used_up = _restarts_used(history) > settings.restarts or (bool(history) and _is_final(history[-1].failure))
-            joins = self._collect(number, _LAST_EVIDENCE if used_up else settings.join_timeout)
+            joins = self._collect(number, _LAST_FAILURES_TIMEOUT if used_up else settings.join_timeout)
             # A leader that was started anew knows nothing; those who were there before bring the history.
             history = max([history, *(join.history for join in joins.values())], key=_age)
             if history:
@@ -268,13 +270,14 @@ class Leader:
                 return
             if missing:
                 names = ", ".join(str(pod) for pod in missing[:10]) + (", …" if len(missing) > 10 else "")
+                waited = f"waited {settings.join_timeout:.0f} s"
                 cause = Failure(
                     "lost", missing[0], attempt=history[-1].number if history else 0, time=time.time(),
-                    message=f"did not come within {settings.join_timeout:.0f} s (missing of {settings.pods}: {names})",
+                    message=f"never joined: {waited}, missing of {settings.pods} pods: {names}",
                 )  # fmt: skip
                 store.set(f"{number}/go", json.dumps({"record": asdict(_record(cause, history, settings.restarts))}))
                 return
-            self._lives = {pod: join.life for pod, join in joins.items()}
+            self._incarnations = {pod: join.incarnation for pod, join in joins.items()}
             # The ranks' own store: empty, on a port of its own, gone with the attempt.
             ranks = _store("0.0.0.0", 0, serve=True)  # noqa: S104
             attempt = history[-1].number + 1 if history else 0
@@ -303,7 +306,7 @@ class Leader:
                 present = [pod for pod, key in keys.items() if self._server.check([key])]
                 if len(present) < len(keys) and left > 0:
                     missing = [pod for pod in keys if pod not in present]
-                    if left > _LAST_EVIDENCE:
+                    if left > _LAST_FAILURES_TIMEOUT:
                         self._say(f"{len(present)} of {len(keys)} pods are here; waiting for pod {missing[0]}")
                     continue
             return {pod: _Join.load(self._server.get(keys[pod])) for pod in present}
@@ -311,15 +314,17 @@ class Leader:
     def _with_cause(self, attempt: Attempt, joins: dict[int, _Join]) -> Attempt:
         """The attempt with its root cause, out of what every pod saw of it."""
         failures = [
-            failure for join in joins.values() for failure in join.evidence if failure.attempt == attempt.number
+            failure for join in joins.values() for failure in join.failures if failure.attempt == attempt.number
         ]
         if attempt.failure:
             failures.append(attempt.failure)
         for pod, join in joins.items():
-            if self._lives.get(pod, join.life) != join.life and not any(f.pod == pod for f in failures):
+            if self._incarnations.get(pod, join.incarnation) != join.incarnation and not any(
+                f.pod == pod for f in failures
+            ):
                 # It came back as another launcher and nobody said why: it was killed. Nothing can have come before.
                 failures.append(
-                    Failure("lost", pod, None, join.pod_name, join.node, attempt.number, message="it was started anew")
+                    Failure("lost", pod, None, join.pod_name, join.node, attempt.number, message="was restarted")
                 )
         return replace(attempt, failure=root_cause(failures)) if failures else attempt
 

@@ -64,7 +64,7 @@ def choose(strategy: str | None) -> str:
     """The strategy's name: the argument, else $FLK_STRATEGY, else ddp."""
     name = strategy or os.environ.get(contract.STRATEGY) or "ddp"
     try:
-        return contract.strategy_named(name)
+        return contract.parse_strategy(name)
     except ValueError as error:
         where = "" if strategy else f" (from {contract.STRATEGY})"
         raise SetupError(f"{error}{where}") from None

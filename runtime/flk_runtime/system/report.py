@@ -19,8 +19,8 @@ _LAUNCHER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "launcher",
 _TRACEBACK_LIMIT = 6000  # characters of a traceback that go into the report
 
 # What a rank raises when a peer has gone away: gloo, NCCL and the store name themselves in the message.
-_ECHO_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionResetError"})
-_ECHO_WORDS = (
+_SECONDARY_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionResetError"})
+_SECONDARY_WORDS = (
     "gloo/transport",
     "Connection closed by peer",
     "Connection reset by peer",
@@ -32,9 +32,9 @@ _ECHO_WORDS = (
 )
 
 
-def is_echo(type_name: str, message: str) -> bool:
+def is_secondary(type_name: str, message: str) -> bool:
     """Whether an exception looks like a peer's end seen from here, rather than like a cause."""
-    return type_name in _ECHO_TYPES or any(word in message for word in _ECHO_WORDS)
+    return type_name in _SECONDARY_TYPES or any(word in message for word in _SECONDARY_WORDS)
 
 
 def describe(error: BaseException) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def describe(error: BaseException) -> dict[str, Any]:
         "message": message,
         "traceback": "".join(lines)[-_TRACEBACK_LIMIT:],
         "time": time.time(),
-        "echo": not refused and is_echo(name, message),  # a sentence of ours may speak of NCCL
+        "secondary": not refused and is_secondary(name, message),  # a sentence of ours may speak of NCCL
     }
 
 
