@@ -5,6 +5,9 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 CLUSTER ?= flk
+HELM ?= helm
+WORKERS ?= 2
+CLUSTER_WORKERS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
@@ -24,19 +27,25 @@ venv: $(INSTALLED) ## Everything into .venv; instant when it is there
 demo: $(INSTALLED) ## Train the example as four processes on this machine, then resume
 	@$(BIN)/python examples/demo.py
 
-test: $(INSTALLED) ## All tests; those with a cluster where one can be had
+# Bare pytest neither installs launchers nor uses a cluster; `make test` does, unless these variables say otherwise.
+test: export FLK_TEST_INSTALL ?= yes
+test: export FLK_TEST_CLUSTER ?= create
+test: $(INSTALLED) ## All tests; those with a cluster or another launcher where one can be had
 	@failed=0; \
-	$(BIN)/pytest tests/unit tests/local || failed=1; \
-	$(BIN)/pytest tests/launchers || failed=1; \
-	$(BIN)/pytest -n 2 tests/cluster || failed=1; \
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile tests/unit tests/local || failed=1; \
+	$(BIN)/pytest -rs tests/launchers || failed=1; \
+	$(BIN)/pytest -rs -n $(CLUSTER_WORKERS) tests/cluster || failed=1; \
 	exit $$failed
 
-check: $(INSTALLED) ## What a change must pass beside the tests
+check: $(INSTALLED) ## What a change must pass beside the tests; HELM=skip leaves the chart out
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	@if command -v helm >/dev/null; then helm lint --strict charts/flk; else echo "helm is not installed: charts/flk is not checked" >&2; fi
+ifneq ($(HELM),skip)
+	@command -v $(HELM) >/dev/null || { echo "make check: helm is not installed, so charts/flk cannot be checked: install helm, or leave the chart out with HELM=skip" >&2; exit 2; }
+	$(HELM) lint --strict charts/flk
+endif
 
 image: ## The CPU image, loaded into the kind cluster CLUSTER if there is one
 	@if kind get clusters 2>/dev/null | grep -qx '$(CLUSTER)'; then docker/build cpu --kind '$(CLUSTER)'; else docker/build cpu; fi

@@ -1,25 +1,22 @@
-"""How cluster tests get their cluster, their namespace, flk itself and images.
+"""How cluster tests get their cluster, their namespace, the programs they call, and images.
 
-The cluster is the context in FLK_TEST_CONTEXT; else the kind cluster FLK_TEST_KIND (default `flk`), made if it is not
-there; else the tests are skipped with the reason, or fail with it under FLK_TEST_CLUSTER=required. Neither the
-developer's kubeconfig nor other namespaces are touched: each test has a kubeconfig of its own whose context points to a
-namespace of its own, which enforces Pod Security `restricted`, so that each test proves that our pods comply.
+The cluster is the context in FLK_TEST_CONTEXT. Else, with FLK_TEST_CLUSTER=create or required, it is the kind cluster
+FLK_TEST_KIND (default `flk`), which is created if it does not exist. Else the tests are skipped with the reason.
+Neither the developer's kubeconfig nor other namespaces are changed: each test has its own kubeconfig, whose context
+points to its own namespace. That namespace enforces Pod Security `restricted`, so that each test proves that flk's pods
+comply.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,17 +24,20 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.commands import Flk, Kubectl
+from tests.support.processes import checked, until
+from tests.support.requirements import locked, may_create_cluster, unavailable
+
 ROOT = Path(__file__).parents[2]
 REPORTS = ROOT / "reports"
 FLK_IMAGE = "flktrain/flk:0.1.0-cpu"
 TORCH_IMAGE = "flktrain/torch-only:test"
 MAKE_CLUSTER = 600  # seconds, for a kind cluster or the images
 PATIENCE = 240  # seconds for something to happen on a machine that does much else
-RUN_CLI = 300  # seconds that a command of a test may take unless it says otherwise
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test in this folder needs a cluster; making one does not count against a test's own time."""
+    """Mark every test in this folder. The time that it takes to create a cluster does not count as a test's time."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.cluster)
@@ -55,37 +55,6 @@ class Cluster:
 
     def kubectl(self, *args: str, stdin: str | None = None, timeout: float = 120) -> str:
         return checked(["kubectl", "--kubeconfig", str(self.kubeconfig), *args], stdin=stdin, timeout=timeout)
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a command ended."""
-
-    code: int
-    stdout: str
-    stderr: str
-
-
-def checked(command: Sequence[str], stdin: str | None = None, timeout: float = 120) -> str:
-    """The stdout of a command that must succeed."""
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout)
-    assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
-    return done.stdout
-
-
-def unavailable(reason: str) -> None:
-    if os.environ.get("FLK_TEST_CLUSTER") == "required":
-        pytest.fail(f"FLK_TEST_CLUSTER=required, but {reason}", pytrace=False)
-    pytest.skip(reason)
-
-
-@contextmanager
-def locked(name: str) -> Iterator[None]:
-    """One process at a time, of all the test runs on this machine: workers of pytest-xdist, and other runs."""
-    path = Path(tempfile.gettempdir()) / f"flk-tests-{os.getuid()}-{name}.lock"
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 # The cluster
@@ -118,7 +87,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
 
 
 def kind_kubeconfig(name: str) -> str:
-    """The kubeconfig of the kind cluster of that name, which is made if it is not there."""
+    """The kubeconfig of the kind cluster of that name, which is created if it does not exist."""
+    if not may_create_cluster():
+        unavailable(
+            "no cluster is chosen: FLK_TEST_CONTEXT=CONTEXT names one, and FLK_TEST_CLUSTER=create, which `make test` "
+            f"sets, uses the kind cluster {name} and creates it if it does not exist"
+        )
     for program in ("docker", "kind"):
         if not shutil.which(program):
             unavailable(f"there is neither FLK_TEST_CONTEXT nor {program} to make a kind cluster with")
@@ -163,21 +137,6 @@ def kubeconfig(cluster: Cluster, namespace: str, tmp_path_factory: pytest.TempPa
     return path
 
 
-class Kubectl:
-    """kubectl in the test's namespace: call it with arguments, get stdout; a failure is the test's."""
-
-    def __init__(self, kubeconfig: Path) -> None:
-        self.kubeconfig = kubeconfig
-
-    def __call__(self, *args: str, stdin: object = None, timeout: float = 120) -> str:
-        """``stdin`` is text, or an object that is passed as JSON (a manifest for ``apply -f -``)."""
-        text = stdin if stdin is None or isinstance(stdin, str) else json.dumps(stdin)
-        return checked(["kubectl", "--kubeconfig", str(self.kubeconfig), *args], stdin=text, timeout=timeout)
-
-    def json(self, *args: str) -> Any:
-        return json.loads(self(*args, "-o", "json"))
-
-
 @pytest.fixture
 def kubectl(kubeconfig: Path) -> Kubectl:
     return Kubectl(kubeconfig)
@@ -199,60 +158,19 @@ def trainer(cluster: Cluster) -> None:
         unavailable("the cluster has no Kubeflow Trainer: k8s/install-trainer installs it")
 
 
-class Flk:
-    """The command line as a user has it: another process, in a folder, with this test's kubeconfig."""
-
-    def __init__(self, kubeconfig: Path, cwd: Path, home: Path) -> None:
-        self.cwd = cwd
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("FLK_", "KUBE"))}
-        self.env = kept | {"KUBECONFIG": str(kubeconfig), "HOME": str(home), "NO_COLOR": "1"}
-
-    def start(self, *args: str, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        """The command running, with pipes, in a process group of its own, for tests that signal or follow it."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "flk", *args],
-            cwd=cwd or self.cwd,
-            env=self.env | dict(env or {}),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def __call__(
-        self, *args: str, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = RUN_CLI
-    ) -> Result:
-        process = self.start(*args, cwd=cwd, env=env)
-        try:
-            stdout, stderr = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            stdout, stderr = process.communicate()
-            pytest.fail(f"flk {' '.join(args)} took more than {timeout} s:\n{stdout}\n{stderr}", pytrace=False)
-        return Result(process.returncode, stdout, stderr)
-
-
 @pytest.fixture
-def flk(kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Flk:
+def flk(kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flk]:
     """Runs flk: ``flk("submit", "--replicas", "4").code``; its folder is empty unless ``cwd`` says otherwise."""
-    return Flk(kubeconfig, tmp_path_factory.mktemp("folder"), tmp_path_factory.mktemp("home"))
+    home = tmp_path_factory.mktemp("home")
+    command = Flk(tmp_path_factory.mktemp("folder"), kubeconfig=kubeconfig, home=home)
+    yield command
+    command.close()
 
 
 @pytest.fixture
 def eventually() -> Callable[[str, Callable[[], Any]], Any]:
-    """Waits until a check gives something true, and gives it: ``eventually("two pods run", lambda: ...)``."""
-
-    def wait(what: str, check: Callable[[], Any]) -> Any:
-        until = time.monotonic() + PATIENCE
-        while time.monotonic() < until:
-            found = check()
-            if found:
-                return found
-            time.sleep(0.5)
-        pytest.fail(f"did not happen in {PATIENCE} s: {what}", pytrace=False)
-
-    return wait
+    """Waits until a check returns something true, and returns it: ``eventually("two pods run", lambda: ...)``."""
+    return lambda what, check: until(check, what, seconds=PATIENCE, every=0.5)
 
 
 # Images

@@ -4,13 +4,13 @@ uninstalling leaves nothing."""
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.commands import helm as helm_command
 
 CHART = Path(__file__).parents[2] / "charts" / "flk"
 SMALL = ["--set", "job.enabled=true", "--set", "job.resources.cpu=100m"]
@@ -22,15 +22,10 @@ KINDS = "pytorchjobs,pods,services,configmaps,secrets,serviceaccounts,roles,role
 @pytest.fixture
 def helm(kubeconfig: Path, namespace: str) -> Any:
     """Runs helm in the test's namespace; gives its exit code and all it printed."""
-    if not shutil.which("helm"):
-        if os.environ.get("FLK_TEST_CLUSTER") == "required":
-            pytest.fail("FLK_TEST_CLUSTER=required, but helm is not installed", pytrace=False)
-        pytest.skip("helm is not installed")
 
     def run(*args: str) -> tuple[int, str]:
-        command = ["helm", *args, "--kubeconfig", str(kubeconfig), "--namespace", namespace]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TRAINING)
-        return done.returncode, done.stdout + done.stderr
+        done = helm_command(*args, "--kubeconfig", str(kubeconfig), "--namespace", namespace, timeout=TRAINING)
+        return done.code, done.stdout + done.stderr
 
     return run
 

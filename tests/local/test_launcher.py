@@ -18,9 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from flk.local import free_port
 from flk_runtime import contract
 from flk_runtime.contract import ExitCode, JobRecord, parse_record
+from tests.support.ports import held_ports
+from tests.support.processes import alive, parent_of, until
 
 END = 120  # seconds for a job of a few steps, on a machine that does other things too
 
@@ -47,9 +48,8 @@ TRAIN = """
 class Pods:
     """Launchers that stand for the pods of one job."""
 
-    def __init__(self, folder: Path, pods: int, processes: int, **variables: str) -> None:
+    def __init__(self, folder: Path, port: int, pods: int, processes: int, **variables: str) -> None:
         self.folder = folder
-        port = free_port()
         self.pods = pods
         self.variables = {
             contract.JOB: "test",
@@ -108,10 +108,7 @@ class Pods:
         return int(path.read_text())
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + END
-        while not condition():
-            assert time.monotonic() < deadline, f"not seen: {what}\n{self.logs_of_all()}"
-            time.sleep(0.02)
+        until(condition, what, context=self.logs_of_all)
 
     def kill(self) -> None:
         for process in self.running.values():
@@ -124,20 +121,14 @@ def pods(tmp_path: Path) -> Iterator[Callable[..., Pods]]:
     made: list[Pods] = []
 
     def make(pods: int = 1, processes: int = 1, script: str = TRAIN, **variables: str) -> Pods:
-        made.append(Pods(tmp_path, pods, processes, **variables))
+        made.append(Pods(tmp_path, free_port(), pods, processes, **variables))
         made[-1].write(script)
         return made[-1]
 
-    yield make
-    for each in made:
-        each.kill()
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    with held_ports() as free_port:
+        yield make
+        for each in made:
+            each.kill()
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
@@ -251,10 +242,6 @@ def test_a_killed_fork_server_is_a_lost_pod(pods: Callable[..., Pods]) -> None:
     failure = job.record(0).attempts[0].failure
     assert failure is not None
     assert (failure.kind, failure.pod) == ("lost", 1)
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_restarts_are_counted_and_used_up(pods: Callable[..., Pods]) -> None:
@@ -462,6 +449,7 @@ def test_what_trying_again_would_not_help_costs_no_restarts(pods: Callable[..., 
 def test_a_port_that_is_taken_is_named(pods: Callable[..., Pods]) -> None:
     job = pods(2, 1)
     with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the test holds the port itself
         taken.bind(("", int(job.variables[contract.RDZV_ENDPOINT].rpartition(":")[2])))
         taken.listen()
         job.start("train.py", "1", only=0)

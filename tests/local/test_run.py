@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from flk_runtime.contract import ExitCode
+from tests.support.commands import Flk
+from tests.support.processes import alive, parent_of, until
 
 END = 120  # seconds for a job of a few steps
 
@@ -28,34 +27,13 @@ HOLD = """
 """
 
 
-class Command:
-    """`flk` as a process of its own, in a folder of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.process: subprocess.Popen[str] | None = None
+class Command(Flk):
+    """`flk` as a process of its own, in a folder with a script."""
 
     def write(self, script: str, name: str = "train.py") -> None:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(script))
-
-    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "flk", *arguments],
-            cwd=self.folder,
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | variables,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        return self.process
-
-    def __call__(self, *arguments: str, **variables: str) -> tuple[int, str, str]:
-        process = self.start(*arguments, **variables)
-        stdout, stderr = process.communicate(timeout=END)
-        return process.returncode, stdout, stderr
 
     def pids(self, attempt: int, ranks: int) -> list[int]:
         """Every process of an attempt, as soon as all ranks have started."""
@@ -68,23 +46,7 @@ class Command:
 def flk(tmp_path: Path) -> Iterator[Command]:
     command = Command(tmp_path)
     yield command
-    if command.process:
-        command.process.kill()
-        command.process.communicate()
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + END
-    while not condition():
-        assert time.monotonic() < deadline, f"not seen: {what}"
-        time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    command.close()
 
 
 def test_a_plain_torchrun_script_runs_unchanged_in_replicas_and_processes(flk: Command) -> None:
@@ -139,10 +101,6 @@ def test_a_killed_launcher_is_started_anew_as_a_pod_would_be(flk: Command) -> No
     flk.pids(1, 2)
     assert "starting it anew" in stderr
     assert not [pid for pid in (pids[0], pids[3]) if alive(pid)]  # the ranks of the first attempt
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_a_launcher_that_is_killed_again_and_again_is_given_up(flk: Command) -> None:
@@ -212,11 +170,12 @@ def test_a_missing_secret_is_refused(flk: Command) -> None:
     code, stdout, stderr = flk("run", "train.py", "--secret", "WANDB_KEY=wandb:key")
     assert (code, stdout) == (2, "")
     assert "WANDB_KEY is not set in this environment" in stderr
-    code, stdout, _ = flk("run", "train.py", "--secret", "WANDB_KEY=wandb:key", WANDB_KEY="x")
+    code, stdout, _ = flk("run", "train.py", "--secret", "WANDB_KEY=wandb:key", env={"WANDB_KEY": "x"})
     assert (code, stdout) == (0, "[rank 0] never\n")
 
 
 def test_what_another_launcher_left_in_the_environment_does_not_matter(flk: Command) -> None:
     flk.write("import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ.get('PET_NNODES'))")
-    code, stdout, stderr = flk("run", "train.py", RANK="7", WORLD_SIZE="9", PET_NNODES="3", FLK_PODS="5")
+    left = {"RANK": "7", "WORLD_SIZE": "9", "PET_NNODES": "3", "FLK_PODS": "5"}
+    code, stdout, stderr = flk("run", "train.py", env=left)
     assert (code, stdout) == (0, "[rank 0] 0 1 None\n"), stderr

@@ -1,194 +1,18 @@
-"""A real HTTP server that plays the API server, and goes wrong on request: for what a healthy cluster never shows.
-
-It keeps objects by their paths, numbers versions, and answers create, get, list, patch and delete as Kubernetes does.
-``faults`` are used up, one a request, before it answers by itself.
-"""
+"""The fake API server of a unit test, and the kubeconfig that points to it."""
 
 from __future__ import annotations
 
-import json
-import threading
-import uuid
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
-import yaml
 
-TOKEN = "a-very-secret-token"
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What happens to one request instead of, or after, its being done."""
-
-    status: int = 0  # answered with this status; 0: the connection is closed without an answer
-    body: bytes | dict[str, Any] = b""
-    headers: dict[str, str] = field(default_factory=dict)
-    done: bool = False  # it is done all the same
-    hang: bool = False  # no answer until the server ends
-
-
-@dataclass(frozen=True)
-class Request:
-    method: str
-    path: str
-    query: dict[str, str]
-    body: Any
-
-
-def failure(status: int, message: str = "", **details: Any) -> dict[str, Any]:
-    """The API server's own form of an error."""
-    return {"kind": "Status", "apiVersion": "v1", "code": status, "message": message, "details": details}
-
-
-class FakeApiServer:
-    def __init__(self) -> None:
-        self.faults: deque[Fault | None] = deque()
-        self.objects: dict[str, dict[str, dict[str, Any]]] = {
-            "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs": {},
-            "/api/v1/namespaces/team/configmaps": {},
-            "/api/v1/namespaces/team/pods": {},
-            "/api/v1/namespaces/team/events": {},
-        }
-        self.watches: dict[str, deque[list[bytes]]] = {path: deque() for path in self.objects}
-        self.logs: dict[str, deque[bytes]] = {}  # by pod: what each request for its log gets
-        self.documents: dict[str, dict[str, Any]] = {}  # fixed answers by path, such as those of API discovery
-        self.requests: list[Request] = []
-        self.version = 100
-        self.ended = threading.Event()
-        fake = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def handle_one_request(self) -> None:
-                try:
-                    super().handle_one_request()
-                except (ConnectionError, TimeoutError):
-                    self.close_connection = True
-
-            def answer(self) -> None:
-                fake._answer(self)
-
-            do_GET = do_POST = do_DELETE = do_PATCH = answer
-
-            def log_message(self, *_: object) -> None: ...
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            block_on_close = False
-
-        self.server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
-
-    def close(self) -> None:
-        self.ended.set()
-        self.server.shutdown()
-        self.server.server_close()
-
-    def fail(self, status: int = 0, body: bytes | dict[str, Any] = b"", *, times: int = 1, **how: Any) -> None:
-        """Have the next requests fail; ``how`` are the other fields of a Fault."""
-        self.faults.extend([Fault(status, body, **how)] * times)
-
-    @staticmethod
-    def status(status: int, message: str = "", **details: Any) -> dict[str, Any]:
-        """The API server's own form of an error."""
-        return failure(status, message, **details)
-
-    def asked(self, method: str) -> list[str]:
-        """Paths of all requests of one method."""
-        return [request.path for request in self.requests if request.method == method]
-
-    def add(self, kind: str, item: dict[str, Any]) -> dict[str, Any]:
-        """Put an object of a kind (``pytorchjobs``, ``pods``, …) into namespace team."""
-        collection = next(path for path in self.objects if path.endswith(f"/{kind}"))
-        return self._create(collection, item)
-
-    def _create(self, collection: str, item: dict[str, Any]) -> dict[str, Any]:
-        self.version += 1
-        meta = {"uid": str(uuid.uuid4()), "creationTimestamp": "2026-01-01T00:00:00Z", "namespace": "team"}
-        made = {**item, "metadata": meta | item["metadata"] | {"resourceVersion": str(self.version)}}
-        self.objects[collection][made["metadata"]["name"]] = made
-        return made
-
-    def _answer(self, handler: BaseHTTPRequestHandler) -> None:
-        parts = urlsplit(handler.path)
-        length = int(handler.headers.get("Content-Length") or 0)
-        body = json.loads(handler.rfile.read(length)) if length else None
-        query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
-        request = Request(handler.command, parts.path, query, body)
-        self.requests.append(request)
-        fault = self.faults.popleft() if self.faults else None
-        if fault is None:
-            self._reply(handler, *self._do(request))
-            return
-        if fault.done:
-            self._do(request)
-        if fault.hang:
-            self.ended.wait()
-        if fault.status:
-            self._reply(handler, fault.status, fault.body, fault.headers)
-        else:
-            handler.close_connection = True
-
-    def _do(self, request: Request) -> tuple[int, Any]:
-        path, _, name = request.path.rpartition("/")
-        if request.path in self.documents:
-            return 200, self.documents[request.path]
-        if request.path in self.objects:
-            return self._do_all(request, request.path)
-        if name == "log":
-            chunks = self.logs.get(path.rpartition("/")[2])
-            return (200, chunks.popleft()) if chunks else (400, failure(400, "container is waiting to start"))
-        if path not in self.objects:
-            return 404, b"404 page not found\n"
-        found = self.objects[path].get(name)
-        if found is None:
-            return 404, failure(404, f'"{name}" not found', name=name, kind=path.rpartition("/")[2])
-        if request.method == "DELETE":
-            del self.objects[path][name]
-        return 200, found
-
-    def _do_all(self, request: Request, collection: str) -> tuple[int, Any]:
-        items = self.objects[collection]
-        if request.method == "POST":
-            name = request.body["metadata"]["name"]
-            if name in items:
-                return 409, failure(409, f'"{name}" already exists')
-            return 201, self._create(collection, request.body)
-        if request.query.get("watch"):
-            script = self.watches[collection]
-            if not script:
-                self.ended.wait()
-            return 200, b"".join(script.popleft()) if script else b""
-        selector = request.query.get("fieldSelector", "").partition("metadata.name=")[2]
-        chosen = [item for name, item in items.items() if not selector or name == selector]
-        # kubectl decodes a list by its kind; a List holds objects of any kind.
-        head = {"kind": "List", "apiVersion": "v1"}
-        return 200, {**head, "items": chosen, "metadata": {"resourceVersion": str(self.version)}}
-
-    def _reply(
-        self, handler: BaseHTTPRequestHandler, status: int, body: Any, headers: dict[str, str] | None = None
-    ) -> None:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        handler.send_response_only(status)  # without a Date, which a test may send itself
-        for key, value in (headers or {}).items():
-            handler.send_header(key, value)
-        handler.send_header("Content-Length", str(len(data)))
-        handler.end_headers()
-        handler.wfile.write(data)
+from tests.support.api_server import FakeApiServer, write_kubeconfig
 
 
 @pytest.fixture
 def fake() -> Iterator[FakeApiServer]:
-    """A fake API server, empty and well."""
+    """A fake API server without objects and faults."""
     server = FakeApiServer()
     yield server
     server.close()
@@ -196,17 +20,8 @@ def fake() -> Iterator[FakeApiServer]:
 
 @pytest.fixture
 def kubeconfig(fake: FakeApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A kubeconfig, the one in use, whose context ``fake`` is the fake server's namespace ``team``."""
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "fake",
-        "clusters": [{"name": "c", "cluster": {"server": fake.url}}],
-        "users": [{"name": "u", "user": {"token": TOKEN}}],
-        "contexts": [{"name": "fake", "context": {"cluster": "c", "user": "u", "namespace": "team"}}],
-    }
-    path = tmp_path / "kubeconfig"
-    path.write_text(yaml.safe_dump(config))
+    """The kubeconfig in use; its context ``fake`` is the fake server's namespace ``team``."""
+    path = write_kubeconfig(tmp_path / "kubeconfig", fake.url)
     monkeypatch.setenv("KUBECONFIG", str(path))
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.delenv(name, raising=False)

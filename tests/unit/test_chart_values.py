@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ from flk.spec import defaults as site
 from flk.spec.fabric import fabrics
 from flk.spec.job import DEFAULT_IMAGE, TORCH_STRATEGIES, Job, validated
 from flk_runtime import contract
+from tests.support.commands import helm as helm_command
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "flk"
@@ -29,17 +27,12 @@ EXAMPLE = ["/opt/flk/examples/gpt/train.py"]
 @pytest.fixture
 def helm(tmp_path: Path) -> Any:
     """Runs helm with the values of a dict in a file; gives its exit code, documents and stderr."""
-    if not shutil.which("helm"):
-        if os.environ.get("FLK_TEST_CLUSTER") == "required":
-            pytest.fail("FLK_TEST_CLUSTER=required, but helm is not installed", pytrace=False)
-        pytest.skip("helm is not installed")
 
     def run(values: dict[str, Any], *args: str, release: str = "gpt") -> tuple[int, list[Any], str]:
         file = tmp_path / "values.json"
         file.write_text(json.dumps(values))
-        command = ["helm", "template", release, str(CHART), "--values", str(file), *args]
-        done = subprocess.run(command, capture_output=True, text=True)
-        return done.returncode, list(yaml.safe_load_all(done.stdout)) if done.returncode == 0 else [], done.stderr
+        done = helm_command("template", release, str(CHART), "--values", str(file), *args)
+        return done.code, list(yaml.safe_load_all(done.stdout)) if done.code == 0 else [], done.stderr
 
     return run
 

@@ -1,0 +1,1 @@
+"""flk's tests; a package so that test modules can import `tests.support`."""

@@ -1,0 +1,92 @@
+"""The programs flk, kubectl and helm as tests call them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.processes import Result, checked
+from tests.support.requirements import unavailable
+
+RUN_CLI = 300  # seconds that a command may take unless a test says otherwise
+
+
+class Flk:
+    """The command line as a user has it: a process of its own, in a folder.
+
+    ``home`` replaces the user's home folder and ``kubeconfig`` the user's configuration; no variable that begins with
+    FLK_ or KUBE reaches the command except those given here.
+    """
+
+    def __init__(self, folder: Path, *, kubeconfig: Path | None = None, home: Path | None = None) -> None:
+        self.folder = folder
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith(("FLK_", "KUBE"))}
+        self.env |= {"NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
+        self.env |= {"KUBECONFIG": str(kubeconfig)} if kubeconfig else {}
+        self.env |= {"HOME": str(home)} if home else {}
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(self, *args: str, cwd: Path | None = None, env: Mapping[str, str] = {}) -> subprocess.Popen[str]:
+        """Start the command with pipes and in a session of its own, for tests that signal or follow it."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flk", *args],
+            cwd=cwd or self.folder,
+            env=self.env | dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._started.append(process)
+        return process
+
+    def __call__(
+        self, *args: str, cwd: Path | None = None, env: Mapping[str, str] = {}, timeout: float = RUN_CLI
+    ) -> Result:
+        process = self.start(*args, cwd=cwd, env=env)
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            stdout, stderr = process.communicate()
+            pytest.fail(f"flk {' '.join(args)} took more than {timeout} s:\n{stdout}\n{stderr}", pytrace=False)
+        return Result(process.returncode, stdout, stderr)
+
+    def close(self) -> None:
+        """Kill the commands that still run, and close their pipes."""
+        for process in self._started:
+            process.kill()
+            with process:  # closes its pipes and waits
+                pass
+
+
+class Kubectl:
+    """kubectl with this kubeconfig: call it with arguments and get its stdout. A failure fails the test."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        self.kubeconfig = kubeconfig
+
+    def __call__(self, *args: str, stdin: object = None, timeout: float = 120) -> str:
+        """``stdin`` is text, or an object that is passed as JSON (a manifest for ``apply -f -``)."""
+        text = stdin if stdin is None or isinstance(stdin, str) else json.dumps(stdin)
+        return checked(["kubectl", "--kubeconfig", str(self.kubeconfig), *args], stdin=text, timeout=timeout)
+
+    def json(self, *args: str) -> Any:
+        return json.loads(self(*args, "-o", "json"))
+
+
+def helm(*args: str, timeout: float = 120) -> Result:
+    """Run helm. The test is skipped where helm is not installed."""
+    if not shutil.which("helm"):
+        unavailable("helm is not installed")
+    done = subprocess.run(["helm", *args], capture_output=True, text=True, timeout=timeout)
+    return Result(done.returncode, done.stdout, done.stderr)

@@ -1,0 +1,71 @@
+"""Horovod, which has no wheels: built from PyPI for the Python and the torch that run the tests."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sysconfig
+import tempfile
+import threading
+from importlib.metadata import version
+from pathlib import Path
+
+from tests.support.install import INSTALL, NOT_ALLOWED, all_of, cache, from_debian, pip_install
+from tests.support.requirements import locked, may_install
+
+HOROVOD = "0.28.1"
+BUILT_WITH = ("cmake", "make", "g++")  # and Debian's packages of the same names
+BUILD_FLAGS = {
+    "HOROVOD_WITH_PYTORCH": "1",
+    "HOROVOD_WITH_GLOO": "1",
+    "HOROVOD_WITHOUT_MPI": "1",
+    "HOROVOD_WITHOUT_TENSORFLOW": "1",
+    "HOROVOD_WITHOUT_MXNET": "1",
+    "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # its projects are older than what today's cmake accepts unasked
+}
+
+
+class Build:
+    """The build of Horovod for this Python and this torch, in a thread, into a folder of its own in the cache."""
+
+    def __init__(self) -> None:
+        torch = version("torch")
+        python = sysconfig.get_config_var("SOABI")
+        self.folder = cache() / f"horovod-{HOROVOD}-torch-{torch}-{python}-{platform.machine()}"
+        self.reason = ""
+        self._thread = threading.Thread(target=self._build_once, daemon=True)
+        self._thread.start()
+
+    def wait(self) -> Path | None:
+        """The folder with Horovod, or None with the reason in ``reason``."""
+        self._thread.join(INSTALL)
+        return self.folder if self.folder.exists() else None
+
+    def _build_once(self) -> None:
+        with locked("horovod"):
+            if not self.folder.exists():
+                try:
+                    self.reason = self._build()
+                except (OSError, subprocess.SubprocessError) as error:
+                    self.reason = str(error)
+
+    def _build(self) -> str:
+        if not may_install():
+            return NOT_ALLOWED
+        if not all_of(*BUILT_WITH) and (reason := from_debian(*BUILT_WITH)):
+            return f"{', '.join(BUILT_WITH)} are needed to build it: {reason}"
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.folder.parent) as name:
+            compiler = Path(name, "c++17")  # torch's headers ask for it, after Horovod has asked for less
+            compiler.write_text(f'#!/bin/sh\nexec {os.environ.get("CXX", "g++")} "$@" -std=c++17\n')
+            compiler.chmod(0o755)
+            target = Path(name, "site")
+            for more in (
+                ["--no-deps", "--no-build-isolation", f"horovod=={HOROVOD}"],
+                ["cloudpickle", "psutil", "pyyaml", "packaging", "cffi"],  # what it needs, and not another torch
+            ):
+                if reason := pip_install(target, *more, env=BUILD_FLAGS | {"CXX": str(compiler)}):
+                    return reason
+            target.rename(self.folder)
+        return ""
