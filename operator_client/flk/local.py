@@ -24,7 +24,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import IO
 
-from flk import units as quantity
+from flk import units
 from flk.errors import UsageError
 from flk.manifest.environment import environment
 from flk.spec.job import Job
@@ -91,7 +91,9 @@ class LocalRun:
             )
         values.update(environment(job))
         asked = (
-            quantity.quantity(job.resources.cpu) if job.resources.cpu else Decimal(os.cpu_count() or 1) / job.replicas
+            units.parse_quantity(job.resources.cpu)
+            if job.resources.cpu
+            else Decimal(os.cpu_count() or 1) / job.replicas
         )
         values |= {
             contract.RDZV_ENDPOINT: f"127.0.0.1:{free_port()}",

@@ -24,11 +24,11 @@ _DURATION: Final = re.compile(
     re.ASCII,
 )
 _UNITS: Final = {"days": 86_400, "hours": 3_600, "minutes": 60, "seconds": 1}
-LONGEST: Final = 2**31 - 1  # seconds, 68 years
+LONGEST_DURATION: Final = 2**31 - 1  # seconds, 68 years
 
 
-def quantity(text: str) -> Decimal:
-    """The value of a quantity: ``500m`` is 0.5, ``2Gi`` is 2147483648. ValueError for anything else."""
+def parse_quantity(text: str) -> Decimal:
+    """Return the value of a quantity: ``500m`` is 0.5, ``2Gi`` is 2147483648. Raises ValueError for anything else."""
     match = _QUANTITY.fullmatch(text)
     if not match or len(text) > 40:
         raise ValueError(f"must be a quantity like 500m, 2 or 4Gi (is {text!r})")
@@ -37,32 +37,34 @@ def quantity(text: str) -> Decimal:
     scale = Decimal(10) ** int(suffix[1:]) if suffix[-1:].isdigit() else _SCALES[suffix]
     value = Decimal(match["number"]) * scale
     if value > _LARGEST:
-        raise ValueError(f"is more than Kubernetes can count (is {text!r})")
+        raise ValueError(f"is larger than the largest quantity of Kubernetes, 2^63 - 1 (is {text!r})")
     return value
 
 
 def cpu(text: str) -> str:
-    """An amount of CPU: positive, and not finer than a thousandth of a core, which is all that Kubernetes counts."""
-    value = quantity(text)
+    """Return an amount of CPU unchanged. Raises ValueError unless it is a positive multiple of 0.001 cores."""
+    value = parse_quantity(text)
     if value <= 0:
         raise ValueError(f"must be more than 0 (is {text!r})")
     if value * 1000 % 1:
-        raise ValueError(f"must be whole thousandths of a core (is {text!r})")
+        raise ValueError(f"must be a multiple of 1m, a thousandth of a core (is {text!r})")
     return text
 
 
 def memory(text: str) -> str:
-    """An amount of memory: a positive whole number of bytes."""
-    value = quantity(text)
+    """Return an amount of memory unchanged. Raises ValueError unless it is a positive whole number of bytes."""
+    value = parse_quantity(text)
     if value <= 0:
         raise ValueError(f"must be more than 0 (is {text!r})")
     if value % 1:
-        raise ValueError(f"must be whole bytes; 'm' is a thousandth, 'M' and 'Mi' are millions (is {text!r})")
+        raise ValueError(
+            f"must be a whole number of bytes; 'm' means a thousandth, 'M' or 'Mi' a million (is {text!r})"
+        )
     return text
 
 
-def duration(text: str) -> int:
-    """The seconds in a duration: ``75s``, ``1h30m``, ``2d``, or a number of seconds. ValueError for anything else."""
+def parse_duration(text: str) -> int:
+    """Return the seconds in a duration: ``75s``, ``1h30m``, ``2d`` or a number of seconds. Raises ValueError."""
     if text.isascii() and text.isdigit() and len(text) < 12:
         seconds = int(text)
     else:
@@ -70,13 +72,13 @@ def duration(text: str) -> int:
         if not match or not text:
             raise ValueError(f"must be a duration like 75s, 30m or 1h30m (is {text!r})")
         seconds = sum(int(amount) * _UNITS[unit] for unit, amount in match.groupdict().items() if amount)
-    if seconds > LONGEST:
+    if seconds > LONGEST_DURATION:
         raise ValueError(f"is longer than 68 years (is {text!r})")
     return seconds
 
 
 def duration_text(seconds: int) -> str:
-    """A duration as people write it: 5400 is ``1h30m``."""
+    """Return a duration with its units: 5400 seconds are ``1h30m``."""
     parts = []
     for unit, length in _UNITS.items():
         amount, seconds = divmod(seconds, length)
@@ -86,14 +88,14 @@ def duration_text(seconds: int) -> str:
 
 
 def short_duration(seconds: float) -> str:
-    """A duration in its two largest units, as kubectl writes an age: 75 is ``1m15s``, 90061 is ``1d1h``."""
+    """Return a duration in its two largest units, as kubectl writes an age: 75 is ``1m15s``, 90061 is ``1d1h``."""
     whole = max(0, int(seconds))
     coarse = 3600 if whole >= 86_400 else 60 if whole >= 3600 else 1
     return duration_text(whole - whole % coarse)
 
 
 def timestamp(text: object) -> float:
-    """Seconds since the epoch of an RFC 3339 time in an object of the API; 0 if there is none."""
+    """Return the seconds since the epoch of an RFC 3339 time of the Kubernetes API, or 0 for anything else."""
     try:
         return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
     except ValueError:

@@ -15,7 +15,8 @@ from flk.manifest import bundle as ship
 from flk.manifest import render
 from flk.spec import defaults as site
 from flk.spec.fabric import fabrics
-from flk.spec.job import DEFAULT_IMAGE, TORCH_STRATEGIES, Job, validated
+from flk.spec.fields import TORCH_STRATEGIES
+from flk.spec.job import DEFAULT_IMAGE, Job, validated
 from flk_runtime import contract
 from tests.support.commands import helm as helm_command
 

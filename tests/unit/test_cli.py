@@ -12,10 +12,10 @@ import yaml
 
 from flk import cli
 from flk.__main__ import PIPE_CLOSED, main
-from flk.cli import options
 from flk.errors import FlkError, JobFailedError
 from flk.manifest import bundle as ship
 from flk.manifest import text as manifest
+from flk.spec import overlay
 from flk_runtime.contract import VERSION
 
 Run = Callable[..., tuple[int, str, str]]
@@ -48,16 +48,17 @@ MISTAKES = {
     ),
     "name too long": (
         ["--name", "a" * 60],
-        "error: --name: is too long: with 1 replicas it may have 54 characters, not 60: its last pod and that pod's "
-        f"service are named '{'a' * 60}-worker-0', and 63 is the limit\n",
+        "error: --name: is too long: with 1 replicas it may have 54 characters, not 60: the last pod and its "
+        f"Service are named '{'a' * 60}-worker-0', and 63 is the limit\n",
     ),
     "name uppercase": (
         ["--name", "Train"],
-        "error: --name: must be lower-case letters, digits and '-', from a letter to a letter or digit (is 'Train')\n",
+        "error: --name: must be lower-case letters, digits and '-', starting with a letter and not ending with '-' "
+        "(is 'Train')\n",
     ),
     "name with a newline": (
         ["--name", "train\n"],
-        "error: --name: must be lower-case letters, digits and '-', from a letter to a letter or digit "
+        "error: --name: must be lower-case letters, digits and '-', starting with a letter and not ending with '-' "
         "(is 'train\\n')\n",
     ),
     "name empty": (["--name", ""], "error: --name: must not be empty\n"),
@@ -86,7 +87,7 @@ MISTAKES = {
     "env without name": (["--env", "=1"], "error: --env: must be K=V or K (is '=1')\n"),
     "secret without key": (["--secret", "A=b"], "error: --secret: must be SECRET:KEY (is 'b')\n"),
     "secret without name": (["--secret", "A"], "error: --secret: must be VAR=SECRET:KEY (is 'A')\n"),
-    "volume": (["--volume", "/data"], "error: --volume: must be CLAIM:/PATH (is '/data')\n"),
+    "volume": (["--volume", "/data"], "error: --volume: must be PVC:/PATH (is '/data')\n"),
     "toleration": (
         ["--toleration", "a:Never"],
         "error: --toleration: must be one of NoSchedule, PreferNoSchedule, NoExecute (is 'Never')\n",
@@ -271,11 +272,11 @@ def test_without_script_and_job_file_the_example_trains(
 ) -> None:
     example = tmp_path_factory.mktemp("example")
     (example / "train.py").touch()
-    monkeypatch.setattr(options, "EXAMPLE", example)
+    monkeypatch.setattr(overlay, "EXAMPLE", example)
     code, stdout, stderr = run("render", "--replicas", "4", "--", "--steps", "3")
     assert code == 0
     assert command(stdout)[4:] == ["train.py", "--steps", "3"]
-    assert stderr.startswith("flk: neither a script nor flk.yaml is here, so the bundled example trains: ")
+    assert stderr.startswith("flk: there is neither a script nor flk.yaml, so the bundled example trains: ")
 
 
 def test_rendered_json_is_the_rendered_yaml(run: Run) -> None:

@@ -13,7 +13,8 @@ import flk
 from flk.errors import UsageError
 from flk.manifest.environment import environment, warnings
 from flk.spec import names
-from flk.spec.job import SIZE_LIMIT, TORCH_STRATEGIES, Job, validated
+from flk.spec.fields import TORCH_STRATEGIES
+from flk.spec.job import SIZE_LIMIT, Job, validated
 from flk_runtime import contract
 
 
@@ -50,17 +51,17 @@ def error_of(**fields: Any) -> UsageError:
         ({"env": {"A": "\0"}}, "flk.yaml: env.A: must not contain a NUL character"),
         ({"env": {"A": "1"}, "secrets": {"A": "s:k"}}, "flk.yaml: secrets.A: is in env too"),
         ({"secrets": {"A": "s"}}, "flk.yaml: secrets.A: must be SECRET:KEY (is 's')"),
-        ({"volumes": ["data"]}, "flk.yaml: volumes[0]: must be CLAIM:/PATH (is 'data')"),
-        ({"volumes": ["a:/x", "b:/x/"]}, "flk.yaml: volumes: two claims are mounted at /x"),
-        ({"volumes": ["a:/x"], "checkpoint": "b:/x"}, "flk.yaml: volumes: two claims are mounted at /x"),
+        ({"volumes": ["data"]}, "flk.yaml: volumes[0]: must be PVC:/PATH (is 'data')"),
+        ({"volumes": ["a:/x", "b:/x/"]}, "flk.yaml: volumes: two volumes are mounted at /x"),
+        ({"volumes": ["a:/x"], "checkpoint": "b:/x"}, "flk.yaml: volumes: two volumes are mounted at /x"),
         ({"checkpoint": {"volume": "a"}}, "flk.yaml: checkpoint.path: is missing"),
         ({"fabric": "ib"}, "flk.yaml: fabric: must be one of auto, socket, efa, tcpx, tcpxo, gib, infiniband, roce (is 'ib')"),  # noqa: E501
         ({"strategy": "dp"}, "flk.yaml: strategy: must be one of none, ddp, no_shard, shard_grad_op, full_shard, hybrid_shard, hybrid_shard_zero2 (is 'dp')"),  # noqa: E501
         ({"deadline": "0s"}, "flk.yaml: deadline: must be at least one second (is '0s')"),
         ({"queue": "A"}, "flk.yaml: queue: must be lower-case letters, digits, '-' and '.', and start and end with a letter or digit (is 'A')"),  # noqa: E501
         ({"ship": "x"}, "flk.yaml: ship: must be true, false or a list of patterns (is 'x')"),
-        ({"patch": {"containers": []}}, "flk.yaml: patch.containers: a pod's template has only metadata and spec"),
-        ({"patch": {"spec": float("nan")}}, "flk.yaml: patch: holds what cannot be written as JSON"),
+        ({"patch": {"containers": []}}, "flk.yaml: patch.containers: a pod template has only metadata and spec"),
+        ({"patch": {"spec": float("nan")}}, "flk.yaml: patch: contains a value that JSON does not have"),
         (
             {"nodes": {"tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]}},
             "flk.yaml: nodes.tolerations[0]: with the operator Exists it has no value",
@@ -95,7 +96,7 @@ def test_a_name_that_is_too_long_says_how_long_it_may_be() -> None:
 
 def test_a_job_that_cannot_be_recorded_is_refused() -> None:
     half = "x" * (SIZE_LIMIT // 2)
-    assert str(error_of(env={"A": half, "B": half})).startswith("flk.yaml: the whole job takes")
+    assert str(error_of(env={"A": half, "B": half})).startswith("flk.yaml: the job has")
 
 
 def test_a_value_that_no_process_can_have_is_refused() -> None:

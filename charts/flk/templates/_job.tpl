@@ -62,7 +62,7 @@ tests/unit/test_chart_values.py compares them). Templates return text, so what i
 {{- $name := include "flk.jobName" . }}
 {{- $last := printf "%s-worker-%d" $name (sub (int64 $job.replicas) 1) }}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) }}
-{{- fail (printf "job.name must be lower-case letters, digits and '-', from a letter to a letter or digit (is %q)" $name) }}
+{{- fail (printf "job.name must be lower-case letters, digits and '-', starting with a letter and not ending with '-' (is %q)" $name) }}
 {{- end }}
 {{- if gt (len $last) 63 }}
 {{- fail (printf "job.name is too long: with %d replicas its last pod is named %q, and 63 characters is the limit" (int64 $job.replicas) $last) }}

@@ -1,4 +1,4 @@
-"""`flk init`: a commented job file to start from."""
+"""`flk init`: write a commented job file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flk.cli.options import JOB_FILE, note
+from flk.cli.options import note
 from flk.errors import UsageError
 
 
@@ -16,20 +16,22 @@ def init(
     script: Annotated[str, typer.Argument(metavar="[SCRIPT]", help="The training script.", show_default=False)] = "",
     replicas: Annotated[int, typer.Option("--replicas", min=1, help="Number of pods.")] = 1,
     schema: Annotated[
-        bool, typer.Option("--schema/--no-schema", help="Write flk.schema.json too, by which editors check the file.")
+        bool,
+        typer.Option("--schema/--no-schema", help="Also write flk.schema.json, which editors use to check the file."),
     ] = True,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
 ) -> None:
-    """Write flk.yaml with a comment for every field, and the JSON schema that editors check it by."""
+    """Write flk.yaml with a comment for every field, and the JSON schema that editors use to check it."""
     from flk.spec import schema as schemas
+    from flk.spec.overlay import JOB_FILE
 
     script = script or next((name for name in ("train.py", "main.py") if Path(name).is_file()), "train.py")
     texts = {JOB_FILE: schemas.template(script, replicas, with_schema=schema)}
     if schema:
         texts[schemas.SCHEMA_FILE] = json.dumps(schemas.schema(), indent=2) + "\n"
-    there = [name for name in texts if Path(name).exists()]
-    if there and not force:
-        raise UsageError(f"{there[0]} exists already", hint="--force overwrites it")
+    existing = [name for name in texts if Path(name).exists()]
+    if existing and not force:
+        raise UsageError(f"{existing[0]} exists already", hint="--force overwrites it")
     for name, text in texts.items():
         try:
             Path(name).write_text(text, encoding="utf-8")

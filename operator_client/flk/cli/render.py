@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from flk.cli.options import Loaded, Namespace, note, takes_job
+from flk.cli.options import LoadedJob, Namespace, note, takes_job
 from flk.errors import UsageError
 
 
 @takes_job
 def render(
-    loaded: Loaded,
+    loaded: LoadedJob,
     namespace: Namespace = None,
     output: Annotated[str, typer.Option("--output", "-o", metavar="FORMAT", help="yaml or json.")] = "yaml",
 ) -> None:

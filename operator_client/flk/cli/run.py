@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from flk.cli.options import Loaded, note, takes_job
+from flk.cli.options import LoadedJob, note, takes_job
 
 
 @takes_job
 def run(
-    loaded: Loaded,
+    loaded: LoadedJob,
     check: Annotated[
         bool, typer.Option("--check", help="Start the ranks, compare what they see, reduce one number, and end.")
     ] = False,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flk.cli.options import Context, Loaded, Namespace, Timeout, note, seconds, takes_job
+from flk.cli.options import Context, LoadedJob, Namespace, Timeout, note, seconds, takes_job
 from flk.errors import UsageError
 from flk_runtime.contract import ExitCode
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @takes_job
 def submit(
-    loaded: Loaded,
+    loaded: LoadedJob,
     context: Context = None,
     namespace: Namespace = None,
     follow: Annotated[
@@ -91,7 +91,7 @@ def _tell(submission: Submission) -> None:
         files = len(shipment.files)
         note(f"shipped {files} file{'s' * (files != 1)}, {kilobytes:,} kB compressed, sha256 {shipment.sha256[:12]}")
     if job.checkpoint is None:
-        note("snapshots live as long as their pod; --checkpoint CLAIM:/PATH keeps them")
+        note("checkpoints are lost with their pod; --checkpoint PVC:/PATH keeps them")
     for verb, what in {
         "logs": "what every rank prints",
         "status": "what it does, and why it ended",

@@ -1,37 +1,37 @@
-"""A site's defaults: what a team sets once in a ConfigMap, for every job of its namespace that says nothing else."""
+"""NamespaceDefaults: values from a ConfigMap for the jobs of its namespace that do not set them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import Field, ValidationError
 
 from flk import labels
-from flk.spec import file as jobfile
-from flk.spec import names
-from flk.spec.fabric import fabrics
-from flk.spec.job import Job, Nodes, Toleration, one_of, toleration
+from flk.spec import file
+from flk.spec.fields import FabricName, Image, Part, Queue, Tolerations
+from flk.spec.job import Job, Nodes
 from flk.spec.validation import usage_error
 
 
-class NamespaceDefaults(BaseModel):
-    """Defaults of one namespace; a job's own values win, and tolerations are added to the job's."""
+class NamespaceDefaults(Part):
+    """Defaults of one namespace. A job's own values win; the tolerations are added to the job's."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    image: Annotated[str, AfterValidator(names.image)] | None = None
-    fabric: Annotated[str, one_of(list(fabrics()))] | None = None
-    queue: Annotated[str, AfterValidator(names.queue)] | None = None
-    tolerations: list[Annotated[Toleration, BeforeValidator(toleration)]] = []
+    image: Image | None = None
+    fabric: FabricName | None = None
+    queue: Queue | None = None
+    tolerations: Tolerations = Field(default_factory=list)
 
 
 def parse(texts: Iterable[tuple[str, str]]) -> NamespaceDefaults:
-    """The defaults in (name of the ConfigMap, its YAML) pairs; of two ConfigMaps the later by name wins, key by key."""
+    """Return the defaults in ``texts``, pairs of a ConfigMap's name and its YAML.
+
+    Where two ConfigMaps set the same key, the one whose name sorts later wins. Raises UsageError for wrong YAML.
+    """
     merged: dict[str, Any] = {}
     for name, text in sorted(texts):
         source = f"ConfigMap {name}, {labels.DEFAULTS_KEY}"
-        data = {key: value for key, value in jobfile.mapping(text, source).items() if value not in (None, "", [])}
+        data = {key: value for key, value in file.mapping(text, source).items() if value not in (None, "", [])}
         try:
             NamespaceDefaults.model_validate(data)
         except ValidationError as error:
@@ -40,16 +40,16 @@ def parse(texts: Iterable[tuple[str, str]]) -> NamespaceDefaults:
     return NamespaceDefaults.model_validate(merged)
 
 
-def apply(job: Job, site: NamespaceDefaults) -> Job:
-    """The job with the site's defaults where it says nothing itself."""
+def apply(job: Job, defaults: NamespaceDefaults) -> Job:
+    """Return the job with the defaults for what it does not set."""
     fields: dict[str, Any] = {}
-    if site.image and job.image is None:
-        fields["image"] = site.image
-    if site.fabric and "fabric" not in job.model_fields_set:
-        fields["fabric"] = site.fabric
-    if site.queue and job.queue is None:
-        fields["queue"] = site.queue
-    added = [t for t in site.tolerations if t not in job.nodes.tolerations]
+    if defaults.image and job.image is None:
+        fields["image"] = defaults.image
+    if defaults.fabric and "fabric" not in job.model_fields_set:
+        fields["fabric"] = defaults.fabric
+    if defaults.queue and job.queue is None:
+        fields["queue"] = defaults.queue
+    added = [t for t in defaults.tolerations if t not in job.nodes.tolerations]
     if added:
         fields["nodes"] = Nodes(selector=job.nodes.selector, tolerations=[*job.nodes.tolerations, *added])
     return job.changed(**fields) if fields else job

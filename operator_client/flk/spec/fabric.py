@@ -1,7 +1,7 @@
-"""Presets of the network between GPUs: NCCL's variables and the devices a pod asks for, as data with their sources.
+"""Presets for the network between GPUs: NCCL's variables and the devices that a pod requests, with their sources.
 
-The data is ``fabrics.json`` beside this module, which the chart reads too. Presets do not carry over from one cloud to
-another, so each names the source of its values. The environment and the patch of a job override any value.
+The data is ``fabrics.json`` beside this module; the chart has a copy of it. A preset for one cloud does not fit
+another, so each names the source of its values. The environment and the patch of a job override every value.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Fabric:
-    """One preset: ``env`` of every rank, ``limits`` (extended resources) of every pod, and what else it ``needs``."""
+    """One preset: ``env`` of every rank, ``limits`` of every pod (by resource name), and what else it ``needs``."""
 
     name: str
     description: str
@@ -26,6 +26,6 @@ class Fabric:
 
 @functools.cache
 def fabrics() -> dict[str, Fabric]:
-    """All presets by name."""
+    """Return all presets by name."""
     data = json.loads((Path(__file__).parent / "fabrics.json").read_text(encoding="utf-8"))
     return {name: Fabric(name, **preset) for name, preset in data.items()}

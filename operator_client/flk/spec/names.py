@@ -1,8 +1,8 @@
-"""Names and words that Kubernetes accepts: one function a kind, which returns its input or raises ValueError.
+"""Names that Kubernetes accepts: one function for each kind, which returns its argument or raises ValueError.
 
-Checked here, a bad name costs a line before anything exists; unchecked, the API server refuses it in its own words, or
-the operator accepts it and then never makes a pod. Only ASCII passes, and always the whole string (a newline at the end
-is refused too).
+A wrong name is reported before anything is created. Otherwise the API server would refuse it, or the operator would
+accept it and then fail to create pods. Only ASCII is accepted, and patterns match the whole string, so that a newline
+at the end is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LABEL_LIMIT: Final = 63  # characters of a DNS label, of a label's value and of 
 SUBDOMAIN_LIMIT: Final = 253
 TEXT_LIMIT: Final = 120_000  # bytes; Linux takes 128 KiB, of a variable together with its name
 _SUFFIX_LENGTH: Final = 5  # random characters at the end of a default name
-_SUFFIX_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"  # no vowels, and nothing easily mistaken for another
+_SUFFIX_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"  # no vowels, and no letters that look alike
 
 _DNS_1035: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
 _SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
@@ -38,29 +38,29 @@ _MODULE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def longest(job: str, replicas: int) -> str:
-    """The longest name that the operator derives from a job's: its last pod's, and that pod's service's."""
+    """Return the longest name that the operator derives from a job's name: that of its last pod and its Service."""
     return f"{job}-worker-{replicas - 1}"
 
 
 def job_name(name: str, replicas: int) -> str:
-    """A job's name, short enough that the names of its pods and services are names too."""
+    """Check the name of a job. The names of its pods and Services must not be too long either."""
     if not name:
         raise ValueError("must not be empty")
     if not _DNS_1035.fullmatch(name):
         raise ValueError(
-            f"must be lower-case letters, digits and '-', from a letter to a letter or digit (is {name!r})"
+            f"must be lower-case letters, digits and '-', starting with a letter and not ending with '-' (is {name!r})"
         )
     if len(longest(name, replicas)) > LABEL_LIMIT:
         room = LABEL_LIMIT - len(longest("", replicas))
         raise ValueError(
-            f"is too long: with {replicas} replicas it may have {room} characters, not {len(name)}: its last pod and "
-            f"that pod's service are named {longest(name, replicas)!r}, and {LABEL_LIMIT} is the limit"
+            f"is too long: with {replicas} replicas it may have {room} characters, not {len(name)}: the last pod and "
+            f"its Service are named {longest(name, replicas)!r}, and {LABEL_LIMIT} is the limit"
         )
     return name
 
 
 def default_name(command: list[str], replicas: int) -> str:
-    """A name for a job that has none: what it runs, and five random characters."""
+    """Return a name for a job that has none: the name of its script or module, and five random characters."""
     what = command[1].split(".")[-1] if command[:1] == ["-m"] and len(command) > 1 else PurePosixPath(command[0]).stem
     stem = re.sub(r"[^a-z0-9]+", "-", what.lower()).strip("-").lstrip(string.digits + "-") or "job"
     room = LABEL_LIMIT - len(longest("", replicas)) - _SUFFIX_LENGTH - 1
@@ -69,14 +69,14 @@ def default_name(command: list[str], replicas: int) -> str:
 
 
 def namespace(name: str) -> str:
-    """A namespace's name."""
+    """Check the name of a namespace."""
     if len(name) > LABEL_LIMIT or "." in name or not _SUBDOMAIN.fullmatch(name):
         raise ValueError(f"must be at most {LABEL_LIMIT} lower-case letters, digits and '-' (is {name!r})")
     return name
 
 
 def object_name(name: str) -> str:
-    """The name of a claim or a secret."""
+    """Check the name of a PersistentVolumeClaim, a Secret or another object."""
     if len(name) > SUBDOMAIN_LIMIT or not _SUBDOMAIN.fullmatch(name):
         raise ValueError(
             f"must be lower-case letters, digits, '-' and '.', and start and end with a letter or digit (is {name!r})"
@@ -85,14 +85,14 @@ def object_name(name: str) -> str:
 
 
 def data_key(key: str) -> str:
-    """A key in a secret's data."""
+    """Check a key in the data of a Secret."""
     if len(key) > SUBDOMAIN_LIMIT or not _DATA_KEY.fullmatch(key) or key == "." or key.startswith(".."):
         raise ValueError(f"must be letters, digits, '-', '_' and '.' (is {key!r})")
     return key
 
 
 def label_key(key: str) -> str:
-    """A label's key, with or without a prefix: ``pool``, ``example.com/pool``."""
+    """Check the key of a label, with or without a prefix: ``pool``, ``example.com/pool``."""
     prefix, slash, name = key.rpartition("/")
     if slash and (len(prefix) > SUBDOMAIN_LIMIT or not _SUBDOMAIN.fullmatch(prefix)):
         raise ValueError(f"its prefix must be a domain, like example.com/pool (is {key!r})")
@@ -105,7 +105,7 @@ def label_key(key: str) -> str:
 
 
 def label_value(value: str) -> str:
-    """A label's value; the empty string is one."""
+    """Check the value of a label, which may be empty."""
     if value and (len(value) > LABEL_LIMIT or not _QUALIFIED.fullmatch(value)):
         raise ValueError(
             f"must be at most {LABEL_LIMIT} letters, digits, '-', '_' and '.', "
@@ -115,17 +115,17 @@ def label_value(value: str) -> str:
 
 
 def queue(name: str) -> str:
-    """The name of a queue of Kueue: an object's name that is a label's value too."""
+    """Check the name of a Kueue queue: the name of an object that is the value of a label too."""
     return label_value(object_name(name))
 
 
 def variable(name: str) -> str:
-    """The name of an environment variable that the user may set."""
+    """Check the name of an environment variable, which must not be one that flk or the operator sets."""
     if not _VARIABLE.fullmatch(name):
         raise ValueError(f"must be letters, digits, '_', '-' and '.', and not start with a digit (is {name!r})")
     if contract.is_reserved(name):
         if name.startswith("FLK_"):
-            reason = "names that start with FLK_ are flk's own"
+            reason = "flk uses the names that start with FLK_"
         elif name == "PYTHONUNBUFFERED":
             reason = "the training operator sets it to 1"
         else:
@@ -135,7 +135,7 @@ def variable(name: str) -> str:
 
 
 def text(value: str) -> str:
-    """Text that can be a word of a command line or a variable's value: Unicode without NUL, of a length Linux takes."""
+    """Check a word of a command line or the value of a variable: no NUL, and not longer than Linux accepts."""
     if "\0" in value:
         raise ValueError("must not contain a NUL character")
     try:
@@ -143,28 +143,28 @@ def text(value: str) -> str:
     except UnicodeEncodeError:
         raise ValueError("must be text in UTF-8") from None
     if size > TEXT_LIMIT:
-        raise ValueError(f"must have at most {TEXT_LIMIT:,} bytes, not {size:,}: large values belong into files")
+        raise ValueError(f"must have at most {TEXT_LIMIT:,} bytes, not {size:,}: put large values in a file")
     return value
 
 
 def image(reference: str) -> str:
-    """A container image: ``[host[:port]/]path[:tag][@digest]``."""
+    """Check the reference of a container image: ``[host[:port]/]path[:tag][@digest]``."""
     if len(reference) > 512 or not _IMAGE.fullmatch(reference):
         raise ValueError(
-            f"must be an image like team/train:1.2, with a lower-case path and no blanks (is {reference!r})"
+            f"must be an image like team/train:1.2, with a lower-case path and no spaces (is {reference!r})"
         )
     return reference
 
 
 def module(name: str) -> str:
-    """The name of a Python module: ``train``, ``package.train``."""
+    """Check the name of a Python module: ``train``, ``package.train``."""
     if not _MODULE.fullmatch(name):
-        raise ValueError(f"must be a module's name like package.train (is {name!r})")
+        raise ValueError(f"must be the name of a module, like package.train (is {name!r})")
     return name
 
 
 def mount_path(path: str) -> str:
-    """An absolute path in the pod where a volume can be mounted, normalised; not one of flk's or the system's own."""
+    """Return the normalised path at which a volume is mounted in a pod. Paths that hide others are refused."""
     text(path)
     if not path.startswith("/"):
         raise ValueError(f"must be an absolute path (is {path!r})")
@@ -179,8 +179,8 @@ def mount_path(path: str) -> str:
         raise ValueError("must have at most 1,024 characters")
     if clean == "/":
         raise ValueError("must not be the root folder")
-    # A mount over one of these, or over a folder that holds one, would hide it from the launcher.
+    # A volume mounted over one of these would hide it from the launcher.
     for own in ("/flk", "/dev", "/proc", "/sys"):
         if clean == own or clean.startswith(own + "/"):
-            raise ValueError(f"must not be below {own}, which is used already (is {path!r})")
+            raise ValueError(f"must not be below {own}, which flk or the system uses (is {path!r})")
     return clean

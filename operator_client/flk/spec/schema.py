@@ -1,6 +1,6 @@
-"""The job file for editors and newcomers: its JSON schema, and the commented flk.yaml that `flk init` writes.
+"""The JSON schema of the job file, and the commented flk.yaml that `flk init` writes.
 
-Both come from the model, so they cannot lag behind it.
+Both are generated from the model, so they always agree with it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Final
 from flk.spec.job import Job
 
 SCHEMA_FILE: Final = "flk.schema.json"
-# What the first file shows: what most people set, with values that run anywhere; the rest stands there as comments.
+# Values of the fields that the generated file shows as comments.
 _EXAMPLES: Final = {
     "name": "my-job",
     "image": "team/train:1.0",
@@ -20,7 +20,7 @@ _EXAMPLES: Final = {
     "fabric": "auto",
     "restarts": "3",
     "deadline": "2h",
-    "checkpoint": "my-claim:/checkpoints",
+    "checkpoint": "my-pvc:/checkpoints",
     "save_every": "100",
     "queue": "my-queue",
     "env": '{LEARNING_RATE: "3e-4"}',
@@ -33,7 +33,7 @@ _EXAMPLES: Final = {
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema (draft 2020-12) of flk.yaml."""
+    """Return the JSON schema (draft 2020-12) of flk.yaml."""
     inner = Job.model_json_schema()
     inner["required"] = []  # the command may come from the command line
     return {
@@ -44,9 +44,9 @@ def schema() -> dict[str, Any]:
 
 
 def template(command: str, replicas: int, *, with_schema: bool) -> str:
-    """A flk.yaml that runs ``command``, with a comment for each field."""
+    """Return the text of a flk.yaml that runs ``command``, with a comment for each field."""
     lines = [f"# yaml-language-server: $schema={SCHEMA_FILE}"] if with_schema else []
-    lines += ["# A training job of flk. Flags of the command line win over what stands here.", ""]
+    lines += ["# A training job of flk. Flags on the command line win over the values in this file.", ""]
     values = {"command": command, "replicas": str(replicas)}
     fields = sorted(Job.model_fields.items(), key=lambda item: item[0] not in values)
     for name, field in fields:

@@ -1,4 +1,4 @@
-"""What pydantic found wrong, as one line for people: the field's path, what is wrong, and what was likely meant."""
+"""Convert a pydantic ValidationError to a UsageError of one line: the path of the field and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ _WRONG_TYPES: Final = {
     "model_type": "must be a mapping of keys to values",
     "model_attributes_type": "must be a mapping of keys to values",
 }
-_LONGEST_VALUE: Final = 80  # characters of a wrong value that are worth showing
+_SHOWN_LENGTH: Final = 80  # characters of a wrong value in a message
 
 
 def usage_error(
     error: ValidationError, model: type[BaseModel], *, where: Mapping[str, str], source: str = ""
 ) -> UsageError:
-    """The error that matters most of those found. ``where`` maps fields' paths to the flags that set them."""
+    """Return the first error as a UsageError. ``where`` maps the paths of fields to the flags that set them."""
     details = error.errors(include_url=False)
-    # Of the errors of a union's members, the one that got furthest into the value is about what the user meant.
+    # Each member of a union reports an error. The one with the longest path is about the form that the user wrote.
     detail = details[0]
     for other in details[1:]:
         if other["loc"][:1] == detail["loc"][:1] and len(other["loc"]) > len(detail["loc"]):
             detail = other
     path = _path(detail["loc"])
     text = _text(detail)
-    if not path and ": " in text:  # a check over several fields says itself which one it is about
+    if not path and ": " in text:  # a check of several fields begins its message with the field
         path, _, text = text.partition(": ")
     settings = [set_path for set_path in where if path == set_path or path.startswith((f"{set_path}.", f"{set_path}["))]
     place = where[max(settings, key=len)] if settings else ": ".join(part for part in (source, path) if part)
     more = len({d["loc"][:1] for d in details}) - 1
     message = f"{place}: {text}" + (f" (and {more} more)" if more else "")
-    return UsageError(message, hint="" if settings else _hint(detail, path, model))  # its hints are about YAML
+    return UsageError(message, hint="" if settings else _hint(detail, path, model))  # hints are about YAML
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
@@ -51,7 +51,7 @@ def _path(loc: tuple[int | str, ...]) -> str:
         if isinstance(part, int):
             text += f"[{part}]"
         elif part == "[key]" or part in ("bool", "str") or part.startswith(("list[", "function-")):
-            continue  # pydantic's names for the members of a union, and for a mapping's keys
+            continue  # pydantic's names for the members of a union and the keys of a mapping
         else:
             text += f".{part}" if text else part
     return text
@@ -78,7 +78,7 @@ def _text(detail: Any) -> str:
 def _shown(value: Any) -> str:
     text = repr(value)
     text = {"True": "true", "False": "false", "None": "empty"}.get(text, text)  # as YAML says it
-    return text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "…"
+    return text if len(text) <= _SHOWN_LENGTH else text[:_SHOWN_LENGTH] + "…"
 
 
 def _hint(detail: Any, path: str, model: type[BaseModel]) -> str:
@@ -99,7 +99,7 @@ def _hint(detail: Any, path: str, model: type[BaseModel]) -> str:
 
 
 def _fields(schema: Any, node: Any, prefix: str = "") -> Iterator[str]:
-    """Paths of all fields below a node of a JSON schema."""
+    """Yield the paths of all fields below a node of a JSON schema."""
     for name, field in node.get("properties", {}).items():
         yield prefix + name
         for option in (field, *field.get("anyOf", []), *field.get("allOf", [])):

@@ -1,0 +1,167 @@
+"""The job that flags, job file and environment together describe: flags win over the file, the file over $FLK_IMAGE.
+
+Here values are only put in their places. The model checks the result once, and its errors name the flag or the field.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from flk.errors import UsageError
+from flk.spec import file
+from flk.spec.fields import split_command
+from flk.spec.job import Job, validated
+
+JOB_FILE: Final = "flk.yaml"
+IMAGE_VARIABLE: Final = "FLK_IMAGE"
+EXAMPLE: Final = Path(__file__).parents[1] / "bundled_gpt"
+EXAMPLE_SCRIPT: Final = "train.py"
+
+_TEXTS: Final = ("name", "image", "cpu", "memory", "shm", "strategy", "fabric", "deadline", "checkpoint", "queue")
+_NUMBERS: Final = ("replicas", "processes", "gpu", "save_every", "restarts")
+_RESOURCES: Final = ("cpu", "memory", "gpu", "shm")
+
+
+@dataclass
+class Overlay:
+    """The fields of a job file with flags laid over them; ``where`` maps a field's path to the flag that set it."""
+
+    fields: dict[str, Any]
+    where: dict[str, str] = field(default_factory=dict)
+
+    def set(self, path: Sequence[str], value: Any, flag: str) -> None:
+        """Replace one value. None keeps the value of the file."""
+        if value is None:
+            return
+        self.where[".".join(path)] = flag
+        *parents, last = path
+        node = self.fields
+        for key in parents:
+            inner = node.get(key)
+            node[key] = inner = {} if inner is None else inner
+            if not isinstance(inner, dict):
+                return  # the model reports what is wrong with the file
+            node = inner
+        node[last] = value
+
+    def append(self, path: Sequence[str], values: Sequence[str] | None, flag: str) -> None:
+        """Append to a list."""
+        if not values:
+            return
+        node: Any = self.fields
+        for key in path:
+            node = node.get(key) if isinstance(node, dict) else None
+        if node is not None and not isinstance(node, list):
+            return  # the model reports what is wrong with the file
+        before = node or []
+        self.set(path, [*before, *values], flag)
+        name = ".".join(path)
+        del self.where[name]
+        self.where |= {f"{name}[{i}]": flag for i in range(len(before), len(before) + len(values))}
+
+
+def load_job(
+    flags: Mapping[str, Any], environment: Mapping[str, str], notify: Callable[[str], None]
+) -> tuple[Job, Path]:
+    """Return the job that ``flags``, the job file and ``environment`` describe, and the folder that contains its code.
+
+    ``flags`` maps the names of flags (``save_every`` for --save-every, ``words`` for the positional arguments) to their
+    text, or None. ``notify`` is called with what was chosen without being named. Raises UsageError.
+    """
+    source = flags["file"]
+    if source is None and Path(JOB_FILE).is_file():
+        source = JOB_FILE
+        notify(f"using {JOB_FILE}")
+    overlay = lay_over(file.job_fields(source) if source else {}, flags, environment)
+    written = overlay.fields.get("command")
+    command, root = _command(list(flags["words"] or []), flags["module"], written, source, notify)
+    if command != written:
+        overlay.set(["command"], command, "-m" if flags["module"] else "SCRIPT")
+    return validated(overlay.fields, where=overlay.where, source=file.source_name(source or "")), root
+
+
+def lay_over(fields: dict[str, Any], flags: Mapping[str, Any], environment: Mapping[str, str]) -> Overlay:
+    """Lay all flags but those of the command over the fields of a job file. Raises UsageError for a malformed flag."""
+    overlay = Overlay(fields)
+    if fields.get("image") is None:
+        overlay.set(["image"], environment.get(IMAGE_VARIABLE) or None, f"${IMAGE_VARIABLE}")
+    for name in (*_TEXTS, *_NUMBERS):
+        value = _number(flags[name]) if name in _NUMBERS else flags[name]
+        overlay.set(["resources", name] if name in _RESOURCES else [name], value, f"--{name.replace('_', '-')}")
+    for name, value in _variables(flags["env"] or [], environment):
+        overlay.set(["env", name], value, "--env")
+    for name, value in _pairs(flags["secret"] or [], "--secret", "VAR=SECRET:KEY"):
+        overlay.set(["secrets", name], value, "--secret")
+    for name, value in _pairs(flags["node_selector"] or [], "--node-selector", "K=V"):
+        overlay.set(["nodes", "selector", name], value, "--node-selector")
+    overlay.append(["volumes"], flags["volume"], "--volume")
+    overlay.append(["nodes", "tolerations"], flags["toleration"], "--toleration")
+    if flags["patch"] is not None:
+        overlay.set(["patch"], file.read(flags["patch"]), f"--patch {flags['patch']}")
+    if flags["no_ship"] and flags["ship"]:
+        raise UsageError("--ship and --no-ship exclude each other")
+    if flags["no_ship"]:
+        overlay.set(["ship"], False, "--no-ship")
+    elif flags["ship"]:
+        if isinstance(fields.get("ship"), bool):
+            del fields["ship"]
+        overlay.append(["ship"], flags["ship"], "--ship")
+    return overlay
+
+
+def _command(
+    words: list[str], module: str | None, written: Any, source: str | None, notify: Callable[[str], None]
+) -> tuple[Any, Path]:
+    """Return what to run and the folder that contains it: from the flags, else the job file, else the example."""
+    here = Path.cwd()
+    if module is not None:
+        return ["-m", module, *words], here
+    if words and not words[0].startswith("-"):  # a word that begins with a dash can only have followed `--`
+        return words, here
+    if source is None:
+        notify(
+            "there is neither a script nor flk.yaml, so the bundled example trains: a character-level GPT "
+            "(`flk init` writes a job file)"
+        )
+        return [EXAMPLE_SCRIPT, *words], EXAMPLE
+    if written is None:
+        raise UsageError(
+            f"{source} has no command, and no script is named",
+            hint="write `command: train.py` into it, or name a script: flk run train.py",
+        )
+    return ([*_split(written), *words] if words else written), here
+
+
+def _split(written: Any) -> list[Any]:
+    try:
+        value = split_command(written)
+    except ValueError:
+        return [written]  # the model reports what is wrong with it
+    return value if isinstance(value, list) else [value]
+
+
+def _number(text: str | None) -> int | str | None:
+    """Convert a whole number. Return other text unchanged, so that the model reports what is wrong with it."""
+    return int(text) if text is not None and re.fullmatch(r"[-+]?(0|[1-9][0-9]{0,17})", text, re.ASCII) else text
+
+
+def _variables(texts: Sequence[str], environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for text in texts:
+        if "=" in text:
+            yield from _pairs([text], "--env", "K=V or K")
+        elif text in environment:
+            yield text, environment[text]
+        else:
+            raise UsageError(f"--env: {text} is not set here", hint=f"give it a value: --env {text}=VALUE")
+
+
+def _pairs(texts: Sequence[str], flag: str, form: str) -> Iterator[tuple[str, str]]:
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"{flag}: must be {form} (is {text!r})")
+        yield name, value
