@@ -374,6 +374,32 @@ def test_what_a_rank_leaves_behind_is_killed(pods: Callable[..., Pods]) -> None:
     job.until(lambda: not alive(child), "the child that its rank has left ends too")
 
 
+def test_a_rank_has_the_grace_to_end_by_itself(pods: Callable[..., Pods]) -> None:
+    script = """
+        import os, pathlib, signal, sys, time
+
+        def save(*_):
+            pathlib.Path("saving").touch()
+            while not pathlib.Path("finish").exists():
+                time.sleep(0.01)
+            print("saved")
+            sys.exit(0)
+
+        signal.signal(signal.SIGTERM, save)
+        pathlib.Path("pid.0.0").write_text(str(os.getpid()))
+        time.sleep(600)
+    """
+    job = pods(script=script, FLK_GRACE="600")
+    job.start("train.py")
+    job.pid(0, 0)
+    job.running[0].terminate()
+    job.until((job.folder / "saving").exists, "the rank gets SIGTERM")
+    assert job.running[0].poll() is None
+    (job.folder / "finish").touch()
+    assert job.wait() == [ExitCode.PREEMPTED], job.log()
+    assert "[rank 0] saved\n" in job.log()
+
+
 def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(pods: Callable[..., Pods]) -> None:
     script = """
         import os, pathlib, signal, time
@@ -390,8 +416,13 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(pods: Callable[..
 
 
 def test_the_deadline_ends_the_job_and_is_not_retried(pods: Callable[..., Pods]) -> None:
-    job = pods(2, 1, FLK_DEADLINE="8", FLK_RESTARTS="5", script="import time; time.sleep(600)")
-    job.start("train.py")
+    # The deadline of pod 1 alone is over before it joins, so that it does not matter how long a start takes here.
+    job = pods(2, 1, FLK_RESTARTS="5", script="import time; time.sleep(600)")
+    job.start("train.py", only=0)
+    host, _, port = job.variables[contract.RDZV_ENDPOINT].rpartition(":")
+    job.until(lambda: listens(host, int(port)), "the launcher of pod 0 holds the store")
+    job.variables[contract.DEADLINE] = "1"
+    job.start("train.py", only=1)
     assert job.wait() == [ExitCode.TIMEOUT] * 2, job.logs_of_all()
     failure = job.record().failure
     assert failure is not None
@@ -399,10 +430,15 @@ def test_the_deadline_ends_the_job_and_is_not_retried(pods: Callable[..., Pods])
     assert len(job.record().attempts) == 1
 
 
+def listens(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((host, port)) == 0
+
+
 def test_a_pod_that_never_comes_is_named(pods: Callable[..., Pods]) -> None:
-    job = pods(3, 1, FLK_JOIN_TIMEOUT="3")
+    job = pods(3, 1, FLK_JOIN_TIMEOUT="6")
+    job.start("train.py", "1", only=1)  # before pod 0, which waits for the others from its start
     job.start("train.py", "1", only=0)
-    job.start("train.py", "1", only=1)
     assert [job.running[index].wait(END) for index in range(2)] == [ExitCode.INFRASTRUCTURE] * 2, job.logs_of_all()
     failure = job.record(1).failure
     assert failure is not None

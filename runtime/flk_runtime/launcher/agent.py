@@ -378,7 +378,7 @@ def _launch(settings: Settings, wakeup: Wakeup) -> int:
     script = None if settings.command[0] == "-m" else Path(settings.work, settings.command[0])
     if script and not script.is_file():
         raise SettingsError(f"no such script: {settings.command[0]} in {settings.work}")
-    variables.prepare(settings)
+    variables.prepare(settings, os.environ)
     if sys.path and sys.path[0] == os.getcwd():
         sys.path.pop(0)  # from `python -m flk_runtime`: a script does not have its working folder there
     host.adopt_orphans()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import MutableMapping
 from pathlib import Path
 
 from flk_runtime import contract
@@ -41,7 +42,7 @@ def of_rank(settings: Settings, go: AttemptStarted, local_rank: int, errors: str
     }
 
 
-def prepare(settings: Settings) -> None:
+def prepare(settings: Settings, environ: MutableMapping[str, str]) -> None:
     """Set what must stand in the environment before torch is imported; what the user has set stays as it is."""
     defaults = {
         # torch would start a thread for each processor of the node, in every rank.
@@ -55,7 +56,7 @@ def prepare(settings: Settings) -> None:
         defaults["GLOO_SOCKET_IFNAME"] = interface
         defaults["NCCL_SOCKET_IFNAME"] = "=" + interface
     for name, value in defaults.items():
-        os.environ.setdefault(name, value)
+        environ.setdefault(name, value)
     archive = Path(__file__).parents[2]
     if archive.is_file():  # this package came as an archive: what a rank starts must find it as well
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(archive), os.environ.get("PYTHONPATH", "")]))
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(archive), environ.get("PYTHONPATH", "")]))

@@ -1,0 +1,79 @@
+"""The variables that the launcher sets before it imports torch, and those of each rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flk_runtime import contract
+from flk_runtime.launcher.environment import of_rank, prepare
+from flk_runtime.launcher.rendezvous import AttemptStarted
+from flk_runtime.launcher.settings import Settings
+from flk_runtime.system import host
+
+
+def prepared(settings: Settings, **environ: str) -> dict[str, str]:
+    prepare(settings, environ)
+    return environ
+
+
+@pytest.mark.parametrize(
+    ("cpus", "processes", "threads"), [(8, 1, "8"), (8, 2, "4"), (8, 3, "2"), (2, 8, "1"), (0, 2, "6")]
+)
+def test_a_rank_gets_its_share_of_the_processors_as_threads(
+    monkeypatch: pytest.MonkeyPatch, cpus: int, processes: int, threads: str
+) -> None:
+    monkeypatch.setattr(host, "processors", lambda: 12)  # of the node, where the pod asks for none
+    settings = Settings(("train.py",), cpus=cpus, processes=processes)
+    assert prepared(settings)["OMP_NUM_THREADS"] == threads
+
+
+def test_gloo_and_nccl_use_the_interface_of_the_pods_address() -> None:
+    environ = prepared(Settings(("train.py",), pod_ip="127.0.0.1"))
+    assert environ["GLOO_SOCKET_IFNAME"] == "lo"
+    assert environ["NCCL_SOCKET_IFNAME"] == "=lo"  # without "=" NCCL takes every interface that begins with lo
+
+
+@pytest.mark.parametrize("address", ["", "192.0.2.1", "2001:db8::1"])  # no address, and two that no interface has
+def test_without_an_interface_gloo_and_nccl_choose_themselves(address: str) -> None:
+    environ = prepared(Settings(("train.py",), pod_ip=address))
+    assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & environ.keys()
+
+
+def test_what_the_user_has_set_stays() -> None:
+    own = {
+        "OMP_NUM_THREADS": "3",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+        "PYTHONUNBUFFERED": "",
+        "GLOO_SOCKET_IFNAME": "eth7",
+        "NCCL_SOCKET_IFNAME": "^lo",
+        "PYTHONPATH": "/mine",
+    }
+    assert prepared(Settings(("train.py",), cpus=8, pod_ip="127.0.0.1"), **own) == own
+
+
+def test_a_rank_gets_the_variables_of_torchrun_and_the_number_of_the_attempt(tmp_path: Path) -> None:
+    settings = Settings(("train.py",), job="gpt", pod=2, pods=3, processes=4, restarts=5)
+    go = AttemptStarted(round=3, number=1, address="10.0.0.1", port=4711, history=[])
+    folder = tmp_path / "attempt_1" / "3"
+    assert of_rank(settings, go, 3, str(tmp_path)) == {
+        "RANK": "11",
+        "WORLD_SIZE": "12",
+        "LOCAL_RANK": "3",
+        "LOCAL_WORLD_SIZE": "4",
+        "GROUP_RANK": "2",
+        "GROUP_WORLD_SIZE": "3",
+        "ROLE_NAME": "default",
+        "ROLE_RANK": "11",
+        "ROLE_WORLD_SIZE": "12",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "4711",
+        "TORCHELASTIC_RESTART_COUNT": "1",
+        "TORCHELASTIC_MAX_RESTARTS": "5",
+        "TORCHELASTIC_RUN_ID": "gpt",
+        "TORCHELASTIC_ERROR_FILE": str(folder / "error.json"),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        contract.ATTEMPT: "1",
+    }
+    assert folder.is_dir()

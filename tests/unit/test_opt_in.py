@@ -1,0 +1,65 @@
+"""Bare pytest runs no program that installs anything or touches a cluster; the variables of `make test` allow it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Tests that need Debian's packages, a build from PyPI, and a cluster.
+NEEDY = [
+    "tests/launchers/test_launchers.py::test_mpiexec_of_mpich_that_names_no_master",
+    "tests/launchers/test_launchers.py::test_check",
+    "tests/launchers/test_horovod_optimizer.py",
+    "tests/cluster/test_k8s.py",
+]
+
+
+@pytest.fixture
+def calls(tmp_path: Path) -> Path:
+    """A folder with programs that only record their calls, in the file that this returns, and then fail."""
+    record = tmp_path / "calls"
+    record.touch()
+    for name in ("apt-get", "docker", "kind", "kubectl", "helm"):
+        program = tmp_path / "programs" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f'#!/bin/sh\necho "{name} $*" >>{record}\nexit 1\n')
+        program.chmod(0o755)
+    pip = tmp_path / "modules" / "pip.py"  # in place of `python -m pip`
+    pip.parent.mkdir()
+    pip.write_text(f"import sys\nopen({str(record)!r}, 'a').write(f'pip {{sys.argv[1:]}}\\n')\nsys.exit(1)\n")
+    return record
+
+
+def run_pytest(calls: Path, **variables: str) -> str:
+    """Run the tests with nothing but these programs and variables, and return the summary line."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("FLK_", "PYTEST_", "XDG_"))}
+    kept |= {"PATH": str(calls.parent / "programs"), "PYTHONPATH": str(calls.parent / "modules")}
+    kept |= {"HOME": str(calls.parent / "home")} | variables
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *NEEDY]
+    done = subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+def test_bare_pytest_installs_nothing_and_touches_no_cluster(calls: Path) -> None:
+    summary = run_pytest(calls)
+    assert " skipped in " in summary
+    assert "passed" not in summary
+    assert calls.read_text() == ""
+
+
+def test_a_cluster_is_asked_for_when_it_may_be_created(calls: Path) -> None:
+    run_pytest(calls, FLK_TEST_CLUSTER="create")
+    assert set(calls.read_text().splitlines()) == {"docker info"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root installs Debian's packages")
+def test_launchers_are_installed_when_they_may_be(calls: Path) -> None:
+    run_pytest(calls, FLK_TEST_INSTALL="yes")
+    assert {line.split()[0] for line in calls.read_text().splitlines()} == {"apt-get"}
+    assert "slurmctld" in calls.read_text()
