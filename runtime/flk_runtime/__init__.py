@@ -23,7 +23,7 @@ from flk_runtime.contract import VERSION as __version__
 if TYPE_CHECKING:
     from flk_runtime.data.loader import Loader
     from flk_runtime.data.partition import shard
-    from flk_runtime.discovery.launchers import RankInfo
+    from flk_runtime.discovery import RankInfo
     from flk_runtime.distributed.broadcast_state import synchronize
     from flk_runtime.distributed.collectives import all_reduce, broadcast, reduce
     from flk_runtime.distributed.main_process_first import main_process_first
@@ -40,7 +40,7 @@ _MODULES = {
     "Loader": "data.loader",
     "PeerError": "errors",
     "Precision": "parallel.precision",
-    "RankInfo": "discovery.launchers",
+    "RankInfo": "discovery",
     "RendezvousError": "errors",
     "Run": "run",
     "SetupError": "errors",

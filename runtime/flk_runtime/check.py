@@ -36,7 +36,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's own warnings would bury the one sentence
     try:
-        from flk_runtime.discovery.launchers import discover
+        from flk_runtime.discovery import discover
 
         place = discover()
         number = place.rank

@@ -18,7 +18,7 @@ from torch.distributed import distributed_c10d
 
 from flk_runtime import contract
 from flk_runtime.checkpoint.storage import Folder
-from flk_runtime.discovery.launchers import RankInfo, discover
+from flk_runtime.discovery import RankInfo, discover
 from flk_runtime.distributed import process_group as group
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import strategies as parallel

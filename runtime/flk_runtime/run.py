@@ -19,7 +19,7 @@ from flk_runtime.checkpoint.stateful import Stateful
 from flk_runtime.data import iterable as streams
 from flk_runtime.data.loader import EpochLoader, LoaderContext
 from flk_runtime.data.uneven_inputs import join_batches
-from flk_runtime.discovery.launchers import RankInfo
+from flk_runtime.discovery import RankInfo
 from flk_runtime.distributed import process_group as group
 from flk_runtime.errors import SetupError
 from flk_runtime.metrics import logging as metrics

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flk_runtime.discovery.launchers import RankInfo
+from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import SetupError
 from flk_runtime.system import device
 

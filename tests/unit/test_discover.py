@@ -1,4 +1,4 @@
-"""The place of a process under each launcher of the field, and what is refused."""
+"""The rank and sizes of a process under each launcher of the field, and what is refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flk_runtime import contract
-from flk_runtime.discovery.launchers import LAUNCHERS, RankInfo, discover
+from flk_runtime.discovery import LAUNCHERS, RankInfo, discover
 from flk_runtime.errors import DiscoveryError
 
 TORCHRUN = {
@@ -83,8 +83,11 @@ def test_a_world_of_one_leaves_nothing_open() -> None:
         ({"LOCAL_RANK": "4"}, ["LOCAL_RANK=4", "LOCAL_WORLD_SIZE=4"]),
         ({"LOCAL_WORLD_SIZE": "9"}, ["LOCAL_WORLD_SIZE=9", "WORLD_SIZE=8"]),
         ({"LOCAL_WORLD_SIZE": "3"}, ["WORLD_SIZE=8", "LOCAL_WORLD_SIZE=3", "not a multiple"]),
-        ({"GROUP_WORLD_SIZE": "1", "GROUP_RANK": "0"}, ["LOCAL_WORLD_SIZE=4", "do not fit each other on 1 node"]),
-        ({"GROUP_WORLD_SIZE": "6"}, ["LOCAL_WORLD_SIZE=4", "on 6 nodes"]),
+        (
+            {"GROUP_WORLD_SIZE": "1", "GROUP_RANK": "0"},
+            ["on 1 node, LOCAL_WORLD_SIZE must be the same as"],
+        ),
+        ({"GROUP_WORLD_SIZE": "6"}, ["LOCAL_WORLD_SIZE=4", "LOCAL_WORLD_SIZE + 5", "6 nodes"]),
         ({"GROUP_WORLD_SIZE": "2", "GROUP_RANK": "2"}, ["GROUP_RANK=2", "2 nodes"]),
         ({"MASTER_ADDR": None}, ["MASTER_ADDR"]),
         ({"MASTER_PORT": ""}, ["MASTER_PORT"]),
@@ -199,7 +202,7 @@ def test_virtual_local_ranks_are_places_on_the_node() -> None:
     # torchrun --virtual-local-rank: LOCAL_RANK is 0 in all workers, each of which sees one GPU.
     environ = {**TORCHRUN, "GROUP_WORLD_SIZE": "2", "LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "5"}
     assert [discover({**environ, "RANK": str(rank)}).local_rank for rank in (4, 5, 6, 7)] == [0, 1, 2, 3]
-    # Where nodes differ, its place on the node can't be told; LOCAL_RANK is believed.
+    # Where nodes differ, its info on the node can't be told; LOCAL_RANK is believed.
     uneven = {**environ, "WORLD_SIZE": "7", "RANK": "5", "LOCAL_WORLD_SIZE": "3"}
     assert (discover(uneven).local_rank, discover(uneven).nodes) == (0, 2)
     assert discover({**environ, "RANK": "5", "LOCAL_RANK": "3"}).local_rank == 3
@@ -218,17 +221,17 @@ def test_horovod() -> None:
 
 
 def test_openmpi() -> None:
-    place = discover(OPENMPI)
-    assert place == RankInfo(3, 3, 4, 4, 0, "openmpi", place.master)
-    assert place.master
-    assert place.master[0] == "127.0.0.1"
-    assert 15000 <= place.master[1] < 25000
+    info = discover(OPENMPI)
+    assert info == RankInfo(3, 3, 4, 4, 0, "openmpi", info.master)
+    assert info.master
+    assert info.master[0] == "127.0.0.1"
+    assert 15000 <= info.master[1] < 25000
     other = discover({**OPENMPI, "PMIX_NAMESPACE": "7", "OMPI_MCA_ess_base_jobid": "7"}).master
-    assert other != place.master
+    assert other != info.master
     assert discover({**OPENMPI, "MASTER_PORT": "4000"}).master == ("127.0.0.1", 4000)
     several = {**OPENMPI, "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
     assert discover(several) == RankInfo(3, 1, 4, 2, 1, "openmpi", None, 0, 2)
-    assert discover({**several, "MASTER_ADDR": "n1"}).master == ("n1", place.master[1])
+    assert discover({**several, "MASTER_ADDR": "n1"}).master == ("n1", info.master[1])
     refused({**several, "MASTER_PORT": "4000"}, ["MASTER_ADDR must", "OMPI_COMM_WORLD_RANK=3"])
 
 
@@ -253,15 +256,15 @@ def test_one_process_of_mpirun_is_a_world_of_one() -> None:
 
 
 def test_slurm() -> None:
-    place = discover(SLURM)
-    assert place == RankInfo(5, 1, 7, 2, 2, "slurm", place.master, 0, 4)
-    assert place.master
-    assert place.master[0] == "gpu07"
+    info = discover(SLURM)
+    assert info == RankInfo(5, 1, 7, 2, 2, "slurm", info.master, 0, 4)
+    assert info.master
+    assert info.master[0] == "gpu07"
     last = {**SLURM, "SLURM_PROCID": "6", "SLURM_LOCALID": "0", "SLURM_NODEID": "3", "SLURM_RESTART_COUNT": "2"}
-    assert discover(last) == RankInfo(6, 0, 7, 1, 3, "slurm", place.master, 2, 4)
-    assert discover({**SLURM, "SLURM_STEP_ID": "1"}).master != place.master
-    assert discover({**SLURM, "SLURM_JOB_ID": "813"}).master != place.master
-    assert discover({**SLURM, "MASTER_ADDR": "ib7"}).master == ("ib7", place.master[1])
+    assert discover(last) == RankInfo(6, 0, 7, 1, 3, "slurm", info.master, 2, 4)
+    assert discover({**SLURM, "SLURM_STEP_ID": "1"}).master != info.master
+    assert discover({**SLURM, "SLURM_JOB_ID": "813"}).master != info.master
+    assert discover({**SLURM, "MASTER_ADDR": "ib7"}).master == ("ib7", info.master[1])
     assert discover({**SLURM, "MASTER_PORT": "4000"}).master == ("gpu07", 4000)
     assert discover({**SLURM, **MEETING}).master == ("10.0.0.7", 29501)
 
@@ -275,10 +278,10 @@ def test_slurm_knows_its_nodes_where_ranks_go_round_them() -> None:
 
 def test_slurm_on_one_node_needs_no_name() -> None:
     environ = {**BATCH, "SLURM_STEP_ID": "0", "SLURM_PROCID": "2", "SLURM_LOCALID": "2"}
-    place = discover(environ)
-    assert place == RankInfo(2, 2, 4, 4, 0, "slurm", place.master)
-    assert place.master
-    assert place.master[0] == "127.0.0.1"
+    info = discover(environ)
+    assert info == RankInfo(2, 2, 4, 4, 0, "slurm", info.master)
+    assert info.master
+    assert info.master[0] == "127.0.0.1"
     assert discover({**environ, "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1", "SLURM_PROCID": "0",
                      "SLURM_LOCALID": "0"}) == RankInfo(launcher="slurm")  # fmt: skip
 
@@ -366,7 +369,7 @@ def test_a_launcher_that_another_started_once_per_node() -> None:
           "SLURM_NODEID": "0", "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4",
           **MEETING}, ["LOCAL_WORLD_SIZE=4", "SLURM_PROCID=1"]),
         # mpirun --map-by node: which node a rank is on can't be told.
-        ({**MPICH, "MPI_LOCALRANKID": "0"}, ["PMI_RANK=3", "MPI_LOCALRANKID should be 1", "--map-by slot"]),
+        ({**MPICH, "MPI_LOCALRANKID": "0"}, ["PMI_RANK=3", "must be PMI_RANK % MPI_LOCALNRANKS = 1", "--map-by slot"]),
         ({**MPICH, "PMI_SIZE": "5"}, ["PMI_SIZE=5", "not a multiple of MPI_LOCALNRANKS"]),
         ({**MPICH, "MPI_LOCALRANKID": None}, ["MPI_LOCALRANKID must", "PMI_RANK=3"]),
         ({**HOROVOD, "HOROVOD_SIZE": "0"}, ["HOROVOD_SIZE=0"]),
@@ -453,14 +456,14 @@ def test_environments_as_they_were_seen(file: Path) -> None:
     if file.stem in REFUSED:
         refused(environs[0], REFUSED[file.stem])
         return
-    places = [discover(environ) for environ in environs]
-    assert {place.launcher for place in places} == {STARTED.get(file.stem, file.stem)}
-    assert {place.world_size for place in places} == {len(environs)}
-    assert [place.rank for place in places] == [*range(len(environs))]
-    assert len({(place.node_rank, place.local_rank) for place in places}) == len(environs)
-    assert len({place.master for place in places}) == 1
+    infos = [discover(environ) for environ in environs]
+    assert {info.launcher for info in infos} == {STARTED.get(file.stem, file.stem)}
+    assert {info.world_size for info in infos} == {len(environs)}
+    assert [info.rank for info in infos] == [*range(len(environs))]
+    assert len({(info.node_rank, info.local_rank) for info in infos}) == len(environs)
+    assert len({info.master for info in infos}) == 1
     # Only Hydra sets nothing that tells one start from another.
-    assert (places[0].master is None) == ("mpich" in file.stem)
+    assert (infos[0].master is None) == ("mpich" in file.stem)
 
 
 FIELD = {
@@ -497,18 +500,31 @@ def test_ranks_of_4096_nodes_are_a_permutation(launcher: str) -> None:
 
 
 def check_job(environ: Callable[[int, int, int, int], dict[str, str]], nodes: int, processes: int) -> None:
-    """All ranks are where they belong, so no two are the same and none is missing."""
-    masters = set()
+    """All ranks are on their node, no two have the same number, and none is missing."""
+    ranks, masters = set(), set()
     for node in range(nodes):
         for local in range(processes):
-            given_environ = environ(node, local, nodes, processes)
-            place = discover(given_environ)
-            cyclic = given_environ.get("SLURM_PROCID") == str(local * nodes + node) and place.launcher == "slurm"
-            assert place.rank == (local * nodes + node if cyclic else node * processes + local)
-            assert (place.world_size, place.local_world_size, place.nodes) == (nodes * processes, processes, nodes)
-            assert (place.node_rank, place.local_rank) == (node, local)
-            masters.add(place.master)
+            info = discover(environ(node, local, nodes, processes))
+            assert (info.world_size, info.local_world_size, info.nodes) == (nodes * processes, processes, nodes)
+            assert (info.node_rank, info.local_rank) == (node, local)
+            ranks.add(info.rank)
+            masters.add(info.master)
+    assert ranks == {*range(nodes * processes)}
     assert len(masters) == 1
+
+
+@pytest.mark.parametrize("launcher", ["env", "horovod", "openmpi", "mvapich2", "mpich"])
+@given(nodes=st.integers(1, 8), processes=st.integers(2, 8), data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_ranks_that_are_not_numbered_node_by_node_are_refused(
+    launcher: str, nodes: int, processes: int, data: st.DataObject
+) -> None:
+    # These launchers do not number the nodes: a rank's node follows from its number, if local ranks fit to it.
+    node, local = data.draw(st.integers(0, nodes - 1)), data.draw(st.integers(0, processes - 1))
+    environ = FIELD[launcher](node, local, nodes, processes)
+    names = next(row for row in LAUNCHERS if row.is_present(environ))
+    other = data.draw(st.integers(0, nodes * processes - 1).filter(lambda rank: rank % processes != local))
+    refused({**environ, names.rank: str(other)}, [f"{names.rank}={other}", f"% {names.local_world_size} = "])
 
 
 @given(st.data())
@@ -525,9 +541,9 @@ def test_slurm_with_different_numbers_of_tasks(data: st.DataObject) -> None:
     }  # fmt: skip
     for rank, (node, local) in enumerate(order):
         ids = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local), "SLURM_NODEID": str(node)}
-        place = discover({**environ, **ids})
-        assert (place.rank, place.local_rank, place.node_rank) == (rank, local, node)
-        assert (place.world_size, place.local_world_size, place.nodes) == (sum(tasks), tasks[node], len(tasks))
+        info = discover({**environ, **ids})
+        assert (info.rank, info.local_rank, info.node_rank) == (rank, local, node)
+        assert (info.world_size, info.local_world_size, info.nodes) == (sum(tasks), tasks[node], len(tasks))
 
 
 VALUES = st.one_of(
@@ -539,7 +555,7 @@ VALUES = st.one_of(
 
 @given(st.dictionaries(st.sampled_from(KNOWN), VALUES))
 @settings(max_examples=500, deadline=None)
-def test_any_environment_gives_a_place_or_an_error_of_ours(environ: dict[str, str]) -> None:
+def test_any_environment_gives_a_rank_or_an_error_of_ours(environ: dict[str, str]) -> None:
     check_any(environ)
 
 
@@ -550,29 +566,29 @@ def test_any_environment_gives_a_place_or_an_error_of_ours(environ: dict[str, st
     st.sets(st.sampled_from(KNOWN), max_size=3),
 )
 @settings(max_examples=500, deadline=None)
-def test_any_change_to_an_environment_gives_a_place_or_an_error_of_ours(
+def test_any_change_to_an_environment_gives_a_rank_or_an_error_of_ours(
     first: dict[str, str], second: dict[str, str], changes: dict[str, str], without: set[str]
 ) -> None:
     check_any({name: value for name, value in {**first, **second, **changes}.items() if name not in without})
 
 
 def check_any(environ: dict[str, str]) -> None:
-    place = None
+    info = None
     message = ""
     try:
-        place = discover(environ)
+        info = discover(environ)
     except DiscoveryError as error:
         message = str(error)
-    if place is None:
+    if info is None:
         assert any(value and f"{name}={value}" in message for name, value in environ.items()), message
         return
-    assert 0 <= place.rank < place.world_size
-    assert 0 <= place.local_rank < place.local_world_size <= place.world_size
-    assert 0 <= place.node_rank < place.nodes <= place.world_size
-    assert place.world_size > 1 or place.master is None
-    if place.master:
-        assert place.master[0]
-        assert 0 < place.master[1] < 1 << 16
+    assert 0 <= info.rank < info.world_size
+    assert 0 <= info.local_rank < info.local_world_size <= info.world_size
+    assert 0 <= info.node_rank < info.nodes <= info.world_size
+    assert info.world_size > 1 or info.master is None
+    if info.master:
+        assert info.master[0]
+        assert 0 < info.master[1] < 1 << 16
 
 
 def test_the_page_of_launchers_is_the_table() -> None:
@@ -583,13 +599,13 @@ def test_the_page_of_launchers_is_the_table() -> None:
     expected = [
         tuple(
             [name] if name else []
-            for name in (row.name, row.mark, row.rank, row.local_rank, row.world_size, row.local_world_size)
+            for name in (row.name, row.marker, row.rank, row.local_rank, row.world_size, row.local_world_size)
         )
         for row in LAUNCHERS
     ]
     assert written == [*expected, (["alone"], [], [], [], [], [])]
     for launcher, row in zip(LAUNCHERS, rows, strict=False):
-        meeting = (launcher.address, launcher.port) if launcher.start is None else launcher.start
+        meeting = (launcher.address, launcher.port) if launcher.start_id is None else launcher.start_id
         assert any(f"`{name}`" in row[6] for name in meeting), f"{launcher.name}: {meeting}"
         assert not launcher.hosts or f"`{launcher.hosts[0]}`" in row[6]
 
@@ -597,7 +613,7 @@ def test_the_page_of_launchers_is_the_table() -> None:
 def test_importing_the_package_imports_no_torch() -> None:
     program = (
         "import sys, flk_runtime, flk_runtime.contract\n"
-        "from flk_runtime.discovery.launchers import discover\n"
+        "from flk_runtime.discovery import discover\n"
         "assert discover({}).rank == 0\n"
         "assert flk_runtime.__version__ == flk_runtime.contract.VERSION\n"
         "assert 'init' in dir(flk_runtime) and not hasattr(flk_runtime, 'nothing')\n"

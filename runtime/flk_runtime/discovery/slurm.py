@@ -1,7 +1,7 @@
-"""Slurm's compact lists: the hosts of a job (``a[1-3,07],b12``) and the tasks on each of them (``2(x3),1``).
+"""Slurm's compact lists: the hosts of a job (``a[1-3,07],b12``) and the tasks on each node (``2(x3),1``).
 
-A list of a few characters can name millions, so nothing here is written out before it is asked for.
-The syntax is that of `scontrol show hostnames` and of the variables in srun's manual page.
+A short list can name millions of hosts, so names are generated one at a time. The syntax is that of `scontrol show
+hostnames` and of the variables in srun's manual page.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ _TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 
 def hosts(text: str) -> Iterator[str]:
-    """The hosts that ``text`` lists, in its order; of several brackets in a name the last one runs fastest.
+    """Yield the hosts in ``text`` in their order; of several brackets in a name, the last one varies fastest.
 
-    Leading zeros of a range's first number set its width. Raises ValueError where ``text`` is no such list.
+    Leading zeros of a range's first number set its width. Raises ValueError if ``text`` is not such a list.
     """
-    for item in _items(text):  # all of them are checked before the first name comes
+    for item in _items(text):  # checks all items before the first name is yielded
         yield from _names(_PART.split(item))
 
 
 def first_host(text: str) -> str:
-    """The first host that ``text`` lists. Raises ValueError where it lists none, or isn't a list of hosts."""
+    """The first host in ``text``. Raises ValueError if ``text`` is not a list of hosts."""
     return next(hosts(text))
 
 
 def tasks_of(text: str, node: int) -> tuple[int, int, int]:
-    """Of a list of tasks per node: those of ``node`` (0 where it has none), the number of nodes, the sum of all tasks.
+    """(tasks of the node with number ``node``, number of nodes, sum of all tasks) of a list of tasks per node.
 
-    Raises ValueError where ``text`` is no such list.
+    The first is 0 if the list has no such node. Raises ValueError if ``text`` is not such a list.
     """
     own = nodes = total = 0
     for item in text.split(","):
@@ -50,7 +50,7 @@ def tasks_of(text: str, node: int) -> tuple[int, int, int]:
 
 
 def _items(text: str) -> list[str]:
-    """``text`` split at the commas that stand outside of brackets, each item checked."""
+    """Split ``text`` at the commas outside of brackets, and check each item."""
     items = []
     position = 0
     while True:
@@ -59,7 +59,9 @@ def _items(text: str) -> list[str]:
             raise ValueError(f"{text!r} is not a list of hosts: expected names like a[1-3,07],b12")
         insides = _PART.findall(match[0])
         if len(insides) > _DIMENSIONS:
-            raise ValueError(f"{match[0][:40]!r}… in a list of hosts has more than {_DIMENSIONS} brackets")
+            raise ValueError(
+                f"{match[0][:40]!r}… has more than {_DIMENSIONS} brackets, the limit for a name in a list of hosts"
+            )
         for inside in insides:
             for piece in inside.split(","):
                 bounds = _RANGE.fullmatch(piece)
@@ -70,12 +72,12 @@ def _items(text: str) -> list[str]:
         if position == len(text):
             return items
         if text[position] != ",":
-            raise ValueError(f"{text[position]!r} is not expected in the list of hosts {text!r}")
+            raise ValueError(f"{text[position]!r} is unexpected in the list of hosts {text!r}")
         position += 1
 
 
 def _names(parts: list[str]) -> Iterator[str]:
-    """All names of one item, given as plain text and insides of brackets in turn."""
+    """Yield all names of one item; ``parts`` are plain text and contents of brackets in turn."""
     if len(parts) == 1:
         yield parts[0]
         return

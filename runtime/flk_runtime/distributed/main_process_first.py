@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from flk_runtime.discovery.launchers import discover
+from flk_runtime.discovery import discover
 from flk_runtime.distributed.process_group import comm_device
 from flk_runtime.errors import PeerError, SetupError
 

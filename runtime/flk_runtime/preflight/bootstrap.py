@@ -21,7 +21,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from flk_runtime.discovery.launchers import RankInfo, discover
+from flk_runtime.discovery import RankInfo, discover
 from flk_runtime.errors import DiscoveryError, RendezvousError, SetupError
 from flk_runtime.preflight import report as facts
 from flk_runtime.system import host

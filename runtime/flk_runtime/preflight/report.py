@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flk_runtime import contract
-from flk_runtime.discovery.launchers import RankInfo
+from flk_runtime.discovery import RankInfo
 from flk_runtime.system import host
 
 SHM = "/dev/shm"  # noqa: S108 - the folder itself is what is asked about

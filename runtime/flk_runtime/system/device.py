@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
-from flk_runtime.discovery.launchers import RankInfo
+from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import SetupError
 
 

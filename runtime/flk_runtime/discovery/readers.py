@@ -1,0 +1,100 @@
+"""How the variables of each kind of launcher are recognised and read into a RankInfo."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flk_runtime.discovery import slurm
+from flk_runtime.discovery.rank_info import RankInfo
+from flk_runtime.discovery.variables import Environ, Launcher, checked, first_set, number, require, show
+from flk_runtime.errors import DiscoveryError
+
+START_WITH_LAUNCHER = "start the script with `torchrun script.py` or `python -m flk_runtime script.py`"
+# Ids of the Slurm steps that run a job's batch script or an interactive shell: srun did not start those (slurm.h).
+_STEPS_WITHOUT_SRUN = frozenset({"4294967290", "4294967291"})
+
+
+def read_numbers(launcher: Launcher, environ: Environ) -> RankInfo:
+    """From four numbers (rank, local rank and the two sizes), and the nodes' numbers where the launcher sets them."""
+    if environ.get(launcher.world_size) == "1":  # then the other three are known
+        environ = {launcher.rank: "0", launcher.local_rank: "0", launcher.local_world_size: "1", **environ}
+    names = (launcher.rank, launcher.local_rank, launcher.world_size, launcher.local_world_size)
+    require(launcher, environ, names, "a launcher")
+    rank, local_rank, world_size, local_world_size = (number(environ, name) for name in names)
+    node_rank = nodes = None
+    if launcher.nodes in environ and launcher.node_rank in environ:
+        node_rank, nodes = number(environ, launcher.node_rank), number(environ, launcher.nodes)
+    return checked(launcher, environ, rank, local_rank, world_size, local_world_size, node_rank, nodes)
+
+
+def read_torchrun(launcher: Launcher, environ: Environ) -> RankInfo:
+    """As `read_numbers`, but with --virtual-local-rank, where LOCAL_RANK is 0 everywhere, by the rank on its node."""
+    info = read_numbers(launcher, environ)
+    position = info.rank - info.node_rank * info.local_world_size
+    even = info.world_size == info.nodes * info.local_world_size
+    if info.local_rank == 0 and even and 0 <= position < info.local_world_size:
+        return replace(info, local_rank=position)
+    return info
+
+
+def read_slurm(launcher: Launcher, environ: Environ) -> RankInfo:
+    """A task of srun. Nodes may have different numbers of tasks, and ranks may be dealt to the nodes cyclically."""
+    tasks = first_set(environ, "SLURM_STEP_TASKS_PER_NODE", launcher.local_world_size)
+    launcher = replace(
+        launcher, world_size=first_set(environ, "SLURM_STEP_NUM_TASKS", launcher.world_size), local_world_size=tasks
+    )
+    names = (launcher.rank, launcher.local_rank, launcher.world_size, launcher.node_rank)
+    require(launcher, environ, (*names, tasks), "srun")
+    rank, local_rank, world_size, node_rank = (number(environ, name) for name in names)
+    try:
+        local_world_size, nodes, total = slurm.tasks_of(environ[tasks], node_rank)
+    except ValueError as error:
+        raise DiscoveryError(f"{tasks}={environ[tasks]}: {error}") from None
+    if total != world_size:
+        raise DiscoveryError(f"{tasks}={environ[tasks]} lists {total} tasks, but {launcher.world_size}={world_size}")
+    return checked(launcher, environ, rank, local_rank, world_size, local_world_size, node_rank, nodes)
+
+
+def read_pod(launcher: Launcher, environ: Environ) -> RankInfo:
+    """A pod whose script is started without a launcher: the pod's number is the rank if the pod has one process."""
+    shown = show(launcher, environ, "PET_NNODES", "PET_NPROC_PER_NODE")
+    names = (launcher.rank, launcher.world_size, launcher.nodes)
+    require(launcher, environ, names, "the operator", "PET_NNODES", "PET_NPROC_PER_NODE")
+    if ":" in environ[launcher.nodes]:
+        raise DiscoveryError(
+            f"{shown}: in an elastic job the launchers assign the ranks, but no launcher started this process: "
+            f"{START_WITH_LAUNCHER}"
+        )
+    pod, pods = number(environ, launcher.node_rank), number(environ, launcher.nodes)
+    processes = environ.get("PET_NPROC_PER_NODE", "auto")
+    # "auto" means that the launcher counts. A PyTorchJob counts it as one process in its WORLD_SIZE; a TrainJob has no
+    # such variable, and only where there is one pod does no other rank wait for processes that nobody starts.
+    one = processes == "1" or (processes == "auto" and (launcher.name == "pytorchjob" or pods == 1))
+    if not one or number(environ, launcher.world_size) != pods or number(environ, launcher.rank) != pod:
+        raise DiscoveryError(
+            f"{shown}: the operator's {launcher.rank} is the number of the pod, not of the process, and no launcher "
+            f"started this process: {START_WITH_LAUNCHER}, or set nprocPerNode: 1 in the job"
+        )
+    return checked(launcher, environ, pod, 0, pods, 1, pod, pods)
+
+
+def is_srun(environ: Environ) -> bool:
+    """Whether srun started this process."""
+    return "SLURM_STEP_ID" in environ and environ["SLURM_STEP_ID"] not in _STEPS_WITHOUT_SRUN
+
+
+def is_set_by_hand(environ: Environ) -> bool:
+    """Whether somebody set torch.distributed's variables, and not an operator those of a pod."""
+    return "LOCAL_RANK" in environ or (
+        "PET_NODE_RANK" not in environ and ("RANK" in environ or "WORLD_SIZE" in environ)
+    )
+
+
+def is_pytorchjob(environ: Environ) -> bool:
+    """Whether this is a pod of a PyTorchJob without a launcher."""
+    return "PET_NODE_RANK" in environ and "RANK" in environ and "LOCAL_RANK" not in environ
+
+
+def is_trainjob(environ: Environ) -> bool:
+    """Whether this is a pod of a TrainJob without a launcher."""
+    return "PET_NODE_RANK" in environ and "RANK" not in environ and "LOCAL_RANK" not in environ

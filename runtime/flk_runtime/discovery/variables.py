@@ -1,0 +1,176 @@
+"""The names that a launcher gives its variables, and the RankInfo that their values make, checked for consistency."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from flk_runtime.discovery import slurm
+from flk_runtime.discovery.rank_info import RankInfo
+from flk_runtime.errors import DiscoveryError
+
+Environ = Mapping[str, str]
+
+_NUMBER = re.compile(r"[0-9]{1,9}")
+# Ports for launchers that give none: below Linux's ephemeral ports, away from torch's 29400 and 29500.
+_FIRST_PORT, _PORTS = 15000, 10000
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A launcher: the names of its variables (empty where it has none) and how they are read.
+
+    It is recognised by the variable ``marker``, or by the function ``recognise`` where one variable is not enough.
+    """
+
+    name: str
+    marker: str
+    read: Callable[[Launcher, Environ], RankInfo]
+    rank: str = "RANK"
+    local_rank: str = "LOCAL_RANK"
+    world_size: str = "WORLD_SIZE"
+    local_world_size: str = "LOCAL_WORLD_SIZE"
+    node_rank: str = ""
+    nodes: str = ""
+    attempt: str = ""
+    address: str = "MASTER_ADDR"
+    port: str = "MASTER_PORT"
+    hosts: tuple[str, ...] = ()  # lists of hosts; the first host of a list runs rank 0
+    # Variables that together identify one start and are the same on all its ranks: if no port is set, one is derived
+    # from their values. None: address and port must both be set.
+    start_id: tuple[str, ...] | None = None
+    agent_store: bool = False  # whether it may host the ranks' store itself
+    final: bool = False  # it sets its variables anew in each process, so variables of other launchers are ignored
+    recognise: Callable[[Environ], bool] | None = None
+
+    def is_present(self, environ: Environ) -> bool:
+        """Whether this launcher has set its variables in ``environ``."""
+        return self.recognise(environ) if self.recognise else self.marker in environ
+
+
+def number(environ: Environ, name: str, default: int | None = None) -> int:
+    """The value of the variable ``name``; ``default`` if it is not set.
+
+    Raises DiscoveryError for anything but a whole number of at most nine digits.
+    """
+    text = environ.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None or not _NUMBER.fullmatch(text):
+        raise DiscoveryError(f"{name}={text}: expected a whole number, 0 or more")
+    return int(text)
+
+
+def first_set(environ: Environ, *names: str) -> str:
+    """The first of ``names`` that is set, else the last one."""
+    return next((name for name in names if name in environ), names[-1])
+
+
+def require(launcher: Launcher, environ: Environ, names: tuple[str, ...], setter: str, *more: str) -> None:
+    """Raise DiscoveryError unless all ``names`` are set; ``setter`` says who sets them, ``more`` is shown as well."""
+    missing = [name for name in names if name not in environ]
+    if missing:
+        raise DiscoveryError(
+            f"{' and '.join(missing)} must be set together with {show(launcher, environ, *more)}: {setter} sets all of "
+            "them"
+        )
+
+
+def show(launcher: Launcher, environ: Environ, *more: str) -> str:
+    """``RANK=5, LOCAL_RANK=1, …``: those of the launcher's variables, and of ``more``, that are set."""
+    names = (launcher.marker, launcher.rank, launcher.local_rank, launcher.world_size, launcher.local_world_size, *more)
+    return ", ".join(f"{name}={environ[name]}" for name in dict.fromkeys(names) if name in environ)
+
+
+def checked(
+    launcher: Launcher,
+    environ: Environ,
+    rank: int,
+    local_rank: int,
+    world_size: int,
+    local_world_size: int,
+    node_rank: int | None,
+    nodes: int | None,
+) -> RankInfo:
+    """The RankInfo with these numbers, checked against each other. Raises DiscoveryError with the first violation.
+
+    ``node_rank`` and ``nodes`` are None where the launcher does not set them: then every node must have the same number
+    of ranks, numbered node by node.
+    """
+    shown = show(launcher, environ)
+    if world_size < 1 or rank >= world_size:
+        raise DiscoveryError(f"{shown}: {launcher.rank} must be less than {launcher.world_size}")
+    if nodes is not None and node_rank is not None and node_rank >= nodes:
+        raise DiscoveryError(f"{shown}, {launcher.node_rank}={node_rank}: there are {nodes} nodes, numbered from 0")
+    if local_world_size > world_size:
+        raise DiscoveryError(f"{shown}: {launcher.local_world_size} must be at most {launcher.world_size}")
+    if local_rank >= local_world_size:
+        raise DiscoveryError(f"{shown}: {launcher.local_rank} must be less than {launcher.local_world_size}")
+    if nodes is None or node_rank is None:
+        node_rank, nodes = rank // local_world_size, world_size // local_world_size
+        if world_size % local_world_size:
+            raise DiscoveryError(
+                f"{shown}: {launcher.world_size} is not a multiple of {launcher.local_world_size}; every node must "
+                "have the same number of ranks"
+            )
+        if rank % local_world_size != local_rank:
+            raise DiscoveryError(
+                f"{shown}: {launcher.local_rank} must be {launcher.rank} % {launcher.local_world_size} = "
+                f"{rank % local_world_size}, because ranks are numbered node by node; with mpirun: --map-by slot"
+            )
+    elif nodes == 1 and local_world_size < world_size:
+        raise DiscoveryError(
+            f"{shown}: on 1 node, {launcher.local_world_size} must be the same as {launcher.world_size}"
+        )
+    elif local_world_size + nodes - 1 > world_size:
+        raise DiscoveryError(
+            f"{shown}: {launcher.local_world_size} + {nodes - 1} (at least one rank on every other one of {nodes} "
+            f"nodes) must be at most {launcher.world_size}"
+        )
+    return RankInfo(
+        rank,
+        local_rank,
+        world_size,
+        local_world_size,
+        node_rank=node_rank,
+        launcher=launcher.name,
+        master=_master(launcher, environ, nodes) if world_size > 1 else None,
+        attempt=number(environ, launcher.attempt, default=0),
+        nodes=nodes,
+        agent_store=launcher.agent_store and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+
+
+def _master(launcher: Launcher, environ: Environ, nodes: int) -> tuple[str, int] | None:
+    """Host and port of the store; None where the variables do not tell and the launcher's communicator has to."""
+    shown = show(launcher, environ)
+    start_id = "/".join(environ[name] for name in launcher.start_id or () if name in environ)
+    address, port = environ.get(launcher.address), environ.get(launcher.port)
+    if address is None and launcher.start_id is not None:
+        hosts = first_set(environ, *launcher.hosts) if launcher.hosts else ""
+        if nodes == 1:
+            address = "127.0.0.1"
+        elif hosts in environ:
+            try:
+                address = slurm.first_host(environ[hosts])
+            except ValueError as error:
+                raise DiscoveryError(f"{hosts}={environ[hosts]}: {error}") from None
+        elif port is None and not hosts:
+            return None
+    if address is None:
+        raise DiscoveryError(
+            f"{launcher.address} must be set together with {shown}: all ranks connect to rank 0 at that address"
+        )
+    if port is None and start_id:
+        return address, _FIRST_PORT + zlib.crc32(start_id.encode()) % _PORTS
+    if port is None and launcher.start_id is not None and launcher.address not in environ:
+        return None
+    if port is None:
+        raise DiscoveryError(
+            f"{launcher.port} must be set together with {shown}: all ranks connect to rank 0 at that port"
+        )
+    if not 0 < (value := number(environ, launcher.port)) < 1 << 16:
+        raise DiscoveryError(f"{launcher.port}={port} is not a port: expected 1 to 65535")
+    return address, value
