@@ -1,6 +1,6 @@
 # What a contributor calls; CI calls the same. `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check image examples soak bench gpu clean
+.PHONY: help venv demo test check image examples soak bench docs outputs gpu clean
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -19,7 +19,7 @@ $(INSTALLED): pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is not installed; set PYTHON=" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet '$(TORCH)'
-	$(BIN)/pip install --quiet --editable '.[dev,runtime,examples]'
+	$(BIN)/pip install --quiet --editable '.[dev,docs,runtime,examples]'
 	@touch $@
 
 venv: $(INSTALLED) ## Everything into .venv; instant when it is there
@@ -59,6 +59,13 @@ soak: $(INSTALLED) ## Tests that take long or repeat much
 bench: $(INSTALLED) ## Benchmarks on this machine; each prints its goal and what it measured
 	@set -e; for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(BIN)/python $$benchmark; done
 
+docs: $(INSTALLED) ## The documentation as a site, into site/; the reference pages anew from the code
+	PYTHONPATH=scripts $(BIN)/python -m documentation.reference
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+outputs: $(INSTALLED) ## The output that the documentation shows, anew from real runs, on this machine and in the cluster
+	PYTHONPATH=scripts $(BIN)/python -m documentation.outputs
+
 gpu: $(INSTALLED) ## What one NVIDIA GPU can show: tests, and figures for docs/gpu.md
 	@$(BIN)/python -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \
 	  || { echo "make gpu: torch finds no CUDA device here: run this on a machine with an NVIDIA GPU and a CUDA build of torch" >&2; exit 2; }
@@ -67,5 +74,5 @@ gpu: $(INSTALLED) ## What one NVIDIA GPU can show: tests, and figures for docs/g
 	$(BIN)/python benchmarks/parallel.py --ranks 1 --rounds 20 --steps 50
 
 clean: ## What make made, except images and clusters
-	rm -rf .venv dist reports .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv dist reports site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

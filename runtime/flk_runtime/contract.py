@@ -24,28 +24,28 @@ class ExitCode(enum.IntEnum):
     after 128 and more: signals, and PREEMPTED.
     """
 
-    DONE = 0
+    DONE = 0  # the job or the command succeeded
     ERROR = 1  # a bug in flk, or an error of the Kubernetes API server
     USAGE = 2  # the command line, the job file or the environment is wrong
     TRAINING = 100  # the user's code failed
     RUNNING = 101  # the job still runs
-    NOT_FOUND = 102
+    NOT_FOUND = 102  # there is no job of that name
     CANCELLED = 103  # the job was deleted or cancelled
     INFRASTRUCTURE = 104  # a lost node, a missing image, out of memory, a pod that never joined
-    TIMEOUT = 124
-    INTERRUPTED = 130
+    TIMEOUT = 124  # the job's deadline passed, or the time that a command was given
+    INTERRUPTED = 130  # Ctrl-C (SIGINT)
     PREEMPTED = 143  # in pods only: the launcher received SIGTERM; the pod may be started again
 
 
 # Environment of the launcher. The manifest or `flk run` sets these variables.
 JOB: Final = "FLK_JOB"  # name of the job
 RDZV_ENDPOINT: Final = "FLK_RDZV_ENDPOINT"  # host:port of the rendezvous store, which the launcher of pod 0 serves
-POD_INDEX: Final = "FLK_POD_INDEX"
+POD_INDEX: Final = "FLK_POD_INDEX"  # index of this pod, from 0
 PODS: Final = "FLK_PODS"  # number of pods
 PROCESSES: Final = "FLK_PROCESSES"  # number of ranks in each pod
-POD_NAME: Final = "FLK_POD_NAME"
-POD_IP: Final = "FLK_POD_IP"
-NODE_NAME: Final = "FLK_NODE_NAME"
+POD_NAME: Final = "FLK_POD_NAME"  # name of this pod
+POD_IP: Final = "FLK_POD_IP"  # IP address of this pod
+NODE_NAME: Final = "FLK_NODE_NAME"  # name of the node that this pod runs on
 CPUS: Final = "FLK_CPUS"  # CPU request of the pod, rounded up; 0 or unset: no request
 RESTARTS: Final = "FLK_RESTARTS"  # how many further attempts may follow failed ones
 DEADLINE: Final = "FLK_DEADLINE"  # seconds from the start of the launcher; 0 or unset: no deadline
@@ -59,11 +59,11 @@ WORK: Final = "FLK_WORK"  # folder into which the code is unpacked; working fold
 TERMINATION_LOG: Final = "FLK_TERMINATION_LOG"  # file for the final job record; in a pod, the termination message
 
 # Environment of the ranks, in addition to torchrun's variables.
-STRATEGY: Final = "FLK_STRATEGY"
-FABRIC: Final = "FLK_FABRIC"
+STRATEGY: Final = "FLK_STRATEGY"  # how the ranks share the model
+FABRIC: Final = "FLK_FABRIC"  # preset of NCCL's variables that the job uses
 CHECKPOINT: Final = "FLK_CHECKPOINT"  # folder of the checkpoints
 SAVE_EVERY: Final = "FLK_SAVE_EVERY"  # steps between two checkpoints
-SEED: Final = "FLK_SEED"
+SEED: Final = "FLK_SEED"  # seed of the random number generators, 0 by default
 PREFLIGHT: Final = "FLK_PREFLIGHT"  # off: the ranks do not compare their settings before they start
 PREFLIGHT_TIMEOUT: Final = "FLK_PREFLIGHT_TIMEOUT"  # seconds that each rank waits for the others in the preflight
 STEP_TIMEOUT: Final = "FLK_STEP_TIMEOUT"  # timeout of collectives after the first step, in seconds

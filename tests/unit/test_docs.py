@@ -1,4 +1,5 @@
-"""What the documentation says is there: links, tests, commands with their options, fields and job files."""
+"""What the documentation says is there: links, tests, commands with their options, job files, modules; and the
+generated pages equal what the code gives."""
 
 from __future__ import annotations
 
@@ -8,24 +9,34 @@ from pathlib import Path
 
 import pytest
 import yaml
+from documentation import reference
+from documentation.pages import GENERATED, ROOT, all_pages, blocks, flk_commands
 
+import flk
+import flk_runtime
 from flk import cli
-from flk.spec.job import Job, validated
+from flk.spec.job import validated
 
-ROOT = Path(__file__).parents[2]
-PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"), *ROOT.glob("charts/**/*.md")]
-)
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PAGES = all_pages()
+GUIDES = sorted(ROOT.glob("docs/guides/*.md"))
+STRUCTURE = ROOT / "docs" / "contributing" / "structure.md"
+PACKAGES = {"flk": ROOT / "operator_client" / "flk", "flk_runtime": ROOT / "runtime" / "flk_runtime"}
 
 
 def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+def without_blocks(page: Path) -> str:
+    text = page.read_text()
+    for block in blocks(page):
+        text = text.replace(block.text, "")
+    return text
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", FENCE.sub("", page.read_text())):
+    for target in re.findall(r"\]\(([^)#\s]+?)(?:#[^)]*)?\)", without_blocks(page)):
         if not target.startswith(("http://", "https://")):
             assert (page.parent / target).exists(), f"{name_of(page)} links to {target}"
 
@@ -38,55 +49,78 @@ def test_named_tests_exist(page: Path) -> None:
         assert not name or f"def {name}(" in file.read_text(), f"{name_of(page)} names {path}::{name}"
 
 
-def commands() -> list[tuple[str, str]]:
-    """Every flk command line in a code block of a page."""
-    found = []
+def test_only_pages_for_contributors_name_tests() -> None:
     for page in PAGES:
-        for language, block in FENCE.findall(page.read_text()):
-            if language == "sh":
-                for line in block.replace("\\\n", " ").splitlines():
-                    if line.strip().startswith("flk "):
-                        found.append((name_of(page), line.strip().partition("#")[0].strip()))
-    return found
+        if "contributing" not in page.parts and page.name != "CONTRIBUTING.md":
+            assert not re.search(r"\btest_\w+", page.read_text()), f"{name_of(page)} names a test"
 
 
-@pytest.mark.parametrize(("page", "line"), commands())
+COMMANDS = [(name_of(page), line) for page in PAGES for line in flk_commands(page)]
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS)
 def test_commands_and_their_options_exist(page: str, line: str) -> None:
     words = shlex.split(line)
+    if words[1].startswith("-"):
+        return
     assert words[1] in cli.COMMANDS, f"{page}: {line}"
-    known = {option for parameter in cli.load(words[1]).params for option in parameter.opts}
+    known = {option for parameter in cli.load(words[1]).params for option in parameter.opts + parameter.secondary_opts}
     own = words[2 : words.index("--")] if "--" in words else words[2:]
     for word in own:
         if word.startswith("-"):
-            assert word.partition("=")[0] in known, f"{page}: {line}"
-
-
-def test_every_command_is_in_the_readme() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert set(re.findall(r"^\| `flk (\w+)` \|", text, re.MULTILINE)) == set(cli.COMMANDS)
-
-
-def test_every_field_of_the_job_file_is_documented() -> None:
-    text = (ROOT / "docs" / "job-file.md").read_text()
-    assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == set(Job.model_fields)
+            assert word.partition("=")[0] in {*known, "--help", "-h"}, f"{page}: {line}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_job_files_in_the_documentation_are_valid(page: Path) -> None:
-    for language, block in FENCE.findall(page.read_text()):
-        if language == "yaml" and "replicas:" in block:
-            validated(yaml.safe_load(block))
+    for block in blocks(page):
+        if block.language == "yaml" and "replicas:" in block.text:
+            validated(yaml.safe_load(block.text))
 
 
-def test_the_pages_are_found() -> None:
-    assert len(PAGES) >= 8
-    assert len(commands()) >= 8
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_output_that_a_page_shows_is_produced_by_a_run(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "console":
+            assert block.key == "run", f"{name_of(page)}:{block.line}: a console block needs a run directive"
+            assert block.value in ("local", "cluster"), f"{name_of(page)}:{block.line}: run: {block.value}"
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=name_of)
+def test_every_guide_shows_output(page: Path) -> None:
+    assert any(block.key == "run" for block in blocks(page))
+
+
+@pytest.mark.parametrize("name", reference.PAGES)
+def test_generated_pages_equal_the_code(name: str) -> None:
+    expected = reference.NOTE + reference.PAGES[name]().rstrip("\n") + "\n"
+    assert (GENERATED / name).read_text() == expected, "`make docs` writes the page anew"
+
+
+def test_the_api_pages_take_every_public_name() -> None:
+    # mkdocstrings shows what __all__ lists, where the page does not list names itself.
+    for module, page in ((flk, "client-api.md"), (flk_runtime, "runtime-api.md")):
+        assert f"::: {module.__name__}\n" in (GENERATED / page).read_text()
+        assert all(getattr(module, name).__doc__ for name in module.__all__ if not name.startswith("__"))
+
+
+def test_every_command_is_in_the_readme() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert set(re.findall(r"`flk (\w+)`", text)) >= set(cli.COMMANDS)
 
 
 def test_modules_named_on_the_page_of_the_structure_exist() -> None:
-    text = (ROOT / "docs" / "structure.md").read_text()
-    named = re.findall(r"`(flk|flk_runtime)/(\w+)\.py`", text)
-    assert len(named) >= 10
-    for package, module in named:
-        folder = "operator_client" if package == "flk" else "runtime"
-        assert (ROOT / folder / package / f"{module}.py").exists(), f"{package}/{module}.py"
+    named = re.findall(r"`((?:flk|flk_runtime)(?:\.[a-z_]+)+)`", STRUCTURE.read_text())
+    assert len(named) >= 20
+    for name in named:
+        package, *rest = name.split(".")
+        path = PACKAGES[package].joinpath(*rest)
+        assert path.is_dir() or path.with_suffix(".py").exists(), f"structure.md names {name}"
+
+
+def test_the_page_of_the_structure_names_every_package() -> None:
+    named = set(re.findall(r"`((?:flk|flk_runtime)(?:\.[a-z_]+)+)`", STRUCTURE.read_text()))
+    for package, folder in PACKAGES.items():
+        for entry in folder.iterdir():
+            if (entry / "__init__.py").exists() and not entry.is_symlink():
+                assert f"{package}.{entry.name}" in named, f"structure.md does not name {package}.{entry.name}"

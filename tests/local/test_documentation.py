@@ -1,0 +1,43 @@
+"""The documentation's Python blocks run as they stand there, and its commands for this machine print what it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from documentation.outputs import run_page
+from documentation.pages import ROOT, all_pages, blocks, python_script
+
+SCRIPTS = [page for page in all_pages() if python_script(page)]
+LOCAL = [page for page in all_pages() if any((b.key, b.value) == ("run", "local") for b in blocks(page))]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", SCRIPTS, ids=name_of)
+def test_python_blocks_run_on_two_ranks(page: Path, ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
+    ranks(python_script(page), 2, {"FLK_CHECKPOINT": str(tmp_path / "checkpoints")})
+
+
+def test_what_the_page_on_data_says_is_computed(ranks: Callable[..., list[Any]]) -> None:
+    checks = """
+assert mean == 0.25 and metrics["loss"] == 0.5 and metrics["right"].tolist() == [6, 8], metrics
+assert setting["name"] == "made by rank 0" and total == 1
+assert stream.epoch == 1 and own.epoch == 1 and loader.epoch == 3
+"""
+    page = ROOT / "docs" / "guides" / "data-and-checkpoints.md"
+    ended = ranks(python_script(page) + checks, 2, {"FLK_STRATEGY": "none"})
+    said = [[line for line in one.lines if not line.startswith('{"step"')] for one in ended]
+    assert said == [["3 ['a', 'b', 'c']", "only on rank 0 of all nodes"], ["2 ['d', 'e']"]]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", LOCAL, ids=name_of)
+def test_commands_for_this_machine_print_what_the_page_shows(
+    page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_page(page, ["local"], check=True) == 0, capsys.readouterr().out
