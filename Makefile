@@ -60,11 +60,11 @@ bench: $(INSTALLED) ## Benchmarks on this machine; each prints its goal and what
 	@set -e; for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(BIN)/python $$benchmark; done
 
 docs: $(INSTALLED) ## The documentation as a site, into site/; the reference pages anew from the code
-	PYTHONPATH=scripts $(BIN)/python -m documentation.reference
+	$(BIN)/python -m scripts.documentation.reference
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 outputs: $(INSTALLED) ## The output that the documentation shows, anew from real runs, on this machine and in the cluster
-	PYTHONPATH=scripts $(BIN)/python -m documentation.outputs
+	$(BIN)/python -m scripts.documentation.outputs
 
 gpu: $(INSTALLED) ## What one NVIDIA GPU can show: tests, and figures for docs/gpu.md
 	@$(BIN)/python -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \

@@ -1,6 +1,6 @@
 """Run the commands that the documentation shows, and write their real output into the pages.
 
-    python -m documentation.outputs [--check] [--where local|cluster] [PAGE ...]
+    python -m scripts.documentation.outputs [--check] [--where local|cluster] [PAGE ...]
 
 Each page runs in a folder of its own, from top to bottom, as a new user would type it. `--check` changes no page: it
 compares after names of nodes, times, ages, numbers with a fraction and hashes have been replaced, without regard to the
@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import getpass
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from documentation.pages import ROOT, Block, Command, all_pages, blocks, commands
+from scripts.documentation.pages import ROOT, Block, Command, all_pages, blocks, commands
 
 CONTEXT: Final = "kind-flk"
 NAMESPACE: Final = "team"
@@ -41,6 +43,8 @@ _CHANGING: Final = (
     (r"/tmp/[\w./-]+", "PATH"),
     (r"\s+", " "),
 )
+# This machine's and this user's names, and what the pages show instead.
+_HERE: Final = {f"{getpass.getuser()}@{socket.gethostname()}": "ada@lab", f'"{socket.gethostname()}"': '"lab"'}
 
 
 def normalized(output: str) -> list[str]:
@@ -81,6 +85,8 @@ class Session:
         )
         self.code = done.returncode
         output = done.stdout.replace(self.namespace, NAMESPACE) if self.namespace else done.stdout
+        for name, shown in _HERE.items():
+            output = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", shown.ljust(len(name)), output)
         return "".join(f"{line.rstrip()}\n" for line in output.splitlines())
 
 
@@ -100,6 +106,9 @@ def run_page(page: Path, where: Sequence[str], *, check: bool, cluster: tuple[Pa
         kubeconfig, namespace = cluster or ((make_namespace(home), NAMESPACE) if clustered else (None, ""))
         session = Session(home / "work", kubeconfig, namespace)
         session.folder.mkdir()
+        for name in ("charts", "k8s"):  # for pages whose commands run in a checkout
+            if f"{name}/" in text:
+                (session.folder / name).symlink_to(ROOT / name)
         for block in chosen:
             if block.key == "file":
                 (session.folder / block.value).parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +117,8 @@ def run_page(page: Path, where: Sequence[str], *, check: bool, cluster: tuple[Pa
             shown = commands(block)
             printed = [Command(command.text, session.run(command.text)) for command in shown]
             wrong += report(block, shown, printed)
-            text = text.replace(f"\n{block.text}```", "\n" + "".join(f"$ {one.text}\n{one.output}" for one in printed) + "```")
+            now = "".join(f"$ {one.text}\n{one.output}" for one in printed)
+            text = text.replace(f"\n{block.text}```", f"\n{now}```", 1)
         if clustered and cluster is None:
             kubectl("delete", "namespace", NAMESPACE, "--wait=false")
     if not check:

@@ -83,7 +83,9 @@ def commands(block: Block) -> list[Command]:
         elif found:
             found[-1] = Command(found[-1].text, found[-1].output + line + "\n")
         else:
-            raise ValueError(f"{block.page.name}:{block.line}: a console block begins with a command, not with {line!r}")
+            raise ValueError(
+                f"{block.page.name}:{block.line}: a console block begins with a command, not with {line!r}"
+            )
     return found
 
 

@@ -1,6 +1,6 @@
 """Write the generated pages of `docs/reference` from the code: commands, job file, environment variables, exit codes.
 
-    python -m documentation.reference [--check]
+    python -m scripts.documentation.reference [--check]
 
 `--check` writes nothing and ends with 1 where a committed page differs from the code.
 """
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from documentation.pages import GENERATED, ROOT
 from pydantic import BaseModel
 
+from scripts.documentation.pages import GENERATED, ROOT
 from flk import cli
 from flk.errors import FlkError
 from flk.spec import schema
@@ -80,7 +80,8 @@ def job_file() -> str:
             "".join(networks),
             "## What `flk init` writes\n",
             "```yaml\n" + schema.template("train.py", 4, with_schema=True) + "```\n",
-            "## What is shipped\n\nIn a git checkout: the tracked files below the working folder as they are in the work "
+            "## What is shipped\n\n"
+            "In a git checkout: the tracked files below the working folder as they are in the work "
             "tree, untracked Python files that git does not ignore, and the script. Elsewhere: all files below the "
             "working folder except hidden files, byte code, virtual environments and `node_modules`. Files that look "
             "like secrets (`.env`, `*.pem`, `*.key`) are left out unless `ship` names them. flk prints what it leaves "
@@ -100,13 +101,14 @@ def environment() -> str:
             "# Environment variables\n\n## Settings\n\nSet these with `--env` or in the job file's `env`, or in the "
             "shell when another launcher starts the ranks.\n",
             _table(["variable", "meaning"], settings),
-            "## Facts of the job\n\n`flk submit` and `flk run` set these. Scripts may read them. A job's `env` may not set "
+            "## Facts of the job\n\n"
+            "`flk submit` and `flk run` set these. Scripts may read them. A job's `env` may not set "
             "them; the flags and the job file do. Under other launchers you may set those that `flk_runtime.init` "
             "reads.\n",
             _table(["variable", "meaning"], facts),
             f"## Reserved names\n\nA job's `env` may not set {names}, nor any name that begins with {prefixes}, "
-            "except for the settings above. The training operator or the launcher sets them, so a value of yours would be "
-            "lost.\n",
+            "except for the settings above. The training operator or the launcher sets them, so a value "
+            "of yours would be lost.\n",
             "## On the client\n",
             _table(
                 ["variable", "meaning"],
@@ -145,13 +147,16 @@ def exit_codes() -> str:
     errors = [(f"`{error.__name__}`", str(int(error.code)), _sentence(_first_line(error))) for error in _tree(FlkError)]
     return "\n".join(
         [
-            "# Exit codes\n\nThe client and the pods use the same codes. In the pods of a job, codes below 128 are final for "
+            "# Exit codes\n\n"
+            "The client and the pods use the same codes. In the pods of a job, codes below 128 are final for "
             "the operator's restart policy `ExitCode`.\n",
             _table(["code", "name", "meaning", "what the operator restarts"], rows),
-            "## What ends an attempt\n\nWhen an attempt fails, the launchers start all ranks again until the attempts are "
+            "## What ends an attempt\n\n"
+            "When an attempt fails, the launchers start all ranks again until the attempts are "
             "used up (`--max-restarts` after the first one). Then every pod ends with the code of the last failure.\n",
-            _table(["what happened to the first rank that failed", "code of the job", "what the launchers restart"], kinds),
-            "## Errors of the client\n\nThe exceptions of the Python API. A command prints the error in one line and ends "
+            _table(["what happened to the rank that failed first", "code of the job", "what restarts"], kinds),
+            "## Errors of the client\n\n"
+            "The exceptions of the Python API. A command prints the error in one line and ends "
             "with its code.\n",
             _table(["exception", "code", "meaning"], errors),
         ]

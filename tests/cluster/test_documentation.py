@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from documentation.outputs import run_page
-from documentation.pages import ROOT, all_pages, blocks
+from scripts.documentation.outputs import run_page
+from scripts.documentation.pages import ROOT, all_pages, blocks
 
 PAGES = [page for page in all_pages() if any((b.key, b.value) == ("run", "cluster") for b in blocks(page))]
 
@@ -15,4 +15,6 @@ PAGES = [page for page in all_pages() if any((b.key, b.value) == ("run", "cluste
 def test_commands_for_a_cluster_print_what_the_page_shows(
     page: Path, image: str, shared_class: str, kubeconfig: Path, namespace: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_page(page, ["local", "cluster"], check=True, cluster=(kubeconfig, namespace)) == 0, capsys.readouterr().out
+    assert run_page(page, ["local", "cluster"], check=True, cluster=(kubeconfig, namespace)) == 0, (
+        capsys.readouterr().out
+    )

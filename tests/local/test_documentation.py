@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from documentation.outputs import run_page
-from documentation.pages import ROOT, all_pages, blocks, python_script
+from scripts.documentation.outputs import run_page
+from scripts.documentation.pages import ROOT, all_pages, blocks, python_script
 
 SCRIPTS = [page for page in all_pages() if python_script(page)]
 LOCAL = [page for page in all_pages() if any((b.key, b.value) == ("run", "local") for b in blocks(page))]
@@ -37,7 +37,5 @@ assert stream.epoch == 1 and own.epoch == 1 and loader.epoch == 3
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", LOCAL, ids=name_of)
-def test_commands_for_this_machine_print_what_the_page_shows(
-    page: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_for_this_machine_print_what_the_page_shows(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_page(page, ["local"], check=True) == 0, capsys.readouterr().out

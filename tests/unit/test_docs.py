@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from documentation import reference
-from documentation.pages import GENERATED, ROOT, all_pages, blocks, flk_commands
+from scripts.documentation import reference
+from scripts.documentation.pages import GENERATED, ROOT, all_pages, blocks, flk_commands
 
 import flk
 import flk_runtime
