@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from scripts.documentation.outputs import run_page
 from scripts.documentation.pages import ROOT, all_pages, blocks
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from scripts.documentation.outputs import run_page
 from scripts.documentation.pages import ROOT, all_pages, blocks, python_script
 
