@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from flk import labels
 from flk.errors import UsageError
-from flk.manifest.bundle import Shipment
+from flk.manifest import Bundle
 from flk.manifest.render import render
 from flk.spec import file as jobfile
 from flk.spec.fabric import fabrics
@@ -26,13 +26,13 @@ from flk.spec.job import Job, validated
 
 GOLDEN = Path(__file__).parents[1] / "unit" / "golden"
 JOBS = sorted(GOLDEN.glob("*.job.yaml"))
-SMALL = Shipment(runtime=b"runtime", code=b"code")
-LARGE = Shipment(runtime=b"runtime", code=b"code" * 500_000)
+SMALL = Bundle(runtime=b"runtime", code=b"code")
+LARGE = Bundle(runtime=b"runtime", code=b"code" * 500_000)
 
 
-def objects(job: Job, shipment: Shipment) -> list[dict[str, Any]]:
+def objects(job: Job, bundle: Bundle) -> list[dict[str, Any]]:
     """The manifests of a job, and its last pod with its service as the operator makes them."""
-    manifests = render(job, Shipment() if job.ship is False else shipment, submission="s", owner="u@h")
+    manifests = render(job, Bundle() if job.ship is False else bundle, submission="s", owner="u@h")
     template = manifests[0]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
     name = f"{job.name}-worker-{job.replicas - 1}"
     own = {
@@ -68,8 +68,8 @@ def objects(job: Job, shipment: Shipment) -> list[dict[str, Any]]:
 def accepted(kubectl: Any) -> Callable[..., None]:
     """Fails unless the API server takes all objects of these jobs."""
 
-    def accepted(*jobs: Job, shipment: Shipment = SMALL) -> None:
-        items = [item for job in jobs for item in objects(job, shipment)]
+    def accepted(*jobs: Job, bundle: Bundle = SMALL) -> None:
+        items = [item for job in jobs for item in objects(job, bundle)]
         kubectl("create", "--dry-run=server", "-o", "name", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))  # noqa: E501  # fmt: skip
 
     return accepted
@@ -81,7 +81,7 @@ def test_the_api_server_accepts(accepted: Callable[..., None], path: Path) -> No
 
 
 def test_the_api_server_accepts_code_in_several_config_maps(accepted: Callable[..., None]) -> None:
-    accepted(validated({"command": "train.py", "name": "large"}), shipment=LARGE)
+    accepted(validated({"command": "train.py", "name": "large"}), bundle=LARGE)
 
 
 def test_a_manifest_that_is_wrong_is_refused(accepted: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,7 @@ import pytest
 import yaml
 
 from flk import labels
-from flk.manifest import bundle as ship
-from flk.manifest import render
+from flk.manifest import make_bundle, render
 from flk.spec import defaults as site
 from flk.spec.fabric import fabrics
 from flk.spec.fields import TORCH_STRATEGIES
@@ -53,7 +52,7 @@ def normal(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def rendered(job: Job, folder: Path) -> dict[str, Any]:
-    return normal(render.render(job, ship.collect(job, folder))[0])
+    return normal(render(job, make_bundle(job, folder))[0])
 
 
 JOBS: dict[str, dict[str, Any]] = {

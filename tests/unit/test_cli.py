@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flk import cli
+from flk import cli, manifest
 from flk.__main__ import PIPE_CLOSED, main
 from flk.errors import FlkError, JobFailedError
-from flk.manifest import bundle as ship
-from flk.manifest import text as manifest
+from flk.manifest import bundle
 from flk.spec import overlay
 from flk_runtime.contract import VERSION
 
@@ -152,7 +151,7 @@ def test_a_key_without_values_in_the_job_file_is_as_if_it_were_not_there(run: Ru
 
 
 def test_code_that_is_too_large_is_told_in_a_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ship, "SIZE_LIMIT", 10)
+    monkeypatch.setattr(bundle, "SIZE_LIMIT", 10)
     Path("train.py").write_text("print(1)\n")
     code, stdout, stderr = run("render", "train.py")
     assert (code, stdout) == (2, "")
@@ -304,8 +303,8 @@ def test_secret_looking_values_are_warned_of(run: Run) -> None:
     code, _, stderr = run("render", "train.py", "--env", "HF_TOKEN=x")
     assert code == 0
     assert stderr == (
-        "flk: env.HF_TOKEN looks like a secret, and who can read the job can read it: "
-        "better --secret HF_TOKEN=SECRET:KEY\n"
+        "flk: env.HF_TOKEN looks like a secret, but everybody who reads the job can read it: "
+        "use --secret HF_TOKEN=SECRET:KEY\n"
     )
 
 

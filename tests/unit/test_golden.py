@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from flk.manifest import Bundle
 from flk.manifest import text as manifest
-from flk.manifest.bundle import Shipment
 from flk.manifest.render import render
 from flk.spec import file as jobfile
 from flk.spec.fabric import fabrics
@@ -25,10 +25,10 @@ JOBS = sorted(GOLDEN.glob("*.job.yaml"))
 def rendered(path: Path) -> tuple[Job, str]:
     job = validated(jobfile.read(str(path)))
     # In place of archives, which differ with the version of zlib.
-    shipment = Shipment() if job.ship is False else Shipment(runtime=b"runtime", code=b"code", script="train.py")
+    bundle = Bundle() if job.ship is False else Bundle(runtime=b"runtime", code=b"code", script="train.py")
     if job.command[0] == "-m":
-        shipment = Shipment(runtime=b"runtime", code=b"code")
-    return job, manifest.to_yaml(render(job, shipment), job)
+        bundle = Bundle(runtime=b"runtime", code=b"code")
+    return job, manifest.to_yaml(render(job, bundle), job)
 
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.name.removesuffix(".job.yaml"))

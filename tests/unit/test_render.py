@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from flk.errors import UsageError
-from flk.manifest.bundle import Shipment
-from flk.manifest.render import patched, render
+from flk.manifest import Bundle
+from flk.manifest.patch import patched
+from flk.manifest.render import render
 from flk.spec.job import validated
 
 
@@ -44,11 +45,11 @@ def test_patches_merge(base: Any, patch: Any, result: Any) -> None:
 @pytest.mark.parametrize(
     ("patch", "message"),
     [
-        ({"spec": 3}, "patch.spec: must be a mapping, as in the pod's template (is 3)"),
-        ({"spec": {"containers": 3}}, "patch.spec.containers: must be a list, as in the pod's template (is 3)"),
+        ({"spec": 3}, "patch.spec: must be a mapping, as in the pod template (is 3)"),
+        ({"spec": {"containers": 3}}, "patch.spec.containers: must be a list, as in the pod template (is 3)"),
         (
             {"spec": {"containers": [{"name": "pytorch", "env": {}}]}},
-            "patch.spec.containers[pytorch].env: must be a list, as in the pod's template (is {})",
+            "patch.spec.containers[pytorch].env: must be a list, as in the pod template (is {})",
         ),
         ({"spec": None}, "patch: leaves no container named pytorch, which the operator looks for"),
         ({"spec": {"containers": None}}, "patch: leaves no container named pytorch, which the operator looks for"),
@@ -58,22 +59,22 @@ def test_patches_merge(base: Any, patch: Any, result: Any) -> None:
 def test_patches_that_leave_no_pod_are_refused(patch: Any, message: str) -> None:
     job = validated({"command": "a.py", "name": "n", "patch": patch})
     with pytest.raises(UsageError) as caught:
-        render(job, Shipment())
+        render(job, Bundle())
     assert str(caught.value) == message
 
 
 def test_equal_arguments_give_equal_manifests_that_share_nothing() -> None:
     job = validated({"command": "a.py", "name": "n", "fabric": "efa", "nodes": {"selector": {"a": "b"}}})
-    first, second = render(job, Shipment()), render(job, Shipment())
+    first, second = render(job, Bundle()), render(job, Bundle())
     assert first == second
     first[0]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["nodeSelector"]["a"] = "c"
     first[0]["metadata"]["labels"]["x"] = "y"
-    assert render(job, Shipment()) == second
+    assert render(job, Bundle()) == second
     assert "x" not in first[0]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["metadata"]["labels"]
 
 
 def test_a_submission_is_on_record() -> None:
     job = validated({"command": "a.py", "name": "n"})
-    annotations = render(job, Shipment(), submission="id", owner="ada@host")[0]["metadata"]["annotations"]
+    annotations = render(job, Bundle(), submission="id", owner="ada@host")[0]["metadata"]["annotations"]
     assert (annotations["flk.dev/submission"], annotations["flk.dev/owner"]) == ("id", "ada@host")
     assert "flk.dev/code-hash" not in annotations

@@ -209,13 +209,13 @@ def takes_job(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _load(flags: dict[str, Any]) -> LoadedJob:
-    from flk.manifest import bundle
     from flk.manifest.environment import warnings
+    from flk.manifest.files import find_script
     from flk.spec.overlay import load_job
 
     job, root = load_job(flags, os.environ, note)
     if job.ship is not False:
-        bundle.find_script(job, root)
+        find_script(job, root)
     for warning in warnings(job):
         note(warning)
     return LoadedJob(job, root)

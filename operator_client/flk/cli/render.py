@@ -1,4 +1,4 @@
-"""`flk render`: the manifests that submit would create."""
+"""`flk render`: print the manifests that `flk submit` would create."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ def render(
 ) -> None:
     """Print the manifests that `flk submit` would create, as YAML on stdout.
 
-    Nothing is asked of a cluster. A job without a name gets the script's with five random characters, as in submit.
+    This command does not use a cluster, so the defaults of a namespace are not applied. A job without a name gets a
+    generated one, as with `flk submit`.
     """
-    from flk.manifest import bundle as ship
-    from flk.manifest import render as rendering
-    from flk.manifest import text as manifest
+    from flk import manifest
 
     if output not in ("yaml", "json"):
         raise UsageError(f"--output: must be yaml or json (is {output!r})")
     job = loaded.job.named()
-    shipment = ship.collect(job, loaded.root)
-    for sentence in shipment.left_out:
+    bundle = manifest.make_bundle(job, loaded.root)
+    for sentence in bundle.left_out:
         note(f"not shipped: {sentence}")
-    manifests = rendering.render(job, shipment, namespace=namespace)
+    manifests = manifest.render(job, bundle, namespace=namespace)
     print(manifest.to_json(manifests) if output == "json" else manifest.to_yaml(manifests, job), end="")

@@ -47,7 +47,7 @@ def submit(
     from flk.jobs.submission import prepare
 
     submission = prepare(loaded.job, loaded.root, JobClient.connect(context, namespace))
-    for sentence in submission.shipment.left_out:
+    for sentence in submission.bundle.left_out:
         note(f"not shipped: {sentence}")
     if dry_run:
         made = submission.manifests if dry_run == "client" else submission.client.try_job(submission.manifests)
@@ -81,15 +81,15 @@ def _show(output: str, submission: Submission, manifests: list[dict[str, object]
 
 def _tell(submission: Submission) -> None:
     """What was made, and the next three commands."""
-    job, shipment, place = submission.job, submission.shipment, submission.client.namespace
+    job, bundle, place = submission.job, submission.bundle, submission.client.namespace
     pods = f"{job.replicas} pod{'s' * (job.replicas != 1)} with {job.processes_per_pod} rank"
     pods += f"{'s' * (job.processes_per_pod != 1)}{' each' * (job.replicas != 1)}"
     where = f"namespace {place} of context {submission.client.context}"
     note(f"created job {submission.name} in {where}: {pods}, image {job.image_or_default}")
-    if shipment.code is not None:
-        kilobytes = max(1, round(len(shipment.code) / 1000))
-        files = len(shipment.files)
-        note(f"shipped {files} file{'s' * (files != 1)}, {kilobytes:,} kB compressed, sha256 {shipment.sha256[:12]}")
+    if bundle.code is not None:
+        kilobytes = max(1, round(len(bundle.code) / 1000))
+        files = len(bundle.files)
+        note(f"shipped {files} file{'s' * (files != 1)}, {kilobytes:,} kB compressed, sha256 {bundle.sha256[:12]}")
     if job.checkpoint is None:
         note("checkpoints are lost with their pod; --checkpoint PVC:/PATH keeps them")
     for verb, what in {

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flk import manifest
 from flk.errors import UnreachableError
 from flk.jobs.client import JobClient
 from flk.jobs.handle import JobHandle
-from flk.manifest import bundle as ship
-from flk.manifest import render as rendering
-from flk.manifest.bundle import Shipment
+from flk.manifest import Bundle, make_bundle
 from flk.spec import defaults
 from flk.spec.job import Job
 
@@ -25,7 +24,7 @@ class Submission:
 
     client: JobClient
     job: Job
-    shipment: Shipment
+    bundle: Bundle
     manifests: list[dict[str, Any]]
 
     @property
@@ -46,11 +45,11 @@ class Submission:
 def prepare(job: Job, root: Path, client: JobClient) -> Submission:
     """Do everything but the creation. The only request to the cluster reads the namespace's defaults."""
     job = defaults.apply(job, defaults.parse(client.defaults())).named()
-    shipment = ship.collect(job, root)
-    manifests = rendering.render(
-        job, shipment, namespace=client.namespace, submission=str(uuid.uuid4()), owner=current_user()
+    bundle = make_bundle(job, root)
+    manifests = manifest.render(
+        job, bundle, namespace=client.namespace, submission=str(uuid.uuid4()), owner=current_user()
     )
-    return Submission(client, job, shipment, manifests)
+    return Submission(client, job, bundle, manifests)
 
 
 def submit(job: Job, root: str | Path = ".", *, namespace: str | None = None, context: str | None = None) -> JobHandle:
@@ -68,7 +67,7 @@ def render(job: Job, root: str | Path = ".", *, namespace: str | None = None) ->
     The files that the job needs are looked up below ``root``. The defaults of a namespace are not applied.
     """
     job = job.named()
-    return rendering.render(job, ship.collect(job, Path(root)), namespace=namespace)
+    return manifest.render(job, make_bundle(job, Path(root)), namespace=namespace)
 
 
 def current_user() -> str:

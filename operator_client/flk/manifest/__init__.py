@@ -1,0 +1,11 @@
+"""From a job to the Kubernetes objects that run it: pure functions, except that the bundle reads the user's files.
+
+`flk.jobs`, `flk.local` and `flk.cli` import this package; of flk it imports only what is below `flk.spec`.
+"""
+
+from flk.manifest.bundle import Bundle, make_bundle, runtime_archive
+from flk.manifest.patch import patched
+from flk.manifest.render import render
+from flk.manifest.text import to_json, to_yaml
+
+__all__ = ["Bundle", "make_bundle", "patched", "render", "runtime_archive", "to_json", "to_yaml"]

@@ -1,6 +1,6 @@
-"""The variables that every rank of a job gets: the same in each pod, and the same for `flk run`.
+"""The environment variables that all ranks of a job share, in every pod and under `flk run`.
 
-The manifest adds what differs from pod to pod; the launcher adds torchrun's variables.
+`flk.manifest.pod` adds the variables of a pod, and the launcher those of torchrun.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from flk.spec.fabric import fabrics
 from flk.spec.job import Job
 from flk_runtime import contract
 
-# Parts of a name that say its value should not be on record in a manifest.
+# Parts of the name of a variable whose value should not be readable in a manifest.
 _SECRET: Final = re.compile(
     r"(^|_)(TOKEN|SECRET|SECRETS|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|CREDENTIALS"
     r"|(API|ACCESS|PRIVATE|SECRET|AUTH)_?KEY)(_|$)",
@@ -21,7 +21,7 @@ _SECRET: Final = re.compile(
 
 
 def environment(job: Job) -> dict[str, str]:
-    """Variables and values of ``job``, which has a name. The user's win over the fabric's, and those over flk's."""
+    """Return the variables of ``job``, which has a name. The user's win over the fabric's, and these over flk's."""
     if job.name is None:
         raise ValueError("the job has no name yet")
     own = {
@@ -41,16 +41,16 @@ def environment(job: Job) -> dict[str, str]:
 
 
 def checkpoint_folder(job: Job) -> str:
-    """Where the job's snapshots go in a pod: a folder of the job's own, so that jobs can share a claim."""
+    """Return the folder of the job's checkpoints in a pod. It has the job's name, so that jobs can share a volume."""
     if job.checkpoint is None:
         return contract.CHECKPOINT_FOLDER
     return f"{job.checkpoint.path}/{job.name}"
 
 
 def warnings(job: Job) -> list[str]:
-    """What is allowed but probably not meant."""
+    """Return one sentence for each setting that is allowed but probably a mistake."""
     return [
-        f"env.{name} looks like a secret, and who can read the job can read it: better --secret {name}=SECRET:KEY"
+        f"env.{name} looks like a secret, but everybody who reads the job can read it: use --secret {name}=SECRET:KEY"
         for name in job.env
         if _SECRET.search(name)
     ]

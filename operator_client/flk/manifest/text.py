@@ -1,4 +1,4 @@
-"""Manifests as text: YAML that every parser reads the same way, or JSON."""
+"""Write manifests as text: YAML that every parser reads in the same way, or JSON."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from flk.spec.fabric import fabrics
 from flk.spec.job import Job
 from flk_runtime.contract import VERSION
 
-# Text that no version of YAML takes for something else. Parsers differ in 1e3, 0o7, 1_000, y and the like: what is not
-# surely text is quoted.
+# Text that every version of YAML reads as text. Parsers differ in 1e3, 0o7, 1_000, y and others, so these are quoted.
 _PLAIN: Final = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*(?::[A-Za-z0-9_./-]+)*", re.ASCII)
 _WORDS: Final = frozenset(
     {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "none", "nan", "inf", "infinity"}
 )
 
-_Base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's is many times faster, and not everywhere
+_Base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # that of libyaml is many times faster
 
 
 class _Dumper(_Base):  # type: ignore[misc]
@@ -36,7 +35,7 @@ _Dumper.add_representer(str, _text)
 
 
 def to_yaml(manifests: list[dict[str, Any]], job: Job | None = None) -> str:
-    """The manifests as a stream of YAML documents; with ``job``, a comment says where its fabric's values come from."""
+    """Return the manifests as YAML documents. With ``job``, a comment names the source of its fabric's values."""
     head = [f"# Rendered by flk {VERSION}. Create it: kubectl create -f FILE (or apply --server-side: code is large)."]
     if job is not None:
         fabric = fabrics()[job.fabric]
@@ -50,5 +49,5 @@ def to_yaml(manifests: list[dict[str, Any]], job: Job | None = None) -> str:
 
 
 def to_json(manifests: list[dict[str, Any]]) -> str:
-    """The manifests as a List of Kubernetes."""
+    """Return the manifests as a JSON List of Kubernetes."""
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}, indent=2, ensure_ascii=False) + "\n"

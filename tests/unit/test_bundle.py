@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from flk.errors import UsageError
-from flk.manifest import bundle as ship
+from flk.manifest.bundle import SIZE_LIMIT, Bundle, make_bundle, runtime_archive
 from flk.manifest.render import CHUNK, render
 from flk.spec.job import Job, validated
 from flk_runtime import contract
@@ -52,14 +52,19 @@ def job(command: str = "train.py", **fields: Any) -> Job:
 
 def error_of(a_job: Job, root: Path) -> UsageError:
     with pytest.raises(UsageError) as caught:
-        ship.collect(a_job, root)
+        make_bundle(a_job, root)
     return caught.value
 
 
 def test_outside_git_all_files_travel_but_hidden_ones_and_what_tools_put_there(tmp_path: Path, write: Write) -> None:
     write("train.py", "package/model.py", "config.json", "data/words.txt")
     write(".hidden/x.py", ".cache", "__pycache__/a.pyc", "node_modules/a.js", "env/pyvenv.cfg", "env/lib/a.py", "a.pyc")
-    assert ship.collect(job(), tmp_path).files == ("config.json", "data/words.txt", "package/model.py", "train.py")
+    assert make_bundle(job(), tmp_path).files == (
+        "config.json",
+        "data/words.txt",
+        "package/model.py",
+        "train.py",
+    )
 
 
 def test_in_git_tracked_files_travel_as_they_are_and_new_python_files(tmp_path: Path, write: Write, git: Any) -> None:
@@ -70,24 +75,24 @@ def test_in_git_tracked_files_travel_as_they_are_and_new_python_files(tmp_path: 
     (tmp_path / "deleted.py").unlink()
     write("config.json", content="changed")
     write("new.py", "new.json", "flk.yaml", "ignored.py", "venv/pyvenv.cfg", "venv/lib/a.py")
-    shipment = ship.collect(job(), tmp_path)
-    assert shipment.files == (".gitignore", "config.json", "new.py", "package/model.py", "train.py")
-    assert shipment.left_out == ("untracked files that are not Python: new.json (--ship PATTERN adds them)",)
-    assert contents(shipment)["config.json"] == b"changed"
+    bundle = make_bundle(job(), tmp_path)
+    assert bundle.files == (".gitignore", "config.json", "new.py", "package/model.py", "train.py")
+    assert bundle.left_out == ("untracked files that are not Python: new.json (--ship PATTERN adds them)",)
+    assert contents(bundle)["config.json"] == b"changed"
 
 
 def test_only_the_working_folder_of_a_checkout_travels(tmp_path: Path, write: Write, git: Any) -> None:
     write("train.py", "part/train.py", "part/a.txt")
     git("init", "-q")
     git("add", "-A")
-    assert ship.collect(job(), tmp_path / "part").files == ("a.txt", "train.py")
+    assert make_bundle(job(), tmp_path / "part").files == ("a.txt", "train.py")
 
 
 def test_a_folder_that_its_checkout_ignores_is_no_part_of_it(tmp_path: Path, write: Write, git: Any) -> None:
     write("out/train.py", "out/a.txt")
     write(".gitignore", content="out\n")
     git("init", "-q")
-    assert ship.collect(job(), tmp_path / "out").files == ("a.txt", "train.py")
+    assert make_bundle(job(), tmp_path / "out").files == ("a.txt", "train.py")
 
 
 def test_an_ignored_script_travels_all_the_same(tmp_path: Path, write: Write, git: Any) -> None:
@@ -95,7 +100,7 @@ def test_an_ignored_script_travels_all_the_same(tmp_path: Path, write: Write, gi
     write(".gitignore", content="train.py\n")
     git("init", "-q")
     git("add", "-A")
-    assert "train.py" in ship.collect(job(), tmp_path).files
+    assert "train.py" in make_bundle(job(), tmp_path).files
 
 
 def test_patterns_add_files(tmp_path: Path, write: Write, git: Any) -> None:
@@ -103,9 +108,13 @@ def test_patterns_add_files(tmp_path: Path, write: Write, git: Any) -> None:
     git("init", "-q")
     git("add", "-A")
     write("data/a.json", "data/b.txt", "data/deep/c.json", "other.json")
-    assert ship.collect(job(ship=["data/*.json"]), tmp_path).files == ("data/a.json", "train.py")
-    assert ship.collect(job(ship=["data/**/*.json"]), tmp_path).files == ("data/a.json", "data/deep/c.json", "train.py")
-    assert ship.collect(job(ship=["data/"]), tmp_path).files == (
+    assert make_bundle(job(ship=["data/*.json"]), tmp_path).files == ("data/a.json", "train.py")
+    assert make_bundle(job(ship=["data/**/*.json"]), tmp_path).files == (
+        "data/a.json",
+        "data/deep/c.json",
+        "train.py",
+    )
+    assert make_bundle(job(ship=["data/"]), tmp_path).files == (
         "data/a.json",
         "data/b.txt",
         "data/deep/c.json",
@@ -121,25 +130,25 @@ def test_a_pattern_that_is_none_or_names_nothing_is_refused(tmp_path: Path, writ
 
 def test_secrets_travel_only_when_listed_by_name(tmp_path: Path, write: Write, git: Any) -> None:
     write("train.py", ".env", "server.pem", "keys/id_rsa", "keys/note.txt")
-    shipment = ship.collect(job(), tmp_path)
-    assert shipment.files == ("keys/note.txt", "train.py")
-    assert ".env, keys/id_rsa, server.pem" in shipment.left_out[0]
-    assert ship.collect(job(ship=["*", "keys"]), tmp_path).files == ("keys/note.txt", "train.py")
-    assert ship.collect(job(ship=[".env"]), tmp_path).files == (".env", "keys/note.txt", "train.py")
+    bundle = make_bundle(job(), tmp_path)
+    assert bundle.files == ("keys/note.txt", "train.py")
+    assert ".env, keys/id_rsa, server.pem" in bundle.left_out[0]
+    assert make_bundle(job(ship=["*", "keys"]), tmp_path).files == ("keys/note.txt", "train.py")
+    assert make_bundle(job(ship=[".env"]), tmp_path).files == (".env", "keys/note.txt", "train.py")
     git("init", "-q")
     git("add", "-A")
-    assert ship.collect(job(), tmp_path).files == ("keys/note.txt", "train.py")
+    assert make_bundle(job(), tmp_path).files == ("keys/note.txt", "train.py")
 
 
 def test_equal_files_make_equal_archives(tmp_path: Path, write: Write) -> None:
     write("train.py", "b.py", content="print(1)\n")
-    first = ship.collect(job(), tmp_path)
+    first = make_bundle(job(), tmp_path)
     os.utime(tmp_path / "train.py", (1, 1))
     (tmp_path / "train.py").chmod(0o600)
-    second = ship.collect(job(), tmp_path)
+    second = make_bundle(job(), tmp_path)
     assert (first.sha256, first.code, first.runtime) == (second.sha256, second.code, second.runtime)
     write("b.py", content="print(2)\n")
-    assert ship.collect(job(), tmp_path).sha256 != first.sha256
+    assert make_bundle(job(), tmp_path).sha256 != first.sha256
 
 
 def test_the_archive_holds_the_files(tmp_path: Path, write: Write) -> None:
@@ -148,14 +157,14 @@ def test_the_archive_holds_the_files(tmp_path: Path, write: Write) -> None:
     (tmp_path / "run.sh").write_text("#!/bin/sh\n")
     (tmp_path / "run.sh").chmod(0o755)
     (tmp_path / "link.txt").symlink_to("ä b/ü.txt")
-    shipment = ship.collect(job(), tmp_path)
-    assert contents(shipment) == {
+    bundle = make_bundle(job(), tmp_path)
+    assert contents(bundle) == {
         "link.txt": "ö".encode(),
         "run.sh": b"#!/bin/sh\n",
         "train.py": b"print(1)\n",
         "ä b/ü.txt": "ö".encode(),
     }
-    with tarfile.open(fileobj=io.BytesIO(shipment.code or b"")) as archive:
+    with tarfile.open(fileobj=io.BytesIO(bundle.code or b"")) as archive:
         assert [oct(member.mode) for member in archive] == ["0o644", "0o755", "0o644", "0o644"]
 
 
@@ -164,14 +173,51 @@ def test_links_to_folders_are_left_out_and_said(tmp_path: Path, write: Write, gi
     (tmp_path / "link").symlink_to("real")
     git("init", "-q")
     git("add", "-A")
-    shipment = ship.collect(job(), tmp_path)
-    assert shipment.files == ("real/a.py", "train.py")
-    assert shipment.left_out == ("links to folders: link",)
+    bundle = make_bundle(job(), tmp_path)
+    assert bundle.files == ("real/a.py", "train.py")
+    assert bundle.left_out == ("links to folders: link (--ship NAME adds their files)",)
+
+
+def test_links_to_folders_are_left_out_and_said_outside_git_too(tmp_path: Path, write: Write) -> None:
+    write("train.py", "real/a.py")
+    (tmp_path / "link").symlink_to("real")
+    bundle = make_bundle(job(), tmp_path)
+    assert bundle.files == ("real/a.py", "train.py")
+    assert bundle.left_out == ("links to folders: link (--ship NAME adds their files)",)
+    assert make_bundle(job(ship=["link"]), tmp_path).files == ("link/a.py", "real/a.py", "train.py")
+
+
+@pytest.mark.parametrize("in_git", [False, True])
+def test_links_to_files_elsewhere_travel_only_when_listed_by_name(
+    tmp_path: Path, write: Write, git: Any, in_git: bool
+) -> None:
+    write("elsewhere.txt", "folder/train.py", "folder/inside.txt")
+    root = tmp_path / "folder"
+    (root / "outside.txt").symlink_to("../elsewhere.txt")
+    (root / "alias.txt").symlink_to("inside.txt")
+    if in_git:
+        git("init", "-q")
+        git("add", "-A")
+    bundle = make_bundle(job(), root)
+    assert bundle.files == ("alias.txt", "inside.txt", "train.py")
+    assert bundle.left_out == (f"links to files outside of {root}: outside.txt (--ship with the whole name adds them)",)
+    assert "outside.txt" not in make_bundle(job(ship=["*.txt"]), root).files
+    assert "outside.txt" in make_bundle(job(ship=["outside.txt"]), root).files
+
+
+def test_a_link_to_a_secret_is_a_secret(tmp_path: Path, write: Write) -> None:
+    write("train.py", ".env")
+    (tmp_path / "settings.txt").symlink_to(".env")
+    bundle = make_bundle(job(), tmp_path)
+    assert bundle.files == ("train.py",)
+    assert bundle.left_out == (
+        "names that look like secrets: .env, settings.txt (--ship with the whole name adds them)",
+    )
 
 
 def test_the_runtime_runs_from_its_archive(tmp_path: Path) -> None:
     archive = tmp_path / contract.RUNTIME_ARCHIVE
-    archive.write_bytes(ship.runtime_archive())
+    archive.write_bytes(runtime_archive())
     with zipfile.ZipFile(archive) as opened:
         assert {"__main__.py", "flk_runtime/__init__.py", "flk_runtime/contract.py"} <= set(opened.namelist())
     code = f"import sys; sys.path[:] = [{str(archive)!r}, *(p for p in sys.path if 'runtime' not in p)]\nimport flk_runtime.contract as c; print(c.__file__)"  # noqa: E501
@@ -180,15 +226,15 @@ def test_the_runtime_runs_from_its_archive(tmp_path: Path) -> None:
 
 
 def test_nothing_travels_where_the_code_is_in_the_image(tmp_path: Path) -> None:
-    assert ship.collect(job("/opt/train.py", ship=False), tmp_path) == ship.Shipment()
+    assert make_bundle(job("/opt/train.py", ship=False), tmp_path) == Bundle()
 
 
 def test_a_script_by_its_absolute_path_is_found_below_the_folder(tmp_path: Path, write: Write) -> None:
     write("a/train.py")
-    assert ship.collect(job(f"{tmp_path}/a/train.py"), tmp_path).script == "a/train.py"
+    assert make_bundle(job(f"{tmp_path}/a/train.py"), tmp_path).script == "a/train.py"
     linked = tmp_path.parent / f"{tmp_path.name}-link"
     linked.symlink_to(tmp_path)
-    assert ship.collect(job(f"{linked}/a/train.py"), linked).script == "a/train.py"
+    assert make_bundle(job(f"{linked}/a/train.py"), linked).script == "a/train.py"
 
 
 def test_scripts_that_cannot_travel(tmp_path: Path, write: Write) -> None:
@@ -203,16 +249,16 @@ def test_scripts_that_cannot_travel(tmp_path: Path, write: Write) -> None:
 def test_modules(tmp_path: Path, write: Write) -> None:
     write("package/__init__.py", "package/train.py", "package/sub/__main__.py", "package/data/x.txt", "single.py")
     for module in ("package.train", "package.sub", "single", "elsewhere.train", "flk_runtime.check"):
-        shipment = ship.collect(job(f"-m {module}"), tmp_path)
-        assert shipment.script is None
-        assert bool(shipment.left_out) is (module == "elsewhere.train")
+        bundle = make_bundle(job(f"-m {module}"), tmp_path)
+        assert bundle.script is None
+        assert bool(bundle.left_out) is (module == "elsewhere.train")
     assert str(error_of(job("-m package.trian"), tmp_path)).startswith("there is no module package.trian in ")
     assert "has no __main__.py" in str(error_of(job("-m package.data"), tmp_path))
 
 
 def test_code_that_is_too_large_names_the_largest_files(tmp_path: Path, write: Write) -> None:
     write("train.py")
-    (tmp_path / "weights.bin").write_bytes(os.urandom(ship.SIZE_LIMIT))
+    (tmp_path / "weights.bin").write_bytes(os.urandom(SIZE_LIMIT))
     (tmp_path / "small.bin").write_bytes(os.urandom(2**20))
     error = error_of(job(), tmp_path)
     assert str(error).startswith("the code is too large to ship: 9.0 MiB compressed, the limit is 8.0 MiB")
@@ -222,8 +268,8 @@ def test_code_that_is_too_large_names_the_largest_files(tmp_path: Path, write: W
 def test_code_is_cut_into_config_maps(tmp_path: Path, write: Write) -> None:
     write("train.py")
     (tmp_path / "data.bin").write_bytes(os.urandom(2 * CHUNK))
-    shipment = ship.collect(job(), tmp_path)
-    configs = render(job(), shipment)[1:]
+    bundle = make_bundle(job(), tmp_path)
+    configs = render(job(), bundle)[1:]
     assert [config["metadata"]["name"] for config in configs] == ["j-code-0", "j-code-1", "j-code-2"]
     import base64
 
@@ -232,11 +278,11 @@ def test_code_is_cut_into_config_maps(tmp_path: Path, write: Write) -> None:
         data = {key: base64.b64decode(value) for key, value in config["binaryData"].items()}
         assert sum(map(len, data.values())) <= CHUNK
         pieces |= data
-    assert pieces.pop(contract.RUNTIME_ARCHIVE) == shipment.runtime
+    assert pieces.pop(contract.RUNTIME_ARCHIVE) == bundle.runtime
     assert sorted(pieces) == [f"{contract.CODE_ARCHIVE}.{number:03}" for number in range(3)]
-    assert b"".join(pieces[key] for key in sorted(pieces)) == shipment.code
+    assert b"".join(pieces[key] for key in sorted(pieces)) == bundle.code
 
 
-def contents(shipment: ship.Shipment) -> dict[str, bytes]:
-    with tarfile.open(fileobj=io.BytesIO(shipment.code or b"")) as archive:
+def contents(bundle: Bundle) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(bundle.code or b"")) as archive:
         return {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]

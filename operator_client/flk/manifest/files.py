@@ -1,0 +1,211 @@
+"""Which of the user's files travel with a job.
+
+In a git checkout: the tracked files below the folder as they are in the work tree, and Python files that git neither
+tracks nor ignores. Elsewhere: all files below the folder, except hidden files and what tools put there. The patterns of
+`ship` add files to either. Files whose names look like keys or passwords, and links to files outside of the folder,
+travel only if `ship` lists them by name.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from flk.errors import UsageError
+from flk.spec.job import Job
+
+_SECRET_NAMES: Final = (
+    *(".env", ".env.*", ".netrc", ".npmrc", ".pypirc", ".git-credentials", ".htpasswd", "kubeconfig", "*.kubeconfig"),
+    *("*.pem", "*.key", "*.p12", "*.pfx", "*.keystore", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*"),
+)
+_TOOL_FOLDERS: Final = frozenset({"__pycache__", "node_modules", "site-packages"})
+_OWN_FILES: Final = {"flk.yaml", "flk.schema.json"}  # pods do not read them
+_WILDCARDS: Final = frozenset("*?[")
+_SHOWN: Final = 3  # files in a message
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The files that travel with a job, as paths relative to the root."""
+
+    files: tuple[str, ...]
+    script: str | None  # None for a module
+    left_out: tuple[str, ...]  # files that the user may expect and that do not travel, one sentence for each kind
+
+
+def select_files(job: Job, root: Path) -> Selection:
+    """Return the files of ``job`` below ``root``, which is resolved. Raises UsageError for a missing script."""
+    script = find_script(job, root)
+    if script is not None and not script.is_relative_to(root):
+        raise UsageError(
+            f"the script {job.command[0]} is outside of {root}, whose code is shipped",
+            hint=f"run flk in the script's folder: cd {script.parent}",
+        )
+    listed = _listed(job.ship if isinstance(job.ship, list) else [], root)
+    left_out: list[str] = []
+    in_git = _git_files(root)
+    if in_git is None:
+        found = set(_walk(root))
+    else:
+        found, others = in_git
+        others -= _OWN_FILES
+        if others:
+            left_out.append(f"untracked files that are not Python: {_some(others)} (--ship PATTERN adds them)")
+    secrets = {path for path in found if _looks_secret(root, path)}
+    if secrets:
+        left_out.append(f"names that look like secrets: {_some(secrets)} (--ship with the whole name adds them)")
+    folders = {path for path in found if (root / path).is_symlink() and (root / path).is_dir()}
+    if folders:
+        left_out.append(f"links to folders: {_some(folders)} (--ship NAME adds their files)")
+    outside = {path for path in found - secrets - folders if _leaves(root, path)}
+    if outside:
+        left_out.append(f"links to files outside of {root}: {_some(outside)} (--ship with the whole name adds them)")
+    chosen = (found - secrets - folders - outside) | listed
+    own = script or find_module(job, root)
+    if own is not None:
+        chosen.add(own.relative_to(root).as_posix())
+    elif job.command[1].partition(".")[0] != "flk_runtime":  # the runtime travels with every job
+        left_out.append(f"the module {job.command[1]}, which is not in {root}, so it should be in the image")
+    return Selection(
+        files=tuple(sorted(path for path in chosen if (root / path).is_file())),  # a tracked file may be deleted
+        script=script.relative_to(root).as_posix() if script else None,
+        left_out=tuple(left_out),
+    )
+
+
+def find_script(job: Job, root: Path) -> Path | None:
+    """Return the file of the script, or None if the job runs a module. Raises UsageError if it is missing."""
+    if job.command[0] == "-m":
+        find_module(job, root)
+        return None
+    # A link keeps its own name: its target may have another name or be in another folder.
+    script = Path(os.path.abspath(root / job.command[0]))
+    script = script.parent.resolve() / script.name
+    if script.is_dir():
+        raise UsageError(f"{job.command[0]} is a folder, not a script", hint="a package runs with -m")
+    if not script.is_file():
+        raise UsageError(
+            f"there is no script {job.command[0]} in {root}",
+            hint="for a script that is in the image: --no-ship",
+        )
+    return script
+
+
+def find_module(job: Job, root: Path) -> Path | None:
+    """Return the file of the module that the job runs, or None if its package is not below ``root``."""
+    if job.command[0] != "-m":
+        return None
+    name = job.command[1]
+    top, *inner = name.split(".")
+    for folder in (root / top, root / f"{top}.py"):
+        if folder.exists():
+            break
+    else:
+        return None
+    base = root.joinpath(top, *inner)
+    for file in (base.with_name(f"{base.name}.py"), base / "__main__.py"):
+        if file.is_file():
+            return file
+    if base.is_dir():
+        raise UsageError(f"the package {name} in {root} has no __main__.py, so it cannot be run with -m")
+    raise UsageError(f"there is no module {name} in {root}, though {top} is there")
+
+
+def _git_files(root: Path) -> tuple[set[str], set[str]] | None:
+    """Return the tracked and the new Python files below ``root``, and other untracked files. None outside of git."""
+    if not any((folder / ".git").exists() for folder in (root, *root.parents)):
+        return None
+    tracked = _git(root, "ls-files", "-z", "--recurse-submodules")
+    if not tracked and _ignored(root):
+        return None  # the repository ignores this folder, so it is not part of it
+    new = _git(root, "ls-files", "-z", "--others", "--exclude-standard")
+    new = {path for path in new if not path.endswith("/") and not _in_tool_folder(root, path)}
+    python = {path for path in new if path.endswith(".py")}
+    return tracked | python, new - python
+
+
+def _git(root: Path, *arguments: str) -> set[str]:
+    hint = "--no-ship where the code is in the image"
+    try:
+        result = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, check=False)
+    except OSError:
+        raise UsageError(
+            f"{root} is in a git checkout, and git is not installed to list its files", hint=hint
+        ) from None
+    if result.returncode:
+        said = result.stderr.decode(errors="replace").strip().splitlines()
+        raise UsageError(f"git cannot list the files of {root}: {said[0] if said else 'no reason given'}", hint=hint)
+    return {os.fsdecode(path) for path in result.stdout.split(b"\0") if path}
+
+
+def _ignored(root: Path) -> bool:
+    return subprocess.run(["git", "-C", str(root), "check-ignore", "-q", "."], capture_output=True).returncode == 0
+
+
+def _walk(root: Path) -> Iterator[str]:
+    """Yield the files below a folder that is not in git, and the links to folders, which are not followed."""
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if not _of_tools(Path(folder, name))]
+        base = Path(folder).relative_to(root)
+        for name in files:
+            if (not name.startswith(".") or _looks_secret(root, str(base / name))) and not name.endswith(
+                (".pyc", ".pyo")
+            ):
+                yield (base / name).as_posix()
+        yield from ((base / name).as_posix() for name in folders if Path(folder, name).is_symlink())
+
+
+def _of_tools(folder: Path) -> bool:
+    """Whether tools made this folder: it is hidden, a cache or a virtual environment."""
+    return folder.name.startswith(".") or folder.name in _TOOL_FOLDERS or (folder / "pyvenv.cfg").exists()
+
+
+def _in_tool_folder(root: Path, path: str) -> bool:
+    return any(_of_tools(root / above) for above in PurePosixPath(path).parents if above.name)
+
+
+def _listed(patterns: Iterable[str], root: Path) -> set[str]:
+    """Return the files that match patterns. Raises UsageError for a pattern that matches nothing."""
+    chosen: set[str] = set()
+    for pattern in patterns:
+        if not pattern or pattern.startswith("/") or ".." in PurePosixPath(pattern).parts:
+            raise UsageError(f"ship: a pattern is a relative path without '..' (is {pattern!r})")
+        try:
+            matches = sorted(root.glob(pattern.rstrip("/")))
+        except (ValueError, NotImplementedError) as error:
+            raise UsageError(f"ship: {pattern!r} is not a pattern: {error}") from None
+        literal = not _WILDCARDS.intersection(PurePosixPath(pattern).name)
+        files: set[str] = set()
+        for match in matches:
+            path = match.relative_to(root).as_posix()
+            if match.is_dir():
+                inner = {f"{path}/{file}" for file in _walk(match)}
+                files |= {file for file in inner if not (_looks_secret(root, file) or _leaves(root, file))}
+            elif literal or not (_looks_secret(root, path) or _leaves(root, path)):
+                files.add(path)
+        if not files:
+            raise UsageError(f"ship: nothing in {root} matches {pattern!r}")
+        chosen |= files
+    return chosen
+
+
+def _looks_secret(root: Path, path: str) -> bool:
+    """Whether the name of a file, or of the file that it links to, looks like that of a key or a password."""
+    file = root / path
+    names = {file.name, file.resolve().name} if file.is_symlink() else {file.name}
+    return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in _SECRET_NAMES)
+
+
+def _leaves(root: Path, path: str) -> bool:
+    """Whether a path is a link to a file outside of the root."""
+    return (root / path).is_symlink() and not (root / path).resolve().is_relative_to(root)
+
+
+def _some(paths: Iterable[str]) -> str:
+    names = sorted(paths)
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

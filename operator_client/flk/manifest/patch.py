@@ -1,0 +1,44 @@
+"""Merge a patch into a pod template, as Kubernetes merges strategic merge patches.
+
+The chart does the same in charts/flk/templates/_job.tpl. tests/unit/data/patches.yaml has cases that test both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flk.errors import UsageError
+
+
+def patched(base: Any, patch: Any, path: str = "patch") -> Any:
+    """Return ``base`` merged with ``patch``. ``path`` names the patch in errors.
+
+    Mappings are merged, and null removes a key. Lists of mappings that all have a ``mountPath``, or all have a
+    ``name``, are merged by it; other lists are replaced. Raises UsageError if a mapping or a list that is not empty
+    would be replaced by something else.
+    """
+    for shape, name in ((dict, "a mapping"), (list, "a list")):
+        if isinstance(base, shape) and base and not isinstance(patch, shape):
+            raise UsageError(f"{path}: must be {name}, as in the pod template (is {patch!r})")
+    if isinstance(base, dict) and isinstance(patch, dict):
+        merged = dict(base)
+        for key, value in patch.items():
+            if value is None:
+                merged.pop(key, None)
+            else:
+                merged[key] = patched(merged.get(key), value, f"{path}.{key}")
+        return merged
+    if isinstance(base, list) and isinstance(patch, list):
+        for identity in ("mountPath", "name"):
+            if all(isinstance(item, dict) and isinstance(item.get(identity), str) for item in (*base, *patch)):
+                given = {item[identity]: item for item in patch}
+                kept = {i[identity]: patched(i, given.get(i[identity], {}), f"{path}[{i[identity]}]") for i in base}
+                return [*kept.values(), *(_without_nulls(item) for name, item in given.items() if name not in kept)]
+    return _without_nulls(patch)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value of a patch without the keys that are null."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,156 @@
+"""The pod template of a job: the container with its environment, resources and volumes. All pods are equal."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from flk import labels
+from flk.errors import UsageError
+from flk.manifest.bundle import Bundle
+from flk.manifest.environment import environment
+from flk.manifest.patch import patched
+from flk.spec.fabric import fabrics
+from flk.spec.job import Job
+from flk_runtime import contract
+
+USER: Final = 10001  # no image has this user; it is numeric, so that Kubernetes can check runAsNonRoot
+GRACE: Final = 30  # seconds from SIGTERM to SIGKILL
+_SHM: Final = "/dev/shm"  # noqa: S108 - not a temporary file; its default size of 64 MiB is too small for NCCL
+
+
+def pod_template(job: Job, bundle: Bundle, config_maps: list[str]) -> dict[str, Any]:
+    """Return the template of the pods, with the job's patch merged into it.
+
+    ``config_maps`` are the names of those that hold the bundle. Raises UsageError if the patch removes the container.
+    """
+    template = _template(job, bundle, config_maps)
+    if not job.patch:
+        return template
+    merged: dict[str, Any] = patched(template, job.patch)
+    containers = merged.get("spec", {}).get("containers", [])
+    if not any(isinstance(c, dict) and c.get("name") == contract.CONTAINER for c in containers):
+        raise UsageError(f"patch: leaves no container named {contract.CONTAINER}, which the operator looks for")
+    return merged
+
+
+def _template(job: Job, bundle: Bundle, config_maps: list[str]) -> dict[str, Any]:
+    volumes, mounts = _volumes(job, config_maps)
+    container = {
+        "name": contract.CONTAINER,
+        "image": job.image_or_default,
+        "imagePullPolicy": "IfNotPresent",
+        "command": [_literal(word) for word in _command(job, bundle)],
+        "env": _env(job, bundle),
+        "ports": [{"name": "pytorchjob-port", "containerPort": contract.RDZV_PORT}],
+        **_resources(job),
+        "volumeMounts": mounts,
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "terminationMessagePath": contract.TERMINATION_LOG_PATH,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    tolerations = [t.model_dump(exclude_defaults=True) for t in job.nodes.tolerations]
+    return {
+        "metadata": {
+            "labels": {**labels.MANAGED_BY, labels.JOB: job.name},
+            "annotations": {"sidecar.istio.io/inject": "false"},  # pods with a sidecar do not complete
+        },
+        "spec": {
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": GRACE,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": USER,
+                "runAsGroup": USER,
+                "fsGroup": USER,
+                "fsGroupChangePolicy": "OnRootMismatch",  # otherwise each start changes all files of a volume
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            **({"nodeSelector": dict(job.nodes.selector)} if job.nodes.selector else {}),
+            **({"tolerations": tolerations} if tolerations else {}),
+            "containers": [container],
+            "volumes": volumes,
+        },
+    }
+
+
+def _command(job: Job, bundle: Bundle) -> list[str]:
+    command = [bundle.script, *job.command[1:]] if bundle.script else job.command
+    if bundle.runtime is None:
+        return ["python3", "-u", "-m", "flk_runtime", "--", *command]
+    return ["python3", "-u", f"{contract.SHIP_FOLDER}/{contract.RUNTIME_ARCHIVE}", "--", *command]
+
+
+def _env(job: Job, bundle: Bundle) -> list[dict[str, Any]]:
+    of_pods = {
+        contract.RDZV_ENDPOINT: f"{job.name}-worker-0:{contract.RDZV_PORT}",
+        contract.WORK: contract.WORK_FOLDER,
+        contract.TERMINATION_LOG: contract.TERMINATION_LOG_PATH,
+        "HOME": contract.WORK_FOLDER,  # a numeric user has no home folder
+    }
+    if bundle.code is not None:
+        of_pods |= {contract.CODE: contract.SHIP_FOLDER, contract.CODE_HASH: bundle.sha256}
+    fields = {
+        contract.POD_INDEX: f"metadata.labels['{labels.REPLICA_INDEX}']",
+        contract.POD_NAME: "metadata.name",
+        contract.POD_IP: "status.podIP",
+        contract.NODE_NAME: "spec.nodeName",
+    }
+    plain = {name: value for name, value in (of_pods | environment(job)).items() if name not in job.secrets}
+    secrets = ((name, *reference.split(":", 1)) for name, reference in job.secrets.items())
+    return [
+        *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
+        {"name": contract.CPUS, "valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}},
+        *({"name": name, "value": _literal(value)} for name, value in plain.items()),
+        *({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}} for name, secret, key in secrets),
+    ]
+
+
+def _literal(text: str) -> str:
+    """Escape text in which Kubernetes would replace ``$(NAME)``."""
+    return text.replace("$", "$$")
+
+
+def _resources(job: Job) -> dict[str, Any]:
+    """Return requests and limits, which are equal except for CPU.
+
+    A CPU limit would throttle ranks in the middle of a step, and all other ranks would wait for them.
+    """
+    amounts = {
+        "memory": job.resources.memory,
+        "nvidia.com/gpu": str(job.resources.gpu) if job.resources.gpu else None,
+        **fabrics()[job.fabric].limits,
+    }
+    limits = {name: amount for name, amount in amounts.items() if amount is not None}
+    requests = {**({"cpu": job.resources.cpu} if job.resources.cpu else {}), **limits}
+    resources = {**({"limits": limits} if limits else {}), **({"requests": requests} if requests else {})}
+    return {"resources": resources} if resources else {}
+
+
+def _volumes(job: Job, config_maps: list[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    size = {"sizeLimit": job.resources.shm} if job.resources.shm else {}
+    volumes: list[dict[str, Any]] = [
+        {"name": "work", "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", **size}},
+    ]
+    mounts: list[dict[str, Any]] = [
+        {"name": "work", "mountPath": contract.WORK_FOLDER},
+        {"name": "shm", "mountPath": _SHM},
+    ]
+    if config_maps:
+        sources = [{"configMap": {"name": name}} for name in config_maps]
+        volumes.append({"name": "ship", "projected": {"sources": sources}})
+        mounts.append({"name": "ship", "mountPath": contract.SHIP_FOLDER, "readOnly": True})
+    claims = [tuple(mount.split(":", 1)) for mount in job.volumes]
+    if job.checkpoint is not None:
+        claims.append((job.checkpoint.volume, job.checkpoint.path))
+    else:
+        volumes.append({"name": "checkpoint", "emptyDir": {}})
+        mounts.append({"name": "checkpoint", "mountPath": contract.CHECKPOINT_FOLDER})
+    volume_of: dict[str, str] = {}  # a PersistentVolumeClaim that is mounted twice is one volume
+    for claim, path in claims:
+        if claim not in volume_of:
+            volume_of[claim] = f"claim-{len(volume_of)}"
+            volumes.append({"name": volume_of[claim], "persistentVolumeClaim": {"claimName": claim}})
+        mounts.append({"name": volume_of[claim], "mountPath": path})
+    return volumes, mounts
