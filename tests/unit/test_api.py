@@ -18,12 +18,14 @@ from flk.errors import (
     UnreachableError,
 )
 from flk.jobs.client import JOBS, PODS
-from flk.kube import client as api
-from flk.kube.client import Api, Target
-from flk.kube.credentials import load
+from flk.kube.client import ApiClient, RetryPolicy
+from flk.kube.credentials import connect
+from flk.kube.errors import RETRIED
+from flk.kube.resources import Target
 
 ALL = Target(JOBS, "team")
 ONE = Target(JOBS, "team", "gpt")
+BACKOFFS = RetryPolicy().backoffs
 
 
 @pytest.fixture
@@ -32,29 +34,29 @@ def pauses() -> list[float]:
 
 
 @pytest.fixture
-def client(kubeconfig: Any, pauses: list[float]) -> Api:
-    return Api(load(), sleep=pauses.append)
+def client(kubeconfig: Any, pauses: list[float]) -> ApiClient:
+    return ApiClient(connect(), sleep=pauses.append)
 
 
-@pytest.mark.parametrize("status", sorted(api.RETRIED))
-@pytest.mark.parametrize("times", [1, len(api.BACKOFFS)])
-def test_busy_server_is_asked_again(fake: Any, client: Api, pauses: list[float], status: int, times: int) -> None:
+@pytest.mark.parametrize("status", sorted(RETRIED))
+@pytest.mark.parametrize("times", [1, len(BACKOFFS)])
+def test_busy_server_is_asked_again(fake: Any, client: ApiClient, pauses: list[float], status: int, times: int) -> None:
     fake.fail(status, times=times)
     assert client.call("list", ALL)["items"] == []
-    assert pauses == list(api.BACKOFFS[:times])
+    assert pauses == list(BACKOFFS[:times])
 
 
-@pytest.mark.parametrize("status", sorted(api.RETRIED))
-def test_last_attempt_says_so(fake: Any, client: Api, status: int) -> None:
+@pytest.mark.parametrize("status", sorted(RETRIED))
+def test_last_attempt_says_so(fake: Any, client: ApiClient, status: int) -> None:
     fake.fail(status, times=20)
-    with pytest.raises(ApiError, match=rf"tried {len(api.BACKOFFS) + 1} times") as caught:
+    with pytest.raises(ApiError, match=rf"tried {len(BACKOFFS) + 1} times") as caught:
         client.call("list", ALL)
     assert caught.value.status == status
-    assert len(fake.requests) == len(api.BACKOFFS) + 1
+    assert len(fake.requests) == len(BACKOFFS) + 1
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 405, 409, 410, 422])
-def test_other_refusals_are_final(fake: Any, client: Api, pauses: list[float], status: int) -> None:
+def test_other_refusals_are_final(fake: Any, client: ApiClient, pauses: list[float], status: int) -> None:
     fake.fail(status)
     with pytest.raises(FlkError):
         client.call("list", ALL)
@@ -62,46 +64,40 @@ def test_other_refusals_are_final(fake: Any, client: Api, pauses: list[float], s
     assert pauses == []
 
 
-def test_retry_after_is_obeyed(fake: Any, client: Api, pauses: list[float]) -> None:
+def test_retry_after_is_obeyed(fake: Any, client: ApiClient, pauses: list[float]) -> None:
     fake.fail(429, headers={"Retry-After": "7"})
     fake.fail(429, fake.status(429, retryAfterSeconds=3))
     client.call("list", ALL)
     assert pauses == [7, 3]
 
 
-def test_retry_after_beyond_patience_is_an_error(fake: Any, client: Api, pauses: list[float]) -> None:
+def test_retry_after_beyond_patience_is_an_error(fake: Any, client: ApiClient, pauses: list[float]) -> None:
     fake.fail(429, headers={"Retry-After": "3600"})
     with pytest.raises(ApiError):
         client.call("list", ALL)
     assert pauses == []
 
 
-def test_broken_connection_is_tried_again(fake: Any, client: Api) -> None:
+def test_broken_connection_is_tried_again(fake: Any, client: ApiClient) -> None:
     fake.fail(0)
     assert client.call("list", ALL)["items"] == []
 
 
-def test_server_that_hangs(fake: Any, client: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "ANSWER", 0.5)
-    monkeypatch.setattr(api, "SILENCE", 0.5)
+def test_server_that_hangs(fake: Any, kubeconfig: Any, pauses: list[float]) -> None:
+    impatient = RetryPolicy(read_timeout=0.5, unreachable_budget=0.5)
     fake.fail(hang=True)
     with pytest.raises(UnreachableError, match="does not answer") as caught:
-        client.call("list", ALL)
+        ApiClient(connect(), retries=impatient, sleep=pauses.append).call("list", ALL)
     assert fake.url in str(caught.value)
 
 
-def test_nobody_listens(fake: Any, client: Api) -> None:
+def test_nobody_listens(fake: Any, client: ApiClient) -> None:
     fake.close()
     with pytest.raises(UnreachableError, match="Connection refused"):
         client.call("list", ALL)
 
 
-def test_bounds_leave_room_for_ten_seconds() -> None:
-    assert api.SILENCE + api.ANSWER / 2 < 10
-    assert api.CONNECT < api.SILENCE
-
-
-def test_unknown_host(kubeconfig: Any, client: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_host(kubeconfig: Any, client: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(*_: Any, **__: Any) -> None:
         raise socket.gaierror(-2, "Name or service not known")
 
@@ -110,15 +106,18 @@ def test_unknown_host(kubeconfig: Any, client: Api, monkeypatch: pytest.MonkeyPa
         client.call("list", ALL)
 
 
-def test_expired_token_is_renewed_once(fake: Any, client: Api) -> None:
+def test_refused_token_is_renewed_once(fake: Any, client: ApiClient) -> None:
     fake.fail(401)
     assert client.call("list", ALL)["items"] == []
+    fake.fail(401)
+    with client.stream("list", ALL, query={}, idle=5) as lines:
+        list(lines)
     fake.fail(401, times=2)
     with pytest.raises(NoConfigError, match="does not accept the credentials of context fake"):
         client.call("list", ALL)
 
 
-def test_forbidden_names_verb_resource_namespace(fake: Any, client: Api) -> None:
+def test_forbidden_names_verb_resource_namespace(fake: Any, client: ApiClient) -> None:
     said = 'pytorchjobs.kubeflow.org is forbidden: User "eve" cannot create resource "pytorchjobs" in API group'
     fake.fail(403, fake.status(403, said))
     with pytest.raises(ForbiddenError) as caught:
@@ -127,44 +126,44 @@ def test_forbidden_names_verb_resource_namespace(fake: Any, client: Api) -> None
     assert "kubectl auth can-i create pytorchjobs.kubeflow.org -n team" in caught.value.hint
 
 
-def test_exceeded_quota_is_no_lack_of_permission(fake: Any, client: Api) -> None:
+def test_exceeded_quota_is_no_lack_of_permission(fake: Any, client: ApiClient) -> None:
     fake.fail(403, fake.status(403, "exceeded quota: jobs, requested: 1, used: 5, limited: 5"))
     with pytest.raises(ApiError, match="exceeded quota: jobs") as caught:
         client.call("create", ALL, body={})
     assert not isinstance(caught.value, ForbiddenError)
 
 
-def test_cluster_without_pytorchjobs(fake: Any, client: Api) -> None:
+def test_cluster_without_pytorchjobs(fake: Any, client: ApiClient) -> None:
     fake.fail(404, b"404 page not found\n")
     with pytest.raises(MissingApiError, match="has no PyTorchJobs") as caught:
         client.call("create", ALL, body={})
     assert "install" in caught.value.hint
 
 
-def test_missing_namespace(fake: Any, client: Api) -> None:
+def test_missing_namespace(fake: Any, client: ApiClient) -> None:
     fake.fail(404, fake.status(404, 'namespaces "team" not found', kind="namespaces", name="team"))
     with pytest.raises(ApiError, match="there is no namespace team"):
         client.call("create", ALL, body={})
 
 
-def test_missing_job(client: Api) -> None:
+def test_missing_job(client: ApiClient) -> None:
     with pytest.raises(JobNotFoundError, match="there is no job gpt in namespace team"):
         client.call("get", ONE)
 
 
-def test_missing_pod_is_a_plain_404(client: Api) -> None:
+def test_missing_pod_is_a_plain_404(client: ApiClient) -> None:
     with pytest.raises(ApiError) as caught:
         client.call("get", Target(PODS, "team", "p"))
     assert caught.value.status == 404
 
 
-def test_existing_name(fake: Any, client: Api) -> None:
+def test_existing_name(fake: Any, client: ApiClient) -> None:
     fake.add("pytorchjobs", {"metadata": {"name": "gpt"}})
     with pytest.raises(ConflictError):
         client.call("create", ALL, body={"metadata": {"name": "gpt"}})
 
 
-def test_invalid_object_lists_its_causes_in_one_line(fake: Any, client: Api) -> None:
+def test_invalid_object_lists_its_causes_in_one_line(fake: Any, client: ApiClient) -> None:
     causes = [{"field": "spec.a", "message": "must be\n positive"}, {"field": "spec.b", "message": "unknown"}]
     fake.fail(422, fake.status(422, "is invalid", causes=causes))
     with pytest.raises(ApiError) as caught:
@@ -173,7 +172,7 @@ def test_invalid_object_lists_its_causes_in_one_line(fake: Any, client: Api) -> 
     assert "\n" not in str(caught.value)
 
 
-def test_failing_webhook_is_named(fake: Any, client: Api) -> None:
+def test_failing_webhook_is_named(fake: Any, client: ApiClient) -> None:
     said = 'Internal error occurred: failed calling webhook "validator.example.com": connection refused'
     fake.fail(500, fake.status(500, said), times=20)
     with pytest.raises(ApiError, match=r"validator\.example\.com.*tried"):
@@ -181,28 +180,28 @@ def test_failing_webhook_is_named(fake: Any, client: Api) -> None:
 
 
 @pytest.mark.parametrize("body", [b"<html>hello a-very-secret-token</html>", b"[1]", b""])
-def test_something_else_answers(fake: Any, client: Api, body: bytes) -> None:
+def test_something_else_answers(fake: Any, client: ApiClient, body: bytes) -> None:
     fake.fail(200, body)
     with pytest.raises(ApiError, match="did not answer as a Kubernetes API server does") as caught:
         client.call("list", ALL)
     assert "secret" not in str(caught.value)
 
 
-def test_bodies_that_are_no_status_are_not_shown(fake: Any, client: Api) -> None:
+def test_bodies_that_are_no_status_are_not_shown(fake: Any, client: ApiClient) -> None:
     fake.fail(400, b"Authorization: Bearer a-very-secret-token")
     with pytest.raises(ApiError) as caught:
         client.call("list", ALL)
     assert "secret" not in str(caught.value)
 
 
-def test_deletion_whose_answer_was_lost_is_done(fake: Any, client: Api) -> None:
+def test_deletion_whose_answer_was_lost_is_done(fake: Any, client: ApiClient) -> None:
     fake.add("pytorchjobs", {"metadata": {"name": "gpt"}})
     fake.fail(0, done=True)
     client.call("delete", ONE)
     assert fake.asked("DELETE") == [ONE.resource.path("team", "gpt")] * 2
 
 
-def test_clock_is_the_servers(fake: Any, client: Api) -> None:
+def test_clock_is_the_servers(fake: Any, client: ApiClient) -> None:
     fake.fail(200, {}, headers={"Date": "Thu, 01 Jan 2032 00:00:00 GMT"})
     client.call("list", ALL)
     assert client.now() == pytest.approx(1956528000, abs=60)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -199,6 +200,22 @@ def test_help_and_mistakes_import_neither_kubernetes_nor_torch_nor_yaml(words: l
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "end"
+
+
+@pytest.mark.parametrize(
+    "command", ["status gpt", "list", "logs gpt --no-follow", "wait gpt --timeout 0", "delete gpt"]
+)
+def test_commands_on_jobs_import_no_more_than_they_need(fake: Any, kubeconfig: Path, command: str) -> None:
+    # Not zipfile: the interpreter's importlib.metadata, which urllib3 imports, imports it.
+    fake.add("pytorchjobs", {"metadata": {"name": "gpt", "uid": "job"}})
+    code = (
+        "import sys\nfrom flk.__main__ import main\n"
+        f"code = main({command.split()!r})\n"
+        "heavy = {'pydantic', 'kubernetes', 'requests', 'tarfile', 'torch', 'flk.manifest.bundle', 'flk.spec.job'}\n"
+        "print(*sorted(heavy & {*sys.modules}), code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == ("101" if command.startswith("wait") else "0"), done.stderr
 
 
 def manifests(stdout: str) -> list[dict[str, object]]:

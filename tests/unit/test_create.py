@@ -8,8 +8,8 @@ import pytest
 
 from flk.errors import ApiError, ConflictError
 from flk.jobs.client import JobClient
-from flk.kube.client import Api
-from flk.kube.credentials import load
+from flk.kube.client import ApiClient
+from flk.kube.credentials import connect
 from flk.labels import OWNER, SUBMISSION
 
 JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
@@ -31,7 +31,7 @@ def manifests(submission: str = "mine") -> list[dict[str, Any]]:
 
 @pytest.fixture
 def cluster(kubeconfig: Any) -> JobClient:
-    return JobClient(Api(load(), sleep=lambda seconds: None))
+    return JobClient(ApiClient(connect(), sleep=lambda seconds: None))
 
 
 def test_everything_belongs_to_the_job(fake: Any, cluster: JobClient) -> None:

@@ -1,8 +1,14 @@
-"""Which cluster a command talks to, and what is said where that is not to be found out."""
+"""Kubeconfigs: the context that is selected, the credentials and their renewal, and the errors."""
 
 from __future__ import annotations
 
+import base64
+import json
+import os
+import pty
+import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +16,8 @@ import pytest
 import yaml
 
 from flk.errors import NoConfigError
-from flk.kube.credentials import load
+from flk.kube.credentials import Access, connect
+from flk.kube.kubeconfig import load
 
 SECRET = "a-very-secret-token"
 
@@ -49,19 +56,19 @@ def test_namespace_is_the_contexts(use: Any) -> None:
 
 def test_credentials_are_in_the_headers(use: Any) -> None:
     use(config())
-    assert load().headers() == {"authorization": f"Bearer {SECRET}"}
+    assert connect().headers() == {"Authorization": f"Bearer {SECRET}"}
 
 
 def test_first_of_several_files_wins(use: Any, tmp_path: Path) -> None:
     use(config("one"), config("two"))
     assert load().server == "https://one.example:6443"
-    assert load("two").context == "two"
+    assert load("two").name == "two"
 
 
 def test_files_that_are_not_there_are_passed_over(use: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (path,) = use(config())
     monkeypatch.setenv("KUBECONFIG", f"/nowhere/config:{path}")
-    assert load().context == "here"
+    assert load().name == "here"
 
 
 def test_no_kubeconfig(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +104,6 @@ def test_no_current_context(use: Any) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
         "just text",
         "a: [",
         "- 1",
@@ -131,21 +137,21 @@ def plugin(script: str, **more: Any) -> dict[str, Any]:
 def test_credentials_plugin(use: Any) -> None:
     reply = '{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{"token":"from-plugin"}}'
     use(plugin(f"print({reply!r})"))
-    assert load().headers() == {"authorization": "Bearer from-plugin"}
+    assert connect().headers() == {"Authorization": "Bearer from-plugin"}
 
 
 @pytest.mark.parametrize(
     ("script", "said"),
     [
         ("import sys; sys.exit('please log in: sso login')", "please log in: sso login"),
-        ("print('junk')", "failed to decode"),
-        ("print('{}')", "malformed response"),
+        ("print('junk')", "something that is not JSON"),
+        ("print('{}')", "no ExecCredential"),
     ],
 )
 def test_credentials_plugin_that_fails(use: Any, script: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
     use(plugin(script))
     with pytest.raises(NoConfigError, match=r"the credentials plugin .* of context here failed") as caught:
-        load()
+        connect().headers()
     assert said in str(caught.value)
     assert capfd.readouterr().err == ""
 
@@ -153,5 +159,278 @@ def test_credentials_plugin_that_fails(use: Any, script: str, said: str, capfd: 
 def test_credentials_plugin_that_is_not_there(use: Any) -> None:
     use(plugin("", command="no-such-plugin", installHint="get it from https://example.com"))
     with pytest.raises(NoConfigError, match="no-such-plugin") as caught:
-        load()
+        connect().headers()
     assert caught.value.hint == "get it from https://example.com"
+
+
+# Renewal
+
+
+def counting_plugin(folder: Path, **status: Any) -> dict[str, Any]:
+    """A plugin whose token is the number of its run, kept in a file."""
+    script = (
+        f"import json, pathlib; count = pathlib.Path({str(folder / 'runs')!r})\n"
+        "number = len(count.read_text()) + 1 if count.exists() else 1\n"
+        "count.write_text('x' * number)\n"
+        f"status = {{'token': f'run-{{number}}', **{status!r}}}\n"
+        "print(json.dumps({'apiVersion': 'client.authentication.k8s.io/v1', 'kind': 'ExecCredential', "
+        "'status': status}))"
+    )
+    return plugin(script)
+
+
+def authorization(access: Access) -> str:
+    return str(access.headers()["Authorization"])
+
+
+def test_plugin_runs_once_until_its_token_expires(use: Any, tmp_path: Path) -> None:
+    use(counting_plugin(tmp_path, expirationTimestamp="2999-01-01T00:00:00.123456789Z"))
+    access = connect()
+    assert [authorization(access) for _ in range(3)] == ["Bearer run-1"] * 3
+    use(counting_plugin(tmp_path, expirationTimestamp="2001-01-01T00:00:00Z"))
+    access = connect()
+    assert [authorization(access) for _ in range(2)] == ["Bearer run-2", "Bearer run-3"]
+
+
+def test_many_threads_renew_a_refused_token_once(use: Any, tmp_path: Path) -> None:
+    use(counting_plugin(tmp_path))
+    access = connect()
+    refused = access.headers()
+    threads = [threading.Thread(target=access.renew, args=(refused,)) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert authorization(access) == "Bearer run-2"
+
+
+def test_renewal_reads_the_kubeconfig_again(use: Any) -> None:
+    (path,) = use(config())
+    access = connect()
+    refused = access.headers()
+    path.write_text(path.read_text().replace(SECRET, "token-of-a-new-login"))
+    access.renew(refused)
+    assert authorization(access) == "Bearer token-of-a-new-login"
+
+
+def with_user(**user: Any) -> dict[str, Any]:
+    return config() | {"users": [{"name": "u", "user": user}]}
+
+
+def test_token_file_is_read_again(use: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "token"
+    file.write_text("first\n")
+    use(with_user(tokenFile="token"))  # relative to the kubeconfig
+    now = [1000.0]
+    monkeypatch.setattr("flk.kube.credentials.time.time", lambda: now[0])
+    access = connect()
+    assert authorization(access) == "Bearer first"
+    file.write_text("second")
+    assert authorization(access) == "Bearer first"
+    now[0] += 100
+    assert authorization(access) == "Bearer second"
+    file.unlink()
+    now[0] += 100
+    assert authorization(access) == "Bearer second"
+
+
+def test_token_file_that_is_not_there(use: Any) -> None:
+    use(with_user(tokenFile="/nowhere/token"))
+    with pytest.raises(NoConfigError, match="the token file /nowhere/token of context here cannot be read"):
+        connect().headers()
+
+
+def test_user_name_and_password(use: Any) -> None:
+    use(with_user(username="ada", password="pass"))
+    assert authorization(connect()) == "Basic " + base64.b64encode(b"ada:pass").decode()
+
+
+def test_auth_provider(use: Any) -> None:
+    claims = base64.urlsafe_b64encode(json.dumps({"exp": 4102444800}).encode()).decode().rstrip("=")
+    provider = {"name": "oidc", "config": {"id-token": f"header.{claims}.signature"}}
+    use(config() | {"users": [{"name": "u", "user": {"auth-provider": provider}}]})
+    assert authorization(connect()) == f"Bearer header.{claims}.signature"
+
+
+def test_auth_provider_without_a_token(use: Any) -> None:
+    use(config() | {"users": [{"name": "u", "user": {"auth-provider": {"name": "oidc", "config": {}}}}]})
+    with pytest.raises(NoConfigError, match="the auth-provider of context here gives no token"):
+        connect().headers()
+
+
+def test_impersonation(use: Any) -> None:
+    extra = {"example.com/Why": ["a", "b"]}
+    user = {"token": "t", "as": "ada", "as-uid": "7", "as-groups": ["dev", "ops"], "as-user-extra": extra}
+    use(config() | {"users": [{"name": "u", "user": user}]})
+    assert list(connect().headers().items()) == [
+        ("Impersonate-User", "ada"),
+        ("Impersonate-Uid", "7"),
+        ("Impersonate-Group", "dev"),
+        ("Impersonate-Group", "ops"),
+        ("Impersonate-Extra-example.com%2Fwhy", "a"),
+        ("Impersonate-Extra-example.com%2Fwhy", "b"),
+        ("Authorization", "Bearer t"),
+    ]
+
+
+def test_impersonated_groups_of_no_user_are_refused(use: Any) -> None:
+    use(config() | {"users": [{"name": "u", "user": {"token": "t", "as-groups": ["dev"]}}]})
+    with pytest.raises(NoConfigError, match="impersonates a group"):
+        connect()
+
+
+# Where flk runs
+
+
+def test_empty_kubeconfig_is_none(use: Any) -> None:
+    use("")
+    with pytest.raises(NoConfigError, match=r"there is no kubeconfig: .*config-0 is empty"):
+        load()
+    use("", config())
+    assert load().name == "here"
+
+
+def test_service_account_of_a_pod(use: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, content in {"token": SECRET, "namespace": "team\n", "ca.crt": certificate(tmp_path)[0]}.items():
+        (tmp_path / name).write_text(content)
+    monkeypatch.setattr("flk.kube.kubeconfig.SERVICE_ACCOUNT", tmp_path)
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    access = connect()
+    assert (access.server, access.namespace) == ("https://[fd00::1]:443", "team")
+    assert authorization(access) == f"Bearer {SECRET}"
+
+
+def test_plugin_that_fails_on_a_terminal(use: Any) -> None:
+    use(plugin("import sys; sys.exit('please log in')"))
+    leader, terminal = pty.openpty()
+    script = "from flk.kube.credentials import connect\nconnect().headers()"
+    done = subprocess.run([sys.executable, "-c", script], stdin=terminal, stdout=subprocess.PIPE, stderr=terminal)
+    shown = os.read(leader, 65536).decode()
+    os.close(leader)
+    os.close(terminal)
+    assert done.returncode == 1
+    assert shown.startswith("please log in")
+    assert "NoConfigError: the credentials plugin" in shown
+    assert "ended with exit code 1" in shown
+
+
+def test_plugin_is_told_of_the_cluster(use: Any) -> None:
+    script = (
+        "import json, os; info = json.loads(os.environ['KUBERNETES_EXEC_INFO'])\n"
+        "info['status'] = {'token': info['spec']['cluster']['server'] + os.environ['EXTRA']}; print(json.dumps(info))"
+    )
+    use(plugin(script, provideClusterInfo=True, env=[{"name": "EXTRA", "value": "/x"}]))
+    assert authorization(connect()) == "Bearer https://here.example:6443/x"
+
+
+# Connections
+
+
+def certificate(folder: Path) -> tuple[str, str]:
+    """A certificate that signs itself, and its key."""
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    subject = ["-subj", "/CN=test", "-addext", "subjectAltName=DNS:api.test"]
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, *subject],
+        check=True,
+        capture_output=True,
+    )
+    return cert.read_text(), key.read_text()
+
+
+@pytest.fixture
+def tls_server(tmp_path: Path) -> Any:
+    """A server with a certificate for api.test that wants a client certificate, and answers with its subject."""
+    import ssl
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+
+    cert, key = certificate(tmp_path)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            subject = dict(pair[0] for pair in self.connection.getpeercert()["subject"])  # type: ignore[attr-defined]
+            data = json.dumps(subject).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None: ...
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(tmp_path / "cert.pem")
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"https://127.0.0.1:{server.server_address[1]}", cert, key
+    server.shutdown()
+    server.server_close()
+
+
+def base64_of(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+@pytest.mark.parametrize("given", ["data", "files", "plugin", "insecure"])
+def test_client_certificates(use: Any, tls_server: Any, given: str) -> None:
+    server, cert, key = tls_server
+    cluster = {"server": server, "tls-server-name": "api.test", "certificate-authority": "cert.pem"}
+    user: dict[str, Any] = {"client-certificate-data": base64_of(cert), "client-key-data": base64_of(key)}
+    if given == "files":
+        user = {"client-certificate": "cert.pem", "client-key": "key.pem"}
+    if given == "plugin":
+        version = "client.authentication.k8s.io/v1"
+        status = {"clientCertificateData": cert, "clientKeyData": key}
+        reply = json.dumps({"apiVersion": version, "kind": "ExecCredential", "status": status})
+        user = plugin(f"print({reply!r})")["users"][0]["user"]
+    if given == "insecure":
+        cluster = {"server": server, "insecure-skip-tls-verify": True}
+    use(config() | {"clusters": [{"name": "c", "cluster": cluster}], "users": [{"name": "u", "user": user}]})
+    access = connect()
+    access.headers()
+    assert access.pool.request("GET", server + "/", retries=False).json() == {"commonName": "test"}
+
+
+@pytest.mark.parametrize("field", ["client-certificate-data", "client-key-data"])
+def test_broken_certificates_are_one_clear_line(use: Any, field: str, tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    good = {"client-certificate-data": base64_of(cert), "client-key-data": base64_of(key)}
+    use(with_user(**{**good, field: "####"}))
+    with pytest.raises(NoConfigError, match="the certificates of context here cannot be used"):
+        connect()
+
+
+@pytest.mark.parametrize(
+    ("variables", "proxied"),
+    [
+        ({}, False),
+        ({"HTTPS_PROXY": "http://proxy.example:3128"}, True),
+        ({"https_proxy": "http://proxy.example:3128", "NO_PROXY": "other.example,.more.example"}, True),
+        ({"HTTPS_PROXY": "http://proxy.example:3128", "NO_PROXY": "example"}, False),
+        ({"HTTPS_PROXY": "http://proxy.example:3128", "no_proxy": "a, .here.example"}, True),
+        ({"HTTPS_PROXY": "http://proxy.example:3128", "no_proxy": "*"}, False),
+        ({"HTTP_PROXY": "http://proxy.example:3128"}, False),
+    ],
+)
+def test_proxies_of_the_environment(
+    use: Any, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], proxied: bool
+) -> None:
+    for name in ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    use(config())
+    proxy = connect().pool.proxy
+    assert (proxy.host if proxy else None) == ("proxy.example" if proxied else None)
+
+
+def test_proxy_of_the_kubeconfig(use: Any) -> None:
+    cluster = {"server": "https://here.example", "proxy-url": "http://other.example:8080"}
+    use(config() | {"clusters": [{"name": "c", "cluster": cluster}]})
+    proxy = connect().pool.proxy
+    assert proxy is not None
+    assert (proxy.host, proxy.port) == ("other.example", 8080)

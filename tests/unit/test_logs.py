@@ -12,8 +12,8 @@ from flk.cli.logs import ranks
 from flk.errors import UsageError
 from flk.jobs.client import JobClient
 from flk.jobs.logs import Line, Options, Place, clean, dump, follow
-from flk.kube.client import Api
-from flk.kube.credentials import load
+from flk.kube.client import ApiClient
+from flk.kube.credentials import connect
 
 
 def line(second: int, text: str, fraction: str = ".123") -> bytes:
@@ -94,7 +94,7 @@ def test_ranks_that_are_none(text: str) -> None:
 
 @pytest.fixture
 def cluster(kubeconfig: Any) -> JobClient:
-    return JobClient(Api(load(), sleep=lambda seconds: None))
+    return JobClient(ApiClient(connect(), sleep=lambda seconds: None))
 
 
 def add_job(fake: Any, pods: int = 2, phase: str = "Succeeded") -> None:

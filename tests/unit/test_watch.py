@@ -12,9 +12,10 @@ import pytest
 from flk.errors import ApiError, JobNotFoundError, UnreachableError
 from flk.jobs.client import PODS, JobClient
 from flk.jobs.follower import Follower
-from flk.kube.client import Api, Target
-from flk.kube.credentials import load
-from flk.kube.watch import Changed, Listed, watch
+from flk.kube.client import ApiClient
+from flk.kube.credentials import connect
+from flk.kube.resources import Target
+from flk.kube.watch import Changed, Listed, list_and_watch
 
 PODS_PATH = "/api/v1/namespaces/team/pods"
 JOBS_PATH = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
@@ -22,7 +23,7 @@ JOBS_PATH = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
 
 @pytest.fixture
 def cluster(kubeconfig: Any) -> JobClient:
-    return JobClient(Api(load(), sleep=lambda seconds: None))
+    return JobClient(ApiClient(connect(), sleep=lambda seconds: None))
 
 
 def event(kind: str, name: str = "p", version: int = 200, uid: str = "1", **more: Any) -> bytes:
@@ -37,7 +38,7 @@ def gone() -> bytes:
 
 
 def changes(cluster: JobClient, **how: Any) -> Iterator[Listed | Changed]:
-    return watch(cluster.api, Target(PODS, "team"), {}, sleep=lambda seconds: None, **how)
+    return list_and_watch(cluster.api, Target(PODS, "team"), {}, sleep=lambda seconds: None, **how)
 
 
 def told(found: Iterator[Listed | Changed], count: int) -> list[str]:
@@ -47,7 +48,7 @@ def told(found: Iterator[Listed | Changed], count: int) -> list[str]:
         if isinstance(change, Listed):
             short.append("+".join(["list", *(item["metadata"]["name"] for item in change.items)]))
         else:
-            short.append(("-" if change.gone else "") + change.item["metadata"]["resourceVersion"])
+            short.append(("-" if change.deleted else "") + change.item["metadata"]["resourceVersion"])
     return short
 
 

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from flk import labels
 from flk.errors import ApiError, ConflictError, FlkError, ForbiddenError, JobNotFoundError
-from flk.kube import credentials as kubeconfig
-from flk.kube.client import Api, Object, Resource, Target
+from flk.kube.client import ApiClient
+from flk.kube.credentials import connect
+from flk.kube.resources import Object, Resource, Target
 from flk.units import short_duration, timestamp
 from flk_runtime.contract import CONTAINER
 
@@ -26,18 +27,18 @@ LEFTOVER: Final = 30.0  # seconds that the objects of a deleted job of the same 
 class JobClient:
     """One namespace of a cluster."""
 
-    def __init__(self, api: Api, namespace: str | None = None) -> None:
+    def __init__(self, api: ApiClient, namespace: str | None = None) -> None:
         self.api = api
         self.namespace = namespace or api.access.namespace
 
     @classmethod
     def connect(cls, context: str | None = None, namespace: str | None = None) -> JobClient:
         """The cluster of a context (default: the current one), in its namespace if no other is named. Asks nothing."""
-        return cls(Api(kubeconfig.load(context)), namespace)
+        return cls(ApiClient(connect(context)), namespace)
 
     @property
     def context(self) -> str:
-        return self.api.access.context
+        return self.api.access.context.name
 
     def now(self) -> float:
         """Seconds since the epoch by the API server's clock."""
@@ -96,7 +97,7 @@ class JobClient:
         """
         manifest, *others = manifests
         name = manifest["metadata"]["name"]
-        job = self.api.call("create", self.target(JOBS), body=manifest, settle=lambda: self._own_job(manifest))
+        job = self.api.call("create", self.target(JOBS), body=manifest, find_created=lambda: self._own_job(manifest))
         owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": name, "uid": job["metadata"]["uid"]}
         try:
             for other in others:
@@ -162,7 +163,7 @@ class JobClient:
         name, owner = manifest["metadata"]["name"], manifest["metadata"]["ownerReferences"][0]["uid"]
         began = time.monotonic()
 
-        def settle() -> Object | None:
+        def find_created() -> Object | None:
             while True:
                 found = self._found(CONFIG_MAPS, name)
                 if found is None:
@@ -179,7 +180,7 @@ class JobClient:
                     )
                 time.sleep(0.5)
 
-        self.api.call("create", self.target(CONFIG_MAPS), body=manifest, settle=settle)
+        self.api.call("create", self.target(CONFIG_MAPS), body=manifest, find_created=find_created)
 
     def _undo(self, name: str, uid: str, error: BaseException) -> None:
         try:

@@ -11,8 +11,8 @@ from typing import Any, Final
 from flk import labels
 from flk.errors import FlkError, JobNotFoundError
 from flk.jobs.client import JOBS, PODS, JobClient
-from flk.kube.client import Object, Target
-from flk.kube.watch import Changed, Listed, watch
+from flk.kube.resources import Object, Target
+from flk.kube.watch import Changed, Listed, list_and_watch
 
 _SETTLE: Final = 0.05  # seconds in which changes that belong together arrive
 
@@ -74,7 +74,7 @@ class Follower:
 
     def _pump(self, what: str, target: Target, query: Mapping[str, Any]) -> None:
         try:
-            for post in watch(self.cluster.api, target, query):
+            for post in list_and_watch(self.cluster.api, target, query):
                 if self._closed.is_set():
                     return
                 self._posts.put((what, post))
@@ -98,12 +98,12 @@ class Follower:
 
     def _apply(self, what: str, post: Listed | Changed) -> None:
         if what == "job":
-            items = post.items if isinstance(post, Listed) else [] if post.gone else [post.item]
+            items = post.items if isinstance(post, Listed) else [] if post.deleted else [post.item]
             if self.uid is None and items:
                 self.uid = items[0]["metadata"]["uid"]
             mine = [item for item in items if item["metadata"]["uid"] == self.uid]
             self.replaced = self.replaced or (bool(items) and not mine)
-            if isinstance(post, Changed) and post.gone and post.item["metadata"]["uid"] != self.uid:
+            if isinstance(post, Changed) and post.deleted and post.item["metadata"]["uid"] != self.uid:
                 return
             self.job = mine[0] if mine else None
         elif isinstance(post, Listed):
@@ -113,7 +113,7 @@ class Follower:
             for name, item in fresh.items():
                 self._replace(name, item)
         else:
-            self._replace(post.item["metadata"]["name"], None if post.gone else post.item, post.item)
+            self._replace(post.item["metadata"]["name"], None if post.deleted else post.item, post.item)
 
     def _replace(self, name: str, new: Object | None, last: Object | None = None) -> None:
         """Put ``new`` in the place of the pod of that name; remember how the one before ended."""

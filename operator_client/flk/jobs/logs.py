@@ -23,7 +23,7 @@ from flk.jobs import state as states
 from flk.jobs.client import JobClient
 from flk.jobs.follower import Follower, owned_by
 from flk.jobs.state import Phase
-from flk.kube.client import Object
+from flk.kube.resources import Object
 from flk_runtime import contract
 
 FOLLOWED: Final = 200  # pods whose logs are followed at once

@@ -8,7 +8,7 @@ from flk.jobs import state as states
 from flk.jobs.client import JobClient
 from flk.jobs.follower import owned_by
 from flk.jobs.state import State
-from flk.kube.client import Object
+from flk.kube.resources import Object
 
 
 def all_jobs(cluster: JobClient, *, everywhere: bool = False) -> list[State]:

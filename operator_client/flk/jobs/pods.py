@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from flk.kube.client import Object
+from flk.kube.resources import Object
 from flk.units import timestamp
 from flk_runtime.contract import CONTAINER, Failure, JobRecord
 

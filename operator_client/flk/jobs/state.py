@@ -14,7 +14,7 @@ from typing import Any, Final
 from flk import labels
 from flk.jobs import pods as podstate
 from flk.jobs.pods import PodState
-from flk.kube.client import Object
+from flk.kube.resources import Object
 from flk.units import short_duration, timestamp
 from flk_runtime.contract import CONTAINER, ExitCode, Failure, JobRecord
 

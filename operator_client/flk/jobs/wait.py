@@ -11,7 +11,7 @@ from flk.jobs import state as states
 from flk.jobs.client import JobClient
 from flk.jobs.follower import Follower, Snapshot, owned_by
 from flk.jobs.state import Phase, State
-from flk.kube.client import Object
+from flk.kube.resources import Object
 from flk.units import short_duration, timestamp
 from flk_runtime import contract
 from flk_runtime.contract import JobRecord

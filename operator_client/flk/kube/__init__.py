@@ -1,0 +1,23 @@
+"""HTTP client for a Kubernetes API server: kubeconfig and credentials, requests with retries, errors, list-and-watch.
+
+`connect` reads a context of the kubeconfig, `ApiClient` sends requests and `list_and_watch` follows a collection. The
+package knows nothing of flk but its errors. Only `flk.jobs` and the packages above it may import it.
+"""
+
+from flk.kube.client import ApiClient, RetryPolicy
+from flk.kube.credentials import Access, connect
+from flk.kube.resources import Object, Resource, Target
+from flk.kube.watch import Changed, Listed, list_and_watch
+
+__all__ = [
+    "Access",
+    "ApiClient",
+    "Changed",
+    "Listed",
+    "Object",
+    "Resource",
+    "RetryPolicy",
+    "Target",
+    "connect",
+    "list_and_watch",
+]

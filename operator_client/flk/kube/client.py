@@ -1,8 +1,7 @@
-"""One request to the API server, as often as it takes: all retries are here, and all errors get their words here.
+"""ApiClient: requests to one API server, with all retries.
 
-A call ends in bounded time. While the server says nothing at all, that is ``SILENCE``; while it answers "later" (429,
-5xx), ``PATIENCE``. A request to create something whose outcome is unknown (a lost reply) is not sent again before its
-``settle`` has looked whether it was done.
+A call ends in bounded time, which a `RetryPolicy` states. A request to create an object is not sent again after a lost
+answer before `find_created` has looked whether the object exists.
 """
 
 from __future__ import annotations
@@ -14,100 +13,50 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import urllib3
-from urllib3.exceptions import (
-    ConnectTimeoutError,
-    HTTPError,
-    LocationParseError,
-    NewConnectionError,
-    SSLError,
-    TimeoutError,
-)
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, LocationParseError, SSLError
 
-from flk.errors import (
-    ApiError,
-    ConflictError,
-    FlkError,
-    ForbiddenError,
-    JobNotFoundError,
-    MissingApiError,
-    NoConfigError,
-    UnreachableError,
-)
-from flk.kube import credentials as kubeconfig
+from flk.errors import ApiError, FlkError
+from flk.kube.credentials import Access
+from flk.kube.errors import RETRIED, error_from_connection, error_from_response, status_object
+from flk.kube.resources import Object, Target
 
-RETRIED: Final = frozenset({429, 500, 502, 503, 504})
-BACKOFFS: Final = (0.2, 0.5, 1.0, 2.0, 4.0)  # seconds before the second attempt, the third, …
-SILENCE: Final = 7.0  # seconds until a server that does not answer is given up
-PATIENCE: Final = 30.0  # seconds until a server that answers "later" is given up
-CONNECT: Final = 3.0  # seconds for one connection
-ANSWER: Final = 5.0  # seconds until the first byte of one answer, and between two of its bytes
-
-PAGE: Final = 500  # objects in one answer, so that each comes soon
-
-Object = dict[str, Any]
+PAGE: Final = 500  # objects in one answer to a list request
+FindCreated = Callable[[], Object | None]
 
 _METHODS: Final = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "delete": "DELETE", "patch": "PATCH"}
-_INSTALL: Final = (
-    "install Kubeflow's training operator: kubectl apply --server-side -k "
-    "'github.com/kubeflow/trainer.git/manifests/overlays/standalone?ref=v1.9.3'"
-)
 
 
 @dataclass(frozen=True)
-class Resource:
-    """A kind of object, as its URL names it. ``sub`` is a part of the object: ``log``."""
+class RetryPolicy:
+    """How long one call may take. All values are in seconds.
 
-    group: str
-    version: str
-    plural: str
-    sub: str = ""
+    A read and a write differ in how long an answer may take: admission webhooks may hold a write for 30 seconds.
+    """
 
-    @property
-    def full(self) -> str:
-        """The name that ``kubectl auth can-i`` takes."""
-        return (f"{self.plural}.{self.group}" if self.group else self.plural) + (f"/{self.sub}" if self.sub else "")
-
-    def path(self, namespace: str | None, name: str | None = None) -> str:
-        """Path of the collection or of one object, in a namespace or (None) in all."""
-        root = f"/apis/{self.group}" if self.group else "/api"
-        parts = [f"{root}/{self.version}", *(["namespaces", namespace] if namespace else []), self.plural]
-        return "/".join(parts + ([quote(name, safe="")] if name else []) + ([self.sub] if self.sub else []))
+    connect_timeout: float = 3.0  # until a connection is open
+    read_timeout: float = 5.0  # until the first byte of an answer, and between two of its bytes
+    write_timeout: float = 35.0  # the same for create, patch and delete
+    unreachable_budget: float = 7.0  # for all attempts together, while the server does not answer
+    busy_budget: float = 30.0  # for all attempts together, while the server answers 429 or 5xx
+    backoffs: tuple[float, ...] = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0)  # before the second attempt, the third, …
 
 
-@dataclass(frozen=True)
-class Target:
-    """What a request is about. Without a namespace: all of them; without a name: the collection."""
+class ApiClient:
+    """Requests to one API server. Many threads may use one client."""
 
-    resource: Resource
-    namespace: str | None = None
-    name: str | None = None
-
-    def __str__(self) -> str:
-        place = f" in namespace {self.namespace}" if self.namespace else " in any namespace"
-        return f"{self.resource.full}{f' {self.name}' if self.name else ''}{place}"
-
-
-Settle = Callable[[], dict[str, Any] | None]
-
-
-class Api:
-    """Requests to one API server."""
-
-    def __init__(self, access: kubeconfig.Access, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self, access: Access, *, retries: RetryPolicy | None = None, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         self.access = access
+        self.retries = retries or RetryPolicy()
         self._sleep = sleep
         self._skew = 0.0
 
-    @property
-    def host(self) -> str:
-        """The server, as messages name it."""
-        return self.access.server
-
     def now(self) -> float:
-        """Seconds since the epoch by the server's clock, which made the times in its objects."""
+        """Return the time by the server's clock, in seconds since the epoch. Times in objects are by that clock."""
         return time.time() + self._skew
 
     def call(
@@ -117,51 +66,51 @@ class Api:
         *,
         query: Mapping[str, Any] | None = None,
         body: Any = None,
-        settle: Settle | None = None,
-    ) -> dict[str, Any]:
+        find_created: FindCreated | None = None,
+    ) -> Object:
         """Send a request until it is answered, and return the answer's JSON.
 
-        ``settle`` is asked when the outcome of a creation is unknown, or something of that name exists already: it
-        returns the object if the request has been done, None if it has not, or raises.
+        ``find_created`` is called when it is unknown whether an object was created, or when its name exists already. It
+        returns the object if this request has created it, None if there is none, or raises.
+        Raises ApiError or one of its subclasses, or JobNotFoundError.
         """
-        began, failures, renewed = time.monotonic(), 0, False
+        retries, began, failures = self.retries, time.monotonic(), 0
+        timeout = retries.read_timeout if verb in ("get", "list") else retries.write_timeout
         while True:
-            left = SILENCE - (time.monotonic() - began)
-            unknown, pause, limit = False, 0.0, SILENCE
+            unknown, pause, budget = False, 0.0, retries.unreachable_budget
+            if verb in ("get", "list"):
+                timeout = max(0.5, min(retries.read_timeout, budget - (time.monotonic() - began)))
             try:
-                reply = self._send(verb, target, query, body, answer=max(0.5, min(ANSWER, left)))
+                reply = self._send(verb, target, query, body, timeout=timeout)
             except HTTPError as error:
-                problem: FlkError = self._silent(error)
+                problem: FlkError = error_from_connection(error, self.access.context)
                 if isinstance(error, SSLError | LocationParseError):
                     raise problem from None
-                unknown = not isinstance(error, ConnectTimeoutError)  # which a refused connection is too
+                unknown = not isinstance(error, ConnectTimeoutError)  # a refused connection is one too
             else:
                 if reply.status < 400:
                     return self._json(reply)
-                problem = complaint(reply.status, reply.data, verb, target, self.access)
-                if reply.status == 401 and not renewed:
-                    renewed, self.access = True, kubeconfig.load(_name(self.access))
-                    continue
+                problem = error_from_response(reply.status, reply.data, verb, target, self.access.context)
                 if reply.status == 404 and verb == "delete" and failures:
-                    return {}  # the attempt before, whose answer was lost, has done it
-                if not (reply.status in RETRIED or (reply.status == 409 and settle)):
+                    return {}  # an earlier attempt, whose answer was lost, has deleted it
+                if not (reply.status in RETRIED or (reply.status == 409 and find_created)):
                     raise problem
-                unknown, limit = reply.status != 429, PATIENCE
+                unknown, budget = reply.status != 429, retries.busy_budget
                 pause = _retry_after(reply)
-            if settle and unknown:
-                done = settle()
-                if done is not None:
-                    return done
+            if find_created and unknown:
+                created = find_created()
+                if created is not None:
+                    return created
             failures += 1
-            pause = max(pause, BACKOFFS[min(failures, len(BACKOFFS)) - 1])
+            pause = max(pause, retries.backoffs[min(failures, len(retries.backoffs)) - 1])
             spent = time.monotonic() - began
-            if failures > len(BACKOFFS) or spent + pause > limit:
+            if failures > len(retries.backoffs) or spent + pause > budget:
                 problem.args = (f"{problem} (tried {failures} times in {spent:.0f} s)",)
                 raise problem
             self._sleep(pause)
 
     def list_all(self, target: Target, query: Mapping[str, Any] | None = None) -> tuple[list[Object], str]:
-        """All objects of a collection, page by page, and the version that a watch goes on from."""
+        """Return all objects of a collection, read page by page, and the version from which a watch goes on."""
         items: list[Object] = []
         token = None
         while True:
@@ -170,7 +119,7 @@ class Api:
             except ApiError as error:
                 if error.status != 410 or token is None:
                     raise
-                items, token = [], None  # the list was too long for its age: begin again
+                items, token = [], None  # the version of the first page has expired
                 continue
             items += page.get("items") or []
             meta = page.get("metadata") or {}
@@ -181,40 +130,40 @@ class Api:
     def watch(
         self, target: Target, query: Mapping[str, Any], version: str, idle: float
     ) -> AbstractContextManager[Iterator[bytes]]:
-        """What changes in a collection after ``version``, one JSON document a line."""
-        asked = {**query, "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version}
-        return self.stream("watch", target, query=asked, idle=idle)
+        """Stream the changes of a collection after ``version``, one JSON document a line."""
+        watching = {**query, "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version}
+        return self.stream("watch", target, query=watching, idle=idle)
 
     @contextmanager
     def stream(self, verb: str, target: Target, *, query: Mapping[str, Any], idle: float) -> Iterator[Iterator[bytes]]:
-        """The lines of an answer as they come, without their ends; one attempt. A line without an end is not given.
+        """Stream the lines of an answer without their ends, in one attempt. A line without an end is dropped.
 
-        Raises UnreachableError when the connection breaks, and when nothing comes for ``idle`` seconds.
+        Raises UnreachableError if the connection breaks, and if nothing comes for ``idle`` seconds.
         """
         try:
-            reply = self._send(verb, target, query, None, answer=idle, whole=False)
+            reply = self._send(verb, target, query, None, timeout=idle, whole=False)
         except HTTPError as error:
-            raise self._silent(error) from None
+            raise error_from_connection(error, self.access.context) from None
         try:
             if reply.status >= 400:
-                raise complaint(reply.status, reply.read(), verb, target, self.access)
+                raise error_from_response(reply.status, reply.read(), verb, target, self.access.context)
             yield self._lines(reply)
         except HTTPError as error:
-            raise self._silent(error) from None
+            raise error_from_connection(error, self.access.context) from None
         finally:
             reply.close()
 
     def _lines(self, reply: Any) -> Iterator[bytes]:
-        rest: list[bytes] = []
+        pending: list[bytes] = []
         try:
             for chunk in reply.stream(1 << 16, decode_content=True):
                 first, *lines = chunk.split(b"\n")
-                rest.append(first)
+                pending.append(first)
                 for line in lines:
-                    yield b"".join(rest)
-                    rest = [line]
+                    yield b"".join(pending)
+                    pending = [line]
         except HTTPError as error:
-            raise self._silent(error) from None
+            raise error_from_connection(error, self.access.context) from None
 
     def _send(
         self,
@@ -223,28 +172,35 @@ class Api:
         query: Mapping[str, Any] | None,
         body: Any,
         *,
-        answer: float,
+        timeout: float,
         whole: bool = True,
     ) -> Any:
-        url = self.host + target.resource.path(target.namespace, target.name)
+        """Send a request once, and once more with new credentials if the server refuses the old ones."""
+        url = self.access.server + target.path
         given = {key: value for key, value in (query or {}).items() if value is not None}
         if given:
             url += "?" + urlencode(given)
-        headers = {"Accept": "*/*" if target.resource.sub else "application/json", "User-Agent": "flk"}
-        headers |= self.access.headers()
-        if body is not None:
-            kind = "application/merge-patch+json" if verb == "patch" else "application/json"
-            headers["Content-Type"] = kind
-        reply = self.access.pool.request(
-            _METHODS[verb],
-            url,
-            body=None if body is None else json.dumps(body),
-            headers=headers,
-            timeout=urllib3.Timeout(connect=min(CONNECT, answer), read=answer),
-            retries=False,
-            redirect=False,
-            preload_content=whole,
-        )
+        for attempt in (1, 2):
+            credentials = self.access.headers()
+            headers = credentials.copy()
+            headers["Accept"] = "*/*" if target.resource.subresource else "application/json"
+            headers["User-Agent"] = "flk"
+            if body is not None:
+                headers["Content-Type"] = "application/merge-patch+json" if verb == "patch" else "application/json"
+            reply = self.access.pool.request(
+                _METHODS[verb],
+                url,
+                body=None if body is None else json.dumps(body),
+                headers=headers,
+                timeout=urllib3.Timeout(connect=min(self.retries.connect_timeout, timeout), read=timeout),
+                retries=False,
+                redirect=False,
+                preload_content=whole,
+            )
+            if reply.status != 401 or attempt == 2:
+                break
+            reply.drain_conn()
+            self.access.renew(credentials)
         self._set_clock(reply.headers.get("Date"))
         return reply
 
@@ -255,118 +211,25 @@ class Api:
             except ValueError:
                 return
 
-    def _json(self, reply: Any) -> dict[str, Any]:
+    def _json(self, reply: Any) -> Object:
         try:
             data = json.loads(reply.data)
         except ValueError:
             data = None
         if not isinstance(data, dict):
             raise ApiError(
-                f"{self.host} did not answer as a Kubernetes API server does",
+                f"{self.access.server} did not answer as a Kubernetes API server does",
                 hint="check the server's address: kubectl config view",
                 status=reply.status,
             )
         return data
 
-    def _silent(self, error: HTTPError) -> ApiError:
-        if isinstance(error, LocationParseError):
-            return NoConfigError(f"the server {self.host!r} of context {self.access.context} is not an address")
-        if isinstance(error, SSLError):
-            return UnreachableError(
-                f"cannot trust the API server {self.host}: {_reason(error)}",
-                hint="the kubeconfig's certificate-authority must be the one that signed the server's certificate",
-            )
-        refused = isinstance(error, NewConnectionError)
-        silent = isinstance(error, TimeoutError) and not refused
-        what = "does not answer" if silent else f"cannot be reached: {_reason(error)}"
-        return UnreachableError(
-            f"the API server {self.host} of context {self.access.context} {what}",
-            hint="is the cluster up, and are VPN or proxy as it needs them? kubectl cluster-info asks the same server",
-        )
-
-
-def complaint(status: int, data: bytes, verb: str, target: Target, access: kubeconfig.Access) -> FlkError:
-    """An error's answer in words. Only the API server's own messages are shown: other text may hold secrets."""
-    reply = _status(data)
-    said = " ".join(str(reply.get("message", "")).split())
-    details = reply.get("details") or {}
-    resource, place = target.resource, f" in namespace {target.namespace}" if target.namespace else ""
-    if status == 401:
-        return NoConfigError(
-            f"the API server {access.server} does not accept the credentials of context {access.context}",
-            hint="they may have expired: log in to the cluster again",
-            status=status,
-        )
-    if status == 403 and ("cannot " in said or not said):
-        where = f" -n {target.namespace}" if target.namespace else " -A"
-        context = "" if access.context == kubeconfig.IN_CLUSTER else f" --context {access.context}"
-        return ForbiddenError(
-            f"no permission to {verb} {resource.full}{place or ' in all namespaces'}"
-            + (f" (as {_user(said)})" if _user(said) else ""),
-            hint="ask the cluster's administrator for it; this shows whether you have it: "
-            f"kubectl auth can-i {verb} {resource.full}{where}{context}",
-            status=status,
-        )
-    if status == 404:
-        if not reply and resource.group == "kubeflow.org":
-            return MissingApiError(
-                f"the cluster of context {access.context} has no PyTorchJobs (API {resource.group}/{resource.version})",
-                hint=_INSTALL,
-                status=status,
-            )
-        if details.get("kind") == "namespaces":
-            return ApiError(
-                f"there is no namespace {details.get('name')} in the cluster of context {access.context}",
-                hint="kubectl get namespaces lists those there are",
-                status=status,
-            )
-        if resource.plural == "pytorchjobs" and target.name:
-            return JobNotFoundError(
-                f"there is no job {target.name}{place}", hint=f"flk list -n {target.namespace} lists those there are"
-            )
-        return ApiError(f"not found: {target}", status=status)
-    if status == 409:
-        return ConflictError(said or f"{target} is there already, or was changed meanwhile", status=status)
-    causes = [
-        f"{cause.get('field')}: {' '.join(str(cause.get('message')).split())}"
-        for cause in details.get("causes") or []
-        if isinstance(cause, dict) and cause.get("field") and str(cause.get("message")) not in said
-    ]
-    why = "; ".join([said, *causes]) if said else f"HTTP status {status}"
-    if status in RETRIED:
-        return ApiError(f"the API server {access.server} failed to {verb} {target}: {why}", status=status)
-    return ApiError(f"the API server refused to {verb} {target}: {why}", status=status)
-
-
-def _status(data: bytes) -> dict[str, Any]:
-    try:
-        reply = json.loads(data)
-    except ValueError:
-        return {}
-    return reply if isinstance(reply, dict) and reply.get("kind") == "Status" else {}
-
-
-def _user(said: str) -> str:
-    """The user that a message of the API server's authorizer names."""
-    _, _, rest = said.partition('User "')
-    return rest.partition('"')[0]
-
 
 def _retry_after(reply: Any) -> float:
-    value: Any = reply.headers.get("Retry-After") or (_status(reply.data).get("details") or {}).get("retryAfterSeconds")
+    """Return the seconds that the server asks to wait before the next attempt."""
+    details = status_object(reply.data).get("details") or {}
+    value: Any = reply.headers.get("Retry-After") or details.get("retryAfterSeconds")
     try:
         return max(0.0, float(value))
     except (TypeError, ValueError):
         return 0.0
-
-
-def _reason(error: BaseException) -> str:
-    """The innermost cause, which is what people recognise: Connection refused, certificate has expired."""
-    seen: BaseException = error
-    while inner := (seen.__cause__ or seen.__context__ or getattr(seen, "original_error", None)):
-        seen = inner
-    return str(getattr(seen, "strerror", None) or getattr(seen, "verify_message", None) or seen)
-
-
-def _name(access: kubeconfig.Access) -> str | None:
-    return None if access.context == kubeconfig.IN_CLUSTER else access.context

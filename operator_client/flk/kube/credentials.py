@@ -1,174 +1,186 @@
-"""Which API server to talk to, as whom, and in which namespace: what kubectl would take from the same files.
+"""Say to an API server who asks: headers and client certificates of a kubeconfig's user, renewed when they expire.
 
-Files and credentials (plugins included) are read by the kubernetes package. Its errors are not passed on: the names
-that it gives to parts of a kubeconfig contain the parts themselves, tokens included.
+flk reads these itself. The kubernetes package could do it too, but importing it takes 230 to 320 ms, more than all the
+rest of `flk status`: its `__init__` imports every model of the Kubernetes API, so no part of it can be imported alone.
+Its reader also ignores impersonation and client certificates of plugins, and its renewal takes no lock. It is imported
+here, and nowhere else, for users with an `auth-provider` (OpenID Connect with a refresh token).
 """
 
 from __future__ import annotations
 
-import difflib
-import logging
+import base64
+import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
-import yaml
+import urllib3
 
 from flk.errors import NoConfigError
+from flk.kube import kubeconfig
+from flk.kube.connection import open_pool
+from flk.kube.kubeconfig import HINT, Context
 
-_POOL: Final = 256  # connections that are kept: one for each pod whose log is followed
-IN_CLUSTER: Final = "in-cluster"
-_NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_CHECK: Final = "kubectl config view shows what kubectl reads from it"
+_REREAD: Final = 60.0  # seconds after which a token file is read again
 
 
 @dataclass(frozen=True)
+class Credential:
+    """What authenticates requests until ``expires``, in seconds since the epoch."""
+
+    authorization: str = ""  # value of the Authorization header
+    certificate: tuple[bytes, bytes] | None = None  # client certificate and key, in PEM
+    expires: float = math.inf
+
+
 class Access:
-    """A way to the API server: its address, a pool of connections, and headers that say who asks."""
+    """Access to one API server: its address, connections, and headers with valid credentials.
 
-    context: str
-    namespace: str
-    server: str
-    pool: Any  # urllib3.PoolManager, with the certificates of the context
-    configuration: Any  # kubernetes.client.Configuration, which renews tokens by itself
+    Many threads may use one Access. Credentials are renewed by one of them, while the others wait for the result.
+    """
 
-    def headers(self) -> dict[str, str]:
-        """Headers with the credentials, renewed where they have expired."""
-        with _told() as told:
-            settings = self.configuration.auth_settings()
-        if told:
-            raise NoConfigError(f"the credentials of context {self.context} cannot be renewed: {told[0]}")
-        return {s["key"]: s["value"] for s in settings.values() if s["in"] == "header" and s["value"]}
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.server = context.server
+        self.namespace = context.namespace
+        self.pool = open_pool(context)
+        self._lock = threading.Lock()
+        self._credential: Credential | None = None
+        self._impersonation = _impersonation(context)
 
+    def headers(self) -> urllib3.HTTPHeaderDict:
+        """Return the headers that every request needs. Raises NoConfigError if the credentials cannot be renewed."""
+        with self._lock:
+            if self._credential is None or time.time() >= self._credential.expires:
+                self._obtain()
+            return self._headers()
 
-def load(context: str | None = None) -> Access:
-    """The access that ``context`` (default: the current one) describes; in a pod without kubeconfig, the pod's own."""
-    wanted = [Path(p).expanduser() for p in os.environ.get("KUBECONFIG", "").split(os.pathsep) if p]
-    wanted = wanted or [Path("~/.kube/config").expanduser()]
-    files = [path for path in wanted if path.exists()]
-    if not files:
-        if context is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
-            return _in_cluster()
-        raise NoConfigError(
-            f"there is no kubeconfig: {', '.join(map(str, wanted))} does not exist",
-            hint="set KUBECONFIG to the file that your cluster's administrator or provider gave you",
-        )
-    contents = {path: _read(path) for path in files}
-    name = context or next((c["current-context"] for c in contents.values() if c.get("current-context")), None)
-    contexts = _named(contents, "contexts", "context")
-    shown = ", ".join(map(str, files))
-    if not name:
-        known = f"it has {', '.join(contexts)}" if contexts else "it has none"
-        raise NoConfigError(f"{shown} has no current context", hint=f"name one with --context; {known}")
-    if name not in contexts:
-        near = difflib.get_close_matches(str(name), list(contexts), n=1)
-        known = f"did you mean {near[0]}?" if near else f"it has {', '.join(contexts) or 'none'}"
-        raise NoConfigError(f"{shown} has no context {name!r}", hint=known)
-    parts = contexts[name]
-    cluster = _named(contents, "clusters", "cluster").get(parts.get("cluster"))
-    if not cluster or not cluster.get("server"):
-        raise NoConfigError(f"context {name} in {shown} names no cluster that has a server", hint=_CHECK)
-    users = _named(contents, "users", "user")
-    if parts.get("user") and parts["user"] not in users:
-        raise NoConfigError(f"context {name} in {shown} names a user that is not there", hint=_CHECK)
-    configuration = _configuration(files, name, users.get(parts.get("user")) or {})
-    return _access(name, str(parts.get("namespace") or "default"), configuration)
+    def renew(self, refused: Mapping[str, str]) -> None:
+        """Obtain new credentials after the server has refused ``refused``, unless another thread has done so.
+
+        The kubeconfig is read again: the user may have logged in since.
+        """
+        with self._lock:
+            if self._credential is not None and self._headers() == refused:
+                if self.context.name != kubeconfig.IN_CLUSTER:
+                    self.context = kubeconfig.load(self.context.name)
+                    self.pool = open_pool(self.context)
+                self._obtain()
+
+    def _headers(self) -> urllib3.HTTPHeaderDict:
+        headers = self._impersonation.copy()
+        if self._credential is not None and self._credential.authorization:
+            headers["Authorization"] = self._credential.authorization
+        return headers
+
+    def _obtain(self) -> None:
+        before = self._credential
+        self._credential = _credential(self.context, before)
+        if self._credential.certificate and (before is None or before.certificate != self._credential.certificate):
+            self.pool = open_pool(self.context, self._credential.certificate)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def connect(context: str | None = None) -> Access:
+    """Return the access that a context of the kubeconfig describes (default: the current one), without a request."""
+    return Access(kubeconfig.load(context))
+
+
+def _credential(context: Context, before: Credential | None) -> Credential:
+    """Return the user's credential. Raises NoConfigError if it cannot be had."""
+    user = context.user
+    if user.get("tokenFile"):
+        return _token_file(context, before)
+    if user.get("token"):
+        return Credential(_bearer(context, str(user["token"])))
+    if user.get("username"):
+        pair = f"{user['username']}:{user.get('password') or ''}"
+        return Credential("Basic " + base64.b64encode(pair.encode()).decode("ascii"))
+    if user.get("exec"):
+        return _from_plugin(context)
+    if user.get("auth-provider"):
+        return _from_auth_provider(context)
+    return Credential()
+
+
+def _bearer(context: Context, token: str) -> str:
+    token = token.strip()
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise NoConfigError(f"the token of context {context.name} has characters that no token has", hint=HINT)
+    return f"Bearer {token}"
+
+
+def _token_file(context: Context, before: Credential | None) -> Credential:
+    """Read the token from its file, which may be replaced. While it cannot be read, the last one counts."""
+    path = Path(str(context.user["tokenFile"]))
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise NoConfigError(f"the kubeconfig {path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise NoConfigError(f"the kubeconfig {path} is not YAML", hint=_CHECK) from None
-    if not isinstance(data, dict):
-        raise NoConfigError(f"the kubeconfig {path} is empty or no kubeconfig", hint=_CHECK)
-    return data
-
-
-def _named(contents: Mapping[Path, dict[str, Any]], group: str, kind: str) -> dict[Any, dict[str, Any]]:
-    """All entries of one group by their names; of several with one name the first counts."""
-    found: dict[Any, dict[str, Any]] = {}
-    for path, content in contents.items():
-        for item in content.get(group) or []:
-            if not isinstance(item, dict) or not isinstance(item.get("name"), str):
-                raise NoConfigError(f"the kubeconfig {path} has an entry without a name in {group}", hint=_CHECK)
-            value = item.get(kind)
-            found.setdefault(item["name"], value if isinstance(value, dict) else {})
-    return found
-
-
-def _configuration(files: list[Path], context: str, user: Mapping[str, Any]) -> Any:
-    from kubernetes.client import Configuration
-    from kubernetes.config.config_exception import ConfigException
-    from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
-
-    configuration = Configuration()
-    plugin = user.get("exec")
-    try:
-        merged = KubeConfigMerger(os.pathsep.join(map(str, files))).config
-        with _told() as told:
-            KubeConfigLoader(merged, active_context=context, config_base_path=None).load_and_set(configuration)
-    except (ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError):
-        raise NoConfigError(f"context {context} in {', '.join(map(str, files))} is not usable", hint=_CHECK) from None
-    if plugin and not (configuration.api_key or configuration.cert_file):
-        reason = told[0] if told else "it gave no credentials"
-        command = plugin.get("command") if isinstance(plugin, dict) else None
-        raise NoConfigError(
-            f"the credentials plugin {command} of context {context} failed: {reason}",
-            hint=(plugin.get("installHint") if isinstance(plugin, dict) else "") or f"is {command} installed?",
-        )
-    return configuration
-
-
-def _in_cluster() -> Access:
-    from kubernetes.client import Configuration
-    from kubernetes.config import ConfigException, load_incluster_config
-
-    configuration = Configuration()
-    try:
-        load_incluster_config(client_configuration=configuration)
-    except (ConfigException, OSError):
-        raise NoConfigError(
-            "there is no kubeconfig, and this pod has no service account token",
-            hint="set KUBECONFIG, or automountServiceAccountToken: true in this pod",
-        ) from None
-    try:
-        namespace = _NAMESPACE_FILE.read_text(encoding="utf-8").strip()
-    except OSError:
-        namespace = "default"
-    return _access(IN_CLUSTER, namespace, configuration)
-
-
-def _access(context: str, namespace: str, configuration: Any) -> Access:
-    from kubernetes.client.rest import RESTClientObject
-
-    configuration.connection_pool_maxsize = _POOL
-    try:
-        pool = RESTClientObject(configuration).pool_manager
+        token = path.read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
-        raise NoConfigError(f"the certificates of context {context} cannot be used", hint=_CHECK) from None
-    return Access(context, namespace, str(configuration.host), pool, configuration)
+        token = ""
+    if token:
+        return Credential(_bearer(context, token), expires=time.time() + _REREAD)
+    if before is not None:
+        return before
+    raise NoConfigError(f"the token file {path} of context {context.name} cannot be read or is empty", hint=HINT)
 
 
-@contextmanager
-def _told() -> Iterator[list[str]]:
-    """Collects what the kubernetes package only logs: that a credentials plugin failed, and why."""
-    lines: list[str] = []
+def _from_plugin(context: Context) -> Credential:
+    from flk.kube import exec_plugin  # needs subprocess, which most users' commands need not import
 
-    class Collector(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.levelno >= logging.ERROR:
-                text = record.getMessage().strip()
-                lines.append(" ".join(text.split())[:300])
+    status = exec_plugin.run(context)
+    expires = _expiration(status.get("expirationTimestamp"))
+    certificate = None
+    if status.get("clientCertificateData") and status.get("clientKeyData"):
+        certificate = str(status["clientCertificateData"]).encode(), str(status["clientKeyData"]).encode()
+    token = str(status.get("token") or "")
+    return Credential(_bearer(context, token) if token else "", certificate, expires)
 
-    root, handler = logging.getLogger(), Collector()
-    root.addHandler(handler)
+
+def _expiration(time_text: Any) -> float:
+    """Return an RFC 3339 time in seconds since the epoch; infinity for none."""
     try:
-        yield lines
-    finally:
-        root.removeHandler(handler)
+        whole = str(time_text).replace("Z", "+00:00")
+        start, dot, rest = whole.partition(".")
+        zone = rest.lstrip("0123456789")
+        return datetime.fromisoformat(start + zone if dot else whole).timestamp()
+    except ValueError:
+        return math.inf
+
+
+def _from_auth_provider(context: Context) -> Credential:
+    """Have the kubernetes package refresh the token of an auth provider, which it stores in the kubeconfig."""
+    from kubernetes.client import Configuration
+    from kubernetes.config import ConfigException, load_kube_config
+
+    configuration: Any = Configuration()
+    files = os.pathsep.join(map(str, context.files))
+    try:
+        load_kube_config(files, context=context.name, client_configuration=configuration)
+        headers = [s["value"] for s in configuration.auth_settings().values() if s["in"] == "header"]
+    except (ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError):
+        headers = []  # without the reason: its messages contain parts of the kubeconfig
+    if not headers or not headers[0]:
+        raise NoConfigError(f"the auth-provider of context {context.name} gives no token", hint="log in again")
+    return Credential(str(headers[0]), expires=time.time() + _REREAD)
+
+
+def _impersonation(context: Context) -> urllib3.HTTPHeaderDict:
+    """Return the headers for `as`, `as-uid`, `as-groups` and `as-user-extra` of a kubeconfig's user."""
+    user, headers = context.user, urllib3.HTTPHeaderDict()
+    if user.get("as"):
+        headers.add("Impersonate-User", str(user["as"]))
+    if user.get("as-uid"):
+        headers.add("Impersonate-Uid", str(user["as-uid"]))
+    for group in user.get("as-groups") or []:
+        headers.add("Impersonate-Group", str(group))
+    for key, values in (user.get("as-user-extra") or {}).items():
+        for value in values:
+            headers.add(f"Impersonate-Extra-{quote(str(key).lower(), safe='')}", str(value))
+    if headers and not user.get("as"):
+        raise NoConfigError(f"context {context.name} impersonates a group, a UID or extra fields of no user", hint=HINT)
+    return headers

@@ -1,7 +1,7 @@
 """List-and-watch of one collection of objects (what client-go calls a reflector).
 
-Each collection is listed, then watched from the version of the list. If a watch ends, stalls, is cut in the middle of a
-line or asks for a version that is gone, a new watch or a new list follows. No change is lost.
+A collection is listed, then watched from the version of the list. If a watch ends, stalls, is cut in the middle of a
+line or asks for a version that has expired, a new watch or a new list follows. No change is lost.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from flk.errors import ApiError, ForbiddenError, MissingApiError, NoConfigError
-from flk.kube.client import Api, Object, Target
+from flk.errors import ApiError, ForbiddenError, MissingApiError
+from flk.kube.client import ApiClient
+from flk.kube.resources import Object, Target
 
-IDLE: Final = 90.0  # seconds without a change or a bookmark (the server sends one every minute) until a new watch
-OUTAGE: Final = 300.0  # seconds that the API server may be away while something is watched
-_PAUSES: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)  # seconds between attempts to reach it again
+IDLE: Final = 90.0  # seconds without a change or a bookmark (the server sends one a minute) before a new watch
+OUTAGE: Final = 300.0  # seconds that the API server or a credentials plugin may fail
+_BACKOFFS: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)  # seconds between attempts
 
 
 @dataclass(frozen=True)
@@ -29,54 +30,61 @@ class Listed:
 
 @dataclass(frozen=True)
 class Changed:
-    """One object was added or modified, or (gone) deleted."""
+    """One object was added or modified, or (``deleted``) deleted."""
 
     item: Object
-    gone: bool = False
+    deleted: bool = False
 
 
-def watch(
-    api: Api,
+def list_and_watch(
+    client: ApiClient,
     target: Target,
     query: Mapping[str, Any],
     *,
     idle: float = IDLE,
     outage: float = OUTAGE,
     sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Listed | Changed]:
-    """A collection and then its changes, without end. Raises what no new attempt can mend."""
-    version, heard, tries = "", time.monotonic(), 0
+    """Yield the collection and then its changes, without end.
+
+    Raises the error of the first list at once, and later what a new attempt cannot mend (a refused request) or what
+    has failed for ``outage`` seconds without an answer in between.
+    """
+    version, listed, failures = "", False, 0
+    failing_since: float | None = None
     while True:
         try:
             if not version:
-                items, version = api.list_all(target, query)
-                heard = time.monotonic()
+                items, version = client.list_all(target, query)
+                listed, failing_since = True, None
                 yield Listed(items)
-            with api.watch(target, query, version, idle) as lines:
-                heard = time.monotonic()
+            with client.watch(target, query, version, idle) as lines:
+                failing_since = None
                 for line in lines:
                     event = _parsed(line)
                     if event is None:
                         break  # cut or garbled: what follows cannot be trusted
                     kind, item = event
                     if kind == "ERROR":
-                        version = _after_error(item, version)
+                        version = _version_after_error(item, version)
                         break
-                    tries = 0
+                    failures = 0
                     version = str((item.get("metadata") or {}).get("resourceVersion") or version)
                     if kind in ("ADDED", "MODIFIED", "DELETED"):
                         yield Changed(item, kind == "DELETED")
-        except (NoConfigError, ForbiddenError, MissingApiError):
+        except (ForbiddenError, MissingApiError):
             raise
         except ApiError as error:
             if error.status == 410:
                 version = ""
-            elif 400 <= error.status < 500 and error.status != 429:
+            elif not listed or (400 <= error.status < 500 and error.status != 429):
                 raise
-            if time.monotonic() - heard > outage:
+            failing_since = clock() if failing_since is None else failing_since
+            if clock() - failing_since > outage:
                 raise
-        sleep(_PAUSES[min(tries, len(_PAUSES) - 1)])
-        tries += 1
+        sleep(_BACKOFFS[min(failures, len(_BACKOFFS) - 1)])
+        failures += 1
 
 
 def _parsed(line: bytes) -> tuple[str, Object] | None:
@@ -87,6 +95,6 @@ def _parsed(line: bytes) -> tuple[str, Object] | None:
         return None
 
 
-def _after_error(status: Object, version: str) -> str:
-    """Where to go on after an ERROR event: from a new list if the version is gone, else from where it was."""
+def _version_after_error(status: Object, version: str) -> str:
+    """Return where to go on after an ERROR event: at a new list if the version has expired, else where it was."""
     return "" if status.get("code") == 410 or status.get("reason") in ("Expired", "Gone") else version

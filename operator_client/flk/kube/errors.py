@@ -1,0 +1,127 @@
+"""Turn the error answers and the broken connections of an API server into flk's errors, with a hint each.
+
+Only the API server's own messages are shown: any other text in an answer may hold secrets.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from urllib3.exceptions import HTTPError, LocationParseError, NewConnectionError, SSLError, TimeoutError
+
+from flk.errors import (
+    ApiError,
+    ConflictError,
+    FlkError,
+    ForbiddenError,
+    JobNotFoundError,
+    MissingApiError,
+    NoConfigError,
+    UnreachableError,
+)
+from flk.kube.kubeconfig import Context
+from flk.kube.resources import Target
+
+RETRIED: Final = frozenset({429, 500, 502, 503, 504})  # HTTP statuses after which a request is sent again
+
+_INSTALL: Final = (
+    "install Kubeflow's training operator: kubectl apply --server-side -k "
+    "'github.com/kubeflow/trainer.git/manifests/overlays/standalone?ref=v1.9.4'"
+)
+
+
+def error_from_response(status: int, body: bytes, verb: str, target: Target, context: Context) -> FlkError:
+    """Return the error for an answer with an HTTP status of 400 or more."""
+    reply = status_object(body)
+    message = " ".join(str(reply.get("message", "")).split())
+    details = reply.get("details") or {}
+    if status == 401:
+        return NoConfigError(
+            f"the API server {context.server} does not accept the credentials of context {context.name}",
+            hint="they may have expired: log in to the cluster again",
+            status=status,
+        )
+    if status == 403 and ("cannot " in message or not message):
+        return _forbidden(message, verb, target, context)
+    if status == 404:
+        return _not_found(bool(reply), details, target, context)
+    if status == 409:
+        return ConflictError(message or f"{target} exists already, or was changed meanwhile", status=status)
+    causes = [
+        f"{cause.get('field')}: {' '.join(str(cause.get('message')).split())}"
+        for cause in details.get("causes") or []
+        if isinstance(cause, dict) and cause.get("field") and str(cause.get("message")) not in message
+    ]
+    reason = "; ".join([message, *causes]) if message else f"HTTP status {status}"
+    if status in RETRIED:
+        return ApiError(f"the API server {context.server} failed to {verb} {target}: {reason}", status=status)
+    return ApiError(f"the API server refused to {verb} {target}: {reason}", status=status)
+
+
+def error_from_connection(error: HTTPError, context: Context) -> ApiError:
+    """Return the error for a request that got no answer."""
+    if isinstance(error, LocationParseError):
+        return NoConfigError(f"the server {context.server!r} of context {context.name} is not an address")
+    if isinstance(error, SSLError):
+        return UnreachableError(
+            f"cannot trust the API server {context.server}: {_innermost(error)}",
+            hint="the kubeconfig's certificate-authority must be the one that signed the server's certificate",
+        )
+    silent = isinstance(error, TimeoutError) and not isinstance(error, NewConnectionError)
+    problem = "does not answer" if silent else f"cannot be reached: {_innermost(error)}"
+    return UnreachableError(
+        f"the API server {context.server} of context {context.name} {problem}",
+        hint="check the cluster, and the VPN or proxy that it needs; kubectl cluster-info asks the same server",
+    )
+
+
+def status_object(body: bytes) -> dict[str, Any]:
+    """Return the Kubernetes Status that an answer holds, empty if it holds something else."""
+    try:
+        reply = json.loads(body)
+    except ValueError:
+        return {}
+    return reply if isinstance(reply, dict) and reply.get("kind") == "Status" else {}
+
+
+def _forbidden(message: str, verb: str, target: Target, context: Context) -> ForbiddenError:
+    scope = f" -n {target.namespace}" if target.namespace else " -A"
+    _, _, rest = message.partition('User "')
+    user = rest.partition('"')[0]
+    return ForbiddenError(
+        f"no permission to {verb} {target.resource}{target.location or ' in all namespaces'}"
+        + (f" (as {user})" if user else ""),
+        hint="ask the cluster's administrator for it; this shows whether you have it: "
+        f"kubectl auth can-i {verb} {target.resource}{scope}{context.flag}",
+        status=403,
+    )
+
+
+def _not_found(known: bool, details: dict[str, Any], target: Target, context: Context) -> FlkError:
+    resource = target.resource
+    if not known and resource.group == "kubeflow.org":  # no API of that group: the answer is not a Status
+        return MissingApiError(
+            f"the cluster of context {context.name} has no PyTorchJobs (API {resource.group}/{resource.version})",
+            hint=_INSTALL,
+            status=404,
+        )
+    if details.get("kind") == "namespaces":
+        return ApiError(
+            f"there is no namespace {details.get('name')} in the cluster of context {context.name}",
+            hint=f"kubectl get namespaces{context.flag} lists those that exist",
+            status=404,
+        )
+    if resource.plural == "pytorchjobs" and target.name:
+        return JobNotFoundError(
+            f"there is no job {target.name}{target.location}",
+            hint=f"flk list -n {target.namespace}{context.flag} lists those that exist",
+        )
+    return ApiError(f"not found: {target}", status=404)
+
+
+def _innermost(error: BaseException) -> str:
+    """Return the text of the innermost cause, such as "Connection refused"."""
+    while inner := (error.__cause__ or error.__context__ or getattr(error, "original_error", None)):
+        error = inner
+    return str(getattr(error, "strerror", None) or getattr(error, "verify_message", None) or error)

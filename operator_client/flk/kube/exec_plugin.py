@@ -1,0 +1,96 @@
+"""Run the credentials plugin of a kubeconfig (`exec:`), as the client.authentication.k8s.io API describes it.
+
+The plugin gets a request in $KUBERNETES_EXEC_INFO and prints an ExecCredential: a token or a client certificate, and
+the time until which it is valid.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+from flk.errors import NoConfigError
+from flk.kube.kubeconfig import Context
+
+_VERSIONS: Final = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
+_CONFIG: Final = "client.authentication.k8s.io/exec"  # name of the cluster's extension that is handed to the plugin
+_LONGEST: Final = 300  # characters of a plugin's stderr that are shown
+
+
+def run(context: Context) -> dict[str, Any]:
+    """Run the plugin of the context's user and return the ``status`` of the ExecCredential that it prints.
+
+    Raises NoConfigError if the plugin is missing, fails, or prints something else. On a terminal the plugin may ask
+    questions; what it writes to stderr is shown there, and elsewhere becomes a part of the error.
+    """
+    plugin = context.user["exec"]
+    plugin = plugin if isinstance(plugin, dict) else {}
+    command, version = str(plugin.get("command") or ""), str(plugin.get("apiVersion") or "")
+
+    def failure(reason: str) -> NoConfigError:
+        return NoConfigError(
+            f"the credentials plugin {command} of context {context.name} failed: {reason}",
+            hint=str(plugin.get("installHint") or f"run it by hand to see why: {command}"),
+        )
+
+    if not command or version not in _VERSIONS:
+        raise failure(f"its entry in the kubeconfig needs a command and an apiVersion of {' or '.join(_VERSIONS)}")
+    mode = plugin.get("interactiveMode", "IfAvailable")
+    interactive = mode != "Never" and sys.stdin is not None and sys.stdin.isatty()
+    if mode == "Always" and not interactive:
+        raise failure("it needs a terminal (interactiveMode: Always), and stdin is none")
+    spec: dict[str, Any] = {"interactive": interactive}
+    if plugin.get("provideClusterInfo"):
+        spec["cluster"] = _cluster_info(context.cluster)
+    request = {"apiVersion": version, "kind": "ExecCredential", "spec": spec}
+    variables = {str(v.get("name")): str(v.get("value")) for v in plugin.get("env") or [] if isinstance(v, dict)}
+    shown = sys.stderr is not None and sys.stderr.isatty()
+    try:
+        done = subprocess.run(
+            [command, *map(str, plugin.get("args") or [])],
+            env={**os.environ, **variables, "KUBERNETES_EXEC_INFO": json.dumps(request)},
+            stdin=None if interactive else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=None if shown else subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+    except (OSError, ValueError) as error:
+        raise failure(f"it cannot be run: {getattr(error, 'strerror', None) or error}") from None
+    if done.returncode:
+        said = " ".join((done.stderr or "").split())[:_LONGEST]
+        raise failure(f"it ended with exit code {done.returncode}" + (f": {said}" if said else ""))
+    try:
+        reply = json.loads(done.stdout)
+    except ValueError:
+        raise failure("it printed something that is not JSON") from None
+    status = reply.get("status") if isinstance(reply, dict) else None
+    if not isinstance(status, dict) or reply.get("kind") != "ExecCredential":
+        raise failure("it printed no ExecCredential with a status")
+    if reply.get("apiVersion") != version:
+        raise failure(f"it printed an ExecCredential of another version than {version}")
+    if not status.get("token") and not (status.get("clientCertificateData") and status.get("clientKeyData")):
+        raise failure("it gave neither a token nor a client certificate with its key")
+    return status
+
+
+def _cluster_info(cluster: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the cluster of a kubeconfig as the plugin expects it."""
+    info = {
+        key: cluster[key]
+        for key in ("server", "tls-server-name", "insecure-skip-tls-verify", "certificate-authority-data", "proxy-url")
+        if cluster.get(key)
+    }
+    if "certificate-authority-data" not in info and cluster.get("certificate-authority"):
+        try:
+            with open(str(cluster["certificate-authority"]), "rb") as file:
+                info["certificate-authority-data"] = base64.b64encode(file.read()).decode("ascii")
+        except OSError:
+            pass  # the connection will fail with the reason
+    extensions = [e for e in cluster.get("extensions") or [] if isinstance(e, dict) and e.get("name") == _CONFIG]
+    return {**info, **({"config": extensions[0].get("extension")} if extensions else {})}

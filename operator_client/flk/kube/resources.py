@@ -1,0 +1,69 @@
+"""Kinds of objects of the Kubernetes API, and the paths of their collections and objects in its URLs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from flk.errors import UsageError
+
+Object = dict[str, Any]  # an object of the API, as its JSON
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A kind of objects. ``subresource`` is a part of the object: ``log``."""
+
+    group: str
+    version: str
+    plural: str
+    subresource: str = ""
+
+    def __str__(self) -> str:
+        """Return the name that ``kubectl auth can-i`` takes: ``pods/log``, ``pytorchjobs.kubeflow.org``."""
+        name = f"{self.plural}.{self.group}" if self.group else self.plural
+        return f"{name}/{self.subresource}" if self.subresource else name
+
+    def path(self, namespace: str | None, name: str | None = None) -> str:
+        """Return the path of the collection (``name`` is None) or of one object, in one namespace or (None) in all.
+
+        Raises UsageError for a name that is empty, ``.`` or ``..``: such a path would mean the collection.
+        """
+        root = f"/apis/{quote(self.group, safe='')}" if self.group else "/api"
+        parts = [root, self.version]
+        if namespace is not None:
+            parts += ["namespaces", _segment("namespace", namespace)]
+        parts.append(self.plural)
+        if name is not None:
+            parts.append(_segment("object", name))
+        return "/".join(parts + ([self.subresource] if self.subresource else []))
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a request is about. Without a namespace: all namespaces; without a name: the collection."""
+
+    resource: Resource
+    namespace: str | None = None
+    name: str | None = None
+
+    def __str__(self) -> str:
+        name = f" {self.name}" if self.name is not None else ""
+        return f"{self.resource}{name}{self.location or ' in any namespace'}"
+
+    @property
+    def location(self) -> str:
+        """`` in namespace team``, or nothing for all namespaces."""
+        return "" if self.namespace is None else f" in namespace {self.namespace}"
+
+    @property
+    def path(self) -> str:
+        """Path of the URL. Raises UsageError for a name that no object has."""
+        return self.resource.path(self.namespace, self.name)
+
+
+def _segment(kind: str, name: str) -> str:
+    if name in ("", ".", ".."):
+        raise UsageError(f"{name!r} is not the name of {'a namespace' if kind == 'namespace' else 'an object'}")
+    return quote(name, safe="")
