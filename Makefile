@@ -41,6 +41,7 @@ check: $(INSTALLED) ## What a change must pass beside the tests; HELM=skip leave
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy benchmarks
 	$(BIN)/lint-imports --no-cache
 ifneq ($(HELM),skip)
 	@command -v $(HELM) >/dev/null || { echo "make check: helm is not installed, so charts/flk cannot be checked: install helm, or leave the chart out with HELM=skip" >&2; exit 2; }
@@ -56,8 +57,8 @@ examples: $(INSTALLED) ## The manifests in k8s/examples, from the job files besi
 soak: $(INSTALLED) ## Tests that take long or repeat much
 	$(BIN)/pytest -m soak
 
-bench: $(INSTALLED) ## Benchmarks on this machine; each prints its goal and what it measured
-	@set -e; for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(BIN)/python $$benchmark; done
+bench: $(INSTALLED) ## All benchmarks on this machine, against their goals; PAGE=docs/contributing/benchmarks.md keeps the table
+	$(BIN)/python benchmarks/run_all.py $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(PAGE),--write $(PAGE))
 
 docs: $(INSTALLED) ## The documentation as a site, into site/; the reference pages anew from the code
 	$(BIN)/python -m scripts.documentation.reference
@@ -70,7 +71,7 @@ gpu: $(INSTALLED) ## What one NVIDIA GPU can show: tests, and figures for docs/g
 	@$(BIN)/python -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \
 	  || { echo "make gpu: torch finds no CUDA device here: run this on a machine with an NVIDIA GPU and a CUDA build of torch" >&2; exit 2; }
 	$(BIN)/pytest -m gpu -rP tests/gpu
-	$(BIN)/python benchmarks/start.py --ranks 1
+	$(BIN)/python benchmarks/start.py --ranks 1 --goal 0.7
 	$(BIN)/python benchmarks/parallel.py --ranks 1 --rounds 20 --steps 50
 
 clean: ## What make made, except images and clusters

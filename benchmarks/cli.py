@@ -1,74 +1,166 @@
-"""How long flk's commands take as whole processes, each as a ratio to `kubectl version --client` in the same run.
+"""Measure how long flk's commands take as whole processes, against kubectl's.
 
     python benchmarks/cli.py [--rounds 20] [--flk PATH]
 
-The commands run in turn, round after round, so that whatever else the machine does hits all of them alike. A ratio is
-that of the medians of wall time; the CPU time (user and system, of the process and its children) stands beside it. Ends
-with 1 where a goal is missed.
+Commands that need no cluster are compared with `kubectl version --client`; `status`, `list` and `wait` of a finished
+job with `kubectl get pytorchjobs`, all on the same fake API server. Both the wall time and the CPU time (user and
+system, of the process and its children) are compared. Goals: `flk --version` takes at most half of kubectl's time, the
+commands that ask a server at most 3 times kubectl's; for `--help` and `render` see GOALS.
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import os
-import statistics
+import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-REFERENCE = "kubectl version --client"
-GOALS = {"flk --version": 1.5, "flk --help": 2.0, "flk render, 4 replicas": 4.0, "flk render, 1000 replicas": 5.0}
+import measure
+import yaml
+
+sys.path.append(str(Path(__file__).parents[1]))  # for tests.support
+from tests.support.api_server import FakeApiServer, write_kubeconfig
+
+VERSION = "kubectl version --client"
+GET = "kubectl get pytorchjobs"
+JOB = "bench"
+REPLICAS = 4
+MADE, ENDED = "2026-01-01T00:00:00Z", "2026-01-01T00:10:00Z"
+GOALS = {  # each command of flk, the one of kubectl that it is compared with, and the goal
+    "flk --version": (VERSION, measure.at_most(0.5)),
+    "flk --help": (VERSION, measure.at_most(2)),
+    f"flk render, {REPLICAS} replicas": (VERSION, measure.at_most(4)),
+    "flk render, 1000 replicas": (VERSION, measure.at_most(5)),
+    "flk status": (GET, measure.at_most(3)),
+    "flk list": (GET, measure.at_most(3)),
+    "flk wait": (GET, measure.at_most(3)),
+}
 
 
 def commands(flk: str) -> dict[str, list[str]]:
-    render = [flk, "render", "train.py", "--name", "bench"]
+    """The command lines to measure, by the names of GOALS."""
+    render = [flk, "render", "train.py", "--name", JOB, "--replicas"]
     return {
-        REFERENCE: ["kubectl", "version", "--client"],
+        VERSION: VERSION.split(),
         "flk --version": [flk, "--version"],
         "flk --help": [flk, "--help"],
-        "flk render, 4 replicas": [*render, "--replicas", "4"],
-        "flk render, 1000 replicas": [*render, "--replicas", "1000"],
+        f"flk render, {REPLICAS} replicas": [*render, str(REPLICAS)],
+        "flk render, 1000 replicas": [*render, "1000"],
+        GET: GET.split(),
+        "flk status": [flk, "status", JOB],
+        "flk list": [flk, "list"],
+        "flk wait": [flk, "wait", JOB],
     }
 
 
-def once(command: list[str], folder: str) -> tuple[float, float]:
-    """Seconds of wall and of CPU time of one process."""
-    before = os.times()
+@dataclass(frozen=True)
+class Times:
+    """Wall and CPU time of one process, in milliseconds."""
+
+    wall: float
+    cpu: float
+
+
+def run(command: Sequence[str], folder: str, environment: Mapping[str, str]) -> Times:
+    """Run a command to its end. Raises CalledProcessError if it fails."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
-    subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+    subprocess.run(
+        command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True
+    )
     wall = time.perf_counter() - start
-    after = os.times()
-    cpu = after.children_user - before.children_user + after.children_system - before.children_system
-    return wall, cpu
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return Times(1000 * wall, 1000 * cpu)
+
+
+@contextlib.contextmanager
+def finished_job(flk: str, folder: str) -> Iterator[dict[str, str]]:
+    """A fake API server that holds one job, which has succeeded. Gives the variables that lead commands to it."""
+    server = FakeApiServer()
+    server.documents.update(discovery())
+    render = [flk, "render", "train.py", "--name", JOB, "--replicas", str(REPLICAS)]
+    manifests = subprocess.run(render, cwd=folder, check=True, capture_output=True, text=True).stdout
+    job = next(manifest for manifest in yaml.safe_load_all(manifests) if manifest["kind"] == "PyTorchJob")
+    job["metadata"]["namespace"] = "team"
+    condition = {"type": "Succeeded", "status": "True", "lastTransitionTime": ENDED, "reason": "", "message": ""}
+    job["status"] = {"conditions": [condition], "startTime": MADE, "completionTime": ENDED}
+    uid = server.add("pytorchjobs", job)["metadata"]["uid"]
+    for index in range(REPLICAS):
+        server.add("pods", ended_pod(index, uid))
+    path = write_kubeconfig(Path(folder, "kubeconfig"), server.url)
+    kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    try:
+        yield kept | {"KUBECONFIG": str(path), "HOME": folder}  # kubectl keeps the API discovery in HOME
+    finally:
+        server.close()
+
+
+def ended_pod(index: int, job_uid: str) -> dict[str, Any]:
+    """A worker pod that has succeeded."""
+    owner = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": JOB, "uid": job_uid, "controller": True}
+    labels = {"job-name": JOB, "replica-index": str(index), "replica-type": "worker"}
+    ended = {"exitCode": 0, "reason": "Completed", "startedAt": MADE, "finishedAt": ENDED}
+    status = {"name": "pytorch", "restartCount": 0, "state": {"terminated": ended}}
+    return {
+        "metadata": {
+            "name": f"{JOB}-worker-{index}",
+            "labels": {f"training.kubeflow.org/{name}": value for name, value in labels.items()},
+            "ownerReferences": [owner],
+        },
+        "spec": {"nodeName": "node", "containers": [{"name": "pytorch", "image": "image"}]},
+        "status": {"phase": "Succeeded", "containerStatuses": [status]},
+    }
+
+
+def discovery() -> dict[str, dict[str, Any]]:
+    """What an API server says of its resources; kubectl asks for it once, and keeps it in files."""
+
+    def resources(group: str, plural: str, kind: str) -> dict[str, Any]:
+        resource = {"name": plural, "singularName": kind.lower(), "namespaced": True, "kind": kind, "verbs": ["list"]}
+        return {"kind": "APIResourceList", "groupVersion": group, "resources": [resource]}
+
+    version = {"groupVersion": "kubeflow.org/v1", "version": "v1"}
+    group = {"name": "kubeflow.org", "versions": [version], "preferredVersion": version}
+    return {
+        "/api": {"kind": "APIVersions", "versions": ["v1"]},
+        "/api/v1": resources("v1", "pods", "Pod"),
+        "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]},
+        "/apis/kubeflow.org/v1": resources("kubeflow.org/v1", "pytorchjobs", "PyTorchJob"),
+    }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=20, help="runs of each command")
+    parser = measure.parser(__doc__, rounds=20)
     parser.add_argument("--flk", default=str(Path(sys.executable).parent / "flk"), help="the flk to measure")
-    options = parser.parse_args()
-    todo = commands(options.flk)
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in todo}
+    arguments = parser.parse_args()
+    report = measure.Report("cli", arguments)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "train.py").write_text("print('hello')\n")
-        for number in range(options.rounds + 1):
-            for name, command in todo.items():
-                measured = once(command, folder)
-                if number:  # the first round fills the caches
-                    times[name].append(measured)
-    walls = {name: statistics.median(wall for wall, _ in runs) for name, runs in times.items()}
-    cpus = {name: statistics.median(cpu for _, cpu in runs) for name, runs in times.items()}
-    for name in todo:
-        print(f"{name:<28} {walls[name] * 1000:6.0f} ms wall  {cpus[name] * 1000:6.0f} ms CPU")
-    missed = False
-    for name, goal in GOALS.items():
-        for kind, of in (("wall", walls), ("CPU", cpus)):
-            ratio = of[name] / of[REFERENCE]
-            missed |= ratio > goal
-            print(f"ratio {name} ({kind}) {ratio:.2f} goal {goal:g} (lower is better)")
-    return int(missed)
+        with finished_job(arguments.flk, folder) as environment:
+            times = measure.alternate(
+                {name: timer(command, folder, environment) for name, command in commands(arguments.flk).items()},
+                arguments.rounds,
+                warmup=1,  # fills the caches
+                show=lambda times: f"{times.wall:.0f} ms",
+            )
+    for name, (peer, goal) in GOALS.items():
+        ours, theirs = times[name], times[peer]
+        report.compare(f"{name} / {peer}", [t.wall for t in ours], [t.wall for t in theirs], goal, "ms")
+        report.compare(f"{name} / {peer}, CPU time", [t.cpu for t in ours], [t.cpu for t in theirs], goal, "ms")
+    return report.finish()
+
+
+def timer(command: Sequence[str], folder: str, environment: Mapping[str, str]) -> Callable[[], Times]:
+    """A measurement of a command for `measure.alternate`."""
+    return lambda: run(command, folder, environment)
 
 
 if __name__ == "__main__":

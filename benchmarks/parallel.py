@@ -1,22 +1,33 @@
-"""Steps per second of each strategy under flk, and of the same strategy written by hand with torch.
+"""Measure the steps per second of each strategy under flk, and of the same strategy written by hand with torch.
 
-    python benchmarks/parallel.py [--ranks 4] [--rounds 120] [--steps 1]
+    python benchmarks/parallel.py [--rounds 120] [--ranks 4] [--steps 1]
 
-Both train the same model in the same processes, by turns: a round is so many steps of the one, then of the other. The
-shorter the turns, the more alike is what else the machine does meanwhile.
-Hybrid strategies shard over 2 ranks. On a machine with NVIDIA GPUs each rank has one.
+Both sides train the same model in the same processes, in alternating order: a round is --steps steps of each. Short
+rounds make both sides see the same load of the machine. flk neither logs nor saves in these rounds.
+
+A second comparison is of flk's defaults under ddp: a line of metrics every 10 steps, a checkpoint every 100. The loop
+by hand does the same work: it averages the loss over the ranks and prints it every 10 steps, and rank 0 saves model and
+optimizer with torch.save every 100. Here a round is 100 steps.
+
+Hybrid strategies shard over 2 ranks. On a machine with NVIDIA GPUs each rank has one. Goal: at least 0.98 of the rate
+of the loop by hand.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
 import os
-import statistics
-import subprocess
 import sys
+import tempfile
 import time
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
+import launch
+import measure
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -26,85 +37,145 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 
 import flk_runtime
+from flk_runtime.run import Run
 
-GOAL = 0.98
-WARM = 3  # steps that are not counted
+GOAL = measure.at_least(0.98)
+WARM_UP = 3  # steps that are not counted
 BLOCKS, WIDTH, ROWS = 4, 192, 128
 SHARD = min(2, int(os.environ.get("WORLD_SIZE", 2)))  # ranks per shard group of the hybrid strategies
+SHARDING = ("shard_grad_op", "full_shard", "hybrid_shard", "hybrid_shard_zero2")
+LOG_EVERY, SAVE_EVERY = 10, 100  # flk's defaults, in steps
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison: a strategy, the API that implements it, and whether both sides log and save."""
+
+    strategy: str
+    api: str | None = None
+    logs_and_saves: bool = False
+
+    @property
+    def name(self) -> str:
+        name = f"{self.strategy} on {self.api.upper()}" if self.api else self.strategy
+        return f"{name} with logs and checkpoints" if self.logs_and_saves else name
+
+
 CASES = [
-    ("ddp", None),
-    *((strategy, "fsdp2") for strategy in ("shard_grad_op", "full_shard", "hybrid_shard", "hybrid_shard_zero2")),
-    *((strategy, "fsdp1") for strategy in ("shard_grad_op", "full_shard", "hybrid_shard", "hybrid_shard_zero2")),
+    Case("ddp"),
+    Case("ddp", logs_and_saves=True),
+    *(Case(strategy, "fsdp2") for strategy in SHARDING),
+    Case("no_shard", "fsdp1"),
+    *(Case(strategy, "fsdp1") for strategy in SHARDING),
 ]
 
 
 class Block(nn.Module):
+    """A residual block of two linear layers: (rows, WIDTH) to (rows, WIDTH)."""
+
     def __init__(self) -> None:
         super().__init__()
         self.network = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.network(x)
+        y: torch.Tensor = self.network(x)
+        return x + y
 
 
-def make() -> nn.Module:
+def make_model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Sequential(*(Block() for _ in range(BLOCKS))))
 
 
-def by_flk(strategy: str, api: str | None, device: torch.device) -> Callable[[], None]:
-    """A step of the model as flk wraps it."""
-    run = flk_runtime.init(strategy=strategy, log_every=0)
-    shard_size = SHARD if strategy.startswith("hybrid") else None
-    model = make()
-    model, optimizer = run.parallelize(
-        model, torch.optim.AdamW(model.parameters()), api=api, blocks=[Block], shard_size=shard_size
+def begin(case: Case, folder: Path) -> Run:
+    """flk's run of a case. Collective."""
+    if case.logs_and_saves:
+        return flk_runtime.init(strategy=case.strategy, checkpoint=folder / "flk")
+    return flk_runtime.init(strategy=case.strategy, log_every=0)
+
+
+def step_with_flk(run: Run, case: Case, device: torch.device) -> Callable[[], None]:
+    """A training step of the model as flk wraps it."""
+    shard_size = SHARD if case.strategy.startswith("hybrid") else None
+    model = make_model()
+    wrapped, optimizer = run.parallelize(
+        model, torch.optim.AdamW(model.parameters()), api=case.api, blocks=[Block], shard_size=shard_size
     )
-    return stepper(model, optimizer, device, run.step)
+    return training_step(wrapped, optimizer, device, lambda loss: run.step(loss=loss))
 
 
-def by_hand(strategy: str, api: str | None, device: torch.device) -> Callable[[], None]:
-    """A step of the model as torch's documents wrap it."""
-    hybrid = strategy.startswith("hybrid")
+def step_by_hand(case: Case, device: torch.device, folder: Path) -> Callable[[], None]:
+    """A training step of the model as torch's documentation wraps it."""
+    hybrid = case.strategy.startswith("hybrid")
     shape = (dist.get_world_size() // SHARD, SHARD) if hybrid else (dist.get_world_size(),)
     names = ("replicate", "shard") if hybrid else ("shard",)
-    model = make().to(device)
-    if strategy == "ddp":
-        model = DistributedDataParallel(model)
-    elif api == "fsdp2":
+    plain = make_model().to(device)
+    model: nn.Module = plain
+    if case.strategy == "ddp":
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    elif case.api == "fsdp2":
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
-        reshard = strategy in ("full_shard", "hybrid_shard")
-        for block in model[1]:
+        reshard = case.strategy in ("full_shard", "hybrid_shard")
+        for block in plain[1].children():
             fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
         fully_shard(model, mesh=mesh, reshard_after_forward=False)
     else:
-        chosen = {"hybrid_shard_zero2": ShardingStrategy._HYBRID_SHARD_ZERO2}.get(strategy)
+        chosen = {"hybrid_shard_zero2": ShardingStrategy._HYBRID_SHARD_ZERO2}.get(case.strategy)
         model = FullyShardedDataParallel(
             model,
             device_mesh=init_device_mesh(device.type, shape, mesh_dim_names=names),
-            sharding_strategy=chosen or ShardingStrategy[strategy.upper()],
+            sharding_strategy=chosen or ShardingStrategy[case.strategy.upper()],
             auto_wrap_policy=ModuleWrapPolicy({Block}),
             device_id=device,
             use_orig_params=True,
         )
-    return stepper(model, torch.optim.AdamW(model.parameters()), device, lambda: None)
+    optimizer = torch.optim.AdamW(model.parameters())
+    after_step = log_and_save(model, optimizer, folder / "by-hand.pt") if case.logs_and_saves else lambda loss: None
+    return training_step(model, optimizer, device, after_step)
 
 
-def stepper(
-    model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device, done: Callable[[], None]
+def log_and_save(model: nn.Module, optimizer: torch.optim.Optimizer, file: Path) -> Callable[[torch.Tensor], None]:
+    """What a loop by hand calls after each step to log the mean loss and to save on rank 0, as often as flk does."""
+    steps = 0
+    temporary = file.with_suffix(".temporary")
+
+    def after_step(loss: torch.Tensor) -> None:
+        nonlocal steps
+        steps += 1
+        if steps % LOG_EVERY == 0:
+            mean = loss.detach().clone()
+            dist.all_reduce(mean)
+            if dist.get_rank() == 0:
+                print(json.dumps({"step": steps, "loss": mean.item() / dist.get_world_size()}), flush=True)
+        if steps % SAVE_EVERY == 0:
+            if dist.get_rank() == 0:
+                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, temporary)
+                os.replace(temporary, file)
+            dist.barrier()
+
+    return after_step
+
+
+def training_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    after_step: Callable[[torch.Tensor], None],
 ) -> Callable[[], None]:
+    """Forward, backward and the optimizer's step on a batch of shape (ROWS, WIDTH), then ``after_step`` of the loss."""
     x = torch.randn(ROWS, WIDTH, device=device)
 
     def step() -> None:
-        model(x).square().mean().backward()
+        loss = model(x).square().mean()
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        done()
+        after_step(loss)
 
     return step
 
 
-def rate(step: Callable[[], None], steps: int, device: torch.device) -> float:
-    """Steps per second of all ranks together."""
+def steps_per_second(step: Callable[[], None], steps: int, device: torch.device) -> float:
+    """The rate of all ranks together. Collective."""
     dist.barrier()
     began = time.perf_counter()
     for _ in range(steps):
@@ -115,51 +186,53 @@ def rate(step: Callable[[], None], steps: int, device: torch.device) -> float:
     return steps / (time.perf_counter() - began)
 
 
-def compare(rounds: int, steps: int) -> None:
-    """What every rank runs; rank 0 prints."""
-    local = int(os.environ["LOCAL_RANK"])
-    device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
+def measure_ranks(rounds: int, steps: int) -> None:
+    """Measure all cases; every rank runs this, and rank 0 writes the rates of both sides by round."""
+    warnings.filterwarnings("ignore", "The `NO_SHARD` sharding strategy is deprecated")
+    local_rank = int(os.environ["LOCAL_RANK"])
+    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    for strategy, api in CASES:
-        ours, theirs = by_flk(strategy, api, device), by_hand(strategy, api, device)
-        rate(ours, WARM, device), rate(theirs, WARM, device)
-        rates = []
-        for number in range(rounds):
-            pair = [ours, theirs] if number % 2 else [theirs, ours]
-            measured = {id(step): rate(step, steps, device) for step in pair}
-            rates.append((measured[id(ours)], measured[id(theirs)]))
-        flk_runtime.init(strategy=strategy, log_every=0).abandon()
-        if dist.get_rank() == 0:
-            # Neighbours in time are compared, so that what else the machine does weighs on both alike.
-            ratio = statistics.median(mine / other for mine, other in rates)
-            name = strategy if api is None else f"{strategy}-{api}"
-            mine, other = (statistics.median(values) for values in zip(*rates, strict=True))
-            sys.stdout.write(f"median: flk {mine:.1f}, torch {other:.1f} steps/s\n")
-            sys.stdout.write(f"ratio {name} {ratio:.3f} goal {GOAL} (higher is better)\n")
-            sys.stdout.flush()
+    main_rank = dist.get_rank() == 0
+    with tempfile.TemporaryDirectory() as name:
+        folders = [name]
+        dist.broadcast_object_list(folders)  # all ranks use rank 0's
+        for case in CASES:
+            run = begin(case, Path(folders[0]))
+            sides = {
+                "flk": step_with_flk(run, case, device),
+                "by hand": step_by_hand(case, device, Path(folders[0])),
+            }
+            for step in sides.values():
+                steps_per_second(step, WARM_UP, device)
+            count = SAVE_EVERY if case.logs_and_saves else steps
+            rates = measure.alternate(
+                {side: partial(steps_per_second, step, count, device) for side, step in sides.items()},
+                max(min(rounds, 8), rounds // 10) if case.logs_and_saves else rounds,
+                show=None,
+            )
+            run.abandon()  # the process group, which was opened by hand, stays
+            if main_rank:
+                measure.progress(f"{case.name} is measured")
+                launch.write_result({"case": case.name, "flk": rates["flk"], "by hand": rates["by hand"]})
+        dist.barrier()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main() -> int:
+    parser = measure.parser(__doc__, rounds=120)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=120)
-    parser.add_argument("--steps", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=1, help="steps per round")
     arguments = parser.parse_args()
-    if "RANK" in os.environ:
-        compare(arguments.rounds, arguments.steps)
-        return
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "FLK_PROCESSES": str(arguments.ranks)}
-    command = [sys.executable, "-m", "flk_runtime", "--", *sys.argv]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
-        for line in job.stdout or ():
-            if line.startswith("[rank 0] "):
-                print(line.removeprefix("[rank 0] "), end="", flush=True)
-        errors = job.stderr.read() if job.stderr else ""
-    if job.returncode:
-        raise SystemExit(errors)
+    if launch.RESULT in os.environ:
+        measure_ranks(arguments.rounds, arguments.steps)
+        return 0
+    report = measure.Report("parallel", arguments)
+    for found in launch.run_ranks(sys.argv, arguments.ranks):
+        what = f"rate of {found['case']}, {arguments.ranks} ranks, flk / torch by hand"
+        report.compare(what, found["flk"], found["by hand"], GOAL, "steps/s")
+    return report.finish()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

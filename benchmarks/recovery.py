@@ -1,40 +1,50 @@
-"""Time from the SIGKILL of a rank to the next finished step, under flk and under torchrun: same script, same machine.
+"""Measure the time from the SIGKILL of a rank to the next step that all ranks have finished.
 
-    python benchmarks/recovery.py [--repeat 5] [--ranks 4]
+    python benchmarks/recovery.py [--rounds 8] [--ranks 4]
 
-torchrun runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: with the defaults of torch 2.13 its restarts do not recover.
+The same script runs under flk's launcher, under torchrun, and under ft_launcher of nvidia-resiliency-ext 0.4.1, which
+is installed into the user's cache folder if that is possible. There is one launcher with all ranks, and then there are
+two launchers with half of the ranks each. torchrun and ft_launcher run with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1,
+without which the restarts of torch 2.13 do not recover. Goal: at most a fifth of the time of each of them.
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
-STEPS_BEFORE = 20  # of the first attempt, so that everything is warm when the rank is killed
-WAIT = 120.0  # seconds for any one thing to happen
+import launch
+import measure
 
+T = TypeVar("T")
+
+GOAL = measure.at_most(0.2)
+STEPS_BEFORE = 20  # steps of the first attempt, so that everything is warm when the rank is killed
+LIMIT = 120.0  # seconds for an attempt to come so far
+
+# Each process writes the time of each of its steps into a file of its own. The second attempt ends by itself.
 SCRIPT = textwrap.dedent(
     f"""
     import os, time
     import torch, torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
+    second = os.path.exists("killed")
     dist.init_process_group("gloo")
-    rank, attempt = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Linear(256, 64)))
     optimizer = torch.optim.AdamW(model.parameters())
-    with open(f"steps.{{attempt}}.{{rank}}", "w", buffering=1) as steps:
-        print(os.getpid(), file=steps)
-        for step in range({STEPS_BEFORE} if attempt != "0" else 100_000):
+    with open(f"{{'second' if second else 'first'}}.{{os.getpid()}}", "w", buffering=1) as steps:
+        for step in range({STEPS_BEFORE} if second else 100_000):
             model(torch.randn(32, 64)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -44,68 +54,116 @@ SCRIPT = textwrap.dedent(
 )
 
 
-def flk(ranks: int) -> tuple[list[str], dict[str, str]]:
-    """How flk starts the script: command and variables."""
-    command = [sys.executable, "-m", "flk_runtime", "--", "train.py"]
-    return command, {"FLK_PROCESSES": str(ranks), "FLK_RESTARTS": "1"}
+class NoRecoveryError(Exception):
+    """The ranks have not made a step in time."""
 
 
-def torchrun(ranks: int) -> tuple[list[str], dict[str, str]]:
-    """How torchrun starts the script."""
-    options = ["--standalone", f"--nproc-per-node={ranks}", "--max-restarts=1"]
-    command = [sys.executable, "-m", "torch.distributed.run", *options, "train.py"]
-    return command, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+def seconds_to_recover(launcher: launch.Launcher, ranks: int, launchers: int) -> float:
+    """Seconds from the kill of a rank to the first step that all ranks have finished afterwards.
 
-
-def lines(path: Path, least: int) -> list[str]:
-    """The lines of a file as soon as there are so many."""
-    deadline = time.monotonic() + WAIT
-    while time.monotonic() < deadline:
-        found = path.read_text().splitlines() if path.exists() else []
-        if len(found) >= least:
-            return found
-        time.sleep(0.005)
-    raise SystemExit(f"{path.name} did not come to {least} lines in {WAIT:.0f} s")
-
-
-def recovery(command: list[str], variables: dict[str, str], ranks: int) -> float:
-    """Seconds from the kill of the last rank to the first step that all ranks have finished afterwards."""
+    Raises NoRecoveryError if that takes more than LIMIT seconds.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "train.py").write_text(SCRIPT)
-        environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
-        job = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        jobs = [
+            process.start(folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            for process in launcher(["train.py"], ranks, launchers, 1)
+        ]
         try:
-            pid = int(lines(folder / f"steps.0.{ranks - 1}", STEPS_BEFORE)[0])
+            first = until(lambda: steps(folder, "first", ranks, STEPS_BEFORE))
+            (folder / "killed").touch()
             killed = time.time()
-            os.kill(pid, signal.SIGKILL)
-            first = max(float(lines(folder / f"steps.1.{rank}", 2)[1]) for rank in range(ranks))
-            # torchrun now and then ends with 1 although all its ranks have ended well.
-            if job.wait(WAIT) != 0 and command[2] == "flk_runtime":
-                raise SystemExit(f"flk ended with {job.returncode}")
-            return first - killed
+            os.kill(max(first), signal.SIGKILL)
+            second = until(lambda: steps(folder, "second", ranks, 1))
+            if launcher is launch.flk:  # torchrun now and then ends with 1 although all its ranks have ended well
+                codes = [job.wait(LIMIT) for job in jobs]
+                if any(codes):
+                    raise SystemExit(f"flk ended with {codes}")
+            return max(times[0] for times in second.values()) - killed
         finally:
-            job.kill()
-            job.wait()
+            end(jobs, folder)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeat", type=int, default=5)
+def steps(folder: Path, attempt: str, ranks: int, least: int) -> dict[int, list[float]] | None:
+    """The times of the steps of an attempt by process, or None until all ranks have made ``least`` steps."""
+    found: dict[int, list[float]] = {}
+    for file in folder.glob(f"{attempt}.*"):
+        lines = file.read_text().split("\n")[:-1]  # what follows the last line break is not yet a whole line
+        if len(lines) >= least:
+            found[int(file.suffix[1:])] = [float(line) for line in lines]
+    return found if len(found) >= ranks else None
+
+
+def until(check: Callable[[], T | None]) -> T:
+    """The first value of ``check`` that is not None. Raises NoRecoveryError after LIMIT seconds."""
+    deadline = time.monotonic() + LIMIT
+    while time.monotonic() < deadline:
+        found = check()
+        if found is not None:
+            return found
+        time.sleep(0.005)
+    raise NoRecoveryError
+
+
+def end(jobs: list[subprocess.Popen[Any]], folder: Path) -> None:
+    """End the launchers and their ranks, if they still run."""
+    for job in jobs:
+        job.terminate()
+    for job in jobs:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            job.wait(10)
+        job.kill()
+        job.wait()
+    for file in [*folder.glob("first.*"), *folder.glob("second.*")]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(file.suffix[1:]), signal.SIGKILL)
+
+
+def main() -> int:
+    parser = measure.parser(__doc__, rounds=8)
     parser.add_argument("--ranks", type=int, default=4)
     arguments = parser.parse_args()
-    times: dict[str, list[float]] = {"flk": [], "torchrun": []}
-    for _ in range(arguments.repeat):
-        for launcher in (flk, torchrun):
-            seconds = recovery(*launcher(arguments.ranks), arguments.ranks)
-            times[launcher.__name__].append(seconds)
-            print(f"{launcher.__name__:9} {seconds:6.3f} s", flush=True)
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    print(f"median: flk {medians['flk']:.3f} s, torchrun {medians['torchrun']:.3f} s, {arguments.ranks} ranks")
-    print(f"ratio recovery {medians['flk'] / medians['torchrun']:.3f} goal 0.2 (lower is better)")
+    report = measure.Report("recovery", arguments)
+    peers: dict[str, launch.Launcher] = {"torchrun": launch.torchrun}
+    if launch.resiliency_folder():
+        peers["ft_launcher"] = launch.ft_launcher
+    everyone = {"flk": launch.flk, **peers}
+    for launchers in (1, 2):
+        measure.progress(f"{arguments.ranks} ranks, {launchers} launchers")
+        times = measure.alternate(
+            {name: recovery_of(launcher, arguments.ranks, launchers) for name, launcher in everyone.items()},
+            arguments.rounds,
+            show=lambda seconds: "-" if seconds is None else f"{seconds:.2f} s",
+        )
+        if None in times["flk"]:
+            raise SystemExit(f"flk did not recover in {LIMIT:.0f} s")
+        for peer in peers:
+            pairs = [
+                (mine, other)
+                for mine, other in zip(times["flk"], times[peer], strict=True)
+                if mine is not None and other is not None
+            ]
+            if len(pairs) < arguments.rounds:
+                lost = arguments.rounds - len(pairs)
+                print(f"{peer}, {launchers} launchers: {lost} of {arguments.rounds} did not recover in {LIMIT:.0f} s")
+            if pairs:
+                what = f"recovery of {arguments.ranks} ranks, {launchers} launcher{'s' * (launchers - 1)}, flk / {peer}"
+                report.compare(what, [mine for mine, _ in pairs], [other for _, other in pairs], GOAL, "s")
+    return report.finish()
+
+
+def recovery_of(launcher: launch.Launcher, ranks: int, launchers: int) -> Callable[[], float | None]:
+    """A measurement for `measure.alternate`: None if there was no recovery."""
+
+    def once() -> float | None:
+        try:
+            return seconds_to_recover(launcher, ranks, launchers)
+        except NoRecoveryError:
+            return None
+
+    return once
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,30 +1,47 @@
-"""What one rank of 100,000 takes to shard a model and make a step: flk's parallelize, and bare torch doing the same.
+"""Measure what one rank of 100,000 needs to shard a model and make a step, with flk and with torch alone.
 
-    python benchmarks/scale.py [--ranks 100000] [--repeat 5]
+    python benchmarks/scale.py [--rounds 10] [--ranks 100000]
 
-Both run on torch's fake backend, which has as many ranks as it is told and moves nothing, as rank 0 of a hybrid mesh
-with shard groups of 8 ranks. Time is what the processor works (nothing waits here) from the process group to the end
-of the first step; memory is the peak of the process, torch itself included.
+Each side is a process of its own, and the one of torch does not import flk_runtime. Both use torch's fake backend,
+which has as many ranks as it is told and moves no data, as rank 0 of a hybrid mesh with shard groups of 8 ranks. The
+time is CPU time (nothing waits here) from the process group to the end of the first step, without imports; the memory
+is the peak of the process with all that it has imported. Goal: at most 1.1 times torch's.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+import measure
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+GOAL = measure.at_most(1.1)
+Sharded = tuple["nn.Module", "Optimizer", Callable[[], None]]  # and what a script calls after a step
 LOCAL = 8  # ranks per node, and per shard group
 BLOCKS, WIDTH = 4, 256
 
 
-def flk(model, optimizer, ranks):
-    """The model sharded by flk, its optimizer, and what follows a step."""
+def import_flk() -> None:
+    """Import what a script under flk has imported when its model is sharded."""
+    import flk_runtime.initialize
+    import flk_runtime.parallel.fsdp2  # noqa: F401
+
+
+def shard_with_flk(
+    model: nn.Module, optimizer: Optimizer, ranks: int
+) -> tuple[nn.Module, Optimizer, Callable[[], None]]:
+    """Shard the model with flk. Returns it with its optimizer, and what a script calls after a step."""
     import flk_runtime
 
     run = flk_runtime.init(strategy="hybrid_shard", log_every=0)
@@ -32,79 +49,99 @@ def flk(model, optimizer, ranks):
     return model, optimizer, run.step
 
 
-def torch_alone(model, optimizer, ranks):
-    """The same with torch's own calls."""
+def import_torch() -> None:
+    """Import what a script with torch alone has imported when its model is sharded."""
+    import torch.distributed.device_mesh
+    import torch.distributed.fsdp  # noqa: F401
+
+
+def shard_with_torch(model: nn.Module, optimizer: Optimizer, ranks: int) -> Sharded:
+    """Shard the model with torch's own calls."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh("cpu", (ranks // LOCAL, LOCAL), mesh_dim_names=("replicate", "shard"))
-    for block in model[1]:
+    for block in model[1]:  # type: ignore[index]
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model, torch.optim.AdamW(model.parameters()), lambda: None
 
 
-def measure(how: str, ranks: int) -> None:
-    """One process: print the seconds and the peak of memory, in MB."""
-    # What either imports on its way is not part of the time, and all of it is part of both memories.
+SIDES = {"flk": (import_flk, shard_with_flk), "torch": (import_torch, shard_with_torch)}
+
+
+def measure_here(side: str, ranks: int) -> None:
+    """Measure one side in this process: print the seconds of CPU time, and the peak of memory in MB, as JSON."""
+    imports, shard = SIDES[side]
     import torch
-    import torch._dynamo
+    import torch._dynamo  # the first optimizer of a process imports it
     import torch.distributed as dist
-    import torch.distributed.fsdp
     from torch import nn
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    imports()
     warnings.simplefilter("ignore")  # the fake backend's
     began = time.process_time()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    block = lambda: nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))  # noqa: E731
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Sequential(*(block() for _ in range(BLOCKS))))
-    optimizer = torch.optim.AdamW(model.parameters())
-    model, optimizer, done = {"flk": flk, "torch": torch_alone}[how](model, optimizer, ranks)
+
+    def block() -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    model: nn.Module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Sequential(*(block() for _ in range(BLOCKS))))
+    optimizer: Optimizer = torch.optim.AdamW(model.parameters())
+    model, optimizer, after_step = shard(model, optimizer, ranks)
     model(torch.randn(4, WIDTH)).square().mean().backward()
     optimizer.step()
-    done()
-    assert next(model.parameters()).to_local().numel() == WIDTH * WIDTH // LOCAL
+    after_step()
+    assert next(model.parameters()).to_local().numel() == WIDTH * WIDTH // LOCAL  # type: ignore[attr-defined]
     seconds = time.process_time() - began
+    assert side == "flk" or "flk_runtime" not in sys.modules
     print(json.dumps([seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024]), flush=True)
     os._exit(0)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=100_000)
-    parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--measure", choices=["flk", "torch"], help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.measure:
-        measure(arguments.measure, arguments.ranks)
+def measure_apart(side: str, ranks: int) -> tuple[float, float]:
+    """Measure one side in a new process. Returns seconds and MB."""
     variables = {
         "RANK": "0",
-        "WORLD_SIZE": str(arguments.ranks),
+        "WORLD_SIZE": str(ranks),
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": str(LOCAL),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "1",  # nothing listens there, and nobody calls
+        "MASTER_PORT": "1",  # nothing listens there, and nothing connects
         "OMP_NUM_THREADS": "1",
     }
-    figures: dict[str, list[list[float]]] = {"flk": [], "torch": []}
-    for _ in range(arguments.repeat):
-        for how, found in figures.items():
-            command = [sys.executable, __file__, "--measure", how, "--ranks", str(arguments.ranks)]
-            ended = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=600)
-            if ended.returncode:
-                raise SystemExit(ended.stderr)
-            found.append(json.loads(ended.stdout.splitlines()[-1]))
-            print(f"{how:5} {found[-1][0]:6.2f} s {found[-1][1]:6.0f} MB", flush=True)
-    medians = {
-        how: [statistics.median(values) for values in zip(*found, strict=True)] for how, found in figures.items()
-    }
-    for number, (what, unit) in enumerate((("time", "s"), ("memory", "MB"))):
-        ours, theirs = medians["flk"][number], medians["torch"][number]
-        print(f"median: flk {ours:.2f} {unit}, torch {theirs:.2f} {unit}, {arguments.ranks} ranks")
-        print(f"ratio scale-{what} {ours / theirs:.3f} goal 1.1 (lower is better)")
+    command = [sys.executable, __file__, "--side", side, "--ranks", str(ranks)]
+    ended = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=600)
+    if ended.returncode:
+        raise SystemExit(ended.stderr)
+    seconds, megabytes = json.loads(ended.stdout.splitlines()[-1])
+    return seconds, megabytes
+
+
+def main() -> int:
+    parser = measure.parser(__doc__, rounds=10)
+    parser.add_argument("--ranks", type=int, default=100_000)
+    parser.add_argument("--side", choices=SIDES, help="measure one side in this process, once")
+    arguments = parser.parse_args()
+    if arguments.side:
+        measure_here(arguments.side, arguments.ranks)
+    report = measure.Report("scale", arguments)
+    found = measure.alternate(
+        {
+            "flk": lambda: measure_apart("flk", arguments.ranks),
+            "torch": lambda: measure_apart("torch", arguments.ranks),
+        },
+        arguments.rounds,
+        show=lambda value: "{:.2f} s {:.0f} MB".format(*value),
+    )
+    for number, (quantity, unit) in enumerate((("CPU time", "s"), ("peak memory", "MB"))):
+        ours, theirs = ([value[number] for value in found[side]] for side in ("flk", "torch"))
+        what = f"{quantity} to shard and step as one of {arguments.ranks:,} ranks, flk / torch"
+        report.compare(what, ours, theirs, GOAL, unit)
+    return report.finish()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,82 +1,106 @@
-"""Time from the launch of a job to the end of its first all-reduce, under flk and under torchrun: same script.
+"""Measure the time from the launch of a job to its first all-reduce, under flk's launcher and under torchrun.
 
-    python benchmarks/start.py [--repeat 5] [--ranks 8]
+    python benchmarks/start.py [--rounds 8] [--ranks 8] [--cores 1 2]
 
-Both start the ranks as processes of this machine. flk is measured as a pod starts it (`python -m flk_runtime`).
+Both start the same script as processes of this machine; flk's launcher runs as it does in a pod. The time ends when the
+last rank has finished. There are two scripts: one only opens the process group and does an all-reduce; the other also
+trains a DistributedDataParallel model for one step with an optimizer, which imports much more of torch. Each script is
+measured on 1, 2, 4 … cores, up to those of the machine. Goal: at most a quarter of torchrun's time for 8 ranks. Fewer
+ranks gain less from sharing one import of torch; --goal sets their goal.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-WAIT = 300.0  # seconds for one job
+import launch
+import measure
 
-SCRIPT = textwrap.dedent(
-    """
-    import time
-    import torch, torch.distributed as dist
+LIMIT = 300.0  # seconds for one job
 
-    dist.init_process_group("gloo")
-    ones = torch.ones(1)
-    dist.all_reduce(ones)
-    done = time.time()
-    assert ones.item() == dist.get_world_size()
-    with open(f"done.{dist.get_rank()}", "w") as file:
-        file.write(str(done))
-    dist.destroy_process_group()
-    """
-)
+BEGIN = """
+import os, time
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+ones = torch.ones(1)
+dist.all_reduce(ones)
+assert ones.item() == dist.get_world_size()
+"""
+TRAIN = """
+from torch.nn.parallel import DistributedDataParallel
+
+model = DistributedDataParallel(torch.nn.Linear(64, 64))
+optimizer = torch.optim.AdamW(model.parameters())
+model(torch.ones(8, 64)).square().mean().backward()
+optimizer.step()
+"""
+END = """
+done = time.time()
+with open(f"done.{rank}", "w") as file:
+    file.write(str(done))
+dist.destroy_process_group()
+"""
+SCRIPTS = {"first all-reduce": BEGIN + END, "first optimizer step": BEGIN + TRAIN + END}
 
 
-def flk(ranks: int) -> tuple[list[str], dict[str, str]]:
-    """How flk starts the script: command and variables."""
-    return [sys.executable, "-m", "flk_runtime", "--", "train.py"], {"FLK_PROCESSES": str(ranks)}
-
-
-def torchrun(ranks: int) -> tuple[list[str], dict[str, str]]:
-    """How torchrun starts the script."""
-    options = ["--standalone", f"--nproc-per-node={ranks}"]
-    return [sys.executable, "-m", "torch.distributed.run", *options, "train.py"], {}
-
-
-def start(command: list[str], variables: dict[str, str], ranks: int) -> float:
-    """Seconds from the launch to the all-reduce that the last rank has finished."""
+def seconds_to_start(launcher: launch.Launcher, script: str, ranks: int, cores: Sequence[int]) -> float:
+    """Seconds from the start of the launcher until the last rank has finished the script's work."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "train.py").write_text(SCRIPT)
-        environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
+        (folder / "train.py").write_text(textwrap.dedent(script))
+        (process,) = launcher(["train.py"], ranks, 1, 0)
         began = time.time()
-        job = subprocess.run(
-            command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=WAIT
+        job = process.start(
+            folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            preexec_fn=lambda: os.sched_setaffinity(0, cores),
         )
+        try:
+            errors = job.communicate(timeout=LIMIT)[1]
+        finally:
+            job.kill()
         if job.returncode:
-            raise SystemExit(f"{command[2]} ended with {job.returncode}:\n{job.stderr.decode(errors='replace')}")
+            raise SystemExit(f"{process.command[2]} ended with {job.returncode}:\n{errors.decode(errors='replace')}")
         return max(float((folder / f"done.{rank}").read_text()) for rank in range(ranks)) - began
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeat", type=int, default=5)
+def main() -> int:
+    usable = sorted(os.sched_getaffinity(0))
+    counts = [2**power for power in range(8) if 2**power < len(usable)] + [len(usable)]
+    parser = measure.parser(__doc__, rounds=8)
     parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--cores", type=int, nargs="+", default=counts, help="numbers of cores to measure on")
+    parser.add_argument("--goal", type=float, default=0.25, help="the largest ratio to torchrun's time")
     arguments = parser.parse_args()
-    times: dict[str, list[float]] = {"flk": [], "torchrun": []}
-    for _ in range(arguments.repeat):
-        for launcher in (flk, torchrun):
-            seconds = start(*launcher(arguments.ranks), arguments.ranks)
-            times[launcher.__name__].append(seconds)
-            print(f"{launcher.__name__:9} {seconds:6.3f} s", flush=True)
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    print(f"median: flk {medians['flk']:.3f} s, torchrun {medians['torchrun']:.3f} s, {arguments.ranks} ranks")
-    print(f"ratio start {medians['flk'] / medians['torchrun']:.3f} goal 0.25 (lower is better)")
+    report = measure.Report("start", arguments)
+    for name, script in SCRIPTS.items():
+        for cores in arguments.cores:
+            chosen = usable[:cores]
+            measure.progress(f"{name}, {arguments.ranks} ranks on {cores} cores")
+            times = measure.alternate(
+                {
+                    "flk": partial(seconds_to_start, launch.flk, script, arguments.ranks, chosen),
+                    "torchrun": partial(seconds_to_start, launch.torchrun, script, arguments.ranks, chosen),
+                },
+                arguments.rounds,
+                show="{:.2f} s".format,
+            )
+            count = f"{cores} core{'s' * (cores != 1)}"
+            what = f"time to {name}, {arguments.ranks} ranks on {count}, flk / torchrun"
+            report.compare(what, times["flk"], times["torchrun"], measure.at_most(arguments.goal), "s")
+    return report.finish()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

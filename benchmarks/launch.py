@@ -1,0 +1,133 @@
+"""Start a training script as several ranks under flk's launcher, torchrun or ft_launcher of nvidia-resiliency-ext."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from measure import progress
+
+THREADS: Final = {"OMP_NUM_THREADS": "1"}  # the ranks share the cores of one machine
+RESULT: Final = "BENCHMARK_RESULT"  # environment variable: the file that rank 0 writes its measurements to
+RESILIENCY: Final = "nvidia-resiliency-ext==0.4.1"
+# What it needs beside torch, which is not installed a second time.
+RESILIENCY_NEEDS: Final = ("defusedxml", "nvidia-ml-py", "packaging", "psutil>=6", "pynvml>=12", "pyyaml")
+
+
+@dataclass(frozen=True)
+class Process:
+    """One launcher process to start: its command and the variables to add to its environment."""
+
+    command: Sequence[str]
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def start(self, folder: Path, **options: Any) -> subprocess.Popen[Any]:
+        """Start it in ``folder``. ``options`` are those of subprocess.Popen."""
+        environment = os.environ | THREADS | dict(self.variables)
+        return subprocess.Popen(self.command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, **options)
+
+
+# script and its arguments, ranks, launchers, restarts -> one process per launcher
+Launcher = Callable[[Sequence[str], int, int, int], list[Process]]
+
+
+def flk(script: Sequence[str], ranks: int, launchers: int = 1, restarts: int = 0) -> list[Process]:
+    """flk's launcher as a pod starts it. ``ranks`` are those of all launchers together."""
+    shared = {
+        "FLK_PODS": str(launchers),
+        "FLK_PROCESSES": str(ranks // launchers),
+        "FLK_RESTARTS": str(restarts),
+        "FLK_RDZV_ENDPOINT": f"127.0.0.1:{free_port()}",
+        "FLK_POD_IP": "127.0.0.1",
+    }
+    command = [sys.executable, "-m", "flk_runtime", "--", *script]
+    return [Process(command, shared | {"FLK_POD_INDEX": str(index)}) for index in range(launchers)]
+
+
+def torchrun(script: Sequence[str], ranks: int, launchers: int = 1, restarts: int = 0) -> list[Process]:
+    """torchrun, with a new store for each attempt: with its defaults, the restarts of torch 2.13 do not recover."""
+    return _elastic(["torch.distributed.run"], {}, script, ranks, launchers, restarts)
+
+
+def ft_launcher(script: Sequence[str], ranks: int, launchers: int = 1, restarts: int = 0) -> list[Process]:
+    """ft_launcher of nvidia-resiliency-ext, with its defaults but for the store, see `torchrun`."""
+    folder = resiliency_folder()
+    assert folder is not None, "check resiliency_folder() before"
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    module = ["nvidia_resiliency_ext.fault_tolerance.launcher", "--ignore-missing-fault-tol-cfg"]
+    return _elastic(module, {"PYTHONPATH": path}, script, ranks, launchers, restarts)
+
+
+def _elastic(
+    module: Sequence[str],
+    variables: Mapping[str, str],
+    script: Sequence[str],
+    ranks: int,
+    launchers: int,
+    restarts: int,
+) -> list[Process]:
+    rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=benchmark"]
+    shape = [f"--nnodes={launchers}", f"--nproc-per-node={ranks // launchers}", f"--max-restarts={restarts}"]
+    command = [sys.executable, "-m", *module, *rendezvous, *shape, "--local-addr=127.0.0.1", *script]
+    return [Process(command, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **variables})] * launchers
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nothing uses at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@functools.cache
+def resiliency_folder() -> Path | None:
+    """The folder with nvidia-resiliency-ext, installed on the first call; None, and a line on stderr, if that fails.
+
+    It lies in the user's cache folder and is found through PYTHONPATH, so that the environment of flk stays as it is.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flk-benchmarks"
+    folder = cache / RESILIENCY.replace("==", "-")
+    if folder.is_dir():
+        return folder
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as name:
+        target = Path(name) / "packages"
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target)]
+        done = subprocess.run([*pip, RESILIENCY, *RESILIENCY_NEEDS], capture_output=True, text=True)
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
+            progress(f"{RESILIENCY} cannot be installed, so ft_launcher is not measured: {reason}")
+            return None
+        shutil.move(target, folder)
+    return folder
+
+
+def run_ranks(script: Sequence[str], ranks: int) -> list[Any]:
+    """Run a script as ranks under flk's launcher. Returns what its rank 0 passed to `write_result`, in order.
+
+    The ranks' stderr goes to this process's stderr. Raises SystemExit if the job fails.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        file = Path(name) / "results"
+        (process,) = flk(script, ranks)
+        with_file = Process(process.command, {**process.variables, RESULT: str(file)})
+        code = with_file.start(Path.cwd(), stdout=subprocess.DEVNULL).wait()
+        if code:
+            raise SystemExit(f"the ranks of {script[0]} ended with {code}")
+        return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def write_result(value: object) -> None:
+    """Add a measurement, any value that JSON can express. For rank 0 of a script that `run_ranks` started."""
+    with Path(os.environ[RESULT]).open("a") as file:
+        file.write(json.dumps(value) + "\n")

@@ -1,0 +1,231 @@
+"""Paired measurements: run the things to compare in alternating order, and report their ratio against a goal.
+
+Each benchmark measures flk and a named peer in the same rounds. The ratio is taken round by round, so that the load of
+the machine, which changes over minutes, affects both sides of a ratio alike. The result is the median of these ratios
+with a 95 % confidence interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
+
+T = TypeVar("T")
+
+CONFIDENCE: Final = 0.95
+SKIPPED: Final = 77  # exit code of a benchmark that cannot run on this machine
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A limit for a ratio, which must be at most or at least so large."""
+
+    limit: float
+    higher_is_better: bool = False
+
+    def __str__(self) -> str:
+        return f"{'>=' if self.higher_is_better else '<='} {self.limit:g}"
+
+
+def at_most(limit: float) -> Goal:
+    """A goal for ratios of times and memory, where lower is better."""
+    return Goal(limit)
+
+
+def at_least(limit: float) -> Goal:
+    """A goal for ratios of rates, where higher is better."""
+    return Goal(limit, higher_is_better=True)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A confidence interval for a median. ``coverage`` is the probability that it holds the true median."""
+
+    low: float
+    high: float
+    coverage: float
+
+
+def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+    """The narrowest symmetric interval between order statistics that holds the median with at least ``confidence``.
+
+    The number of ``values`` below the true median is binomial with p = 1/2 (David and Nagaraja, Order Statistics,
+    section 7.1), so nothing is assumed of their distribution. Fewer than 6 values cannot give 95 %: the interval is
+    then their whole range, with the coverage that this has. Raises ValueError if there are no values.
+    """
+    ordered = sorted(values)
+    count = len(ordered)
+    if not count:
+        raise ValueError("a median needs at least one value")
+    outside = 0  # values left out at each end
+    while outside + 1 <= (count - 1) // 2 and _coverage(count, outside + 1) >= confidence:
+        outside += 1
+    return Interval(ordered[outside], ordered[count - 1 - outside], _coverage(count, outside))
+
+
+def _coverage(count: int, outside: int) -> float:
+    """The probability that the median lies between the values at positions ``outside`` and ``-1 - outside``."""
+    tail = sum(math.comb(count, below) for below in range(outside + 1))
+    return float(1 - 2 * tail / 2**count)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The comparison of one quantity: the medians of both sides, the median of their ratios, and its goal."""
+
+    benchmark: str
+    what: str
+    unit: str
+    ours: float  # flk's median
+    theirs: float  # the peer's median
+    ratio: float  # median of the ratios of the rounds, flk's value divided by the peer's
+    interval: Interval
+    rounds: int
+    goal: Goal
+
+    @classmethod
+    def of(
+        cls, benchmark: str, what: str, ours: Sequence[float], theirs: Sequence[float], goal: Goal, unit: str
+    ) -> Result:
+        """Compare the values of the same rounds. Raises ValueError where the numbers of rounds differ or are 0."""
+        ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+        interval = median_interval(ratios)
+        medians = statistics.median(ours), statistics.median(theirs)
+        return cls(benchmark, what, unit, *medians, statistics.median(ratios), interval, len(ratios), goal)
+
+    @property
+    def conclusive(self) -> bool:
+        """Whether there are enough rounds for a 95 % interval."""
+        return self.interval.coverage >= CONFIDENCE
+
+    @property
+    def missed(self) -> bool:
+        """Whether the whole interval lies beyond the goal. Never true of too few rounds for a 95 % interval."""
+        if not self.conclusive:
+            return False
+        if self.goal.higher_is_better:
+            return self.interval.high < self.goal.limit
+        return self.interval.low > self.goal.limit
+
+    def __str__(self) -> str:
+        better = "higher" if self.goal.higher_is_better else "lower"
+        span = f"[{self.interval.low:.3f}, {self.interval.high:.3f}]"
+        return f"ratio {self.what} {self.ratio:.3f} {span} goal {self.goal} ({better} is better)"
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Result:
+        fields: dict[str, Any] = json.loads(text)
+        fields["interval"] = Interval(**fields["interval"])
+        fields["goal"] = Goal(**fields["goal"])
+        return cls(**fields)
+
+
+def alternate(
+    cases: Mapping[str, Callable[[], T]], rounds: int, *, warmup: int = 0, show: Callable[[T], str] | None = str
+) -> dict[str, list[T]]:
+    """Measure each case once per round, in reversed order every other round. Returns each case's values by round.
+
+    The values of ``warmup`` rounds before are dropped. ``show`` formats a value for the progress on stderr.
+    """
+    values: dict[str, list[T]] = {name: [] for name in cases}
+    for number in range(-warmup, rounds):
+        order = list(cases) if number % 2 == 0 else list(cases)[::-1]
+        found = {name: cases[name]() for name in order}
+        if number < 0:
+            continue
+        for name in cases:
+            values[name].append(found[name])
+        if show:
+            progress(f"round {number + 1} of {rounds}: " + ", ".join(f"{name} {show(found[name])}" for name in cases))
+    return values
+
+
+def progress(text: str) -> None:
+    """Print a line of progress on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def skip(reason: str) -> NoReturn:
+    """End a benchmark that cannot run here with exit code 77, and print the reason."""
+    progress(f"skipped: {reason}")
+    sys.exit(SKIPPED)
+
+
+def parser(description: str | None, *, rounds: int) -> argparse.ArgumentParser:
+    """A command-line parser with the options of every benchmark. ``rounds`` is the default of --rounds."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--rounds", type=_positive, default=rounds, help=f"measurements of each side (default {rounds})")
+    made.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE, as lines of JSON")
+    return made
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1 (is {number})")
+    return number
+
+
+def environment() -> str:
+    """The commit, the load average, and the versions that a result depends on, as one line."""
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    return (
+        f"commit {_commit()}, load average {load}, {len(os.sched_getaffinity(0))} cores, "
+        f"Python {platform.python_version()}, torch {_version('torch')}"
+    )
+
+
+def _commit() -> str:
+    folder = Path(__file__).parent
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty=-modified"], cwd=folder, capture_output=True, text=True
+    )
+    return described.stdout.strip() or "unknown"
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+class Report:
+    """The results of one benchmark: prints each, and gives the exit code at the end."""
+
+    def __init__(self, benchmark: str, arguments: argparse.Namespace) -> None:
+        self.benchmark = benchmark
+        self.results: list[Result] = []
+        self._file: Path | None = arguments.json
+        print(environment(), flush=True)
+
+    def compare(self, what: str, ours: Sequence[float], theirs: Sequence[float], goal: Goal, unit: str) -> None:
+        """Add the ratio of flk's values to the peer's. ``what`` names both, as in "flk --version / kubectl version"."""
+        result = Result.of(self.benchmark, what, ours, theirs, goal, unit)
+        self.results.append(result)
+        print(f"median {what}: {result.ours:.4g} {unit} / {result.theirs:.4g} {unit}")
+
+    def finish(self) -> int:
+        """Print the ratios. Returns 1 if a goal is missed, else 0."""
+        if not all(result.conclusive for result in self.results):
+            print("too few rounds for a 95 % interval: the brackets hold the whole range, and no goal counts as missed")
+        for result in self.results:
+            print(f"{result}{': missed' if result.missed else ''}")
+        if self._file:
+            self._file.write_text("".join(f"{result.to_json()}\n" for result in self.results))
+        return int(any(result.missed for result in self.results))

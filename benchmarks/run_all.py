@@ -1,0 +1,101 @@
+"""Run all benchmarks, print their results as one table, and name the goals that are missed.
+
+    python benchmarks/run_all.py [NAME ...] [--rounds N] [--write PAGE]
+
+A benchmark that misses a goal, fails or cannot run here does not stop the others. --write puts the table into a page
+in Markdown, between the lines BEGIN and END. Exit code: 1 if a goal is missed or a benchmark fails, else 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import measure
+from measure import Result
+
+NAMES: Final = ("cli", "start", "recovery", "overhead", "loop", "parallel", "scale", "submit")
+BEGIN: Final = "<!-- results: written by benchmarks/run_all.py -->"
+END: Final = "<!-- end of results -->"
+
+
+def run(name: str, rounds: int | None) -> tuple[list[Result], int]:
+    """Run a benchmark in a process of its own. Returns its results and its exit code."""
+    folder = Path(__file__).parent
+    with tempfile.TemporaryDirectory() as temporary:
+        file = Path(temporary) / "results"
+        options = ["--json", str(file), *(["--rounds", str(rounds)] if rounds else [])]
+        code = subprocess.run([sys.executable, str(folder / f"{name}.py"), *options]).returncode
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [Result.from_json(line) for line in lines], code
+
+
+def table(environment: str, results: Iterable[Result], skipped: Sequence[str] = ()) -> str:
+    """The results as a table in Markdown, with what they were measured on above it, and what was skipped below."""
+    lines = [
+        f"Measured on {environment}.",
+        "",
+        "| benchmark | what | median | ratio (95 % interval) | goal |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for result in results:
+        median = f"{result.ours:.4g} / {result.theirs:.4g} {result.unit}"
+        ratio = f"{result.ratio:.3f} ({result.interval.low:.3f} to {result.interval.high:.3f})"
+        limit = f"at {'least' if result.goal.higher_is_better else 'most'} {result.goal.limit:g}"
+        verdict = "" if result.conclusive else ", too few rounds"
+        verdict = ", missed" if result.missed else verdict
+        lines.append(f"| {result.benchmark} | {result.what} | {median} | {ratio} | {limit}{verdict} |")
+    if skipped:
+        lines += ["", f"Not measured, because this machine could not run them: {', '.join(skipped)}."]
+    return "\n".join(lines) + "\n"
+
+
+def replaced(page: str, content: str) -> str:
+    """The text of a page with ``content`` between the lines BEGIN and END. Raises ValueError if it lacks them."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page has no lines {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n\n{content}\n{END}{after}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"benchmarks to run (default: {' '.join(NAMES)})")
+    parser.add_argument("--rounds", type=int, help="measurements of each side, instead of each benchmark's default")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="a page in Markdown to put the table into")
+    options = parser.parse_args(arguments)
+    unknown = sorted(set(options.names) - set(NAMES))
+    if unknown:
+        parser.error(f"there is no benchmark {unknown[0]} (there are {', '.join(NAMES)})")
+    if options.write and options.names:
+        parser.error("--write replaces the whole table, so it cannot be combined with names of benchmarks")
+    environment = measure.environment()
+    results: list[Result] = []
+    problems: list[str] = []
+    skipped: list[str] = []
+    for name in options.names or NAMES:
+        print(f"== {name}", flush=True)
+        found, code = run(name, options.rounds)
+        results += found
+        problems += [f"missed: {result}" for result in found if result.missed]
+        if code == measure.SKIPPED:
+            skipped.append(name)
+        elif code and not any(result.missed for result in found):
+            problems.append(f"failed: {name} ended with {code}")
+    made = table(environment, results, skipped)
+    print(f"\n{made}")
+    for problem in problems:
+        print(problem)
+    if options.write:
+        options.write.write_text(replaced(options.write.read_text(), made))
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""The benchmarks' arithmetic: intervals, goals, the order of measurements, and what the runner reports."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import measure
+import pytest
+import run_all
+from hypothesis import given
+from hypothesis import strategies as st
+from measure import Goal, Interval, Report, Result, alternate, at_least, at_most, median_interval
+
+BENCHMARKS = Path(run_all.__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("count", "outside", "coverage"),
+    [  # coverage: 1 - 2 P(Binomial(count, 1/2) <= outside), as in tables of the sign test
+        (1, 0, 0.0),
+        (5, 0, 0.9375),
+        (6, 0, 0.96875),
+        (8, 0, 0.9921875),
+        (9, 1, 0.9609375),
+        (10, 1, 0.978515625),
+        (20, 5, 0.9586),
+        (120, 48, 0.9647),
+    ],
+)
+def test_interval_lies_between_the_order_statistics_of_the_sign_test(count: int, outside: int, coverage: float) -> None:
+    interval = median_interval(range(count))
+    assert (interval.low, interval.high) == (outside, count - 1 - outside)
+    assert interval.coverage == pytest.approx(coverage, abs=5e-5)
+
+
+@pytest.mark.parametrize("count", range(1, 13))
+def test_coverage_is_the_share_of_all_ways_to_lie_about_the_median(count: int) -> None:
+    interval = median_interval(range(count))
+    held = 0
+    for above in itertools.product((False, True), repeat=count):  # whether each value is above the true median
+        below = above.count(False)
+        held += interval.low < below <= interval.high
+    assert interval.coverage == held / 2**count
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=6, max_size=60))
+def test_interval_holds_the_median_of_the_sample_in_any_order(values: list[float]) -> None:
+    interval = median_interval(values)
+    assert interval.coverage >= measure.CONFIDENCE
+    assert min(values) <= interval.low <= sorted(values)[len(values) // 2] <= interval.high <= max(values)
+    assert interval == median_interval(list(reversed(values)))
+
+
+def test_no_values_have_no_interval() -> None:
+    with pytest.raises(ValueError, match="at least one value"):
+        median_interval([])
+
+
+def result(low: float, high: float, goal: Goal, coverage: float = 0.96) -> Result:
+    return Result("b", "flk / peer", "s", 1.0, 2.0, (low + high) / 2, Interval(low, high, coverage), 6, goal)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "goal", "missed"),
+    [
+        (0.4, 0.5, at_most(0.5), False),
+        (0.5, 0.6, at_most(0.5), False),  # the interval touches the goal
+        (0.51, 0.6, at_most(0.5), True),
+        (0.99, 1.1, at_least(0.98), False),
+        (0.90, 0.98, at_least(0.98), False),
+        (0.90, 0.97, at_least(0.98), True),
+    ],
+)
+def test_goal_is_missed_when_the_whole_interval_lies_beyond_it(
+    low: float, high: float, goal: Goal, missed: bool
+) -> None:
+    assert result(low, high, goal).missed == missed
+
+
+def test_too_few_rounds_miss_no_goal() -> None:
+    assert not result(9.0, 9.9, at_most(0.5), coverage=0.9375).missed
+
+
+def test_ratio_is_the_median_of_the_ratios_of_the_rounds() -> None:
+    # The machine is ten times slower in the second half. The medians of both sides would give 5.5 / 11 as well as
+    # 10 / 11 or 1 / 11, depending on the round in which it changes; every round has 1 / 2.
+    ours, theirs = [1.0, 1.0, 1.0, 10.0, 10.0, 10.0], [2.0, 2.0, 2.0, 20.0, 20.0, 20.0]
+    found = Result.of("b", "flk / peer", ours, theirs, at_most(0.5), "s")
+    assert (found.ratio, found.interval.low, found.interval.high) == (0.5, 0.5, 0.5)
+    assert (found.ours, found.theirs, found.rounds) == (5.5, 11.0, 6)
+    uneven = Result.of("b", "flk / peer", [1.0, 9.0, 2.0], [2.0, 3.0, 2.0], at_most(0.5), "s")
+    assert uneven.ratio == 1.0
+
+
+def test_rounds_of_both_sides_must_be_as_many() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        Result.of("b", "flk / peer", [1.0], [1.0, 2.0], at_most(1), "s")
+
+
+def test_lines_of_results() -> None:
+    assert str(result(0.45, 0.5, at_most(0.5))) == "ratio flk / peer 0.475 [0.450, 0.500] goal <= 0.5 (lower is better)"
+    assert (
+        str(result(0.9, 1, at_least(0.98))) == "ratio flk / peer 0.950 [0.900, 1.000] goal >= 0.98 (higher is better)"
+    )
+
+
+def test_results_come_back_from_json() -> None:
+    first = result(0.45, 0.5, at_least(0.98))
+    assert Result.from_json(first.to_json()) == first
+
+
+def test_order_alternates_and_warm_up_is_not_kept() -> None:
+    calls: list[str] = []
+
+    def case(name: str) -> Callable[[], int]:
+        def once() -> int:
+            calls.append(name)
+            return len(calls)
+
+        return once
+
+    values = alternate({"a": case("a"), "b": case("b")}, 3, warmup=1, show=None)
+    assert "".join(calls) == "ba" + "ab" + "ba" + "ab"
+    assert values == {"a": [3, 6, 7], "b": [4, 5, 8]}
+
+
+def test_exit_code_of_a_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = argparse.Namespace(json=tmp_path / "results")
+    report = Report("b", options)
+    report.compare("flk / peer", [1.0] * 6, [2.0] * 6, at_most(0.5), "s")
+    assert report.finish() == 0
+    report.compare("slow / peer", [3.0] * 6, [2.0] * 6, at_most(0.5), "s")
+    assert report.finish() == 1
+    output = capsys.readouterr().out
+    assert "commit " in output
+    assert "load average " in output
+    assert output.endswith(
+        "ratio flk / peer 0.500 [0.500, 0.500] goal <= 0.5 (lower is better)\n"
+        "ratio slow / peer 1.500 [1.500, 1.500] goal <= 0.5 (lower is better): missed\n"
+    )
+    written = [Result.from_json(line) for line in options.json.read_text().splitlines()]
+    assert written == report.results
+
+
+# The runner of all benchmarks
+
+
+def test_runner_knows_every_benchmark() -> None:
+    shared = {"measure", "launch", "run_all"}
+    assert set(run_all.NAMES) == {path.stem for path in BENCHMARKS.glob("*.py")} - shared
+
+
+def test_every_benchmark_prints_its_help() -> None:
+    for name in run_all.NAMES:
+        text = (BENCHMARKS / f"{name}.py").read_text()
+        assert f"python benchmarks/{name}.py [--rounds " in text
+        assert "Goal" in text.partition('"""\n')[0]
+
+
+def test_runner_goes_on_after_a_miss_and_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    slow = result(0.6, 0.7, at_most(0.5))
+    outcomes = {"cli": ([slow], 1), "start": ([], 2), "submit": ([], measure.SKIPPED)}
+    calls: list[str] = []
+
+    def run(name: str, rounds: int | None) -> tuple[list[Result], int]:
+        calls.append(name)
+        return outcomes.get(name, ([result(0.3, 0.4, at_most(0.5))], 0))
+
+    monkeypatch.setattr(run_all, "run", run)
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{run_all.BEGIN}\nold\n{run_all.END}\nafter\n")
+    assert run_all.main(["--write", str(page)]) == 1
+    assert calls == list(run_all.NAMES)
+    assert capsys.readouterr().out.endswith(f"missed: {slow}\nfailed: start ended with 2\n")
+    text = page.read_text()
+    assert text.startswith(f"before\n{run_all.BEGIN}\n\nMeasured on commit ")
+    assert "| b | flk / peer | 1 / 2 s | 0.650 (0.600 to 0.700) | at most 0.5, missed |\n" in text
+    assert "could not run them: submit.\n" in text
+    assert "old" not in text
+    assert text.endswith(f"{run_all.END}\nafter\n")
+    assert run_all.main(["loop", "scale"]) == 0
+
+
+def test_page_without_a_place_for_the_table() -> None:
+    with pytest.raises(ValueError, match="has no lines"):
+        run_all.replaced("no markers", "table")
+
+
+def test_benchmarks_documentation_has_a_place_for_the_table() -> None:
+    (page,) = BENCHMARKS.parent.glob("docs/**/benchmarks.md")
+    assert run_all.replaced(page.read_text(), "table")
+
+
+def test_runner_refuses_unknown_names() -> None:
+    done = subprocess.run(["python3", str(BENCHMARKS / "run_all.py"), "speed"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "there is no benchmark speed (there are cli, " in done.stderr
