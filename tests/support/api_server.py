@@ -10,6 +10,7 @@ import json
 import threading
 import uuid
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -44,6 +45,8 @@ def failure(status: int, message: str = "", **details: Any) -> dict[str, Any]:
 
 
 class FakeApiServer:
+    """An API server of the namespace ``team``. Its fields may be changed while it runs."""
+
     def __init__(self) -> None:
         self.faults: deque[Fault | None] = deque()
         self.objects: dict[str, dict[str, dict[str, Any]]] = {
@@ -54,6 +57,9 @@ class FakeApiServer:
         }
         self.watches: dict[str, deque[list[bytes]]] = {path: deque() for path in self.objects}
         self.logs: dict[str, deque[bytes]] = {}  # by pod: what each request for its log gets
+        self.written: dict[str, str] = {}  # by pod: the log that every request gets, where ``logs`` has nothing
+        self.date = ""  # the header Date of answers, by which clients know the server's clock
+        self.created: Callable[[dict[str, Any]], None] = lambda item: None  # called with each object that is created
         self.documents: dict[str, dict[str, Any]] = {}  # fixed answers by path, such as those of API discovery
         self.requests: list[Request] = []
         self.version = 100
@@ -140,9 +146,11 @@ class FakeApiServer:
             return 200, self.documents[request.path]
         if request.path in self.objects:
             return self._do_all(request, request.path)
+        everywhere = request.path.replace(f"/{name}", f"/namespaces/team/{name}")
+        if everywhere in self.objects:
+            return self._do_all(request, everywhere)
         if name == "log":
-            chunks = self.logs.get(path.rpartition("/")[2])
-            return (200, chunks.popleft()) if chunks else (400, failure(400, "container is waiting to start"))
+            return self._log(path.rpartition("/")[2], request.query)
         if path not in self.objects:
             return 404, b"404 page not found\n"
         found = self.objects[path].get(name)
@@ -158,28 +166,58 @@ class FakeApiServer:
             name = request.body["metadata"]["name"]
             if name in items:
                 return 409, failure(409, f'"{name}" already exists')
-            return 201, self._create(collection, request.body)
+            if request.query.get("dryRun"):
+                return 201, request.body
+            created = self._create(collection, request.body)
+            self.created(created)
+            return 201, created
         if request.query.get("watch"):
             script = self.watches[collection]
             if not script:
                 self.ended.wait()
             return 200, b"".join(script.popleft()) if script else b""
-        selector = request.query.get("fieldSelector", "").partition("metadata.name=")[2]
-        chosen = [item for name, item in items.items() if not selector or name == selector]
+        chosen = [item for item in items.values() if _selected(item, request.query)]
         # kubectl decodes a list by its kind; a List holds objects of any kind.
         head = {"kind": "List", "apiVersion": "v1"}
         return 200, {**head, "items": chosen, "metadata": {"resourceVersion": str(self.version)}}
+
+    def _log(self, pod: str, query: dict[str, str]) -> tuple[int, Any]:
+        if self.logs.get(pod):
+            return 200, self.logs[pod].popleft()
+        if pod not in self.written or query.get("previous"):
+            return 400, failure(400, "container is waiting to start")
+        lines = self.written[pod].splitlines(keepends=True)
+        lines = lines[-int(query["tailLines"]) :] if "tailLines" in query else lines
+        stamp = "2026-01-01T00:00:10.5Z " if query.get("timestamps") else ""
+        return 200, "".join(stamp + line for line in lines).encode()
 
     def _reply(
         self, handler: BaseHTTPRequestHandler, status: int, body: Any, headers: dict[str, str] | None = None
     ) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         handler.send_response_only(status)  # without a Date, which a test may send itself
-        for key, value in (headers or {}).items():
+        for key, value in (({"Date": self.date} if self.date else {}) | (headers or {})).items():
             handler.send_header(key, value)
         handler.send_header("Content-Length", str(len(data)))
         handler.end_headers()
         handler.wfile.write(data)
+
+
+def _selected(item: dict[str, Any], query: dict[str, str]) -> bool:
+    """Whether the selectors of a request choose an object. Only equality and the existence of a label are known."""
+    labels = item["metadata"].get("labels") or {}
+    for term in filter(None, query.get("labelSelector", "").split(",")):
+        key, equals, value = term.partition("=")
+        if key not in labels or (equals and labels[key] != value):
+            return False
+    for term in filter(None, query.get("fieldSelector", "").split(",")):
+        path, _, value = term.partition("=")
+        found: Any = item
+        for key in path.split("."):
+            found = (found or {}).get(key)
+        if found != value:
+            return False
+    return True
 
 
 def write_kubeconfig(path: Path, url: str) -> Path:

@@ -105,6 +105,7 @@ def add_job(fake: Any, pods: int = 2, phase: str = "Succeeded") -> None:
     fake.add("pytorchjobs", {"metadata": {"name": "gpt", "uid": "job"}, "spec": spec})
     for index in range(pods):
         labels = {
+            "training.kubeflow.org/job-name": "gpt",
             "training.kubeflow.org/replica-index": str(index),
             "training.kubeflow.org/replica-type": "worker",
         }

@@ -9,92 +9,19 @@ from typing import Any
 import pytest
 
 from flk.jobs import state as states
-from flk.jobs.state import Phase, State
-from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord
-
-NOW = 1767225600.0 + 60  # a minute after everything was made
-MADE = "2026-01-01T00:00:00Z"
-
-
-class Builder:
-    """A job of some workers, and what has happened to it."""
-
-    def __init__(self, replicas: int = 3, processes: int = 1, memory: str = "") -> None:
-        self.replicas = replicas
-        limits = {"resources": {"limits": {"memory": memory}}} if memory else {}
-        self.container: dict[str, Any] = {"name": "pytorch", "image": "img", **limits}
-        worker = {
-            "replicas": replicas,
-            "restartPolicy": "ExitCode",
-            "template": {"spec": {"containers": [self.container]}},
-        }
-        self.job: dict[str, Any] = {
-            "metadata": {"name": "gpt", "namespace": "team", "uid": "job", "creationTimestamp": MADE, "labels": {}},
-            "spec": {"nprocPerNode": str(processes), "runPolicy": {}, "pytorchReplicaSpecs": {"Worker": worker}},
-            "status": {},
-        }
-        self.condition("Created")
-        self.pods: dict[int, dict[str, Any]] = {}
-        self.events: list[dict[str, Any]] = []
-        self.record: JobRecord | None = None
-        self.former: dict[str, Any] = {}
-
-    def condition(self, kind: str, message: str = "", reason: str = "", status: str = "True") -> Builder:
-        conditions = self.job["status"].setdefault("conditions", [])
-        conditions.append({"type": kind, "status": status, "message": message, "reason": reason})
-        return self
-
-    def pod(
-        self, index: int, phase: str = "Running", state: Any = None, node: str = "node-a", **status: Any
-    ) -> Builder:
-        labels = {"training.kubeflow.org/replica-index": str(index), "training.kubeflow.org/replica-type": "worker"}
-        default = {"running": {"startedAt": MADE}} if phase == "Running" else {}
-        container = {"name": "pytorch", "restartCount": 0, "state": default if state is None else state}
-        self.pods[index] = {
-            "metadata": {"name": f"gpt-worker-{index}", "uid": f"pod-{index}", "labels": labels},
-            "spec": {"containers": [self.container], **({"nodeName": node} if node else {})},
-            "status": {"phase": phase, "containerStatuses": [container], **status},
-        }
-        return self
-
-    def ended(self, index: int, code: int, message: str = "", reason: str = "", at: int = 30, **status: Any) -> Builder:
-        word = reason or ("Completed" if code == 0 else "Error")
-        end = {"exitCode": code, "reason": word, "finishedAt": f"2026-01-01T00:00:{at:02}Z", "startedAt": MADE}
-        phase = "Succeeded" if code == 0 else "Failed"
-        return self.pod(index, phase, {"terminated": end | ({"message": message} if message else {})}, **status)
-
-    def all(self, what: str, *args: Any, **how: Any) -> Builder:
-        for index in range(self.replicas):
-            getattr(self, what)(index, *args, **how)
-        return self
-
-    def event(self, reason: str, message: str, kind: str = "PyTorchJob", name: str = "gpt", at: str = MADE) -> Builder:
-        involved = {"kind": kind, "name": name}
-        self.events.append(
-            {"type": "Warning", "reason": reason, "message": message, "involvedObject": involved, "lastTimestamp": at}
-        )
-        return self
-
-    def state(self) -> State:
-        pods = list(self.pods.values())
-        return states.derive(self.job, pods, now=NOW, events=self.events, record=self.record, former=self.former)
-
+from flk.jobs.state import Phase
+from flk_runtime.contract import ExitCode, Failure
+from tests.support.jobs import MADE, NOW, JobBuilder, record
 
 RAISED = Failure("exception", 2, 2, "gpt-worker-2", "node-a", 0, NOW - 30, "ValueError", "bad shard", "Traceback\n…")
 LOST = Failure("lost", 2, None, "gpt-worker-2", time=NOW - 31, message="was restarted")
-
-
-def record(failure: Failure | None, *attempts: Failure | None, outcome: str = "") -> JobRecord:
-    history = [Attempt(n, NOW - 50 + n, NOW - 40 + n if f else None, f) for n, f in enumerate(attempts or (failure,))]
-    code = failure.code if failure else ExitCode.DONE
-    return JobRecord(outcome or ("failed" if failure else "succeeded"), int(code), 3, failure, history)
 
 
 # Before it runs
 
 
 def test_operator_that_has_not_seen_it() -> None:
-    silent = Builder()
+    silent = JobBuilder()
     silent.job["status"] = {}
     state = silent.state()
     assert (state.phase, state.reason) == (Phase.PENDING, "NoOperator")
@@ -103,14 +30,14 @@ def test_operator_that_has_not_seen_it() -> None:
 
 
 def test_operator_has_a_moment() -> None:
-    silent = Builder()
+    silent = JobBuilder()
     silent.job["status"] = {}
     silent.job["metadata"]["creationTimestamp"] = "2026-01-01T00:00:55Z"
     assert silent.state().reason == ""
 
 
 def test_queued() -> None:
-    queued = Builder()
+    queued = JobBuilder()
     queued.job["spec"]["runPolicy"]["suspend"] = True
     queued.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gold"
     assert queued.state().headline == "queued: Suspended: it waits in queue gold"
@@ -118,7 +45,7 @@ def test_queued() -> None:
 
 def test_no_node_has_room() -> None:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no GPU"}
-    state = Builder().all("pod", "Pending", node="", conditions=[condition]).state()
+    state = JobBuilder().all("pod", "Pending", node="", conditions=[condition]).state()
     assert state.phase == Phase.PENDING
     assert state.message == "gpt-worker-0 and 2 other pods: 0/3 nodes: no GPU"
 
@@ -128,18 +55,20 @@ def test_no_node_has_room() -> None:
 )
 def test_container_that_cannot_start(reason: str) -> None:
     phase = "Running" if reason == "CrashLoopBackOff" else "Pending"
-    state = Builder().all("pod").pod(1, phase, {"waiting": {"reason": reason, "message": "because\nof this"}}).state()
+    state = (
+        JobBuilder().all("pod").pod(1, phase, {"waiting": {"reason": reason, "message": "because\nof this"}}).state()
+    )
     assert (state.phase, state.reason, state.message) == (Phase.PENDING, reason, "gpt-worker-1: because of this")
     assert state.ready == 2
 
 
 def test_container_that_is_being_made_is_no_trouble() -> None:
-    state = Builder().all("pod", "Pending", {"waiting": {"reason": "ContainerCreating"}}).state()
+    state = JobBuilder().all("pod", "Pending", {"waiting": {"reason": "ContainerCreating"}}).state()
     assert (state.phase, state.reason) == (Phase.STARTING, "")
 
 
 def test_volume_that_cannot_be_mounted() -> None:
-    stuck = Builder(1).pod(0, "Pending", {"waiting": {"reason": "ContainerCreating"}})
+    stuck = JobBuilder(1).pod(0, "Pending", {"waiting": {"reason": "ContainerCreating"}})
     state = stuck.event("FailedMount", 'claim "data" not found', "Pod", "gpt-worker-0").state()
     assert (state.phase, state.reason) == (Phase.PENDING, "FailedMount")
     assert 'claim "data" not found' in state.message
@@ -147,7 +76,7 @@ def test_volume_that_cannot_be_mounted() -> None:
 
 def test_pods_that_a_quota_refuses() -> None:
     message = 'Error creating: pods "gpt-worker-1" is forbidden: exceeded quota: team, used: pods=1'
-    state = Builder(2).pod(0).event("FailedCreatePod", message).state()
+    state = JobBuilder(2).pod(0).event("FailedCreatePod", message).state()
     assert (state.phase, state.reason) == (Phase.PENDING, "FailedCreatePod")
     assert "exceeded quota: team" in state.message
     assert state.pods[1].phase == "Missing"
@@ -157,29 +86,29 @@ def test_pods_that_a_quota_refuses() -> None:
 
 
 def test_running() -> None:
-    state = Builder(processes=2).all("pod").condition("Running").state()
+    state = JobBuilder(processes=2).all("pod").condition("Running").state()
     assert (state.phase, state.ready, state.world_size) == (Phase.RUNNING, 3, 6)
     assert [pod.ranks for pod in state.pods] == [[0, 1], [2, 3], [4, 5]]
     assert state.code == ExitCode.RUNNING
 
 
 def test_condition_running_does_not_hide_a_pod_that_is_missing() -> None:
-    state = Builder().pod(0).pod(1).condition("Running").state()
+    state = JobBuilder().pod(0).pod(1).condition("Running").state()
     assert (state.phase, state.ready) == (Phase.PENDING, 2)
 
 
 def test_some_done_while_others_run() -> None:
-    assert Builder().all("pod").ended(0, 0).condition("Running").state().phase == Phase.RUNNING
+    assert JobBuilder().all("pod").ended(0, 0).condition("Running").state().phase == Phase.RUNNING
 
 
 @pytest.mark.parametrize("code", [137, 143])
 def test_pod_that_is_started_anew(code: int) -> None:
-    state = Builder().all("pod").ended(1, code).condition("Restarting").state()
+    state = JobBuilder().all("pod").ended(1, code).condition("Restarting").state()
     assert (state.phase, state.code) == (Phase.RESTARTING, ExitCode.RUNNING)
 
 
 def test_evicted_pod_is_started_anew() -> None:
-    evicted = Builder().all("pod").pod(1, "Failed", {}, reason="Evicted", message="low on memory")
+    evicted = JobBuilder().all("pod").pod(1, "Failed", {}, reason="Evicted", message="low on memory")
     del evicted.pods[1]["status"]["containerStatuses"]
     state = evicted.condition("Running").state()
     assert not state.final
@@ -187,7 +116,7 @@ def test_evicted_pod_is_started_anew() -> None:
 
 
 def test_attempts_of_a_running_job_are_in_its_record() -> None:
-    running = Builder().all("pod")
+    running = JobBuilder().all("pod")
     running.record = record(None, RAISED, LOST, None, outcome="running")
     state = running.state()
     assert (state.phase, state.restarts, state.max_restarts) == (Phase.RUNNING, 2, 3)
@@ -197,13 +126,13 @@ def test_attempts_of_a_running_job_are_in_its_record() -> None:
 
 
 def test_between_two_attempts() -> None:
-    between = Builder().all("pod")
+    between = JobBuilder().all("pod")
     between.record = record(None, RAISED, outcome="running")
     assert between.state().phase == Phase.RESTARTING
 
 
 def test_being_deleted() -> None:
-    going = Builder().all("pod")
+    going = JobBuilder().all("pod")
     going.job["metadata"]["deletionTimestamp"] = MADE
     assert going.state().phase == Phase.STOPPING
 
@@ -212,14 +141,14 @@ def test_being_deleted() -> None:
 
 
 def test_succeeded_when_all_pods_are_even_before_the_operator_says_so() -> None:
-    state = Builder().all("ended", 0, record(None).to_json()).condition("Running").state()
+    state = JobBuilder().all("ended", 0, record(None).to_json()).condition("Running").state()
     assert (state.phase, state.code) == (Phase.SUCCEEDED, ExitCode.DONE)
     assert state.attempts[-1].outcome == "succeeded"
     assert state.ended == NOW - 30
 
 
 def test_failure_names_rank_pod_and_exception() -> None:
-    state = Builder().all("ended", 100, record(RAISED).to_json()).condition("Failed").state()
+    state = JobBuilder().all("ended", 100, record(RAISED).to_json()).condition("Failed").state()
     assert (state.phase, state.code, state.reason) == (Phase.FAILED, ExitCode.TRAINING, "ValueError")
     assert state.message == "rank 2 in gpt-worker-2 raised ValueError: bad shard"
     assert state.failure == RAISED
@@ -227,7 +156,7 @@ def test_failure_names_rank_pod_and_exception() -> None:
 
 
 def test_verdict_is_enough_before_the_operator_says_so() -> None:
-    state = Builder().all("pod").ended(2, 100, record(RAISED).to_json()).condition("Running").state()
+    state = JobBuilder().all("pod").ended(2, 100, record(RAISED).to_json()).condition("Running").state()
     assert (state.phase, state.failure) == (Phase.FAILED, RAISED)
 
 
@@ -236,7 +165,7 @@ def test_secondary_failure_is_never_the_cause() -> None:
         RAISED, rank=0, pod=0, pod_name="gpt-worker-0", time=NOW - 99, type="RuntimeError", secondary=True
     )
     lost = replace(LOST, time=NOW - 100)
-    ended = Builder().ended(0, 100, record(secondary).to_json()).ended(1, 104, record(lost).to_json())
+    ended = JobBuilder().ended(0, 100, record(secondary).to_json()).ended(1, 104, record(lost).to_json())
     assert ended.ended(2, 100, record(RAISED).to_json()).state().failure == RAISED
 
 
@@ -245,12 +174,12 @@ def test_secondary_failure_is_never_the_cause() -> None:
 )
 def test_code_is_the_failures(kind: str, code: int) -> None:
     failure = replace(RAISED, kind=kind)
-    assert Builder().all("ended", code, record(failure).to_json()).condition("Failed").state().code == code
+    assert JobBuilder().all("ended", code, record(failure).to_json()).condition("Failed").state().code == code
 
 
 def test_rank_that_was_killed_by_the_memory_limit() -> None:
     failure = replace(RAISED, kind="oom", message="", type="")
-    state = Builder(memory="512Mi").all("ended", 104, record(failure).to_json()).condition("Failed").state()
+    state = JobBuilder(memory="512Mi").all("ended", 104, record(failure).to_json()).condition("Failed").state()
     assert state.code == ExitCode.INFRASTRUCTURE
     assert "rank 2 in gpt-worker-2 ran out of memory" in state.message
     assert "512Mi" in state.message
@@ -258,7 +187,7 @@ def test_rank_that_was_killed_by_the_memory_limit() -> None:
 
 def test_container_that_was_killed_by_the_memory_limit() -> None:
     """With cgroup v2 the launcher goes too, the operator starts the pod anew, and only its event tells."""
-    lost = Builder(memory="512Mi").all("ended", 104, record(LOST).to_json()).condition("Failed")
+    lost = JobBuilder(memory="512Mi").all("ended", 104, record(LOST).to_json()).condition("Failed")
     assert lost.state().reason == "PodLost"
     lost.event("OOMKilled", "Error pod gpt-worker-2 container pytorch exitCode: 137 terminated message: ")
     lost.events[-1]["lastTimestamp"] = "2026-01-01T00:00:29Z"
@@ -269,24 +198,24 @@ def test_container_that_was_killed_by_the_memory_limit() -> None:
 
 
 def test_memory_kill_of_long_ago_is_not_todays_cause() -> None:
-    lost = Builder().all("ended", 104, record(LOST).to_json()).condition("Failed")
+    lost = JobBuilder().all("ended", 104, record(LOST).to_json()).condition("Failed")
     text = "Error pod gpt-worker-2 container pytorch exitCode: 137 terminated message: "
     assert lost.event("OOMKilled", text, at="2025-12-31T00:00:00Z").state().reason == "PodLost"
 
 
 def test_former_pod_that_was_killed_by_the_memory_limit() -> None:
-    lost = Builder().all("ended", 104, record(LOST).to_json()).condition("Failed")
-    lost.former["gpt-worker-2"] = Builder().ended(2, 137, reason="OOMKilled").pods[2]
+    lost = JobBuilder().all("ended", 104, record(LOST).to_json()).condition("Failed")
+    lost.former["gpt-worker-2"] = JobBuilder().ended(2, 137, reason="OOMKilled").pods[2]
     assert lost.state().reason == "OutOfMemory"
 
 
 def test_code_of_a_launcher_whose_words_were_lost() -> None:
-    assert Builder().all("ended", 104, "cut {").condition("Failed").state().code == ExitCode.INFRASTRUCTURE
+    assert JobBuilder().all("ended", 104, "cut {").condition("Failed").state().code == ExitCode.INFRASTRUCTURE
 
 
 def test_program_that_is_not_flks() -> None:
     text = "Traceback (most recent call last):\n  File x\nKeyError: 'y'\n"
-    state = Builder().all("pod").ended(0, 1, text, at=40).ended(1, 7, "earlier", at=20).condition("Failed").state()
+    state = JobBuilder().all("pod").ended(0, 1, text, at=40).ended(1, 7, "earlier", at=20).condition("Failed").state()
     assert (state.code, state.failure and state.failure.exit_code) == (ExitCode.TRAINING, 7)
     assert state.message == "rank 1 in gpt-worker-1 ended with exit code 7: earlier"
     assert state.attempts == []
@@ -294,23 +223,25 @@ def test_program_that_is_not_flks() -> None:
 
 def test_deadline_of_the_operator() -> None:
     message = "Job gpt has failed because it was active longer than specified deadline"
-    state = Builder().condition("Failed", message).state()
+    state = JobBuilder().condition("Failed", message).state()
     assert (state.phase, state.code, state.reason) == (Phase.FAILED, ExitCode.TIMEOUT, "Deadline")
 
 
 def test_job_that_the_operator_refuses() -> None:
-    state = Builder().condition("Failed", "job is not valid", "PyTorchJobFailedValidation").state()
+    state = JobBuilder().condition("Failed", "job is not valid", "PyTorchJobFailedValidation").state()
     assert (state.code, state.message) == (ExitCode.USAGE, "job is not valid")
 
 
 def test_failed_without_a_trace() -> None:
-    state = Builder().condition("Failed", "job has failed because it has reached the specified backoff limit").state()
+    state = (
+        JobBuilder().condition("Failed", "job has failed because it has reached the specified backoff limit").state()
+    )
     assert state.code == ExitCode.INFRASTRUCTURE
     assert "backoff limit" in state.message
 
 
 def test_pods_that_are_gone_are_in_the_operators_events() -> None:
-    gone = Builder().condition("Failed", "job is failing")
+    gone = JobBuilder().condition("Failed", "job is failing")
     gone.event("Error", "Error pod gpt-worker-1 container pytorch exitCode: 3 terminated message: it\nbroke\n")
     state = gone.state()
     assert state.message == "gpt-worker-1 ended with exit code 3: broke"
@@ -318,19 +249,19 @@ def test_pods_that_are_gone_are_in_the_operators_events() -> None:
 
 
 def test_deleted() -> None:
-    running = Builder().all("pod").state()
+    running = JobBuilder().all("pod").state()
     state = states.deleted(running)
     assert (state.phase, state.code) == (Phase.DELETED, ExitCode.CANCELLED)
     assert "another job has its name" in states.deleted(running, replaced=True).message
 
 
 def test_what_has_ended_stays_ended_when_it_is_deleted() -> None:
-    ended = Builder().all("ended", 0).state()
+    ended = JobBuilder().all("ended", 0).state()
     assert states.deleted(ended) == ended
 
 
 def test_json_has_a_schema_and_only_plain_data() -> None:
-    data = Builder().all("ended", 100, record(RAISED).to_json()).condition("Failed").state().to_dict()
+    data = JobBuilder().all("ended", 100, record(RAISED).to_json()).condition("Failed").state().to_dict()
     assert json.loads(json.dumps(data)) == data
     assert data["schema"] == "flk.dev/state/v1"
     assert data["phase"] == "Failed"

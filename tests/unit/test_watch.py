@@ -146,7 +146,8 @@ def job(uid: str = "job-1") -> dict[str, Any]:
 
 
 def pod(uid: str, owner: str = "job-1") -> dict[str, Any]:
-    return {"metadata": {"name": "gpt-worker-0", "uid": uid, "ownerReferences": [{"uid": owner}]}}
+    labels = {"training.kubeflow.org/job-name": "gpt"}
+    return {"metadata": {"name": "gpt-worker-0", "uid": uid, "labels": labels, "ownerReferences": [{"uid": owner}]}}
 
 
 def test_snapshot_is_whole(fake: Any, cluster: JobClient) -> None:

@@ -1,0 +1,119 @@
+"""PyTorchJobs with their pods and events, as the API server has them, for tests of what flk says about them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flk.jobs import state as states
+from flk.jobs.state import State
+from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord
+from tests.support.api_server import FakeApiServer
+
+MADE = "2026-01-01T00:00:00Z"
+NOW = 1767225600.0 + 60  # a minute after everything was made
+
+
+class JobBuilder:
+    """A PyTorchJob of some workers, its pods, and the events about them. Methods return the builder."""
+
+    def __init__(self, replicas: int = 3, processes: int = 1, memory: str = "", name: str = "gpt") -> None:
+        self.name = name
+        self.replicas = replicas
+        limits = {"resources": {"limits": {"memory": memory}}} if memory else {}
+        self.container: dict[str, Any] = {"name": "pytorch", "image": "img", **limits}
+        worker = {
+            "replicas": replicas,
+            "restartPolicy": "ExitCode",
+            "template": {"spec": {"containers": [self.container]}},
+        }
+        self.job: dict[str, Any] = {
+            "apiVersion": "kubeflow.org/v1",
+            "kind": "PyTorchJob",
+            "metadata": {
+                "name": name,
+                "namespace": "team",
+                "uid": f"uid-{name}",
+                "creationTimestamp": MADE,
+                "labels": {},
+            },
+            "spec": {"nprocPerNode": str(processes), "runPolicy": {}, "pytorchReplicaSpecs": {"Worker": worker}},
+            "status": {},
+        }
+        self.condition("Created")
+        self.pods: dict[int, dict[str, Any]] = {}
+        self.events: list[dict[str, Any]] = []
+        self.record: JobRecord | None = None
+        self.former: dict[str, Any] = {}
+
+    def condition(self, kind: str, message: str = "", reason: str = "", status: str = "True") -> JobBuilder:
+        conditions = self.job["status"].setdefault("conditions", [])
+        conditions.append({"type": kind, "status": status, "message": message, "reason": reason})
+        return self
+
+    def pod(
+        self, index: int, phase: str = "Running", state: Any = None, node: str = "node-a", **status: Any
+    ) -> JobBuilder:
+        labels = {
+            "training.kubeflow.org/job-name": self.name,
+            "training.kubeflow.org/replica-index": str(index),
+            "training.kubeflow.org/replica-type": "worker",
+        }
+        owner = {
+            "apiVersion": "kubeflow.org/v1",
+            "kind": "PyTorchJob",
+            "name": self.name,
+            "uid": self.job["metadata"]["uid"],
+        }
+        default = {"running": {"startedAt": MADE}} if phase == "Running" else {}
+        container = {"name": "pytorch", "restartCount": 0, "state": default if state is None else state}
+        self.pods[index] = {
+            "metadata": {
+                "name": f"{self.name}-worker-{index}",
+                "uid": f"pod-{index}",
+                "creationTimestamp": MADE,
+                "labels": labels,
+                "ownerReferences": [owner],
+            },
+            "spec": {"containers": [self.container], **({"nodeName": node} if node else {})},
+            "status": {"phase": phase, "containerStatuses": [container], **status},
+        }
+        return self
+
+    def ended(
+        self, index: int, code: int, message: str = "", reason: str = "", at: int = 30, **status: Any
+    ) -> JobBuilder:
+        word = reason or ("Completed" if code == 0 else "Error")
+        end = {"exitCode": code, "reason": word, "finishedAt": f"2026-01-01T00:00:{at:02}Z", "startedAt": MADE}
+        phase = "Succeeded" if code == 0 else "Failed"
+        return self.pod(index, phase, {"terminated": end | ({"message": message} if message else {})}, **status)
+
+    def all(self, what: str, *args: Any, **how: Any) -> JobBuilder:
+        for index in range(self.replicas):
+            getattr(self, what)(index, *args, **how)
+        return self
+
+    def event(self, reason: str, message: str, kind: str = "PyTorchJob", name: str = "", at: str = MADE) -> JobBuilder:
+        involved = {"kind": kind, "name": name or self.name}
+        event = {"type": "Warning", "reason": reason, "message": message, "involvedObject": involved}
+        self.events.append(event | {"lastTimestamp": at})
+        return self
+
+    def state(self) -> State:
+        pods = list(self.pods.values())
+        return states.derive(self.job, pods, now=NOW, events=self.events, record=self.record, former=self.former)
+
+    def add_to(self, server: FakeApiServer) -> JobBuilder:
+        """Put the job, its pods and its events into a fake API server."""
+        server.add("pytorchjobs", self.job)
+        for pod in self.pods.values():
+            server.add("pods", pod)
+        for number, event in enumerate(self.events):
+            server.add("events", {"metadata": {"name": f"{self.name}.{number}"}, **event})
+        return self
+
+
+def record(failure: Failure | None, *attempts: Failure | None, outcome: str = "") -> JobRecord:
+    """The record of a job that has ended, whose attempts ended with these failures (None: without one)."""
+    history = [Attempt(n, NOW - 50 + n, NOW - 40 + n if f else None, f) for n, f in enumerate(attempts or (failure,))]
+    code = failure.code if failure else ExitCode.DONE
+    return JobRecord(outcome or ("failed" if failure else "succeeded"), int(code), 3, failure, history)
