@@ -14,14 +14,14 @@ def main() -> None:
     arguments = sys.argv[1:]
     if arguments == ["check"]:
         from flk_runtime import check
-        from flk_runtime.launcher import worker as rank
+        from flk_runtime.launcher import worker
 
         if not check.is_pod():
-            os._exit(rank.finish(check.main()))
+            os._exit(worker.run_exit_handlers(check.main()))
         arguments = ["-m", check.MODULE]
-    from flk_runtime.launcher import agent as launch
+    from flk_runtime.launcher import start
 
-    launch.main(arguments)
+    start.main(arguments)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def test_ranks_are_forked_and_the_fork_server_has_no_cuda_context(launch: Launch
     found = said(ended)
     assert found["own"] != []  # what is looked for is there where CUDA is in use
     assert found["server"] == found["launcher"] == []
-    assert "fresh interpreters" not in ended.stdout + ended.stderr
+    assert "FLK_START=spawn" not in ended.stdout + ended.stderr
 
 
 def test_cuda_in_use_where_torch_is_imported_means_fresh_interpreters(launch: Launch, tmp_path: Any) -> None:
@@ -71,7 +71,7 @@ def test_cuda_in_use_where_torch_is_imported_means_fresh_interpreters(launch: La
     script = "with flk.init() as run:\n    run.log(total=torch.ones(1, device=run.device))\n"
     ended = launch(script, PYTHONPATH=str(tmp_path))
     assert said(ended)["total"] == 1.0
-    assert "ranks start as fresh interpreters instead of forks, because CUDA is in use already" in ended.stderr
+    assert "falling back to FLK_START=spawn: CUDA is initialized already" in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def process(tmp_path: Path) -> Path:
 
 
 def test_one_thread_and_no_gpu_may_be_forked(process: Path) -> None:
-    assert forkserver.unsafe(process) is None
+    assert forkserver.why_unsafe(process) is None
 
 
 def test_libraries_that_end_their_threads_before_a_fork_do_not_matter(
@@ -34,10 +34,12 @@ def test_libraries_that_end_their_threads_before_a_fork_do_not_matter(
     pool.mkdir()
     monkeypatch.setattr(os, "waitpid", lambda pid, options: pool.rmdir())
     monkeypatch.setattr(os, "fork", lambda: 1234)
-    assert forkserver.unsafe(process) is None
+    assert forkserver.why_unsafe(process) is None
 
 
-@pytest.mark.parametrize(("more", "said"), [(1, "1 thread runs already"), (3, "3 threads run already")])
+@pytest.mark.parametrize(
+    ("more", "said"), [(1, "1 extra thread makes a fork unsafe"), (3, "3 extra threads make a fork unsafe")]
+)
 def test_threads_that_outlive_a_fork_are_counted(
     process: Path, monkeypatch: pytest.MonkeyPatch, more: int, said: str
 ) -> None:
@@ -45,7 +47,7 @@ def test_threads_that_outlive_a_fork_are_counted(
         (process / "task" / str(number + 2)).mkdir()
     monkeypatch.setattr(os, "waitpid", lambda pid, options: None)
     monkeypatch.setattr(os, "fork", lambda: 1234)
-    assert forkserver.unsafe(process) == said
+    assert forkserver.why_unsafe(process) == said
 
 
 def test_this_process_is_looked_at_by_default() -> None:
@@ -53,7 +55,7 @@ def test_this_process_is_looked_at_by_default() -> None:
     thread = threading.Thread(target=ended.wait)
     thread.start()
     try:
-        assert "already" in str(forkserver.unsafe())
+        assert "extra thread" in str(forkserver.why_unsafe())
     finally:
         ended.set()
         thread.join()
@@ -61,15 +63,15 @@ def test_this_process_is_looked_at_by_default() -> None:
 
 def test_a_cuda_driver_in_use_forbids_it(process: Path) -> None:
     (process / "fd" / "5").symlink_to("/dev/nvidiactl")
-    assert forkserver.unsafe(process) is None  # NVML opens that as well, and may be forked
+    assert forkserver.why_unsafe(process) is None  # NVML opens that as well, and may be forked
     (process / "fd" / "6").symlink_to("/dev/nvidia-uvm")
-    assert forkserver.unsafe(process) == "CUDA is in use already"
+    assert forkserver.why_unsafe(process) == "CUDA is initialized already"
 
 
 def test_what_torch_says_of_cuda_counts(process: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = SimpleNamespace(is_initialized=lambda: True)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    assert forkserver.unsafe(process) == "CUDA is in use already"
+    assert forkserver.why_unsafe(process) == "CUDA is initialized already"
 
 
 def test_preloading_misses_what_a_rank_would_miss_and_leaves_the_collector_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ def files(root: Path, content: dict[str, str]) -> Path:
 )
 def test_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: dict[str, str], expected: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
-    assert host.processors(files(tmp_path, content)) == expected
+    assert host.cpu_count(files(tmp_path, content)) == expected
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: di
     ],
 )
 def test_memory_kills(tmp_path: Path, content: dict[str, str], expected: int) -> None:
-    assert host.memory_kills(files(tmp_path, content)) == expected
+    assert host.oom_kills(files(tmp_path, content)) == expected
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,9 @@ def test_memory_kills(tmp_path: Path, content: dict[str, str], expected: int) ->
 def test_gpus(tmp_path: Path, visible: str | None, expected: int) -> None:
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
         (tmp_path / name).touch()
-    assert host.gpus({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}, tmp_path) == expected
+    assert host.gpu_count({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}, tmp_path) == expected
 
 
 def test_the_interface_of_an_address() -> None:
-    assert host.interface_of("127.0.0.1") == "lo"
-    assert host.interface_of("192.0.2.1") == ""
+    assert host.interface_with_address("127.0.0.1") == "lo"
+    assert host.interface_with_address("192.0.2.1") == ""

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from flk_runtime import contract
-from flk_runtime.launcher.environment import of_rank, prepare
+from flk_runtime.launcher.environment import prepare_environment, rank_environment
 from flk_runtime.launcher.rendezvous import AttemptStarted
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.system import host
 
 
 def prepared(settings: Settings, **environ: str) -> dict[str, str]:
-    prepare(settings, environ)
+    prepare_environment(settings, environ)
     return environ
 
 
@@ -24,7 +24,7 @@ def prepared(settings: Settings, **environ: str) -> dict[str, str]:
 def test_a_rank_gets_its_share_of_the_processors_as_threads(
     monkeypatch: pytest.MonkeyPatch, cpus: int, processes: int, threads: str
 ) -> None:
-    monkeypatch.setattr(host, "processors", lambda: 12)  # of the node, where the pod asks for none
+    monkeypatch.setattr(host, "cpu_count", lambda: 12)  # used without a CPU request
     settings = Settings(("train.py",), cpus=cpus, processes=processes)
     assert prepared(settings)["OMP_NUM_THREADS"] == threads
 
@@ -55,9 +55,9 @@ def test_what_the_user_has_set_stays() -> None:
 
 def test_a_rank_gets_the_variables_of_torchrun_and_the_number_of_the_attempt(tmp_path: Path) -> None:
     settings = Settings(("train.py",), job="gpt", pod=2, pods=3, processes=4, restarts=5)
-    go = AttemptStarted(round=3, number=1, address="10.0.0.1", port=4711, history=[])
+    attempt = AttemptStarted(round=3, number=1, master_address="10.0.0.1", master_port=4711, history=[])
     folder = tmp_path / "attempt_1" / "3"
-    assert of_rank(settings, go, 3, str(tmp_path)) == {
+    assert rank_environment(settings, attempt, 3, str(tmp_path)) == {
         "RANK": "11",
         "WORLD_SIZE": "12",
         "LOCAL_RANK": "3",

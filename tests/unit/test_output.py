@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flk_runtime.launcher import logs as output
+from flk_runtime.launcher import logs
+from flk_runtime.system.report import write_all
 
 
 class Sink:
@@ -26,7 +27,7 @@ class Sink:
 @given(st.lists(st.text("ab", max_size=5), max_size=6), st.lists(st.integers(1, 4), min_size=1, max_size=20))
 def test_the_cuts_between_reads_do_not_matter(lines: list[str], cuts: list[int]) -> None:
     sink = Sink()
-    prefixer = output.Prefixer("[rank 1] ", sink.fd)
+    prefixer = logs.Prefixer("[rank 1] ", sink.fd)
     data = "".join(line + "\n" for line in lines).encode()
     position = 0
     while position < len(data):
@@ -50,7 +51,7 @@ def test_the_cuts_between_reads_do_not_matter(lines: list[str], cuts: list[int])
 )
 def test_line_ends(chunks: list[bytes], lines: list[str]) -> None:
     sink = Sink()
-    prefixer = output.Prefixer("> ", sink.fd)
+    prefixer = logs.Prefixer("> ", sink.fd)
     for chunk in chunks:
         prefixer.feed(chunk)
     prefixer.end()
@@ -60,9 +61,9 @@ def test_line_ends(chunks: list[bytes], lines: list[str]) -> None:
 def test_an_endless_line_is_passed_on_in_pieces() -> None:
     counted: list[int] = []
     sink = os.open(os.devnull, os.O_WRONLY)
-    prefixer = output.Prefixer("> ", sink, counted.append)
+    prefixer = logs.Prefixer("> ", sink, counted.append)
     for _ in range(4):
-        prefixer.feed(b"x" * output.LONGEST)
+        prefixer.feed(b"x" * logs.LINE_LIMIT)
     os.close(sink)
     assert sum(counted) >= 3
 
@@ -70,5 +71,5 @@ def test_an_endless_line_is_passed_on_in_pieces() -> None:
 def test_a_reader_that_went_away_is_no_error() -> None:
     read, write = os.pipe()
     os.close(read)
-    output.write_all(write, b"nobody hears this")
+    write_all(write, b"nobody hears this")
     os.close(write)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flk_runtime.contract import Failure
-from flk_runtime.launcher.rendezvous import root_cause
+from flk_runtime.launcher.failures import root_cause
 from flk_runtime.system.report import is_secondary
 
 CAUSE = Failure("exception", 1, rank=2, time=10.0, type="ValueError")

@@ -17,33 +17,33 @@ POD = {
 
 
 def test_a_pod_reads_its_place() -> None:
-    settings = Settings.read(["--", "train.py", "--lr", "1"], POD)
+    settings = Settings.from_environment(["--", "train.py", "--lr", "1"], POD)
     assert settings.command == ("train.py", "--lr", "1")
     assert (settings.pod, settings.pods, settings.processes, settings.world_size) == (3, 4, 2, 8)
-    assert (settings.host, settings.port) == ("gpt-worker-0", 29400)
+    assert (settings.store_host, settings.store_port) == ("gpt-worker-0", 29400)
 
 
 def test_without_any_variable_one_pod_of_one_rank_meets_itself() -> None:
-    settings = Settings.read(["train.py"], {})
-    assert (settings.pods, settings.world_size, settings.host, settings.port) == (1, 1, "127.0.0.1", 0)
+    settings = Settings.from_environment(["train.py"], {})
+    assert (settings.pods, settings.world_size, settings.store_host, settings.store_port) == (1, 1, "127.0.0.1", 0)
 
 
 @pytest.mark.parametrize(
     ("deadline", "join", "expected"), [("60", "", 60), ("", "90", 90), ("60", "10", 10), ("0", "", 1800)]
 )
 def test_nobody_waits_for_pods_beyond_the_deadline(deadline: str, join: str, expected: float) -> None:
-    settings = Settings.read(["t.py"], POD | {"FLK_DEADLINE": deadline, "FLK_JOIN_TIMEOUT": join})
+    settings = Settings.from_environment(["t.py"], POD | {"FLK_DEADLINE": deadline, "FLK_JOIN_TIMEOUT": join})
     assert settings.join_timeout == expected
 
 
 def test_only_the_first_double_dash_is_the_launchers() -> None:
-    assert Settings.read(["--", "t.py", "--", "-x"], {}).command == ("t.py", "--", "-x")
-    assert Settings.read(["-m", "a.b", "-m"], {}).command == ("-m", "a.b", "-m")
+    assert Settings.from_environment(["--", "t.py", "--", "-x"], {}).command == ("t.py", "--", "-x")
+    assert Settings.from_environment(["-m", "a.b", "-m"], {}).command == ("-m", "a.b", "-m")
 
 
 def test_an_address_of_ipv6_stands_in_brackets() -> None:
-    settings = Settings.read(["t.py"], POD | {"FLK_RDZV_ENDPOINT": "[fd00::1]:29400"})
-    assert (settings.host, settings.port) == ("fd00::1", 29400)
+    settings = Settings.from_environment(["t.py"], POD | {"FLK_RDZV_ENDPOINT": "[fd00::1]:29400"})
+    assert (settings.store_host, settings.store_port) == ("fd00::1", 29400)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_an_address_of_ipv6_stands_in_brackets() -> None:
 )
 def test_a_wrong_variable_is_named(variables: dict[str, str], names: list[str]) -> None:
     with pytest.raises(SettingsError) as caught:
-        Settings.read(["train.py"], POD | variables)
+        Settings.from_environment(["train.py"], POD | variables)
     for name in names:
         assert name in str(caught.value)
 
@@ -76,29 +76,31 @@ MASTER_AND_WORKER = {
 
 
 def test_a_pod_of_an_operator_reads_its_place_from_torchruns_variables() -> None:
-    settings = Settings.read(["train.py"], MASTER_AND_WORKER)
+    settings = Settings.from_environment(["train.py"], MASTER_AND_WORKER)
     assert (settings.pod, settings.pods, settings.processes, settings.world_size) == (1, 2, 2, 4)
-    assert (settings.host, settings.port) == ("gpt-master-0", 23456)
-    assert Settings.read(["t.py"], MASTER_AND_WORKER | {"PET_MASTER_ADDR": "fd00::1"}).host == "fd00::1"
-    assert Settings.read(["t.py"], MASTER_AND_WORKER | {"FLK_PROCESSES": "8"}).world_size == 16
-    alone = Settings.read(["t.py"], {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "3"})
-    assert (alone.pods, alone.processes, alone.port) == (1, 3, 0)
+    assert (settings.store_host, settings.store_port) == ("gpt-master-0", 23456)
+    assert (
+        Settings.from_environment(["t.py"], MASTER_AND_WORKER | {"PET_MASTER_ADDR": "fd00::1"}).store_host == "fd00::1"
+    )
+    assert Settings.from_environment(["t.py"], MASTER_AND_WORKER | {"FLK_PROCESSES": "8"}).world_size == 16
+    alone = Settings.from_environment(["t.py"], {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "3"})
+    assert (alone.pods, alone.processes, alone.store_port) == (1, 3, 0)
 
 
 def test_a_pod_of_flk_reads_its_own_variables_only() -> None:
     # The operator sets some in flk's own jobs, too.
-    settings = Settings.read(["t.py"], POD | {"PET_NNODES": "9", "PET_NPROC_PER_NODE": "auto"})
+    settings = Settings.from_environment(["t.py"], POD | {"PET_NNODES": "9", "PET_NPROC_PER_NODE": "auto"})
     assert (settings.pods, settings.processes) == (4, 2)
-    assert Settings.read(["t.py"], {"PET_NPROC_PER_NODE": "9"}).processes == 1
+    assert Settings.from_environment(["t.py"], {"PET_NPROC_PER_NODE": "9"}).processes == 1
 
 
 @pytest.mark.parametrize(("asked", "gpus", "expected"), [("auto", 4, 4), ("auto", 0, 1), ("gpu", 2, 2), ("cpu", 2, 6)])
 def test_processes_that_the_launcher_is_left_to_count(
     asked: str, gpus: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "gpus", lambda: gpus)
-    monkeypatch.setattr(host, "processors", lambda: 6)
-    assert Settings.read(["t.py"], MASTER_AND_WORKER | {"PET_NPROC_PER_NODE": asked}).processes == expected
+    monkeypatch.setattr(host, "gpu_count", lambda: gpus)
+    monkeypatch.setattr(host, "cpu_count", lambda: 6)
+    assert Settings.from_environment(["t.py"], MASTER_AND_WORKER | {"PET_NPROC_PER_NODE": asked}).processes == expected
 
 
 @pytest.mark.parametrize(
@@ -115,18 +117,18 @@ def test_processes_that_the_launcher_is_left_to_count(
 )
 def test_a_wrong_variable_of_an_operator_is_named(variables: dict[str, str], names: list[str]) -> None:
     with pytest.raises(SettingsError) as caught:
-        Settings.read(["train.py"], MASTER_AND_WORKER | variables)
+        Settings.from_environment(["train.py"], MASTER_AND_WORKER | variables)
     for name in names:
         assert name in str(caught.value)
 
 
 def test_asked_for_gpus_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "gpus", lambda: 0)
-    with pytest.raises(SettingsError, match="PET_NPROC_PER_NODE is gpu, but no GPU is here: set FLK_PROCESSES"):
-        Settings.read(["t.py"], MASTER_AND_WORKER | {"PET_NPROC_PER_NODE": "gpu"})
+    monkeypatch.setattr(host, "gpu_count", lambda: 0)
+    with pytest.raises(SettingsError, match="PET_NPROC_PER_NODE is gpu, but this pod has no GPU: set FLK_PROCESSES"):
+        Settings.from_environment(["t.py"], MASTER_AND_WORKER | {"PET_NPROC_PER_NODE": "gpu"})
 
 
 @pytest.mark.parametrize("arguments", [[], ["--"], ["-m"], ["--nproc", "2", "t.py"]])
 def test_a_command_line_without_a_script_is_refused(arguments: list[str]) -> None:
     with pytest.raises(SettingsError):
-        Settings.read(arguments, {})
+        Settings.from_environment(arguments, {})

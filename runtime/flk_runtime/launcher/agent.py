@@ -1,32 +1,24 @@
-"""The launcher: the parent of the ranks of one pod, from its first line to the exit code of the contract.
+"""The launcher's loop: it starts the ranks of its pod for each attempt, watches them, and returns an exit code.
 
-One thread runs everything that happens here in one loop: signals, events of the rendezvous, ranks that end, their
-output and their reports. The threads of the rendezvous only post events to it.
+One thread handles everything in turn: signals, events of the rendezvous, ranks that end, their output and their
+reports. The threads of the rendezvous only post events.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import signal
-import socket
-import sys
-import tempfile
 import time
-import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import NoReturn
+from dataclasses import dataclass, replace
 
 from flk_runtime import contract
-from flk_runtime.contract import ExitCode, Failure, JobRecord
-from flk_runtime.launcher import environment as variables
-from flk_runtime.launcher import forkserver
-from flk_runtime.launcher import logs as output
+from flk_runtime.contract import Failure, JobRecord
+from flk_runtime.launcher.environment import rank_environment
+from flk_runtime.launcher.failures import from_exit_code, from_report, write_termination_message
 from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
+from flk_runtime.launcher.logs import Prefixer, RankPipes, is_readable
 from flk_runtime.launcher.rendezvous import (
     AttemptEnded,
     AttemptStarted,
@@ -37,397 +29,293 @@ from flk_runtime.launcher.rendezvous import (
     Member,
     ThreadFailed,
 )
-from flk_runtime.launcher.settings import Settings, SettingsError
-from flk_runtime.launcher.signals import Wakeup, code_of_signal
-from flk_runtime.launcher.unpack import CodeError, unpack
+from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.signals import Wakeup, exit_code_of_signal
 from flk_runtime.system import host
 from flk_runtime.system.report import write_all
+from flk_runtime.system.text import plural
 
-KILL_AFTER = 1.0  # seconds between SIGTERM and SIGKILL for ranks whose attempt is over: they hang in a collective
-FINISH_AFTER = 5.0  # seconds for a rank that has reported its exception to run its own exit handlers
-_CHUNK = 1 << 16
+TERMINATE_TIMEOUT = 1.0  # seconds between SIGTERM and SIGKILL at the end of an attempt: ranks hang in a collective
+EXIT_TIMEOUT = 5.0  # seconds that a rank may run its exit handlers after it has reported an exception
 
 
 @dataclass
-class Rank:
-    """A running rank: its process and what comes out of it."""
+class RankProcess:
+    """A running rank."""
 
     rank: int
-    local_rank: int
     pid: int
-    pipes: dict[int, output.Prefixer | None]  # by descriptor; None marks the pipe of reports
-    report: bytes = b""
+    pipes: RankPipes
     failure: Failure | None = None
-    kill_at: float | None = None  # when it gets SIGKILL, by time.monotonic
+    kill_at: float | None = None  # time of SIGKILL, by time.monotonic
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the rank and to the processes that it has started, unless all have ended."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def terminate(self, number: int, timeout: float) -> None:
+        """Send a signal, and SIGKILL after ``timeout`` seconds."""
+        self.signal(number)
+        self.kill_at = time.monotonic() + timeout
 
 
-@dataclass
-class Launcher:
-    """The loop. ``run`` returns the exit code."""
+class Agent:
+    """The launcher of one pod."""
 
-    settings: Settings
-    wakeup: Wakeup
-    server: ForkServer
-    stderr: int  # the process's own is torch's, see output.stderr_set_aside
-    errors: str  # folder for the ranks' error files
-    began: float = field(default_factory=time.monotonic)
-
-    def __post_init__(self) -> None:
+    def __init__(self, settings: Settings, wakeup: Wakeup, server: ForkServer, stderr: int, error_folder: str) -> None:
+        """``stderr`` is the descriptor of the real stderr; ``error_folder`` is for the ranks' error files."""
+        self.settings = settings
+        self.wakeup = wakeup
+        self.server = server
+        self.stderr = stderr
+        self.error_folder = error_folder
+        self.started = time.monotonic()
         self.selector = selectors.DefaultSelector()
-        self.selector.register(self.wakeup.socket, selectors.EVENT_READ)
-        self.selector.register(self.server.socket, selectors.EVENT_READ)
-        self.ranks: dict[int, Rank] = {}
-        self.go: AttemptStarted | None = None
-        self.ending = False  # the attempt is over, its ranks are being ended
-        self.failures: list[Failure] = []
-        self.stopping: int | None = None  # the signal that told this launcher to stop
-        self.record: JobRecord | None = None
-        self.lines = 0
-        self.kills = host.memory_kills()
-        self.leader = Leader(self.settings, self.wakeup.post, self.say) if self.settings.pod == 0 else None
-        port = self.leader.port if self.leader else self.settings.port
-        self.member = Member(self.settings, port, self.wakeup.post, self.say)
+        self.selector.register(wakeup.socket, selectors.EVENT_READ)
+        self.selector.register(server.socket, selectors.EVENT_READ)
+        self.ranks: dict[int, RankProcess] = {}  # by process id
+        self.attempt: AttemptStarted | None = None
+        self.attempt_over = False  # it ended for all pods; this pod's ranks are being terminated
+        self.failures: list[Failure] = []  # of this pod in this attempt
+        self.stop_signal: int | None = None  # the signal that stops this launcher
+        self.final_record: JobRecord | None = None
+        self.latest_record: JobRecord | None = None
+        self.lines = 0  # of the ranks, since the latest record was written
+        self.oom_kills = host.oom_kills()
+        self.leader = Leader(settings, wakeup.post, self.log) if settings.pod == 0 else None
+        port = self.leader.port if self.leader else settings.store_port
+        self.member = Member(settings, port, wakeup.post, self.log)
 
-    def say(self, text: str) -> None:
-        """A line of the launcher's own, on stderr."""
-        tag = contract.LAUNCHER_PREFIX.format(index=self.settings.pod)
-        write_all(self.stderr, f"{tag}{text}\n".encode(errors="replace"))
+    def log(self, text: str) -> None:
+        """Write a line of the launcher's own to stderr."""
+        prefix = contract.LAUNCHER_PREFIX.format(index=self.settings.pod)
+        write_all(self.stderr, f"{prefix}{text}\n".encode(errors="replace"))
 
     def run(self) -> int:
-        """Run attempts until the leader says that no further one follows, or a signal ends this launcher."""
+        """Run attempts until the job ends or a signal stops this launcher. Returns the exit code."""
         if self.leader:
             self.leader.start()
         self.member.start()
         while True:
-            ended = False
-            for key, _ in self.selector.select(self._timeout()):
+            rank_ended = False
+            for key, _ in self.selector.select(self._select_timeout()):
                 if key.fileobj is self.wakeup.socket:
                     self.wakeup.clear()
                 elif key.fileobj is self.server.socket:
-                    ended = True
+                    rank_ended = True
                 else:
-                    self._read(int(key.fd))
-            while self.server.pending or (ended and _readable(self.server.socket)):
+                    self._read_pipe(int(key.fd))
+            while self.server.pending or (rank_ended and is_readable(self.server.socket.fileno())):
                 exited = self.server.ended()
-                self._rank_ended(exited.pid, exited.status)
+                self._handle_rank_exit(exited.pid, exited.status)
             while self.wakeup.signals:
-                self._signalled(self.wakeup.signals.pop(0))
-            while self.record is None and not self.wakeup.events.empty():
-                self._handle(self.wakeup.events.get())
-            self._check_clock()
+                self._handle_signal(self.wakeup.signals.pop(0))
+            while self.final_record is None and not self.wakeup.events.empty():
+                self._handle_event(self.wakeup.events.get())
+            self._handle_timeouts()
             host.reap_orphans()
             if not self.ranks:
-                if self.stopping is not None:
-                    return self._stopped(self.stopping)
-                if self.record:
-                    return self._finish(self.record)
-                if self.ending:
-                    self.ending, self.go = False, None
-                    self.member.ready(self.failures)
+                if self.stop_signal is not None:
+                    return self._finish_stopped(self.stop_signal)
+                if self.final_record:
+                    return self._finish(self.final_record)
+                if self.attempt_over:
+                    self.attempt_over, self.attempt = False, None
+                    self.member.join_next_round(self.failures)
 
-    # What happens -----------------------------------------------------------------------------------------------
+    # Events of the rendezvous ------------------------------------------------------------------------------------
 
-    def _handle(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         match event:
             case AttemptStarted():
-                self._begin(event)
+                self._start_attempt(event)
             case AttemptEnded():
-                self._end_ranks()
-                if self.leader and self.go and event.failure:
-                    # A secondary failure may be reported first. The line of the next attempt names the cause.
-                    why = "" if event.failure.secondary else f": {event.failure.summary}"
-                    self.say(f"attempt {self.go.number + 1} ended{why}")
+                self._terminate_ranks()
+                if self.leader and self.attempt and event.failure:
+                    # A secondary failure may be reported first. The line of the next attempt names the root cause.
+                    cause = "" if event.failure.secondary else f": {event.failure.summary}"
+                    self.log(f"attempt {self.attempt.number + 1} ended{cause}")
             case LeaderLost():
                 self.failures.append(event.failure)
-                self._end_ranks()
+                self._terminate_ranks()
             case JobEnded():
-                self.record = event.record
-                self._end_ranks()
+                self.final_record = event.record
+                self._terminate_ranks()
             case ThreadFailed():
                 raise event.error
 
-    def _begin(self, go: AttemptStarted) -> None:
-        self.go, self.failures, self.ending = go, [], False
-        if self.stopping is not None:
+    def _start_attempt(self, attempt: AttemptStarted) -> None:
+        self.attempt, self.failures, self.attempt_over = attempt, [], False
+        if self.stop_signal is not None:
             return
-        if self.leader:
-            self._record(JobRecord("running", 0, self.settings.restarts, None, go.history))
-            of = f" of at most {self.settings.restarts + 1}" if self.settings.restarts else ""
-            ranks, pods = _plural(self.settings.world_size, "rank"), _plural(self.settings.pods, "pod")
-            cause = go.history[-2].failure if len(go.history) > 1 else None
-            after = f", after {cause.summary}" if cause else ""
-            self.say(f"attempt {go.number + 1}{of}: {ranks} on {pods}{after}")
-        for local_rank in range(self.settings.processes):
-            self._start_rank(go, local_rank)
-
-    def _start_rank(self, go: AttemptStarted, local_rank: int) -> None:
         settings = self.settings
-        rank = settings.pod * settings.processes + local_rank
-        count = self._count_lines
-        tag = contract.RANK_PREFIX.format(rank=rank)
-        pipes: dict[int, output.Prefixer | None] = {}
-        ends = []
-        for target in (output.Prefixer(tag, 1, count), output.Prefixer(tag, self.stderr, count), None):
-            read, write = os.pipe()
-            os.set_blocking(read, False)
-            pipes[read] = target
-            ends.append(write)
-            self.selector.register(read, selectors.EVENT_READ)
-        environment = variables.of_rank(settings, go, local_rank, self.errors)
-        pid = self.server.launch(settings.command, environment, settings.work, *ends)
-        for end in ends:
-            os.close(end)
-        self.ranks[pid] = Rank(rank, local_rank, pid, pipes)
+        if self.leader:
+            self._write_record(JobRecord("running", 0, settings.restarts, None, attempt.history))
+            limit = f" of at most {settings.restarts + 1}" if settings.restarts else ""
+            size = f"{plural(settings.world_size, 'rank')} on {plural(settings.pods, 'pod')}"
+            cause = attempt.history[-2].failure if len(attempt.history) > 1 else None
+            reason = f", after {cause.summary}" if cause else ""
+            self.log(f"attempt {attempt.number + 1}{limit}: {size}{reason}")
+        for local_rank in range(settings.processes):
+            self._start_rank(attempt, local_rank)
 
-    def _read(self, fd: int) -> None:
+    def _terminate_ranks(self) -> None:
+        """End the ranks of this pod, because the attempt is over in all pods."""
+        self.attempt_over = True
         for rank in self.ranks.values():
-            if fd in rank.pipes:
-                if not self._pump(rank, fd):
-                    self._close(rank, fd)
-                return
+            if rank.failure is None:
+                rank.terminate(signal.SIGTERM, TERMINATE_TIMEOUT)
 
-    def _pump(self, rank: Rank, fd: int) -> bool:
-        """Pass on what a pipe holds; False at its end."""
-        try:
-            data = os.read(fd, _CHUNK)
-        except BlockingIOError:
-            return True
-        target = rank.pipes[fd]
-        if target:
-            target.feed(data)
-        else:
-            rank.report += data
-            if data.endswith(b"\n"):
-                self._reported(rank)
-        return bool(data)
+    # Ranks -------------------------------------------------------------------------------------------------------
 
-    def _close(self, rank: Rank, fd: int) -> None:
-        target = rank.pipes.pop(fd)
-        if target:
-            target.end()
-        self.selector.unregister(fd)
-        os.close(fd)
+    def _start_rank(self, attempt: AttemptStarted, local_rank: int) -> None:
+        settings = self.settings
+        rank = settings.rank(local_rank)
+        prefix = contract.RANK_PREFIX.format(rank=rank)
+        pipes = RankPipes(Prefixer(prefix, 1, self._count_lines), Prefixer(prefix, self.stderr, self._count_lines))
+        for fd in pipes.read_ends:
+            self.selector.register(fd, selectors.EVENT_READ)
+        environment = rank_environment(settings, attempt, local_rank, self.error_folder)
+        pid = self.server.launch(settings.command, environment, settings.work, *pipes.write_ends)
+        pipes.close_write_ends()
+        self.ranks[pid] = RankProcess(rank, pid, pipes)
 
-    def _reported(self, rank: Rank) -> None:
-        """A rank says that it is about to end, and why. It tells before its connections break."""
-        with contextlib.suppress(ValueError, TypeError):
-            fields = json.loads(rank.report.splitlines()[-1])
-            known = {
-                name: fields[name]
-                for name in ("kind", "type", "message", "traceback", "time", "secondary")
-                if name in fields
-            }
-            if known.get("kind") == "exit":
-                known["exit_code"] = 1
-            self._failed(rank, replace(self._failure(rank, "exception"), **known))
-            rank.kill_at = time.monotonic() + FINISH_AFTER
+    def _read_pipe(self, fd: int) -> None:
+        rank = next((rank for rank in self.ranks.values() if fd in rank.pipes.read_ends), None)
+        if rank is None:
+            return
+        if not rank.pipes.read(fd):
+            self.selector.unregister(fd)
+            rank.pipes.close(fd)
+        self._handle_report(rank)
 
-    def _rank_ended(self, pid: int, status: int) -> None:
+    def _handle_report(self, rank: RankProcess) -> None:
+        """Take the rank's report of its exception, if there is one. It comes before the rank's connections break."""
+        report = rank.pipes.take_report()
+        failure = from_report(self._new_failure(rank, "exception"), report) if report is not None else None
+        if failure:
+            self._handle_failure(rank, failure)
+            rank.kill_at = time.monotonic() + EXIT_TIMEOUT
+
+    def _handle_rank_exit(self, pid: int, status: int) -> None:
         rank = self.ranks.get(pid)
         if rank is None:
             return
-        for fd in list(rank.pipes):
-            while self._pump(rank, fd) and _readable(fd):
-                pass
-            self._close(rank, fd)
-        _kill_group(pid, signal.SIGKILL)  # what it may have left behind
+        for fd in rank.pipes.read_ends:
+            self.selector.unregister(fd)
+            rank.pipes.read_rest_and_close(fd)
+        self._handle_report(rank)
+        rank.signal(signal.SIGKILL)  # ends the processes that it started and left
         del self.ranks[pid]
         code = os.waitstatus_to_exitcode(status)
-        if code < 0 and rank.failure is None:
-            kind = "oom" if code == -signal.SIGKILL and host.memory_kills() > self.kills else "signal"
-            self.kills = host.memory_kills()
-            # A peer's end makes NCCL's watchdog abort the process.
-            failure = replace(self._failure(rank, kind), signal=-code, secondary=-code == signal.SIGABRT)
-            self._failed(rank, failure)
-        elif code > 0 and rank.failure is None:
-            self._failed(rank, replace(self._failure(rank, "exit"), exit_code=code))
-        if not self.ranks and self.go and not self.ending and not self.failures and self.stopping is None:
-            self.member.done(self.go)
+        if code != 0 and rank.failure is None:
+            oom_kills = host.oom_kills()
+            failure = from_exit_code(self._new_failure(rank, "exit"), code, oom=oom_kills > self.oom_kills)
+            if code < 0:
+                self.oom_kills = oom_kills
+            self._handle_failure(rank, failure)
+        attempt = self._healthy_attempt()
+        if attempt and not self.ranks and self.stop_signal is None:
+            self.member.report_success(attempt)
 
-    def _failed(self, rank: Rank, failure: Failure) -> None:
-        if self.ending or self.stopping is not None or self.go is None:
-            return  # it was told to end
+    def _handle_failure(self, rank: RankProcess, failure: Failure) -> None:
+        if self.attempt_over or self.stop_signal is not None or self.attempt is None:
+            return  # the launcher has ended this rank
         rank.failure = failure
         self.failures.append(failure)
-        self.member.failed(self.go, failure)
+        self.member.report_failure(self.attempt, failure)
 
-    def _failure(self, rank: Rank | None, kind: str) -> Failure:
+    def _new_failure(self, rank: RankProcess | None, kind: str) -> Failure:
         settings = self.settings
-        attempt = self.go.number if self.go else 0
-        number = rank.rank if rank else None
-        return Failure(kind, settings.pod, number, settings.pod_name, settings.node, attempt, time.time())
+        number = self.attempt.number if self.attempt else 0
+        return Failure(
+            kind, settings.pod, rank.rank if rank else None, settings.pod_name, settings.node, number, time.time()
+        )
 
-    # Ends -------------------------------------------------------------------------------------------------------
+    # Signals and timeouts ----------------------------------------------------------------------------------------
 
-    def _end_ranks(self) -> None:
-        """The attempt is over for everybody: end what still runs here."""
-        self.ending = True
-        for rank in self.ranks.values():
-            if rank.failure is None:
-                self._terminate(rank, signal.SIGTERM, KILL_AFTER)
-
-    def _terminate(self, rank: Rank, number: int, patience: float) -> None:
-        _kill_group(rank.pid, number)
-        rank.kill_at = time.monotonic() + patience
-
-    def _signalled(self, number: int) -> None:
-        if self.stopping is not None:  # told twice
+    def _handle_signal(self, number: int) -> None:
+        if self.stop_signal is not None:  # the second signal ends the ranks at once
             for rank in self.ranks.values():
-                _kill_group(rank.pid, signal.SIGKILL)
+                rank.signal(signal.SIGKILL)
             return
-        if self.go and not self.ending:
-            name = signal.Signals(number).name
-            self.member.failed(self.go, replace(self._failure(None, "lost"), message=f"received {name}"))
-        self.stopping = number
+        if self.attempt and not self.attempt_over:
+            message = f"received {signal.Signals(number).name}"
+            self.member.report_failure(self.attempt, replace(self._new_failure(None, "lost"), message=message))
+        self.stop_signal = number
         for rank in self.ranks.values():
-            self._terminate(rank, number, self.settings.grace)
+            rank.terminate(number, self.settings.grace)
 
-    def _check_clock(self) -> None:
+    def _handle_timeouts(self) -> None:
         now = time.monotonic()
         for rank in self.ranks.values():
             if rank.kill_at is not None and now >= rank.kill_at:
-                _kill_group(rank.pid, signal.SIGKILL)
+                rank.signal(signal.SIGKILL)
                 rank.kill_at = None
-        deadline = self.settings.deadline
-        if deadline and now - self.began >= deadline and self.go and not self.ending and not self.failures:
-            failure = replace(self._failure(None, "deadline"), message=f"{deadline:g} s since the launcher started")
+        attempt, deadline = self._healthy_attempt(), self.settings.deadline
+        if attempt and deadline and now - self.started >= deadline:
+            message = f"{deadline:g} s since the launcher started"
+            failure = replace(self._new_failure(None, "deadline"), message=message)
             self.failures.append(failure)
-            self.member.failed(self.go, failure)
+            self.member.report_failure(attempt, failure)
 
-    def _timeout(self) -> float | None:
-        """Seconds until the clock has to be looked at; none where a rank ended while others were being started."""
+    def _select_timeout(self) -> float | None:
+        """Seconds until the next timeout; 0 if a rank has ended while others were started, None without timeouts."""
         if self.server.pending:
             return 0.0
         times = [rank.kill_at for rank in self.ranks.values() if rank.kill_at is not None]
-        if self.settings.deadline and self.go and not self.ending and not self.failures:
-            times.append(self.began + self.settings.deadline)
+        if self.settings.deadline and self._healthy_attempt():
+            times.append(self.started + self.settings.deadline)
         return max(0.0, min(times) - time.monotonic()) if times else None
 
-    def server_died(self, error: ServerDiedError) -> int:
-        """The ranks are gone with their parent. The other pods go on to the next attempt when this one is back."""
-        kind = "oom" if host.memory_kills() > self.kills else "lost"
-        message = f"lost its ranks: {error}" if kind == "lost" else str(error)
-        failure = replace(self._failure(None, kind), message=message)
-        if self.go:
-            self.member.failed(self.go, failure)
-        leave(self.settings, JobRecord("failed", failure.code, self.settings.restarts, failure))
-        self.say(f"failed: {failure.summary}")
+    def _healthy_attempt(self) -> AttemptStarted | None:
+        """The attempt, if it is running and nothing has failed in this pod."""
+        return None if self.attempt_over or self.failures else self.attempt
+
+    # The end -----------------------------------------------------------------------------------------------------
+
+    def fail_without_server(self, error: ServerDiedError) -> int:
+        """End this launcher after the fork server has died, and the ranks with it. Returns the exit code.
+
+        With several pods the code makes the operator start this pod again, for the next attempt.
+        """
+        kind = "oom" if host.oom_kills() > self.oom_kills else "lost"
+        message = str(error) if kind == "oom" else f"lost its ranks: {error}"
+        failure = replace(self._new_failure(None, kind), message=message)
+        if self.attempt:
+            self.member.report_failure(self.attempt, failure)
+        record = JobRecord("failed", failure.code, self.settings.restarts, failure)
+        write_termination_message(self.settings.termination_log, record)
+        self.log(f"failed: {failure.summary}")
         return failure.code if self.settings.pods == 1 else 128 + signal.SIGKILL
 
-    def _stopped(self, number: int) -> int:
-        code = code_of_signal(number)
-        self.say(f"told to stop by {signal.Signals(number).name}; all ranks of this pod have ended")
-        leave(
-            self.settings,
-            JobRecord("preempted", code, self.settings.restarts, None, self.go.history if self.go else []),
-        )
+    def _finish_stopped(self, number: int) -> int:
+        code = exit_code_of_signal(number)
+        self.log(f"received {signal.Signals(number).name}; all ranks of this pod have ended")
+        history = self.attempt.history if self.attempt else []
+        record = JobRecord("preempted", code, self.settings.restarts, None, history)
+        write_termination_message(self.settings.termination_log, record)
         return code
 
     def _finish(self, record: JobRecord) -> int:
-        leave(self.settings, record)
+        write_termination_message(self.settings.termination_log, record)
         if self.leader:
-            self._record(record)
+            self._write_record(record)
             if record.failure:
-                self.say(f"failed: {record.failure.summary}")
-            self.leader.linger()
+                self.log(f"failed: {record.failure.summary}")
+            self.leader.wait_for_members_to_leave()
         return record.code
 
-    # Records ----------------------------------------------------------------------------------------------------
+    # Records in the log ------------------------------------------------------------------------------------------
 
-    def _record(self, record: JobRecord) -> None:
-        self.current = record
-        self.say(contract.RECORD_MARKER + record.to_json())
+    def _write_record(self, record: JobRecord) -> None:
+        self.latest_record = record
+        self.log(contract.RECORD_MARKER + record.to_json())
 
     def _count_lines(self, lines: int) -> None:
+        """Count lines of the ranks, and repeat the record so that a tail of the log contains it."""
         self.lines += lines
-        if self.lines >= contract.RECORD_INTERVAL and self.leader:
+        if self.lines >= contract.RECORD_INTERVAL and self.latest_record:
             self.lines = 0
-            self._record(self.current)
-
-
-def leave(settings: Settings, record: JobRecord) -> None:
-    """Write the record where the kubelet looks for it, so that it outlives the pod's log."""
-    if settings.termination_log:
-        with contextlib.suppress(OSError):
-            Path(settings.termination_log).write_text(record.to_json(contract.TERMINATION_LOG_LIMIT))
-
-
-def main(arguments: Sequence[str]) -> NoReturn:
-    """Start the launcher with a command line; end the process with a code of the contract."""
-    wakeup = Wakeup()
-    wakeup.install()
-    settings: Settings | None = None
-    try:
-        settings = Settings.read(arguments, os.environ)
-        if settings.parent:
-            host.die_with_parent(settings.parent, signal.SIGTERM)
-        code = _launch(settings, wakeup)
-    except (SettingsError, CodeError) as error:
-        code = _refuse(settings, arguments, str(error))
-    except BaseException:
-        traceback.print_exc()
-        code = ExitCode.ERROR
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # the threads of the rendezvous may wait in C++ for a store that is gone
-
-
-def _launch(settings: Settings, wakeup: Wakeup) -> int:
-    if settings.code:
-        unpack(Path(settings.code), Path(settings.work), settings.code_hash)
-    script = None if settings.command[0] == "-m" else Path(settings.work, settings.command[0])
-    if script and not script.is_file():
-        raise SettingsError(f"no such script: {settings.command[0]} in {settings.work}")
-    variables.prepare(settings, os.environ)
-    if sys.path and sys.path[0] == os.getcwd():
-        sys.path.pop(0)  # from `python -m flk_runtime`: a script does not have its working folder there
-    host.adopt_orphans()
-    try:
-        if settings.fork:
-            forkserver.preload(script, os.environ.get(contract.STRATEGY, ""))
-        import torch.distributed  # noqa: F401 - the store of the rendezvous
-    except ImportError as error:
-        raise SettingsError(f"{sys.executable} cannot import torch: {error}") from error
-    unsafe = forkserver.unsafe() if settings.fork else None
-    server = ForkServer.start(fork=settings.fork and not unsafe)
-    with (
-        tempfile.TemporaryDirectory(prefix="flk-", ignore_cleanup_errors=True) as errors,
-        output.stderr_set_aside(Path(errors, "launcher.log")) as stderr,
-    ):
-        launcher = Launcher(settings, wakeup, server, stderr, errors)
-        if unsafe:
-            launcher.say(
-                f"ranks start as fresh interpreters instead of forks, because {unsafe} where torch was imported"
-            )
-        wakeup.starting = False
-        try:
-            return launcher.run()
-        except ServerDiedError as error:
-            return launcher.server_died(error)
-
-
-def _refuse(settings: Settings | None, arguments: Sequence[str], message: str) -> int:
-    pod = settings.pod if settings else 0
-    write_all(2, f"{contract.LAUNCHER_PREFIX.format(index=pod)}error: {message}\n".encode())
-    if settings is None:
-        settings = Settings(tuple(arguments), termination_log=os.environ.get(contract.TERMINATION_LOG, ""))
-    failure = Failure("usage", pod, None, settings.pod_name, settings.node, time=time.time(), message=message)
-    leave(settings, JobRecord("failed", int(ExitCode.USAGE), settings.restarts, failure))
-    return ExitCode.USAGE
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def _kill_group(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
-
-
-def _readable(source: int | socket.socket) -> bool:
-    """Whether a read would not wait: data, or the end."""
-    poll = selectors.PollSelector()
-    with poll:
-        poll.register(source, selectors.EVENT_READ)
-        return bool(poll.select(0))
+            self._write_record(self.latest_record)

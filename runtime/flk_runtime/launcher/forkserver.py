@@ -1,11 +1,11 @@
-"""A process that has imported torch once and forks the ranks of every attempt from it.
+"""The fork server: a process that has imported torch once and forks the ranks of every attempt.
 
-Importing torch takes a second of a core for each rank and each attempt; a fork takes a few milliseconds. The server is
-a process of its own, and not the launcher, because it has to be free of threads and open stores: a rank inherits
-nothing but the imported modules. It never touches CUDA, so that each rank can.
+An import of torch takes a second of CPU time for each rank and attempt; a fork takes a few milliseconds. The server is
+not the launcher itself, because it must have neither threads nor open stores: ranks inherit only the imported modules.
+It never uses CUDA, because CUDA cannot be used after a fork.
 
-Where forking is switched off (FLK_START=spawn), or what was imported has made it unsafe, the server is a fresh
-interpreter itself and starts each rank as another.
+With FLK_START=spawn, or if the imported modules make a fork unsafe, the server is a new Python interpreter and starts
+another new one for each rank.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flk_runtime.launcher import worker as rank
+from flk_runtime.launcher import worker
+from flk_runtime.launcher.signals import STOP_SIGNALS
 from flk_runtime.system import host
+from flk_runtime.system.text import plural
 
 PRELOAD = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "numpy")
-# What every optimizer of torch imports when it is made: a second for each rank and each attempt, if not done before.
+# The constructor of every torch optimizer imports this, which takes a second.
 PRELOAD_FOR_OPTIMIZERS = ("torch._dynamo",)
-# What the sharding strategies import: half a second.
+# The sharding strategies import these, which takes half a second.
 PRELOAD_FOR_SHARDING = ("torch.distributed.fsdp", "torch.distributed.tensor")
-_MESSAGE = 1 << 20
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_MESSAGE_LIMIT = 1 << 20  # bytes of one message between launcher and server
 
 
 @dataclass(frozen=True)
 class Exited:
-    """A rank's process has ended with this wait status (see os.waitstatus_to_exitcode)."""
+    """A rank's process has ended."""
 
     pid: int
-    status: int
+    status: int  # for os.waitstatus_to_exitcode
 
 
 class ServerDiedError(ConnectionError):
@@ -51,25 +52,25 @@ class ServerDiedError(ConnectionError):
 
 
 class ForkServer:
-    """The launcher's end of the server. ``socket`` becomes readable when a rank has ended."""
+    """The launcher's client of the fork server. ``socket`` becomes readable when a rank has ended."""
 
     def __init__(self, pid: int, connection: socket.socket) -> None:
         self.pid = pid
         self.socket = connection
-        self._early: list[Exited] = []  # ended while `launch` waited for its answer
+        self._exited: list[Exited] = []  # received while `launch` waited for its answer
 
     @classmethod
     def start(cls, *, fork: bool) -> ForkServer:
-        """Start the server, whose ranks are forks of this process or (not ``fork``) fresh interpreters.
+        """Start the server. Ranks are forks of this process or, if ``fork`` is false, new Python interpreters.
 
-        To be forked, this process must not have opened stores yet, and `unsafe` must find nothing.
+        To fork, this process must not have opened stores, and `why_unsafe` must return None.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_LIMIT)
         parent = os.getpid()
         if fork:
-            # What has been imported is not garbage. Looked at, its pages would be copied in every rank, one by one.
+            # A garbage collection in a rank would write to all imported objects, so that their pages are copied.
             gc.freeze()
             sys.stdout.flush()
             sys.stderr.flush()
@@ -79,42 +80,46 @@ class ForkServer:
                 host.die_with_parent(parent)
                 _Server(theirs, fork=True).run()
         else:
-            # Not a fork that goes on: this process may have threads, and locks that they hold.
+            # posix_spawn and not fork: this process may have threads that hold locks.
             theirs.set_inheritable(True)
             python = [sys.executable, "-m", "flk_runtime.launcher.forkserver", str(theirs.fileno()), str(parent)]
-            pid = os.posix_spawn(sys.executable, python, os.environ, setsigmask=_STOP_SIGNALS)
+            pid = os.posix_spawn(sys.executable, python, os.environ, setsigmask=STOP_SIGNALS)
         theirs.close()
         return cls(pid, ours)
 
     def launch(
         self, command: Sequence[str], environment: Mapping[str, str], folder: str, stdout: int, stderr: int, report: int
     ) -> int:
-        """Start one rank in a process group of its own, and return its process id. The three descriptors are copied."""
+        """Start one rank in a process group of its own, and return its process id.
+
+        ``stdout``, ``stderr`` and ``report`` are descriptors to write to; the rank gets copies of them. Raises
+        ServerDiedError.
+        """
         request = {"command": list(command), "environment": dict(environment), "folder": folder}
         fds = array.array("i", [stdout, stderr, report])
-        with contextlib.suppress(BrokenPipeError):  # `_receive` says so
+        with contextlib.suppress(BrokenPipeError):  # `_receive` raises ServerDiedError
             self.socket.sendmsg([json.dumps(request).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
         while True:
             answer = self._receive()
             if "started" in answer:
                 return int(answer["started"])
-            self._early.append(Exited(int(answer["exited"]), int(answer["status"])))
+            self._exited.append(Exited(int(answer["exited"]), int(answer["status"])))
 
     def ended(self) -> Exited:
-        """The next rank that has ended. Call when ``socket`` is readable or ``pending`` is true."""
-        if self._early:
-            return self._early.pop(0)
+        """The next rank that has ended. Waits for one unless ``socket`` is readable or ``pending`` is true."""
+        if self._exited:
+            return self._exited.pop(0)
         answer = self._receive()
         return Exited(int(answer["exited"]), int(answer["status"]))
 
     @property
     def pending(self) -> bool:
-        """Whether ``ended`` has something that ``socket`` no longer shows."""
-        return bool(self._early)
+        """Whether ``ended`` returns at once although ``socket`` may not be readable."""
+        return bool(self._exited)
 
     def _receive(self) -> dict[str, Any]:
         try:
-            data = self.socket.recv(_MESSAGE)
+            data = self.socket.recv(_MESSAGE_LIMIT)
         except ConnectionResetError:
             data = b""
         if not data:
@@ -124,19 +129,21 @@ class ForkServer:
 
 
 class _Server:
+    """The server's own process."""
+
     def __init__(self, connection: socket.socket, *, fork: bool) -> None:
         self._connection = connection
         self._fork = fork
 
     def run(self) -> NoReturn:
-        """Serve until the launcher goes away."""
-        for number in _STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)  # the launcher decides; it ends the server by closing the socket
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)  # blocked while a fresh interpreter came up
-        wakeup, alarm = socket.socketpair()
-        for end in (wakeup, alarm):
+        """Serve until the launcher closes its end of the socket."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # a stop signal ends the launcher, which closes the socket
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked while a new interpreter started
+        wakeup, write_end = socket.socketpair()
+        for end in (wakeup, write_end):
             end.setblocking(False)
-        signal.set_wakeup_fd(alarm.fileno(), warn_on_full_buffer=False)
+        signal.set_wakeup_fd(write_end.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         with selectors.DefaultSelector() as selector:
             selector.register(self._connection, selectors.EVENT_READ)
@@ -152,7 +159,7 @@ class _Server:
                         self._serve()
 
     def _serve(self) -> None:
-        data, ancillary, _, _ = self._connection.recvmsg(_MESSAGE, socket.CMSG_SPACE(3 * 4))
+        data, ancillary, _, _ = self._connection.recvmsg(_MESSAGE_LIMIT, socket.CMSG_SPACE(3 * 4))
         if not data:
             os._exit(0)
         fds = array.array("i")
@@ -180,7 +187,7 @@ class _Server:
         try:
             server = os.getppid()
             signal.set_wakeup_fd(-1)
-            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            for number in (*STOP_SIGNALS, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.setpgid(0, 0)
@@ -200,7 +207,7 @@ class _Server:
             os.set_inheritable(fds[2], False)
             code = _run_forked(request["command"])
         finally:
-            # As the interpreter does at its end; `exit` alone would unwind into the server's own frames.
+            # sys.exit would unwind into the server's own frames.
             os._exit(code)
 
 
@@ -209,49 +216,52 @@ def _run_forked(command: Sequence[str]) -> int:
         with contextlib.suppress(AttributeError):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if "numpy.random" in sys.modules:
-        # Its generator was seeded before the fork; without this all ranks would draw the same numbers.
+        # Its generator was seeded before the fork, so all ranks would draw the same numbers.
         sys.modules["numpy.random"].seed()
-    rank.keep_groups()
-    return rank.finish(rank.run(command))
+    worker.keep_destroyed_groups()
+    return worker.run_exit_handlers(worker.run(command))
 
 
-def unsafe(process: Path = Path("/proc/self")) -> str | None:
-    """Why this process must not be forked to become a rank, as words after "because"; None where it may be."""
+def why_unsafe(process: Path = Path("/proc/self")) -> str | None:
+    """The reason why a fork of this process must not become a rank; None if it may.
+
+    ``process`` is the process's folder in /proc.
+    """
     torch = sys.modules.get("torch")
     if torch and torch.cuda.is_initialized():
-        return "CUDA is in use already"
+        return "CUDA is initialized already"
     for number in os.listdir(process / "fd"):
         with contextlib.suppress(OSError):
             if os.readlink(process / "fd" / number).startswith("/dev/nvidia-uvm"):  # opened by cuInit, not by NVML
-                return "CUDA is in use already"
-    if _threads(process) == 1:
+                return "CUDA is initialized already"
+    if _count_threads(process) == 1:
         return None
-    # OpenBLAS (NumPy's) starts threads when it is imported and ends them before a fork, so what counts is what one
-    # leaves over.
+    # OpenBLAS (NumPy's) starts threads when it is imported and ends them before a fork. The threads that are left after
+    # a fork count.
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python >= 3.12: of threads, which is what is asked here
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python >= 3.12 warns of threads
         pid = os.fork()
         if pid == 0:
             os._exit(0)
     os.waitpid(pid, 0)
-    more = _threads(process) - 1
-    return f"{more} {'thread runs' if more == 1 else 'threads run'} already" if more > 0 else None
+    extra = _count_threads(process) - 1
+    return f"{plural(extra, 'extra thread')} {'makes' if extra == 1 else 'make'} a fork unsafe" if extra > 0 else None
 
 
-def _threads(process: Path) -> int:
+def _count_threads(process: Path) -> int:
     return len(os.listdir(process / "task"))
 
 
 def preload(script: Path | None, strategy: str = "") -> None:
-    """Import what the ranks will need; a module that is not there is theirs to miss, except torch itself.
+    """Import the modules that the ranks will need. Modules that are not installed are skipped, except torch itself.
 
-    ``script`` is looked at for the words ``optim`` and ``shard``, where there is one: a job that has no optimizer
-    should not wait for what only optimizers need. ``strategy`` is what the job asks for.
+    The modules that optimizers need are imported if the text of ``script`` contains ``optim`` or there is no script;
+    those for sharding if the script contains ``shard`` or the job's ``strategy`` shards.
     """
     text = script.read_bytes() if script else b"optim"
     shards = b"shard" in text or ("shard" in strategy and strategy != "no_shard")
     names = PRELOAD + PRELOAD_FOR_OPTIMIZERS * (b"optim" in text) + PRELOAD_FOR_SHARDING * shards
-    # What an import makes stays. Looking for garbage in it takes a tenth of torch's time, and a quarter of Dynamo's.
+    # Imports make hardly any garbage. Collecting it takes a tenth of the time of torch's import, a quarter of Dynamo's.
     gc.disable()
     try:
         for name in names:

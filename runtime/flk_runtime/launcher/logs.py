@@ -1,32 +1,34 @@
-"""Lines of the ranks, each with its rank before it, on the launcher's own stdout and stderr."""
+"""Output of the ranks: reads their pipes, and writes each line with the rank's prefix to the launcher's streams."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
+import selectors
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from flk_runtime.system.report import write_all
 
-# A progress bar ends its lines with a carriage return alone; it has to show while it moves.
-_END = re.compile(rb"\r\n|\n|\r(?!$)")
-AT_ONCE = 50  # lines; more are counted, and what has to come between them is written, after so many
-LONGEST = 1 << 16  # bytes; a longer line is passed on in pieces, so that memory stays bounded
+# A progress bar ends its lines with a carriage return alone; each state of it is passed on at once.
+_LINE_END = re.compile(rb"\r\n|\n|\r(?!$)")
+_CHUNK = 1 << 16  # bytes that are read at once
+LINES_PER_WRITE = 50  # after as many lines at most, the lines are counted, which may write a job record
+LINE_LIMIT = 1 << 16  # bytes; a longer line is split, so that memory stays bounded
 
 
 @contextlib.contextmanager
-def stderr_set_aside(log: Path) -> Iterator[int]:
-    """A descriptor for this process's stderr, while what writes to descriptor 2 itself goes to a file.
+def redirected_stderr(log: Path) -> Iterator[int]:
+    """Redirect descriptor 2 of this process to the file ``log``, and yield a descriptor of the real stderr.
 
-    torch's store writes a C++ stack trace there whenever a connection ends, which here is nothing out of the ordinary;
-    its exceptions say the same.
+    torch's store writes a C++ stack trace to descriptor 2 whenever a connection closes, which happens in every job. Its
+    exceptions contain the same information.
     """
     stderr = os.dup(2)
-    aside = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(aside, 2)
-    os.close(aside)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(file, 2)
+    os.close(file)
     try:
         yield stderr
     finally:
@@ -34,31 +36,96 @@ def stderr_set_aside(log: Path) -> Iterator[int]:
 
 
 class Prefixer:
-    """Cuts a stream of bytes into lines and passes them on with a tag before each, whole lines in one write."""
+    """Splits a stream of bytes into lines and writes each with a prefix, several whole lines in one write."""
 
-    def __init__(self, tag: str, fd: int, count: Callable[[int], None] = lambda lines: None) -> None:
-        self._tag = tag.encode()
+    def __init__(self, prefix: str, fd: int, count: Callable[[int], None] = lambda lines: None) -> None:
+        self._prefix = prefix.encode()
         self._fd = fd
         self._rest = b""
-        self._count = count
+        self._count = count  # called with the number of lines written
 
     def feed(self, data: bytes) -> None:
-        """Pass on every line that ``data`` completes."""
-        lines = _END.split(self._rest + data)
+        """Write every line that ``data`` completes."""
+        lines = _LINE_END.split(self._rest + data)
         self._rest = lines.pop()
-        while len(self._rest) > LONGEST:
-            lines.append(self._rest[:LONGEST])
-            self._rest = self._rest[LONGEST:]
+        while len(self._rest) > LINE_LIMIT:
+            lines.append(self._rest[:LINE_LIMIT])
+            self._rest = self._rest[LINE_LIMIT:]
         self._write(lines)
 
     def end(self) -> None:
-        """Pass on what is left when the stream has ended without a newline."""
+        """Write what is left if the stream has ended without a newline."""
         if self._rest:
             self._write([self._rest.rstrip(b"\r")])
             self._rest = b""
 
     def _write(self, lines: list[bytes]) -> None:
-        for begin in range(0, len(lines), AT_ONCE):
-            some = lines[begin : begin + AT_ONCE]
-            write_all(self._fd, b"".join(self._tag + line + b"\n" for line in some))
-            self._count(len(some))
+        for begin in range(0, len(lines), LINES_PER_WRITE):
+            batch = lines[begin : begin + LINES_PER_WRITE]
+            write_all(self._fd, b"".join(self._prefix + line + b"\n" for line in batch))
+            self._count(len(batch))
+
+
+class RankPipes:
+    """The three pipes of one rank: its stdout and stderr, and the one on which it reports its exception."""
+
+    def __init__(self, stdout: Prefixer, stderr: Prefixer) -> None:
+        self._targets: dict[int, Prefixer | None] = {}  # by descriptor to read from; None for the reports
+        self.write_ends: list[int] = []  # for the rank: stdout, stderr, reports
+        self._report = b""
+        for target in (stdout, stderr, None):
+            read, write = os.pipe()
+            os.set_blocking(read, False)
+            self._targets[read] = target
+            self.write_ends.append(write)
+
+    @property
+    def read_ends(self) -> list[int]:
+        """The descriptors that are still open for reading."""
+        return list(self._targets)
+
+    def close_write_ends(self) -> None:
+        """Close the launcher's copies of what the rank writes to. Call when the rank has started."""
+        for fd in self.write_ends:
+            os.close(fd)
+        self.write_ends.clear()
+
+    def read(self, fd: int) -> bool:
+        """Pass on what a pipe contains now. Returns False at its end."""
+        try:
+            data = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return True
+        target = self._targets[fd]
+        if target:
+            target.feed(data)
+        else:
+            self._report += data
+        return bool(data)
+
+    def read_rest_and_close(self, fd: int) -> None:
+        """Pass on what a pipe still contains, and close it."""
+        while is_readable(fd) and self.read(fd):
+            pass
+        self.close(fd)
+
+    def close(self, fd: int) -> None:
+        """Close a pipe."""
+        target = self._targets.pop(fd)
+        if target:
+            target.end()
+        os.close(fd)
+
+    def take_report(self) -> bytes | None:
+        """The last line of a report that is complete, or None."""
+        if not self._report.endswith(b"\n"):
+            return None
+        report, self._report = self._report, b""
+        return report.splitlines()[-1]
+
+
+def is_readable(fd: int) -> bool:
+    """Return whether a read would return at once, with data or with the end of the stream."""
+    with selectors.PollSelector() as poll:
+        poll.register(fd, selectors.EVENT_READ)
+        return bool(poll.select(0))

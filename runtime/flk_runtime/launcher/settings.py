@@ -1,4 +1,4 @@
-"""What a launcher is told by its environment and its command line, checked before anything starts."""
+"""Settings of a launcher, read from its environment and command line and validated."""
 
 from __future__ import annotations
 
@@ -15,58 +15,61 @@ _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 
 
 class SettingsError(ValueError):
-    """The environment or the command line of the launcher is wrong; one sentence that names the variable."""
+    """The environment or the command line of the launcher is wrong; the message names the variable."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One launcher's view of its job. Times are in seconds."""
+    """Settings of one launcher. Times are in seconds."""
 
     command: tuple[str, ...]  # script.py args, or -m module args
     job: str = "local"
-    host: str = "127.0.0.1"  # of the control store, held by the launcher of pod 0
-    port: int = 0  # of the control store; 0 where there is one pod only: any free one
-    pod: int = 0
-    pods: int = 1
-    processes: int = 1
+    store_host: str = "127.0.0.1"  # of the rendezvous store, which the launcher of pod 0 serves
+    store_port: int = 0  # 0: any free port, in a job of one pod
+    pod: int = 0  # index of this pod
+    pods: int = 1  # number of pods
+    processes: int = 1  # number of ranks in each pod
     pod_name: str = ""
     pod_ip: str = ""
     node: str = ""
-    cpus: int = 0  # that the pod asks for; 0: not said
+    cpus: int = 0  # CPU request of the pod; 0: no request
     restarts: int = 0
-    deadline: float = 0.0  # from the launcher's start; 0: none
+    deadline: float = 0.0  # from the start of the launcher; 0: no deadline
     join_timeout: float = 1800.0
     grace: float = 10.0
     fork: bool = True
     fabric: str = "auto"
-    code: str = ""  # folder of the archive; empty: the code is where the launcher starts
+    code: str = ""  # folder of the archive; empty: the code is in the working folder already
     code_hash: str = ""
-    work: str = ""
+    work: str = ""  # working folder of the ranks
     termination_log: str = ""
-    parent: int = 0
+    parent: int = 0  # process id; the launcher ends with it. 0: none
 
     @property
     def world_size(self) -> int:
+        """Number of ranks of the job."""
         return self.pods * self.processes
 
-    @classmethod
-    def read(cls, arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
-        """The settings of this process.
+    def rank(self, local_rank: int) -> int:
+        """Rank of the process with this local rank in this pod."""
+        return self.pod * self.processes + local_rank
 
-        ``arguments`` are what follows ``python -m flk_runtime``: an optional ``--``, then a script or ``-m module``,
-        then what is the script's own. In a pod of an operator (PyTorchJob with a Master, TrainJob), whose variables are
-        torchrun's PET_*, they say what FLK_PODS, FLK_POD_INDEX, FLK_PROCESSES and FLK_RDZV_ENDPOINT do not.
+    @classmethod
+    def from_environment(cls, arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
+        """The settings of this process. Raises SettingsError.
+
+        ``arguments`` follow ``python -m flk_runtime``: an optional ``--``, a script or ``-m module``, and the script's
+        own arguments. A pod of another operator (PyTorchJob with a Master, TrainJob) has torchrun's PET_* variables;
+        they are used if FLK_PODS, FLK_POD_INDEX and FLK_RDZV_ENDPOINT are unset.
         """
         command = list(arguments[1:]) if arguments[:1] == ["--"] else list(arguments)
         if not command or command == ["-m"]:
-            raise SettingsError("nothing to start: give a script, or -m and a module")
-        if command[0] == "-m" or not command[0].startswith("-"):
-            pass
-        else:
+            raise SettingsError("nothing to start: pass a script, or -m and a module")
+        if command[0].startswith("-") and command[0] != "-m":
             raise SettingsError(f"unknown option {command[0]}: expected a script, or -m and a module")
-        environ = {**environ, **_of_operator(environ)}
+        environ = {**environ, **_from_torchrun_variables(environ)}
 
-        def number(name: str, default: float, least: float = 0) -> float:
+        def number(name: str, default: float, minimum: float = 0) -> float:
             text = environ.get(name, "")
             if not text:
                 return default
@@ -74,41 +77,41 @@ class Settings:
                 value = float(text)
             except ValueError:
                 raise SettingsError(f"{name} must be a number, not {text!r}") from None
-            if not value >= least:
-                raise SettingsError(f"{name} must be at least {least:g}, not {text}")
+            if not value >= minimum:
+                raise SettingsError(f"{name} must be at least {minimum:g}, not {text}")
             return value
 
-        def whole(name: str, default: int, least: int = 0) -> int:
-            value = number(name, default, least)
+        def integer(name: str, default: int, minimum: int = 0) -> int:
+            value = number(name, default, minimum)
             if value != int(value):
                 raise SettingsError(f"{name} must be a whole number, not {environ[name]}")
             return int(value)
 
-        pods = whole(contract.PODS, 1, 1)
-        pod = whole(contract.POD_INDEX, 0)
+        pods = integer(contract.PODS, 1, 1)
+        pod = integer(contract.POD_INDEX, 0)
         if pod >= pods:
             raise SettingsError(f"{contract.POD_INDEX} is {pod}, but there are {pods} pods ({contract.PODS})")
-        address, port = _endpoint(environ.get(contract.RDZV_ENDPOINT, ""), alone=pods == 1)
+        address, port = _store_address(environ.get(contract.RDZV_ENDPOINT, ""), pods)
         start = environ.get(contract.START, "fork")
         if start not in ("fork", "spawn"):
             raise SettingsError(f"{contract.START} must be fork or spawn, not {start!r}")
         deadline = number(contract.DEADLINE, 0)
-        patience = number(contract.JOIN_TIMEOUT, cls.join_timeout)
+        join_timeout = number(contract.JOIN_TIMEOUT, cls.join_timeout)
         return cls(
             command=tuple(command),
             job=environ.get(contract.JOB, "") or "local",
-            host=address,
-            port=port,
+            store_host=address,
+            store_port=port,
             pod=pod,
             pods=pods,
-            processes=whole(contract.PROCESSES, 1, 1),
+            processes=integer(contract.PROCESSES, 1, 1),
             pod_name=environ.get(contract.POD_NAME, "") or socket.gethostname(),
             pod_ip=environ.get(contract.POD_IP, ""),
             node=environ.get(contract.NODE_NAME, ""),
-            cpus=whole(contract.CPUS, 0),
-            restarts=whole(contract.RESTARTS, 0),
+            cpus=integer(contract.CPUS, 0),
+            restarts=integer(contract.RESTARTS, 0),
             deadline=deadline,
-            join_timeout=min(patience, deadline or patience),
+            join_timeout=min(join_timeout, deadline or join_timeout),
             grace=number(contract.GRACE, cls.grace),
             fork=start == "fork",
             fabric=environ.get(contract.FABRIC, "") or "auto",
@@ -116,19 +119,19 @@ class Settings:
             code_hash=environ.get(contract.CODE_HASH, ""),
             work=environ.get(contract.WORK, "") or os.getcwd(),
             termination_log=environ.get(contract.TERMINATION_LOG, ""),
-            parent=whole(contract.PARENT, 0),
+            parent=integer(contract.PARENT, 0),
         )
 
 
-def _of_operator(environ: Mapping[str, str]) -> dict[str, str]:
-    """What an operator's variables for torchrun say in flk's own names; nothing where flk's own are set."""
+def _from_torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """torchrun's variables, which an operator has set, by the names of flk's; empty if flk's own variables are set."""
     pods = environ.get("PET_NNODES", "")
     if not pods or any(environ.get(name) for name in (contract.PODS, contract.POD_INDEX, contract.RDZV_ENDPOINT)):
         return {}
     if not _NUMBER.fullmatch(pods) or pods == "0":
         raise SettingsError(
-            f"PET_NNODES must be a number of pods, not {pods!r}: flk's launcher runs no elastic job; start it with "
-            "torchrun, or give the job no elasticPolicy"
+            f"PET_NNODES must be a number of pods, not {pods!r}: flk's launcher does not run elastic jobs; start the "
+            "script with torchrun, or remove elasticPolicy from the job"
         )
     found = {contract.PODS: pods}
     if pods != "1":
@@ -136,7 +139,7 @@ def _of_operator(environ: Mapping[str, str]) -> dict[str, str]:
         missing = [name for name in names if not environ.get(name)]
         if missing:
             raise SettingsError(
-                f"{' and '.join(missing)} must be set beside PET_NNODES={pods}: give the PyTorchJob a Master, or set "
+                f"{' and '.join(missing)} must be set with PET_NNODES={pods}: add a Master to the PyTorchJob, or set "
                 f"{contract.PODS}, {contract.POD_INDEX} and {contract.RDZV_ENDPOINT}"
             )
         index, address, port = (environ[name] for name in names)
@@ -152,26 +155,24 @@ def _of_operator(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _processes(text: str) -> str:
-    """Ranks per pod for torchrun's --nproc-per-node. ``auto`` is as in a job of flk: one for each GPU, else one."""
+    """Number of ranks per pod for a value of torchrun's --nproc-per-node. ``auto`` means one per GPU, else one."""
     if text == "cpu":
-        return str(host.processors())
+        return str(host.cpu_count())
     if text in ("", "auto", "gpu"):
-        gpus = host.gpus()
+        gpus = host.gpu_count()
         if text == "gpu" and not gpus:
-            raise SettingsError(f"PET_NPROC_PER_NODE is gpu, but no GPU is here: set {contract.PROCESSES}")
+            raise SettingsError(f"PET_NPROC_PER_NODE is gpu, but this pod has no GPU: set {contract.PROCESSES}")
         return str(max(1, gpus))
     if not _NUMBER.fullmatch(text) or text == "0":
         raise SettingsError(f"PET_NPROC_PER_NODE must be a number, auto, gpu or cpu, not {text!r}")
     return text
 
 
-def _endpoint(text: str, *, alone: bool) -> tuple[str, int]:
-    """Host and port of the control store. A job of one pod meets nobody, so it takes any free port of its own."""
-    if alone:
+def _store_address(text: str, pods: int) -> tuple[str, int]:
+    """Host and port of the rendezvous store. A job of one pod uses any free port of this machine."""
+    if pods == 1:
         return "127.0.0.1", 0
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise SettingsError(
-            f"{contract.RDZV_ENDPOINT} must be host:port where there is more than one pod, not {text!r}"
-        )
+        raise SettingsError(f"{contract.RDZV_ENDPOINT} must be host:port in a job of several pods, not {text!r}")
     return host.strip("[]"), int(port)

@@ -1,4 +1,4 @@
-"""What wakes the launcher's loop: signals, and events that the threads of the rendezvous post."""
+"""What wakes the launcher's loop: signals, and events that threads of the rendezvous post."""
 
 from __future__ import annotations
 
@@ -7,51 +7,54 @@ import os
 import queue
 import signal
 import socket
+from typing import TYPE_CHECKING, Final
 
 from flk_runtime.contract import ExitCode
-from flk_runtime.launcher.rendezvous import Event
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+if TYPE_CHECKING:
+    from flk_runtime.launcher.rendezvous import Event
+
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
-def code_of_signal(number: int) -> int:
-    """The exit code of a launcher that a signal has told to stop."""
+def exit_code_of_signal(number: int) -> int:
+    """Exit code of a launcher that this signal has stopped."""
     return int(ExitCode.INTERRUPTED) if number == signal.SIGINT else int(ExitCode.PREEMPTED)
 
 
 class Wakeup:
-    """A socket that becomes readable when a signal has come or a thread has posted an event."""
+    """A socket that becomes readable when a signal has arrived or a thread has posted an event."""
 
     def __init__(self) -> None:
-        self.socket, self._alarm = socket.socketpair()
-        for end in (self.socket, self._alarm):
+        self.socket, self._write_end = socket.socketpair()
+        for end in (self.socket, self._write_end):
             end.setblocking(False)
         self.signals: list[int] = []
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.starting = True
+        self.starting = True  # while it is true, a signal ends the process at once
 
     def install(self) -> None:
-        """Take the signals that end a launcher. As process 1 of a container it would not be ended by them otherwise."""
-        for number in _STOP_SIGNALS:
-            signal.signal(number, self._signalled)
+        """Handle the signals that stop a launcher. Process 1 of a container ignores those that it does not handle."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._handle)
 
     def post(self, event: Event) -> None:
-        """Hand an event to the loop, from any thread."""
+        """Add an event, from any thread."""
         self.events.put(event)
-        self._ring()
+        self._wake()
 
     def clear(self) -> None:
-        """Make the socket quiet again, before signals and events are looked at."""
+        """Make the socket unreadable again. Call before reading ``signals`` and ``events``."""
         with contextlib.suppress(BlockingIOError):
             while self.socket.recv(4096):
                 pass
 
-    def _signalled(self, number: int, frame: object) -> None:
-        if self.starting:  # there are no ranks and no promises yet
-            os._exit(code_of_signal(number))
+    def _handle(self, number: int, frame: object) -> None:
+        if self.starting:  # there are no ranks yet
+            os._exit(exit_code_of_signal(number))
         self.signals.append(number)
-        self._ring()
+        self._wake()
 
-    def _ring(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full: the loop will wake up anyway
-            self._alarm.send(b"\0")
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # the socket's buffer is full, so the loop wakes up anyway
+            self._write_end.send(b"\0")

@@ -1,4 +1,4 @@
-"""The user's code, from the ConfigMaps that brought it into the folder that the ranks start in."""
+"""Unpack the user's code from the mounted ConfigMaps into the working folder of the ranks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from flk_runtime import contract
 
 
 class CodeError(ValueError):
-    """The archive is missing, or is not the one that was submitted."""
+    """The archive of the code is missing, unsafe, or not the one that was submitted."""
 
 
 def unpack(source: Path, target: Path, expected: str) -> int:
-    """Unpack the archive whose pieces lie in ``source`` into ``target`` and return the number of files.
+    """Unpack the archive in ``source`` into ``target`` and return the number of files. Raises CodeError.
 
-    ``expected`` is the sha256 of the whole archive in hex. A second call over the same files changes nothing, so a
-    container that is started anew may call it again.
+    ``source`` contains the archive in pieces: code.tar.gz.000, code.tar.gz.001, …. ``expected`` is the SHA-256 of the
+    whole archive in hex. A container that was restarted may call it again with the same target.
     """
     pieces = sorted(source.glob(contract.CODE_ARCHIVE + ".*"))
     if not pieces:
@@ -31,9 +31,9 @@ def unpack(source: Path, target: Path, expected: str) -> int:
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
         members = tar.getmembers()
         for member in members:
-            where = target / member.name
-            if member.issym() or member.islnk() or not where.resolve().is_relative_to(target.resolve()):
-                raise CodeError(f"the code has an entry that leaves its folder: {member.name}")
+            path = target / member.name
+            if member.issym() or member.islnk() or not path.resolve().is_relative_to(target.resolve()):
+                raise CodeError(f"the archive of the code has a link or a path outside its folder: {member.name}")
         if hasattr(tarfile, "data_filter"):
             tar.extractall(target, members, filter="data")
         else:  # Python before 3.10.12 and 3.11.4

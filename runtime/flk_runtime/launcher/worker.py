@@ -1,4 +1,4 @@
-"""A rank's own process, from its first line to the exception that it ends with."""
+"""The process of a rank: it runs the user's script or module as ``__main__`` and reports its exception."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from flk_runtime.system import report
 
 
 def run(command: Sequence[str]) -> int:
-    """Run the user's script or module as ``__main__`` and return the exit code that this process ends with.
+    """Run the user's script or module (``-m``, name) with its arguments, and return the exit code of this process.
 
-    An exception is reported to the launcher at once, before anything is closed: peers notice a broken connection only
-    after that, so the report of the cause is always earlier than theirs.
+    An exception is reported to the launcher at once, while all connections are open. The peers notice a broken
+    connection later, so their reports come after that of the root cause.
     """
     try:
         _run(command)
     except SystemExit as exit_:
         return _exit_code(exit_)
     except BaseException as error:
-        sys.last_value = error  # keeps what its frames hold until the process has ended, see _run
+        sys.last_value = error  # keeps the frames and their objects until the process ends, see _run
         report.send(report.describe(error))
         if isinstance(error, KeyboardInterrupt):
             return contract.ExitCode.INTERRUPTED
-        # torch.distributed's own hook writes the rank before each line, which the launcher does already.
+        # torch.distributed's own hook prefixes each line with the rank, which the launcher does already.
         hook = sys.__excepthook__ if sys.excepthook.__module__.startswith("torch") else sys.excepthook
-        hook(type(error), error.with_traceback(report.own_frames(error.__traceback__)), error.__traceback__)
+        hook(type(error), error.with_traceback(report.user_frames(error.__traceback__)), error.__traceback__)
         return 1
     return 0
 
 
-def keep_groups() -> None:
-    """Let process groups that the script destroys live until this process ends, which it does by os._exit.
+def keep_destroyed_groups() -> None:
+    """Patch torch so that process groups which the script destroys live until this process ends with os._exit.
 
-    Dropping the last reference to a gloo group (a DistributedDataParallel holds one, so that may be where a function of
-    the script ends) waits, with Python's lock held, for a thread of the group's, which may wait for that lock: seen in
-    torch 2.13, about once in a few hundred ends of a job.
+    The destructor of a gloo group waits, while it holds Python's GIL, for a thread that may need the GIL. torch 2.13
+    hung there about once in a few hundred jobs. The last reference may be that of a DistributedDataParallel, so the
+    destructor may run at the end of any function of the script.
     """
     from torch.distributed import distributed_c10d
 
@@ -63,11 +63,11 @@ def keep_groups() -> None:
     sys.modules["torch.distributed"].destroy_process_group = destroy_process_group  # type: ignore[attr-defined]
 
 
-def finish(code: int) -> int:
-    """What the interpreter does when a script ends, up to the flush: wait for its threads, run its exit functions.
+def run_exit_handlers(code: int) -> int:
+    """Wait for the script's threads, run its exit handlers and flush its output, as Python does; return ``code``.
 
-    The caller then ends with os._exit: what else the interpreter does at its end, tearing down torch's C++ objects
-    while gloo's threads still run, now and then aborts a process that has done its work.
+    The caller then ends with os._exit. The rest of Python's shutdown destroys torch's C++ objects while gloo's threads
+    still run, which sometimes aborts a process that has succeeded.
     """
     with contextlib.suppress(Exception):
         threading._shutdown()  # type: ignore[attr-defined]
@@ -80,10 +80,10 @@ def finish(code: int) -> int:
 
 
 def _run(command: Sequence[str]) -> None:
-    """Execute the script or module in a new ``__main__``, which stays in sys.modules for the rest of the process.
+    """Execute the script or module in a new ``__main__`` module, which stays in sys.modules until the process ends.
 
-    runpy would drop the script's variables at its end, a DistributedDataParallel among them, and with it the last
-    reference to a gloo group: its destructor waits, with Python's lock held, for a thread that waits for that lock.
+    runpy would delete the script's variables at its end, which may run the destructor of a gloo group (see
+    `keep_destroyed_groups`).
     """
     main = types.ModuleType("__main__")
     if command[0] == "-m":
@@ -101,19 +101,19 @@ def _run(command: Sequence[str]) -> None:
     main.__file__ = path
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
-    exec(code, main.__dict__)  # noqa: S102 - what this process is for
+    exec(code, main.__dict__)  # noqa: S102 - it is the user's script
 
 
 def _find(name: str) -> tuple[types.CodeType, ModuleSpec]:
-    """The code of a module, or of the __main__ of a package, as `python -m` would find it."""
+    """The code of a module, or of the ``__main__`` of a package, as for ``python -m``. Raises ModuleNotFoundError."""
     spec = importlib.util.find_spec(name)
     if spec and spec.submodule_search_locations is not None:
         spec = importlib.util.find_spec(f"{name}.__main__")
-    # Not isinstance(…, InspectLoader): the loader of archives, in which this package may have come, is not registered.
+    # Not isinstance(…, InspectLoader), because the loader of zip archives is not registered as one.
     get_code: Callable[[str], types.CodeType | None] | None = getattr(spec.loader, "get_code", None) if spec else None
     code = get_code(spec.name) if spec and get_code else None
     if spec is None or code is None:
-        raise ModuleNotFoundError(f"no module named {name} that can be started", name=name)
+        raise ModuleNotFoundError(f"no module named {name} that can be run", name=name)
     return code, spec
 
 
@@ -128,6 +128,6 @@ def _exit_code(exit_: SystemExit) -> int:
 
 
 if __name__ == "__main__":
-    # The way a rank starts where the fork server is switched off: python -m flk_runtime.launcher.worker script.py args
-    sys.path.pop(0)  # -m puts the working folder there; _run puts what the script expects
-    os._exit(finish(run(sys.argv[1:])))
+    # Start of a rank without a fork: python -m flk_runtime.launcher.worker script.py args
+    sys.path.pop(0)  # the working folder, from -m; _run inserts the folder that the script expects
+    os._exit(run_exit_handlers(run(sys.argv[1:])))

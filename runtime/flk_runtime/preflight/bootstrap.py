@@ -142,8 +142,8 @@ def _is_loopback(address: str) -> bool:
 def _open(place: RankInfo, address: str, port: int, deadline: float) -> Any:
     """Rank 0's part: the store itself, once it is sure that the others will find it under the master's name."""
     give_up = min(deadline, time.monotonic() + _RETRY_PORT)
-    while not host.is_free(port):
-        holder = host.listener(port)
+    while not host.is_port_free(port):
+        holder = host.listening_process(port)
         if holder == os.getpid():  # a group that this process had before; torch lets both use the server
             break
         if holder is not None and _is_rank_0(holder, address, port):
@@ -182,7 +182,7 @@ def _resolve(place: RankInfo, address: str, port: int, deadline: float) -> bool:
     """Whether the master's name means this node. Waits while the name does not resolve yet."""
     while True:
         try:
-            return any(host.is_own(str(found[4][0])) for found in socket.getaddrinfo(address, port))
+            return any(host.is_local_address(str(found[4][0])) for found in socket.getaddrinfo(address, port))
         except socket.gaierror as error:
             if time.monotonic() >= deadline:
                 raise RendezvousError(_unreached(place, address, port, error)) from error

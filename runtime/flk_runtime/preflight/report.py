@@ -92,7 +92,7 @@ def interface_to(address: str) -> str:
     """The network interface that leads to this address, or an empty string. Sends nothing."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))
-        return host.interface_of(probe.getsockname()[0])
+        return host.interface_with_address(probe.getsockname()[0])
     return ""
 
 
@@ -160,6 +160,6 @@ def _gloo_default() -> str:
     except OSError:
         return "127.0.0.1"
     for *_, address in found:
-        if host.is_own(str(address[0])):
+        if host.is_local_address(str(address[0])):
             return str(address[0])
     return "127.0.0.1"

@@ -1,4 +1,4 @@
-"""What the machine or the container says of itself: processors, memory kills, network interfaces."""
+"""Facts and operations of this container: CPUs, GPUs, OOM kills, network addresses and ports, child processes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SIOCGIFADDR = 0x8915
-_LISTEN = "0A"  # a socket's state in /proc/net/tcp
+_LISTEN = "0A"  # state of a socket in /proc/net/tcp
 
 
-def processors(root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Processors that this container may use: its affinity, or its CPU limit rounded up where that is less."""
+def cpu_count(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Number of CPUs that this container may use: its affinity, or its CPU limit rounded up if that is less."""
     count = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError, ValueError):  # cgroup v2: "max 100000" or "150000 100000"
         quota, period = (root / "cpu.max").read_text().split()
@@ -33,16 +33,16 @@ def processors(root: Path = Path("/sys/fs/cgroup")) -> int:
     return count
 
 
-def gpus(environ: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> int:
-    """GPUs of NVIDIA's that this container may use, without importing torch: CUDA_VISIBLE_DEVICES, else its devices."""
+def gpu_count(environ: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> int:
+    """Number of NVIDIA GPUs that this container may use: those in CUDA_VISIBLE_DEVICES, else its device files."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
     return len(list(devices.glob("nvidia[0-9]*")))
 
 
-def memory_kills(root: Path = Path("/sys/fs/cgroup")) -> int:
-    """How often the kernel has killed a process of this container at its memory limit."""
+def oom_kills(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Number of processes of this container that the kernel has killed at the memory limit."""
     for path in (root / "memory.events", root / "memory" / "memory.oom_control"):
         with contextlib.suppress(OSError):
             for line in path.read_text().splitlines():
@@ -52,7 +52,7 @@ def memory_kills(root: Path = Path("/sys/fs/cgroup")) -> int:
     return 0
 
 
-def interface_of(address: str) -> str:
+def interface_with_address(address: str) -> str:
     """Name of the network interface that has this IPv4 address, or an empty string."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -63,8 +63,8 @@ def interface_of(address: str) -> str:
     return ""
 
 
-def is_own(address: str) -> bool:
-    """Whether this IPv4 or IPv6 address belongs to this machine or container."""
+def is_local_address(address: str) -> bool:
+    """Return whether this IPv4 or IPv6 address belongs to this container."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -74,8 +74,8 @@ def is_own(address: str) -> bool:
     return True
 
 
-def is_free(port: int) -> bool:
-    """Whether a server of this process could listen on this TCP port."""
+def is_port_free(port: int) -> bool:
+    """Return whether this process could listen on this TCP port."""
     try:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -86,8 +86,8 @@ def is_free(port: int) -> bool:
     return True
 
 
-def listener(port: int) -> int | None:
-    """The process that listens on this TCP port; None where that is nobody, or not for us to see (Linux)."""
+def listening_process(port: int) -> int | None:
+    """Process id of the process that listens on this TCP port; None if there is none that /proc shows to this one."""
     sockets = set()
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
@@ -106,21 +106,21 @@ def listener(port: int) -> int | None:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Have the kernel send ``number`` to this process when its parent ends, also when that is killed (Linux)."""
+    """Make the kernel send the signal ``number`` to this process when the process ``parent`` ends (Linux only)."""
     if hasattr(ctypes, "CDLL") and os.uname().sysname == "Linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
-    if os.getppid() != parent:  # it ended before the call
+    if os.getppid() != parent:  # the parent ended before the call
         os.kill(os.getpid(), number)
 
 
 def reap_orphans() -> None:
-    """Let go of children that have ended; those of the ranks that were adopted would stay zombies for ever."""
+    """Wait for adopted processes that have ended, which would stay zombies otherwise."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def adopt_orphans() -> None:
-    """Become the parent of grandchildren whose own parent ends, as process 1 is by nature (Linux)."""
+    """Become the parent of descendants whose own parent ends, as process 1 does (Linux only)."""
     if os.uname().sysname == "Linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)

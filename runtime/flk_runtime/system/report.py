@@ -1,6 +1,6 @@
-"""The report that a rank sends to its launcher when it ends with an exception.
+"""A rank's report of its exception, for the launcher and for torchrun.
 
-The launcher reads it from a pipe, and torchrun's tools from the file that TORCHELASTIC_ERROR_FILE names.
+flk's launcher reads it from a pipe. torchrun reads it from the file that TORCHELASTIC_ERROR_FILE names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flk_runtime import contract
 _LAUNCHER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "launcher", "")
 _TRACEBACK_LIMIT = 6000  # characters of a traceback that go into the report
 
-# What a rank raises when a peer has gone away: gloo, NCCL and the store name themselves in the message.
+# Exceptions of a rank that lost the connection to a peer: they come from gloo, NCCL or the store.
 _SECONDARY_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionResetError"})
 _SECONDARY_WORDS = (
     "gloo/transport",
@@ -33,28 +33,28 @@ _SECONDARY_WORDS = (
 
 
 def is_secondary(type_name: str, message: str) -> bool:
-    """Whether an exception looks like a peer's end seen from here, rather than like a cause."""
+    """Return whether an exception says that the connection to a peer broke, so that it is not the root cause."""
     return type_name in _SECONDARY_TYPES or any(word in message for word in _SECONDARY_WORDS)
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """The exception as the fields of a contract.Failure."""
+    """The exception as fields of a contract.Failure."""
     name = type(error).__name__
     message = str(error)
-    lines = traceback.format_exception(type(error), error, own_frames(error.__traceback__))
-    refused = getattr(error, "code", None) is contract.ExitCode.USAGE  # flk_runtime's own: it would be so again
+    lines = traceback.format_exception(type(error), error, user_frames(error.__traceback__))
+    usage = getattr(error, "code", None) is contract.ExitCode.USAGE  # an error of flk_runtime that a restart repeats
     return {
-        "kind": "usage" if refused else "exception",
+        "kind": "usage" if usage else "exception",
         "type": name,
         "message": message,
         "traceback": "".join(lines)[-_TRACEBACK_LIMIT:],
         "time": time.time(),
-        "secondary": not refused and is_secondary(name, message),  # a sentence of ours may speak of NCCL
+        "secondary": not usage and is_secondary(name, message),  # a usage error may mention NCCL
     }
 
 
 def send(report: dict[str, Any]) -> None:
-    """Hand a report to the launcher, and to the file where torchrun's ranks leave theirs."""
+    """Send a report, as from `describe`, to flk's launcher and to torchrun, whichever there is."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         pipe = int(os.environ[contract.REPORT_FD])
         write_all(pipe, json.dumps(report).encode() + b"\n")
@@ -67,7 +67,7 @@ def send(report: dict[str, Any]) -> None:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write the whole of ``data``; where the reader has gone away the rest is dropped."""
+    """Write all of ``data`` to a descriptor; if the reader has closed it, the rest is dropped."""
     view = memoryview(data)
     while view:
         try:
@@ -78,8 +78,8 @@ def write_all(fd: int, data: bytes) -> None:
             return
 
 
-def own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """The traceback without the leading frames of the launcher and of importlib: it begins in the user's code."""
+def user_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """The traceback without its leading frames in the launcher and in importlib, so that it starts in user code."""
     begin = trace
     while begin is not None:
         name = begin.tb_frame.f_code.co_filename

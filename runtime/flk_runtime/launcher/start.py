@@ -1,0 +1,91 @@
+"""Entry point of the launcher: it reads the settings, unpacks the code, imports torch and runs the agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from flk_runtime import contract
+from flk_runtime.contract import ExitCode, Failure, JobRecord
+from flk_runtime.launcher import forkserver
+from flk_runtime.launcher.agent import Agent
+from flk_runtime.launcher.environment import prepare_environment
+from flk_runtime.launcher.failures import write_termination_message
+from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
+from flk_runtime.launcher.logs import redirected_stderr
+from flk_runtime.launcher.settings import Settings, SettingsError
+from flk_runtime.launcher.signals import Wakeup
+from flk_runtime.launcher.unpack import CodeError, unpack
+from flk_runtime.system import host
+from flk_runtime.system.report import write_all
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Run the launcher with these command line arguments, and end the process with an `ExitCode`."""
+    wakeup = Wakeup()
+    wakeup.install()
+    settings: Settings | None = None
+    try:
+        settings = Settings.from_environment(arguments, os.environ)
+        if settings.parent:
+            host.die_with_parent(settings.parent, signal.SIGTERM)
+        code = _run(settings, wakeup)
+    except (SettingsError, CodeError) as error:
+        code = _refuse(settings, arguments, str(error))
+    except BaseException:
+        traceback.print_exc()
+        code = ExitCode.ERROR
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # not sys.exit: threads of the rendezvous may wait in C++ for a store that is gone
+
+
+def _run(settings: Settings, wakeup: Wakeup) -> int:
+    if settings.code:
+        unpack(Path(settings.code), Path(settings.work), settings.code_hash)
+    script = None if settings.command[0] == "-m" else Path(settings.work, settings.command[0])
+    if script and not script.is_file():
+        raise SettingsError(f"no such script: {settings.command[0]} in {settings.work}")
+    prepare_environment(settings, os.environ)
+    if sys.path and sys.path[0] == os.getcwd():
+        sys.path.pop(0)  # `python -m flk_runtime` put it there; Python does not put it there for a script
+    host.adopt_orphans()
+    try:
+        if settings.fork:
+            forkserver.preload(script, os.environ.get(contract.STRATEGY, ""))
+        import torch.distributed  # noqa: F401 - the rendezvous needs its store
+    except ImportError as error:
+        raise SettingsError(f"{sys.executable} cannot import torch: {error}") from error
+    unsafe = forkserver.why_unsafe() if settings.fork else None
+    server = ForkServer.start(fork=settings.fork and not unsafe)
+    with (
+        tempfile.TemporaryDirectory(prefix="flk-", ignore_cleanup_errors=True) as folder,
+        redirected_stderr(Path(folder, "launcher.log")) as stderr,
+    ):
+        agent = Agent(settings, wakeup, server, stderr, folder)
+        if unsafe:
+            agent.log(f"falling back to {contract.START}=spawn: {unsafe}")
+        wakeup.starting = False
+        try:
+            return agent.run()
+        except ServerDiedError as error:
+            return agent.fail_without_server(error)
+
+
+def _refuse(settings: Settings | None, arguments: Sequence[str], message: str) -> int:
+    """Report settings or code that cannot be used, on stderr and in the termination message."""
+    if settings is None:
+        settings = Settings(tuple(arguments), termination_log=os.environ.get(contract.TERMINATION_LOG, ""))
+    prefix = contract.LAUNCHER_PREFIX.format(index=settings.pod)
+    write_all(2, f"{prefix}error: {message}\n".encode())
+    failure = Failure("usage", settings.pod, None, settings.pod_name, settings.node, time=time.time(), message=message)
+    record = JobRecord("failed", int(ExitCode.USAGE), settings.restarts, failure)
+    write_termination_message(settings.termination_log, record)
+    return ExitCode.USAGE
