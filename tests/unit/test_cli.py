@@ -131,7 +131,7 @@ def test_a_mistake_is_told_in_a_line(run: Run, words: list[str], stderr: str) ->
             "command: train.py\nresources: {memory: [1]}\n",
             "error: flk.yaml: resources.memory: must be text (is [1])\n",
         ),
-        ("replicas: 2\nreplicas: 4\n", "error: flk.yaml:2:1: the key 'replicas' is here twice\nhint: correct flk.yaml: it should be YAML\n"),  # noqa: E501
+        ("replicas: 2\nreplicas: 4\n", "error: flk.yaml:2:1: the key 'replicas' is repeated\nhint: correct flk.yaml: it must be YAML\n"),  # noqa: E501
         (
             "replicas: 2\n",
             "error: flk.yaml has no command, and no script is named\n"

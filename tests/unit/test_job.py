@@ -41,12 +41,12 @@ def error_of(**fields: Any) -> UsageError:
         ({"command": ""}, "flk.yaml: command: names no script"),
         ({"command": ["-m"]}, "flk.yaml: command: -m needs a module"),
         ({"command": "'a"}, "flk.yaml: command: cannot be split into words: no closing quotation"),
-        ({"command": ["a.py", 3]}, "flk.yaml: command[1]: must be text (is 3)"),
+        ({"command": ["a.py", 3]}, "flk.yaml: command[1]: must be text (is the number 3)"),
         (
             {"command": "python train.py"},
             "flk.yaml: command: begins with the script or with -m, not with python: flk starts the ranks itself",
         ),
-        ({"env": {"LR": 1}}, "flk.yaml: env.LR: must be text (is 1)"),
+        ({"env": {"LR": 1}}, "flk.yaml: env.LR: must be text (is the number 1)"),
         ({"env": {"A\n": "1"}}, "flk.yaml: env.A\n: must be letters, digits, '_', '-' and '.', and not start with a digit (is 'A\\n')"),  # noqa: E501
         ({"env": {"A": "\0"}}, "flk.yaml: env.A: must not contain a NUL character"),
         ({"env": {"A": "1"}, "secrets": {"A": "s:k"}}, "flk.yaml: secrets.A: is in env too"),
@@ -81,12 +81,37 @@ def test_a_mistake_is_one_line_with_its_path(fields: dict[str, Any], message: st
         ({"replica": 4}, "did you mean replicas?"),
         ({"memory": "4Gi"}, "did you mean resources.memory?"),
         ({"resources": {"mem": "4Gi"}}, "did you mean resources.memory?"),
-        ({"env": {"LR": True}}, 'write it in quotes: "true"'),
+        ({"env": {"LR": True}}, "put the value in quotes"),
+        ({"env": {"VERSION": 1.1}}, "put the value in quotes"),
         ({"replicas": "4"}, "write it without quotes"),
+        ({"replicas": "010"}, "write it with digits only and without a leading zero"),
+        ({"replicas": "1_000"}, "write it with digits only and without a leading zero"),
+        ({"replicas": "four"}, ""),
     ],
 )
 def test_a_mistake_comes_with_what_was_likely_meant(fields: dict[str, Any], hint: str) -> None:
     assert error_of(**fields).hint == hint
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("replicas: 010", "replicas: must be a whole number (is '010')"),
+        ("replicas: 1_000", "replicas: must be a whole number (is '1_000')"),
+        ("replicas: 1:30", "replicas: must be a whole number (is '1:30')"),
+        ("replicas: yes", "replicas: must be a whole number (is 'yes')"),
+        ("deadline: 1:30", "deadline: must be a duration like 75s, 30m or 1h30m (is '1:30')"),
+        ("ship: no", "ship: must be true, false or a list of patterns (is 'no')"),
+        ("env: {VERSION: 1.10}", "env.VERSION: must be text (is the number 1.1)"),
+    ],
+)
+def test_values_that_versions_of_yaml_read_differently_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "flk.yaml"
+    path.write_text(f"command: a.py\n{text}\n")
+    with pytest.raises(UsageError) as caught:
+        flk.Job.from_file(path)
+    assert str(caught.value) == f"{path}: {message}"
+    assert "1.1" not in caught.value.hint
 
 
 def test_a_name_that_is_too_long_says_how_long_it_may_be() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from pathlib import Path
 
 import pytest
@@ -16,24 +17,23 @@ from flk.spec import file as jobfile
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("replicas: 1\nreplicas: 2\n", "f.yaml:2:1: the key 'replicas' is here twice"),
-        ("env:\n  A: x\n  A: y\n", "f.yaml:3:3: the key 'A' is here twice"),
-        ("a: [1\n", "f.yaml:2:1: expected ',' or ']', but got '<stream end>'"),
-        ("\ta: 1", "f.yaml:1:1: found character '\\t' that cannot start any token"),
-        ("a: 1\n---\nb: 2\n", "f.yaml:2:1: holds more than one document"),
+        ("replicas: 1\nreplicas: 2\n", "f.yaml:2:1: the key 'replicas' is repeated"),
+        ("env:\n  A: x\n  A: y\n", "f.yaml:3:3: the key 'A' is repeated"),
+        ("a: 1\n---\nb: 2\n", "f.yaml:2:1: contains more than one document"),
         ("- a\n", "f.yaml: must be a mapping of keys to values"),
         ("just text", "f.yaml: must be a mapping of keys to values"),
-        ("env: {on: x}", "f.yaml: env.True: a key must be text (is True)"),
         ("1: x", "f.yaml: 1: a key must be text (is 1)"),
         ("[a]: x", "f.yaml:1:1: a key must be text"),
-        ("name: 2026-01-01", "f.yaml: name: is a date to YAML"),
-        ("name: !!binary aGk=", "f.yaml: name: is of the kind bytes to YAML"),
+        ("name: !!timestamp 2026-01-01", "f.yaml: name: is of the type date"),
+        ("name: !!binary aGk=", "f.yaml: name: is of the type bytes"),
         ("a: !!python/object:os.system x", "f.yaml:1:4: could not determine a constructor for the tag 'tag:yaml.org,2002:python/object:os.system'"),  # noqa: E501
         ("a: &a [*a]", "f.yaml: a[0] contains itself"),
-        ("a: *b", "f.yaml:1:4: found undefined alias 'b'"),
         ("a: " + "[" * 3000, "f.yaml: is nested too deeply"),
         ("a: " + "[" * 150 + "]" * 150, "f.yaml: is nested too deeply"),
+        ("a: " + "[" * 499_000, "f.yaml: is nested too deeply"),  # libyaml's constructor would overflow the stack
+        ("- " * 200_000, "f.yaml: is nested too deeply"),
     ],
+    ids=lambda value: value[:40],
 )  # fmt: skip
 def test_a_mistake_names_its_place(text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
@@ -41,10 +41,57 @@ def test_a_mistake_names_its_place(text: str, message: str) -> None:
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),  # the end of the message is that of libyaml, or that of PyYAML where there is no libyaml
+    [
+        ("a: [1\n", r"f\.yaml:2:1: (did not find )?expected ',' or '\]'"),
+        ("\ta: 1", r"f\.yaml:1:1: found character .*that cannot start any token"),
+        ("a: *b", r"f\.yaml:1:4: found undefined alias"),
+    ],
+)
+def test_a_mistake_in_the_syntax_names_its_place(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{message}"):
+        jobfile.mapping(text, "f.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("12", 12), ("-3", -3), ("+1", 1), ("0", 0), ("0o17", 15), ("0x1F", 31),
+        ("0.5", 0.5), (".5", 0.5), ("1.", 1.0), ("1e3", 1000.0), ("-1.5E-2", -0.015), (".inf", math.inf),
+        ("true", True), ("False", False), ("null", None), ("~", None), ("", None),
+        # Text to YAML 1.2, but numbers, booleans or dates to YAML 1.1.
+        *((text, text) for text in ("yes", "No", "on", "OFF", "y", "1:30", "1_000", "0b1", "2026-01-01", "12:30:45")),
+        # Octal to YAML 1.1, decimal to YAML 1.2.
+        *((text, text) for text in ("010", "00", "08", "-01")),
+    ],
+)  # fmt: skip
+def test_scalars_are_those_of_yaml_1_2(text: str, value: object) -> None:
+    read = jobfile.mapping(f"a: {text}", "f.yaml")["a"]
+    assert (type(read), read) == (type(value), value)
+
+
+def test_keys_are_text_where_yaml_1_1_reads_a_boolean() -> None:
+    assert jobfile.mapping("env: {on: x, no: y}", "f.yaml") == {"env": {"on": "x", "no": "y"}}
+
+
+@given(st.from_regex(r"\A[-+.~A-Za-z0-9_:<=]{0,12}\Z"))
+def test_no_scalar_changes_silently(text: str) -> None:
+    try:
+        value = jobfile.mapping(f"a: {text}", "f.yaml").get("a")
+    except UsageError:
+        return
+    assert not isinstance(value, str) or value == text
+    if isinstance(value, int) and not isinstance(value, bool):
+        assert value == int(text, 0)
+    if isinstance(value, float) and value == value:
+        assert value == float(text.replace(".inf", "inf").replace(".Inf", "inf").replace(".INF", "inf"))
+
+
 def test_aliases_that_explode_are_refused() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]
-    with pytest.raises(UsageError, match="holds more than"):
+    with pytest.raises(UsageError, match="contains more than"):
         jobfile.mapping("\n".join(lines), "f.yaml")
 
 

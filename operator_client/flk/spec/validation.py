@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -69,6 +70,8 @@ def _text(detail: Any) -> str:
         return f"must be at least {context['ge']} (is {_shown(detail['input'])})"
     if kind == "less_than_equal":
         return f"must be at most {context['le']} (is {_shown(detail['input'])})"
+    if kind == "string_type" and _is_number(detail["input"]):
+        return f"must be text (is the number {detail['input']})"
     if kind in _WRONG_TYPES:
         return f"{_WRONG_TYPES[kind]} (is {_shown(detail['input'])})"
     message = str(detail["msg"])
@@ -90,12 +93,20 @@ def _hint(detail: Any, path: str, model: type[BaseModel]) -> str:
         near += difflib.get_close_matches(path, known, n=1)
         near += [f for f in known if difflib.get_close_matches(meant, [f.rpartition(".")[2]], n=1)]
         return f"did you mean {near[0]}?" if near else f"known keys: {', '.join(schema['properties'])}"
-    if detail["type"] == "string_type" and isinstance(detail["input"], int | float):
-        shown = str(detail["input"]).lower()
-        return f'write it in quotes: "{shown}"'
-    if detail["type"] == "int_type" and isinstance(detail["input"], str) and detail["input"].strip().isdigit():
-        return "write it without quotes"
+    value = detail["input"]
+    if detail["type"] == "string_type" and isinstance(value, int | float):
+        # Not the value itself: YAML may have changed it, 1.10 to 1.1 for instance.
+        return "put the value in quotes"
+    if detail["type"] == "int_type" and isinstance(value, str):
+        if re.fullmatch(r"[-+]?(0|[1-9][0-9]*)", value):
+            return "write it without quotes"
+        if re.fullmatch(r"[-+]?[0-9][0-9_]*", value):
+            return "write it with digits only and without a leading zero"
     return ""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _fields(schema: Any, node: Any, prefix: str = "") -> Iterator[str]:
