@@ -70,9 +70,11 @@ outputs: $(INSTALLED) ## The output that the documentation shows, anew from real
 gpu: $(INSTALLED) ## What one NVIDIA GPU can show: tests, and figures for docs/gpu.md
 	@$(BIN)/python -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \
 	  || { echo "make gpu: torch finds no CUDA device here: run this on a machine with an NVIDIA GPU and a CUDA build of torch" >&2; exit 2; }
-	$(BIN)/pytest -m gpu -rP tests/gpu
-	$(BIN)/python benchmarks/start.py --ranks 1 --goal 0.7
-	$(BIN)/python benchmarks/parallel.py --ranks 1 --rounds 20 --steps 50
+	@failed=0; \
+	$(BIN)/pytest -m gpu -rP tests/gpu || failed=1; \
+	$(BIN)/python benchmarks/start.py --ranks 1 --goal 0.7 || failed=1; \
+	$(BIN)/python benchmarks/parallel.py --ranks 1 --rounds 20 --steps 50 || failed=1; \
+	exit $$failed
 
 clean: ## What make made, except images and clusters
 	rm -rf .venv dist reports site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -17,8 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,22 +146,19 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "train.py").write_text("print('hello')\n")
         with finished_job(arguments.flk, folder) as environment:
-            times = measure.alternate(
-                {name: timer(command, folder, environment) for name, command in commands(arguments.flk).items()},
-                arguments.rounds,
-                warmup=1,  # fills the caches
-                show=lambda times: f"{times.wall:.0f} ms",
-            )
-    for name, (peer, goal) in GOALS.items():
-        ours, theirs = times[name], times[peer]
-        report.compare(f"{name} / {peer}", [t.wall for t in ours], [t.wall for t in theirs], goal, "ms")
-        report.compare(f"{name} / {peer}, CPU time", [t.cpu for t in ours], [t.cpu for t in theirs], goal, "ms")
+            lines = commands(arguments.flk)
+            for name, (peer, goal) in GOALS.items():
+                times = measure.alternate(
+                    {each: partial(run, lines[each], folder, environment) for each in (name, peer)},
+                    arguments.rounds,
+                    warmup=1,  # fills the caches
+                    show=lambda times: f"{times.wall:.0f} ms",
+                )
+                ours, theirs = times[name], times[peer]
+                what = f"{name} / {peer}"
+                report.compare(what, [t.wall for t in ours], [t.wall for t in theirs], goal, "ms")
+                report.compare(f"{what}, CPU time", [t.cpu for t in ours], [t.cpu for t in theirs], goal, "ms")
     return report.finish()
-
-
-def timer(command: Sequence[str], folder: str, environment: Mapping[str, str]) -> Callable[[], Times]:
-    """A measurement of a command for `measure.alternate`."""
-    return lambda: run(command, folder, environment)
 
 
 if __name__ == "__main__":

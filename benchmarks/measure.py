@@ -61,9 +61,9 @@ class Interval:
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
     """The narrowest symmetric interval between order statistics that holds the median with at least ``confidence``.
 
-    The number of ``values`` below the true median is binomial with p = 1/2 (David and Nagaraja, Order Statistics,
-    section 7.1), so nothing is assumed of their distribution. Fewer than 6 values cannot give 95 %: the interval is
-    then their whole range, with the coverage that this has. Raises ValueError if there are no values.
+    The number of independent ``values`` below the true median is binomial with p = 1/2, whatever their distribution
+    (David and Nagaraja, Order Statistics, section 7.1). Fewer than 6 values cannot give 95 %: the interval is then
+    their whole range, with the coverage that this has. Raises ValueError if there are no values.
     """
     ordered = sorted(values)
     count = len(ordered)
