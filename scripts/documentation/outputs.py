@@ -38,13 +38,18 @@ _CHANGING: Final = (
     (r"\b\d+(\.\d+)? s\b", "DURATION"),
     (r"\bflk-(worker\d*|control-plane)\b", "NODE"),
     (r"-?\b\d+\.\d+(e[-+]\d+)?\b", "NUMBER"),
-    (r"\b\d+ kB\b", "SIZE"),
+    (r"\b[\d,]+ (kB|MiB)\b", "SIZE"),
+    (r"^LAST DEPLOYED: .*", ""),
     (r"(pid |process )\d+", r"\1PID"),
     (r"/tmp/[\w./-]+", "PATH"),
     (r"\s+", " "),
+    (r"^(\S+-worker-\d+) .*", r"\1"),  # how far a pod has come when `flk status` reads it
+    (r"(ErrImagePull|ImagePullBackOff).*", "IMAGE"),
+    (r"^flk: job \S+ is (pending|starting|running|restarting).*", ""),  # said only if it is seen
 )
 # This machine's and this user's names, and what the pages show instead.
-_HERE: Final = {f"{getpass.getuser()}@{socket.gethostname()}": "ada@lab", f'"{socket.gethostname()}"': '"lab"'}
+_HOST: Final = socket.gethostname()
+_HERE: Final = {f"{getpass.getuser()}@{_HOST}": "ada@lab", f'"{_HOST}"': '"lab"', f" on {_HOST}:": " on lab:"}
 
 
 def normalized(output: str) -> list[str]:
@@ -85,6 +90,7 @@ class Session:
         )
         self.code = done.returncode
         output = done.stdout.replace(self.namespace, NAMESPACE) if self.namespace else done.stdout
+        output = output.replace(str(self.folder), "~/work").replace(str(ROOT), "~/flk")
         for name, shown in _HERE.items():
             output = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", shown.ljust(len(name)), output)
         return "".join(f"{line.rstrip()}\n" for line in output.splitlines())
