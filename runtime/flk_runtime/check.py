@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from flk_runtime import contract
 from flk_runtime.contract import ExitCode
 from flk_runtime.errors import SetupError
-from flk_runtime.preflight.report import RankReport
+from flk_runtime.preflight import RankReport
 from flk_runtime.system import report
 
 MODULE = "flk_runtime.check"  # what a launcher starts as its ranks
@@ -42,10 +42,10 @@ def main() -> int:
         number = place.rank
         from flk_runtime.distributed import process_group as group
         from flk_runtime.initialize import InitOptions, open_group, rank_report
-        from flk_runtime.preflight import compare as preflight
+        from flk_runtime.preflight import TIMEOUT
 
         choices = InitOptions.read(place, {}, together=True)
-        choices = dataclasses.replace(choices, preflight=choices.preflight or preflight.TIMEOUT)
+        choices = dataclasses.replace(choices, preflight=choices.preflight or TIMEOUT)
         if choices.problem and place.world_size == 1:
             raise choices.problem
         began = time.monotonic()
@@ -91,7 +91,7 @@ def screen(everybody: list[RankReport], opened: float, reduced: float) -> list[s
         ranks = f"{_plural(len(here), 'rank')} from {here[0].rank} on"
         devices = ", ".join(dict.fromkeys(one.device for one in here))
         size = f"{here[0].shm / (1 << 20):,.0f} MiB" if here[0].shm >= 0 else "none"
-        interface = f", interface {here[0].way}" if here[0].way else ""
+        interface = f", interface {here[0].interface}" if here[0].interface else ""
         lines.append(f"node      {node}: {ranks}, {devices}{interface}, /dev/shm {size}")
     if len(nodes) > 16:
         lines.append(f"          … and {len(nodes) - 16} more nodes")

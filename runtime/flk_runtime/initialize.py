@@ -22,10 +22,8 @@ from flk_runtime.discovery import RankInfo, discover
 from flk_runtime.distributed import process_group as group
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import strategies as parallel
-from flk_runtime.preflight import bootstrap
-from flk_runtime.preflight import compare as comparison
-from flk_runtime.preflight import report as facts
-from flk_runtime.preflight.report import RankReport
+from flk_runtime.preflight import RankReport, exchange, report
+from flk_runtime.preflight.bootstrap import connect_store
 from flk_runtime.run import Run
 from flk_runtime.system import device as devices
 from flk_runtime.system import rng as randomness
@@ -120,7 +118,7 @@ class InitOptions:
     backend: str = "gloo"
     timeout: float = _TIMEOUT
     step_timeout: float | None = None
-    preflight: float = comparison.TIMEOUT
+    preflight: float = exchange.TIMEOUT
     problem: SetupError | None = None  # what is wrong with them, where the other ranks shall hear of it too
 
     @classmethod
@@ -130,7 +128,7 @@ class InitOptions:
         Where ``together``, what is wrong is kept, so that this rank can tell the others instead of not coming.
         """
         limit = _seconds("preflight", given.get("preflight"), contract.PREFLIGHT_TIMEOUT)
-        limit = comparison.TIMEOUT if limit is None else limit
+        limit = exchange.TIMEOUT if limit is None else limit
         switch = os.environ.get(contract.PREFLIGHT) or "on"
         if switch not in ("on", "off"):
             raise SetupError(f"{contract.PREFLIGHT}={switch}: expected on or off")
@@ -160,12 +158,12 @@ class InitOptions:
 def open_group(place: RankInfo, choices: InitOptions) -> list[RankReport]:
     """Meet the other ranks, compare, and open the process group. Collective.
 
-    Returns the facts of all ranks on rank 0, where they were compared. Raises SetupError as `init` does.
+    Returns the reports of all ranks on rank 0, where they were compared. Raises SetupError as `init` does.
     """
     everybody: list[RankReport] = []
     if place.world_size > 1:
         began = time.monotonic()
-        store = bootstrap.connect_store(place, choices.preflight or choices.timeout)
+        store = connect_store(place, choices.preflight or choices.timeout)
         if choices.preflight:
             everybody = _compare(store, rank_report(place, choices), choices.preflight, began)
         store.set_timeout(timedelta(seconds=choices.timeout))
@@ -184,7 +182,7 @@ def open_group(place: RankInfo, choices: InitOptions) -> list[RankReport]:
 
 
 def _compare(store: Any, mine: RankReport, timeout: float, began: float) -> list[RankReport]:
-    result, everybody = comparison.exchange(store, mine, timeout, began)
+    result, everybody = exchange.exchange_reports(store, mine, timeout, began)
     if result.faults:
         raise result.error
     if mine.rank == 0:
@@ -205,14 +203,14 @@ def rank_report(place: RankInfo, choices: InitOptions) -> RankReport:
         launcher=place.launcher,
         torch=torch.__version__,
         flk=contract.VERSION,
-        code=facts.code_version(),
+        code=report.code_version(),
         backend=choices.backend,
         strategy=choices.strategy,
         seed=choices.seed,
         device=str(choices.device),
         gpu=devices.identity(choices.device),
         problem=str(choices.problem or ""),
-        **facts.of_node(place, choices.backend),
+        **report.node_fields(place, choices.backend),
     )
 
 

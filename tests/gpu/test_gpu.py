@@ -106,7 +106,7 @@ def test_memory_is_as_predicted(launch: Launch, strategy: str, api: str) -> None
 def test_two_ranks_on_one_gpu_are_refused_with_the_reason(launch: Launch) -> None:
     ended = launch("flk.init()\n", processes=2, failing=True)
     assert ended.returncode != 0
-    assert "one GPU between them" in ended.stdout + ended.stderr or "cannot share a GPU" in ended.stdout + ended.stderr
+    assert "share one GPU" in ended.stdout + ended.stderr or "cannot share a GPU" in ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize("strategy", ["no_shard", "full_shard"])

@@ -111,7 +111,7 @@ def test_mpiexec_of_mpich_that_names_no_master(launch: Any, mpich: list[str]) ->
     (launch.folder / "mpi4py.py").write_text("raise ImportError")
     ended = launch([*mpich, "-np", "2", launch.python, launch.script], env={"PYTHONPATH": str(launch.folder)})
     assert any(ended.codes)
-    assert "mpich started 2 ranks and names no master: set MASTER_ADDR" in ended.output
+    assert "mpich started 2 ranks and sets no master address: set MASTER_ADDR" in ended.output
 
 
 def test_what_is_left_over_from_another_launcher_is_named(launch: Any, slurm: Any) -> None:

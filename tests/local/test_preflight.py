@@ -1,4 +1,4 @@
-"""Each cause of a job that hangs at its start, made on purpose: every rank says what is wrong, and none waits."""
+"""Each cause of a job that hangs at its start is produced here: every rank ends with a sentence that names it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,18 @@ INIT = """
     except flk.SetupError as error:
         print(type(error).__name__ + ":", str(error).replace("\\n", " | "))
 """
-SOON = {"FLK_PREFLIGHT_TIMEOUT": "2"}
-LATE = {"FLK_PREFLIGHT_TIMEOUT": "60"}  # where the fault has to be seen without waiting for it
+# Put before INIT, the ranks call init at the same time, however long each takes to start.
+AT_ONCE = """
+    import os, time
+    from pathlib import Path
+    import flk_runtime, torch
+    here = Path(__file__).parent
+    (here / f"ready-{os.getpid()}").touch()
+    while len(list(here.glob("ready-*"))) < int(os.environ["PROCESSES"]):
+        time.sleep(0.01)
+"""
+SHORT = {"FLK_PREFLIGHT_TIMEOUT": "2"}  # seconds; where a rank is never reached
+LONG = {"FLK_PREFLIGHT_TIMEOUT": "60"}  # where the fault has to be found before the timeout
 
 
 def said(ended: list[Any]) -> list[str]:
@@ -41,45 +51,58 @@ def the_same(ended: list[Any]) -> str:
 
 
 def test_a_rank_that_comes_twice(ranks: Ranks) -> None:
-    line = the_same(ranks(INIT, 3, LATE, {2: {"RANK": "1", "LOCAL_RANK": "1"}}))
-    assert re.match(r"SetupError: rank 1 came twice: process \d+ on node \S+ and process \d+ on node \S+; give", line)
+    line = the_same(ranks(INIT, 3, LONG, {2: {"RANK": "1", "LOCAL_RANK": "1"}}))
+    assert re.match(r"SetupError: rank 1 joined twice: process \d+ on node \S+ and process \d+ on node \S+; give", line)
 
 
 def test_a_rank_that_comes_when_the_others_have_met(ranks: Ranks) -> None:
     script = """
     import os, time
     from pathlib import Path
-    met = Path(__file__).with_name("met")
-    while os.environ["FLK_NODE_NAME"] == "late" and not met.exists():
+    import flk_runtime as flk
+    met, ended = Path(__file__).with_name("met"), Path(__file__).with_name("ended")
+    late = os.environ["FLK_NODE_NAME"] == "late"
+    while late and not met.exists():
         time.sleep(0.05)
-    """ + INIT.replace('print("began"', 'met.touch() or time.sleep(2) or print("began"')
-    *others, late = ranks(script, 3, LATE | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "FLK_NODE_NAME": "a"},
+    try:
+        with flk.init(device="cpu") as run:
+            met.touch()
+            while not ended.exists():  # rank 0 holds the store
+                time.sleep(0.05)
+            print("began", run.world_size, run.mean(run.rank))
+    except flk.SetupError as error:
+        print(type(error).__name__ + ":", error)
+    if late:
+        ended.touch()
+    """
+    *others, late = ranks(script, 3, LONG | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "FLK_NODE_NAME": "a"},
                           {2: {"RANK": "1", "LOCAL_RANK": "1", "FLK_NODE_NAME": "late"}})  # fmt: skip
     assert said(others) == ["began 2 0.5"] * 2
     assert re.match(
-        r"SetupError: rank 1 on node late \(process \d+\) came when all ranks had met, and rank 1 is process \d+ on",
+        r"SetupError: rank 1 on node late \(process \d+\) joined after all ranks had joined, and rank 1 is process",
         said([late])[0],
     )
 
 
 def test_a_rank_that_does_not_come(ranks: Ranks) -> None:
-    line = the_same(ranks(INIT, 2, SOON | {"WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2"}))
+    environment = {"FLK_PREFLIGHT_TIMEOUT": "4", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2", "PROCESSES": "2"}
+    line = the_same(ranks(AT_ONCE + INIT, 2, environment))
     assert line.startswith(
-        "RendezvousError: ranks 2-5 of 6 (of node 1-2, from 0) did not come within 2 s, 2 came: no rank"
+        "RendezvousError: ranks 2-5 of 6 (on nodes 1-2, numbered from 0) did not join within 4 s, 2 joined: no rank"
     )
 
 
 def test_rank_0_that_does_not_come(ranks: Ranks) -> None:
     """No other rank has the store then; who holds it in the launcher's stead is under test_launchers."""
     moved = {rank: {"RANK": str(rank + 1), "LOCAL_RANK": str(rank + 1)} for rank in range(2)}
-    for rank, line in enumerate(said(ranks(INIT, 2, SOON | {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}, moved)), 1):
+    for rank, line in enumerate(said(ranks(INIT, 2, SHORT | {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}, moved)), 1):
         assert line.startswith(f"RendezvousError: rank {rank} on node "), line
         assert "(connection refused); check that rank 0 runs on that host" in line
 
 
 def test_a_master_address_that_is_not_rank_0s(ranks: Ranks) -> None:
     """203.0.113.1 is nobody's, by RFC 5737; what is between decides whether that is refused or not answered."""
-    first, second = said(ranks(INIT, 2, SOON | {"MASTER_ADDR": "203.0.113.1"}))
+    first, second = said(ranks(INIT, 2, SHORT | {"MASTER_ADDR": "203.0.113.1"}))
     assert re.match(
         r"SetupError: rank 0 runs on node \S+, but the master's address 203.0.113.1 is not that node's", first
     )
@@ -95,7 +118,7 @@ def test_no_route_to_the_master(ranks: Ranks) -> None:
         if os.environ["RANK"] == "1" and ctypes.CDLL(None, use_errno=True).unshare(0x40000000):  # CLONE_NEWNET
             sys.exit(77)
     """ + textwrap.indent(textwrap.dedent(INIT), " " * 8)
-    ended = ranks(script, 2, SOON | {"MASTER_ADDR": "203.0.113.1"}, failing=True)
+    ended = ranks(script, 2, SHORT | {"MASTER_ADDR": "203.0.113.1"}, failing=True)
     if ended[1].code == 77:
         pytest.skip("this container may not make network namespaces (CAP_SYS_ADMIN)")
     assert re.search(r"did not reach the master 203.0.113.1:\d+: there is no route to it \(Network is", said(ended)[1])
@@ -110,7 +133,7 @@ def test_a_port_behind_which_nobody_answers(ranks: Ranks) -> None:
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())
         port = full.getsockname()[1]
-        _, line = said(ranks(INIT, 2, SOON, {1: {"MASTER_PORT": str(port)}}))
+        _, line = said(ranks(INIT, 2, SHORT, {1: {"MASTER_PORT": str(port)}}))
     assert f"did not reach the master 127.0.0.1:{port}: no answer; the address is wrong, or a firewall" in line
 
 
@@ -118,10 +141,10 @@ def test_a_closed_port(ranks: Ranks) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
-        first, second = said(ranks(INIT, 2, SOON, {1: {"MASTER_PORT": str(port)}}))
-    assert first.startswith("RendezvousError: rank 1 of 2 did not come within 2 s, 1 came")
+        first, second = said(ranks(INIT, 2, SHORT, {1: {"MASTER_PORT": str(port)}}))
+    assert first.startswith("RendezvousError: rank 1 of 2 did not join within 2 s, 1 joined")
     assert (
-        f"rank 1 on node {socket.gethostname()} did not reach the master 127.0.0.1:{port}: the host is there" in second
+        f"rank 1 on node {socket.gethostname()} did not reach the master 127.0.0.1:{port}: the host answers" in second
     )
     assert "(connection refused)" in second
 
@@ -130,12 +153,12 @@ def test_loopback_as_master_of_several_nodes(ranks: Ranks) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         own = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(closed.getsockname()[1])}
-        _, second = said(ranks(INIT, 2, SOON | {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}, {1: own}))
-    assert "localhost is the node itself, wherever it is used" in second
+        _, second = said(ranks(INIT, 2, SHORT | {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}, {1: own}))
+    assert "localhost is every node's own loopback address" in second
 
 
 def test_a_name_that_does_not_resolve(ranks: Ranks) -> None:
-    for rank, line in enumerate(said(ranks(INIT, 2, SOON | {"MASTER_ADDR": "no-such-host.invalid"}))):
+    for rank, line in enumerate(said(ranks(INIT, 2, SHORT | {"MASTER_ADDR": "no-such-host.invalid"}))):
         assert re.match(
             rf"RendezvousError: rank {rank} on node \S+ did not reach the master no-such-host.invalid:\d+: ", line
         )
@@ -159,12 +182,12 @@ def test_a_port_that_another_program_uses(ranks: Ranks) -> None:
             {"FLK_CODE_HASH": "b" * 64},
             "2 versions of the code: archive aaaaaaaaaaaa on rank 0 on node {node}, archive b",
         ),
-        ({"FLK_SEED": "7"}, "2 seeds: 0 on rank 0 on node {node}, 7 on rank 1 on node {node}; set FLK_SEED"),
+        ({"FLK_SEED": "7"}, "2 seeds: 0 on rank 0 on node {node}, 7 on rank 1 on node {node}; set the same FLK_SEED"),
         ({"FLK_STRATEGY": "zero"}, "rank 1 on node {node}: unknown strategy 'zero'"),
     ],
 )
 def test_ranks_that_differ(ranks: Ranks, environment: dict[str, str], words: str) -> None:
-    line = the_same(ranks(INIT, 2, LATE | {"FLK_CODE_HASH": "a" * 64}, {1: environment}))
+    line = the_same(ranks(INIT, 2, LONG | {"FLK_CODE_HASH": "a" * 64}, {1: environment}))
     assert line.startswith("SetupError: " + words.format(node=socket.gethostname()))
 
 
@@ -175,26 +198,26 @@ def test_two_copies_of_the_script_that_differ(ranks: Ranks, tmp_path: Path) -> N
     """ + textwrap.indent(textwrap.dedent(INIT), " " * 8)
     (tmp_path / "0.py").write_text("lr = 0.1")
     (tmp_path / "1.py").write_text("lr = 0.2")
-    line = the_same(ranks(script, 2, LATE | {"FOLDER": str(tmp_path)}))
+    line = the_same(ranks(script, 2, LONG | {"FOLDER": str(tmp_path)}))
     assert re.match(
         r"SetupError: 2 versions of the code: 0.py \w{12} on rank 0 on node \S+, 1.py \w{12} on rank 1", line
     )
 
 
 def test_the_loopback_interface_between_nodes(ranks: Ranks) -> None:
-    environment = LATE | {"GLOO_SOCKET_IFNAME": "lo", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    environment = LONG | {"GLOO_SOCKET_IFNAME": "lo", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     assert the_same(ranks(INIT, 2, environment)) == "began 2 0.5"  # one machine: nothing is wrong with it
     line = the_same(ranks(INIT, 2, environment, {rank: {"FLK_NODE_NAME": f"node-{rank}"} for rank in range(2)}))
     assert line.startswith(
-        "SetupError: rank 0 on node node-0, rank 1 on node node-1 would talk to other nodes through the loopback "
-        "interface, which leads nowhere (GLOO_SOCKET_IFNAME=lo): set GLOO_SOCKET_IFNAME to the interface"
+        "SetupError: rank 0 on node node-0, rank 1 on node node-1 would use the loopback interface, which does "
+        "not reach other nodes (GLOO_SOCKET_IFNAME=lo): set GLOO_SOCKET_IFNAME to the interface that does"
     )
 
 
 def test_an_interface_that_is_not_there(ranks: Ranks) -> None:
-    line = the_same(ranks(INIT, 2, LATE, {1: {"GLOO_SOCKET_IFNAME": "eth77"}}))
+    line = the_same(ranks(INIT, 2, LONG, {1: {"GLOO_SOCKET_IFNAME": "eth77"}}))
     assert line.startswith(
-        "SetupError: GLOO_SOCKET_IFNAME=eth77 names a network interface that is not there on rank 1 on"
+        "SetupError: GLOO_SOCKET_IFNAME=eth77 names a network interface that does not exist on rank 1 on"
     )
 
 
@@ -208,11 +231,11 @@ def test_a_tiny_shared_memory(ranks: Ranks) -> None:
             subprocess.run(["mount", "--make-rprivate", "/"], check=True)
             subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/dev/shm"], check=True)
     """ + textwrap.indent(textwrap.dedent(INIT), " " * 8)
-    first, second = ranks(script, 2, LATE, failing=True)
+    first, second = ranks(script, 2, LONG, failing=True)
     if second.code == 77:
         pytest.skip("this container may not make mount namespaces (CAP_SYS_ADMIN)")
     assert said([first, second]) == ["began 2 0.5"] * 2
-    assert f"flk: /dev/shm has only 1 MiB on rank 1 on node {socket.gethostname()}: workers" in first.output
+    assert f"flk: /dev/shm has only 1 MiB on rank 1 on node {socket.gethostname()}: DataLoader" in first.output
     assert "/dev/shm" not in second.output
 
 

@@ -1,29 +1,29 @@
 from __future__ import annotations
 
-import re
+import hashlib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flk_runtime import preflight
 from flk_runtime.check import is_pod, screen
-from flk_runtime.preflight import compare as preflight
-from flk_runtime.preflight import report as facts
-from flk_runtime.preflight.report import RankReport
+from flk_runtime.preflight import RankReport, report
 
 GIB = 1 << 30
 NCCL = "cpu:gloo,cuda:nccl"
 
 
 def world(nodes: int = 2, size: int = 2, **fields: Any) -> list[RankReport]:
-    """The facts of ``nodes`` × ``size`` ranks that fit together. ``fields`` may be functions of the rank."""
+    """The reports of ``nodes`` × ``size`` ranks without a fault. ``fields`` may be functions of the rank."""
     return [
         RankReport(
             **{
                 "rank": rank, "world_size": nodes * size, "local_rank": rank % size, "local_world_size": size,
                 "node_rank": rank // size, "node": f"n{rank // size}", "network": f"boot {rank // size}",
                 "pid": 100 + rank, "torch": "2.13.0", "flk": "0.1.0", "code": "train.py abc", "backend": "gloo",
-                "strategy": "ddp", "shm": GIB, "way": "eth0",
+                "strategy": "ddp", "shm": GIB, "interface": "eth0",
             }
             | {name: value(rank) if callable(value) else value for name, value in fields.items()}
         )
@@ -36,7 +36,7 @@ def changed(ranks: list[RankReport], rank: int, **fields: Any) -> list[RankRepor
 
 
 @pytest.mark.parametrize(("nodes", "size"), [(1, 1), (2, 2), (4096, 1)])
-def test_ranks_that_fit(nodes: int, size: int) -> None:
+def test_ranks_without_a_fault(nodes: int, size: int) -> None:
     ranks = world(nodes, size)
     assert (preflight.compare(ranks), preflight.missing(ranks, 30), preflight.warnings(ranks)) == ([], "", [])
 
@@ -46,7 +46,7 @@ def test_ranks_that_fit(nodes: int, size: int) -> None:
     [
         (
             [*world(), *world()[3:]],
-            ["rank 3 came twice: process 103 on node n1 and process 103 on node n1; give every process a rank"],
+            ["rank 3 joined twice: process 103 on node n1 and process 103 on node n1; give every process a rank"],
         ),
         (
             changed(world(), 2, world_size=8),
@@ -70,24 +70,23 @@ def test_ranks_that_fit(nodes: int, size: int) -> None:
         (
             world(loopback="GLOO_SOCKET_IFNAME=lo"),
             [
-                "ranks 0-1 on node n0, ranks 2-3 on node n1 would talk to other nodes through the loopback interface, "
-                "which leads nowhere (GLOO_SOCKET_IFNAME=lo): set GLOO_SOCKET_IFNAME to the interface that leads to "
-                "them (eth0)"
+                "ranks 0-1 on node n0, ranks 2-3 on node n1 would use the loopback interface, which does not reach "
+                "other nodes (GLOO_SOCKET_IFNAME=lo): set GLOO_SOCKET_IFNAME to the interface that does (eth0)"
             ],
         ),
         (
-            world(loopback="the host name x means 127.0.1.1 there"),
-            ["ranks 0-1 on node n0, ranks 2-3 on node n1 would talk to other nodes"],
+            world(loopback="the host name x resolves to 127.0.1.1 there"),
+            ["ranks 0-1 on node n0, ranks 2-3 on node n1 would use the loopback interface"],
         ),
         (
-            changed(world(), 2, absent="NCCL_SOCKET_IFNAME=ib0"),
-            ["NCCL_SOCKET_IFNAME=ib0 names a network interface that is not there on rank 2 on node n1: set"],
+            changed(world(), 2, missing_interface="NCCL_SOCKET_IFNAME=ib0"),
+            ["NCCL_SOCKET_IFNAME=ib0 names a network interface that does not exist on rank 2 on node n1: set"],
         ),
         (
             world(backend=NCCL, gpu=lambda rank: f"GPU-{rank // 2}"),
             [
-                "ranks 0-1 on node n0 have one GPU between them (GPU-0), and NCCL needs one for each rank: start",
-                "ranks 2-3 on node n1 have one GPU between them (GPU-1)",
+                "ranks 0-1 on node n0 share one GPU (GPU-0), and NCCL needs one for each rank: start",
+                "ranks 2-3 on node n1 share one GPU (GPU-1)",
             ],
         ),
         (
@@ -104,38 +103,38 @@ def test_ranks_that_fit(nodes: int, size: int) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_one_sentence_with_rank_node_and_cure(ranks: list[RankReport], words: list[str]) -> None:
+def test_a_fault_is_one_sentence_with_rank_node_and_cure(ranks: list[RankReport], words: list[str]) -> None:
     faults = preflight.compare(ranks)
     assert [fault[: len(word)] for fault, word in zip(faults, words, strict=True)] == words
 
 
-def test_what_looks_alike_and_is_fine() -> None:
-    # One machine may be several pods of a launcher (`flk run --replicas`): then loopback leads to all of them.
+def test_what_looks_like_a_fault_and_is_none() -> None:
+    # One machine may be several pods of a launcher (`flk run --replicas`): then loopback reaches all of them.
     assert preflight.compare(world(network="boot net", loopback="GLOO_SOCKET_IFNAME=lo")) == []
     # torchrun --virtual-local-rank: every process is local rank 0 of the one GPU that it sees.
     assert preflight.compare(world(backend=NCCL, local_rank=0, gpu=lambda rank: f"GPU-{rank}")) == []
-    # Ranks that share a GPU over gloo disturb each other's speed, not each other's messages.
+    # Under gloo, ranks may share a GPU.
     assert preflight.compare(world(gpu="GPU-0")) == []
-    # One rank on a node has no peer to share memory with.
+    # NCCL uses shared memory between ranks of a node only.
     assert preflight.compare(world(2, 1, backend=NCCL, shm=64 << 20)) == []
 
 
 @pytest.mark.parametrize(
     ("ranks", "words"),
     [
-        (world()[:3], "rank 3 of 4 (of node 1, from 0) did not come within 30 s, 3 came: look at what these ranks"),
+        (world()[:3], "rank 3 of 4 (on node 1, numbered from 0) did not join within 30 s, 3 joined: read the logs of"),
         (
             world()[:2],
-            "ranks 2-3 of 4 (of node 1, from 0) did not come within 30 s, 2 came: no rank of node 1 came, so",
+            "ranks 2-3 of 4 (on node 1, numbered from 0) did not join within 30 s, 2 joined: no rank of node 1 joined",
         ),
-        (world(1, 4)[1:], "rank 0 of 4 did not come within 30 s, 3 came"),
+        (world(1, 4)[1:], "rank 0 of 4 did not join within 30 s, 3 joined"),
         (
             world(4, 1)[::2],
-            "ranks 1, 3 of 4 (of node 1, 3, from 0) did not come within 30 s, 2 came: no rank of node 1, 3",
+            "ranks 1, 3 of 4 (on nodes 1, 3, numbered from 0) did not join within 30 s, 2 joined: no rank of nodes",
         ),
     ],
 )
-def test_who_did_not_come(ranks: list[RankReport], words: str) -> None:
+def test_missing_ranks_are_named(ranks: list[RankReport], words: str) -> None:
     assert preflight.missing(ranks, 30).startswith(words)
 
 
@@ -154,15 +153,15 @@ def test_sentences_stay_short_however_many_ranks_there_are() -> None:
     assert len(absent) < 400
 
 
-def test_what_is_only_worth_a_line() -> None:
+def test_warnings() -> None:
     assert preflight.warnings(world(shm=64 << 20)) == []  # what docker gives is enough without workers
     (line,) = preflight.warnings(changed(world(), 1, shm=1 << 20))
-    assert line.startswith("/dev/shm has only 1 MiB on rank 1 on node n0: workers of a DataLoader will fail")
+    assert line.startswith("/dev/shm has only 1 MiB on rank 1 on node n0: DataLoader workers will fail")
     (line,) = preflight.warnings(world(backend=NCCL, shm=256 << 20))
     assert line.startswith("/dev/shm has 256 MiB on ranks 0-1 on node n0, ranks 2-3 on node n1: NCCL may need")
 
 
-def test_facts_travel_as_a_line() -> None:
+def test_a_report_is_one_line() -> None:
     for one in world(problem="a\nb"):
         assert "\n" not in one.dump()
         assert RankReport.load(one.dump()) == one
@@ -180,19 +179,23 @@ def test_facts_travel_as_a_line() -> None:
         ("wlan", []),
     ],
 )
-def test_nccls_way_of_naming_interfaces(text: str, chosen: list[str]) -> None:
-    assert facts.nccl_choice(text, ["lo", "eth0", "eth1", "docker0", "ib0"]) == chosen
+def test_nccl_interfaces(text: str, chosen: list[str]) -> None:
+    assert report.nccl_interfaces(text, ["lo", "eth0", "eth1", "docker0", "ib0"]) == chosen
 
 
-def test_the_version_of_the_code() -> None:
-    assert facts.code_version({"FLK_CODE_HASH": "0123456789abcdef" * 4}) == "archive 0123456789ab"
-    assert re.fullmatch(r"\S+ [0-9a-f]{12}|", facts.code_version({}))
+def test_the_version_of_the_code(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("lr = 0.1")
+    digest = hashlib.sha256(b"lr = 0.1").hexdigest()
+    assert report.code_version({}, str(script)) == f"train.py {digest[:12]}"
+    assert report.code_version({}, str(tmp_path / "missing.py")) == ""
+    assert report.code_version({"FLK_CODE_HASH": "0123456789abcdef" * 4}, str(script)) == "archive 0123456789ab"
 
 
 def test_the_name_of_a_node() -> None:
-    assert facts.node_name({"FLK_POD_NAME": "gpt-worker-1", "FLK_NODE_NAME": "gke-7"}) == "gpt-worker-1 on gke-7"
-    assert facts.node_name({"FLK_POD_NAME": "a", "FLK_NODE_NAME": "a"}) == "a"
-    assert facts.node_name({})
+    assert report.node_name({"FLK_POD_NAME": "gpt-worker-1", "FLK_NODE_NAME": "gke-7"}) == "gpt-worker-1 on gke-7"
+    assert report.node_name({"FLK_POD_NAME": "a", "FLK_NODE_NAME": "a"}) == "a"
+    assert report.node_name({})
 
 
 def test_what_check_shows() -> None:

@@ -1,0 +1,12 @@
+"""Preflight: before the process group opens, the ranks connect to one store and compare what they know.
+
+A fault that would otherwise show as a job that hangs is one sentence on every rank. `initialize` and `check` import
+this package. `connect_store` is imported from `bootstrap`, not from here: that module imports torch, and `check` reads
+RankReport before torch is imported.
+"""
+
+from flk_runtime.preflight.compare import compare, missing, warnings
+from flk_runtime.preflight.exchange import TIMEOUT, PreflightResult, exchange_reports
+from flk_runtime.preflight.report import RankReport
+
+__all__ = ["TIMEOUT", "PreflightResult", "RankReport", "compare", "exchange_reports", "missing", "warnings"]

@@ -1,4 +1,4 @@
-"""What a rank knows of itself and its node, for the preflight to compare."""
+"""RankReport: what one rank knows about itself, its node and its network, for the preflight to compare."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from flk_runtime import contract
 from flk_runtime.discovery import RankInfo
 from flk_runtime.system import host
 
-SHM = "/dev/shm"  # noqa: S108 - the folder itself is what is asked about
-_LOOPBACK_FLAG = 0x8  # IFF_LOOPBACK
+SHM = "/dev/shm"  # noqa: S108 - nothing is created there; its size is reported
+_IFF_LOOPBACK = 0x8
 
 
 @dataclass(frozen=True)
 class RankReport:
-    """One rank's. Empty text, and -1, mean that it does not know or that it does not matter."""
+    """The report of one rank. An empty string or -1 means: not known, or of no importance on this rank."""
 
     rank: int
     world_size: int
     local_rank: int = 0
     local_world_size: int = 1
     node_rank: int = 0
-    node: str = ""  # for people: pod or host
-    network: str = ""  # equal where ranks share a loopback interface: one machine, one network namespace
+    node: str = ""  # for messages: pod and node, or host name
+    network: str = ""  # equal on ranks that share a loopback interface: one machine, one network namespace
     pid: int = 0
     launcher: str = ""
     torch: str = ""
@@ -41,47 +41,53 @@ class RankReport:
     strategy: str = ""
     seed: int = 0
     device: str = ""
-    gpu: str = ""  # see device.identity
-    shm: int = -1  # bytes of shared memory
-    loopback: str = ""  # why its collectives would go through the loopback interface
-    absent: str = ""  # the variable that names an interface which is not there
-    way: str = ""  # the interface that leads to the master
-    problem: str = ""  # why this rank can't begin
+    gpu: str = ""  # see system.device.identity
+    shm: int = -1  # size of /dev/shm in bytes
+    loopback: str = ""  # why collectives would use the loopback interface
+    missing_interface: str = ""  # the variable, with its value, that names an interface which does not exist
+    interface: str = ""  # the interface that leads to the master
+    problem: str = ""  # why this rank cannot start
 
     def dump(self) -> str:
-        """One line."""
+        """The report as one line of JSON."""
         return json.dumps([getattr(self, name) for name in _NAMES], separators=(",", ":"))
 
     @classmethod
     def load(cls, line: str | bytes) -> RankReport:
+        """The report in a line that `dump` made."""
         return cls(**dict(zip(_NAMES, json.loads(line), strict=True)))
 
 
 _NAMES = tuple(field.name for field in fields(RankReport))
 
 
-def of_node(place: RankInfo, backend: str, environ: Mapping[str, str] = os.environ, shm: str = SHM) -> dict[str, Any]:
-    """The facts of the node and its network, by name."""
-    known: dict[str, Any] = {"node": node_name(environ), "network": _network(environ), "shm": _size(shm)}
-    if place.nodes > 1 or "GLOO_SOCKET_IFNAME" in environ or "NCCL_SOCKET_IFNAME" in environ:
-        # Asking for the host's own name can take seconds where name service is broken: only if it matters.
-        known |= _interfaces(backend, environ, look_up=place.nodes > 1)
-    if place.master:
-        known["way"] = interface_to(place.master[0])
-    return known
+def node_fields(
+    info: RankInfo, backend: str, environ: Mapping[str, str] = os.environ, shm: str = SHM
+) -> dict[str, Any]:
+    """The fields of a RankReport about the node and its network, by name."""
+    found: dict[str, Any] = {"node": node_name(environ), "network": _network(environ), "shm": _size(shm)}
+    if info.nodes > 1 or "GLOO_SOCKET_IFNAME" in environ or "NCCL_SOCKET_IFNAME" in environ:
+        # Resolving the host's own name can take seconds where name service is broken: only if there are several nodes.
+        found |= _interface_faults(backend, environ, resolve=info.nodes > 1)
+    if info.master:
+        found["interface"] = interface_to(info.master[0])
+    return found
 
 
 def node_name(environ: Mapping[str, str] = os.environ) -> str:
-    """This node as people know it: the pod and where it runs, or the host."""
+    """The name of this node for messages: ``<pod> on <node>`` in a pod, else the host name."""
     names = [environ.get(contract.POD_NAME, ""), environ.get(contract.NODE_NAME, "") or socket.gethostname()]
     return " on ".join(dict.fromkeys(filter(None, names)))
 
 
-def code_version(environ: Mapping[str, str] = os.environ) -> str:
-    """What runs: the hash of the shipped archive, else of the main script's file; empty where there is neither."""
+def code_version(environ: Mapping[str, str] = os.environ, script: str | None = None) -> str:
+    """The hash of the shipped archive, else of the main script's file; empty if there is neither.
+
+    ``script`` is the path of the main script; by default the file of the module __main__.
+    """
     if environ.get(contract.CODE_HASH):
         return f"archive {environ[contract.CODE_HASH][:12]}"
-    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    path = getattr(sys.modules.get("__main__"), "__file__", None) if script is None else script
     with contextlib.suppress(OSError, TypeError):
         content = Path(str(path)).read_bytes()
         return f"{Path(str(path)).name} {hashlib.sha256(content).hexdigest()[:12]}"
@@ -96,6 +102,18 @@ def interface_to(address: str) -> str:
     return ""
 
 
+def nccl_interfaces(value: str, names: Sequence[str]) -> list[str]:
+    """The interfaces among ``names`` that NCCL_SOCKET_IFNAME=``value`` allows.
+
+    ``value`` is a list of prefixes; a leading ``=`` makes them whole names, ``^`` excludes them (NCCL user guide,
+    environment variables).
+    """
+    excluded = value.startswith("^")
+    exact = value.removeprefix("^").startswith("=")
+    given = tuple(filter(None, value.lstrip("^=").split(",")))
+    return [name for name in names if (name in given if exact else name.startswith(given)) != excluded]
+
+
 def _network(environ: Mapping[str, str]) -> str:
     parts = [environ.get(contract.NODE_NAME, "")]
     with contextlib.suppress(OSError):
@@ -105,6 +123,7 @@ def _network(environ: Mapping[str, str]) -> str:
 
 
 def _size(folder: str) -> int:
+    """The size of a folder's file system in bytes, or -1."""
     try:
         found = os.statvfs(folder)
     except OSError:
@@ -112,49 +131,38 @@ def _size(folder: str) -> int:
     return found.f_blocks * found.f_frsize
 
 
-def _interfaces(backend: str, environ: Mapping[str, str], *, look_up: bool) -> dict[str, str]:
-    """``loopback`` and ``absent``, by the rules of gloo (names) and NCCL (see `nccl_choice`)."""
+def _interface_faults(backend: str, environ: Mapping[str, str], *, resolve: bool) -> dict[str, str]:
+    """The fields ``loopback`` and ``missing_interface``, by the rules of gloo (names) and NCCL (`nccl_interfaces`)."""
     names = [name for _, name in socket.if_nameindex()]
-    loops = {name for name in names if _is_loopback(name)}
+    loopbacks = {name for name in names if _is_loopback(name)}
     gloo = [name for name in environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
     wanted = {"GLOO_SOCKET_IFNAME": gloo}
     chosen = {"GLOO_SOCKET_IFNAME": [name for name in gloo if name in names]}
     if "nccl" in backend and environ.get("NCCL_SOCKET_IFNAME"):
-        text = environ["NCCL_SOCKET_IFNAME"]
-        wanted["NCCL_SOCKET_IFNAME"] = [text]
-        chosen["NCCL_SOCKET_IFNAME"] = nccl_choice(text, names)
-    known: dict[str, str] = {}
+        value = environ["NCCL_SOCKET_IFNAME"]
+        wanted["NCCL_SOCKET_IFNAME"] = [value]
+        chosen["NCCL_SOCKET_IFNAME"] = nccl_interfaces(value, names)
+    found: dict[str, str] = {}
     for variable, names_wanted in wanted.items():
         shown = f"{variable}={environ.get(variable, '')}"
         if names_wanted and not chosen[variable]:
-            known.setdefault("absent", shown)
-        elif chosen[variable] and loops.issuperset(chosen[variable]):
-            known.setdefault("loopback", shown)
-    if look_up and not gloo and "gloo" in backend and (address := _gloo_default()).startswith("127."):
-        known.setdefault("loopback", f"the host name {socket.gethostname()} means {address} there")
-    return known
-
-
-def nccl_choice(text: str, names: Sequence[str]) -> list[str]:
-    """The interfaces among ``names`` that NCCL_SOCKET_IFNAME=``text`` allows.
-
-    It lists prefixes; ``=`` makes them whole names, ``^`` all but them (NCCL user guide, environment variables).
-    """
-    negated = text.startswith("^")
-    exact = text.removeprefix("^").startswith("=")
-    given = tuple(filter(None, text.lstrip("^=").split(",")))
-    return [name for name in names if (name in given if exact else name.startswith(given)) != negated]
+            found.setdefault("missing_interface", shown)
+        elif chosen[variable] and loopbacks.issuperset(chosen[variable]):
+            found.setdefault("loopback", shown)
+    if resolve and not gloo and "gloo" in backend and (address := _gloo_default()).startswith("127."):
+        found.setdefault("loopback", f"the host name {socket.gethostname()} resolves to {address} there")
+    return found
 
 
 def _is_loopback(name: str) -> bool:
     try:
-        return bool(int(Path("/sys/class/net", name, "flags").read_text(), 16) & _LOOPBACK_FLAG)
+        return bool(int(Path("/sys/class/net", name, "flags").read_text(), 16) & _IFF_LOOPBACK)
     except (OSError, ValueError):
         return name == "lo"
 
 
 def _gloo_default() -> str:
-    """The address that gloo takes by itself: the one that the host name means, else the loopback's."""
+    """The address that gloo uses by default: what the host name resolves to, else the loopback address."""
     try:
         found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET, socket.SOCK_STREAM)
     except OSError:

@@ -1,0 +1,143 @@
+"""exchange_reports(): all ranks send their report to rank 0 through the store, and rank 0 sends back the result.
+
+Every rank appends one line to one key and waits for the result, so the cost is a few messages per rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from flk_runtime.errors import RendezvousError, SetupError
+from flk_runtime.preflight.compare import compare, describe_process, missing, warnings
+from flk_runtime.preflight.report import RankReport
+
+TIMEOUT = 30.0  # seconds; the default of init(preflight=)
+
+_COMPARE_EVERY = 1.0  # seconds between two comparisons of the reports that are there already
+_POLL_MIN = 0.001  # seconds: rank 0's first poll interval, doubled up to _POLL_MAX
+_POLL_MAX = 0.05
+_GRACE = 5.0  # seconds that a rank which reached the store just before the deadline still waits
+_LINGER = 5.0  # seconds that a failing rank waits for the others to read the faults
+
+
+@dataclass(frozen=True)
+class PreflightResult:
+    """What rank 0 found; the same on every rank."""
+
+    faults: list[str]
+    warnings: list[str]
+    retryable: bool = False  # the only fault is that ranks are missing, so another attempt may succeed
+
+    @property
+    def error(self) -> SetupError:
+        """The exception with the faults, one per line."""
+        error = (RendezvousError if self.retryable else SetupError)("\n".join(self.faults))
+        error.everywhere = True
+        return error
+
+
+def exchange_reports(
+    store: Any, own: RankReport, timeout: float, started: float
+) -> tuple[PreflightResult, list[RankReport]]:
+    """The result of the comparison, and on rank 0 the reports of all ranks that joined. Collective.
+
+    Waits until ``timeout`` seconds after ``started`` (a time of time.monotonic()). Raises RendezvousError where rank 0
+    does not join, and SetupError on a rank that joins after all ranks have joined.
+    """
+    # A rank that reaches the store just before the deadline must still hear from rank 0, which may join as late.
+    deadline = max(started + timeout, time.monotonic() + min(timeout, _GRACE))
+    store.append("roster", own.dump() + "\n")
+    joined = store.add("joined", 1)
+    if joined >= own.world_size:
+        store.set("all", "")
+    if own.rank == 0 and store.add("leader", 1) == 1:
+        return _lead(store, own, timeout, deadline)
+    result = _follow(store, own, timeout, deadline)
+    if joined > own.world_size and not result.faults:  # rank 0 had compared before this rank joined
+        raise SetupError(_too_late(own, _roster(store)))
+    return result, []
+
+
+def _lead(store: Any, own: RankReport, timeout: float, deadline: float) -> tuple[PreflightResult, list[RankReport]]:
+    """Rank 0: wait for all reports, compare them, publish the result."""
+    interval, next_comparison = _POLL_MIN, time.monotonic() + _COMPARE_EVERY
+    faults: list[str] = []
+    while not store.check(["all"]) and time.monotonic() < deadline and not faults:
+        time.sleep(interval)
+        interval = min(_POLL_MAX, interval * 2)
+        if time.monotonic() >= next_comparison:
+            before = time.monotonic()
+            faults = compare(_roster(store))  # two ranks that differ end the start at once, without the missing ones
+            next_comparison = time.monotonic() + max(_COMPARE_EVERY, 10 * (time.monotonic() - before))
+    reports = _roster(store)
+    faults = compare(reports)
+    absent = missing(reports, timeout) if time.monotonic() >= deadline or not faults else ""
+    result = PreflightResult(faults + [absent] * bool(absent), warnings(reports), retryable=not faults and bool(absent))
+    store.set("result", json.dumps([result.faults, result.warnings, result.retryable, len(reports)]))
+    if result.faults:
+        _wait_until_read(store, len(reports))
+    return result, reports
+
+
+def _follow(store: Any, own: RankReport, timeout: float, deadline: float) -> PreflightResult:
+    """Every other rank: wait for the result."""
+    me = f"rank {own.rank} on node {own.node}"
+    try:
+        if not _wait(store, "result", deadline - time.monotonic()):
+            # Rank 0 may have joined last; then its time is not over yet.
+            roster = _roster(store)
+            leader = next((report for report in roster if report.rank == 0), None)
+            if leader is None:
+                raise RendezvousError(
+                    f"rank 0 did not join within {timeout:g} s; {len(roster)} of {own.world_size} ranks joined, one of "
+                    f"them {me}: read the log of rank 0, or raise FLK_PREFLIGHT_TIMEOUT if ranks start slowly"
+                )
+            if not _wait(store, "result", timeout + _LINGER):
+                raise RendezvousError(
+                    f"{me} got no result from rank 0 on node {leader.node}, which had joined: read the log of rank 0"
+                )
+        faults, warned, retryable, joined = json.loads(store.get("result"))
+    except RuntimeError as error:
+        raise RendezvousError(
+            f"{me}: rank 0 ended during the preflight ({str(error).splitlines()[0]}): read the log of rank 0"
+        ) from error
+    if faults:
+        _wait_until_read(store, joined)
+    return PreflightResult(faults, warned, retryable)
+
+
+def _wait_until_read(store: Any, ranks: int) -> None:
+    """Wait until all ranks have read the faults: the first rank that ends may end the store and all other ranks."""
+    with contextlib.suppress(RuntimeError):
+        if store.add("read", 1) >= ranks:
+            store.set("all read", "")
+        store.wait(["all read"], timedelta(seconds=_LINGER))
+
+
+def _wait(store: Any, key: str, seconds: float) -> bool:
+    """Whether ``key`` was set within that time. Raises RuntimeError if the store is gone."""
+    try:
+        store.wait([key], timedelta(seconds=max(0.1, seconds)))
+    except RuntimeError:
+        return bool(store.check([key]))
+    return True
+
+
+def _roster(store: Any) -> list[RankReport]:
+    """The reports of the ranks that have joined."""
+    return [RankReport.load(line) for line in store.get("roster").splitlines()] if store.check(["roster"]) else []
+
+
+def _too_late(own: RankReport, roster: Sequence[RankReport]) -> str:
+    others = [one for one in roster if one.rank == own.rank and (one.pid, one.node) != (own.pid, own.node)]
+    taken = f"rank {own.rank} is {describe_process(others[0])}" if others else f"{own.world_size} ranks are complete"
+    return (
+        f"rank {own.rank} on node {own.node} (process {own.pid}) joined after all ranks had joined, and {taken}: give "
+        "every process a rank of its own, or end the earlier run that still uses this master's port"
+    )

@@ -1,0 +1,203 @@
+"""Opens the store on rank 0 and connects the other ranks to it, with an error that names the step that failed.
+
+torch's TCPStore waits without any message where the master's name does not resolve, where a firewall drops packets, or
+where another program listens at its port. Here each step is tried on its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import threading
+import time
+import uuid
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from flk_runtime.discovery import RankInfo, discover
+from flk_runtime.errors import DiscoveryError, RendezvousError, SetupError
+from flk_runtime.preflight.report import node_name
+from flk_runtime.system import host
+
+_ATTEMPT = 3.0  # seconds for one attempt to connect to the master's port
+_RETRY_PORT = 3.0  # seconds that a port in use may take to become free: an earlier attempt's rank 0 may be ending
+_POLL = 0.05  # seconds
+
+
+def connect(info: RankInfo, address: str, port: int, deadline: float) -> Any:
+    """A client of the store at this address. Raises RendezvousError at the deadline, with the last failure."""
+    interval = _POLL
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            socket.create_connection((address, port), timeout=max(0.1, min(_ATTEMPT, left))).close()
+            return _tcp_store(address, port, max(0.1, deadline - time.monotonic()))
+        except (OSError, RuntimeError) as error:
+            if deadline - time.monotonic() <= interval:
+                raise RendezvousError(_connection_error(info, address, port, error)) from error
+        time.sleep(interval)
+        interval = min(1.0, interval * 1.5)
+
+
+def serve() -> Any:
+    """A new store at any free port of this node."""
+    return _tcp_store("localhost", 0, _ATTEMPT, serve=True)
+
+
+def open_store(info: RankInfo, address: str, port: int, deadline: float) -> Any:
+    """Rank 0's part: serve the store, after a check that the other ranks will find it at ``address``.
+
+    Raises SetupError where the port is in use or the address is another node's, and RendezvousError where the name does
+    not resolve by the deadline (a time of time.monotonic()).
+    """
+    retry_until = min(deadline, time.monotonic() + _RETRY_PORT)
+    while not host.is_port_free(port):
+        holder = host.listening_process(port)
+        if holder == os.getpid():  # a process group that this process had before; torch lets both use the server
+            break
+        if holder is not None and _is_rank_0(holder, address, port):
+            return connect(info, address, port, deadline)  # a second rank 0: the preflight will report both
+        if time.monotonic() >= retry_until:
+            name = f"{_command(holder)} (process {holder})" if holder else "a process of another user"
+            raise SetupError(
+                f"rank 0 on node {node_name()} cannot open the store at port {port}: {name} listens there; end it, or "
+                "choose another MASTER_PORT"
+            )
+        time.sleep(_POLL)
+    own = _is_own_name(info, address, port, deadline)
+    try:
+        server = _tcp_store(address if own else "localhost", port, max(1.0, deadline - time.monotonic()), serve=True)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise SetupError(
+            f"rank 0 on node {node_name()} cannot open the store at port {port}: {reason}; choose another MASTER_PORT"
+        ) from error
+    if own:
+        return server
+    try:
+        client = connect(info, address, port, min(deadline, time.monotonic() + _ATTEMPT))
+    except RendezvousError:
+        raise SetupError(
+            f"rank 0 runs on node {node_name()}, but the master's address {address} is not that node's: set "
+            f"MASTER_ADDR to rank 0's node ({own_address()}), or start rank 0 on {address}"
+        ) from None
+    nonce = f"flk/{uuid.uuid4().hex}"
+    server.set(nonce, "")
+    # The address may be a service's that leads to this very store. Else it is another rank 0's: join that one, and the
+    # preflight will report both.
+    return server if client.check([nonce]) else client
+
+
+def own_address() -> str:
+    """An address of this node for other nodes: the default route's source, else what the host name resolves to."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("203.0.113.1", 9))  # an address reserved for documentation (RFC 5737); nothing is sent
+        return str(probe.getsockname()[0])
+    with contextlib.suppress(OSError):
+        return socket.gethostbyname(socket.gethostname())
+    return "127.0.0.1"
+
+
+class NotAStoreError(OSError):
+    """Something accepted the connection and did not answer as a TCPStore does."""
+
+
+def _tcp_store(address: str, port: int, timeout: float, *, serve: bool = False) -> Any:
+    """torch's TCPStore. Raises NotAStoreError after ``timeout`` seconds.
+
+    The constructor runs in a thread: it waits for ever where the other end accepts the connection and sends nothing.
+    """
+    results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def construct() -> None:
+        try:
+            limit = timedelta(seconds=max(1.0, timeout))
+            store = dist.TCPStore(  # type: ignore[attr-defined]
+                address, port, is_master=serve, timeout=limit, wait_for_workers=False, multi_tenant=serve
+            )
+        except BaseException as error:
+            results.put(error)
+        else:
+            results.put(store)
+
+    threading.Thread(target=construct, name="store", daemon=True).start()
+    try:
+        result = results.get(timeout=timeout)
+    except queue.Empty:
+        raise NotAStoreError from None
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+def _connection_error(info: RankInfo, address: str, port: int, error: Exception) -> str:
+    """What failed, why, and what to do: one sentence."""
+    me = f"rank {info.rank} on node {node_name()} did not reach the master {address}:{port}"
+    if isinstance(error, socket.gaierror):
+        return (
+            f"{me}: the name {address} does not resolve there ({error.strerror}); check MASTER_ADDR, or set it to the "
+            "IP address of rank 0's node"
+        )
+    if isinstance(error, ConnectionRefusedError):
+        if info.nodes > 1 and _is_loopback(address):
+            return (
+                f"{me}: {address} is every node's own loopback address, and nothing listens at port {port} there "
+                "(connection refused); set MASTER_ADDR to an address of rank 0's node that the other nodes reach"
+            )
+        return (
+            f"{me}: the host answers, but nothing listens at port {port} (connection refused); check that rank 0 runs "
+            "on that host and has not ended, and that MASTER_ADDR and MASTER_PORT are the same on all ranks"
+        )
+    if isinstance(error, NotAStoreError):
+        return (
+            f"{me}: something accepts connections there, but it does not answer as rank 0's store does; another "
+            "program uses the port: choose another MASTER_PORT"
+        )
+    if isinstance(error, TimeoutError):
+        return (
+            f"{me}: no answer; the address is wrong, or a firewall between the nodes drops packets to port {port}: "
+            "check MASTER_ADDR, and open the port"
+        )
+    if isinstance(error, OSError):
+        return f"{me}: there is no route to it ({error.strerror or error}); check MASTER_ADDR and the nodes' network"
+    return f"{me}: {str(error).splitlines()[0]}; another program may use the port: choose another MASTER_PORT"
+
+
+def _is_loopback(address: str) -> bool:
+    with contextlib.suppress(OSError):
+        return all(str(found[4][0]).startswith(("127.", "::1")) for found in socket.getaddrinfo(address, None))
+    return False
+
+
+def _is_own_name(info: RankInfo, address: str, port: int, deadline: float) -> bool:
+    """Whether the master's name resolves to this node. Waits while the name does not resolve yet."""
+    while True:
+        try:
+            return any(host.is_local_address(str(found[4][0])) for found in socket.getaddrinfo(address, port))
+        except socket.gaierror as error:
+            if time.monotonic() >= deadline:
+                raise RendezvousError(_connection_error(info, address, port, error)) from error
+        time.sleep(_POLL)
+
+
+def _command(process: int) -> str:
+    """The command line of a process, for a message."""
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{process}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        return f"`{b' '.join(words).decode(errors='replace')[:80]}`"
+    return "a process"
+
+
+def _is_rank_0(process: int, address: str, port: int) -> bool:
+    """Whether that process was started as rank 0 of the same master: there are two, or an earlier run goes on."""
+    try:
+        pairs = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+        other = discover(dict(pair.decode(errors="replace").partition("=")[::2] for pair in pairs if b"=" in pair))
+    except (OSError, DiscoveryError):
+        return False
+    return other.rank == 0 and other.master == (address, port)
