@@ -12,7 +12,7 @@ import yaml
 
 from flk import labels
 from flk.manifest import make_bundle, render
-from flk.spec import defaults as site
+from flk.spec import defaults as namespace_defaults
 from flk.spec.fabric import fabrics
 from flk.spec.fields import TORCH_STRATEGIES
 from flk.spec.job import DEFAULT_IMAGE, Job, validated
@@ -72,7 +72,15 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "checkpoint as fields": {"checkpoint": {"volume": "c", "path": "/c"}},
     "environment": {
-        "env": {"LR": "3e-4", "EMPTY": "", "DOLLAR": "$(LR) $5", "NCCL_NET": "IB", "FLK_SEED": "7", "B": "true"},
+        "env": {
+            "LR": "3e-4",
+            "EMPTY": "",
+            "NCCL_IB_TC": "",
+            "DOLLAR": "$(LR) $5",
+            "NCCL_NET": "IB",
+            "FLK_SEED": "7",
+            "B": "true",
+        },
         "secrets": {"WANDB_API_KEY": "wandb:key", "NCCL_IB_DISABLE": "s:ib"},
         "fabric": "socket",
     },
@@ -108,6 +116,8 @@ JOBS: dict[str, dict[str, Any]] = {
             },
         },
     },
+    "empty values": {"env": {"NCCL_IB_HCA": ""}, "fabric": "roce"},
+    "a limit of the fabric": {"fabric": "infiniband", "resources": {"memory": "1Gi", "cpu": "1"}},
     **{f"fabric {name}": {"fabric": name, "resources": {"gpu": 8}} for name in fabrics()},
 }
 
@@ -132,10 +142,50 @@ def test_chart_takes_the_sites_defaults_as_flk_does(helm: Any, tmp_path: Path) -
     assert code == 0, stderr
     config = of_kind(documents, "ConfigMap")[0]
     assert config["metadata"]["labels"][labels.DEFAULTS] == "true"
-    read = site.parse([("defaults", config["data"][labels.DEFAULTS_KEY])])
-    job = site.apply(validated({"command": EXAMPLE, **values, "name": "gpt", "ship": False}), read)
+    read = namespace_defaults.parse([("defaults", config["data"][labels.DEFAULTS_KEY])])
+    job = namespace_defaults.apply(validated({"command": EXAMPLE, **values, "name": "gpt", "ship": False}), read)
     assert job.image == "team/torch:2"
     assert normal(of_kind(documents, "PyTorchJob")[0]) == rendered(job, tmp_path)
+
+
+PATCHES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "data" / "patches.yaml").read_text())
+PATCHER = """{{ range .Values.cases }}{{ $case := fromJson . }}
+---
+{{ include "flk.patched" (dict "base" $case.base "patch" $case.patch "path" "patch") }}
+{{- end }}"""
+
+
+@pytest.fixture
+def patch_in_chart(tmp_path: Path) -> Any:
+    """Runs the chart's own merge of patches on cases: gives the results, and stderr."""
+    folder = tmp_path / "patcher"
+    (folder / "templates").mkdir(parents=True)
+    (folder / "Chart.yaml").write_text("apiVersion: v2\nname: patcher\nversion: 0.0.0\n")
+    (folder / "templates" / "_job.tpl").write_text((CHART / "templates" / "_job.tpl").read_text())
+    (folder / "templates" / "cases.yaml").write_text(PATCHER)
+
+    def run(cases: list[dict[str, Any]]) -> tuple[list[Any], str]:
+        # As text: Helm drops null from values.
+        (folder / "values.yaml").write_text(yaml.safe_dump({"cases": [json.dumps(case) for case in cases]}))
+        done = helm_command("template", "x", str(folder))
+        return [document["value"] for document in yaml.safe_load_all(done.stdout) if document], done.stderr
+
+    return run
+
+
+def test_chart_merges_patches_as_flk_does(patch_in_chart: Any) -> None:
+    cases = [case for case in PATCHES if "result" in case]
+    results, stderr = patch_in_chart(cases)
+    assert len(results) == len(cases) > 10, stderr
+    for case, result in zip(cases, results, strict=True):
+        assert result == case["result"], case["name"]
+
+
+@pytest.mark.parametrize("case", [case for case in PATCHES if "error" in case], ids=lambda case: case["name"])
+def test_chart_refuses_patches_that_flk_refuses(case: dict[str, Any], patch_in_chart: Any) -> None:
+    results, stderr = patch_in_chart([case])
+    assert results == []
+    assert f"patch{case['error']}" in stderr
 
 
 def test_no_defaults_no_config_map_and_no_job_unless_enabled(helm: Any) -> None:
@@ -160,6 +210,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "relative mount": ({"job": {"volumes": ["claim:data"]}}, "volumes"),
     "number as environment": ({"job": {"env": {"A": 1}}}, "env"),
     "plain secret": ({"job": {"secrets": {"A": "value"}}}, "secrets"),
+    "patch that removes the container": (
+        {"job": {"enabled": True, "patch": {"spec": {"containers": None}}}},
+        "job.patch: leaves no container named pytorch, which the operator looks for",
+    ),
+    "patch of another shape": (
+        {"job": {"enabled": True, "patch": {"spec": {"volumes": 3}}}},
+        "job.patch.spec.volumes: must be a list, as in the pod template (is 3)",
+    ),
     "unknown default": ({"defaults": {"fabrik": "auto"}}, "fabrik"),
     "subject without a name": ({"rbac": {"subjects": [{"kind": "Group"}]}}, "subjects"),
 }
@@ -185,7 +243,7 @@ def test_schema_knows_the_same_fields_fabrics_and_reserved_names() -> None:
     assert set(schema["definitions"]["fabric"]["enum"]) == {"", None, *fabrics()}
     strategies = schema["properties"]["job"]["properties"]["strategy"]["enum"]
     assert strategies == [*contract.STRATEGIES, *TORCH_STRATEGIES]
-    assert site.NamespaceDefaults.model_fields.keys() == values["defaults"].keys()
+    assert namespace_defaults.NamespaceDefaults.model_fields.keys() == values["defaults"].keys()
     names = [*contract.RESERVED_NAMES, *(f"{prefix}X" for prefix in contract.RESERVED_PREFIXES), *contract.SETTABLE]
     for name in [*names, "LR", "RANKS", "MY_RANK", "PETS"]:
         check = jsonschema.Draft7Validator({"$ref": "#/definitions/variable", "definitions": schema["definitions"]})

@@ -8,38 +8,8 @@ import pytest
 
 from flk.errors import UsageError
 from flk.manifest import Bundle
-from flk.manifest.patch import patched
 from flk.manifest.render import render
 from flk.spec.job import validated
-
-
-@pytest.mark.parametrize(
-    ("base", "patch", "result"),
-    [
-        ({"a": 1, "b": 2}, {"b": 3, "c": 4}, {"a": 1, "b": 3, "c": 4}),
-        ({"a": {"x": 1, "y": 2}}, {"a": {"y": None}}, {"a": {"x": 1}}),
-        ({}, {"a": {"x": None, "y": 1}}, {"a": {"y": 1}}),
-        ({"a": [1, 2]}, {"a": [3]}, {"a": [3]}),
-        (
-            {"env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]},
-            {"env": [{"name": "C", "value": "3"}, {"name": "A", "value": "4"}]},
-            {"env": [{"name": "A", "value": "4"}, {"name": "B", "value": "2"}, {"name": "C", "value": "3"}]},
-        ),
-        (
-            {"volumeMounts": [{"name": "a", "mountPath": "/a"}]},
-            {"volumeMounts": [{"name": "a", "mountPath": "/b"}]},
-            {"volumeMounts": [{"name": "a", "mountPath": "/a"}, {"name": "a", "mountPath": "/b"}]},
-        ),
-        (
-            {"volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}]},
-            {"volumes": [{"name": "shm", "emptyDir": {"medium": None, "sizeLimit": "1Gi"}}]},
-            {"volumes": [{"name": "shm", "emptyDir": {"sizeLimit": "1Gi"}}]},
-        ),
-        ({"command": ["a"], "securityContext": {"x": 1}}, {"command": None, "securityContext": None}, {}),
-    ],
-)
-def test_patches_merge(base: Any, patch: Any, result: Any) -> None:
-    assert patched(base, patch) == result
 
 
 @pytest.mark.parametrize(

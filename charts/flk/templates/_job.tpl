@@ -1,6 +1,6 @@
 {{/*
-From values to the PyTorchJob that `flk render` gives for the same job with `ship: false` (operator_client/flk/manifest/render.py;
-tests/unit/test_chart_values.py compares them). Templates return text, so what is not text goes as JSON.
+The PyTorchJob that `flk render` prints for a job with these values and `ship: false` (operator_client/flk/manifest).
+tests/unit/test_chart_values.py compares the two. A template returns text, so other values are returned as JSON.
 */}}
 
 {{- define "flk.jobName" -}}
@@ -36,13 +36,13 @@ tests/unit/test_chart_values.py compares them). Templates return text, so what i
 {{- end }}
 {{- end }}
 
-{{/* CLAIM:/PATH with the path normalised. */}}
+{{/* PVC:/PATH with the path normalised. */}}
 {{- define "flk.claim" -}}
 {{- $parts := splitn ":" 2 . }}
 {{- $parts._0 }}:{{ clean $parts._1 }}
 {{- end }}
 
-{{/* A toleration with all of flk's fields, from some of them or from key=value:Effect. */}}
+{{/* A toleration with all its fields, from some of them or from key=value:Effect. */}}
 {{- define "flk.toleration" -}}
 {{- $toleration := . }}
 {{- if kindIs "string" . }}
@@ -52,10 +52,10 @@ tests/unit/test_chart_values.py compares them). Templates return text, so what i
 {{- if contains "=" $parts._0 }}{{ $_ := set $toleration "value" $pair._1 }}
 {{- else }}{{ $_ := set $toleration "operator" "Exists" }}{{ end }}
 {{- end }}
-{{- merge (dict) $toleration (dict "key" "" "operator" "Equal" "value" "" "effect" "") | toJson }}
+{{- include "flk.merged" (list (dict "key" "" "operator" "Equal" "value" "" "effect" "") $toleration) }}
 {{- end }}
 
-{{/* The whole job with its defaults: what flk keeps on record in the annotation flk.dev/spec. */}}
+{{/* The job with all its defaults, as flk records it in the annotation flk.dev/spec. */}}
 {{- define "flk.spec" -}}
 {{- $job := .Values.job }}
 {{- $defaults := .Values.defaults }}
@@ -102,43 +102,86 @@ tests/unit/test_chart_values.py compares them). Templates return text, so what i
 {{- toJson $spec }}
 {{- end }}
 
-{{/* `.patch` laid over `.base`, as JSON in `value`: mappings merge, null removes, lists of named things merge by name. */}}
-{{- define "flk.patched" -}}
-{{- $result := .patch }}
-{{- if kindIs "map" .patch }}
+{{/* Mappings merged into one, as JSON. The later one wins, also with an empty value (unlike `merge`). */}}
+{{- define "flk.merged" -}}
+{{- $result := dict }}
+{{- range . }}
+{{- range $key, $value := . }}{{ $_ := set $result $key $value }}{{ end }}
+{{- end }}
+{{- toJson $result }}
+{{- end }}
+
+{{/* A value of a patch without the keys that are null, as JSON in `value`. */}}
+{{- define "flk.withoutNulls" -}}
+{{- $result := . }}
+{{- if kindIs "map" . }}
 {{- $result = dict }}
-{{- if kindIs "map" .base }}{{ $result = .base }}{{ end }}
+{{- range $key, $value := . }}
+{{- if not (kindIs "invalid" $value) }}{{ $_ := set $result $key (include "flk.withoutNulls" $value | fromJson).value }}{{ end }}
+{{- end }}
+{{- else if kindIs "slice" . }}
+{{- $result = list }}
+{{- range . }}{{ $result = append $result (include "flk.withoutNulls" . | fromJson).value }}{{ end }}
+{{- end }}
+{{- dict "value" $result | toJson }}
+{{- end }}
+
+{{/* The key by which the lists `.base` and `.patch` are merged, or nothing where the list is replaced. */}}
+{{- define "flk.listKey" -}}
+{{- $result := "" }}
+{{- if and .base .patch }}
+{{- $items := concat .base .patch }}
+{{- range $candidate := list "name" "mountPath" }}
+{{- $all := true }}
+{{- range $items }}
+{{- if not (kindIs "map" .) }}{{ $all = false }}{{ else if not (kindIs "string" (get . $candidate)) }}{{ $all = false }}
+{{- else if not (hasKey . $candidate) }}{{ $all = false }}{{ end }}
+{{- end }}
+{{- if $all }}{{ $result = $candidate }}{{ end }}
+{{- end }}
+{{- end }}
+{{- $result }}
+{{- end }}
+
+{{/* `.base` merged with `.patch`, as JSON in `value`; `.path` names the patch in errors. The rules are those of patched()
+in operator_client/flk/manifest/patch.py, and tests/unit/data/patches.yaml has cases that test both. */}}
+{{- define "flk.patched" -}}
+{{- range $kind, $name := dict "map" "a mapping" "slice" "a list" }}
+{{- if and (kindIs $kind $.base) $.base (not (kindIs $kind $.patch)) }}
+{{- fail (printf "%s: must be %s, as in the pod template (is %s)" $.path $name (toJson $.patch)) }}
+{{- end }}
+{{- end }}
+{{- $result := dict }}
+{{- if and (kindIs "map" .patch) (kindIs "map" .base) }}
+{{- $result = deepCopy .base }}
 {{- range $key, $value := .patch }}
 {{- if kindIs "invalid" $value }}{{ $_ := unset $result $key }}
-{{- else }}{{ $_ := set $result $key (include "flk.patched" (dict "base" (get $result $key) "patch" $value) | fromJson).value }}
+{{- else if hasKey $result $key }}
+{{- $inner := dict "base" (get $result $key) "patch" $value "path" (printf "%s.%s" $.path $key) }}
+{{- $_ := set $result $key (include "flk.patched" $inner | fromJson).value }}
+{{- else }}{{ $_ := set $result $key (include "flk.withoutNulls" $value | fromJson).value }}
 {{- end }}
 {{- end }}
-{{- else if and (kindIs "slice" .patch) (kindIs "slice" .base) .patch .base }}
-{{- $identity := "" }}
-{{- range list "name" "mountPath" }}
-{{- $candidate := . }}
-{{- $named := true }}
-{{- range concat $.base $.patch }}
-{{- if not (kindIs "map" .) }}{{ $named = false }}{{ else if not (hasKey . $candidate) }}{{ $named = false }}{{ end }}
-{{- end }}
-{{- if $named }}{{ $identity = $candidate }}{{ end }}
-{{- end }}
-{{- if $identity }}
+{{- else if and (kindIs "slice" .patch) (kindIs "slice" .base) (include "flk.listKey" .) }}
+{{- $id := include "flk.listKey" . }}
 {{- $given := dict }}
-{{- range .patch }}{{ $_ := set $given (get . $identity) . }}{{ end }}
+{{- $order := list }}
+{{- range .patch }}
+{{- if not (hasKey $given (get . $id)) }}{{ $order = append $order (get . $id) }}{{ end }}
+{{- $_ := set $given (get . $id) . }}
+{{- end }}
 {{- $result = list }}
 {{- $kept := dict }}
 {{- range .base }}
-{{- $own := get . $identity }}
+{{- $own := get . $id }}
 {{- $_ := set $kept $own true }}
-{{- $result = append $result (include "flk.patched" (dict "base" . "patch" (get $given $own | default dict)) | fromJson).value }}
+{{- $inner := dict "base" . "patch" (get $given $own | default dict) "path" (printf "%s[%s]" $.path $own) }}
+{{- $result = append $result (include "flk.patched" $inner | fromJson).value }}
 {{- end }}
-{{- range .patch }}
-{{- if not (hasKey $kept (get . $identity)) }}
-{{- $result = append $result (include "flk.patched" (dict "base" dict "patch" .) | fromJson).value }}
+{{- range $order }}
+{{- if not (hasKey $kept .) }}{{ $result = append $result (include "flk.withoutNulls" (get $given .) | fromJson).value }}{{ end }}
 {{- end }}
-{{- end }}
-{{- end }}
+{{- else }}{{ $result = (include "flk.withoutNulls" .patch | fromJson).value }}
 {{- end }}
 {{- dict "value" $result | toJson }}
 {{- end }}
@@ -181,7 +224,7 @@ tests/unit/test_chart_values.py compares them). Templates return text, so what i
   "FLK_FABRIC" $spec.fabric "FLK_CHECKPOINT" $checkpoint }}
 {{- with $spec.deadline }}{{ $_ := set $plain "FLK_DEADLINE" (include "flk.seconds" .) }}{{ end }}
 {{- with $spec.save_every }}{{ $_ := set $plain "FLK_SAVE_EVERY" (include "flk.text" .) }}{{ end }}
-{{- $plain = merge (dict) $spec.env $fabric.env $plain }}
+{{- $plain = include "flk.merged" (list $plain $fabric.env $spec.env) | fromJson }}
 {{- range $variable, $_ := $spec.secrets }}{{ $plain = omit $plain $variable }}{{ end }}
 {{- $env := list }}
 {{- range $variable, $path := dict "FLK_POD_INDEX" "metadata.labels['training.kubeflow.org/replica-index']"
@@ -206,8 +249,8 @@ tests/unit/test_chart_values.py compares them). Templates return text, so what i
   "terminationMessagePath" "/dev/termination-log" "terminationMessagePolicy" "FallbackToLogsOnError" }}
 {{- $limits := pick $spec.resources "memory" }}
 {{- if $gpu }}{{ $_ := set $limits "nvidia.com/gpu" (toString $gpu) }}{{ end }}
-{{- $limits = merge $limits ($fabric.limits | default dict) }}
-{{- $requests := merge (pick $spec.resources "cpu") $limits }}
+{{- $limits = include "flk.merged" (list $limits ($fabric.limits | default dict)) | fromJson }}
+{{- $requests := include "flk.merged" (list (pick $spec.resources "cpu") $limits) | fromJson }}
 {{- $resources := dict }}
 {{- with $limits }}{{ $_ := set $resources "limits" . }}{{ end }}
 {{- with $requests }}{{ $_ := set $resources "requests" . }}{{ end }}
@@ -229,7 +272,10 @@ tests/unit/test_chart_values.py compares them). Templates return text, so what i
 {{- with $tolerations }}{{ $_ := set $pod "tolerations" . }}{{ end }}
 {{- $template := dict "metadata" (dict "labels" $labels "annotations" (dict "sidecar.istio.io/inject" "false")) "spec" $pod }}
 {{- with $spec.patch }}
-{{- $template = (include "flk.patched" (dict "base" ($template | toJson | fromJson) "patch" .) | fromJson).value }}
+{{- $template = (include "flk.patched" (dict "base" ($template | toJson | fromJson) "patch" . "path" "job.patch") | fromJson).value }}
+{{- $found := false }}
+{{- range dig "spec" "containers" list $template }}{{ if eq (toString (get . "name")) "pytorch" }}{{ $found = true }}{{ end }}{{ end }}
+{{- if not $found }}{{ fail "job.patch: leaves no container named pytorch, which the operator looks for" }}{{ end }}
 {{- end }}
 
 {{- $policy := dict "cleanPodPolicy" "None"

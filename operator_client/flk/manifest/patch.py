@@ -30,7 +30,11 @@ def patched(base: Any, patch: Any, path: str = "patch") -> Any:
         return merged
     if isinstance(base, list) and isinstance(patch, list):
         for identity in ("mountPath", "name"):
-            if all(isinstance(item, dict) and isinstance(item.get(identity), str) for item in (*base, *patch)):
+            if (
+                base
+                and patch
+                and all(isinstance(item, dict) and isinstance(item.get(identity), str) for item in (*base, *patch))
+            ):
                 given = {item[identity]: item for item in patch}
                 kept = {i[identity]: patched(i, given.get(i[identity], {}), f"{path}[{i[identity]}]") for i in base}
                 return [*kept.values(), *(_without_nulls(item) for name, item in given.items() if name not in kept)]
