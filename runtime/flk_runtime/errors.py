@@ -1,4 +1,4 @@
-"""What this library raises when it is not the training that is wrong, but how it was set up."""
+"""Exceptions of this library: SetupError and its subclasses for wrong settings, PeerError for failures of peers."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from flk_runtime.contract import ExitCode
 
 
 class SetupError(ValueError):
-    """An argument or a setting is wrong: one sentence that names it. Trying again would not help."""
+    """An argument or a setting is wrong, and a restart would not help. The message names it, in one sentence."""
 
-    code = ExitCode.USAGE
-    everywhere = False  # whether all ranks raise this very error
+    code = ExitCode.USAGE  # of the job, if the error ends it
+    everywhere = False  # whether all ranks raise this error with the same message
 
 
 class DiscoveryError(SetupError):
-    """The environment's variables contradict each other; the message names them and their values."""
+    """The launcher's environment variables contradict each other. The message names them and their values."""
 
 
 class RendezvousError(SetupError):
-    """The ranks did not come together: one did not come, or the master was not reached. The next attempt may do."""
+    """The ranks did not find each other: one did not join, or rank 0 was not reached. A restart may help."""
 
     code = ExitCode.INFRASTRUCTURE
 
 
 class CheckpointError(SetupError):
-    """A snapshot does not fit what resumes from it, or its folder can't be used; the message names the folder."""
+    """A checkpoint does not match the model, or its folder cannot be used. The message names the folder."""
 
 
 class PeerError(RuntimeError):
-    """Another rank failed, and this one would have waited for it; the message names the rank and what it raised."""
+    """Another rank failed, and this rank would have waited for it. The message names the rank and its exception."""

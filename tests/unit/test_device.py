@@ -1,3 +1,5 @@
+"""The device of a rank, for every number of GPUs and every launcher that hides some."""
+
 from __future__ import annotations
 
 import pytest
@@ -8,12 +10,12 @@ from flk_runtime.errors import SetupError
 from flk_runtime.system import device
 
 
-def place(local_rank: int = 0, size: int = 1) -> RankInfo:
+def rank_info(local_rank: int = 0, size: int = 1) -> RankInfo:
     return RankInfo(rank=local_rank, local_rank=local_rank, world_size=size, local_world_size=size)
 
 
 @pytest.mark.parametrize(
-    ("local_rank", "size", "gpus", "visible", "asked", "chosen"),
+    ("local_rank", "size", "gpus", "visible", "requested", "chosen"),
     [
         (0, 1, 0, None, None, "cpu"),
         (3, 8, 8, None, None, "cuda:3"),
@@ -29,28 +31,28 @@ def place(local_rank: int = 0, size: int = 1) -> RankInfo:
     ],
 )
 def test_the_device_of_a_rank(
-    local_rank: int, size: int, gpus: int, visible: str | None, asked: str | None, chosen: str
+    local_rank: int, size: int, gpus: int, visible: str | None, requested: str | None, chosen: str
 ) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert device.choose(place(local_rank, size), asked, gpus=gpus, environ=environ) == torch.device(chosen)
+    assert device.choose(rank_info(local_rank, size), requested, gpus=gpus, environ=environ) == torch.device(chosen)
 
 
 @pytest.mark.parametrize(
-    ("local_rank", "size", "gpus", "asked", "words"),
+    ("local_rank", "size", "gpus", "requested", "words"),
     [
-        (1, 2, 1, None, "local rank 1 of 2 on a node that shows 1 GPU (CUDA_VISIBLE_DEVICES=not set): two processes"),
-        (0, 2, 1, None, "local rank 0 of 2 on a node that shows 1 GPU"),  # not only the one that finds no GPU
-        (5, 8, 4, "cuda", "local rank 5 of 8 on a node that shows 4 GPUs"),
-        (0, 1, 0, "cuda", "sees no GPU here (CUDA_VISIBLE_DEVICES=not set)"),
+        (1, 2, 1, None, "local rank 1 of 2 on a node with 1 GPU (CUDA_VISIBLE_DEVICES=not set): two processes"),
+        (0, 2, 1, None, "local rank 0 of 2 on a node with 1 GPU"),  # not only the one that finds no GPU
+        (5, 8, 4, "cuda", "local rank 5 of 8 on a node with 4 GPUs"),
+        (0, 1, 0, "cuda", "sees no GPU (CUDA_VISIBLE_DEVICES=not set)"),
         (0, 1, 2, "cuda:2", "this process sees 2 GPUs, numbered from 0"),
         (0, 1, 2, "gpu", "device='gpu' is not a device"),
     ],
 )
 def test_too_few_gpus_are_refused_with_the_reason(
-    local_rank: int, size: int, gpus: int, asked: str | None, words: str
+    local_rank: int, size: int, gpus: int, requested: str | None, words: str
 ) -> None:
     with pytest.raises(SetupError) as refused:
-        device.choose(place(local_rank, size), asked, gpus=gpus, environ={})
+        device.choose(rank_info(local_rank, size), requested, gpus=gpus, environ={})
     assert words in str(refused.value)
 
 

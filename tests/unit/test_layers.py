@@ -1,4 +1,4 @@
-"""Who may import whom: the contracts in pyproject.toml hold, and importing the client brings no torch with it."""
+"""Import rules: the contracts in pyproject.toml hold, and neither the client nor the launcher imports torch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,7 +17,7 @@ def test_import_contracts_hold() -> None:
 
 
 def loaded_by(modules: list[str]) -> set[str]:
-    """Top-level modules that a fresh interpreter has after importing these."""
+    """Names of the top-level modules in a new interpreter that has imported these."""
     script = "import importlib, json, sys\nfor m in sys.argv[1:]: importlib.import_module(m)\n"
     script += "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
     done = subprocess.run([sys.executable, "-c", script, *modules], capture_output=True, text=True, check=True)
@@ -34,12 +32,29 @@ def modules_of(folder: str, package: str) -> list[str]:
 
 
 def test_whole_client_imports_without_torch() -> None:
-    # The contracts see what modules say; this sees what happens, as through the __init__ of flk_runtime.
+    # The contracts look at import statements. This imports the modules, and so runs the lazy __init__ of flk_runtime.
     modules = modules_of("operator_client", "flk")
     assert "flk.spec.job" in modules
     assert not loaded_by(modules) & {"torch", "numpy"}
 
 
-@pytest.mark.parametrize("module", ["flk_runtime.contract", "flk_runtime.__main__"])
-def test_what_a_pod_starts_with_is_the_standard_library(module: str) -> None:
-    assert loaded_by([module]) <= set(sys.stdlib_module_names) | {"flk_runtime", "__main__"} | loaded_by([])
+def test_the_launcher_imports_only_the_standard_library_until_it_needs_torch() -> None:
+    launcher = [name for name in modules_of("runtime", "flk_runtime") if name.startswith("flk_runtime.launcher")]
+    assert "flk_runtime.launcher.rendezvous.leader" in launcher
+    shared = ["flk_runtime.contract", "flk_runtime.errors", "flk_runtime.system", "flk_runtime.__main__"]
+    shared += [f"flk_runtime.system.{name}" for name in ("host", "report", "text")]
+    # loaded_by([]): what the interpreter's own site packages import at its start.
+    assert loaded_by(launcher + shared) - set(sys.stdlib_module_names) - loaded_by([]) == {"flk_runtime"}
+
+
+def test_no_submodule_hides_a_public_name() -> None:
+    # An import of a submodule sets the attribute of its name: a module flk_runtime.init would replace the function.
+    script = """
+import importlib, sys, types
+import flk_runtime, flk_runtime.initialize
+assert flk_runtime.init is flk_runtime.initialize.init
+for module in sys.argv[1:]: importlib.import_module(module)
+hidden = [name for name in flk_runtime.__all__ if isinstance(getattr(flk_runtime, name), types.ModuleType)]
+assert not hidden, hidden
+"""
+    subprocess.run([sys.executable, "-c", script, *modules_of("runtime", "flk_runtime")], check=True)

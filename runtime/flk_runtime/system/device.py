@@ -1,7 +1,4 @@
-"""Which device a rank computes on, and which backends carry its collectives.
-
-The counts come as arguments, so that this can be tested where there is no GPU.
-"""
+"""Device of a rank, its identity, and the backends of its process group. Needs torch."""
 
 from __future__ import annotations
 
@@ -12,67 +9,69 @@ import torch
 
 from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import SetupError
+from flk_runtime.system.text import plural
 
 
 def choose(
-    place: RankInfo,
-    asked: str | torch.device | None = None,
+    rank_info: RankInfo,
+    requested: str | torch.device | None = None,
     *,
     gpus: int | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> torch.device:
-    """The device of this rank: what is ``asked`` for, else cuda:<local rank> where there are GPUs, else the CPU.
+    """The device of this rank: the ``requested`` one, else cuda:<local rank> if there are GPUs, else the CPU.
 
-    ``gpus`` is how many this process sees. A launcher may show each process one GPU of its own (Slurm's
-    --gpus-per-task, torchrun's --virtual-local-rank): then that is cuda:0, whatever the local rank. Raises SetupError
-    where there are fewer GPUs than processes; that two processes were shown the same GPU is for the preflight to find.
+    ``gpus`` is the number of GPUs that this process sees, by default torch's. A launcher may show each process a single
+    GPU of its own (Slurm's --gpus-per-task, torchrun's --virtual-local-rank), which is cuda:0 for every local rank.
+
+    Raises SetupError if there are fewer GPUs than processes. The preflight finds processes that share a GPU.
     """
     try:
-        device = torch.device("cuda" if asked is None else asked)
+        device = torch.device("cuda" if requested is None else requested)
     except (RuntimeError, TypeError) as error:
-        raise SetupError(f"device={asked!r} is not a device: {str(error).splitlines()[0]}") from None
+        raise SetupError(f"device={requested!r} is not a device: {str(error).splitlines()[0]}") from None
     if device.type != "cuda":
         return device
     if gpus is None:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if gpus == 0 and asked is None:
+    if gpus == 0 and requested is None:
         return torch.device("cpu")
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     shown = f"CUDA_VISIBLE_DEVICES={visible if visible is not None else 'not set'}"
     if gpus == 0:
-        raise SetupError(f"device={asked!r}: torch {torch.__version__} sees no GPU here ({shown})")
+        raise SetupError(f"device={requested!r}: torch {torch.__version__} sees no GPU ({shown})")
     if device.index is not None:
         if device.index >= gpus:
-            raise SetupError(f"device={asked!r}: this process sees {_count(gpus)}, numbered from 0 ({shown})")
+            seen = plural(gpus, "GPU")
+            raise SetupError(f"device={requested!r}: this process sees {seen}, numbered from 0 ({shown})")
         return device
     if gpus == 1 and visible:
-        return torch.device("cuda", 0)  # its own, as far as it can tell
-    if place.local_world_size > gpus:
+        return torch.device("cuda", 0)  # the one that the launcher has shown to this process
+    if rank_info.local_world_size > gpus:
         raise SetupError(
-            f"local rank {place.local_rank} of {place.local_world_size} on a node that shows {_count(gpus)} ({shown}): "
-            f"two processes cannot share a GPU, so start at most {gpus} on a node, or pass device='cpu'"
+            f"local rank {rank_info.local_rank} of {rank_info.local_world_size} on a node with {plural(gpus, 'GPU')} "
+            f"({shown}): two processes cannot share a GPU, so start at most {gpus} on each node, or pass device='cpu'"
         )
-    return torch.device("cuda", place.local_rank)
+    return torch.device("cuda", rank_info.local_rank)
 
 
 def backend(device: torch.device) -> str:
-    """The backends for a device. Beside NCCL, gloo carries what lies on the CPU: random states, offloaded shards."""
+    """The backends of a process group for this device.
+
+    With NCCL there is also gloo, for tensors on the CPU: states of random generators, offloaded shards.
+    """
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def identity(device: torch.device, environ: Mapping[str, str] = os.environ) -> str:
-    """What tells this GPU from all others: its UUID, else its place on the PCI bus; empty for the CPU."""
+    """A name that no other GPU has: its UUID, else its address on the PCI bus. Empty for the CPU."""
     if device.type != "cuda":
         return ""
     visible = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    if len(visible) == 1 and visible[0].startswith("MIG-"):  # an instance: its GPU's UUID is its neighbours' too
+    if len(visible) == 1 and visible[0].startswith("MIG-"):  # a MIG instance: other instances share the GPU's UUID
         return visible[0]
     properties = torch.cuda.get_device_properties(device)
     if uuid := getattr(properties, "uuid", None):
         return f"GPU-{uuid}"
     bus = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
     return f"PCI {bus[0]:04x}:{bus[1]:02x}:{bus[2]:02x}" if None not in bus else ""
-
-
-def _count(gpus: int) -> str:
-    return "1 GPU" if gpus == 1 else f"{gpus} GPUs"

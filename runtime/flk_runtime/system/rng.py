@@ -1,4 +1,4 @@
-"""Random numbers that can be repeated: seeds derived from seeds, and the states of all generators as plain data."""
+"""Seeds and states of the global random generators of Python, NumPy and torch. Needs torch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 
 
 def derive(*parts: int | str) -> int:
-    """A seed in [0, 2**63) that depends on all of ``parts``: neighbouring inputs give unrelated seeds."""
+    """A seed in [0, 2**63) from all of ``parts``, by SHA-256. Similar parts give unrelated seeds."""
     digest = hashlib.sha256(repr(parts).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def seed_all(seed: int) -> None:
-    """Seed Python's, NumPy's (where it is imported) and torch's global generators, CUDA's included."""
+    """Seed the global generators of Python, NumPy (if it is imported) and torch, on the CPU and on all GPUs."""
     random.seed(seed)
     if numpy := _numpy():
         numpy.random.seed(seed % (1 << 32))
@@ -25,19 +25,22 @@ def seed_all(seed: int) -> None:
 
 
 def get_state() -> dict[str, Any]:
-    """The states of all global generators: numbers, lists and uint8 tensors, which are safe to read back."""
+    """The states of all global generators, as numbers, lists and uint8 tensors on the CPU.
+
+    These types can be loaded with ``torch.load(weights_only=True)``. Of the GPUs only the current device is included.
+    """
     version, internal, gauss = random.getstate()
     state: dict[str, Any] = {"python": [version, list(internal), gauss], "torch": torch.get_rng_state()}
     if numpy := _numpy():
         name, keys, position, has_gauss, cached = numpy.random.get_state()
         state["numpy"] = [str(name), keys.tolist(), int(position), int(has_gauss), float(cached)]
     if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()  # of this rank's device only
+        state["cuda"] = torch.cuda.get_rng_state()
     return state
 
 
 def set_state(state: dict[str, Any]) -> None:
-    """Go back to what `get_state` returned."""
+    """Restore the states that `get_state` returned."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     torch.set_rng_state(state["torch"])
@@ -49,5 +52,5 @@ def set_state(state: dict[str, Any]) -> None:
 
 
 def _numpy() -> Any:
-    # Only where the script (or torch) has imported it: a script that does without NumPy has no state there to keep.
+    # A script that has not imported NumPy has no state of it.
     return sys.modules.get("numpy")
