@@ -112,7 +112,7 @@ def run_page(page: Path, where: Sequence[str], *, check: bool, cluster: tuple[Pa
         kubeconfig, namespace = cluster or ((make_namespace(home), NAMESPACE) if clustered else (None, ""))
         session = Session(home / "work", kubeconfig, namespace)
         session.folder.mkdir()
-        for name in ("charts", "k8s"):  # for pages whose commands run in a checkout
+        for name in ("charts", "examples", "k8s"):  # for pages whose commands run in a checkout
             if f"{name}/" in text:
                 (session.folder / name).symlink_to(ROOT / name)
         for block in chosen:
