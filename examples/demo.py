@@ -26,7 +26,7 @@ def train(steps: int) -> list[dict[str, float]]:
         "--name",
         "demo",
         "--checkpoint",
-        "demo:/snapshots",
+        "demo:/checkpoints",
         "--save-every",
         "50",
     ]

@@ -44,10 +44,10 @@ def main() -> int:
         from flk_runtime.initialize import InitOptions, open_group, rank_report
         from flk_runtime.preflight import TIMEOUT
 
-        choices = InitOptions.read(place, {}, together=True)
+        choices = InitOptions.read(place, {}, defer_error=True)
         choices = dataclasses.replace(choices, preflight=choices.preflight or TIMEOUT)
-        if choices.problem and place.world_size == 1:
-            raise choices.problem
+        if choices.error and place.world_size == 1:
+            raise choices.error
         began = time.monotonic()
         everybody = open_group(place, choices)
         opened = time.monotonic()

@@ -1,4 +1,4 @@
-"""init(): from whatever started this process to a run that has a rank, a device and a process group."""
+"""init(): discover this process's rank, run the preflight check, open the process group and make the Run."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from flk_runtime import contract
-from flk_runtime.checkpoint.storage import Folder
+from flk_runtime.checkpoint import CheckpointFolder
 from flk_runtime.discovery import RankInfo, discover
-from flk_runtime.distributed import process_group as group
+from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel import strategies as parallel
-from flk_runtime.preflight import RankReport, exchange, report
+from flk_runtime.parallel import choose_strategy
+from flk_runtime.preflight import TIMEOUT as PREFLIGHT_TIMEOUT
+from flk_runtime.preflight import RankReport, exchange_reports, report
 from flk_runtime.preflight.bootstrap import connect_store
 from flk_runtime.run import Run
 from flk_runtime.system import device as devices
-from flk_runtime.system import rng as randomness
+from flk_runtime.system import rng
 
 _TIMEOUT = 1800.0
 _SAVE_EVERY = 100
@@ -50,19 +51,28 @@ def init(
     step_timeout: float | None = None,
     preflight: float | None = None,
 ) -> Run:
-    """This process's run: under any launcher that `discover` knows, or alone as a world of one.
+    """Open the process group and return this process's `Run`. Collective.
 
-    What is not given comes from $FLK_STRATEGY (else ddp), $FLK_SEED (else 0), $FLK_CHECKPOINT (else no snapshots) and
-    $FLK_SAVE_EVERY (steps, else 100; 0: at the end only). ``device`` is cuda:<local rank> where there is CUDA, else
-    cpu; ``backend`` is torch.distributed's, by the device. Times are in seconds. ``timeout`` is how long a collective
-    may take, ``step_timeout`` (else $FLK_STEP_TIMEOUT, else the same) how long once the first step is done.
-    ``preflight`` (else $FLK_PREFLIGHT_TIMEOUT, else 30) is how long the ranks may take to meet before the group opens,
-    and to compare what they see; 0, or FLK_PREFLIGHT=off: they do not compare.
+    Works under every launcher that `flk_runtime.discovery` knows, and without one as a world of one rank. A second call
+    returns the same run.
 
-    Python's, NumPy's and torch's generators are seeded: alike on all ranks until `Run.parallelize`, so that all build
-    the same model, and differently from then on. A second call returns the same run. Raises SetupError (DiscoveryError,
-    RendezvousError, CheckpointError) where an argument, a variable or the checkpoint folder is wrong, or where the
-    ranks do not fit together: then on all ranks. Collective: all ranks call it.
+    - ``strategy``: how `Run.parallelize` shares a model; default $FLK_STRATEGY, else ddp.
+    - ``seed``: default $FLK_SEED, else 0. Python's, NumPy's and torch's generators are seeded alike on all ranks until
+      `Run.parallelize`, so that all ranks build the same model, and differently afterwards.
+    - ``checkpoint``: folder for checkpoints; default $FLK_CHECKPOINT, else none are written. Only rank 0 uses it.
+    - ``save_every``: steps between two checkpoints; default $FLK_SAVE_EVERY, else 100; 0: only at the end.
+    - ``log_every``: steps between two lines of metrics; 0: none.
+    - ``device``: default cuda:<local rank> if torch finds CUDA, else cpu.
+    - ``backend``: of torch.distributed; default by the device.
+    - ``timeout``: seconds that a collective may take.
+    - ``step_timeout``: seconds that a collective may take after the first step; default $FLK_STEP_TIMEOUT, else
+      ``timeout``.
+    - ``preflight``: seconds that the ranks may take to connect and to compare their environments before the group
+      opens; default $FLK_PREFLIGHT_TIMEOUT, else 30; 0 or FLK_PREFLIGHT=off: they do not compare.
+
+    Raises SetupError, on all ranks, if an argument or a variable is wrong or the ranks' environments do not match:
+    DiscoveryError if the launcher's variables contradict each other, RendezvousError if a rank cannot connect,
+    CheckpointError if rank 0 cannot use the checkpoint folder.
     """
     global _current, _arguments
     given = {
@@ -74,32 +84,34 @@ def init(
         defaults = init.__kwdefaults__ or {}
         changed = [name for name, value in given.items() if value != defaults[name] and value != _arguments[name]]
         if changed:
-            raise SetupError(f"init was called before with another {changed[0]}: one process has one run")
+            raise SetupError(
+                f"init was already called with another {changed[0]}, and a process has one run: close that run before"
+            )
         return _current
 
-    place = discover()
-    owned = not dist.is_initialized()
-    choices = InitOptions.read(place, given, together=owned)
-    if owned:
-        open_group(place, choices)
-    elif choices.problem:
-        raise choices.problem
-    randomness.seed_all(choices.seed)
+    rank_info = discover()
+    owns_group = not dist.is_initialized()
+    options = InitOptions.read(rank_info, given, defer_error=owns_group)
+    if owns_group:
+        open_group(rank_info, options)
+    elif options.error:
+        raise options.error
+    rng.seed_all(options.seed)
     try:
         _current = Run(
-            place,
-            device=choices.device,
-            strategy=choices.strategy,
-            seed=choices.seed,
-            folder=Folder(Path(choices.folder)) if choices.folder else None,
-            save_every=choices.save_every,
-            log_every=choices.log_every,
-            owns_group=owned,
-            timeouts=group.Timeouts(timeout, choices.step_timeout),
+            rank_info,
+            device=options.device,
+            strategy=options.strategy,
+            seed=options.seed,
+            folder=CheckpointFolder(Path(options.folder)) if options.folder else None,
+            save_every=options.save_every,
+            log_every=options.log_every,
+            owns_group=owns_group,
+            timeouts=process_group.Timeouts(timeout, options.step_timeout),
         )
     except BaseException:
-        if owned:
-            group.leave(at_once=True)
+        if owns_group:
+            process_group.leave(at_once=True)
         raise
     _arguments = given
     return _current
@@ -107,7 +119,7 @@ def init(
 
 @dataclass(frozen=True)
 class InitOptions:
-    """What a rank was told by arguments and variables."""
+    """The arguments of `init`, completed from the environment and checked."""
 
     strategy: str = "ddp"
     seed: int = 0
@@ -118,99 +130,101 @@ class InitOptions:
     backend: str = "gloo"
     timeout: float = _TIMEOUT
     step_timeout: float | None = None
-    preflight: float = exchange.TIMEOUT
-    problem: SetupError | None = None  # what is wrong with them, where the other ranks shall hear of it too
+    preflight: float = PREFLIGHT_TIMEOUT
+    error: SetupError | None = None  # what is wrong with the options, if the other ranks are still to be told
 
     @classmethod
-    def read(cls, place: RankInfo, given: dict[str, Any], *, together: bool) -> InitOptions:
-        """Check what was ``given`` to `init` and fill the rest from the environment.
+    def read(cls, rank_info: RankInfo, given: dict[str, Any], *, defer_error: bool) -> InitOptions:
+        """Check the arguments ``given`` to `init` and complete them from the environment.
 
-        Where ``together``, what is wrong is kept, so that this rank can tell the others instead of not coming.
+        Raises SetupError. ``defer_error``: return it in ``error`` instead, so that this rank reports it to the others
+        in the preflight check, where there is one.
         """
         limit = _seconds("preflight", given.get("preflight"), contract.PREFLIGHT_TIMEOUT)
-        limit = exchange.TIMEOUT if limit is None else limit
+        limit = PREFLIGHT_TIMEOUT if limit is None else limit
         switch = os.environ.get(contract.PREFLIGHT) or "on"
         if switch not in ("on", "off"):
             raise SetupError(f"{contract.PREFLIGHT}={switch}: expected on or off")
-        known = cls(preflight=0.0 if switch == "off" else limit)
+        defaults = cls(preflight=0.0 if switch == "off" else limit)
         try:
-            device = devices.choose(place, given.get("device"))
+            device = devices.choose(rank_info, given.get("device"))
             if device.type == "cuda":
                 torch.cuda.set_device(device)
             return cls(
-                strategy=parallel.choose(given.get("strategy")),
-                seed=_whole("seed", given.get("seed"), contract.SEED, 0),
+                strategy=choose_strategy(given.get("strategy")),
+                seed=_count("seed", given.get("seed"), contract.SEED, 0),
                 folder=given.get("checkpoint") or os.environ.get(contract.CHECKPOINT) or None,
-                save_every=_whole("save_every", given.get("save_every"), contract.SAVE_EVERY, _SAVE_EVERY),
-                log_every=_whole("log_every", given.get("log_every"), "", _LOG_EVERY),
+                save_every=_count("save_every", given.get("save_every"), contract.SAVE_EVERY, _SAVE_EVERY),
+                log_every=_count("log_every", given.get("log_every"), "", _LOG_EVERY),
                 device=device,
                 backend=given.get("backend") or devices.backend(device),
                 timeout=given.get("timeout", _TIMEOUT),
                 step_timeout=_step_timeout(given.get("step_timeout")),
-                preflight=known.preflight,
+                preflight=defaults.preflight,
             )
         except SetupError as error:
-            if not (together and known.preflight and place.world_size > 1):
+            if not (defer_error and defaults.preflight and rank_info.world_size > 1):
                 raise
-            return dataclasses.replace(known, problem=error)
+            return dataclasses.replace(defaults, error=error)
 
 
-def open_group(place: RankInfo, choices: InitOptions) -> list[RankReport]:
-    """Meet the other ranks, compare, and open the process group. Collective.
+def open_group(rank_info: RankInfo, options: InitOptions) -> list[RankReport]:
+    """Connect to the other ranks, run the preflight check, and open the process group. Collective.
 
-    Returns the reports of all ranks on rank 0, where they were compared. Raises SetupError as `init` does.
+    Returns the reports of all ranks on rank 0 if they were compared, else an empty list. Raises SetupError as `init`
+    does.
     """
-    everybody: list[RankReport] = []
-    if place.world_size > 1:
+    reports: list[RankReport] = []
+    if rank_info.world_size > 1:
         began = time.monotonic()
-        store = connect_store(place, choices.preflight or choices.timeout)
-        if choices.preflight:
-            everybody = _compare(store, rank_report(place, choices), choices.preflight, began)
-        store.set_timeout(timedelta(seconds=choices.timeout))
+        store = connect_store(rank_info, options.preflight or options.timeout)
+        if options.preflight:
+            reports = _run_preflight(store, rank_report(rank_info, options), options.preflight, began)
+        store.set_timeout(timedelta(seconds=options.timeout))
     else:
         store = dist.HashStore()  # type: ignore[attr-defined]
-    options: dict[str, Any] = {"device_id": choices.device} if "nccl" in choices.backend else {}
+    bound: dict[str, Any] = {"device_id": options.device} if "nccl" in options.backend else {}
     dist.init_process_group(
-        choices.backend,
+        options.backend,
         store=distributed_c10d.PrefixStore("group", store),
-        rank=place.rank,
-        world_size=place.world_size,
-        timeout=timedelta(seconds=choices.timeout),
-        **options,
+        rank=rank_info.rank,
+        world_size=rank_info.world_size,
+        timeout=timedelta(seconds=options.timeout),
+        **bound,
     )
-    return everybody
+    return reports
 
 
-def _compare(store: Any, mine: RankReport, timeout: float, began: float) -> list[RankReport]:
-    result, everybody = exchange.exchange_reports(store, mine, timeout, began)
+def _run_preflight(store: Any, own: RankReport, timeout: float, began: float) -> list[RankReport]:
+    result, reports = exchange_reports(store, own, timeout, began)
     if result.faults:
         raise result.error
-    if mine.rank == 0:
+    if own.rank == 0:
         for line in result.warnings:
             print(f"flk: {line}", file=sys.stderr, flush=True)
-    return everybody
+    return reports
 
 
-def rank_report(place: RankInfo, choices: InitOptions) -> RankReport:
-    """What this rank knows of itself, for the others to compare."""
+def rank_report(rank_info: RankInfo, options: InitOptions) -> RankReport:
+    """This rank's report for the preflight check, which compares those of all ranks."""
     return RankReport(
-        rank=place.rank,
-        world_size=place.world_size,
-        local_rank=place.local_rank,
-        local_world_size=place.local_world_size,
-        node_rank=place.node_rank,
+        rank=rank_info.rank,
+        world_size=rank_info.world_size,
+        local_rank=rank_info.local_rank,
+        local_world_size=rank_info.local_world_size,
+        node_rank=rank_info.node_rank,
         pid=os.getpid(),
-        launcher=place.launcher,
+        launcher=rank_info.launcher,
         torch=torch.__version__,
         flk=contract.VERSION,
         code=report.code_version(),
-        backend=choices.backend,
-        strategy=choices.strategy,
-        seed=choices.seed,
-        device=str(choices.device),
-        gpu=devices.identity(choices.device),
-        problem=str(choices.problem or ""),
-        **report.node_fields(place, choices.backend),
+        backend=options.backend,
+        strategy=options.strategy,
+        seed=options.seed,
+        device=str(options.device),
+        gpu=devices.identity(options.device),
+        problem=str(options.error or ""),
+        **report.node_fields(rank_info, options.backend),
     )
 
 
@@ -218,42 +232,45 @@ def _step_timeout(given: float | None) -> float | None:
     value = _seconds("step_timeout", given, contract.STEP_TIMEOUT)
     if value is not None and not value > 0:
         raise SetupError(f"step_timeout={value:g}: expected more than 0 seconds")
-    if value is not None and not group.can_set_timeout():
+    if value is not None and not process_group.can_set_timeout():
         raise SetupError(
-            f"step_timeout needs a torch that can change a group's timeout, and {torch.__version__} cannot"
+            f"step_timeout: torch {torch.__version__} cannot change a process group's timeout; leave it out, or "
+            "update torch"
         )
     return value
 
 
 def _seconds(name: str, value: float | None, variable: str) -> float | None:
+    """A duration in seconds from an argument, else from a variable; None if neither is given."""
     text = os.environ.get(variable) if value is None else None
     if text:
         name = variable
         try:
             value = float(text)
         except ValueError:
-            raise SetupError(f"{variable}={text} is not a number of seconds") from None
+            raise SetupError(f"{variable}={text}: expected a number of seconds") from None
     if value is not None and not 0 <= value < float("inf"):
-        raise SetupError(f"{name}={value}: expected seconds from 0 on")
+        raise SetupError(f"{name}={value}: expected a finite number of seconds, 0 or more")
     return value
 
 
-def _whole(name: str, value: int | None, variable: str, default: int) -> int:
+def _count(name: str, value: int | None, variable: str, default: int) -> int:
+    """An integer of 0 or more from an argument, else from a variable (empty: there is none), else the default."""
     text = os.environ.get(variable) if value is None and variable else None
     if text:
         try:
             value, name = int(text), variable
         except ValueError:
-            raise SetupError(f"{variable}={text} is not a whole number") from None
+            raise SetupError(f"{variable}={text}: expected an integer") from None
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
-        raise SetupError(f"{name}={value!r}: expected a whole number from 0 on")
+        raise SetupError(f"{name}={value!r}: expected an integer, 0 or more")
     return value
 
 
 @atexit.register
-def _leave() -> None:
-    """At the end of a script that did not close its run, or failed: peers may be gone, so wait for nobody."""
+def _abandon() -> None:
+    """Leave the process group of a run that was not closed. Other ranks may have died, so this does not wait."""
     if _current is not None:
         _current.abandon()

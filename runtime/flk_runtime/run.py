@@ -1,4 +1,4 @@
-"""A run: this rank's part in one training, from `flk_runtime.init` to `close`."""
+"""Run: what a training script uses to parallelize, load data, count steps, log and save, from `init` to `close`."""
 
 from __future__ import annotations
 
@@ -13,48 +13,46 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import storage as snapshot
-from flk_runtime.checkpoint.manager import Checkpoint
-from flk_runtime.checkpoint.stateful import Stateful
-from flk_runtime.data import iterable as streams
+from flk_runtime.checkpoint import CheckpointFolder, CheckpointManager, Stateful
+from flk_runtime.data import iterable
 from flk_runtime.data.loader import EpochLoader, LoaderContext
 from flk_runtime.data.uneven_inputs import join_batches
 from flk_runtime.discovery import RankInfo
-from flk_runtime.distributed import process_group as group
+from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
-from flk_runtime.metrics import logging as metrics
-from flk_runtime.metrics import mfu
-from flk_runtime.parallel import strategies as parallel
-from flk_runtime.parallel.blocks import Blocks
-from flk_runtime.parallel.model import OptimizerState, ParallelModel
-from flk_runtime.parallel.precision import Precision
+from flk_runtime.metrics import logging, mfu
+from flk_runtime.parallel import Blocks, OptimizerState, ParallelModel, ParallelOptions, Precision, parallelize
 
 T = TypeVar("T")
 O = TypeVar("O", bound=Optimizer)  # noqa: E741
 
 
 class Run:
-    """Made by `flk_runtime.init`. Methods marked collective must be called by all ranks, in the same order."""
+    """This rank's side of a training run. Made by `flk_runtime.init`.
+
+    All ranks must call the methods marked "Collective.", in the same order.
+    """
 
     def __init__(
         self,
-        place: RankInfo,
+        rank_info: RankInfo,
         *,
         device: torch.device,
         strategy: str,
         seed: int,
-        folder: snapshot.Folder | None,
+        folder: CheckpointFolder | None,
         save_every: int,
         log_every: int,
         owns_group: bool,
-        timeouts: group.Timeouts,
+        timeouts: process_group.Timeouts,
     ) -> None:
-        self.place = place
+        """The process group is open. ``owns_group``: `close` destroys it. Collective."""
+        self.rank_info = rank_info
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
-        self.local_rank = place.local_rank
-        self.local_world_size = place.local_world_size
-        self.attempt = place.attempt
+        self.local_rank = rank_info.local_rank
+        self.local_world_size = rank_info.local_world_size
+        self.attempt = rank_info.attempt
         self.is_main = self.rank == 0
         self.device = device
         self.seed = seed
@@ -62,17 +60,17 @@ class Run:
         self.closed = False
         self._save_every, self._log_every, self._owns_group = save_every, log_every, owns_group
         self._timeouts = timeouts
-        self._wrapped: list[ParallelModel] = []
-        self._loaders = 0
+        self._models: list[ParallelModel] = []
+        self._loader_count = 0
         self._loader: EpochLoader | None = None  # the one that gave the latest batch
-        self._pending = 0  # samples of it since the last step
-        self._throughput = metrics.Throughput()
+        self._samples = 0  # given by it since the latest step, to all ranks
+        self._throughput = logging.Throughput()
         self._meter = mfu.Meter(device, self.world_size, lambda text: self.print(f"flk: {text}"))
-        self._stepped = False
-        self._checkpoint = Checkpoint(folder, seed, self.print)
-        self.steps = self._checkpoint.steps  # optimizer steps so far, those before a resume included
+        self._first_step_done = False
+        self._checkpoints = CheckpointManager(folder, seed, self.print)
+        self.steps = self._checkpoints.steps  # optimizer steps so far, including those before a resume
 
-    # The model
+    # Model and optimizer
 
     @overload
     def parallelize(
@@ -117,32 +115,34 @@ class Run:
         shard_size: int | None = None,
         find_unused_parameters: bool = False,
     ) -> nn.Module | tuple[nn.Module, O]:
-        """The model to call from now on, wrapped by the strategy, and ``optimizer`` with its parameters. Collective.
+        """Apply the run's strategy to ``model``; return the module to call in its place, and ``optimizer``.
 
-        Call what is returned, ``model(x)``, and not its ``forward`` or one of its parts. Rank 0's parameters and
-        buffers go to all ranks (not under strategy none). A model on the meta device is given memory and numbers block
-        by block, by its modules' ``reset_parameters``. Both are registered for snapshots, and go back to the newest one
-        if there is one. The optimizer is the same object, with the same groups. From here on the random numbers of the
-        ranks differ. Several models can be parallelized, each with its own optimizer.
+        Collective. Call the returned module, and neither its ``forward`` nor one of its children. Rank 0's parameters
+        and buffers are sent to all ranks (except under strategy none). A model on the meta device is materialized block
+        by block, with the values that ``reset_parameters`` of its modules sets. The optimizer is the same object, with
+        the same groups. Both are saved in checkpoints, and restored if the run was resumed. After the call each rank
+        draws different random numbers. Several models can be parallelized, each with its own optimizer.
 
-        ``api``: fsdp2 (torch's fully_shard; the default where torch has it) or fsdp1 (FullyShardedDataParallel).
-        ``precision``: dtypes to compute and to reduce in; the optimizer works on the model's own. ``blocks``: what is
-        sharded, recomputed and compiled by itself: classes or their names, or a least number of parameters; by default
-        the modules of a repeated class in a ModuleList, ModuleDict or Sequential. ``recompute``: keep no activations
-        of blocks. ``compile``: run each block through torch.compile; a string names its backend. ``shard_size``: ranks
-        per shard group of a hybrid strategy; by default those of one node. ``find_unused_parameters``: the forward
-        pass does not use the same parameters on all ranks.
+        - ``api``: fsdp2 (torch's fully_shard, the default from torch 2.6 on) or fsdp1 (FullyShardedDataParallel).
+        - ``precision``: dtypes of the computation and of the reduction; the optimizer works in the model's own.
+        - ``blocks``: modules that are sharded, recomputed and compiled one by one: classes, their names, or a minimum
+          number of parameters. Default: the modules of a repeated class in a ModuleList, ModuleDict or Sequential.
+        - ``recompute``: drop the activations of blocks and compute them again in the backward pass.
+        - ``compile``: compile each block with torch.compile; a string is the name of the backend.
+        - ``shard_size``: number of ranks in a shard group of a hybrid strategy. Default: the ranks of one node.
+        - ``find_unused_parameters``: ranks do not all use the same parameters in a forward pass.
 
-        Raises SetupError where these do not go together, before any communication.
+        Raises SetupError, before any communication, if these do not fit each other or the model, and CheckpointError if
+        the checkpoint is of another model.
         """
-        number = len(self._wrapped)
+        number = len(self._models)
         name = f"model-{number}" if number else "model"
-        if any(each.model is model or each.called is model for each in self._wrapped):
-            raise SetupError("this model has been parallelized before")
-        options = parallel.Options(api, precision, blocks, recompute, compile, shard_size, find_unused_parameters)
-        self._checkpoint.check_model(name, model)
+        if any(model in (each.model, each.module) for each in self._models):
+            raise SetupError("this model has already been parallelized: call parallelize once per model")
+        options = ParallelOptions(api, precision, blocks, recompute, compile, shard_size, find_unused_parameters)
+        self._checkpoints.check_model(name, model)
         self._meter.prepare(model)
-        wrapped = parallel.wrap(
+        parallel = parallelize(
             model,
             optimizer,
             self.strategy,
@@ -151,25 +151,26 @@ class Run:
             world_size=self.world_size,
             local_world_size=self.local_world_size,
         )
-        self._meter.watch(wrapped.called, precision.param if precision else None)
-        self._wrapped.append(wrapped)
-        self.register(name, wrapped)
+        self._meter.watch(parallel.module, precision.param if precision else None)
+        self._models.append(parallel)
+        self._checkpoints.register(name, parallel)
         if optimizer is not None:
-            self.register(f"optimizer-{number}" if number else "optimizer", OptimizerState(optimizer, wrapped))
-        self._checkpoint.begin_random()
-        return wrapped.called if optimizer is None else (wrapped.called, optimizer)
+            self._checkpoints.register(
+                f"optimizer-{number}" if number else "optimizer", OptimizerState(optimizer, parallel)
+            )
+        self._checkpoints.start_rank_rng()
+        return parallel.module if optimizer is None else (parallel.module, optimizer)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Forward and backward passes in here add to the gradients without communicating: all micro-batches of a step
-        but the last.
+        """A context in which backward passes accumulate gradients without communication.
 
-        Under the sharding strategies each rank holds whole gradients meanwhile. A loss is divided by the number of
-        micro-batches by the user.
+        Use it for all micro-batches of a step but the last, and divide each loss by the number of micro-batches. Under
+        the sharding strategies each rank holds full gradients meanwhile.
         """
         with contextlib.ExitStack() as stack:
-            for wrapped in self._wrapped:
-                stack.enter_context(wrapped.no_sync())
+            for parallel in self._models:
+                stack.enter_context(parallel.no_sync())
             yield
 
     def clip_grad_norm(
@@ -180,26 +181,27 @@ class Run:
         norm_type: float = 2.0,
         error_if_nonfinite: bool = False,
     ) -> torch.Tensor:
-        """Scale the gradients so that the norm of all of them, over all ranks, is at most ``max_norm``. Collective.
+        """Scale the gradients so that their total norm, over all ranks, is at most ``max_norm``. Collective.
 
-        Returns the norm before, a tensor of no dimension that is the same on all ranks. ``model`` says which one, where
-        several have been parallelized. Under strategy none it is each rank's own.
+        Returns the norm before, a tensor of shape () that is the same on all ranks; under strategy none it is each
+        rank's own. ``model`` selects one of several parallelized models. Raises SetupError if it selects none or the
+        choice is ambiguous, and RuntimeError if ``error_if_nonfinite`` and the norm is NaN or infinite.
         """
-        chosen = [each for each in self._wrapped if model is None or model in (each.called, each.model)]
+        chosen = [each for each in self._models if model is None or model in (each.module, each.model)]
         if len(chosen) != 1:
-            raise SetupError(
-                f"clip_grad_norm clips one parallelized model, and there are {len(chosen)}"
-                + (": say which, model=" if len(chosen) > 1 else ": call parallelize before")
-            )
-        return chosen[0].clip(max_norm, norm_type, error_if_nonfinite)
+            action = "select one with model=" if len(chosen) > 1 else "call parallelize before"
+            raise SetupError(f"clip_grad_norm works on one parallelized model, and there are {len(chosen)}: {action}")
+        return chosen[0].clip_grad_norm(max_norm, norm_type, error_if_nonfinite)
 
     def register(self, name: str, thing: Stateful) -> None:
-        """Put ``thing`` (a learning rate scheduler, say) into snapshots under ``name``; restore it if it is in one.
-        Collective.
-        """
-        self._checkpoint.register(name, thing)
+        """Save ``thing``, such as a learning rate scheduler, in checkpoints under ``name``. Collective.
 
-    # The data
+        It is restored now if the run was resumed from a checkpoint that has it. Raises SetupError if the name is taken,
+        or if the checkpoint has it and the first step has been made; CheckpointError if its state does not fit.
+        """
+        self._checkpoints.register(name, thing)
+
+    # Data
 
     def loader(
         self,
@@ -213,17 +215,20 @@ class Run:
         name: str | None = None,
         **options: Any,
     ) -> EpochLoader:
-        """Batches of ``batch_size`` samples for this rank, on its device, out of a map-style dataset or an iterable.
+        """A loader of this rank's batches of ``batch_size`` samples, on its device. Collective.
 
-        Every step takes ``world_size × batch_size`` samples; nothing is dropped (unless ``drop_last``) or doubled, and
-        all ranks take equally many steps. Its position is in the snapshots, under ``name`` (by default by the order of
-        calls). A map-style dataset is shuffled unless ``shuffle=False``; an iterable comes in its own order, and
-        ``split=False`` says that it is split over ranks and workers already. ``options`` are
-        torch.utils.data.DataLoader's: num_workers, collate_fn, pin_memory, persistent_workers, …
+        Every step takes ``world_size * batch_size`` samples, and all ranks take the same number of steps. No sample
+        is dropped (unless ``drop_last``) or repeated. ``dataset`` is map-style or iterable; a map-style one
+        is shuffled unless ``shuffle=False``, an iterable keeps its order, and ``split=False`` declares that it is
+        already split over ranks and workers. The position is saved in checkpoints under ``name`` (default: by the order
+        of calls). ``options`` are those of torch.utils.data.DataLoader: num_workers, collate_fn, pin_memory, …
+
+        Raises SetupError if the dataset is too small or an option contradicts the loader, and CheckpointError if the
+        checkpoint's position is of another dataset.
         """
-        name = name or ("loader" if self._loaders == 0 else f"loader-{self._loaders}")
-        self._loaders += 1
-        feed = LoaderContext(
+        name = name or ("loader" if self._loader_count == 0 else f"loader-{self._loader_count}")
+        self._loader_count += 1
+        context = LoaderContext(
             batch_size,
             self.rank,
             self.world_size,
@@ -231,42 +236,56 @@ class Run:
             self.seed if seed is None else seed,
             name,
             steps_done=lambda: self.steps,
-            on_begin=self._checkpoint.begin_random,
-            on_batch=self._count,
-            on_end=self._save_end,
+            on_begin=self._checkpoints.start_rank_rng,
+            on_batch=self._count_samples,
+            on_end=self._save_progress,
         )
-        loader = streams.loader(dataset, feed, shuffle=shuffle, split=split, drop_last=drop_last, **options)
+        loader = iterable.loader(dataset, context, shuffle=shuffle, split=split, drop_last=drop_last, **options)
         self.register(name, loader)
         return loader
 
     def join_batches(self, batches: Iterable[T]) -> Iterator[T]:
-        """The user's own ``batches`` of this rank, until one of the ranks has no more: then all stop. Collective.
+        """Yield this rank's ``batches`` until one of the ranks has no more; then all ranks stop. Collective.
 
-        Says on rank 0 how many were left where. A `Run.loader` needs none of this: it gives all ranks equally many.
+        For batches of the user's own that may differ in number; torch's Join handles the same case for gradients.
+        Prints on rank 0 how many were left on which rank. A loader of `loader` needs none of this.
         """
         return join_batches(batches, lambda text: self.print(f"flk: {text}"))
 
-    # The training
+    # Steps and checkpoints
 
     def step(self, loss: torch.Tensor | float | None = None, **values: Any) -> None:
-        """Say that the optimizer has made a step. Collective.
+        """Record one optimizer step (log, checkpoint). Call on all ranks after optimizer.step(). Collective.
 
-        Every ``log_every`` steps a line of metrics is printed: ``loss`` is the mean over the ranks, other ``values``
-        are rank 0's. Tensors are read only then. Every ``save_every`` steps a snapshot is written.
+        Every ``log_every`` steps a line of metrics is printed on rank 0, with the mean of ``loss`` over the ranks that
+        give one, and rank 0's ``values``; tensors have one element and are read only then. Every ``save_every`` steps
+        a checkpoint is written. At the first step CheckpointError is raised if the checkpoint that was resumed holds a
+        model and none was parallelized; see also `save`.
         """
-        first = not self._stepped
+        first = not self._first_step_done
         if first:
-            self._checkpoint.settle()
+            self._checkpoints.finish_restoring()
+            self._first_step_done = True
         self.steps += 1
-        self._throughput.add(self._pending)
-        self._pending = 0
+        self._throughput.add(self._samples)
+        self._samples = 0
         self._meter.step()
         if self._log_every and self.steps % self._log_every == 0:
-            self._report(loss, values)
+            self._log_metrics(loss, values)
         if self._save_every and self.steps % self._save_every == 0:
             self.save()
         if first:
             self._timeouts.shorten()
+
+    def save(self) -> None:
+        """Write a checkpoint now, if there is a checkpoint folder and a parallelized model. Collective.
+
+        Raises CheckpointError on rank 0 if the file cannot be written, and SetupError under FSDP1 between a forward
+        pass and its backward pass.
+        """
+        if self._checkpoints.can_save:
+            with self._timeouts.long():  # rank 0 may write for longer than a step may take
+                self._checkpoints.save(self.steps)
 
     @property
     def mfu(self) -> float | None:
@@ -288,22 +307,16 @@ class Run:
     def flops_per_step(self, flops: float) -> None:
         self._meter.flops_per_step = float(flops)
 
-    def save(self) -> None:
-        """Write a snapshot now, if there is a folder and a registered model. Collective."""
-        if self._checkpoint.writes:
-            with self._timeouts.long():  # rank 0 may write for longer than a step may take
-                self._checkpoint.save(self.steps)
-
-    # Talking
+    # Output and communication
 
     def log(self, **values: Any) -> None:
         """Print a line of JSON on rank 0, with the number of steps."""
-        self.print(metrics.line({"step": self.steps, **values}))
+        self.print(logging.line({"step": self.steps, **values}))
 
     def print(self, *values: object) -> None:
         """Print a line on rank 0."""
         if self.is_main:
-            # In one piece: print() writes the line's end apart, and another rank's line may come between.
+            # One write: print() writes the newline separately, and another rank's line may come in between.
             sys.stdout.write(" ".join(map(str, values)) + "\n")
             sys.stdout.flush()
 
@@ -312,21 +325,24 @@ class Run:
         dist.barrier()
 
     def mean(self, value: float, weight: float = 1.0) -> float:
-        """The mean of all ranks' ``value``, weighted (by the number of samples, say). Collective."""
-        return group.mean(value, weight)
+        """The mean of all ranks' ``value``, weighted by ``weight``, such as a number of samples. Collective.
 
-    # The end
+        The result is the same on all ranks, and NaN if all weights are 0.
+        """
+        return process_group.mean(value, weight)
+
+    # End
 
     def close(self) -> None:
-        """Save the final state and leave the process group. Collective; a second call does nothing."""
+        """Save what is not saved yet and destroy the process group. A second call does nothing. Collective."""
         if not self.closed:
-            self._save_end()
-            # Nobody leaves while another still works: a group's end does not wait for what its threads are doing.
+            self._save_progress()
+            # No rank leaves while another still communicates: destroying a group does not wait for its threads.
             dist.barrier()
             self._leave(at_once=False)
 
     def abandon(self) -> None:
-        """Leave the process group without saving, and without waiting for the other ranks: they may be dead."""
+        """Destroy the process group without saving and without waiting for other ranks, which may have died."""
         if not self.closed:
             self._leave(at_once=True)
 
@@ -344,14 +360,14 @@ class Run:
     def _leave(self, *, at_once: bool) -> None:
         self.closed = True
         if self._owns_group:
-            group.leave(at_once=at_once)
+            process_group.leave(at_once=at_once)
 
-    def _report(self, loss: torch.Tensor | float | None, values: dict[str, Any]) -> None:
-        # All ranks take part, with a loss or without: a rank that has none must not keep the others waiting.
+    def _log_metrics(self, loss: torch.Tensor | float | None, values: dict[str, Any]) -> None:
+        # All ranks take part, so that a rank without a loss does not make the others wait.
         mean = (
-            group.mean(0.0, 0.0)
+            process_group.mean(0.0, 0.0)
             if loss is None
-            else group.mean(float(loss.detach() if isinstance(loss, torch.Tensor) else loss), 1.0)
+            else process_group.mean(float(loss.detach() if isinstance(loss, torch.Tensor) else loss), 1.0)
         )
         line: dict[str, Any] = {"step": self.steps}
         if self._loader:
@@ -364,13 +380,13 @@ class Run:
         utilisation = self._meter.read(mark=True)
         if utilisation is not None:
             line["mfu"] = round(utilisation, 4)
-        self.print(metrics.line({**line, **values}))
+        self.print(logging.line({**line, **values}))
 
-    def _count(self, loader: EpochLoader, samples: int) -> None:
-        if loader is not self._loader:  # an evaluation's samples are not the next step's
-            self._loader, self._pending = loader, 0
-        self._pending += samples
+    def _count_samples(self, loader: EpochLoader, samples: int) -> None:
+        if loader is not self._loader:  # samples of an evaluation do not count for the next step
+            self._loader, self._samples = loader, 0
+        self._samples += samples
 
-    def _save_end(self) -> None:
-        if self._checkpoint.is_due(self.steps):
+    def _save_progress(self) -> None:
+        if self._checkpoints.has_progress_since_save(self.steps):
             self.save()

@@ -35,12 +35,12 @@ def main() -> None:
         run.step(loss)
     with torch.no_grad():
         final = nn.functional.cross_entropy(model(inputs), targets).item()
-    mine = [run.rank, run.local_rank, run.place.node_rank, run.local_world_size]
+    mine = [run.rank, run.local_rank, run.rank_info.node_rank, run.local_world_size]
     ranks: list[list[int]] = [mine] * run.world_size
     if run.world_size > 1:
         dist.all_gather_object(ranks, mine)
     if run.is_main:
-        found = {"launcher": run.place.launcher, "loss": final, "world_size": run.world_size, "ranks": ranks}
+        found = {"launcher": run.rank_info.launcher, "loss": final, "world_size": run.world_size, "ranks": ranks}
         print("\n" + json.dumps(found), flush=True)
     run.close()
 

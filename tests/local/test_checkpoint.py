@@ -87,7 +87,7 @@ def test_every_sample_once_at_another_world_size(ranks: Ranks, tmp_path: Path, w
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "other", "empty"])
-def test_a_damaged_snapshot_is_reported_and_the_older_one_used(ranks: Ranks, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_checkpoint_is_reported_and_the_older_one_used(ranks: Ranks, tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "folder"
     undisturbed = train(ranks, folder, 7)
     newest = folder / "step-000000007.pt"
@@ -103,7 +103,7 @@ def test_a_damaged_snapshot_is_reported_and_the_older_one_used(ranks: Ranks, tmp
     else:
         newest.write_bytes(b"")
     (resumed,) = train(ranks, folder, 7)
-    assert f"flk: the snapshot {newest} can't be read and is left out: " in resumed.output
+    assert f"flk: skipping the damaged checkpoint {newest}, renamed to {newest.name}.unreadable: " in resumed.output
     assert f"flk: resumed at step 6 from {folder}/step-000000006.pt" in resumed.lines
     assert last([resumed]) == last(undisturbed)
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -121,21 +121,22 @@ def test_only_rank_0_needs_to_see_the_folder(ranks: Ranks, tmp_path: Path) -> No
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_snapshot_of_another_model(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model(ranks: Ranks, tmp_path: Path) -> None:
     train(ranks, tmp_path / "folder", 1, 2)
     ended = train(ranks, tmp_path / "folder", 2, 2, environment={"WIDTH": "9"}, failing=True)
     for rank in ended:
         assert rank.code == 1
         assert (
-            f"the snapshot in {tmp_path}/folder is of another model: '0.weight' has the shape (8, 4)" in rank.lines[-1]
-        )
+            f"the checkpoint in {tmp_path}/folder does not fit the model: size mismatch for '0.weight': (8, 4) in the "
+            "checkpoint, (9, 4) in the model"
+        ) in rank.lines[-1]
 
 
 def test_a_folder_that_cant_be_written_to_is_an_error_at_the_start(ranks: Ranks, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for rank in train(ranks, tmp_path / "file" / "folder", 1, 2, failing=True):
         assert rank.code == 1
-        assert f"the snapshot folder {tmp_path}/file/folder can't be written to: Not a directory" in rank.lines[-1]
+        assert f"cannot write to the checkpoint folder {tmp_path}/file/folder: Not a directory" in rank.lines[-1]
 
 
 def test_a_newer_format_is_an_error(ranks: Ranks, tmp_path: Path) -> None:
@@ -144,11 +145,11 @@ def test_a_newer_format_is_an_error(ranks: Ranks, tmp_path: Path) -> None:
     content = torch.load(path)
     torch.save({**content, "format": 99, "flk": "9.0"}, path)
     (ended,) = train(ranks, tmp_path / "folder", 2, failing=True)
-    assert "was written by flk 9.0, which this version" in ended.lines[-1]
+    assert "flk 9.0 wrote it in format 99" in ended.lines[-1]
     assert path.exists()
 
 
-def test_what_a_snapshot_holds_must_be_registered_and_plain(ranks: Ranks, tmp_path: Path) -> None:
+def test_what_a_checkpoint_holds_must_be_registered_and_plain(ranks: Ranks, tmp_path: Path) -> None:
     train(ranks, tmp_path / "folder", 1)
     script = """
         import torch, flk_runtime as flk
@@ -171,7 +172,7 @@ def test_what_a_snapshot_holds_must_be_registered_and_plain(ranks: Ranks, tmp_pa
         run.abandon()
         run = flk.init(device="cpu", checkpoint="CHECKPOINT2")
         run.parallelize(torch.nn.Linear(1, 1))
-        refused("has been registered before", lambda: run.register("model", Odd()))
+        refused("already registered as 'model'", lambda: run.register("model", Odd()))
         run.register("odd", Odd())
         refused("holds a __main__.Odd", run.save)
         run.abandon()

@@ -16,7 +16,7 @@ def test_alone_is_a_world_of_one(ranks: Ranks) -> None:
         import torch, torch.distributed as dist, flk_runtime as flk
         run = flk.init(device="cpu")
         assert (run.rank, run.local_rank, run.world_size, run.local_world_size, run.attempt) == (0, 0, 1, 1, 0)
-        assert run.is_main and run.device == torch.device("cpu") and run.place.launcher == "alone"
+        assert run.is_main and run.device == torch.device("cpu") and run.rank_info.launcher == "alone"
         assert run.mean(3.0) == 3.0
         run.barrier()
         model = torch.nn.Linear(2, 1)
@@ -78,9 +78,9 @@ def test_ranks_build_the_same_model_and_draw_different_numbers(ranks: Ranks) -> 
     ("environment", "words"),
     [
         ({"FLK_STRATEGY": "zero4"}, "unknown strategy 'zero4': expected one of none, ddp"),
-        ({"FLK_SEED": "x"}, "FLK_SEED=x is not a whole number"),
-        ({"FLK_SAVE_EVERY": "-1"}, "FLK_SAVE_EVERY=-1: expected a whole number from 0 on"),
-        ({"RANK": "1"}, "must be set beside RANK=1"),
+        ({"FLK_SEED": "x"}, "FLK_SEED=x: expected an integer"),
+        ({"FLK_SAVE_EVERY": "-1"}, "FLK_SAVE_EVERY=-1: expected an integer, 0 or more"),
+        ({"RANK": "1"}, "must be set together with RANK=1"),
     ],
 )
 def test_wrong_variables_are_named(ranks: Ranks, environment: dict[str, str], words: str) -> None:
@@ -150,20 +150,20 @@ def test_a_rank_that_hangs_is_noticed_soon_once_the_first_step_is_done(
 ) -> None:
     script = """
         import time, torch, torch.distributed as dist, flk_runtime as flk
-        from flk_runtime.checkpoint.storage import Folder
+        from flk_runtime.checkpoint import CheckpointFolder
         with flk.init(device="cpu", step_timeout=1.0, save_every=2) as run:
             part = dist.new_group([0, 1])
             model = torch.nn.Linear(1, 1)
             model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), 0.1))
-            write = Folder.write
-            Folder.write = lambda *arguments: (time.sleep(2), write(*arguments))
+            write = CheckpointFolder.write
+            CheckpointFolder.write = lambda *arguments: (time.sleep(2), write(*arguments))
             def step(slow=0.0):
                 time.sleep(slow * run.rank)
                 dist.all_reduce(torch.ones(1), group=GROUP)
                 optimizer.step()
                 run.step()
             step(slow=2.0)  # the first step may take as long as it likes
-            step()  # and so may a snapshot, for which rank 0 alone works
+            step()  # and so may a checkpoint, for which rank 0 alone works
             step()
             print("steps", run.steps)
             try:
@@ -172,7 +172,7 @@ def test_a_rank_that_hangs_is_noticed_soon_once_the_first_step_is_done(
                 print("noticed" if "imed out" in str(error) else error)
             run.abandon()
     """
-    first, second = ranks(script.replace("GROUP", group), 2, {"FLK_CHECKPOINT": str(tmp_path / "snapshots")})
+    first, second = ranks(script.replace("GROUP", group), 2, {"FLK_CHECKPOINT": str(tmp_path / "checkpoints")})
     assert first.lines[-2:] == ["steps 3", "noticed"], first.output
     assert "steps 3" in second.lines
 
@@ -180,9 +180,9 @@ def test_a_rank_that_hangs_is_noticed_soon_once_the_first_step_is_done(
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
-        ({"FLK_STEP_TIMEOUT": "soon"}, "FLK_STEP_TIMEOUT=soon is not a number of seconds"),
+        ({"FLK_STEP_TIMEOUT": "soon"}, "FLK_STEP_TIMEOUT=soon: expected a number of seconds"),
         ({"FLK_STEP_TIMEOUT": "0"}, "step_timeout=0: expected more than 0 seconds"),
-        ({"FLK_PREFLIGHT_TIMEOUT": "-1"}, "FLK_PREFLIGHT_TIMEOUT=-1.0: expected seconds from 0 on"),
+        ({"FLK_PREFLIGHT_TIMEOUT": "-1"}, "FLK_PREFLIGHT_TIMEOUT=-1.0: expected a finite number of seconds, 0 or more"),
     ],
 )
 def test_times_are_checked(ranks: Ranks, environment: dict[str, str], words: str) -> None:

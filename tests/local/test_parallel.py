@@ -86,4 +86,4 @@ def test_a_model_without_parameters(ranks: Ranks) -> None:
                 print(error)
     """
     for ended in ranks(script, 2):
-        assert "no parameter that requires a gradient" in ended.output
+        assert "no parameter of the model requires a gradient" in ended.output

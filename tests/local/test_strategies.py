@@ -268,7 +268,7 @@ with flk.init(device="cpu", log_every=0) as run:
                 calls = 0
                 seen = train(run, *pair, steps=2)
                 graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-                assert list(run._wrapped[-1].state_dict()) == names
+                assert list(run._models[-1].state_dict()) == names
                 tell(f"{{variant}} {{name}} {{api}}", [seen, calls, graphs])
 """
     )
@@ -310,7 +310,7 @@ with flk.init(device="cpu", log_every=0) as run:
         with strategy(run, "full_shard"):
             model, optimizer = run.parallelize(model, optimizer, api=api)
         tell(api, peak / whole)
-        run._wrapped.clear(), run._checkpoint._objects.clear()
+        run._models.clear(), run._checkpoints._objects.clear()
         del model, optimizer
         gc.collect()
 """
@@ -320,7 +320,7 @@ with flk.init(device="cpu", log_every=0) as run:
         assert all(0.2 < peak < 0.5 for peak in told(rank).values()), told(rank)
 
 
-def test_snapshots_go_from_any_strategy_and_world_size_to_any_other(ranks: Ranks, tmp_path: Path) -> None:
+def test_checkpoints_go_from_any_strategy_and_world_size_to_any_other(ranks: Ranks, tmp_path: Path) -> None:
     cases = [
         ("ddp", "fsdp2"), ("full_shard", "fsdp2"), ("full_shard", "fsdp1"), ("shard_grad_op", "fsdp1"),
         ("hybrid_shard", "fsdp2"), ("hybrid_shard_zero2", "fsdp1"), ("no_shard", "fsdp1"),
@@ -538,21 +538,21 @@ def parallelize(name, model=None, optimizer=None, **options):
 with flk.init(device="cpu", log_every=0) as run:
     for words, name, options in (
         ("shard_size=3 does not divide the world size, 2", "hybrid_shard", {"shard_size": 3}),
-        ("shard_size=2 has no meaning under strategy full_shard, only under hybrid_shard, ", "full_shard",
+        ("shard_size=2 has no effect under strategy full_shard, only under hybrid_shard, ", "full_shard",
          {"shard_size": 2}),
         ("api='fsdp3': expected one of fsdp2, fsdp1", "full_shard", {"api": "fsdp3"}),
         ("precision='bf16': expected a flk_runtime.Precision", "full_shard", {"precision": "bf16"}),
-        ("precision has no meaning under strategy none", "none", {"precision": flk.Precision()}),
-        ("FSDP1 reduces whole units", "full_shard", {"api": "fsdp1", "find_unused_parameters": True}),
-        ("the model has no Blok to make a block of; it is made of Block, ModuleList, Net", "full_shard",
+        ("precision has no effect under strategy none", "none", {"precision": flk.Precision()}),
+        ("does not work with api='fsdp1'", "full_shard", {"api": "fsdp1", "find_unused_parameters": True}),
+        ("blocks='Blok': the model has no module of this class; it has Block, ModuleList, Net", "full_shard",
          {"blocks": "Blok"}),
         ("blocks=0: expected", "full_shard", {"blocks": 0}),
-        ("none were found in the model", "ddp", {"model": nn.Linear(2, 2), "recompute": True}),
+        ("recompute=True needs blocks", "ddp", {"model": nn.Linear(2, 2), "recompute": True}),
         ("'weight' of 0 (Odd) is on the meta device, and no reset_parameters() sets it", "full_shard",
          {"model": nn.Sequential(Odd())}),
-        ("is in DistributedDataParallel already", "full_shard",
+        ("is already wrapped in DistributedDataParallel", "full_shard",
          {"model": nn.Sequential(nn.parallel.DistributedDataParallel(nn.Linear(2, 2)))}),
-        ("'scalar' has no dimension that strategy full_shard could shard", "full_shard", {"model": Scalar()}),
+        ("'scalar' is a scalar, which strategy full_shard cannot shard", "full_shard", {"model": Scalar()}),
         ("group 0 of the optimizer holds a parameter of shape (3,)", "ddp",
          {"optimizer": torch.optim.SGD([torch.ones(3, requires_grad=True)])}),
     ):
@@ -563,8 +563,8 @@ with flk.init(device="cpu", log_every=0) as run:
         model = build()[0]
         wrapped = parallelize(name, model)
         for each in (model, wrapped):
-            refused("has been parallelized before", lambda: parallelize(name, each))
-    refused("there are 2: say which, model=", lambda: run.clip_grad_norm(1.0))
+            refused("has already been parallelized", lambda: parallelize(name, each))
+    refused("there are 2: select one with model=", lambda: run.clip_grad_norm(1.0))
 """
     )
     ranks(script, 2)

@@ -8,7 +8,11 @@ from typing import Any, Protocol
 
 
 class Stateful(Protocol):
-    """An object with a state of tensors, numbers, strings, lists, tuples and dictionaries; rank 0's state is saved."""
+    """An object that every rank holds alike, such as a learning rate scheduler: rank 0's state is saved.
+
+    The state consists of tensors, numbers, strings, None, lists, tuples and dictionaries. The name and the methods are
+    those of `torch.distributed.checkpoint.stateful.Stateful`.
+    """
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -16,22 +20,22 @@ class Stateful(Protocol):
 
 
 class DistributedStateful(ABC):
-    """An object whose state is spread over the ranks: all ranks take part in saving and loading it."""
+    """An object whose state is spread over the ranks, such as a sharded model: all ranks take part in saving it."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """The whole state on rank 0, with full tensors. Other ranks' return values are not used. Collective."""
+        """The whole state on rank 0, with full tensors. What the other ranks return is not used. Collective."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned on rank 0. Collective.
 
-        Large tensors in ``state`` are `Deferred`: the object fetches them one at a time, in the same order
-        on all ranks, and keeps its shard.
+        Large tensors in ``state`` are `LazyBroadcastTensor`: the object fetches one after the other, in the same order
+        on all ranks, and keeps its own shard of each.
         """
 
     def reload_hyperparameters(self, state: Mapping[str, Any]) -> None:  # noqa: B027
-        """Restore hyperparameters that the constructor of an object registered later may have changed. Not collective.
+        """Restore the hyperparameters in ``state`` again, since an object that was made later may have changed them.
 
         The default does nothing.
         """

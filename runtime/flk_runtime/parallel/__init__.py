@@ -1,0 +1,24 @@
+"""Parallel training of one model: DDP and FSDP (both of torch's implementations) behind one interface.
+
+`parallelize` applies a strategy to a model and its optimizer and returns a `ParallelModel`, which `flk_runtime.run`
+trains and checkpoints. The package imports checkpoint (for the protocol of saved state) and distributed; only `run`,
+`initialize` and `check` import it. ddp, fsdp1 and fsdp2 are imported inside functions, when a strategy needs them,
+because the torch modules behind them take long to import.
+"""
+
+from flk_runtime.parallel.blocks import Blocks
+from flk_runtime.parallel.model import ParallelModel
+from flk_runtime.parallel.optimizer_state import OptimizerState
+from flk_runtime.parallel.precision import Precision
+from flk_runtime.parallel.strategies import STRATEGIES, ParallelOptions, choose_strategy, parallelize
+
+__all__ = [
+    "STRATEGIES",
+    "Blocks",
+    "OptimizerState",
+    "ParallelModel",
+    "ParallelOptions",
+    "Precision",
+    "choose_strategy",
+    "parallelize",
+]

@@ -1,33 +1,31 @@
-"""Blocks: the repeated parts of a model, which are sharded, recomputed and compiled one by one."""
+"""Blocks: the repeated parts of a model, such as transformer layers, which are sharded and compiled one by one."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
-import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from flk_runtime.errors import SetupError
 
 Blocks = type[nn.Module] | str | int | Iterable[type[nn.Module] | str]
 
-# Modules that are never called themselves, or whose parts their parent reads without calling them.
+# Containers: their parent calls what they hold, never the container.
 _NOT_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+# These read the parameters of their children without calling the children.
 _READ_BY_PARENT = (nn.MultiheadAttention,)
 
 
-def find(model: nn.Module, wanted: Blocks | None) -> list[nn.Module]:
-    """The blocks of ``model``, inner ones before those around them. The model itself is none.
+def find_blocks(model: nn.Module, wanted: Blocks | None) -> list[nn.Module]:
+    """The blocks of ``model``, inner ones before those around them; the model itself is never a block.
 
-    ``wanted`` is a class or its name, several of them, or a number: then a module is a block where what it holds
-    outside of smaller blocks is at least that many parameters. By default a block is a module in a ModuleList,
-    ModuleDict or Sequential that holds at least two of its class, where that class is made of further modules; blocks
-    within blocks are not looked for.
+    ``wanted`` is a class or its name, several of them, or a number of parameters: then a module is a block if it holds
+    at least that many outside of smaller blocks. By default a block is a module in a ModuleList, ModuleDict or
+    Sequential that holds at least two modules of this class, if the class is made of further modules; blocks within
+    blocks are not searched for.
 
-    Raises SetupError where a class is not in the model.
+    Raises SetupError if the model has no module of a wanted class.
     """
     if wanted is None:
         return list(_repeated(model))
@@ -43,51 +41,19 @@ def find(model: nn.Module, wanted: Blocks | None) -> list[nn.Module]:
     return _of_classes(model, list(classes))
 
 
-def units(model: nn.Module, blocks: Iterable[nn.Module]) -> list[nn.Module]:
-    """The blocks that can be sharded on their own: with parameters, and none that a module outside shares (a tied
-    weight must be gathered together with all its users, so such a block is left to the unit around it)."""
+def shardable_blocks(model: nn.Module, blocks: Iterable[nn.Module]) -> list[nn.Module]:
+    """The ``blocks`` that hold parameters, none of which a module outside of the block shares.
+
+    A tied weight has to be gathered together with all modules that use it, so a block with a weight that is tied to one
+    outside is sharded as a part of what is around it.
+    """
     uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
     result = []
     for block in blocks:
         inside = Counter(id(p) for module in block.modules() for p in module._parameters.values() if p is not None)
-        if inside and all(uses[key] == times for key, times in inside.items()):
+        if inside and all(uses[key] == count for key, count in inside.items()):
             result.append(block)
     return result
-
-
-def rewire(blocks: Iterable[nn.Module], *, recompute: bool, backend: str | None) -> None:
-    """Let each block drop its activations and compute them again in the backward pass, or run compiled by
-    torch.compile's ``backend``, or both. Names of modules and parameters stay.
-
-    A block gets a subclass of its class, in place. Blocks of one class share one compiled program.
-    """
-    classes: dict[type[nn.Module], type[nn.Module]] = {}
-    for block in blocks:
-        kind = type(block)
-        if "forward" in vars(block):
-            raise SetupError(f"a {kind.__name__} has a forward of its own instance: it can't be recomputed or compiled")
-        if kind not in classes:
-            classes[kind] = _subclass(kind, recompute=recompute, backend=backend)
-        block.__class__ = classes[kind]
-
-
-def _subclass(kind: type[nn.Module], *, recompute: bool, backend: str | None) -> type[nn.Module]:
-    forward: Callable[..., Any] = kind.forward
-    if recompute:
-        forward = _recomputed(forward)
-    if backend is not None:
-        # Around the recomputation, so that the compiler sees what is kept and what is not.
-        forward = torch.compile(forward, backend=backend)
-    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__})
-
-
-def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    def again(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return forward(self, *args, **kwargs)
-        return checkpoint(forward, self, *args, use_reentrant=False, **kwargs)
-
-    return again
 
 
 def _repeated(module: nn.Module) -> Iterator[nn.Module]:
@@ -107,16 +73,16 @@ def _is_block(child: nn.Module, container: nn.Module) -> bool:
     )
 
 
-def _large(module: nn.Module, least: int, found: list[nn.Module], seen: set[int]) -> int:
-    """The parameters below ``module`` that no block has; adds the blocks below it, and itself where it is one."""
+def _large(module: nn.Module, least: int, found: list[nn.Module], counted: set[int]) -> int:
+    """Add the blocks in ``module`` to ``found``, and return the number of its parameters outside of them."""
     if isinstance(module, _READ_BY_PARENT):
         own = list(module.parameters())
         children = 0
     else:
         own = [p for p in module._parameters.values() if p is not None]
-        children = sum(_large(child, least, found, seen) for child in module.children())
-    count = children + sum(p.numel() for p in own if id(p) not in seen)
-    seen.update(map(id, own))
+        children = sum(_large(child, least, found, counted) for child in module.children())
+    count = children + sum(p.numel() for p in own if id(p) not in counted)
+    counted.update(map(id, own))
     if count >= least and not isinstance(module, _NOT_CALLED):
         found.append(module)
         return 0
@@ -124,26 +90,26 @@ def _large(module: nn.Module, least: int, found: list[nn.Module], seen: set[int]
 
 
 def _of_classes(model: nn.Module, classes: list[type[nn.Module] | str]) -> list[nn.Module]:
-    there = {kind for module in model.modules() for kind in type(module).__mro__}
+    present = {kind for module in model.modules() for kind in type(module).__mro__}
     for wanted in classes:
         if not isinstance(wanted, (str, type)):
-            raise SetupError(f"blocks holds {wanted!r}: expected classes of modules, or their names")
-        if not any(wanted in (kind, kind.__name__) for kind in there):
+            raise SetupError(f"blocks contains {wanted!r}: expected classes of modules, or their names")
+        if not any(wanted in (kind, kind.__name__) for kind in present):
             name = wanted if isinstance(wanted, str) else wanted.__name__
             have = sorted({type(module).__name__ for module in model.modules() if any(True for _ in module.children())})
-            raise SetupError(f"the model has no {name} to make a block of; it is made of {', '.join(have)}")
+            raise SetupError(f"blocks={name!r}: the model has no module of this class; it has {', '.join(have)}")
     found: list[nn.Module] = []
     _walk_classes(model, classes, found, set())
     return [module for module in found if module is not model]
 
 
 def _walk_classes(
-    module: nn.Module, classes: list[type[nn.Module] | str], found: list[nn.Module], seen: set[int]
+    module: nn.Module, classes: list[type[nn.Module] | str], found: list[nn.Module], visited: set[int]
 ) -> None:
-    if id(module) in seen:
+    if id(module) in visited:
         return
-    seen.add(id(module))
+    visited.add(id(module))
     for child in module.children():
-        _walk_classes(child, classes, found, seen)
+        _walk_classes(child, classes, found, visited)
     if any(wanted in (kind, kind.__name__) for wanted in classes for kind in type(module).__mro__):
         found.append(module)

@@ -1,7 +1,7 @@
-"""Sharding by torch's FullyShardedDataParallel (FSDP1): the parameters of a unit are one flat tensor, cut evenly.
+"""FSDP1: torch's FullyShardedDataParallel, which flattens the parameters of a block into one tensor and splits it.
 
-The user's parameters stay the objects that they were (``use_orig_params``), as views of what this rank holds of the
-flat ones: of each parameter a run of its elements, or none. parallel.py imports this module when it is needed.
+With ``use_orig_params`` the user's parameters stay the same objects and become views of this rank's part of the flat
+tensor: of each parameter a contiguous run of its elements, as a tensor of shape (n,), where n may be 0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 
-from flk_runtime.checkpoint import storage as snapshot
+from flk_runtime.checkpoint import fetch
+from flk_runtime.distributed.pytree import replace
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel
@@ -26,15 +27,15 @@ from flk_runtime.parallel.precision import Precision
 _EXTRA = "_extra_state"  # torch's key for what a module's get_extra_state() returns
 
 
-class FlatShard(ParallelModel):
+class FSDP1Model(ParallelModel):
     """A model in FullyShardedDataParallel."""
 
-    called: FullyShardedDataParallel
+    module: FullyShardedDataParallel
 
     def __init__(
         self,
         model: nn.Module,
-        units: Collection[nn.Module],
+        blocks: Collection[nn.Module],
         mesh: DeviceMesh,
         device: torch.device,
         *,
@@ -42,70 +43,74 @@ class FlatShard(ParallelModel):
         reshard: bool,
         precision: Precision | None,
     ) -> None:
-        """``mesh`` is (shard) or (replicate, shard); ``shards``: whether a rank holds a part only. Collective."""
+        """Shard ``model`` in place, each of ``blocks`` on its own. Collective.
+
+        ``mesh`` has the dimension shard, or replicate and shard. ``shards``: each rank holds a shard, not everything.
+        ``reshard``: free a block's full parameters after its forward pass.
+        """
         self._group = mesh.get_group("shard")
         self._modules = dict(model.named_modules(remove_duplicate=False))
         self._keys = list(model.state_dict())
-        self._own: dict[str, nn.Parameter] = {}
-        self._shapes: dict[int, torch.Size] = {}
+        self._parameters: dict[str, nn.Parameter] = {}  # by the names of the user's model
+        self._shapes: dict[int, torch.Size] = {}  # of full parameters, by the parameter's id
         parents: dict[int, list[tuple[nn.Module, str]]] = {}
         for module in model.modules():
             for name, child in module._modules.items():
                 if child is not None:
                     parents.setdefault(id(child), []).append((module, name))
-        names: dict[int, list[str]] = {}
+        prefixes: dict[int, list[str]] = {}
         for name, module in self._modules.items():
-            names.setdefault(id(module), []).append(name + "." if name else "")
+            prefixes.setdefault(id(module), []).append(name + "." if name else "")
         options: dict[str, Any] = {
             "process_group": self._group if mesh.ndim == 1 else (self._group, mesh.get_group("replicate")),
-            "sharding_strategy": _strategy(mesh, shards, reshard),
+            "sharding_strategy": _sharding_strategy(mesh, shards, reshard),
             "device_id": device,
             "use_orig_params": True,
         }
         if not shards:
             options["process_group"] = dist.group.WORLD
         if precision:
-            options["mixed_precision"] = _policy(precision)
-        wrapped: list[FullyShardedDataParallel] = []
+            options["mixed_precision"] = _mixed_precision(precision)
+        wrappers: list[FullyShardedDataParallel] = []
 
-        def shard(unit: nn.Module) -> None:
-            for module in unit.modules():
-                for prefix in names.get(id(module), ()):  # FSDP's own modules have none
+        def shard(block: nn.Module) -> None:
+            for module in block.modules():
+                for prefix in prefixes.get(id(module), ()):  # FSDP's own modules have none
                     for name, parameter in module._parameters.items():
-                        if parameter is not None and prefix + name not in self._own:
-                            self._own[prefix + name] = parameter
+                        if parameter is not None and prefix + name not in self._parameters:
+                            self._parameters[prefix + name] = parameter
                             self._shapes[id(parameter)] = parameter.shape
-            with _quiet():
-                wrapped.append(FullyShardedDataParallel(unit, **options))
-            for parent, name in parents.get(id(unit), ()):
-                parent._modules[name] = wrapped[-1]
+            with _no_shard_warning_ignored():
+                wrappers.append(FullyShardedDataParallel(block, **options))
+            for parent, name in parents.get(id(block), ()):
+                parent._modules[name] = wrappers[-1]
 
-        Materializer(model, units, device).run(shard, broadcast=True)
-        root = wrapped[-1]
+        Materializer(model, blocks, device).run(shard, broadcast=True)
+        root = wrappers[-1]
         super().__init__(model, root)
         if precision:
-            root.register_forward_hook(_casting(precision.output))
-        self._counts = self._measure(device) if shards else None
+            root.register_forward_hook(_cast_output(precision.output))
+        self._numels = self._gather_numels(device) if shards else None  # by the parameter's id: elements on each rank
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        return self.called.no_sync()
+        return self.module.no_sync()
 
-    def clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
-        norm = self.called.clip_grad_norm_(max_norm, norm_type)
+    def clip_grad_norm(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
+        norm = self.module.clip_grad_norm_(max_norm, norm_type)
         if error_if_nonfinite and not bool(norm.isfinite()):
-            raise RuntimeError(f"the norm of the gradients is {norm.item()}: they can't be clipped")
+            raise RuntimeError(f"cannot clip gradients: their norm is {norm.item()}")
         return norm
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        return dict(self._own)
+        return dict(self._parameters)
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {}
         for key in self._keys:
             parent, _, name = key.rpartition(".")
             module = self._modules[parent]
-            if key in self._own:
-                state[key] = self.whole(self._own[key], self._own[key].detach())
+            if key in self._parameters:
+                state[key] = self.full_tensor(self._parameters[key], self._parameters[key].detach())
             elif name == _EXTRA:
                 state[key] = module.get_extra_state()
             else:
@@ -116,54 +121,58 @@ class FlatShard(ParallelModel):
         with torch.no_grad():
             for key in self._keys:
                 parent, _, name = key.rpartition(".")
-                module, value = self._modules[parent], snapshot.fetch(state[key])
-                if key in self._own:
-                    self._own[key].copy_(self.part(self._own[key], value))
+                module, value = self._modules[parent], fetch(state[key])
+                if key in self._parameters:
+                    self._parameters[key].copy_(self.local_shard(self._parameters[key], value))
                 elif name == _EXTRA:
                     module.set_extra_state(value)
                 else:
                     module.get_buffer(name).copy_(value)
 
-    def shape(self, parameter: nn.Parameter) -> torch.Size:
+    def full_shape(self, parameter: nn.Parameter) -> torch.Size:
         return self._shapes[id(parameter)]
 
-    def whole(self, parameter: nn.Parameter, part: Any) -> Any:
-        if self._counts is None or not isinstance(part, torch.Tensor) or part.dim() != 1:
-            return part
-        counts = self._counts[id(parameter)]
-        if part.numel() != counts[self._group.rank()]:
-            raise SetupError("a snapshot can't be taken between a forward pass and its backward pass")
-        padded = part.new_zeros(max(counts))
-        padded[: part.numel()] = part
-        all_parts = [torch.empty_like(padded) for _ in counts]
-        dist.all_gather(all_parts, padded, group=self._group)
+    def full_tensor(self, parameter: nn.Parameter, local: Any) -> Any:
+        if self._numels is None or not _is_sharded(local):
+            return local
+        numels = self._numels[id(parameter)]
+        if local.numel() != numels[self._group.rank()]:
+            raise SetupError(
+                "cannot save a checkpoint between a forward pass and its backward pass: save after optimizer.step()"
+            )
+        padded = local.new_zeros(max(numels))
+        padded[: local.numel()] = local
+        gathered = [torch.empty_like(padded) for _ in numels]
+        dist.all_gather(gathered, padded, group=self._group)
         if dist.get_rank() != 0:
             return None
-        cut = [each[:count].cpu() for each, count in zip(all_parts, counts, strict=True)]
-        return torch.cat(cut).view(self.shape(parameter))
+        shards = [each[:numel].cpu() for each, numel in zip(gathered, numels, strict=True)]
+        return torch.cat(shards).view(self.full_shape(parameter))
 
-    def part(self, parameter: nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
-        if self._counts is None:
-            return whole
-        counts = self._counts[id(parameter)]
-        begin = sum(counts[: self._group.rank()])
-        return whole.flatten()[begin : begin + counts[self._group.rank()]].clone()
+    def local_shard(self, parameter: nn.Parameter, full: torch.Tensor) -> torch.Tensor:
+        if self._numels is None:
+            return full
+        numels = self._numels[id(parameter)]
+        begin = sum(numels[: self._group.rank()])
+        return full.flatten()[begin : begin + numels[self._group.rank()]].clone()
 
-    def agree(self, state: dict[int, dict[str, Any]], parameters: list[nn.Parameter]) -> dict[int, dict[str, Any]]:
-        # An optimizer skips a parameter of which its rank holds no element: no gradient, no state.
-        if self._counts is None:
+    def complete_optimizer_state(
+        self, state: dict[int, dict[str, Any]], parameters: list[nn.Parameter]
+    ) -> dict[int, dict[str, Any]]:
+        # A parameter of which this rank holds no element has no gradient here, so the optimizer makes no state for it.
+        if self._numels is None:
             return state
         own = {
-            index: {key: value.dtype if _sharded(value) else value for key, value in values.items()}
+            index: {key: value.dtype if _is_sharded(value) else value for key, value in values.items()}
             for index, values in state.items()
         }
-        everybody: list[Any] = [None] * self._group.size()
-        dist.all_gather_object(everybody, own, group=self._group)
+        states: list[Any] = [None] * self._group.size()
+        dist.all_gather_object(states, own, group=self._group)
         merged: dict[int, dict[str, Any]] = {}
-        for rank, other in enumerate(everybody):
+        for rank, other in enumerate(states):
             for index, values in other.items():
-                # Where a rank holds no element, what it got from a snapshot has stood still since.
-                if self._counts[id(parameters[index])][rank]:
+                # A rank without elements may have values from a checkpoint, which do not change: they are outdated.
+                if self._numels[id(parameters[index])][rank]:
                     merged.setdefault(index, values)
         for index, values in merged.items():
             for key, value in values.items():
@@ -172,17 +181,17 @@ class FlatShard(ParallelModel):
                     values[key] = state.get(index, {}).get(key, nothing)
         return merged
 
-    def _measure(self, device: torch.device) -> dict[int, list[int]]:
-        """How many elements of each parameter every rank of the shard group holds."""
-        unique = list({id(parameter): parameter for parameter in self._own.values()}.values())
-        mine = torch.tensor([parameter.numel() for parameter in unique], device=device)
-        everybody = [torch.empty_like(mine) for _ in range(self._group.size())]
-        dist.all_gather(everybody, mine, group=self._group)
-        columns = torch.stack(everybody, dim=1).tolist()
-        return {id(parameter): counts for parameter, counts in zip(unique, columns, strict=True)}
+    def _gather_numels(self, device: torch.device) -> dict[int, list[int]]:
+        """The number of elements of each parameter on every rank of the shard group, by the parameter's id."""
+        unique = list({id(parameter): parameter for parameter in self._parameters.values()}.values())
+        own = torch.tensor([parameter.numel() for parameter in unique], device=device)
+        gathered = [torch.empty_like(own) for _ in range(self._group.size())]
+        dist.all_gather(gathered, own, group=self._group)
+        rows = torch.stack(gathered, dim=1).tolist()
+        return {id(parameter): numels for parameter, numels in zip(unique, rows, strict=True)}
 
 
-def _strategy(mesh: DeviceMesh, shards: bool, reshard: bool) -> ShardingStrategy:
+def _sharding_strategy(mesh: DeviceMesh, shards: bool, reshard: bool) -> ShardingStrategy:
     if not shards:
         return ShardingStrategy.NO_SHARD
     if mesh.ndim == 1:
@@ -190,43 +199,33 @@ def _strategy(mesh: DeviceMesh, shards: bool, reshard: bool) -> ShardingStrategy
     return ShardingStrategy.HYBRID_SHARD if reshard else ShardingStrategy._HYBRID_SHARD_ZERO2
 
 
-def _policy(precision: Precision) -> MixedPrecision:
+def _mixed_precision(precision: Precision) -> MixedPrecision:
     return MixedPrecision(
         param_dtype=precision.param,
         reduce_dtype=precision.reduce,
         buffer_dtype=precision.buffer,
-        cast_forward_inputs=True,  # of every unit, as FSDP2 does
+        cast_forward_inputs=True,  # of every block, as FSDP2 does
         cast_root_forward_inputs=True,
     )
 
 
-def _casting(dtype: torch.dtype) -> Callable[[nn.Module, Any, Any], Any]:
-    """A hook that returns a forward pass's floating-point tensors in ``dtype``, which FSDP1 has no setting for."""
+def _cast_output(dtype: torch.dtype) -> Callable[[nn.Module, Any, Any], Any]:
+    """A forward hook that casts the floating-point tensors of the output to ``dtype``; FSDP1 has no option for it."""
 
-    def cast(module: nn.Module, inputs: Any, output: Any) -> Any:
-        return _map(output)
+    def cast(leaf: Any) -> Any:
+        return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
-    def _map(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value.to(dtype) if value.is_floating_point() else value
-        if isinstance(value, Mapping):
-            return type(value)((key, _map(each)) for key, each in value.items())  # type: ignore[call-arg]
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*map(_map, value))
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(_map, value))
-        return value
-
-    return cast
+    return lambda module, inputs, output: replace(output, cast)
 
 
-def _sharded(value: Any) -> bool:
+def _is_sharded(value: Any) -> bool:
+    """Whether a value of the optimizer's state is a shard: of shape (n,), as the parameters are."""
     return isinstance(value, torch.Tensor) and value.dim() == 1
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """No warning that NO_SHARD, or a world of one, could do without FSDP: it was asked for."""
+def _no_shard_warning_ignored() -> Iterator[None]:
+    """Ignore torch's warning that NO_SHARD, or a world of one, does not need FSDP: the user asked for it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*NO_SHARD.*")
         yield

@@ -1,6 +1,6 @@
-"""Sharding by torch's fully_shard (FSDP2): each parameter is a DTensor, of which a rank holds some rows.
+"""FSDP2: torch's fully_shard, which makes each parameter a DTensor whose rows are split over the ranks.
 
-Needs torch 2.6, and takes a moment to import: parallel.py imports this module when it is needed.
+Needs torch 2.6.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import storage as snapshot
+from flk_runtime.checkpoint import fetch
 from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.parallel.precision import Precision
@@ -24,13 +24,13 @@ from flk_runtime.parallel.precision import Precision
 CAN_FIND_UNUSED = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
 
 
-class FullyShard(ParallelModel):
-    """A model whose units have been sharded in place: it is called as before."""
+class FSDP2Model(ParallelModel):
+    """A model whose blocks are sharded in place. The user calls the same object as before."""
 
     def __init__(
         self,
         model: nn.Module,
-        units: Collection[nn.Module],
+        blocks: Collection[nn.Module],
         mesh: DeviceMesh,
         device: torch.device,
         *,
@@ -38,58 +38,57 @@ class FullyShard(ParallelModel):
         precision: Precision | None,
         find_unused_parameters: bool,
     ) -> None:
-        """``mesh`` is (shard) or (replicate, shard); ``reshard``: free a block's parameters after its forward pass.
+        """Shard ``model`` in place, each of ``blocks`` on its own. Collective.
 
-        The model's own parameters, those outside of blocks, are the first that the backward pass needs, so they are
-        kept for it. Collective.
+        ``mesh`` has the dimension shard, or replicate and shard. ``reshard``: free a block's full parameters after its
+        forward pass. Those outside of blocks are kept, since the backward pass needs them first.
         """
 
-        def shard(unit: nn.Module) -> None:
-            root = unit is model
+        def shard(block: nn.Module) -> None:
+            root = block is model
             if precision:
-                _cast_buffers(unit, precision.buffer)
+                _cast_buffers(block, precision.buffer)
             fully_shard(
-                unit,
+                block,
                 mesh=mesh,
                 reshard_after_forward=reshard and not root,
-                mp_policy=_policy(precision, root) if precision else MixedPrecisionPolicy(),
+                mp_policy=_mixed_precision(precision, root) if precision else MixedPrecisionPolicy(),
             )
 
-        Materializer(model, units, device).run(shard, broadcast=True)
+        Materializer(model, blocks, device).run(shard, broadcast=True)
         super().__init__(model)
-        self._modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
-        self._keeps = not reshard
+        self._fsdp_modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        self._keeps_full = not reshard
         if find_unused_parameters:
-            for module in self._modules:
+            for module in self._fsdp_modules:
                 module.set_reduce_scatter_unused_params(True, recurse=False)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        self._communicate(False)
+        self._set_communication(False)
         try:
             yield
         finally:
-            self._communicate(True)
+            self._set_communication(True)
 
-    def _communicate(self, yes: bool) -> None:
-        for module in self._modules:
-            module.set_requires_gradient_sync(yes, recurse=False)
-            if self._keeps:  # one gathering serves all the passes
-                module.set_reshard_after_backward(yes, recurse=False)
+    def _set_communication(self, enabled: bool) -> None:
+        for module in self._fsdp_modules:
+            module.set_requires_gradient_sync(enabled, recurse=False)
+            if self._keeps_full:  # one all-gather then serves all passes
+                module.set_reshard_after_backward(enabled, recurse=False)
 
-    def clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
-        norm = super().clip(max_norm, norm_type, error_if_nonfinite)
-        return _full(norm)
+    def clip_grad_norm(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
+        return _gather(super().clip_grad_norm(max_norm, norm_type, error_if_nonfinite))
 
     def attach(self, optimizer: Optimizer) -> None:
-        if self._keeps:
-            # A forward pass since the last backward pass (an evaluation) has left whole parameters, which the step
-            # would not change.
+        if self._keeps_full:
+            # A forward pass after the last backward pass (an evaluation) leaves full parameters, which the optimizer
+            # step would not change.
             optimizer.register_step_pre_hook(lambda *_: self.reshard())
 
     def reshard(self) -> None:
-        """Give up whole parameters that a forward pass without a backward pass has left."""
-        for module in self._modules:
+        """Free the full parameters that a forward pass without a backward pass has left."""
+        for module in self._fsdp_modules:
             module.reshard()
 
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -98,25 +97,26 @@ class FullyShard(ParallelModel):
 
     def state_dict(self) -> dict[str, Any]:
         self.reshard()
-        return {name: _whole(value) for name, value in self.model.state_dict().items()}
+        # One tensor at a time: ranks other than 0 free each before the next is gathered.
+        return {name: _full_on_main(value) for name, value in self.model.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.reshard()
         own = self.model.state_dict()
-        parts = {}
+        local = {}
         for name, value in state.items():
-            value = snapshot.fetch(value)
-            parts[name] = _part(own[name], value) if isinstance(own.get(name), DTensor) else value
-        self.model.load_state_dict(parts)
+            value = fetch(value)
+            local[name] = _shard_like(own[name], value) if isinstance(own.get(name), DTensor) else value
+        self.model.load_state_dict(local)
 
-    def whole(self, parameter: nn.Parameter, part: Any) -> Any:
-        return _whole(part)
+    def full_tensor(self, parameter: nn.Parameter, local: Any) -> Any:
+        return _full_on_main(local)
 
-    def part(self, parameter: nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
-        return _part(parameter, whole)
+    def local_shard(self, parameter: nn.Parameter, full: torch.Tensor) -> torch.Tensor:
+        return _shard_like(parameter, full)
 
 
-def _policy(precision: Precision, root: bool) -> MixedPrecisionPolicy:
+def _mixed_precision(precision: Precision, root: bool) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(
         param_dtype=precision.param,
         reduce_dtype=precision.reduce,
@@ -125,29 +125,29 @@ def _policy(precision: Precision, root: bool) -> MixedPrecisionPolicy:
     )
 
 
-def _cast_buffers(unit: nn.Module, dtype: torch.dtype) -> None:
-    for module in unit.modules():
+def _cast_buffers(block: nn.Module, dtype: torch.dtype) -> None:
+    for module in block.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_floating_point():
                 module._buffers[name] = buffer.to(dtype)
 
 
-def _whole(value: Any) -> Any:
-    """One tensor at a time: where it is not kept it is gone again before the next one is gathered."""
+def _full_on_main(value: Any) -> Any:
+    """The full tensor of a DTensor on the CPU of rank 0, None elsewhere; other values as they are. Collective."""
     if not isinstance(value, DTensor):
         return value
-    full = _full(value.detach())
+    full = _gather(value.detach())
     return full.cpu() if torch.distributed.get_rank() == 0 else None
 
 
-def _full(value: torch.Tensor) -> torch.Tensor:
+def _gather(value: torch.Tensor) -> torch.Tensor:
     full: torch.Tensor = value.full_tensor() if isinstance(value, DTensor) else value
     return full
 
 
-def _part(like: Any, whole: torch.Tensor) -> torch.Tensor:
-    """``whole``, which every rank has, sharded as ``like`` is, without communication."""
-    whole = whole.to(device=like.device)
-    replicated = DTensor.from_local(whole, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
-    part: torch.Tensor = replicated.redistribute(placements=like.placements)
-    return part.clone()  # no view that would keep the whole alive
+def _shard_like(like: Any, full: torch.Tensor) -> torch.Tensor:
+    """``full``, which every rank has, as a DTensor sharded as ``like`` is; without communication."""
+    full = full.to(device=like.device)
+    replicated = DTensor.from_local(full, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
+    shard: torch.Tensor = replicated.redistribute(placements=like.placements)
+    return shard.clone()  # not a view, which would keep all of ``full`` alive

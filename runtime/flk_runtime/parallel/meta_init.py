@@ -1,4 +1,4 @@
-"""From the model that a script builds to the same numbers on every rank: meta parameters, devices, rank 0's values."""
+"""Initialization before sharding: parameters on the meta device get values, and all ranks get rank 0's."""
 
 from __future__ import annotations
 
@@ -11,123 +11,129 @@ from torch import nn
 
 from flk_runtime.errors import SetupError
 
-_METHODS = ("reset_parameters", "_reset_parameters")  # the second is what nn.MultiheadAttention has
+_RESET_METHODS = ("reset_parameters", "_reset_parameters")  # nn.MultiheadAttention has the second
 
 
 class Materializer:
-    """Makes the units of a model ready to be sharded, one at a time: no rank ever holds the whole on its device.
+    """Materializes a model block by block, so that no rank ever holds all of it on its device.
 
-    A parameter on the meta device gets memory, and its numbers from the ``reset_parameters`` of its module: in the
-    order in which modules are registered, inner ones first, as their constructors would have done it. A tied
-    parameter is set by each of its modules, so the last one's numbers stay. Everything moves to the device, and rank
-    0's values go to all.
+    A tensor on the meta device gets memory, and its values from ``reset_parameters`` of its module. Modules are reset
+    in the order of registration, inner ones first, as their constructors would do it, so that the values are those of a
+    model built on a real device. A tied parameter is reset by each of its modules, and the last one's values stay. Then
+    everything is moved to ``device``. The name is torchdistX's ``materialize_module``.
+
+    ``blocks`` are the modules that are sharded on their own, beside the model itself.
     """
 
-    def __init__(self, model: nn.Module, units: Collection[nn.Module], device: torch.device) -> None:
-        self._model, self._units, self._device = model, {id(unit) for unit in units}, device
+    def __init__(self, model: nn.Module, blocks: Collection[nn.Module], device: torch.device) -> None:
+        self._model, self._blocks, self._device = model, {id(block) for block in blocks}, device
         self._names = {id(module): name or "the model" for name, module in model.named_modules()}
         self._visited: set[int] = set()
-        self._open: list[nn.Module] = []  # visited, and not yet in a finished unit
-        self._made: dict[int, _Made] = {}  # in units that are not finished, by the id of the meta tensor
-        self._resets = 0  # how many modules have had tensors on the meta device
+        self._pending: list[nn.Module] = []  # visited, and not yet part of a finished block
+        self._materialized: dict[int, _Materialized] = {}  # in blocks not finished, by the id of the meta tensor
+        self._resets = 0  # modules that have been reset
 
-    def run(self, finish: Callable[[nn.Module], None], *, broadcast: bool) -> None:
-        """Make everything ready; call ``finish`` with each unit, inner ones first, and the model last."""
-        self._visit(self._model, finish, broadcast)
+    def run(self, shard: Callable[[nn.Module], None], *, broadcast: bool) -> None:
+        """Materialize all blocks, inner ones first and the model last, and call ``shard`` with each.
 
-    def _visit(self, module: nn.Module, finish: Callable[[nn.Module], None], broadcast: bool) -> bool:
-        """Whether a unit below ``module``, or itself, has been finished."""
+        ``broadcast``: send rank 0's values to all ranks before; then the call is collective. Raises SetupError if a
+        tensor on the meta device has no ``reset_parameters`` that sets it.
+        """
+        self._visit(self._model, shard, broadcast)
+
+    def _visit(self, module: nn.Module, shard: Callable[[nn.Module], None], broadcast: bool) -> bool:
+        """Whether a block was finished: ``module`` itself, or one inside it."""
         if id(module) in self._visited:
             return False
         self._visited.add(id(module))
-        begin, resets, finished = len(self._open), self._resets, False
+        begin, resets, finished = len(self._pending), self._resets, False
         for child in list(module.children()):
-            finished |= self._visit(child, finish, broadcast)
-        self._open.append(module)
-        self._fill(module, below=self._resets > resets, finished=finished)
-        if id(module) not in self._units and module is not self._model:
+            finished |= self._visit(child, shard, broadcast)
+        self._pending.append(module)
+        self._reset(module, child_reset=self._resets > resets, finished=finished)
+        if id(module) not in self._blocks and module is not self._model:
             return finished
-        self._check()
-        self._place(self._open[begin:], broadcast)
-        del self._open[begin:]
-        finish(module)
+        self._check_values()
+        self._move(self._pending[begin:], broadcast)
+        del self._pending[begin:]
+        shard(module)
         return True
 
-    def _fill(self, module: nn.Module, *, below: bool, finished: bool) -> None:
+    def _reset(self, module: nn.Module, *, child_reset: bool, finished: bool) -> None:
         meta = {name: tensor for name, tensor in _tensors(module).items() if tensor.is_meta}
-        if not meta and not below:
+        if not meta and not child_reset:
             return
         self._resets += 1
-        reset = next((getattr(module, name) for name in _METHODS if callable(getattr(module, name, None))), None)
+        reset = next((getattr(module, name) for name in _RESET_METHODS if callable(getattr(module, name, None))), None)
         if finished and not meta and reset is not None:
             raise SetupError(
-                f"the reset_parameters() of {self._where(module)} sets parameters of blocks that are sharded before "
-                "it: build the model on a real device, or let each block set its own"
+                f"reset_parameters() of {self._describe(module)} sets parameters of blocks that are already sharded: "
+                "build the model on a real device, or give each block a reset_parameters() of its own"
             )
         for name, tensor in meta.items():
-            self._memory(module, name, tensor, hopeless=reset is None and not tensor.is_floating_point())
+            self._allocate(module, name, tensor, never_set=reset is None and not tensor.is_floating_point())
         if reset is not None:
             with torch.no_grad():
                 reset()
 
-    def _memory(self, module: nn.Module, name: str, old: torch.Tensor, hopeless: bool) -> None:
-        """Give the tensor memory that is NaN wherever nobody sets it. A tied one gets it once."""
-        if id(old) not in self._made:
-            new = torch.empty_like(old, device=self._device, requires_grad=False)
-            if new.is_floating_point():
-                new.fill_(torch.nan)
-            if isinstance(old, nn.Parameter):
-                new = nn.Parameter(new, requires_grad=old.requires_grad)
-                new.__dict__.update(old.__dict__)
-            self._made[id(old)] = _Made(old, new, module, name, hopeless)
-        new = self._made[id(old)].new
-        if isinstance(new, nn.Parameter):
-            module._parameters[name] = new
+    def _allocate(self, module: nn.Module, name: str, meta: torch.Tensor, never_set: bool) -> None:
+        """Give a meta tensor memory, filled with NaN to notice what is not set. A tied tensor gets it once."""
+        if id(meta) not in self._materialized:
+            tensor = torch.empty_like(meta, device=self._device, requires_grad=False)
+            if tensor.is_floating_point():
+                tensor.fill_(torch.nan)
+            if isinstance(meta, nn.Parameter):
+                tensor = nn.Parameter(tensor, requires_grad=meta.requires_grad)
+                tensor.__dict__.update(meta.__dict__)
+            self._materialized[id(meta)] = _Materialized(meta, tensor, module, name, never_set)
+        tensor = self._materialized[id(meta)].tensor
+        if isinstance(tensor, nn.Parameter):
+            module._parameters[name] = tensor
         else:
-            module._buffers[name] = new
+            module._buffers[name] = tensor
 
-    def _check(self) -> None:
-        """Make sure that all memory has been set, and forget it: it must not outlive its unit."""
-        for made in self._made.values():
-            if made.hopeless or (made.new.is_floating_point() and bool(made.new.isnan().any())):
+    def _check_values(self) -> None:
+        """Raise SetupError if memory was not set; forget the tensors, which must not outlive their block."""
+        for each in self._materialized.values():
+            if each.never_set or (each.tensor.is_floating_point() and bool(each.tensor.isnan().any())):
                 raise SetupError(
-                    f"{made.name!r} of {self._where(made.module)} is on the meta device, and no reset_parameters() "
-                    "sets it: write that method in its class, or build the model on a real device"
+                    f"{each.name!r} of {self._describe(each.module)} is on the meta device, and no reset_parameters() "
+                    "sets it: define that method in its class, or build the model on a real device"
                 )
-        self._made.clear()
+        self._materialized.clear()
 
-    def _place(self, modules: list[nn.Module], broadcast: bool) -> None:
-        given: dict[int, torch.Tensor] = {}
+    def _move(self, modules: list[nn.Module], broadcast: bool) -> None:
+        moved: dict[int, torch.Tensor] = {}
         for module in modules:
             for name, tensor in _tensors(module).items():
-                if id(tensor) in given:
+                if id(tensor) in moved:
                     continue
                 if tensor.device != self._device:
                     if isinstance(tensor, nn.Parameter):
-                        tensor.data = tensor.data.to(self._device)  # the same object: a tied one moves once
+                        tensor.data = tensor.data.to(self._device)  # the same object, so that a tied one moves once
                     else:
                         tensor = module._buffers[name] = tensor.to(self._device)
-                given[id(tensor)] = tensor
+                moved[id(tensor)] = tensor
                 if broadcast:
                     dist.broadcast(tensor.data, src=0)
 
-    def _where(self, module: nn.Module) -> str:
+    def _describe(self, module: nn.Module) -> str:
         return f"{self._names[id(module)]} ({type(module).__name__})"
 
 
 @dataclass(frozen=True)
-class _Made:
-    """A tensor that was on the meta device, and what it has become."""
+class _Materialized:
+    """A tensor that was on the meta device."""
 
-    old: torch.Tensor
-    new: torch.Tensor
+    meta: torch.Tensor  # kept alive, so that its id stays its own
+    tensor: torch.Tensor
     module: nn.Module
     name: str
-    hopeless: bool  # of whole numbers, and in a module that can't set it
+    never_set: bool  # an integer tensor of a module without reset_parameters: NaN cannot show that it is not set
 
 
 def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The parameters and buffers that are directly in ``module``, by their names in it."""
+    """The parameters and buffers of ``module`` itself, without its children's, by name."""
     return {
         name: tensor
         for each in (module._parameters, module._buffers)

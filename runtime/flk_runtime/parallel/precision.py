@@ -1,4 +1,4 @@
-"""Mixed precision: which numbers a sharded model computes, adds up and keeps in."""
+"""Precision: the dtypes of mixed-precision training under FSDP."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from flk_runtime.errors import SetupError
 
 @dataclass(frozen=True)
 class Precision:
-    """The dtypes of a mixed-precision training. The master weights and the optimizer stay in the model's own dtype.
+    """The dtypes of mixed-precision training. Master weights and optimizer state stay in the model's own dtype.
 
-    Every dtype is written out, never left to torch: what torch takes for None differs between its versions and its two
-    implementations of sharding.
+    Every dtype is explicit, because what torch takes for None differs between its versions and between FSDP1 and FSDP2.
+    Raises SetupError for anything but a floating-point dtype.
     """
 
-    param: torch.dtype = torch.bfloat16  # what forward and backward compute with: parameters, inputs, activations
-    reduce: torch.dtype = torch.float32  # what gradients are added up in over the ranks
-    buffer: torch.dtype = torch.float32  # what floating-point buffers are kept in
-    output: torch.dtype = torch.float32  # what the model returns: losses want more digits than bfloat16 has
+    param: torch.dtype = torch.bfloat16  # of parameters, inputs and activations in forward and backward passes
+    reduce: torch.dtype = torch.float32  # in which gradients are summed over the ranks
+    buffer: torch.dtype = torch.float32  # of floating-point buffers
+    output: torch.dtype = torch.float32  # of the model's floating-point outputs; bfloat16 has too few digits for a loss
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
+        for field in fields(self):
+            value = getattr(self, field.name)
             if not isinstance(value, torch.dtype) or not value.is_floating_point:
-                raise SetupError(f"Precision({each.name}={value!r}): expected a floating-point dtype of torch")
+                raise SetupError(f"Precision({field.name}={value!r}): expected a floating-point dtype of torch")

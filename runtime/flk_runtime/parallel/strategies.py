@@ -1,8 +1,4 @@
-"""Strategies: how the ranks share the work on one model. The table says what each does; `wrap` finds who does it.
-
-Only what differs between strategies is here: the sharding itself is in ddp.py, fsdp1.py and fsdp2.py, which are
-imported when they are needed, since torch's parts behind them take a while to load.
-"""
+"""Strategies: a table of what the ranks shard and replicate, and `parallelize`, which applies one to a model."""
 
 from __future__ import annotations
 
@@ -16,10 +12,12 @@ from torch.optim import Optimizer
 
 from flk_runtime import contract
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel import blocks as finding
+from flk_runtime.parallel.blocks import Blocks, find_blocks, shardable_blocks
 from flk_runtime.parallel.meta_init import Materializer
-from flk_runtime.parallel.model import Handover, ParallelModel
+from flk_runtime.parallel.model import ParallelModel
+from flk_runtime.parallel.optimizer_state import rebind_optimizer
 from flk_runtime.parallel.precision import Precision
+from flk_runtime.parallel.recompute import recompute_activations
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -27,90 +25,99 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Strategy:
-    """What the ranks hold and when."""
+    """What a strategy does with a model's parameters, gradients and optimizer state."""
 
-    shards: bool = False  # parameters, gradients and optimizer state
-    replicas: bool = False  # sharded within groups of ranks, replicated across them
-    reshard: bool = False  # a block's parameters are freed after its forward pass and gathered again for the backward
+    shards: bool = False  # they are split over the ranks of a shard group
+    replicates: bool = False  # there are several shard groups, each with all of the model
+    reshards: bool = False  # full parameters of a block are freed after its forward pass and gathered for the backward
 
 
+# The names are those of torch's ShardingStrategy, in lower case. The sharding is ZeRO's, stages 2 and 3 (Rajbhandari et
+# al., arXiv 1910.02054), and hybrid sharding that of PyTorch FSDP (Zhao et al., arXiv 2304.11277, section 3.2.2).
 STRATEGIES = {
     "none": Strategy(),
     "ddp": Strategy(),
-    "no_shard": Strategy(),  # ddp under FSDP's name
+    "no_shard": Strategy(),  # ddp by FSDP's name
     "shard_grad_op": Strategy(shards=True),
-    "full_shard": Strategy(shards=True, reshard=True),
-    "hybrid_shard": Strategy(shards=True, replicas=True, reshard=True),
-    "hybrid_shard_zero2": Strategy(shards=True, replicas=True),
+    "full_shard": Strategy(shards=True, reshards=True),
+    "hybrid_shard": Strategy(shards=True, replicates=True, reshards=True),
+    "hybrid_shard_zero2": Strategy(shards=True, replicates=True),
 }
-_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 APIS = ("fsdp2", "fsdp1")
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 
 
 @dataclass(frozen=True)
-class Options:
-    """What `Run.parallelize` was asked for."""
+class ParallelOptions:
+    """The options of `Run.parallelize`."""
 
     api: str | None = None
     precision: Precision | None = None
-    blocks: finding.Blocks | None = None
+    blocks: Blocks | None = None
     recompute: bool = False
     compile: bool | str = False
     shard_size: int | None = None
     find_unused_parameters: bool = False
 
 
-def choose(strategy: str | None) -> str:
-    """The strategy's name: the argument, else $FLK_STRATEGY, else ddp."""
+def choose_strategy(strategy: str | None) -> str:
+    """The strategy to use: the argument, else $FLK_STRATEGY, else ddp. Raises SetupError for an unknown name."""
     name = strategy or os.environ.get(contract.STRATEGY) or "ddp"
     try:
         return contract.parse_strategy(name)
     except ValueError as error:
-        where = "" if strategy else f" (from {contract.STRATEGY})"
-        raise SetupError(f"{error}{where}") from None
+        source = "" if strategy else f" (from {contract.STRATEGY})"
+        raise SetupError(f"{error}{source}") from None
 
 
-def wrap(
+def parallelize(
     model: nn.Module,
     optimizer: Optimizer | None,
     strategy: str,
-    options: Options,
+    options: ParallelOptions,
     *,
     device: torch.device,
     world_size: int,
     local_world_size: int,
 ) -> ParallelModel:
-    """``model`` in the form that trains with all ranks, and its parameters in ``optimizer``. Collective.
+    """Shard or replicate ``model`` over all ranks, and give ``optimizer`` the parameters of the result. Collective.
 
-    Raises SetupError, on all ranks alike and before any communication, where the options do not go together or with
-    the model.
+    ``world_size`` is the number of ranks, ``local_world_size`` the number of those on this rank's node. Raises
+    SetupError, on all ranks and before any communication, if the options contradict each other or do not fit the model.
     """
     _check_options(strategy, options)
     _check_model(model, strategy)
-    size = _shard_size(strategy, options.shard_size, world_size, local_world_size)
-    found = finding.find(model, options.blocks)
-    units = finding.units(model, found)
-    if options.recompute and not found:
-        raise SetupError(
-            "recompute=True works on blocks, and none were found in the model: name their class, blocks='Block'"
+    shard_size = _shard_size(strategy, options.shard_size, world_size, local_world_size)
+    blocks = find_blocks(model, options.blocks)
+    if options.recompute and not blocks:
+        raise SetupError("recompute=True needs blocks, and the model has none: name their class, as in blocks='Block'")
+
+    def apply() -> ParallelModel:
+        for block in blocks if options.recompute else ():
+            recompute_activations(block)
+        for module in (blocks or [model]) if options.compile else ():
+            # After the recomputation, so that the compiler sees what is kept and what is computed again.
+            module.compile(backend="inductor" if options.compile is True else options.compile)
+        return _parallelize(
+            model,
+            shardable_blocks(model, blocks),
+            strategy,
+            options,
+            device=device,
+            world_size=world_size,
+            shard_size=shard_size,
         )
-    handover = Handover(optimizer, model, strict=strategy != "none") if optimizer else None
-    if options.recompute or options.compile:
-        backend = "inductor" if options.compile is True else options.compile or None
-        finding.rewire(found or [model], recompute=options.recompute, backend=backend)
-    if handover:
-        handover.begin()
-    wrapped = _wrap(model, units, strategy, options, device=device, world_size=world_size, shard_size=size)
-    if handover:
-        handover.end(wrapped)
-    return wrapped
+
+    if optimizer is None:
+        return apply()
+    return rebind_optimizer(optimizer, model, apply, strict=strategy != "none")
 
 
-def _wrap(
+def _parallelize(
     model: nn.Module,
-    units: list[nn.Module],
+    blocks: list[nn.Module],
     strategy: str,
-    options: Options,
+    options: ParallelOptions,
     *,
     device: torch.device,
     world_size: int,
@@ -118,40 +125,41 @@ def _wrap(
 ) -> ParallelModel:
     kind = STRATEGIES[strategy]
     api = options.api or ("fsdp2" if _has_fsdp2() else "fsdp1")
-    asked = options.api == "fsdp1" or options.precision is not None
-    if strategy == "none" or not (kind.shards or asked):
-        Materializer(model, (), device).run(lambda unit: None, broadcast=False)
-        model.to(device)  # all of it is there; some modules (nn.LSTM) arrange their parameters when they are told
+    needs_fsdp = kind.shards or options.api == "fsdp1" or options.precision is not None
+    if strategy == "none" or not needs_fsdp:
+        Materializer(model, (), device).run(lambda module: None, broadcast=False)
+        model.to(device)  # some modules (nn.LSTM) rearrange their parameters when they are moved
         if strategy == "none" or world_size == 1:
             return ParallelModel(model)
         from flk_runtime.parallel import ddp
 
-        return ddp.Replicated(model, device, find_unused_parameters=options.find_unused_parameters)
-    mesh = _mesh(device, world_size, shard_size)
+        return ddp.DDPModel(model, device, find_unused_parameters=options.find_unused_parameters)
+    mesh = _device_mesh(device, world_size, shard_size)
     if api == "fsdp1":
         from flk_runtime.parallel import fsdp1
 
-        return fsdp1.FlatShard(
-            model, units, mesh, device, shards=shard_size > 1, reshard=kind.reshard, precision=options.precision
+        return fsdp1.FSDP1Model(
+            model, blocks, mesh, device, shards=shard_size > 1, reshard=kind.reshards, precision=options.precision
         )
     from flk_runtime.parallel import fsdp2
 
     if options.find_unused_parameters and not fsdp2.CAN_FIND_UNUSED:
         raise SetupError(
-            f"find_unused_parameters with FSDP2 needs a newer torch than {torch.__version__}, or strategy ddp"
+            f"find_unused_parameters with FSDP2 needs a newer torch than {torch.__version__}: update torch, or use "
+            "strategy ddp"
         )
-    return fsdp2.FullyShard(
+    return fsdp2.FSDP2Model(
         model,
-        units,
+        blocks,
         mesh,
         device,
-        reshard=kind.reshard,
+        reshard=kind.reshards,
         precision=options.precision,
         find_unused_parameters=options.find_unused_parameters,
     )
 
 
-def _check_options(strategy: str, options: Options) -> None:
+def _check_options(strategy: str, options: ParallelOptions) -> None:
     if options.api is not None and options.api not in APIS:
         raise SetupError(f"api={options.api!r}: expected one of {', '.join(APIS)}")
     if options.api == "fsdp2" and not _has_fsdp2():
@@ -160,12 +168,15 @@ def _check_options(strategy: str, options: Options) -> None:
         raise SetupError(f"precision={options.precision!r}: expected a flk_runtime.Precision")
     if options.find_unused_parameters and options.api == "fsdp1":
         raise SetupError(
-            "find_unused_parameters works with DDP and FSDP2: FSDP1 reduces whole units, whatever was used of them"
+            "find_unused_parameters does not work with api='fsdp1', which reduces the gradients of a whole block at "
+            "once: use api='fsdp2' or strategy ddp"
         )
     if strategy == "none":
         for name in ("api", "precision", "find_unused_parameters"):
             if getattr(options, name):
-                raise SetupError(f"{name} has no meaning under strategy none, which leaves the model as it is")
+                raise SetupError(
+                    f"{name} has no effect under strategy none, which does not wrap the model: leave it out"
+                )
 
 
 def _check_model(model: nn.Module, strategy: str) -> None:
@@ -174,14 +185,14 @@ def _check_model(model: nn.Module, strategy: str) -> None:
     for name, module in model.named_modules():
         if any(kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch.") for kind in type(module).__mro__):
             raise SetupError(
-                f"{name or 'the model'} is in {type(module).__name__} already: give parallelize the model as it was "
-                "before, or use strategy none"
+                f"{name or 'the model'} is already wrapped in {type(module).__name__}: pass the model that is not "
+                "wrapped, or use strategy none"
             )
     if STRATEGIES[strategy].shards:
         for name, parameter in model.named_parameters():
             if parameter.dim() == 0:
                 raise SetupError(
-                    f"{name!r} has no dimension that strategy {strategy} could shard: give it the shape (1,)"
+                    f"{name!r} is a scalar, which strategy {strategy} cannot shard: give it the shape (1,)"
                 )
 
 
@@ -189,25 +200,25 @@ def _has_fsdp2() -> bool:
     return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6)
 
 
-def _shard_size(strategy: str, asked: int | None, world_size: int, local_world_size: int) -> int:
-    """Over how many ranks a parameter is sharded."""
+def _shard_size(strategy: str, given: int | None, world_size: int, local_world_size: int) -> int:
+    """The number of ranks in a shard group: by default all, or those of a node for a hybrid strategy."""
     kind = STRATEGIES[strategy]
-    if asked is not None and not kind.replicas:
-        hybrids = ", ".join(name for name, each in STRATEGIES.items() if each.replicas)
-        raise SetupError(f"shard_size={asked} has no meaning under strategy {strategy}, only under {hybrids}")
+    if given is not None and not kind.replicates:
+        hybrids = ", ".join(name for name, each in STRATEGIES.items() if each.replicates)
+        raise SetupError(f"shard_size={given} has no effect under strategy {strategy}, only under {hybrids}")
     if not kind.shards:
         return 1
-    if not kind.replicas:
+    if not kind.replicates:
         return world_size
-    size = local_world_size if asked is None else asked
+    size = local_world_size if given is None else given
     if isinstance(size, bool) or not isinstance(size, int) or size < 1 or world_size % size:
-        what = f"shard_size={asked!r}" if asked is not None else f"the number of ranks per node, {size},"
+        what = f"shard_size={given!r}" if given is not None else f"the number of ranks per node, {size},"
         raise SetupError(f"{what} does not divide the world size, {world_size}: pass a shard_size that does")
     return size
 
 
-def _mesh(device: torch.device, world_size: int, shard_size: int) -> DeviceMesh:
-    """The ranks as (replicate, shard); as (shard) where there is one replica."""
+def _device_mesh(device: torch.device, world_size: int, shard_size: int) -> DeviceMesh:
+    """The ranks with the dimension shard, or with replicate and shard if there are several shard groups."""
     from torch.distributed.device_mesh import init_device_mesh
 
     if shard_size == world_size:

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from flk_runtime.errors import SetupError
+from flk_runtime.parallel.recompute import recompute_activations
+
+
+class Block(nn.Module):
+    """Counts its forward passes."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+        type(self).calls += 1
+        out: torch.Tensor = self.linear(x).tanh() * scale
+        return out
+
+
+def make(recompute: bool) -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(), Block())
+    for block in model if recompute else ():
+        recompute_activations(block)
+    return model
+
+
+def train(model: nn.Module) -> list[torch.Tensor]:
+    Block.calls = 0
+    model(torch.ones(2, 4)).sum().backward()
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def test_the_forward_pass_runs_again_and_gradients_stay() -> None:
+    expected = train(make(recompute=False))
+    assert Block.calls == 2
+    found = train(make(recompute=True))
+    assert Block.calls == 4
+    assert len(found) == 4
+    for one, other in zip(expected, found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_nothing_is_computed_again_without_gradients() -> None:
+    model = make(recompute=True)
+    Block.calls = 0
+    with torch.no_grad():
+        model(torch.ones(2, 4))
+    assert Block.calls == 2
+
+
+def test_classes_and_names_stay() -> None:
+    model = make(recompute=True)
+    assert [type(block) for block in model] == [Block, Block]
+    assert model.state_dict().keys() == make(recompute=False).state_dict().keys()
+    assert torch.equal(model[0](torch.ones(2, 4), scale=2.0), 2 * model[0](torch.ones(2, 4)))
+
+
+def test_copies_recompute_by_themselves() -> None:
+    model = make(recompute=True)
+    expected = train(model)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        twin.zero_grad()
+        found = train(twin)
+        assert Block.calls == 4
+        assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+        twin[0].linear.weight.data.zero_()
+        assert not torch.equal(twin(torch.ones(2, 4)), model(torch.ones(2, 4)))
+
+
+def test_a_forward_of_its_own_is_refused() -> None:
+    block = Block()
+    block.forward = lambda x: x  # type: ignore[assignment,method-assign]
+    with pytest.raises(SetupError, match="a Block has a forward attribute of its own"):
+        recompute_activations(block)
