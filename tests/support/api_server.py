@@ -7,6 +7,7 @@ does. ``faults`` are used up, one per request, before it answers normally.
 from __future__ import annotations
 
 import json
+import re
 import threading
 import uuid
 from collections import deque
@@ -149,6 +150,8 @@ class FakeApiServer:
         everywhere = request.path.replace(f"/{name}", f"/namespaces/team/{name}")
         if everywhere in self.objects:
             return self._do_all(request, everywhere)
+        if another := re.search("/namespaces/(?!team/)([^/]+)/", request.path):
+            return self._do_in_another_namespace(request, another[1], path)
         if name == "log":
             return self._log(path.rpartition("/")[2], request.query)
         if path not in self.objects:
@@ -157,8 +160,30 @@ class FakeApiServer:
         if found is None:
             return 404, failure(404, f'"{name}" not found', name=name, kind=path.rpartition("/")[2])
         if request.method == "DELETE":
-            del self.objects[path][name]
+            self._delete(path, name, found, request.body or {})
         return 200, found
+
+    def _delete(self, collection: str, name: str, item: dict[str, Any], options: dict[str, Any]) -> None:
+        """Delete an object; with foreground propagation it stays, marked, while there are pods that it owns."""
+        uid = item["metadata"]["uid"]
+        pods = self.objects.get("/api/v1/namespaces/team/pods", {}).values()
+        owners = [owner["uid"] for pod in pods for owner in pod["metadata"].get("ownerReferences") or []]
+        if options.get("propagationPolicy") == "Foreground" and uid in owners:
+            item["metadata"].setdefault("deletionTimestamp", "2026-01-01T02:05:10Z")
+        else:
+            del self.objects[collection][name]
+
+    def _do_in_another_namespace(self, request: Request, namespace: str, path: str) -> tuple[int, Any]:
+        """What the API server answers about a namespace that does not exist."""
+        here = request.path.replace(f"/namespaces/{namespace}/", "/namespaces/team/")
+        name = here.rpartition("/")[2]
+        if here not in self.objects and here.rpartition("/")[0] not in self.objects:
+            return 404, b"404 page not found\n"
+        if request.method == "POST":
+            return 404, failure(404, f'namespaces "{namespace}" not found', name=namespace, kind="namespaces")
+        if here in self.objects:
+            return 200, {"kind": "List", "apiVersion": "v1", "items": [], "metadata": {"resourceVersion": "100"}}
+        return 404, failure(404, f'"{name}" not found', name=name, kind=path.rpartition("/")[2])
 
     def _do_all(self, request: Request, collection: str) -> tuple[int, Any]:
         items = self.objects[collection]

@@ -41,16 +41,14 @@ class Registry(typer.core.TyperGroup):
     """A group of commands that are imported when they are called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+        return [*COMMANDS]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return load(cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in COMMANDS:
-            raise UsageError(
-                f"there is no command {args[0]!r}", hint=_suggestion(args[0], list(COMMANDS), "flk --help")
-            )
+            raise UsageError(f"there is no command {args[0]!r}", hint=_suggestion(args[0], [*COMMANDS], "flk --help"))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -87,9 +85,9 @@ def call(words: Sequence[str]) -> int:
     # As a plugin of kubectl flk is called in two words; usage lines and hints should be what the user can type again.
     name = "kubectl flk" if Path(sys.argv[0]).name == "kubectl-flk" else "flk"
     if os.environ.get("_FLK_COMPLETE"):
-        command.main(args=list(words), prog_name="flk")  # a shell asks for completions: Typer answers and exits
+        command.main(args=[*words], prog_name="flk")  # a shell asks for completions: Typer answers and exits
     try:
-        with command.make_context(name, list(words)) as context:
+        with command.make_context(name, [*words]) as context:
             result = command.invoke(context)
     except typer.Exit as end:
         return int(end.exit_code)

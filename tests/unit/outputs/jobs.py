@@ -1,0 +1,190 @@
+"""Jobs of three workers in the states that users meet, for the commands that show jobs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from flk_runtime.contract import RECORD_MARKER, Attempt, ExitCode, Failure, JobRecord
+from tests.support.api_server import FakeApiServer
+from tests.support.jobs import MADE, NOW, JobBuilder
+
+START = NOW - 60  # when everything was created
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "/work/train.py", line 31, in <module>
+    main()
+  File "/work/train.py", line 24, in main
+    loss = model(batch)
+ValueError: expected 512 features, got 511
+"""
+RAISED = Failure(
+    "exception",
+    1,
+    1,
+    "gpt-worker-1",
+    "node-b",
+    0,
+    START + 40,
+    "ValueError",
+    "expected 512 features, got 511",
+    TRACEBACK,
+)
+KILLED = Failure("signal", 2, 2, "gpt-worker-2", "node-c", 0, START + 40, signal=9)
+LOST = Failure("lost", 2, None, "gpt-worker-2", time=START + 40, message="was restarted")
+OUT_OF_MEMORY = Failure("oom", 0, 0, "gpt-worker-0", "node-a", 0, START + 40, exit_code=137)
+DEADLINE = Failure(
+    "deadline", 0, None, "gpt-worker-0", "node-a", 0, START + 50, message="50 s since the launcher started"
+)
+USAGE = Failure("usage", 0, 0, "gpt-worker-0", "node-a", 0, START + 5, message="FLK_SEED=x is not a whole number")
+UNSCHEDULABLE = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: 0/3 nodes are available: "
+    "3 No preemption victims found for incoming pod.",
+}
+PULL = {
+    "waiting": {
+        "reason": "ImagePullBackOff",
+        "message": 'Back-off pulling image "registry.example/trian:1": ErrImagePull: not found',
+    }
+}
+
+
+def attempts(*failures: Failure | None) -> list[Attempt]:
+    """Attempts of 40 s each; the last one runs if its failure is None."""
+    begun = [START + 5 + 60 * number for number in range(len(failures))]
+    return [
+        Attempt(n, start, start + 40 if failure else None, failure and replace(failure, attempt=n))
+        for n, (start, failure) in enumerate(zip(begun, failures, strict=True))
+    ]
+
+
+def ended_with(failure: Failure | None, *history: Failure | None, restarts: int = 3) -> JobRecord:
+    code = failure.code if failure else ExitCode.DONE
+    return JobRecord(
+        "failed" if failure else "succeeded", int(code), restarts, failure, attempts(*(history or (failure,)))
+    )
+
+
+def log_of(rank: int, record: JobRecord | None = None) -> str:
+    lines = [f"[rank {rank}] step 10 loss 2.31", f"[rank {rank}] step 20 loss 2.07"]
+    if record:
+        lines.insert(0, f"[pod {rank}] {RECORD_MARKER}{record.to_json()}")
+    return "\n".join(lines) + "\n"
+
+
+def new(**how: Any) -> JobBuilder:
+    """A job with an owner, as `flk submit` creates it."""
+    builder = JobBuilder(**how)
+    builder.container["image"] = "registry.example/train:1"
+    builder.job["metadata"]["annotations"] = {"flk.dev/owner": "ada@laptop"}
+    builder.job["metadata"]["labels"] = {"flk.dev/job": builder.name}
+    return builder
+
+
+def created(name: str = "gpt") -> JobBuilder:
+    builder = new(name=name)
+    builder.job["status"] = {}
+    return builder
+
+
+def queued() -> JobBuilder:
+    builder = new()
+    builder.job["spec"]["runPolicy"]["suspend"] = True
+    builder.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gold"
+    return builder
+
+
+def unschedulable() -> JobBuilder:
+    return new().all("pod", "Pending", node="", conditions=[UNSCHEDULABLE])
+
+
+def image_missing() -> JobBuilder:
+    return new().all("pod", "Pending", PULL)
+
+
+def quota() -> JobBuilder:
+    builder = new()
+    builder.event(
+        "FailedCreatePod",
+        'Error creating: pods "gpt-worker-0" is forbidden: exceeded quota: team, requested: cpu=8, used: cpu=60, '
+        "limited: cpu=64",
+    )
+    return builder
+
+
+def running(name: str = "gpt") -> JobBuilder:
+    return new(name=name).condition("Running").all("pod")
+
+
+def restarting() -> JobBuilder:
+    """The third pod was lost; its successor is on its way, the other ranks wait for it."""
+    builder = new().condition("Running").all("pod")
+    return builder.pod(2, "Pending", {"waiting": {"reason": "ContainerCreating"}}, node="node-c")
+
+
+def succeeded(name: str = "gpt") -> JobBuilder:
+    builder = new(name=name).condition("Succeeded")
+    builder.job["status"]["startTime"] = MADE
+    builder.job["status"]["completionTime"] = "2026-01-01T00:00:50Z"
+    return builder.all("ended", 0, ended_with(None).to_json(), at=50)
+
+
+MESSAGE_OF_OPERATOR = "PyTorchJob gpt is failed because 1 Worker replica(s) failed."
+
+
+def failed(failure: Failure, *history: Failure | None, restarts: int = 3) -> JobBuilder:
+    record = ended_with(failure, *history, restarts=restarts)
+    code = int(failure.code)
+    return (
+        new().condition("Failed", MESSAGE_OF_OPERATOR, "PyTorchJobFailed").all("ended", code, record.to_json(), at=45)
+    )
+
+
+def evicted() -> JobBuilder:
+    """A pod that its node has evicted, without a word of its launcher."""
+    builder = new().condition("Failed", MESSAGE_OF_OPERATOR, "PyTorchJobFailed").all("pod")
+    builder.pod(1, "Failed", {}, reason="Evicted", message="The node was low on resource: ephemeral-storage.")
+    return builder
+
+
+def stopping() -> JobBuilder:
+    builder = running()
+    builder.job["metadata"]["deletionTimestamp"] = "2026-01-01T02:05:00Z"
+    return builder
+
+
+JOBS = {
+    "created": created,
+    "queued": queued,
+    "unschedulable": unschedulable,
+    "image missing": image_missing,
+    "quota exceeded": quota,
+    "running": running,
+    "restarting": restarting,
+    "succeeded": succeeded,
+    "exception on rank 1": lambda: failed(RAISED, restarts=0),
+    "exception after three attempts": lambda: failed(RAISED, KILLED, LOST, RAISED, restarts=2),
+    "out of memory": lambda: failed(OUT_OF_MEMORY),
+    "deadline": lambda: failed(DEADLINE),
+    "usage error in a rank": lambda: failed(USAGE),
+    "evicted": evicted,
+    "being deleted": stopping,
+}
+# How the records of jobs that run are found: in the log of pod 0.
+RECORDS = {
+    "running": JobRecord("running", 0, 3, None, attempts(None)),
+    "restarting": JobRecord("running", 0, 3, None, attempts(LOST)),
+}
+
+
+def add(server: FakeApiServer, which: str) -> JobBuilder:
+    """Put one of these jobs and the logs of its pods into the server."""
+    builder = JOBS[which]().add_to(server)
+    for index, pod in builder.pods.items():
+        if pod["status"]["phase"] != "Pending":
+            record = RECORDS.get(which) if index == 0 else None
+            server.written[pod["metadata"]["name"]] = log_of(index, record)
+    return builder

@@ -1,0 +1,56 @@
+"""`flk logs` of a job in every state, and its options."""
+
+from __future__ import annotations
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from tests.support.api_server import FakeApiServer
+from tests.unit.outputs import jobs
+from tests.unit.outputs.conftest import Terminal
+
+
+@pytest.mark.parametrize(
+    "which", ["created", "queued", "image missing", "running", "restarting", "exception on rank 1"]
+)
+def test_what_is_there(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, which: str) -> None:
+    jobs.add(fake, which)
+    assert terminal("flk logs gpt --no-follow") == snapshot
+
+
+@pytest.mark.parametrize(
+    "options", ["--rank 1", "--rank 0,2", "--rank 1-2", "--tail 1", "--tail 0", "--raw", "--previous"]
+)
+def test_option(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, options: str) -> None:
+    jobs.add(fake, "running")
+    assert terminal(f"flk logs gpt --no-follow {options}") == snapshot
+
+
+def test_options_of_the_request(terminal: Terminal, fake: FakeApiServer) -> None:
+    jobs.add(fake, "running")
+    terminal("flk logs gpt --no-follow --rank 1 --tail 7 --since 5m")
+    (request,) = (request for request in fake.requests if request.path.endswith("/log"))
+    assert request.query == {"container": "pytorch", "tailLines": "7", "sinceSeconds": "300"}
+
+
+def test_following_an_ended_job(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion) -> None:
+    jobs.add(fake, "exception on rank 1")
+    assert terminal("flk logs gpt --rank 1") == snapshot
+
+
+def test_no_such_job(terminal: Terminal, snapshot: SnapshotAssertion) -> None:
+    assert terminal("flk logs gpt") == snapshot
+
+
+def test_no_such_rank(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion) -> None:
+    jobs.add(fake, "running")
+    assert terminal("flk logs gpt --rank 7") == snapshot
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["--rank x", "--rank ''", "--rank 2-1", "--tail -1", "--tail x", "--since yesterday", "-n A", "--context nowhere"],
+)
+def test_wrong_option(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, options: str) -> None:
+    assert terminal(f"flk logs gpt {options}") == snapshot
+    assert fake.requests == []

@@ -1,0 +1,70 @@
+"""Wrong options and wrong job files, for the commands that take a job."""
+
+from __future__ import annotations
+
+# Each option of a job with a value that it does not take.
+JOB_OPTIONS = [
+    "--module ''",
+    "--file nope.yaml",
+    "--name Train",
+    "--name ''",
+    f"--name {'a' * 60}",
+    "--image ''",
+    "--image 'my image'",
+    "--replicas 0",
+    "--replicas four",
+    "--replicas -1",
+    "--processes 0",
+    "--processes auto",
+    "--cpu lots",
+    "--memory 4GB",
+    "--gpu -1",
+    "--gpu all",
+    "--shm big",
+    "--strategy magic",
+    "--fabric token-ring",
+    "--env =1",
+    "--env FLK_TEST_UNSET",
+    "--env RANK=1",
+    "--env PET_NNODES=1",
+    "--secret A",
+    "--secret A=b",
+    "--secret MASTER_ADDR=a:b",
+    "--volume /data",
+    "--volume data:data",
+    "--checkpoint /data",
+    "--save-every 0",
+    "--save-every often",
+    "--node-selector gpu",
+    "--toleration a:Never",
+    "--queue 'gold queue'",
+    "--restarts -1",
+    "--restarts many",
+    "--deadline 1x",
+    "--deadline 0",
+    "--patch nope.yaml",
+    "--ship 'nope*'",
+    "--ship data --no-ship",
+]
+# What `flk run` and `flk render`, which read the same options, are tested with.
+SOME_JOB_OPTIONS = ["--file nope.yaml", "--replicas 0", "--env RANK=1", "--volume /data", "--ship 'nope*'"]
+CLUSTER_OPTIONS = ["--context nowhere", "--namespace A", "--namespace ''"]
+
+JOB_FILES = {
+    "unknown key": "command: train.py\nreplica: 4\n",
+    "unknown key inside": "command: train.py\nresources: {gpus: 1}\n",
+    "wrong type": "command: train.py\nresources: {memory: [1]}\n",
+    "number where a list is needed": "command: train.py\nvolumes: 3\n",
+    "two mistakes": "command: train.py\nreplicas: many\nstrategy: magic\n",
+    "key twice": "command: train.py\nreplicas: 2\nreplicas: 4\n",
+    "not YAML": "command: [train.py\n",
+    "tab": "command: train.py\nresources:\n\tcpu: 1\n",
+    "a list": "- command: train.py\n",
+    "empty": "",
+    "no command": "replicas: 2\n",
+    "missing script": "command: nope.py\n",
+    "reserved variable": "command: train.py\nenv: {RANK: 1}\n",
+    "plain secret": "command: train.py\nsecrets: {HF_TOKEN: hunter2}\n",
+    "patch of another shape": "command: train.py\npatch: {spec: {containers: none}}\n",
+    "not text": 'command: train.py\nname: "\\0"\n',
+}
