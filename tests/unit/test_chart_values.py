@@ -117,8 +117,9 @@ JOBS: dict[str, dict[str, Any]] = {
         },
     },
     "empty values": {"env": {"NCCL_IB_HCA": ""}, "fabric": "roce"},
+    "limits of the fabric for a part of a node": {"fabric": "efa", "resources": {"gpu": 2, "memory": "1Gi"}},
     "a limit of the fabric": {"fabric": "infiniband", "resources": {"memory": "1Gi", "cpu": "1"}},
-    **{f"fabric {name}": {"fabric": name, "resources": {"gpu": 8}} for name in fabrics()},
+    **{f"fabric {name}": {"fabric": name, "resources": {"gpu": 8, "memory": "64Gi"}} for name in fabrics()},
 }
 
 
@@ -217,6 +218,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "patch of another shape": (
         {"job": {"enabled": True, "patch": {"spec": {"volumes": 3}}}},
         "job.patch.spec.volumes: must be a list, as in the pod template (is 3)",
+    ),
+    "huge pages without memory": (
+        {"job": {"enabled": True, "fabric": "efa", "resources": {"gpu": 8}}},
+        "job.resources.memory: is missing: fabric efa requests hugepages-2Mi",
     ),
     "unknown default": ({"defaults": {"fabrik": "auto"}}, "fabrik"),
     "subject without a name": ({"rbac": {"subjects": [{"kind": "Group"}]}}, "subjects"),

@@ -250,6 +250,15 @@ in operator_client/flk/manifest/patch.py, and tests/unit/data/patches.yaml has c
 {{- $limits := pick $spec.resources "memory" }}
 {{- if $gpu }}{{ $_ := set $limits "nvidia.com/gpu" (toString $gpu) }}{{ end }}
 {{- $limits = include "flk.merged" (list $limits ($fabric.limits | default dict)) | fromJson }}
+{{- range $name, $amount := $fabric.limits_per_gpu }}
+{{- $number := regexFind "^[0-9]+" $amount }}
+{{- if $gpu }}{{ $_ := set $limits $name (printf "%d%s" (mul $gpu (int64 $number)) (trimPrefix $number $amount)) }}{{ end }}
+{{- end }}
+{{- range $name := keys $limits }}
+{{- if and (hasPrefix "hugepages-" $name) (not (or $spec.resources.memory $spec.resources.cpu)) }}
+{{- fail (printf "job.resources.memory: is missing: fabric %s requests %s, which Kubernetes accepts only with memory or cpu" $spec.fabric $name) }}
+{{- end }}
+{{- end }}
 {{- $requests := include "flk.merged" (list (pick $spec.resources "cpu") $limits) | fromJson }}
 {{- $resources := dict }}
 {{- with $limits }}{{ $_ := set $resources "limits" . }}{{ end }}

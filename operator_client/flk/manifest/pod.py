@@ -119,7 +119,7 @@ def _resources(job: Job) -> dict[str, Any]:
     amounts = {
         "memory": job.resources.memory,
         "nvidia.com/gpu": str(job.resources.gpu) if job.resources.gpu else None,
-        **fabrics()[job.fabric].limits,
+        **fabrics()[job.fabric].pod_limits(job.resources.gpu),
     }
     limits = {name: amount for name, amount in amounts.items() if amount is not None}
     requests = {**({"cpu": job.resources.cpu} if job.resources.cpu else {}), **limits}

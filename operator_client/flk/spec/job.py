@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, ValidationError, model_validator
 
 from flk.spec import file, names
+from flk.spec.fabric import fabrics
 from flk.spec.fields import (
     Checkpoint,
     Command,
@@ -121,6 +122,13 @@ class Job(Part):
         for path in paths:
             if paths.count(path) > 1:
                 raise ValueError(f"volumes: two volumes are mounted at {path}")
+        resources = self.resources
+        huge = [name for name in fabrics()[self.fabric].pod_limits(resources.gpu) if name.startswith("hugepages-")]
+        if huge and not (resources.memory or resources.cpu):
+            raise ValueError(
+                f"resources.memory: is missing: fabric {self.fabric} requests {huge[0]}, "
+                "which Kubernetes accepts only with memory or cpu"
+            )
         for key in self.patch.keys() - {"metadata", "spec"}:
             raise ValueError(f"patch.{key}: a pod template has only metadata and spec")
         try:
