@@ -1,6 +1,6 @@
 # What a contributor calls; CI calls the same. `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check image examples soak bench docs outputs gpu clean
+.PHONY: help venv demo test accept check image examples soak bench docs outputs gpu clean
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -36,6 +36,10 @@ test: $(INSTALLED) ## All tests; those with a cluster or another launcher where 
 	$(BIN)/pytest -rs tests/launchers || failed=1; \
 	$(BIN)/pytest -rs -n $(CLUSTER_WORKERS) tests/cluster || failed=1; \
 	exit $$failed
+
+accept: $(INSTALLED) ## Accept what commands print now as what tests expect; read the difference before you commit it
+	$(BIN)/pytest -q --snapshot-update tests/unit/outputs
+	git diff --stat -- tests/unit/outputs
 
 check: $(INSTALLED) ## What a change must pass beside the tests; HELM=skip leaves the chart out
 	$(BIN)/ruff check
