@@ -1,4 +1,4 @@
-"""The launchers of several pods as real processes on this machine: attempts, faults, signals and exit codes."""
+"""Launchers of several pods as real processes on this machine: attempts, faults, signals and exit codes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.processes import alive, parent_of, until
 
 END = 120  # seconds for a job of a few steps, on a machine that does other things too
 
-# Each rank counts its steps in a file, so that a test sees how far an attempt has come without reading its log.
+# Each rank writes its process id to a file in each step, so that a test sees that it has made a step.
 TRAIN = """
     import os, pathlib, sys, time
     import torch, torch.distributed as dist
@@ -39,14 +39,14 @@ TRAIN = """
         assert total.item() == dist.get_world_size()
         pathlib.Path(f"pid.{attempt}.{rank}").write_text(str(os.getpid()))
         while steps > 1 and attempt < int(os.environ.get("HOLD", "0")):
-            time.sleep(0.01)  # until a test's fault ends this attempt
+            time.sleep(0.01)  # until the test ends this attempt
             dist.all_reduce(total)
     print(f"rank {rank} of {dist.get_world_size()} done in attempt {attempt}")
 """
 
 
 class Pods:
-    """Launchers that stand for the pods of one job."""
+    """The launchers of one job, one for each pod."""
 
     def __init__(self, folder: Path, port: int, pods: int, processes: int, **variables: str) -> None:
         self.folder = folder
@@ -102,7 +102,7 @@ class Pods:
         return record
 
     def pid(self, attempt: int, rank: int) -> int:
-        """The process of a rank that has made a step in this attempt."""
+        """Process id of a rank. Waits until the rank has made a step in this attempt."""
         path = self.folder / f"pid.{attempt}.{rank}"
         self.until(lambda: path.exists() and path.read_text() != "", f"rank {rank} makes a step in attempt {attempt}")
         return int(path.read_text())
@@ -132,7 +132,7 @@ def pods(tmp_path: Path) -> Iterator[Callable[..., Pods]]:
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_ranks_of_two_pods_meet(pods: Callable[..., Pods], start: str) -> None:
+def test_ranks_of_two_pods_form_one_process_group(pods: Callable[..., Pods], start: str) -> None:
     job = pods(2, 2, FLK_START=start)
     job.start("train.py", "1")
     assert job.wait() == [0, 0], job.logs_of_all()
@@ -164,7 +164,7 @@ def test_a_module_starts_as_main_with_its_arguments(pods: Callable[..., Pods]) -
 
 
 def test_a_module_in_an_archive_starts_too(pods: Callable[..., Pods]) -> None:
-    # As flk_runtime itself comes to the pods, with its module `check`.
+    # flk_runtime itself is such an archive in the pods, and its module `check` is started from it.
     job = pods()
     with zipfile.ZipFile(job.folder / "library.zip", "w") as archive:
         archive.writestr("library/train.py", "print(__name__, __file__)")
@@ -176,7 +176,7 @@ def test_a_module_in_an_archive_starts_too(pods: Callable[..., Pods]) -> None:
     assert f"[rank 0] __main__ {path}/library/train.py\n" in job.log()
 
 
-def test_a_script_sees_what_python_would_show_it(pods: Callable[..., Pods]) -> None:
+def test_a_script_sees_the_same_arguments_path_and_main_as_under_python(pods: Callable[..., Pods]) -> None:
     script = """
         import __main__, os, sys
         print([sys.argv, sys.path[0], os.getcwd(), __file__, __name__, __main__.__file__])
@@ -189,7 +189,7 @@ def test_a_script_sees_what_python_would_show_it(pods: Callable[..., Pods]) -> N
     assert f"[rank 0] {expected}\n" in job.log()
 
 
-def test_a_killed_rank_leads_to_the_next_attempt_of_all(pods: Callable[..., Pods]) -> None:
+def test_a_killed_rank_restarts_all_ranks(pods: Callable[..., Pods]) -> None:
     job = pods(2, 2, FLK_RESTARTS="1", HOLD="1")
     job.start("train.py", "2")
     os.kill(job.pid(0, 3), signal.SIGKILL)
@@ -202,7 +202,7 @@ def test_a_killed_rank_leads_to_the_next_attempt_of_all(pods: Callable[..., Pods
 
 
 @pytest.mark.parametrize("victim", [1, 0])
-def test_a_killed_pod_leads_to_the_next_attempt_of_all(pods: Callable[..., Pods], victim: int) -> None:
+def test_a_killed_pod_restarts_all_ranks(pods: Callable[..., Pods], victim: int) -> None:
     job = pods(2, 1, FLK_RESTARTS="1", HOLD="1")
     job.start("train.py", "2")
     ranks = [job.pid(0, rank) for rank in range(2)]
@@ -217,7 +217,7 @@ def test_a_killed_pod_leads_to_the_next_attempt_of_all(pods: Callable[..., Pods]
     assert [attempt.number for attempt in job.record(0).attempts] == [0, 1]
 
 
-def test_a_pod_told_to_stop_ends_preempted_and_the_others_wait_for_it(pods: Callable[..., Pods]) -> None:
+def test_a_pod_that_receives_sigterm_ends_preempted_and_the_others_wait_for_it(pods: Callable[..., Pods]) -> None:
     job = pods(2, 1, FLK_RESTARTS="1", HOLD="1")
     job.start("train.py", "2")
     job.pid(0, 0)
@@ -333,7 +333,7 @@ def test_a_signal_ends_ranks_and_their_children(pods: Callable[..., Pods], numbe
     job.running[0].send_signal(number)
     assert job.wait() == [code], job.log()
     assert not alive(rank)
-    job.until(lambda: not alive(child), "the rank's child ends too")
+    job.until(lambda: not alive(child), "the child process of the rank ends")
 
 
 def test_orphans_of_ranks_do_not_stay_zombies(pods: Callable[..., Pods]) -> None:
@@ -360,7 +360,7 @@ def test_orphans_of_ranks_do_not_stay_zombies(pods: Callable[..., Pods]) -> None
     assert job.wait() == [0], job.log()
 
 
-def test_what_a_rank_leaves_behind_is_killed(pods: Callable[..., Pods]) -> None:
+def test_child_processes_that_a_rank_leaves_are_killed(pods: Callable[..., Pods]) -> None:
     script = """
         import pathlib, subprocess
         child = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -370,10 +370,10 @@ def test_what_a_rank_leaves_behind_is_killed(pods: Callable[..., Pods]) -> None:
     job.start("train.py")
     assert job.wait() == [0], job.log()
     child = int((job.folder / "child").read_text())
-    job.until(lambda: not alive(child), "the child that its rank has left ends too")
+    job.until(lambda: not alive(child), "the child process that the rank left ends")
 
 
-def test_a_rank_has_the_grace_to_end_by_itself(pods: Callable[..., Pods]) -> None:
+def test_a_rank_has_the_grace_period_to_end_by_itself(pods: Callable[..., Pods]) -> None:
     script = """
         import os, pathlib, signal, sys, time
 
@@ -399,7 +399,7 @@ def test_a_rank_has_the_grace_to_end_by_itself(pods: Callable[..., Pods]) -> Non
     assert "[rank 0] saved\n" in job.log()
 
 
-def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(pods: Callable[..., Pods]) -> None:
+def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(pods: Callable[..., Pods]) -> None:
     script = """
         import os, pathlib, signal, time
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -414,12 +414,12 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(pods: Callable[..
     assert not alive(rank)
 
 
-def test_the_deadline_ends_the_job_and_is_not_retried(pods: Callable[..., Pods]) -> None:
+def test_the_deadline_ends_the_job_without_a_restart(pods: Callable[..., Pods]) -> None:
     # The deadline of pod 1 alone is over before it joins, so that it does not matter how long a start takes here.
     job = pods(2, 1, FLK_RESTARTS="5", script="import time; time.sleep(600)")
     job.start("train.py", only=0)
     host, _, port = job.variables[contract.RDZV_ENDPOINT].rpartition(":")
-    job.until(lambda: listens(host, int(port)), "the launcher of pod 0 holds the store")
+    job.until(lambda: listens(host, int(port)), "the launcher of pod 0 serves the store")
     job.variables[contract.DEADLINE] = "1"
     job.start("train.py", only=1)
     assert job.wait() == [ExitCode.TIMEOUT] * 2, job.logs_of_all()
@@ -434,7 +434,7 @@ def listens(host: str, port: int) -> bool:
         return probe.connect_ex((host, port)) == 0
 
 
-def test_a_pod_that_never_comes_is_named(pods: Callable[..., Pods]) -> None:
+def test_a_pod_that_never_joins_is_named(pods: Callable[..., Pods]) -> None:
     job = pods(3, 1, FLK_JOIN_TIMEOUT="6")
     job.start("train.py", "1", only=1)  # before pod 0, which waits for the others from its start
     job.start("train.py", "1", only=0)
@@ -453,7 +453,7 @@ def test_a_pod_that_never_comes_is_named(pods: Callable[..., Pods]) -> None:
         (["train.py"], {"FLK_CODE": "/nowhere"}, "no code.tar.gz.* in /nowhere"),
     ],
 )
-def test_what_cannot_start_is_refused_with_one_line(
+def test_wrong_settings_are_refused_with_one_line(
     pods: Callable[..., Pods], command: list[str], variables: dict[str, str], message: str
 ) -> None:
     job = pods(**variables)
@@ -466,7 +466,7 @@ def test_what_cannot_start_is_refused_with_one_line(
     assert message in failure.message
 
 
-def test_what_trying_again_would_not_help_costs_no_restarts(pods: Callable[..., Pods]) -> None:
+def test_a_setup_error_of_a_rank_is_final(pods: Callable[..., Pods]) -> None:
     script = """
         import flk_runtime
         flk_runtime.init(strategy="magic")
@@ -493,10 +493,10 @@ def test_a_port_that_is_taken_is_named(pods: Callable[..., Pods]) -> None:
     assert line.startswith("[pod 0] error: cannot serve the rendezvous store on port ")
 
 
-def test_ranks_do_not_share_random_numbers_by_accident(pods: Callable[..., Pods]) -> None:
+def test_forked_ranks_draw_different_random_numbers(pods: Callable[..., Pods]) -> None:
     script = """
         import json, random, sys
-        assert "torch._dynamo" in sys.modules  # because this script speaks of optimizers; it brings numpy.random
+        assert "torch._dynamo" in sys.modules  # because this comment contains optim; it imports numpy.random
         import numpy
         print(json.dumps([random.random(), numpy.random.rand()]))
     """
@@ -528,42 +528,42 @@ COUNT = """
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_faults_at_random_never_stop_a_job(pods: Callable[..., Pods]) -> None:
-    """Ranks, fork servers and launchers are killed or told to stop, now and then in the midst of a new start."""
+def test_random_faults_never_stop_a_job(pods: Callable[..., Pods]) -> None:
+    """Ranks, fork servers and launchers get SIGKILL or SIGTERM, sometimes while an attempt is starting."""
     job = pods(3, 2, FLK_RESTARTS=str(FAULTS * 2), script=COUNT)
     job.start("train.py")
     draw = random.Random(1)
-    hit = -1  # the newest attempt that a fault has ended
+    hit = -1  # the latest attempt that a fault has ended
     for _ in range(FAULTS):
-        newest = max((int(path.name.split(".")[1]) for path in job.folder.glob("pid.*")), default=-1)
-        if draw.random() < 0.7:  # else: the fault hits an attempt that is just beginning
-            newest = wait_for_attempt(job, hit)
+        latest = max((int(path.name.split(".")[1]) for path in job.folder.glob("pid.*")), default=-1)
+        if draw.random() < 0.7:  # else the fault hits an attempt that is starting
+            latest = wait_for_attempt(job, hit)
         time.sleep(draw.random() * 0.3)
         pod, fault = draw.randrange(3), draw.choice(["rank", "server", "kill", "stop"])
-        ranks = [job.folder / f"pid.{newest}.{2 * pod + local}" for local in range(2)]
+        ranks = [job.folder / f"pid.{latest}.{2 * pod + local}" for local in range(2)]
         pids = [int(path.read_text()) for path in ranks if path.exists() and path.read_text()]
         target = next((pid for pid in pids if alive(pid)), None)
         if fault in ("kill", "stop") and job.running[pod].poll() is None:
             job.running[pod].send_signal(signal.SIGKILL if fault == "kill" else signal.SIGTERM)
-            hit = newest
+            hit = latest
         elif fault in ("rank", "server") and target:
             os.kill(target if fault == "rank" else parent_of(target), signal.SIGKILL)
-            hit = newest
-        revive(job)
-    revive(job)
+            hit = latest
+        restart_pods(job)
+    restart_pods(job)
     wait_for_attempt(job, max(int(path.name.split(".")[1]) for path in job.folder.glob("pid.*")) - 1)
     (job.folder / "stop").touch()
-    job.until(lambda: revive(job) and all(p.poll() == 0 for p in job.running.values()), "all pods end well")
+    job.until(lambda: restart_pods(job) and all(p.poll() == 0 for p in job.running.values()), "all pods end well")
     numbers = [attempt.number for attempt in job.record(0).attempts]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
 def wait_for_attempt(job: Pods, least: int) -> int:
-    """The number of an attempt above ``least`` in which every rank has made a step."""
+    """Wait for an attempt after number ``least`` in which every rank has made a step, and return its number."""
     found: list[int] = []
 
     def begun() -> bool:
-        revive(job)
+        restart_pods(job)
         numbers = {int(path.name.split(".")[1]) for path in job.folder.glob("pid.*")}
         found[:] = [n for n in numbers if n > least and len(list(job.folder.glob(f"pid.{n}.*"))) == 6]
         return bool(found)
@@ -572,8 +572,8 @@ def wait_for_attempt(job: Pods, least: int) -> int:
     return max(found)
 
 
-def revive(job: Pods) -> bool:
-    """What the operator does: a pod that ended with a code of 128 or more, or by a signal, is started anew."""
+def restart_pods(job: Pods) -> bool:
+    """Restart the pods that ended with a code of 128 or more, or by a signal, as the operator does."""
     for index, process in job.running.items():
         code = process.poll()
         if code is not None and (code < 0 or code >= 128):

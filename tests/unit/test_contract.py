@@ -1,4 +1,4 @@
-"""Records survive their way through a log or a termination message, however long what they tell of is."""
+"""Job records in logs and termination messages, exit codes of failures, reserved names of variables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RECORDS = st.builds(
 
 
 @given(RECORDS)
-def test_a_record_is_one_line_and_comes_back_equal(record: JobRecord) -> None:
+def test_a_record_is_one_line_and_decodes_to_an_equal_record(record: JobRecord) -> None:
     line = f"[pod 0] {contract.RECORD_MARKER}{record.to_json()}"
     assert "\n" not in line
     assert is_record(line)
@@ -57,18 +57,18 @@ def test_a_termination_message_fits_and_keeps_outcome_code_and_cause(record: Job
 @pytest.mark.parametrize(
     "text", ["", "{", "null", "[]", "7", '{"outcome": "failed"}', "Traceback (most recent call last):", '{"code": 1}']
 )
-def test_what_is_no_record_is_none(text: str) -> None:
+def test_text_without_a_record_decodes_to_none(text: str) -> None:
     assert JobRecord.from_json(text) is None
     assert parse_record(text) is None
 
 
-def test_a_rank_that_prints_something_like_a_record_is_not_believed() -> None:
+def test_a_record_in_the_output_of_a_rank_is_ignored() -> None:
     line = f"[rank 0] {contract.RECORD_MARKER}" + JobRecord("succeeded", 0).to_json()
     assert not is_record(line)
     assert parse_record(line) is None
 
 
-def test_a_record_of_a_newer_version_with_further_fields_is_read() -> None:
+def test_unknown_fields_of_a_newer_version_are_ignored() -> None:
     data = json.loads(JobRecord("failed", 100, 0, Failure("exit", 1)).to_json())
     data["new"] = 1
     data["failure"]["new"] = 1
@@ -89,17 +89,17 @@ def test_a_record_of_a_newer_version_with_further_fields_is_read() -> None:
         ("usage", ExitCode.USAGE),
     ],
 )
-def test_the_cause_decides_the_exit_code(kind: str, code: ExitCode) -> None:
+def test_the_kind_of_failure_decides_the_exit_code(kind: str, code: ExitCode) -> None:
     assert Failure(kind, 0).code is code
 
 
 @pytest.mark.parametrize(
     "name", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "PET_NNODES", "FLK_POD_INDEX", "TORCHELASTIC_RUN_ID"]
 )
-def test_names_of_the_operator_and_of_torch_are_reserved(name: str) -> None:
+def test_names_that_the_operator_torch_or_flk_set_are_reserved(name: str) -> None:
     assert contract.is_reserved(name)
 
 
 @pytest.mark.parametrize("name", ["NCCL_DEBUG", "OMP_NUM_THREADS", "MY_RANK", "FLK_SAVE_EVERY", "rank"])
-def test_other_names_are_the_users(name: str) -> None:
+def test_other_names_are_not_reserved(name: str) -> None:
     assert not contract.is_reserved(name)

@@ -1,4 +1,4 @@
-"""When ranks may be forked from the process that has imported torch."""
+"""When a process must not be forked to become a rank, and which modules are imported before the fork."""
 
 from __future__ import annotations
 
@@ -16,20 +16,18 @@ from flk_runtime.launcher import forkserver
 
 @pytest.fixture
 def process(tmp_path: Path) -> Path:
-    """A /proc/self of one thread and one open file."""
+    """A folder like /proc/self, of a process with one thread and one open file."""
     (tmp_path / "task" / "1").mkdir(parents=True)
     (tmp_path / "fd").mkdir()
     (tmp_path / "fd" / "0").symlink_to("/dev/null")
     return tmp_path
 
 
-def test_one_thread_and_no_gpu_may_be_forked(process: Path) -> None:
+def test_a_process_with_one_thread_and_no_gpu_may_be_forked(process: Path) -> None:
     assert forkserver.why_unsafe(process) is None
 
 
-def test_libraries_that_end_their_threads_before_a_fork_do_not_matter(
-    process: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_that_end_before_a_fork_do_not_count(process: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = process / "task" / "2"
     pool.mkdir()
     monkeypatch.setattr(os, "waitpid", lambda pid, options: pool.rmdir())
@@ -40,7 +38,7 @@ def test_libraries_that_end_their_threads_before_a_fork_do_not_matter(
 @pytest.mark.parametrize(
     ("more", "said"), [(1, "1 extra thread makes a fork unsafe"), (3, "3 extra threads make a fork unsafe")]
 )
-def test_threads_that_outlive_a_fork_are_counted(
+def test_threads_that_outlive_a_fork_count(
     process: Path, monkeypatch: pytest.MonkeyPatch, more: int, said: str
 ) -> None:
     for number in range(more):
@@ -50,7 +48,7 @@ def test_threads_that_outlive_a_fork_are_counted(
     assert forkserver.why_unsafe(process) == said
 
 
-def test_this_process_is_looked_at_by_default() -> None:
+def test_the_default_is_this_process() -> None:
     ended = threading.Event()
     thread = threading.Thread(target=ended.wait)
     thread.start()
@@ -61,20 +59,20 @@ def test_this_process_is_looked_at_by_default() -> None:
         thread.join()
 
 
-def test_a_cuda_driver_in_use_forbids_it(process: Path) -> None:
+def test_an_open_cuda_driver_makes_a_fork_unsafe(process: Path) -> None:
     (process / "fd" / "5").symlink_to("/dev/nvidiactl")
-    assert forkserver.why_unsafe(process) is None  # NVML opens that as well, and may be forked
+    assert forkserver.why_unsafe(process) is None  # NVML opens it too, and does not make a fork unsafe
     (process / "fd" / "6").symlink_to("/dev/nvidia-uvm")
     assert forkserver.why_unsafe(process) == "CUDA is initialized already"
 
 
-def test_what_torch_says_of_cuda_counts(process: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_initialized_cuda_in_torch_makes_a_fork_unsafe(process: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = SimpleNamespace(is_initialized=lambda: True)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     assert forkserver.why_unsafe(process) == "CUDA is initialized already"
 
 
-def test_preloading_misses_what_a_rank_would_miss_and_leaves_the_collector_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preload_skips_modules_that_are_not_installed_except_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def import_module(name: str) -> None:
@@ -103,7 +101,7 @@ def test_preloading_misses_what_a_rank_would_miss_and_leaves_the_collector_on(mo
         ("import torch", "no_shard", False, False),
     ],
 )
-def test_only_what_a_job_needs_is_imported_before_its_ranks(
+def test_preload_imports_what_the_script_and_the_strategy_need(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, strategy: str, optimizers: bool, sharding: bool
 ) -> None:
     asked: list[str] = []

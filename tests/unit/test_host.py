@@ -1,4 +1,4 @@
-"""What a container's files say, for both versions of control groups."""
+"""CPUs and OOM kills for both versions of control groups, GPUs, network interfaces."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def files(root: Path, content: dict[str, str]) -> Path:
         ({}, 64),
     ],
 )
-def test_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: dict[str, str], expected: int) -> None:
+def test_cpu_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: dict[str, str], expected: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
     assert host.cpu_count(files(tmp_path, content)) == expected
 
@@ -41,19 +41,19 @@ def test_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: di
         ({}, 0),
     ],
 )
-def test_memory_kills(tmp_path: Path, content: dict[str, str], expected: int) -> None:
+def test_oom_kills(tmp_path: Path, content: dict[str, str], expected: int) -> None:
     assert host.oom_kills(files(tmp_path, content)) == expected
 
 
 @pytest.mark.parametrize(
     ("visible", "expected"), [(None, 2), ("", 0), ("-1", 0), ("3", 1), ("0,1,2", 3), ("GPU-1a,MIG-2b", 2)]
 )
-def test_gpus(tmp_path: Path, visible: str | None, expected: int) -> None:
+def test_gpu_count(tmp_path: Path, visible: str | None, expected: int) -> None:
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
         (tmp_path / name).touch()
     assert host.gpu_count({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}, tmp_path) == expected
 
 
-def test_the_interface_of_an_address() -> None:
+def test_interface_with_address() -> None:
     assert host.interface_with_address("127.0.0.1") == "lo"
     assert host.interface_with_address("192.0.2.1") == ""

@@ -1,4 +1,4 @@
-"""The variables that the launcher sets before it imports torch, and those of each rank."""
+"""Environment variables that the launcher sets before it imports torch, and those of each rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def prepared(settings: Settings, **environ: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("cpus", "processes", "threads"), [(8, 1, "8"), (8, 2, "4"), (8, 3, "2"), (2, 8, "1"), (0, 2, "6")]
 )
-def test_a_rank_gets_its_share_of_the_processors_as_threads(
+def test_the_cpus_are_divided_among_the_ranks_as_threads(
     monkeypatch: pytest.MonkeyPatch, cpus: int, processes: int, threads: str
 ) -> None:
     monkeypatch.setattr(host, "cpu_count", lambda: 12)  # used without a CPU request
@@ -36,12 +36,12 @@ def test_gloo_and_nccl_use_the_interface_of_the_pods_address() -> None:
 
 
 @pytest.mark.parametrize("address", ["", "192.0.2.1", "2001:db8::1"])  # no address, and two that no interface has
-def test_without_an_interface_gloo_and_nccl_choose_themselves(address: str) -> None:
+def test_without_an_interface_gloo_and_nccl_keep_their_defaults(address: str) -> None:
     environ = prepared(Settings(("train.py",), pod_ip=address))
     assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & environ.keys()
 
 
-def test_what_the_user_has_set_stays() -> None:
+def test_variables_of_the_user_are_kept() -> None:
     own = {
         "OMP_NUM_THREADS": "3",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",

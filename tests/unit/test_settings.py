@@ -1,4 +1,4 @@
-"""What a launcher accepts from its environment and its command line."""
+"""Settings of a launcher from its environment and its command line, and the errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ POD = {
 }
 
 
-def test_a_pod_reads_its_place() -> None:
+def test_settings_of_a_pod() -> None:
     settings = Settings.from_environment(["--", "train.py", "--lr", "1"], POD)
     assert settings.command == ("train.py", "--lr", "1")
     assert (settings.pod, settings.pods, settings.processes, settings.world_size) == (3, 4, 2, 8)
     assert (settings.store_host, settings.store_port) == ("gpt-worker-0", 29400)
 
 
-def test_without_any_variable_one_pod_of_one_rank_meets_itself() -> None:
+def test_without_variables_there_is_one_pod_with_one_rank() -> None:
     settings = Settings.from_environment(["train.py"], {})
     assert (settings.pods, settings.world_size, settings.store_host, settings.store_port) == (1, 1, "127.0.0.1", 0)
 
@@ -31,17 +31,17 @@ def test_without_any_variable_one_pod_of_one_rank_meets_itself() -> None:
 @pytest.mark.parametrize(
     ("deadline", "join", "expected"), [("60", "", 60), ("", "90", 90), ("60", "10", 10), ("0", "", 1800)]
 )
-def test_nobody_waits_for_pods_beyond_the_deadline(deadline: str, join: str, expected: float) -> None:
+def test_the_join_timeout_ends_with_the_deadline(deadline: str, join: str, expected: float) -> None:
     settings = Settings.from_environment(["t.py"], POD | {"FLK_DEADLINE": deadline, "FLK_JOIN_TIMEOUT": join})
     assert settings.join_timeout == expected
 
 
-def test_only_the_first_double_dash_is_the_launchers() -> None:
+def test_the_launcher_removes_only_the_first_double_dash() -> None:
     assert Settings.from_environment(["--", "t.py", "--", "-x"], {}).command == ("t.py", "--", "-x")
     assert Settings.from_environment(["-m", "a.b", "-m"], {}).command == ("-m", "a.b", "-m")
 
 
-def test_an_address_of_ipv6_stands_in_brackets() -> None:
+def test_ipv6_addresses_are_in_brackets() -> None:
     settings = Settings.from_environment(["t.py"], POD | {"FLK_RDZV_ENDPOINT": "[fd00::1]:29400"})
     assert (settings.store_host, settings.store_port) == ("fd00::1", 29400)
 
@@ -75,7 +75,7 @@ MASTER_AND_WORKER = {
 }  # fmt: skip
 
 
-def test_a_pod_of_an_operator_reads_its_place_from_torchruns_variables() -> None:
+def test_the_variables_of_torchrun_are_used_in_pods_of_other_operators() -> None:
     settings = Settings.from_environment(["train.py"], MASTER_AND_WORKER)
     assert (settings.pod, settings.pods, settings.processes, settings.world_size) == (1, 2, 2, 4)
     assert (settings.store_host, settings.store_port) == ("gpt-master-0", 23456)
@@ -87,15 +87,15 @@ def test_a_pod_of_an_operator_reads_its_place_from_torchruns_variables() -> None
     assert (alone.pods, alone.processes, alone.store_port) == (1, 3, 0)
 
 
-def test_a_pod_of_flk_reads_its_own_variables_only() -> None:
-    # The operator sets some in flk's own jobs, too.
+def test_the_variables_of_flk_take_precedence_over_those_of_torchrun() -> None:
+    # The operator sets some of torchrun's in jobs of flk too.
     settings = Settings.from_environment(["t.py"], POD | {"PET_NNODES": "9", "PET_NPROC_PER_NODE": "auto"})
     assert (settings.pods, settings.processes) == (4, 2)
     assert Settings.from_environment(["t.py"], {"PET_NPROC_PER_NODE": "9"}).processes == 1
 
 
 @pytest.mark.parametrize(("asked", "gpus", "expected"), [("auto", 4, 4), ("auto", 0, 1), ("gpu", 2, 2), ("cpu", 2, 6)])
-def test_processes_that_the_launcher_is_left_to_count(
+def test_number_of_processes_for_auto_gpu_and_cpu(
     asked: str, gpus: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "gpu_count", lambda: gpus)
@@ -115,14 +115,14 @@ def test_processes_that_the_launcher_is_left_to_count(
         ({"PET_NPROC_PER_NODE": "xpu"}, ["PET_NPROC_PER_NODE", "'xpu'"]),
     ],
 )
-def test_a_wrong_variable_of_an_operator_is_named(variables: dict[str, str], names: list[str]) -> None:
+def test_a_wrong_variable_of_torchrun_is_named(variables: dict[str, str], names: list[str]) -> None:
     with pytest.raises(SettingsError) as caught:
         Settings.from_environment(["train.py"], MASTER_AND_WORKER | variables)
     for name in names:
         assert name in str(caught.value)
 
 
-def test_asked_for_gpus_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_per_gpu_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "gpu_count", lambda: 0)
     with pytest.raises(SettingsError, match="PET_NPROC_PER_NODE is gpu, but this pod has no GPU: set FLK_PROCESSES"):
         Settings.from_environment(["t.py"], MASTER_AND_WORKER | {"PET_NPROC_PER_NODE": "gpu"})

@@ -1,4 +1,4 @@
-"""The code that arrives in a pod is the code that was submitted, or the pod refuses to start."""
+"""Unpacking the user's code: it must be the archive that was submitted, and must stay in its folder."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_pieces_are_joined_in_order_and_unpacked(tmp_path: Path) -> None:
     target = tmp_path / "work"
     assert unpack(tmp_path, target, digest) == 3
     assert [(target / name).read_text() for name in names] == names
-    assert unpack(tmp_path, target, digest) == 3  # a container that is started anew
+    assert unpack(tmp_path, target, digest) == 3  # as in a container that was restarted
 
 
 def test_another_archive_is_refused(tmp_path: Path) -> None:
@@ -47,13 +47,13 @@ def test_another_archive_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "work").exists()
 
 
-def test_no_archive_is_refused(tmp_path: Path) -> None:
+def test_a_missing_archive_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CodeError, match="no code"):
         unpack(tmp_path, tmp_path / "work", "")
 
 
 @pytest.mark.parametrize("name", ["../outside", "/tmp/outside-of-flk", "a/../../outside"])
-def test_entries_that_leave_the_folder_are_refused(tmp_path: Path, name: str) -> None:
+def test_paths_outside_the_folder_are_refused(tmp_path: Path, name: str) -> None:
     digest = pieces(tmp_path, [name])
     with pytest.raises(CodeError, match="a link or a path outside its folder"):
         unpack(tmp_path, tmp_path / "work", digest)

@@ -1,4 +1,4 @@
-"""Lines come out whole and tagged, however the bytes came in."""
+"""Lines of the ranks: each has its prefix and is written whole, however its bytes were read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flk_runtime.system.report import write_all
 
 
 class Sink:
-    """Both ends of a pipe: what a Prefixer writes, as bytes."""
+    """A pipe to write to, and its content as bytes."""
 
     def __init__(self) -> None:
         self._read, self.fd = os.pipe()
@@ -25,7 +25,7 @@ class Sink:
 
 
 @given(st.lists(st.text("ab", max_size=5), max_size=6), st.lists(st.integers(1, 4), min_size=1, max_size=20))
-def test_the_cuts_between_reads_do_not_matter(lines: list[str], cuts: list[int]) -> None:
+def test_lines_do_not_depend_on_how_the_bytes_were_read(lines: list[str], cuts: list[int]) -> None:
     sink = Sink()
     prefixer = logs.Prefixer("[rank 1] ", sink.fd)
     data = "".join(line + "\n" for line in lines).encode()
@@ -58,7 +58,7 @@ def test_line_ends(chunks: list[bytes], lines: list[str]) -> None:
     assert sink.content().decode() == "".join(f"> {line}\n" for line in lines)
 
 
-def test_an_endless_line_is_passed_on_in_pieces() -> None:
+def test_a_very_long_line_is_split() -> None:
     counted: list[int] = []
     sink = os.open(os.devnull, os.O_WRONLY)
     prefixer = logs.Prefixer("> ", sink, counted.append)
@@ -68,7 +68,7 @@ def test_an_endless_line_is_passed_on_in_pieces() -> None:
     assert sum(counted) >= 3
 
 
-def test_a_reader_that_went_away_is_no_error() -> None:
+def test_a_closed_reader_is_no_error() -> None:
     read, write = os.pipe()
     os.close(read)
     write_all(write, b"nobody hears this")

@@ -1,0 +1,130 @@
+"""Failures as data: root cause, secondary failures, exit codes and reports of ranks, whether an attempt may follow."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import asdict, replace
+
+import pytest
+
+from flk_runtime.contract import Attempt, Failure
+from flk_runtime.launcher.failures import from_exit_code, from_report, may_restart, root_cause, shorten
+from flk_runtime.system.report import describe, is_secondary
+
+CAUSE = Failure("exception", 1, rank=2, time=10.0, type="ValueError")
+SECONDARY = Failure("exception", 0, rank=0, time=9.0, type="RuntimeError", secondary=True)
+LATER = Failure("exit", 3, rank=7, time=11.0, exit_code=1)
+KILLED = Failure("lost", 4, time=0.0)
+
+
+@pytest.mark.parametrize(
+    ("failures", "expected"),
+    [
+        ([SECONDARY, CAUSE], CAUSE),  # also when a clock that is behind makes the secondary failure look earlier
+        ([LATER, CAUSE, SECONDARY], CAUSE),
+        ([SECONDARY], SECONDARY),
+        ([SECONDARY, KILLED], KILLED),
+    ],
+)
+def test_the_earliest_failure_that_is_not_secondary_is_the_root_cause(
+    failures: list[Failure], expected: Failure
+) -> None:
+    assert root_cause(failures) == expected
+
+
+@pytest.mark.parametrize(
+    ("type_name", "message"),
+    [
+        ("RuntimeError", "[/x/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:5"),
+        ("DistBackendError", "NCCL error in: /opt/x/NCCLUtils.cpp:94, remote process exited"),
+        ("DistNetworkError", "failed to recv, got 0 bytes"),
+        ("RuntimeError", "[../third_party/gloo/gloo/transport/tcp/pair.cc:446] Connection reset by peer"),
+    ],
+)
+def test_broken_connections_are_secondary(type_name: str, message: str) -> None:
+    assert is_secondary(type_name, message)
+
+
+@pytest.mark.parametrize(
+    ("type_name", "message"),
+    [
+        ("ValueError", "bad"),
+        ("RuntimeError", "CUDA out of memory"),
+        ("RuntimeError", "mat1 and mat2 shapes cannot be multiplied"),
+        ("ConnectionRefusedError", "[Errno 111] Connection refused"),
+    ],
+)
+def test_exceptions_of_user_code_are_not_secondary(type_name: str, message: str) -> None:
+    assert not is_secondary(type_name, message)
+
+
+@pytest.mark.parametrize(
+    ("code", "oom", "kind", "secondary"),
+    [
+        (7, False, "exit", False),
+        (7, True, "exit", False),  # not the rank itself was killed at the memory limit
+        (-signal.SIGKILL, True, "oom", False),
+        (-signal.SIGKILL, False, "signal", False),
+        (-signal.SIGSEGV, True, "signal", False),
+        (-signal.SIGABRT, False, "signal", True),
+    ],
+)
+def test_failure_of_a_rank_by_its_exit_code(code: int, oom: bool, kind: str, secondary: bool) -> None:
+    failure = from_exit_code(Failure("exit", 1, rank=2), code, oom=oom)
+    assert (failure.pod, failure.rank, failure.kind, failure.secondary) == (1, 2, kind, secondary)
+    assert (failure.exit_code, failure.signal) == ((code, None) if code > 0 else (None, -code))
+
+
+def test_failure_of_a_rank_by_its_own_report() -> None:
+    error = ValueError("bad shard")
+    failure = from_report(Failure("exception", 1, rank=2), json.dumps(describe(error)).encode())
+    assert failure is not None
+    assert failure.summary == "rank 2 in pod 1 raised ValueError: bad shard"
+    assert failure.rank == 2  # a report cannot change what the launcher knows itself
+    assert from_report(failure, b'{"kind": "exi') is None
+    assert from_report(failure, b"7") is None
+
+
+def attempts(*failures: Failure | None, first: int = 0) -> list[Attempt]:
+    return [Attempt(number, 1.0, 2.0, failure) for number, failure in enumerate(failures, first)]
+
+
+@pytest.mark.parametrize(
+    ("history", "restarts", "expected"),
+    [
+        ([], 0, True),
+        (attempts(CAUSE), 0, False),
+        (attempts(CAUSE), 1, True),
+        (attempts(CAUSE, LATER), 1, False),
+        (attempts(CAUSE, first=5), 5, False),  # the numbers count, since older attempts are dropped
+        (attempts(Failure("usage", 0)), 3, False),
+        (attempts(Failure("deadline", 0)), 3, False),
+        (attempts(None), 0, True),
+    ],
+)
+def test_when_an_attempt_may_follow(history: list[Attempt], restarts: int, expected: bool) -> None:
+    assert may_restart(history, restarts) is expected
+
+
+def test_a_shortened_history_keeps_the_latest_attempts_and_their_numbers() -> None:
+    failure = replace(CAUSE, message="m" * 5000, traceback="t" * 5000)
+    history = shorten(attempts(*[failure] * 100))
+    assert history[-1].number == 99
+    assert len(json.dumps([asdict(attempt) for attempt in history])) < 20_000
+    assert history[-1].failure is not None
+    assert history[-1].failure.type == "ValueError"
+
+
+@pytest.mark.parametrize(
+    ("failure", "summary"),
+    [
+        (Failure("lost", 2), "pod 2 was lost"),
+        (Failure("lost", 2, message="never joined: waited 3 s"), "pod 2 never joined: waited 3 s"),
+        (Failure("lost", 2, pod_name="vm", message="received SIGTERM"), "vm received SIGTERM"),
+        (Failure("signal", 0, rank=1, signal=9), "rank 1 in pod 0 was killed by SIGKILL"),
+        (Failure("exit", 0, rank=1, exit_code=7, message="a\nb"), "rank 1 in pod 0 ended with exit code 7: a"),
+    ],
+)  # fmt: skip
+def test_summary_says_which_rank_or_pod_failed_and_how(failure: Failure, summary: str) -> None:
+    assert failure.summary == summary
