@@ -1,4 +1,4 @@
-"""The commands `flk` and `kubectl-flk`: the entry, and the place where an error becomes two lines and an exit code."""
+"""Entry point of the commands `flk` and `kubectl-flk`: runs a command line, prints an error, returns the exit code."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import sys
 from collections.abc import Sequence
 
 from flk.errors import FlkError
+from flk.terminal import one_line
 from flk_runtime.contract import VERSION, ExitCode
 
-PIPE_CLOSED = 141  # what a shell shows for a program that SIGPIPE ended
+PIPE_CLOSED = 141  # exit code that a shell shows for a program that SIGPIPE has ended
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit code."""
+    """Run a command line (default: that of this process) and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if words in (["--version"], ["-V"]):  # the most frequent call of scripts: not worth the import of Typer
+        if words in (["--version"], ["-V"]):  # without importing Typer: scripts call it often
             print(f"flk {VERSION}")
             code = int(ExitCode.DONE)
         else:
@@ -30,23 +31,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         code = int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
-        # Whoever read our output (`| head`) has enough. The interpreter must not try to flush the rest at its end.
+        # The reader of stdout has ended, as `head` does. The interpreter must not flush the rest at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = PIPE_CLOSED
     return code
 
 
 def report(error: FlkError) -> None:
-    """Print an error for people: one line of what and why, one of what to do next, on stderr."""
+    """Print an error on stderr: a line of what went wrong and why, and a line of what to do next."""
     coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     red, cyan, plain = ("\033[31m", "\033[36m", "\033[0m") if coloured else ("", "", "")
-    print(f"{red}error:{plain} {_one_line(str(error))}", file=sys.stderr)
+    print(f"{red}error:{plain} {one_line(str(error))}", file=sys.stderr)
     if error.hint:
-        print(f"{cyan}hint:{plain} {_one_line(error.hint)}", file=sys.stderr)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+        print(f"{cyan}hint:{plain} {one_line(error.hint)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -148,7 +148,7 @@ def test_three_faults_and_the_same_result(
     assert follower.returncode == 0, notes
     assert [line for line in followed.splitlines() if line.startswith("[rank 0] result")] == result("rough")
     for pod in ("rough-worker-2", "rough-worker-0"):
-        assert f"{pod} was started anew" in notes
+        assert f"{pod} was recreated" in notes
     own = [line for line in followed.splitlines() if line.startswith("[rank 3] ")]
     there = flk("logs", "rough", "--no-follow", "--rank", "3").stdout.splitlines()
     assert own == there  # its pod was never replaced: nothing lost, nothing twice

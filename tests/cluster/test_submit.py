@@ -34,7 +34,7 @@ def test_one_job_from_submit_to_delete(flk: Any, kubectl: Any, namespace: str, i
 
     again = flk("submit", "train.py", "--name", "one", "--image", image, *SMALL, cwd=folder)
     assert again.code == 1
-    assert f"there is a job one in namespace {namespace} already, made " in again.stderr
+    assert f"there is a job one in namespace {namespace} already, created " in again.stderr
     assert f"ago by {state(flk, 'one')['owner']}" in again.stderr
 
     waited = flk("wait", "one", "-o", "json")

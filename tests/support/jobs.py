@@ -43,7 +43,7 @@ class JobBuilder:
         self.pods: dict[int, dict[str, Any]] = {}
         self.events: list[dict[str, Any]] = []
         self.record: JobRecord | None = None
-        self.former: dict[str, Any] = {}
+        self.replaced_pods: dict[str, Any] = {}
 
     def condition(self, kind: str, message: str = "", reason: str = "", status: str = "True") -> JobBuilder:
         conditions = self.job["status"].setdefault("conditions", [])
@@ -100,7 +100,9 @@ class JobBuilder:
 
     def state(self) -> State:
         pods = list(self.pods.values())
-        return states.derive(self.job, pods, now=NOW, events=self.events, record=self.record, former=self.former)
+        return states.derive(
+            self.job, pods, now=NOW, events=self.events, record=self.record, replaced_pods=self.replaced_pods
+        )
 
     def add_to(self, server: FakeApiServer) -> JobBuilder:
         """Put the job, its pods and its events into a fake API server."""

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flk.cli.logs import ranks
+from flk.cli.logs import parse_ranks
 from flk.errors import UsageError
 from flk.jobs.client import JobClient
-from flk.jobs.logs import Line, Options, Place, clean, dump, follow
+from flk.jobs.logs import LogLine, LogOptions, LogPosition, dump, follow
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
+from flk.terminal import printable
 
 
 def line(second: int, text: str, fraction: str = ".123") -> bytes:
@@ -21,11 +22,11 @@ def line(second: int, text: str, fraction: str = ".123") -> bytes:
 
 
 def test_time_stamps_are_taken_off() -> None:
-    assert Place().take(line(1, "hello 2026-01-01T00:00:00Z ")) == b"hello 2026-01-01T00:00:00Z "
+    assert LogPosition().accept(line(1, "hello 2026-01-01T00:00:00Z ")) == b"hello 2026-01-01T00:00:00Z "
 
 
 def test_words_of_the_kubelet_have_none() -> None:
-    assert Place().take(b"unable to retrieve container logs") == b"unable to retrieve container logs"
+    assert LogPosition().accept(b"unable to retrieve container logs") == b"unable to retrieve container logs"
 
 
 @given(
@@ -34,19 +35,19 @@ def test_words_of_the_kubelet_have_none() -> None:
 )
 def test_stream_that_breaks_anywhere_goes_on_where_it_was(lines: list[tuple[int, str, str]], cut: int) -> None:
     log = [line(second, text, fraction) for second, text, fraction in sorted(lines, key=lambda item: item[0])]
-    place = Place()
-    got = [place.take(one) for one in log[:cut]]
-    since = place.since[:19].encode()
-    again = [place.take(one) for one in log if one[:19] >= since]
+    position = LogPosition()
+    got = [position.accept(one) for one in log[:cut]]
+    since = position.resume()[:19].encode()
+    again = [position.accept(one) for one in log if one[:19] >= since]
     fresh = [one for one in got + again if one is not None]
     assert fresh == [one.partition(b" ")[2] for one in log]
 
 
 def test_equal_lines_of_one_moment_stay_as_many_as_they_are() -> None:
-    place = Place()
-    assert [place.take(line(1, "x")) for _ in range(3)] == [b"x"] * 3
-    assert place.since == "2026-01-01T00:00:00Z"
-    assert [place.take(line(1, "x")) for _ in range(4)] == [None, None, None, b"x"]
+    position = LogPosition()
+    assert [position.accept(line(1, "x")) for _ in range(3)] == [b"x"] * 3
+    assert position.resume() == "2026-01-01T00:00:00Z"
+    assert [position.accept(line(1, "x")) for _ in range(4)] == [None, None, None, b"x"]
 
 
 @pytest.mark.parametrize(
@@ -66,34 +67,34 @@ def test_equal_lines_of_one_moment_stay_as_many_as_they_are() -> None:
     ],
 )
 def test_control_characters_go(text: str, shown: str) -> None:
-    assert clean(text) == shown
+    assert printable(text) == shown
 
 
 @given(st.text())
 def test_nothing_that_moves_the_cursor_is_left(text: str) -> None:
-    assert not any((c < " " and c != "\t") or "\x7f" <= c <= "\x9f" for c in clean(text))
+    assert not any((c < " " and c != "\t") or "\x7f" <= c <= "\x9f" for c in printable(text))
 
 
 def test_colours_stay_where_they_are_wanted_and_end_with_the_line() -> None:
-    assert clean("\x1b[31mred\x1b[2Jx", colour=True) == "\x1b[31mredx\x1b[0m"
+    assert printable("\x1b[31mred\x1b[2Jx", colour=True) == "\x1b[31mredx\x1b[0m"
 
 
 @pytest.mark.parametrize(("text", "chosen"), [("0", {0}), ("0,2", {0, 2}), ("1-3, 7", {1, 2, 3, 7}), (None, set())])
 def test_ranks(text: str | None, chosen: set[int]) -> None:
-    assert ranks(text) == chosen
+    assert parse_ranks(text) == chosen
 
 
 @pytest.mark.parametrize("text", ["", "a", "-1", "1-", "0,,1", "3-1", "1.5", "9" * 30])
 def test_ranks_that_are_none(text: str) -> None:
     with pytest.raises(UsageError, match="--rank"):
-        ranks(text)
+        parse_ranks(text)
 
 
 # From a cluster
 
 
 @pytest.fixture
-def cluster(kubeconfig: Any) -> JobClient:
+def client(kubeconfig: Any) -> JobClient:
     return JobClient(ApiClient(connect(), sleep=lambda seconds: None))
 
 
@@ -115,10 +116,10 @@ def add_job(fake: Any, pods: int = 2, phase: str = "Succeeded") -> None:
         fake.add("pods", {"metadata": meta, "status": status})
 
 
-def test_dump_is_in_the_order_of_pods(fake: Any, cluster: JobClient) -> None:
+def test_dump_is_in_the_order_of_pods(fake: Any, client: JobClient) -> None:
     add_job(fake, 12)
     fake.logs = {f"gpt-worker-{n}": queue_of(f"[rank {2 * n}] hello\n".encode()) for n in range(12)}
-    assert [one.text for one in dump(cluster, "gpt", Options())] == [f"[rank {2 * n}] hello" for n in range(12)]
+    assert [one.text for one in dump(client, "gpt", LogOptions())] == [f"[rank {2 * n}] hello" for n in range(12)]
 
 
 def queue_of(*chunks: bytes) -> Any:
@@ -127,35 +128,35 @@ def queue_of(*chunks: bytes) -> Any:
     return deque(chunks)
 
 
-def test_records_are_hidden_and_untagged_lines_tagged(fake: Any, cluster: JobClient) -> None:
+def test_records_are_hidden_and_untagged_lines_tagged(fake: Any, client: JobClient) -> None:
     add_job(fake, 1)
     text = b'[pod 0] flk-record {"outcome":"running"}\nSegmentation fault\n[rank 1] \x1b[1mx\n'
     fake.logs["gpt-worker-0"] = queue_of(text, text)
-    assert [one.text for one in dump(cluster, "gpt", Options())] == ["[pod 0] Segmentation fault", "[rank 1] x"]
-    assert len(list(dump(cluster, "gpt", Options(raw=True)))) == 3
+    assert [one.text for one in dump(client, "gpt", LogOptions())] == ["[pod 0] Segmentation fault", "[rank 1] x"]
+    assert len(list(dump(client, "gpt", LogOptions(raw=True)))) == 3
 
 
-def test_only_the_pods_of_the_chosen_ranks_are_asked(fake: Any, cluster: JobClient) -> None:
+def test_only_the_pods_of_the_chosen_ranks_are_asked(fake: Any, client: JobClient) -> None:
     add_job(fake, 3)
     fake.logs["gpt-worker-1"] = queue_of(b"[rank 2] two\n[rank 3] three\n[pod 1] told\n")
-    assert [one.text for one in dump(cluster, "gpt", Options(ranks=frozenset({3})))] == ["[rank 3] three"]
+    assert [one.text for one in dump(client, "gpt", LogOptions(ranks=frozenset({3})))] == ["[rank 3] three"]
     with pytest.raises(UsageError, match="ranks 0 to 5, no rank 6"):
-        list(dump(cluster, "gpt", Options(ranks=frozenset({6}))))
+        list(dump(client, "gpt", LogOptions(ranks=frozenset({6}))))
 
 
-def test_pod_without_a_log_is_told_of(fake: Any, cluster: JobClient) -> None:
+def test_pod_without_a_log_is_told_of(fake: Any, client: JobClient) -> None:
     add_job(fake, 1)
-    assert list(dump(cluster, "gpt", Options())) == [Line("gpt-worker-0 has no log", note=True)]
+    assert list(dump(client, "gpt", LogOptions())) == [LogLine("gpt-worker-0 has no log", note=True)]
 
 
-def test_following_an_ended_job_shows_all_once_and_ends(fake: Any, cluster: JobClient) -> None:
+def test_following_an_ended_job_shows_all_once_and_ends(fake: Any, client: JobClient) -> None:
     add_job(fake, 1)
     whole = b"".join(line(second, f"[rank 0] step {second}") + b"\n" for second in range(5))
     fake.logs["gpt-worker-0"] = queue_of(whole)
-    assert [one.text for one in follow(cluster, "gpt", Options())] == [f"[rank 0] step {n}" for n in range(5)]
+    assert [one.text for one in follow(client, "gpt", LogOptions())] == [f"[rank 0] step {n}" for n in range(5)]
 
 
-def test_stream_that_breaks_is_gone_on_with(fake: Any, cluster: JobClient) -> None:
+def test_stream_that_breaks_is_gone_on_with(fake: Any, client: JobClient) -> None:
     add_job(fake, 1)
     whole = b"".join(line(second, f"[rank 0] step {second}") + b"\n" for second in range(5))
     running = fake.objects["/api/v1/namespaces/team/pods"]["gpt-worker-0"]["status"]
@@ -164,7 +165,7 @@ def test_stream_that_breaks_is_gone_on_with(fake: Any, cluster: JobClient) -> No
     fake.logs["gpt-worker-0"] = chunks
     job = fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"]["gpt"]
     job["status"] = {"conditions": [{"type": "Succeeded", "status": "True"}]}
-    assert [one.text for one in follow(cluster, "gpt", Options())] == [f"[rank 0] step {n}" for n in range(5)]
+    assert [one.text for one in follow(client, "gpt", LogOptions())] == [f"[rank 0] step {n}" for n in range(5)]
     asked = [r.query for r in fake.requests if r.path.endswith("/log")]
     assert "sinceTime" not in asked[0]
     assert asked[1]["sinceTime"].startswith("2026-01-01T00:00:0")

@@ -40,7 +40,7 @@ def test_queued() -> None:
     queued = JobBuilder()
     queued.job["spec"]["runPolicy"]["suspend"] = True
     queued.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gold"
-    assert queued.state().headline == "queued: Suspended: it waits in queue gold"
+    assert queued.state().headline == "suspended: Queued: it waits in queue gold"
 
 
 def test_no_node_has_room() -> None:
@@ -102,16 +102,16 @@ def test_some_done_while_others_run() -> None:
 
 
 @pytest.mark.parametrize("code", [137, 143])
-def test_pod_that_is_started_anew(code: int) -> None:
+def test_pod_that_is_recreated(code: int) -> None:
     state = JobBuilder().all("pod").ended(1, code).condition("Restarting").state()
     assert (state.phase, state.code) == (Phase.RESTARTING, ExitCode.RUNNING)
 
 
-def test_evicted_pod_is_started_anew() -> None:
+def test_evicted_pod_is_recreated() -> None:
     evicted = JobBuilder().all("pod").pod(1, "Failed", {}, reason="Evicted", message="low on memory")
     del evicted.pods[1]["status"]["containerStatuses"]
     state = evicted.condition("Running").state()
-    assert not state.final
+    assert not state.finished
     assert (state.pods[1].reason, state.pods[1].message) == ("Evicted", "low on memory")
 
 
@@ -134,7 +134,7 @@ def test_between_two_attempts() -> None:
 def test_being_deleted() -> None:
     going = JobBuilder().all("pod")
     going.job["metadata"]["deletionTimestamp"] = MADE
-    assert going.state().phase == Phase.STOPPING
+    assert going.state().phase == Phase.TERMINATING
 
 
 # Its end
@@ -203,9 +203,9 @@ def test_memory_kill_of_long_ago_is_not_todays_cause() -> None:
     assert lost.event("OOMKilled", text, at="2025-12-31T00:00:00Z").state().reason == "PodLost"
 
 
-def test_former_pod_that_was_killed_by_the_memory_limit() -> None:
+def test_replaced_pod_that_was_killed_by_the_memory_limit() -> None:
     lost = JobBuilder().all("ended", 104, record(LOST).to_json()).condition("Failed")
-    lost.former["gpt-worker-2"] = JobBuilder().ended(2, 137, reason="OOMKilled").pods[2]
+    lost.replaced_pods["gpt-worker-2"] = JobBuilder().ended(2, 137, reason="OOMKilled").pods[2]
     assert lost.state().reason == "OutOfMemory"
 
 
@@ -252,7 +252,7 @@ def test_deleted() -> None:
     running = JobBuilder().all("pod").state()
     state = states.deleted(running)
     assert (state.phase, state.code) == (Phase.DELETED, ExitCode.CANCELLED)
-    assert "another job has its name" in states.deleted(running, replaced=True).message
+    assert "another job has its name" in states.deleted(running, name_reused=True).message
 
 
 def test_what_has_ended_stays_ended_when_it_is_deleted() -> None:

@@ -22,7 +22,7 @@ JOBS_PATH = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
 
 
 @pytest.fixture
-def cluster(kubeconfig: Any) -> JobClient:
+def client(kubeconfig: Any) -> JobClient:
     return JobClient(ApiClient(connect(), sleep=lambda seconds: None))
 
 
@@ -37,8 +37,8 @@ def gone() -> bytes:
     )
 
 
-def changes(cluster: JobClient, **how: Any) -> Iterator[Listed | Changed]:
-    return list_and_watch(cluster.api, Target(PODS, "team"), {}, sleep=lambda seconds: None, **how)
+def changes(client: JobClient, **how: Any) -> Iterator[Listed | Changed]:
+    return list_and_watch(client.api, Target(PODS, "team"), {}, sleep=lambda seconds: None, **how)
 
 
 def told(found: Iterator[Listed | Changed], count: int) -> list[str]:
@@ -57,85 +57,85 @@ def versions(fake: Any) -> list[str | None]:
     return [request.query.get("resourceVersion") for request in fake.requests]
 
 
-def test_list_then_changes_from_its_version(fake: Any, cluster: JobClient) -> None:
+def test_list_then_changes_from_its_version(fake: Any, client: JobClient) -> None:
     fake.add("pods", {"metadata": {"name": "a"}})
     fake.watches[PODS_PATH].append([event("ADDED", "b", 201), event("MODIFIED", "b", 202), event("DELETED", "b", 203)])
-    assert told(changes(cluster), 4) == ["list+a", "201", "202", "-203"]
+    assert told(changes(client), 4) == ["list+a", "201", "202", "-203"]
     assert versions(fake) == [None, "101"]
 
 
-def test_goes_on_after_the_server_ends_a_watch(fake: Any, cluster: JobClient) -> None:
+def test_goes_on_after_the_server_ends_a_watch(fake: Any, client: JobClient) -> None:
     fake.watches[PODS_PATH].extend([[event("ADDED", version=201)], [], [event("MODIFIED", version=202)]])
-    assert told(changes(cluster), 3) == ["list", "201", "202"]
+    assert told(changes(client), 3) == ["list", "201", "202"]
     assert versions(fake) == [None, "100", "201", "201"]
 
 
-def test_bookmarks_move_the_place_and_are_not_told(fake: Any, cluster: JobClient) -> None:
+def test_bookmarks_move_the_place_and_are_not_told(fake: Any, client: JobClient) -> None:
     fake.watches[PODS_PATH].extend([[event("BOOKMARK", version=300)], [event("ADDED", version=301)]])
-    assert told(changes(cluster), 2) == ["list", "301"]
+    assert told(changes(client), 2) == ["list", "301"]
     assert versions(fake)[-1] == "300"
 
 
-def test_version_that_is_gone_leads_to_a_new_list(fake: Any, cluster: JobClient) -> None:
+def test_version_that_is_gone_leads_to_a_new_list(fake: Any, client: JobClient) -> None:
     fake.add("pods", {"metadata": {"name": "a"}})
     fake.watches[PODS_PATH].extend([[gone(), event("ADDED", version=1)], [event("ADDED", version=202)]])
-    assert told(changes(cluster), 3) == ["list+a", "list+a", "202"]
+    assert told(changes(client), 3) == ["list+a", "list+a", "202"]
 
 
-def test_version_that_is_gone_at_once_leads_to_a_new_list(fake: Any, cluster: JobClient) -> None:
+def test_version_that_is_gone_at_once_leads_to_a_new_list(fake: Any, client: JobClient) -> None:
     fake.faults.append(None)
     fake.fail(410, fake.status(410, "too old resource version"))
     fake.watches[PODS_PATH].append([event("ADDED", version=202)])
-    assert told(changes(cluster), 3) == ["list", "list", "202"]
+    assert told(changes(client), 3) == ["list", "list", "202"]
 
 
 @pytest.mark.parametrize(
     "cut", [event("MODIFIED", version=202)[:-9], b"{\n", b"\xff\xfe\n", b"[]\n", b'{"type": "ADDED"}\n']
 )
-def test_what_cannot_be_read_is_asked_for_again(fake: Any, cluster: JobClient, cut: bytes) -> None:
+def test_what_cannot_be_read_is_asked_for_again(fake: Any, client: JobClient, cut: bytes) -> None:
     fake.watches[PODS_PATH].extend([[event("ADDED", version=201), cut], [event("MODIFIED", version=202)]])
-    assert told(changes(cluster), 3) == ["list", "201", "202"]
+    assert told(changes(client), 3) == ["list", "201", "202"]
     assert versions(fake)[-1] == "201"
 
 
-def test_unknown_kinds_of_events_are_passed_over(fake: Any, cluster: JobClient) -> None:
+def test_unknown_kinds_of_events_are_passed_over(fake: Any, client: JobClient) -> None:
     fake.watches[PODS_PATH].append([event("SURPRISE", version=201), event("ADDED", version=202)])
-    assert told(changes(cluster), 2) == ["list", "202"]
+    assert told(changes(client), 2) == ["list", "202"]
 
 
-def test_huge_objects_come_whole(fake: Any, cluster: JobClient) -> None:
+def test_huge_objects_come_whole(fake: Any, client: JobClient) -> None:
     fake.watches[PODS_PATH].append([event("ADDED", version=201, padding="x" * 3_000_000)])
-    assert told(changes(cluster), 2) == ["list", "201"]
+    assert told(changes(client), 2) == ["list", "201"]
 
 
 @pytest.mark.parametrize("status", [0, 429, 500, 503])
-def test_outage_is_waited_out(fake: Any, cluster: JobClient, status: int) -> None:
+def test_outage_is_waited_out(fake: Any, client: JobClient, status: int) -> None:
     fake.faults.append(None)
     fake.fail(status, times=8)
     fake.watches[PODS_PATH].append([event("ADDED", version=201)])
-    assert told(changes(cluster), 2) == ["list", "201"]
+    assert told(changes(client), 2) == ["list", "201"]
 
 
-def test_outage_ends(fake: Any, cluster: JobClient) -> None:
+def test_outage_ends(fake: Any, client: JobClient) -> None:
     fake.faults.append(None)
     fake.fail(0, times=99)
     with pytest.raises(UnreachableError):
-        told(changes(cluster, outage=0), 2)
+        told(changes(client, outage=0), 2)
 
 
-def test_stalled_watch_is_begun_again(fake: Any, cluster: JobClient) -> None:
+def test_stalled_watch_is_begun_again(fake: Any, client: JobClient) -> None:
     fake.faults.append(None)
     fake.fail(hang=True)
     fake.watches[PODS_PATH].append([event("ADDED", version=201)])
-    assert told(changes(cluster, idle=0.3), 2) == ["list", "201"]
+    assert told(changes(client, idle=0.3), 2) == ["list", "201"]
 
 
 @pytest.mark.parametrize("status", [400, 403])
-def test_refusal_is_raised(fake: Any, cluster: JobClient, status: int) -> None:
+def test_refusal_is_raised(fake: Any, client: JobClient, status: int) -> None:
     fake.faults.append(None)
     fake.fail(status)
     with pytest.raises(ApiError):
-        told(changes(cluster), 2)
+        told(changes(client), 2)
 
 
 # The follower
@@ -150,45 +150,45 @@ def pod(uid: str, owner: str = "job-1") -> dict[str, Any]:
     return {"metadata": {"name": "gpt-worker-0", "uid": uid, "labels": labels, "ownerReferences": [{"uid": owner}]}}
 
 
-def test_snapshot_is_whole(fake: Any, cluster: JobClient) -> None:
+def test_update_has_the_job_and_its_pods(fake: Any, client: JobClient) -> None:
     fake.add("pytorchjobs", job())
     fake.add("pods", pod("pod-1"))
-    with Follower(cluster, "gpt") as follower:
-        first = next(follower.snapshots())
+    with Follower(client, "gpt") as follower:
+        first = next(follower.updates())
     assert first.job is not None
     assert [p["metadata"]["uid"] for p in first.pods] == ["pod-1"]
 
 
-def test_job_that_is_not_there(fake: Any, cluster: JobClient) -> None:
-    with Follower(cluster, "gpt") as follower, pytest.raises(JobNotFoundError):
-        next(follower.snapshots())
+def test_job_that_is_not_there(fake: Any, client: JobClient) -> None:
+    with Follower(client, "gpt") as follower, pytest.raises(JobNotFoundError):
+        next(follower.updates())
 
 
-def test_pods_of_an_earlier_job_of_that_name_are_not_its_own(fake: Any, cluster: JobClient) -> None:
+def test_pods_of_an_earlier_job_of_that_name_are_not_its_own(fake: Any, client: JobClient) -> None:
     fake.add("pytorchjobs", job())
     fake.add("pods", pod("pod-1", owner="job-0"))
-    with Follower(cluster, "gpt") as follower:
-        assert next(follower.snapshots()).pods == []
+    with Follower(client, "gpt") as follower:
+        assert next(follower.updates()).pods == []
 
 
-def test_deletion_ends_it(fake: Any, cluster: JobClient) -> None:
+def test_deletion_ends_it(fake: Any, client: JobClient) -> None:
     fake.add("pytorchjobs", job())
     fake.watches[JOBS_PATH].append([event("DELETED", "gpt", 201, "job-1")])
-    with Follower(cluster, "gpt") as follower:
-        seen = list(follower.snapshots())
+    with Follower(client, "gpt") as follower:
+        seen = list(follower.updates())
     assert seen[-1].job is None
-    assert not seen[-1].replaced
+    assert not seen[-1].name_reused
 
 
-def test_another_job_under_the_name_is_a_deletion(fake: Any, cluster: JobClient) -> None:
+def test_another_job_under_the_name_is_a_deletion(fake: Any, client: JobClient) -> None:
     fake.add("pytorchjobs", job("job-2"))
-    with Follower(cluster, "gpt", uid="job-1") as follower:
-        last = list(follower.snapshots())[-1]
+    with Follower(client, "gpt", uid="job-1") as follower:
+        last = list(follower.updates())[-1]
     assert last.job is None
-    assert last.replaced
+    assert last.name_reused
 
 
-def test_pod_that_was_made_anew_leaves_a_trace(fake: Any, cluster: JobClient) -> None:
+def test_pod_that_was_made_anew_leaves_a_trace(fake: Any, client: JobClient) -> None:
     fake.add("pytorchjobs", job())
     fake.add("pods", pod("pod-1"))
     owners = [{"uid": "job-1"}]
@@ -197,9 +197,9 @@ def test_pod_that_was_made_anew_leaves_a_trace(fake: Any, cluster: JobClient) ->
     for change in (ended, new):
         change["object"]["metadata"]["ownerReferences"] = owners
     fake.watches[PODS_PATH].append([json.dumps(change).encode() + b"\n" for change in (ended, new)])
-    with Follower(cluster, "gpt") as follower:
-        for snapshot in follower.snapshots():
-            if [p["metadata"]["uid"] for p in snapshot.pods] == ["pod-2"]:
+    with Follower(client, "gpt") as follower:
+        for seen in follower.updates():
+            if [p["metadata"]["uid"] for p in seen.pods] == ["pod-2"]:
                 break
-    assert snapshot.former["gpt-worker-0"]["metadata"]["uid"] == "pod-1"
-    assert snapshot.former["gpt-worker-0"]["status"] == {"phase": "Failed"}
+    assert seen.replaced_pods["gpt-worker-0"]["metadata"]["uid"] == "pod-1"
+    assert seen.replaced_pods["gpt-worker-0"]["status"] == {"phase": "Failed"}

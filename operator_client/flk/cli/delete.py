@@ -1,4 +1,4 @@
-"""`flk delete`: jobs and all that belongs to them."""
+"""`flk delete`: delete jobs with everything that belongs to them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flk.cli.options import Context, Namespace, Timeout, note, seconds
+from flk.cli.options import Context, Namespace, Timeout, job_name, note, seconds
 from flk_runtime.contract import ExitCode
 
 
@@ -15,25 +15,26 @@ def delete(
     context: Context = None,
     namespace: Namespace = None,
     wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Wait until the pods are gone, or come back at once.")
+        bool, typer.Option("--wait/--no-wait", help="Wait until the pods are gone (default), or return at once.")
     ] = True,
     timeout: Timeout = None,
 ) -> int | None:
-    """Delete jobs, with their pods and all else that belongs to them.
+    """Delete jobs with their pods and ConfigMaps.
 
-    Prints the names of those deleted on stdout. Ends with 102 if there is no job of one of the names; the others are
-    deleted all the same.
+    Prints the names of the deleted jobs on stdout. Exits with 102 if there is no job of one of the names; the others
+    are deleted all the same.
     """
     limit = seconds(timeout, "--timeout")
+    names = list(dict.fromkeys(map(job_name, jobs)))
     from flk.jobs.client import JobClient
     from flk.jobs.deletion import delete_jobs
 
-    cluster = JobClient.connect(context, namespace)
+    client = JobClient.connect(context, namespace)
     missing = 0
-    for name, gone in delete_jobs(cluster, list(dict.fromkeys(jobs)), wait=wait, timeout=limit, tell=note):
-        if gone:
+    for name, existed in delete_jobs(client, names, wait=wait, timeout=limit, report=note):
+        if existed:
             print(name, flush=True)
         else:
             missing += 1
-            note(f"there is no job {name} in namespace {cluster.namespace}")
+            note(f"there is no job {name} in namespace {client.namespace}")
     return int(ExitCode.NOT_FOUND) if missing else None

@@ -1,4 +1,4 @@
-"""`flk logs`: what every rank prints."""
+"""`flk logs`: show what every rank of a job prints."""
 
 from __future__ import annotations
 
@@ -13,27 +13,30 @@ from flk.errors import UsageError
 from flk_runtime.contract import ExitCode
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from flk.jobs.client import JobClient
-    from flk.jobs.logs import Options
+    from flk.jobs.logs import LogLine
 
 
 def logs(
     job: JobName,
     context: Context = None,
     namespace: Namespace = None,
-    follow_: Annotated[
+    follow: Annotated[
         bool,
-        typer.Option("--follow/--no-follow", "-f", help="Go on until the job ends (default), or show what is there."),
+        typer.Option("--follow/--no-follow", "-f", help="Show lines until the job ends (default), or those so far."),
     ] = True,
     rank: Annotated[str | None, typer.Option("--rank", metavar="R,…", help="Only these ranks: 0,2 or 0-3.")] = None,
     tail: Annotated[
         int | None, typer.Option("--tail", metavar="N", min=0, help="Begin with the last N lines of each pod.")
     ] = None,
     since: Annotated[
-        str | None, typer.Option("--since", metavar="DURATION", help="Begin with what is younger: 5m, 1h.")
+        str | None, typer.Option("--since", metavar="DURATION", help="Only logs newer than this: 5m, 1h.")
     ] = None,
     previous: Annotated[
-        bool, typer.Option("--previous", "-p", help="Of the containers before their last restart; does not follow.")
+        bool,
+        typer.Option("--previous", "-p", help="Logs of the containers before their last restart; does not follow."),
     ] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Keep control characters and flk's records.")] = False,
 ) -> int | None:
@@ -41,79 +44,48 @@ def logs(
 
     Waits for pods that are not up yet. Ctrl-C detaches: the job goes on.
     """
-    from flk.jobs import logs as reading
+    ranks, seconds_ago = parse_ranks(rank), seconds(since, "--since")
+    from flk.jobs import logs as job_logs
     from flk.jobs.client import JobClient
 
-    options = reading.Options(
-        ranks=ranks(rank),
-        tail=tail,
-        since=seconds(since, "--since"),
-        previous=previous,
-        raw=raw,
-        colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR"),
+    options = job_logs.LogOptions(
+        ranks=ranks, tail=tail, since=seconds_ago, previous=previous, raw=raw, colour=_is_coloured()
     )
-    cluster = JobClient.connect(context, namespace)
-    if follow_ and not previous:
-        return show(cluster, job, options)
-    for line in reading.dump(cluster, job, options):
-        _write(line.text, note_=line.note)
+    client = JobClient.connect(context, namespace)
+    if follow and not previous:
+        try:
+            _print(job_logs.follow(client, job, options))
+        except KeyboardInterrupt:
+            note_detached(client, job)
+            return int(ExitCode.INTERRUPTED)
+    else:
+        _print(job_logs.dump(client, job, options))
     return None
 
 
-def show(cluster: JobClient, name: str, options: Options) -> int | None:
-    """Print the lines of a job until it ends; 130 after Ctrl-C."""
-    from flk.jobs import logs as reading
+def follow_to_end(client: JobClient, name: str, uid: str | None, *, timeout: float | None = None) -> int | None:
+    """Print the lines of a job until it ends, then raise the error of a job that failed: `flk submit --follow`."""
+    from flk.jobs import logs as job_logs
+    from flk.jobs.wait import raise_for_state, run_time_text, wait_until_finished
 
     try:
-        for line in reading.follow(cluster, name, options):
-            _write(line.text, note_=line.note)
+        _print(job_logs.follow(client, name, job_logs.LogOptions(colour=_is_coloured()), timeout=timeout))
+        state = wait_until_finished(client, name, uid=uid)
     except KeyboardInterrupt:
-        detached(cluster, name)
+        note_detached(client, name)
         return int(ExitCode.INTERRUPTED)
+    raise_for_state(state, client)
+    note(f"job {name} succeeded{run_time_text(state)}")
     return None
 
 
-def follow(cluster: JobClient, name: str, uid: str | None, *, timeout: float | None = None) -> int | None:
-    """Print the lines of a job, then its record: what `flk submit --follow` does after the creation."""
-    import signal
-    from types import FrameType
-
-    from flk.errors import WaitTimeoutError
-    from flk.jobs import wait
-    from flk.jobs.logs import Options
-
-    def over(number: int, frame: FrameType | None) -> None:
-        raise WaitTimeoutError(
-            f"job {name} has not ended within {timeout:g} s", hint=f"it goes on; flk logs {name} shows the rest"
-        )
-
-    if timeout is not None:
-        signal.signal(signal.SIGALRM, over)
-        signal.setitimer(signal.ITIMER_REAL, max(timeout, 0.001))
-    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    code = show(cluster, name, Options(colour=colour))
-    if code is not None:
-        return code
-    try:
-        state = wait.until_end(cluster, name, uid=uid)
-    except KeyboardInterrupt:
-        detached(cluster, name)
-        return int(ExitCode.INTERRUPTED)
-    finally:
-        if timeout is not None:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-    wait.conclude(state)
-    note(f"job {name} succeeded{wait.took(state)}")
-    return None
+def note_detached(client: JobClient, name: str) -> None:
+    """Say that the job goes on although flk does not follow it any more."""
+    note(f"detached: job {name} goes on. To attach again: {client.command('logs', name)}")
 
 
-def detached(cluster: JobClient, name: str) -> None:
-    """Say that the job does not care that nobody watches it."""
-    note(f"detached: job {name} goes on. To attach again: flk logs {name} -n {cluster.namespace}")
-
-
-def ranks(text: str | None) -> frozenset[int]:
-    """The ranks in ``0,2`` or ``0-3,7``; none for None."""
+def parse_ranks(text: str | None) -> frozenset[int]:
+    """Return the ranks in ``0,2`` or ``0-3,7``, none for None. Raises UsageError for anything else."""
     chosen: set[int] = set()
     for part in (text or "").split(",") if text is not None else []:
         first, dash, last = part.strip().partition("-")
@@ -126,9 +98,14 @@ def ranks(text: str | None) -> frozenset[int]:
     return frozenset(chosen)
 
 
-def _write(text: str, *, note_: bool) -> None:
-    if note_:
-        note(text)
-    else:
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+def _is_coloured() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def _print(lines: Iterable[LogLine]) -> None:
+    for line in lines:
+        if line.note:
+            note(line.text)
+        else:
+            sys.stdout.write(line.text + "\n")
+            sys.stdout.flush()

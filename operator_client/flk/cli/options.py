@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from flk.errors import UsageError
+from flk.terminal import one_line
 
 if TYPE_CHECKING:
     from flk.spec.job import Job
@@ -33,7 +34,7 @@ class LoadedJob:
 
 def note(text: str) -> None:
     """Print a line on stderr that is not an error."""
-    print(f"flk: {' '.join(text.split())}", file=sys.stderr)
+    print(f"flk: {one_line(text)}", file=sys.stderr)
 
 
 def seconds(value: str | None, flag: str) -> int | None:
@@ -49,6 +50,16 @@ def _namespace(value: str | None) -> str | None:
     return None if value is None else _checked("--namespace", names.namespace, value)
 
 
+def job_name(value: str) -> str:
+    """Return the name of a job given as ``NAME`` or as ``pytorchjob.kubeflow.org/NAME``. Raises UsageError for none."""
+    from flk.spec import names
+
+    kind, slash, name = value.rpartition("/")
+    if slash and kind not in ("pytorchjob.kubeflow.org", "pytorchjobs.kubeflow.org", "pytorchjob", "pytorchjobs"):
+        raise UsageError(f"JOB: must be a name or pytorchjob.kubeflow.org/NAME (is {value!r})")
+    return str(_checked("JOB", names.object_name, name))
+
+
 def _checked(flag: str, check: Callable[[str], Any], value: str) -> Any:
     try:
         return check(value)
@@ -61,7 +72,7 @@ Namespace = Annotated[
     str | None,
     typer.Option("--namespace", "-n", metavar="NAME", callback=_namespace, help="Namespace of the job."),
 ]
-JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.", show_default=False)]
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.", show_default=False, callback=job_name)]
 Timeout = Annotated[
     str | None,
     typer.Option("--timeout", metavar="DURATION", help="Give up after this time: 75s, 1h30m."),

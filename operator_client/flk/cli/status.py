@@ -1,4 +1,4 @@
-"""`flk status`: what a job does, and why it ended."""
+"""`flk status`: show the state of a job, its attempts and its pods, and why it ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flk.errors import UsageError
 if TYPE_CHECKING:
     from flk.jobs.state import State
 
-_SHOWN: Final = 32  # pods in the short form
+_SHOWN: Final = 32  # pods in the text format
 
 
 def status(
@@ -22,20 +22,21 @@ def status(
     context: Context = None,
     namespace: Namespace = None,
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FORMAT", help="text, wide (all pods), json or yaml.")
+        str,
+        typer.Option("--output", "-o", metavar="FORMAT", help="Output format: text, wide (all pods), json, yaml."),
     ] = "text",
 ) -> None:
-    """Tell what a job does: its phase, its attempts and why each ended, its pods and why they do not run.
+    """Show the status of a job: its phase, its attempts and why each ended, its pods and why they do not run.
 
-    Ends with 0 whatever the job's state is; `flk wait --timeout 0` ends with the job's code.
+    Exits with 0 whatever the state of the job is; `flk wait --timeout 0` exits with the job's exit code.
     """
     if output not in ("text", "wide", "json", "yaml"):
         raise UsageError(f"--output: must be text, wide, json or yaml (is {output!r})")
-    from flk.jobs import wait as waiting
     from flk.jobs.client import JobClient
+    from flk.jobs.wait import get_state
 
-    cluster = JobClient.connect(context, namespace)
-    state = waiting.look(cluster, job)
+    client = JobClient.connect(context, namespace)
+    state = get_state(client, job)
     if output == "json":
         print(json.dumps(state.to_dict(), indent=2))
     elif output == "yaml":
@@ -43,18 +44,18 @@ def status(
 
         print(yaml.safe_dump(json.loads(json.dumps(state.to_dict())), sort_keys=False, allow_unicode=True), end="")
     else:
-        sys.stdout.write(_text(state, cluster.now(), everything=output == "wide"))
+        sys.stdout.write(_text(state, client.now(), all_pods=output == "wide"))
 
 
-def _text(state: State, now: float, *, everything: bool) -> str:
+def _text(state: State, now: float, *, all_pods: bool) -> str:
     from flk.cli.table import table
-    from flk.jobs.logs import clean
+    from flk.terminal import printable
     from flk.units import short_duration
 
     shape = f"{state.replicas} pods x {state.processes} ranks" if state.processes > 1 else f"{state.replicas} ranks"
     lines = [
         f"{state.name}   {state.phase}   in namespace {state.namespace}",
-        f"{shape}, made {short_duration(now - state.created)} ago{f' by {state.owner}' if state.owner else ''}, "
+        f"{shape}, created {short_duration(now - state.created)} ago{f' by {state.owner}' if state.owner else ''}, "
         f"image {state.image}",
     ]
     if state.message:
@@ -75,15 +76,15 @@ def _text(state: State, now: float, *, everything: bool) -> str:
     shown = [
         [pod.name, _ranks(pod.ranks), pod.phase, str(pod.restarts), pod.node, _why(pod.reason, pod.message)]
         for pod in state.pods
-        if everything or len(state.pods) <= _SHOWN or pod.phase not in ("Running", "Succeeded")
-    ][: None if everything else _SHOWN]
+        if all_pods or len(state.pods) <= _SHOWN or pod.phase not in ("Running", "Succeeded")
+    ][: None if all_pods else _SHOWN]
     lines += ["", *table(["POD", "RANKS", "PHASE", "RESTARTS", "NODE", "REASON"], shown)]
     left = len(state.pods) - len(shown)
     if left:
         lines.append(f"and {left} more pods (-o wide shows all)")
     if state.failure and state.failure.traceback:
         lines += ["", *(f"  {line}" for line in state.failure.traceback.splitlines())]
-    return "".join(clean(line) + "\n" for line in lines)
+    return "".join(printable(line) + "\n" for line in lines)
 
 
 def _ranks(ranks: list[int]) -> str:

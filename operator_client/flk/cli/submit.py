@@ -1,4 +1,4 @@
-"""`flk submit`: a PyTorchJob out of a script."""
+"""`flk submit`: create a PyTorchJob from a script or a job file."""
 
 from __future__ import annotations
 
@@ -21,15 +21,19 @@ def submit(
     context: Context = None,
     namespace: Namespace = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Go on to the logs, and end with the job's exit code.")
+        bool, typer.Option("--follow", help="Show the logs until the job ends, and exit with its exit code.")
     ] = False,
     dry_run: Annotated[
         str | None,
-        typer.Option("--dry-run", metavar="WHERE", help="Create nothing. client: show it; server: have it checked."),
+        typer.Option(
+            "--dry-run",
+            metavar="WHERE",
+            help="Create nothing. client: print the manifests; server: the API server checks them too.",
+        ),
     ] = None,
     timeout: Timeout = None,
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FORMAT", help="What stdout gets: name, json or yaml.")
+        str, typer.Option("--output", "-o", metavar="FORMAT", help="Output format: name, json or yaml.")
     ] = "name",
 ) -> int | None:
     """Train in the cluster: create a PyTorchJob, with the code that it runs.
@@ -50,22 +54,23 @@ def submit(
     for sentence in submission.bundle.left_out:
         note(f"not shipped: {sentence}")
     if dry_run:
-        made = submission.manifests if dry_run == "client" else submission.client.try_job(submission.manifests)
+        made = submission.manifests if dry_run == "client" else submission.client.dry_run(submission.manifests)
         note(f"{submission.name}: nothing was created (dry run)")
         _show(output, submission, made)
         return None
     try:
         job = submission.create()
     except KeyboardInterrupt:
-        note(f"interrupted while {submission.name} was created: flk status {submission.name} tells whether it is there")
+        command = submission.client.command("status", submission.name)
+        note(f"interrupted while {submission.name} was created: {command} shows whether it exists")
         return int(ExitCode.INTERRUPTED)
     _show(output, submission, submission.manifests)
-    _tell(submission)
+    _report(submission)
     if not follow:
         return None
-    from flk.cli.logs import follow as show
+    from flk.cli.logs import follow_to_end
 
-    return show(job.client, job.name, job.uid, timeout=limit)
+    return follow_to_end(job.client, job.name, job.uid, timeout=limit)
 
 
 def _show(output: str, submission: Submission, manifests: list[dict[str, object]]) -> None:
@@ -79,12 +84,12 @@ def _show(output: str, submission: Submission, manifests: list[dict[str, object]
         print(manifest.to_yaml(manifests, submission.job), end="", flush=True)
 
 
-def _tell(submission: Submission) -> None:
-    """What was made, and the next three commands."""
-    job, bundle, place = submission.job, submission.bundle, submission.client.namespace
+def _report(submission: Submission) -> None:
+    """Print what was created, and the next three commands."""
+    job, bundle, client = submission.job, submission.bundle, submission.client
     pods = f"{job.replicas} pod{'s' * (job.replicas != 1)} with {job.processes_per_pod} rank"
     pods += f"{'s' * (job.processes_per_pod != 1)}{' each' * (job.replicas != 1)}"
-    where = f"namespace {place} of context {submission.client.context}"
+    where = f"namespace {client.namespace} of context {client.context}"
     note(f"created job {submission.name} in {where}: {pods}, image {job.image_or_default}")
     if bundle.code is not None:
         kilobytes = max(1, round(len(bundle.code) / 1000))
@@ -94,7 +99,7 @@ def _tell(submission: Submission) -> None:
         note("checkpoints are lost with their pod; --checkpoint PVC:/PATH keeps them")
     for verb, what in {
         "logs": "what every rank prints",
-        "status": "what it does, and why it ended",
-        "wait": "until it ends, with its exit code",
+        "status": "what the job does, and why it ended",
+        "wait": "wait until it ends, and exit with its exit code",
     }.items():
-        print(f"  {f'flk {verb} {submission.name} -n {place}':<60} # {what}", file=sys.stderr)
+        print(f"  {client.command(verb, submission.name):<60} # {what}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`flk wait`: until a job ends, with its exit code."""
+"""`flk wait`: wait until a job ends, and exit with the job's exit code."""
 
 from __future__ import annotations
 
@@ -23,39 +23,38 @@ def wait(
     timeout: Timeout = None,
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", metavar="FORMAT", help="json: the state at the end, on stdout."),
+        typer.Option("--output", "-o", metavar="FORMAT", help="Output format: json prints the last state on stdout."),
     ] = None,
 ) -> int | None:
-    """Wait for a job's end, and end with its code.
+    """Wait until a job ends, and exit with the job's exit code.
 
     0 done, 100 training failed, 103 deleted, 104 infrastructure, 124 --timeout or the job's deadline is over,
-    101 (with --timeout 0) it has not ended, 102 no such job. Says on stderr what the job does, and why it ended.
+    101 (with --timeout 0) it has not ended, 102 no such job. Reports on stderr what the job does and why it ended.
     """
     if output not in (None, "json"):
         raise UsageError(f"--output: must be json (is {output!r})")
     limit = seconds(timeout, "--timeout")
-    from flk.cli.logs import detached
-    from flk.jobs import wait as waiting
+    from flk.cli.logs import note_detached
     from flk.jobs.client import JobClient
+    from flk.jobs.wait import describe, raise_for_state, run_time_text, wait_until_finished
+    from flk.terminal import printable
 
-    cluster = JobClient.connect(context, namespace)
+    client = JobClient.connect(context, namespace)
 
-    def tell(state: State) -> None:
+    def report(state: State) -> None:
         if limit != 0:
-            note(f"job {waiting.describe(state)}")
+            note(f"job {describe(state)}")
 
     try:
-        state = waiting.until_end(cluster, job, timeout=limit, tell=tell)
+        state = wait_until_finished(client, job, timeout=limit, report=report)
     except KeyboardInterrupt:
-        detached(cluster, job)
+        note_detached(client, job)
         return int(ExitCode.INTERRUPTED)
     if output:
         print(json.dumps(state.to_dict(), indent=2))
     if state.failure and state.failure.traceback:
-        from flk.jobs.logs import clean
-
         for line in state.failure.traceback.splitlines():
-            print(f"  {clean(line)}", file=sys.stderr)
-    waiting.conclude(state, limit)
-    note(f"job {job} succeeded{waiting.took(state)}")
+            print(f"  {printable(line)}", file=sys.stderr)
+    raise_for_state(state, client, limit)
+    note(f"job {job} succeeded{run_time_text(state)}")
     return None

@@ -1,4 +1,4 @@
-"""What flk does in a cluster, call by call: jobs, their pods, logs and events, as plain dicts of the API's JSON."""
+"""JobClient: the requests that flk sends about jobs, their pods, logs and events, in one namespace of a cluster."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any, Final
 
 from flk import labels
 from flk.errors import ApiError, ConflictError, FlkError, ForbiddenError, JobNotFoundError
-from flk.kube.client import ApiClient
-from flk.kube.credentials import connect
-from flk.kube.resources import Object, Resource, Target
+from flk.kube import ApiClient, Object, Resource, Target, connect
+from flk.terminal import program_name
 from flk.units import short_duration, timestamp
 from flk_runtime.contract import CONTAINER
 
@@ -21,48 +20,65 @@ PODS: Final = Resource("", "v1", "pods")
 LOGS: Final = Resource("", "v1", "pods", "log")
 EVENTS: Final = Resource("", "v1", "events")
 CONFIG_MAPS: Final = Resource("", "v1", "configmaps")
-LEFTOVER: Final = 30.0  # seconds that the objects of a deleted job of the same name get to go away
+GARBAGE_TIMEOUT: Final = 30.0  # seconds in which the ConfigMaps of a deleted job of the same name should be deleted
 
 
 class JobClient:
-    """One namespace of a cluster."""
+    """One namespace of a cluster. Objects are plain dicts of the API's JSON."""
 
-    def __init__(self, api: ApiClient, namespace: str | None = None) -> None:
+    def __init__(self, api: ApiClient, namespace: str | None = None, *, context: str | None = None) -> None:
         self.api = api
         self.namespace = namespace or api.access.namespace
+        self._context = context  # as the user has named it
 
     @classmethod
     def connect(cls, context: str | None = None, namespace: str | None = None) -> JobClient:
-        """The cluster of a context (default: the current one), in its namespace if no other is named. Asks nothing."""
-        return cls(ApiClient(connect(context)), namespace)
+        """Return a client for a context of the kubeconfig (default: the current one) and a namespace (default: its).
+
+        Sends no request.
+        """
+        return cls(ApiClient(connect(context)), namespace, context=context)
 
     @property
     def context(self) -> str:
+        """Name of the context."""
         return self.api.access.context.name
 
     def now(self) -> float:
-        """Seconds since the epoch by the API server's clock."""
+        """Return the time by the API server's clock, in seconds since the epoch."""
         return self.api.now()
 
-    # Reading ----------------------------------------------------------------------------------------------------
+    def command(self, verb: str, job: str = "") -> str:
+        """Return the flk command that does something with a job of this namespace, for hints."""
+        words = [program_name(), verb, *([job] if job else []), "-n", self.namespace]
+        return " ".join(words + (["--context", self._context] if self._context else []))
 
-    def job(self, name: str) -> Object:
-        """The PyTorchJob. JobNotFoundError if there is none."""
-        return self.api.call("get", self.target(JOBS, name))
+    # Reading
 
-    def jobs(self, *, everywhere: bool = False) -> list[Object]:
-        return self.api.list_all(Target(JOBS, None if everywhere else self.namespace))[0]
+    def get_job(self, name: str) -> Object:
+        """Return the PyTorchJob. Raises JobNotFoundError if there is none."""
+        try:
+            return self.api.call("get", self.target(JOBS, name))
+        except JobNotFoundError as error:
+            error.hint = f"{self.command('list')} lists those that exist"
+            raise
 
-    def pods(self, job: str | None = None, *, everywhere: bool = False) -> list[Object]:
-        """The pods of one job, or of all jobs."""
+    def list_jobs(self, *, all_namespaces: bool = False) -> list[Object]:
+        """Return the PyTorchJobs of the namespace, or of all namespaces."""
+        return self.api.list_all(Target(JOBS, None if all_namespaces else self.namespace))[0]
+
+    def list_pods(self, job: str | None = None, *, all_namespaces: bool = False) -> list[Object]:
+        """Return the pods of one job, or of all jobs."""
         selector = f"{labels.OPERATOR_JOB_NAME}={job}" if job else labels.OPERATOR_JOB_NAME
-        return self.api.list_all(Target(PODS, None if everywhere else self.namespace), {"labelSelector": selector})[0]
+        target = Target(PODS, None if all_namespaces else self.namespace)
+        return self.api.list_all(target, {"labelSelector": selector})[0]
 
-    def pod(self, name: str) -> Object | None:
-        return self._found(PODS, name)
+    def find_pod(self, name: str) -> Object | None:
+        """Return the pod of that name, None if there is none."""
+        return self._find(PODS, name)
 
-    def events(self, kind: str, name: str) -> list[Object]:
-        """The events about one object, oldest first; none where nobody may read them."""
+    def list_events(self, kind: str, name: str) -> list[Object]:
+        """Return the events about one object, oldest first; none where the user may not read them."""
         selector = f"involvedObject.kind={kind},involvedObject.name={name}"
         try:
             found = self.api.list_all(self.target(EVENTS), {"fieldSelector": selector})[0]
@@ -70,8 +86,8 @@ class JobClient:
             return []
         return sorted(found, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
 
-    def defaults(self) -> list[tuple[str, str]]:
-        """The site's defaults in this namespace: name and text of each; none where nobody may read them."""
+    def list_defaults(self) -> list[tuple[str, str]]:
+        """Return name and text of each ConfigMap with defaults of the namespace; none where they may not be read."""
         try:
             found = self.api.list_all(self.target(CONFIG_MAPS), {"labelSelector": f"{labels.DEFAULTS}=true"})[0]
         except ForbiddenError:
@@ -82,22 +98,29 @@ class JobClient:
             if labels.DEFAULTS_KEY in (c.get("data") or {})
         ]
 
-    def log(self, pod: str, idle: float, **options: Any) -> AbstractContextManager[Iterator[bytes]]:
-        """Lines of the training container of a pod; ``options`` are those of the API: follow, tailLines, …"""
-        query = {"container": CONTAINER, **{k: str(v).lower() if v is True else v for k, v in options.items() if v}}
-        return self.api.stream("get", self.target(LOGS, pod), query=query, idle=idle)
+    def stream_log(self, pod: str, idle: float, **options: Any) -> AbstractContextManager[Iterator[bytes]]:
+        """Stream the lines of a pod's training container.
 
-    # Changing ---------------------------------------------------------------------------------------------------
+        ``options`` are those of the API (follow, tailLines, …). None leaves one out. Raises UnreachableError when
+        nothing comes for ``idle`` seconds.
+        """
+        given = {key: value for key, value in options.items() if value is not None and value is not False}
+        query = {key: "true" if value is True else str(value) for key, value in given.items()}
+        return self.api.stream("get", self.target(LOGS, pod), query={"container": CONTAINER, **query}, idle=idle)
+
+    # Changing
 
     def create_job(self, manifests: list[Object]) -> Object:
-        """Create a PyTorchJob (the first manifest) and then what belongs to it, as its own, so that nothing can leak.
+        """Create a PyTorchJob (the first manifest) and then the other objects, which it owns, and return the job.
 
-        Can be repeated: a job with the same submission in its annotations is taken for the one that this call makes.
-        ConflictError if the name is another's. Where a later object cannot be created, the job is deleted again.
+        May be repeated: a job with the same submission in its annotations counts as created by this call.
+        Raises ConflictError if the name is taken. If a later object cannot be created, the job is deleted again.
         """
         manifest, *others = manifests
         name = manifest["metadata"]["name"]
-        job = self.api.call("create", self.target(JOBS), body=manifest, find_created=lambda: self._own_job(manifest))
+        job = self.api.call(
+            "create", self.target(JOBS), body=manifest, find_created=lambda: self._find_created_job(manifest)
+        )
         owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": name, "uid": job["metadata"]["uid"]}
         try:
             for other in others:
@@ -105,27 +128,28 @@ class JobClient:
                 owned["metadata"]["ownerReferences"] = [owner]
                 self._create_owned(owned)
         except BaseException as error:
-            self._undo(name, owner["uid"], error)
+            self._delete_after(error, name, owner["uid"])
             raise
         return job
 
-    def try_job(self, manifests: list[Object]) -> list[Object]:
-        """What the API server would make of the manifests (a dry run)."""
+    def dry_run(self, manifests: list[Object]) -> list[Object]:
+        """Return the manifests as the API server would store them. It checks them and creates nothing."""
         kinds = {"PyTorchJob": JOBS, "ConfigMap": CONFIG_MAPS}
-        dry = {"dryRun": "All"}
-        return [self.api.call("create", self.target(kinds[m["kind"]]), query=dry, body=m) for m in manifests]
+        query = {"dryRun": "All"}
+        return [self.api.call("create", self.target(kinds[m["kind"]]), query=query, body=m) for m in manifests]
 
     def delete_job(self, name: str, uid: str | None = None) -> Object:
-        """Have a job deleted with everything that belongs to it; it is there until its pods are gone."""
+        """Delete a job and everything that it owns. It exists until its pods are gone."""
         body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Foreground"}
         if uid:
             body["preconditions"] = {"uid": uid}
         return self.api.call("delete", self.target(JOBS, name), body=body)
 
     def target(self, resource: Resource, name: str | None = None) -> Target:
+        """Return an object (or the collection) of a kind in this namespace."""
         return Target(resource, self.namespace, name)
 
-    def _found(self, resource: Resource, name: str) -> Object | None:
+    def _find(self, resource: Resource, name: str) -> Object | None:
         try:
             return self.api.call("get", self.target(resource, name))
         except JobNotFoundError:
@@ -135,27 +159,27 @@ class JobClient:
                 return None
             raise
 
-    def _own_job(self, manifest: Object) -> Object | None:
-        """The job if this submission has made it already, None if nobody has."""
+    def _find_created_job(self, manifest: Object) -> Object | None:
+        """Return the job if this submission has created it, None if there is none; else raise ConflictError."""
         name = manifest["metadata"]["name"]
-        found = self._found(JOBS, name)
+        found = self._find(JOBS, name)
         if found is None:
             return None
-        notes = found["metadata"].get("annotations") or {}
-        submission = (manifest["metadata"].get("annotations") or {}).get(labels.SUBMISSION)
-        if submission and notes.get(labels.SUBMISSION) == submission:
-            return found
-        owner = notes.get(labels.OWNER)
-        made = f", made {age(found, self.now())} ago" + (f" by {owner}" if owner else "")
+        annotations = found["metadata"].get("annotations") or {}
+        owner = annotations.get(labels.OWNER)
+        created = f", created {age(found, self.now())} ago" + (f" by {owner}" if owner else "")
         if found["metadata"].get("deletionTimestamp"):
             raise ConflictError(
-                f"a job {name} in namespace {self.namespace}{made}, is still being deleted",
-                hint=f"wait until it is gone: flk delete {name} -n {self.namespace}; or choose another --name",
+                f"a job {name} in namespace {self.namespace}{created}, is still being deleted",
+                hint=f"wait until it is gone: {self.command('delete', name)}; or choose another --name",
                 status=409,
             )
+        submission = (manifest["metadata"].get("annotations") or {}).get(labels.SUBMISSION)
+        if submission and annotations.get(labels.SUBMISSION) == submission:
+            return found
         raise ConflictError(
-            f"there is a job {name} in namespace {self.namespace} already{made}",
-            hint=f"choose another --name, or look at that one: flk status {name} -n {self.namespace}",
+            f"there is a job {name} in namespace {self.namespace} already{created}",
+            hint=f"choose another --name, or look at that one: {self.command('status', name)}",
             status=409,
         )
 
@@ -165,16 +189,16 @@ class JobClient:
 
         def find_created() -> Object | None:
             while True:
-                found = self._found(CONFIG_MAPS, name)
+                found = self._find(CONFIG_MAPS, name)
                 if found is None:
                     return None
                 owners = [o.get("uid") for o in found["metadata"].get("ownerReferences") or []]
                 if owner in owners:
                     return found
-                # A job of this name that was deleted a moment ago leaves its own behind for a moment.
-                if not owners or time.monotonic() - began > LEFTOVER:
+                # The garbage collector deletes the ConfigMaps of a job some time after the job.
+                if not owners or time.monotonic() - began > GARBAGE_TIMEOUT:
                     raise ConflictError(
-                        f"there is a ConfigMap {name} in namespace {self.namespace} already, of something else",
+                        f"there is a ConfigMap {name} in namespace {self.namespace} already, which is not this job's",
                         hint="choose another --name",
                         status=409,
                     )
@@ -182,16 +206,18 @@ class JobClient:
 
         self.api.call("create", self.target(CONFIG_MAPS), body=manifest, find_created=find_created)
 
-    def _undo(self, name: str, uid: str, error: BaseException) -> None:
+    def _delete_after(self, error: BaseException, name: str, uid: str) -> None:
+        """Delete a job whose other objects could not be created, and say in the error whether that worked."""
         try:
             self.delete_job(name, uid)
-            undone = f"the job {name} was deleted again"
+            outcome = f"the job {name} was deleted again"
         except FlkError as failed:
-            undone = f"the job {name} is still there and could not be deleted ({failed}): flk delete {name}"
+            command = self.command("delete", name)
+            outcome = f"the job {name} still exists because it could not be deleted ({failed}): {command}"
         if isinstance(error, FlkError):
-            error.args = (f"{error}; {undone}",)
+            error.args = (f"{error}; {outcome}",)
 
 
-def age(thing: Object, now: float) -> str:
-    """How long ago an object was made, in the two largest units, as kubectl writes it."""
-    return short_duration(now - timestamp(thing["metadata"].get("creationTimestamp")))
+def age(item: Object, now: float) -> str:
+    """Return how long ago an object was created, in the two largest units, as kubectl prints it."""
+    return short_duration(now - timestamp(item["metadata"].get("creationTimestamp")))

@@ -1,4 +1,4 @@
-"""Deleting jobs so that nothing of them is left when it is said that they are gone."""
+"""Delete jobs, and wait until nothing of them is left."""
 
 from __future__ import annotations
 
@@ -6,48 +6,55 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from flk.errors import JobNotFoundError, WaitTimeoutError
+from flk.errors import FlkError, JobNotFoundError, WaitTimeoutError
 from flk.jobs.client import JobClient
 from flk.jobs.follower import Follower
 
-TELL_AFTER: Final = 5.0  # seconds of waiting that are worth a word
+REPORT_EVERY: Final = 5.0  # seconds between two reports of what is awaited
 
 
 def delete_jobs(
-    cluster: JobClient, names: Sequence[str], *, wait: bool, timeout: float | None, tell: Callable[[str], None]
+    client: JobClient, names: Sequence[str], *, wait: bool, timeout: float | None, report: Callable[[str], None]
 ) -> Iterator[tuple[str, bool]]:
-    """Delete all jobs at once, then yield each with whether it was there; with ``wait`` once its pods are gone too.
+    """Delete all jobs at once, then yield each name and whether the job existed; with ``wait`` once its pods are gone.
 
-    WaitTimeoutError when the jobs that are being deleted are not gone after ``timeout`` seconds.
+    An error of one job is raised after the others were yielded. Raises WaitTimeoutError if pods are left after
+    ``timeout`` seconds. ``report`` is called with a line while flk waits.
     """
     until = None if timeout is None else time.monotonic() + timeout
     uids: dict[str, str] = {}
+    failure: FlkError | None = None
     for name in names:
         try:
-            uid = cluster.job(name)["metadata"]["uid"]
-            cluster.delete_job(name, uid)
+            uid = client.get_job(name)["metadata"]["uid"]
+            client.delete_job(name, uid)
             uids[name] = uid
         except JobNotFoundError:
             yield name, False
+        except FlkError as error:
+            failure = failure or error
     for name, uid in uids.items():
         if wait:
-            _until_gone(cluster, name, uid, until, tell)
+            _wait_until_gone(client, name, uid, until, report)
         yield name, True
+    if failure is not None:
+        raise failure
 
 
-def _until_gone(cluster: JobClient, name: str, uid: str, until: float | None, tell: Callable[[str], None]) -> None:
-    began, told = time.monotonic(), False
-    with Follower(cluster, name, uid) as follower:
-        for snapshot in follower.snapshots(beat=0.5):
-            if snapshot.job is None and not snapshot.pods:
+def _wait_until_gone(
+    client: JobClient, name: str, uid: str, until: float | None, report: Callable[[str], None]
+) -> None:
+    reported = time.monotonic()
+    with Follower(client, name, uid) as follower:
+        for seen in follower.updates(interval=0.5):
+            if seen.job is None and not seen.pods:
                 return
-            now = time.monotonic()
+            now, left = time.monotonic(), len(seen.pods)
             if until is not None and now >= until:
-                left = len(snapshot.pods)
                 raise WaitTimeoutError(
                     f"job {name} is being deleted and not gone yet: {left} pods are left",
                     hint="a pod on a node that does not answer stays until the node is removed or is back",
                 )
-            if now - began > TELL_AFTER and not told:
-                told = True
-                tell(f"waiting for {len(snapshot.pods)} pods of {name} to end")
+            if now - reported > REPORT_EVERY:
+                reported = now
+                report(f"waiting for {left} pods of {name} to end")

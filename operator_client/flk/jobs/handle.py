@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from flk.errors import WaitTimeoutError
-from flk.jobs import logs, overview, wait
+from flk.jobs import logs, wait
 from flk.jobs.client import JobClient
+from flk.jobs.listing import list_states
 from flk.jobs.state import State
 
 
@@ -26,22 +27,22 @@ class JobHandle:
 
     def status(self) -> State:
         """Return the job's state now. Raises JobNotFoundError if there is no such job."""
-        return wait.look(self.client, self.name)
+        return wait.get_state(self.client, self.name)
 
     def wait(self, timeout: float | None = None) -> State:
         """Return the job's state once it has ended, well or badly.
 
         Raises WaitTimeoutError if it has not ended within ``timeout`` seconds.
         """
-        state = wait.until_end(self.client, self.name, uid=self.uid, timeout=timeout)
-        if not state.final:
+        state = wait.wait_until_finished(self.client, self.name, uid=self.uid, timeout=timeout)
+        if not state.finished:
             raise WaitTimeoutError(f"job {wait.describe(state)}, after {timeout:g} s of waiting")
         return state
 
     def logs(self, follow: bool = True) -> Iterator[str]:
         """Yield the lines that the ranks print until the job ends, or without ``follow`` those that are there now."""
         read = logs.follow if follow else logs.dump
-        return (line.text for line in read(self.client, self.name, logs.Options()) if not line.note)
+        return (line.text for line in read(self.client, self.name, logs.LogOptions()) if not line.note)
 
     def delete(self) -> None:
         """Delete the job with its pods and ConfigMaps. Returns before the pods are gone."""
@@ -51,9 +52,9 @@ class JobHandle:
 def get(name: str, *, namespace: str | None = None, context: str | None = None) -> JobHandle:
     """Return a handle on the job of that name. Raises JobNotFoundError if there is none."""
     client = JobClient.connect(context, namespace)
-    return JobHandle(client, name, client.job(name)["metadata"]["uid"])
+    return JobHandle(client, name, client.get_job(name)["metadata"]["uid"])
 
 
 def list_jobs(*, namespace: str | None = None, all_namespaces: bool = False, context: str | None = None) -> list[State]:
     """Return the states of all jobs of a namespace, or of all namespaces, the newest last."""
-    return overview.all_jobs(JobClient.connect(context, namespace), everywhere=all_namespaces)
+    return list_states(JobClient.connect(context, namespace), all_namespaces=all_namespaces)

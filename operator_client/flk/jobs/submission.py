@@ -37,14 +37,15 @@ class Submission:
         try:
             created = self.client.create_job(self.manifests)
         except UnreachableError as error:
-            error.hint = f"whether it was created is not known: flk status {self.name} tells. {error.hint}"
+            command = self.client.command("status", self.name)
+            error.hint = f"{command} shows whether it was created; {error.hint}"
             raise
         return JobHandle(self.client, self.name, created["metadata"]["uid"])
 
 
 def prepare(job: Job, root: Path, client: JobClient) -> Submission:
     """Do everything but the creation. The only request to the cluster reads the namespace's defaults."""
-    job = defaults.apply(job, defaults.parse(client.defaults())).named()
+    job = defaults.apply(job, defaults.parse(client.list_defaults())).named()
     bundle = make_bundle(job, root)
     manifests = manifest.render(
         job, bundle, namespace=client.namespace, submission=str(uuid.uuid4()), owner=current_user()

@@ -113,10 +113,7 @@ def _not_found(known: bool, details: dict[str, Any], target: Target, context: Co
             status=404,
         )
     if resource.plural == "pytorchjobs" and target.name:
-        return JobNotFoundError(
-            f"there is no job {target.name}{target.location}",
-            hint=f"flk list -n {target.namespace}{context.flag} lists those that exist",
-        )
+        return JobNotFoundError(f"there is no job {target.name}{target.location}")
     return ApiError(f"not found: {target}", status=404)
 
 

@@ -25,6 +25,11 @@ class Resource:
         name = f"{self.plural}.{self.group}" if self.group else self.plural
         return f"{name}/{self.subresource}" if self.subresource else name
 
+    @property
+    def singular(self) -> str:
+        """The prefix of an object's name in ``kubectl get -o name``: ``pytorchjob.kubeflow.org``."""
+        return self.plural.removesuffix("s") + (f".{self.group}" if self.group else "")
+
     def path(self, namespace: str | None, name: str | None = None) -> str:
         """Return the path of the collection (``name`` is None) or of one object, in one namespace or (None) in all.
 

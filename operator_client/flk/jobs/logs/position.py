@@ -1,0 +1,52 @@
+"""LogPosition: how far a pod's log has been read, so that a broken stream goes on without a lost or a doubled line.
+
+Lines carry the kubelet's time stamps, but the API continues a log from a whole second only. So a log is requested again
+from a second before its last line, and lines that were seen before are dropped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from datetime import datetime, timedelta
+from typing import Final
+
+_STAMP: Final = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d) ")
+
+
+class LogPosition:
+    """How far one log has been read."""
+
+    def __init__(self) -> None:
+        self._recent: deque[tuple[bytes, bytes]] = deque()  # second and line, of the last two seconds
+        self._repeated: Counter[bytes] = Counter()  # lines that come again after a resumption
+        self._second = b""
+        self._zone = b"Z"
+
+    def resume(self) -> str:
+        """Return the time to request the log from, empty for its beginning. Expects the lines since then again."""
+        if not self._second:
+            return ""
+        self._repeated = Counter(line for _, line in self._recent)
+        return (_second_before(self._second) + self._zone).decode()
+
+    def accept(self, line: bytes) -> bytes | None:
+        """Return the line without its time stamp, None if it was seen before a resumption."""
+        match = _STAMP.match(line)
+        if match is None:
+            return line  # a message of the kubelet
+        if self._repeated.get(line):
+            self._repeated[line] -= 1
+            return None
+        second, self._zone = match[1], match[2]
+        if second > self._second:
+            self._second = second
+            oldest = _second_before(second)
+            while self._recent and self._recent[0][0] < oldest:
+                self._recent.popleft()
+        self._recent.append((second, line))
+        return line[match.end() :]
+
+
+def _second_before(second: bytes) -> bytes:
+    return (datetime.fromisoformat(second.decode()) - timedelta(seconds=1)).isoformat().encode()

@@ -1,0 +1,139 @@
+"""Derive the state of one pod: its phase, why it does not run, and how it ended."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from flk.jobs.state.model import PodPhase, PodState
+from flk.kube import Object
+from flk.units import timestamp
+from flk_runtime.contract import CONTAINER, JobRecord
+
+_NORMAL: Final = frozenset({"ContainerCreating", "PodInitializing"})  # reasons to wait that are no trouble
+_FIRST_SIGNAL: Final = 128  # exit codes above it are 128 + the signal
+
+
+def missing_pod(index: int, name: str, ranks: list[int], events: Sequence[Object]) -> PodState:
+    """Return the state of a pod that does not exist. ``events`` of its job may say why."""
+    whole_name = re.compile(rf"(?<![-a-z0-9]){re.escape(name)}(?![-a-z0-9])")
+    for event in reversed(events):
+        message = str(event.get("message", ""))
+        if str(event.get("reason", "")).startswith("FailedCreate") and whole_name.search(message):
+            return PodState(index, name, ranks, reason=event["reason"], message=_one_line(message))
+    return PodState(index, name, ranks)
+
+
+def existing_pod(
+    pod: Object, index: int, ranks: list[int], *, restart_policy: str = "", events: Sequence[Object] = ()
+) -> PodState:
+    """Return the state of a pod. ``restart_policy`` is the job's; ``events`` are those about this pod."""
+    status = pod.get("status") or {}
+    state = _container(status.get("containerStatuses")).get("state") or {}
+    ended = state.get("terminated") or {}
+    code = ended.get("exitCode")
+    phase = _phase(pod, state)
+    reason, message = _reason(status, phase, state, events)
+    # With the policy ExitCode the operator recreates a pod without an exit code, or with one of 128 and more.
+    recreated = restart_policy == "ExitCode" and (code is None or code >= _FIRST_SIGNAL)
+    return PodState(
+        index=index,
+        name=pod["metadata"]["name"],
+        ranks=ranks,
+        phase=phase,
+        node=str((pod.get("spec") or {}).get("nodeName") or ""),
+        reason=reason,
+        message=message,
+        restarts=int(_container(status.get("containerStatuses")).get("restartCount") or 0),
+        started=timestamp((state.get("running") or ended).get("startedAt")) or None,
+        ended=timestamp(ended.get("finishedAt")) or None,
+        exit_code=code,
+        signal=_signal(ended),
+        memory_limit=memory_limit(pod),
+        failed_permanently=phase == PodPhase.FAILED and not recreated,
+        record=JobRecord.from_json(str(ended.get("message"))) if ended.get("message") else None,
+    )
+
+
+def was_killed_by_memory_limit(pod: Object) -> bool:
+    """Return whether the container, and not only one of its processes, was killed at its memory limit."""
+    container = _container((pod.get("status") or {}).get("containerStatuses"))
+    ends = [(container.get(which) or {}).get("terminated") or {} for which in ("state", "lastState")]
+    return any(end.get("reason") == "OOMKilled" for end in ends)
+
+
+def memory_limit(pod: Object) -> str:
+    """Return the memory limit of the training container as its manifest has it; empty if it has none."""
+    container = _container((pod.get("spec") or {}).get("containers"))
+    return str(((container.get("resources") or {}).get("limits") or {}).get("memory") or "")
+
+
+def has_log(pod: Object) -> bool:
+    """Return whether the training container runs or has run."""
+    container = _container((pod.get("status") or {}).get("containerStatuses"))
+    state = container.get("state") or {}
+    return bool(state.get("running") or state.get("terminated") or container.get("restartCount"))
+
+
+def _container(items: Any) -> Object:
+    """Return the training container among containers or their statuses; empty if it is not among them."""
+    found = [item for item in items or [] if item.get("name") == CONTAINER]
+    return dict(found[0]) if found else {}
+
+
+def _phase(pod: Object, state: Object) -> PodPhase:
+    phase = str((pod.get("status") or {}).get("phase") or PodPhase.PENDING)
+    if phase in (PodPhase.SUCCEEDED, PodPhase.FAILED):
+        return PodPhase(phase)
+    if pod["metadata"].get("deletionTimestamp"):
+        return PodPhase.TERMINATING
+    if phase == PodPhase.PENDING:
+        return PodPhase.STARTING if (pod.get("spec") or {}).get("nodeName") else PodPhase.PENDING
+    if phase == PodPhase.RUNNING:
+        return PodPhase.RUNNING if "running" in state or not state else PodPhase.STARTING
+    return PodPhase.UNKNOWN
+
+
+def _reason(status: Object, phase: PodPhase, state: Object, events: Sequence[Object]) -> tuple[str, str]:
+    """Return reason and message: why the pod does not run, or how it ended."""
+    conditions = {c.get("type"): c for c in status.get("conditions") or []}
+    if phase == PodPhase.FAILED:
+        return _failed_reason(status, state, conditions)
+    if phase == PodPhase.PENDING:
+        scheduled = conditions.get("PodScheduled") or {}
+        if scheduled.get("status") == "False":
+            return str(scheduled.get("reason") or "Unschedulable"), _one_line(scheduled.get("message"))
+    if phase == PodPhase.STARTING:
+        for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
+            waiting = (container.get("state") or {}).get("waiting") or {}
+            if waiting.get("reason") and waiting["reason"] not in _NORMAL:
+                return str(waiting["reason"]), _one_line(waiting.get("message"))
+        warnings = [event for event in events if event.get("type") == "Warning"]
+        if warnings:
+            return str(warnings[-1].get("reason")), _one_line(warnings[-1].get("message"))
+    if phase == PodPhase.UNKNOWN:
+        return str(status.get("reason") or "Unknown"), _one_line(status.get("message") or "its node does not answer")
+    return "", ""
+
+
+def _failed_reason(status: Object, state: Object, conditions: dict[Any, Object]) -> tuple[str, str]:
+    ended = state.get("terminated") or {}
+    evicted = conditions.get("DisruptionTarget") or {}
+    if status.get("reason") and not ended:
+        return str(status["reason"]), _one_line(status.get("message"))
+    if evicted.get("status") == "True" and ended.get("reason") != "OOMKilled":
+        return str(evicted.get("reason")), _one_line(evicted.get("message"))
+    message = "" if JobRecord.from_json(str(ended.get("message"))) else str(ended.get("message") or "")
+    return str(ended.get("reason") or status.get("reason") or "Error"), message
+
+
+def _signal(ended: Object) -> int | None:
+    if ended.get("signal"):
+        return int(ended["signal"])
+    code = ended.get("exitCode")
+    return code - _FIRST_SIGNAL if code is not None and _FIRST_SIGNAL < code < 2 * _FIRST_SIGNAL else None
+
+
+def _one_line(text: Any) -> str:
+    return " ".join(str(text or "").split())

@@ -1,0 +1,36 @@
+"""Make text from elsewhere (logs, exceptions, messages of a cluster) safe to print, and name the running program."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Final
+
+_COLOUR: Final = r"\x1b\[[0-9;]*m"
+# Escape sequences that move the cursor, set titles or make the terminal answer.
+_SEQUENCE: Final = r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x1b\\|\x07|$)|\x1b[ -/]*[0-~]"
+# All other control characters but the tab, and the marks that change the direction of writing.
+_CONTROL: Final = r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+_ALL: Final = re.compile(f"{_SEQUENCE}|{_CONTROL}")
+_ALL_BUT_COLOURS: Final = re.compile(f"({_COLOUR})|{_SEQUENCE}|{_CONTROL}")
+
+
+def printable(text: str, *, colour: bool = False) -> str:
+    """Return one line of text without control characters. ``colour`` keeps ANSI colours and ends them at the end."""
+    if text.isascii() and text.isprintable():
+        return text
+    if colour:
+        kept = _ALL_BUT_COLOURS.sub(lambda match: match[1] or "", text)
+        return kept + ("\x1b[0m" if "\x1b[" in kept else "")
+    return _ALL.sub("", text)
+
+
+def one_line(text: str) -> str:
+    """Return text as one printable line, with single blanks instead of line ends and tabs."""
+    return printable(" ".join(text.split()))
+
+
+def program_name() -> str:
+    """Return the command as the user has typed it: ``flk``, or ``kubectl flk`` for the kubectl plugin."""
+    return "kubectl flk" if Path(sys.argv[0]).stem == "kubectl-flk" else "flk"
