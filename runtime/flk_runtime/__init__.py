@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from flk_runtime.discovery import RankInfo
     from flk_runtime.distributed.broadcast_state import synchronize
     from flk_runtime.distributed.collectives import all_reduce, broadcast, reduce
-    from flk_runtime.distributed.main_process_first import main_process_first
+    from flk_runtime.distributed.main_process import main_process_first
     from flk_runtime.distributed.optimizer import DistributedOptimizer
     from flk_runtime.errors import CheckpointError, DiscoveryError, PeerError, RendezvousError, SetupError
     from flk_runtime.initialize import init
@@ -47,7 +47,7 @@ _MODULES = {
     "all_reduce": "distributed.collectives",
     "broadcast": "distributed.collectives",
     "init": "initialize",
-    "main_process_first": "distributed.main_process_first",
+    "main_process_first": "distributed.main_process",
     "reduce": "distributed.collectives",
     "shard": "data.partition",
     "synchronize": "distributed.broadcast_state",

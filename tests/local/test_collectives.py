@@ -113,7 +113,7 @@ assert flk.broadcast(r) == 0
 # Many and large leaves: in few messages, in order
 from flk_runtime.distributed import buckets
 many = [torch.full((1000,), float(i * r), dtype=torch.float64 if i % 3 else torch.float32) for i in range(200)]
-buckets.LIMIT = 30_000
+buckets.BUCKET_BYTES = 30_000
 assert len(buckets.split(many)) > 10
 assert all(t.eq(3.0 * i).all() for i, t in enumerate(flk.all_reduce(many)))
 large = torch.ones(20_000)
@@ -185,19 +185,19 @@ DIFFERENCES = [
     "exchanged: the call is all_reduce(sum) on ranks 0, 1, 2, and broadcast(root=0) on rank 3",
     "tree[0] is a number (int) on ranks 1, 2, 3, and a number (float) on rank 0",
     "tree['only'] is float32 (3, 2) on cpu on ranks 0, 1, 3, and float32 (3, 2) on cpu, "
-    "expanded, so that elements share memory: clone it before on rank 2",
+    "expanded, so its elements share memory: clone it before on rank 2",
     "tree['x'] is float32 (2,) on cpu on ranks 0, 1, and a value on ranks 2, 3",
     "all_reduce: unknown op='avg': expected one of sum, mean, max, min, product",
     "reduce: root=4: expected a rank from 0 to 3",
-    "tree['n'] is int64 (2,) on cpu, and a mean is no integer: convert it to floating point",
-    "tree['z'][0] is complex64 (2,) on cpu, and there is no max of it",
-    "tree['big'] is a number (int), beyond 64 bits: make it a float",
-    "tree is float8_e4m3fn (2,) on cpu, which no backend adds up: convert it",
+    "tree['n'] is int64 (2,) on cpu, cannot average an integer tensor: convert it to floating point",
+    "tree['z'][0] is complex64 (2,) on cpu, complex tensors have no max",
+    "tree['big'] is a number (int), more than 64 bits: make it a float",
+    "tree is float8_e4m3fn (2,) on cpu, dtype not supported by any backend: convert it",
     "sparse or quantized: convert it before",
-    "tree is float32 (2,) on meta, on the meta device, where it has no elements",
-    "tree is a Linear, which synchronize() is for",
-    "tree is a tensor, not initialized yet: run the model once before",
-    "tree is an array of >f4, which torch does not have: convert it",
+    "tree is float32 (2,) on meta, on the meta device: it has no elements",
+    "tree is a Linear, use synchronize() for it",
+    "tree is a tensor, not initialized yet: call the model once before",
+    "tree is an array of >f4, a dtype that torch does not have: convert it",
     "4",
 ]
 
@@ -233,7 +233,7 @@ run.close()
 """
 
 
-def test_a_world_of_one_returns_the_very_tree(ranks: Callable[..., list[Any]]) -> None:
+def test_a_world_of_one_returns_the_given_tree(ranks: Callable[..., list[Any]]) -> None:
     (one,) = ranks(ALONE, 1)
     assert one.lines == [
         *(

@@ -1,4 +1,4 @@
-"""Trees are walked in an order that all ranks come to, and rebuilt as they were."""
+"""Pytrees are walked in an order that is the same on all ranks, and rebuilt with the same containers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import collections
 import dataclasses
 from typing import Any
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flk_runtime.distributed.consistency import difference
-from flk_runtime.distributed.pytree import replace, walk
+from flk_runtime.system.pytree import leaves, map_leaves, walk
 
 Point = collections.namedtuple("Point", "x y")
 
@@ -37,15 +38,11 @@ TREES = st.recursive(
 )
 
 
-def leaves(tree: object) -> list[Any]:
-    return [node.value for node in walk(tree) if not node.container]
-
-
 @given(tree=TREES)
-def test_it_is_rebuilt_with_other_leaves_in_their_places(tree: Any) -> None:
-    assert replace(tree, lambda leaf: leaf) == tree
+def test_leaves_are_replaced_in_their_places(tree: Any) -> None:
+    assert map_leaves(tree, lambda leaf: leaf) == tree
     numbers = iter(range(100))
-    numbered = replace(tree, lambda leaf: next(numbers))
+    numbered = map_leaves(tree, lambda leaf: next(numbers))
     assert leaves(numbered) == list(range(len(leaves(tree))))
     paths = [(node.path, node.container) for node in walk(tree)]
     assert [(node.path, node.container) for node in walk(numbered)] == paths
@@ -58,7 +55,7 @@ def test_the_order_of_keys_does_not_matter(items: dict[Any, Any], order: Any) ->
     order.shuffle(keys)
     other = {key: items[key] for key in keys}
     assert [node.path for node in walk(other)] == [node.path for node in walk(items)]
-    assert list(replace(other, lambda leaf: leaf)) == keys  # which stays
+    assert list(map_leaves(other, lambda leaf: leaf)) == keys  # in the given order
 
 
 def test_paths_are_written_as_python_does() -> None:
@@ -75,3 +72,22 @@ def test_the_first_difference_is_named() -> None:
     assert difference(here, here[:2], "rank 0", "rank 1") == "t[1] is on rank 0 (b), and not on rank 1"
     assert difference(here[:2], here, "ranks 0, 2", "rank 1") == "t[1] is on rank 1 (b), and not on ranks 0, 2"
     assert difference(here, here[::-1], "rank 0", "rank 1") == "the same leaves in another order"
+
+
+class Moved(list[int]):
+    """A container with a method of its own, as torch's PackedSequence."""
+
+
+def test_a_container_can_be_a_leaf() -> None:
+    tree = {"a": Moved([1, 2]), "b": [Moved([3]), 4]}
+    counted = map_leaves(tree, lambda leaf: len(leaf) if isinstance(leaf, Moved) else leaf, lambda v: type(v) is Moved)
+    assert counted == {"a": 2, "b": [1, 4]}
+
+
+def test_mappings_keep_their_type_and_attributes() -> None:
+    counts = collections.Counter(a=1)
+    assert type(map_leaves(counts, lambda leaf: leaf + 1)) is collections.Counter
+    default = collections.defaultdict(list, a=1)
+    assert map_leaves(default, str)["missing"] == []
+    state = torch.nn.BatchNorm1d(2).state_dict()
+    assert map_leaves(state, lambda leaf: leaf)._metadata == state._metadata  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ import torch
 
 from flk_runtime.checkpoint.storage import CheckpointFolder
 from flk_runtime.distributed import process_group
-from flk_runtime.distributed.pytree import replace
+from flk_runtime.system.pytree import map_leaves
 
 LARGE = 1 << 12  # bytes; a tensor of this size or more is broadcast only when it is fetched
 
@@ -59,19 +59,19 @@ def broadcast_newest(folder: CheckpointFolder, warn: Callable[[str], None]) -> t
         return None
     if read:
         content = read[0]
-        content["objects"] = replace(content["objects"], _make_lazy)
+        content["objects"] = map_leaves(content["objects"], _make_lazy)
         without_large = io.BytesIO()
-        torch.save({**content, "objects": replace(content["objects"], _to_meta)}, without_large)
+        torch.save({**content, "objects": map_leaves(content["objects"], _to_meta)}, without_large)
         process_group.broadcast_bytes(without_large.getvalue())
     else:
         content = torch.load(io.BytesIO(process_group.broadcast_bytes(None)), weights_only=True)
-        content["objects"] = replace(content["objects"], _from_meta)
+        content["objects"] = map_leaves(content["objects"], _from_meta)
     return path, content
 
 
 def fetch(tree: Any) -> Any:
     """``tree`` with the full tensor in the place of each `LazyBroadcastTensor`. Collective."""
-    return replace(tree, lambda leaf: leaf.fetch() if isinstance(leaf, LazyBroadcastTensor) else leaf)
+    return map_leaves(tree, lambda leaf: leaf.fetch() if isinstance(leaf, LazyBroadcastTensor) else leaf)
 
 
 def _make_lazy(leaf: Any) -> Any:

@@ -21,11 +21,11 @@ def join_batches(batches: Iterable[T], report: Callable[[str], None]) -> Iterato
     iterator = iter(batches)
     steps = 0
     batch, there = _next(iterator)
-    answer = group.all_agree(there)
+    answer = group.all_true(there)
     while answer():
         current = batch
         batch, there = _next(iterator)
-        answer = group.all_agree(there)
+        answer = group.all_true(there)
         yield current  # type: ignore[misc]  # all ranks had one, so this one
         steps += 1
     left = 0

@@ -1,0 +1,24 @@
+"""Distributed: the process group, collectives on pytrees, consistency checks, and averaging of gradients.
+
+Everything here needs torch and, unless it says otherwise, an open process group. The packages above (data, preflight,
+checkpoint, parallel) and `run`, `initialize` and `check` import it; the launcher may not.
+"""
+
+from flk_runtime.distributed.broadcast_state import synchronize
+from flk_runtime.distributed.collectives import all_reduce, broadcast, reduce
+from flk_runtime.distributed.consistency import check_consistent
+from flk_runtime.distributed.main_process import main_process_first
+from flk_runtime.distributed.optimizer import DistributedOptimizer
+from flk_runtime.distributed.process_group import Timeouts, comm_device
+
+__all__ = [
+    "DistributedOptimizer",
+    "Timeouts",
+    "all_reduce",
+    "broadcast",
+    "check_consistent",
+    "comm_device",
+    "main_process_first",
+    "reduce",
+    "synchronize",
+]

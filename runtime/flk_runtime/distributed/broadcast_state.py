@@ -1,7 +1,7 @@
-"""synchronize(): from here on all ranks hold the same model, optimizer state and whatever else is given.
+"""synchronize(): broadcast the state of models and optimizers, so that all ranks hold the same.
 
-For ranks that do not leave this to a wrapper, such as DistributedDataParallel, or to a snapshot. The name and the
-meaning are those of Lux.jl's DistributedUtils.synchronize!!.
+DistributedDataParallel and a loaded checkpoint do this by themselves. Name and meaning are those of
+DistributedUtils.synchronize!! in Lux.jl (FluxMPI.synchronize! before).
 """
 
 from __future__ import annotations
@@ -16,76 +16,76 @@ from torch.optim import Optimizer
 
 from flk_runtime.distributed import collectives
 from flk_runtime.distributed.consistency import check_consistent
-from flk_runtime.distributed.pytree import Node, replace, walk
 from flk_runtime.errors import SetupError
+from flk_runtime.system.pytree import Node, map_leaves, walk
 
 T = TypeVar("T")
 
 
-class _Blank:
-    """In the place of a tensor, whose elements come apart."""
+class _Placeholder:
+    """Placeholder for a tensor: its metadata is pickled, its elements are broadcast separately."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.dtype, self.shape, self.device = tensor.dtype, tuple(tensor.shape), tensor.device.type
 
-    def fits(self, tensor: torch.Tensor) -> bool:
-        return vars(_Blank(tensor)) == vars(self)
+    def matches(self, tensor: torch.Tensor) -> bool:
+        return vars(_Placeholder(tensor)) == vars(self)
 
 
 def synchronize(tree: T, root: int = 0) -> T:
-    """``root``'s state in everything that ``tree`` holds, on every rank; returns the tree. Collective.
+    """Broadcast rank ``root``'s state of everything in ``tree``, and return the tree. Collective.
 
     Leaves of the nested containers may be modules (all parameters and buffers), optimizers (their whole state and the
-    hyperparameters of their groups, also where a rank has made no state yet), and what `collectives.broadcast` takes:
-    tensors, arrays and numbers. Modules, optimizers, tensors and writable arrays are changed in place. Any other leaf
-    (a string, None, an object) comes back as it was given.
+    hyperparameters of their groups, even if a rank has no state yet), and tensors, arrays and numbers, as in
+    `collectives.broadcast`. Modules, optimizers, tensors and writable arrays are changed in place. Any other leaf (a
+    string, None, an object) is returned unchanged. In a world of one the given tree is returned.
 
-    Raises SetupError on every rank where the ranks' models or optimizers differ in structure, and for models that are
-    sharded (FSDP): their wrapper keeps the parts in step. A world of one gets the very tree back.
+    Raises SetupError, on every rank, where the models or optimizers of the ranks differ in structure, and for sharded
+    models (FSDP), whose wrapper keeps the shards consistent.
     """
     if not collectives.begin("synchronize", root=root):
         return tree
     call = f"synchronize(root={root})"
     nodes = list(walk(tree))
-    problems = _agree(call, nodes)
-    if problems:  # all ranks have the same
+    problems = _compare(call, nodes)
+    if problems:  # the same on all ranks
         raise SetupError(f"{call}: {problems[0]}")
 
     owners = [node.value for node in nodes]
     tensors = [tensor for owner in owners if isinstance(owner, nn.Module) for _, tensor in _tensors("", owner)]
     optimizers = [owner for owner in owners if isinstance(owner, Optimizer)]
     states = [
-        replace(_state(optimizer), lambda v: _Blank(v) if isinstance(v, torch.Tensor) else v)
+        map_leaves(_state(optimizer), lambda v: _Placeholder(v) if isinstance(v, torch.Tensor) else v)
         for optimizer in optimizers
     ]
     if states:
         dist.broadcast_object_list(states, src=root)
     for optimizer, state in zip(optimizers, states, strict=True):
-        tensors += _take(optimizer, state)
+        tensors += _set_state(optimizer, state)
     collectives.broadcast_tensors(list({id(tensor): tensor for tensor in tensors}.values()), root)
 
     values = iter(collectives.broadcast([node.value for node in nodes if _is_sent(node)], root))
-    return replace(tree, lambda leaf: next(values) if collectives.is_content(leaf) else leaf)
+    return map_leaves(tree, lambda leaf: next(values) if collectives.is_numeric(leaf) else leaf)
 
 
 def _is_sent(node: Node) -> bool:
-    return not node.container and collectives.is_content(node.value)
+    return not node.container and collectives.is_numeric(node.value)
 
 
-def _agree(call: str, nodes: list[Node]) -> list[str]:
-    """Compare what the ranks give, and return what forbids to send it."""
+def _compare(call: str, nodes: list[Node]) -> list[str]:
+    """Check that the ranks give the same, and return why it cannot be sent (empty if it can). Collective."""
     lines: list[tuple[str, str]] = []
     problems: list[str] = []
     for path, value, container in nodes:
         if isinstance(value, (nn.Module, Optimizer)):
             lines.append((path, "a module" if isinstance(value, nn.Module) else "an optimizer"))
             if _is_fsdp(value):
-                problems.append(f"{path} is sharded, and FullyShardedDataParallel keeps its parts in step")
+                problems.append(f"{path} is sharded: FullyShardedDataParallel keeps its shards consistent")
             tensors = list(_tensors(path, value))
         elif isinstance(value, torch.Tensor):
             tensors = [(path, value)]
         else:
-            lines.append((path, container or ("a value" if collectives.is_content(value) else "left alone")))
+            lines.append((path, container or ("a value" if collectives.is_numeric(value) else "not sent")))
             tensors = []
         for name, tensor in tensors:
             lines.append((name, collectives.describe(tensor)))
@@ -96,14 +96,14 @@ def _agree(call: str, nodes: list[Node]) -> list[str]:
 
 
 def _tensors(path: str, owner: nn.Module | Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
-    """What all ranks must have alike: a module's parameters and buffers, an optimizer's parameters."""
+    """The tensors that must be alike on all ranks: a module's parameters and buffers, an optimizer's parameters."""
     if isinstance(owner, nn.Module):
         for name, tensor in (*owner.named_parameters(), *owner.named_buffers()):
             yield f"{path}.{name}", tensor
         return
     for number, group in enumerate(owner.param_groups):
-        for place, parameter in enumerate(group["params"]):
-            yield f"{path}.param_groups[{number}]['params'][{place}]", parameter
+        for position, parameter in enumerate(group["params"]):
+            yield f"{path}.param_groups[{number}]['params'][{position}]", parameter
 
 
 def _is_fsdp(owner: nn.Module | Optimizer) -> bool:
@@ -113,7 +113,7 @@ def _is_fsdp(owner: nn.Module | Optimizer) -> bool:
 
 
 def _state(optimizer: Optimizer) -> dict[str, Any]:
-    """An optimizer's state by the number of the parameter, and its groups without parameters."""
+    """The state of an optimizer, by number of the parameter, and its groups without their parameters."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return {
         "state": {n: dict(optimizer.state[p]) for n, p in enumerate(parameters) if p in optimizer.state},
@@ -121,10 +121,10 @@ def _state(optimizer: Optimizer) -> dict[str, Any]:
     }
 
 
-def _take(optimizer: Optimizer, state: dict[str, Any]) -> list[torch.Tensor]:
-    """Give the optimizer root's ``state``; its tensors, which root's elements are to fill, in the order of `walk`.
+def _set_state(optimizer: Optimizer, state: dict[str, Any]) -> list[torch.Tensor]:
+    """Set root's ``state``, and return its tensors in the order of `walk`, for root's elements to be broadcast into.
 
-    Tensors that fit are kept, so that what refers to them (a captured graph, say) stays right.
+    Tensors of the right shape, dtype and device are kept, so that references to them (of a CUDA graph, say) stay valid.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     own = {node.path: node.value for node in walk(_state(optimizer))}
@@ -133,16 +133,16 @@ def _take(optimizer: Optimizer, state: dict[str, Any]) -> list[torch.Tensor]:
 
     def leaf(value: Any) -> Any:
         path = next(paths)
-        if not isinstance(value, _Blank):
+        if not isinstance(value, _Placeholder):
             return value
         tensor = own.get(path)
-        if not isinstance(tensor, torch.Tensor) or not value.fits(tensor):
-            near = next((one.device for one in parameters if one.device.type == value.device), value.device)
-            tensor = torch.empty(value.shape, dtype=value.dtype, device=near)
+        if not isinstance(tensor, torch.Tensor) or not value.matches(tensor):
+            device = next((one.device for one in parameters if one.device.type == value.device), value.device)
+            tensor = torch.empty(value.shape, dtype=value.dtype, device=device)
         tensors.append(tensor)
         return tensor
 
-    filled = replace(state, leaf)
+    filled = map_leaves(state, leaf)
     for number, parameter in enumerate(parameters):
         optimizer.state.pop(parameter, None)
         if number in filled["state"]:

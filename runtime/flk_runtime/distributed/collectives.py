@@ -1,12 +1,15 @@
-"""Collectives on trees: `broadcast`, `all_reduce` and `reduce` of nested containers, in few messages.
+"""Collectives on pytrees: `broadcast`, `all_reduce` and `reduce` of nested containers, in few messages.
 
-Leaves are tensors, numbers and, where NumPy is loaded, arrays. Tensors and writable arrays are changed in place, and
-come back as the same objects; numbers and read-only arrays come back new, in new containers. Leaves that are neither
-(strings, None) are sent by `broadcast`, and come back unchanged from the others.
+Leaves are tensors, numbers and, if NumPy is imported, arrays. Tensors and writable arrays are changed in place and
+returned as the same objects; numbers and read-only arrays are returned as new objects, in new containers. Any other
+leaf (a string, None) is sent by `broadcast`, and returned unchanged by the reductions.
 
-Tensors of a device and dtype travel together, in buckets. Before that the ranks compare what they are about to send:
-one all-reduce of 16 bytes. Structures, shapes, dtypes, devices or arguments that differ are a SetupError on every rank
-that names the first difference. A world of one sends and copies nothing, and returns the tree that it was given.
+Tensors of one device and dtype are sent in buckets. Before that, the ranks compare what they are about to send with one
+all-reduce of 16 bytes. If structures, shapes, dtypes, devices or arguments differ, every rank raises a SetupError that
+names the first difference. In a world of one nothing is sent or copied, and the given tree is returned.
+
+The functions follow `bcast!`, `allreduce!` and `reduce!` of Lux.jl's DistributedUtils, and Horovod's broadcast and
+allreduce.
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ from torch.nn.parameter import is_lazy
 from flk_runtime.distributed import buckets
 from flk_runtime.distributed.consistency import check_consistent
 from flk_runtime.distributed.process_group import comm_device
-from flk_runtime.distributed.pytree import replace, walk
 from flk_runtime.errors import SetupError
+from flk_runtime.system.pytree import map_leaves, walk
 
 T = TypeVar("T")
 
@@ -34,21 +37,23 @@ _OPS = {
     "min": dist.ReduceOp.MIN,
     "product": dist.ReduceOp.PRODUCT,
 }
-# What backends do not add up travels as what they do. Sums wrap around as torch's own do.
-_WIRE = {torch.bool: torch.uint8, torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
+# Dtypes that backends do not reduce, and the dtype they are sent as. Sums wrap around as torch's own do.
+_SENT_AS = {torch.bool: torch.uint8, torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
 _REDUCIBLE = {
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
     *(torch.uint8, torch.int8, torch.int32, torch.int64),
-    *_WIRE,
+    *_SENT_AS,
 }
 _NUMBERS = {bool: torch.int64, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
 def broadcast(tree: T, root: int = 0) -> T:
-    """``root``'s leaves on every rank. Collective.
+    """Return the leaves of rank ``root`` on every rank. Collective.
 
-    Tensors and writable arrays take root's elements in place; their shapes, dtypes and devices must be the same on all
-    ranks, and so must the containers. Everything else (numbers, strings, None, any object) comes from root by pickle.
+    Tensors and writable arrays receive root's elements in place; their shapes, dtypes and devices must be the same on
+    all ranks, and so must the containers. All other leaves (numbers, strings, None, any object) are pickled.
+
+    Raises SetupError, on every rank, where the ranks' trees differ or a tensor cannot be sent.
     """
     if not begin("broadcast", root=root):
         return tree
@@ -62,61 +67,67 @@ def broadcast(tree: T, root: int = 0) -> T:
 
 
 def all_reduce(tree: T, op: str = "sum") -> T:
-    """The leaves of all ranks combined, on every rank. Collective.
+    """Return the reduction of all ranks' leaves, on every rank. Collective.
 
-    ``op`` is "sum", "mean", "max", "min" or "product". A mean is of floating point and complex tensors and of all
-    numbers (of which it makes floats); tensors are divided first, as gradients are, so float16 does not overflow. Of
-    bool tensors sum and max are "or", product and min are "and"; Python's bools are added up as integers. Of complex
-    leaves there are sums and means only.
+    ``op`` is "sum", "mean", "max", "min" or "product". "mean" takes floating point and complex tensors, and any number,
+    for which it returns a float; tensors are divided before the sum, as gradients are, so float16 does not overflow.
+    For bool tensors, sum and max are "or", product and min are "and"; Python bools are added up as integers. Complex
+    leaves have sums and means only.
+
+    Raises SetupError, on every rank, for an unknown ``op``, and where the ranks' trees differ or a leaf cannot be
+    reduced.
     """
     return _reduced("all_reduce", tree, op, None)
 
 
 def reduce(tree: T, op: str = "sum", root: int = 0) -> T:
-    """As `all_reduce`, but only ``root`` gets the result; the other ranks get back what they gave. Collective."""
+    """As `all_reduce`, but only rank ``root`` gets the result; the others get their own leaves back. Collective."""
     return _reduced("reduce", tree, op, root)
 
 
-def is_content(value: object) -> bool:
+def is_numeric(value: object) -> bool:
     """Whether a leaf is a tensor, an array or a number."""
     return isinstance(value, torch.Tensor) or _is_array(value) or _number(value) is not None
 
 
 def broadcast_tensors(tensors: Sequence[torch.Tensor], root: int) -> None:
-    """Root's elements into every rank's tensors, which must be alike on all ranks. Collective."""
+    """Copy the elements of rank ``root``'s tensors into those of every rank. Collective.
+
+    Shapes, dtypes and devices must be the same on all ranks; they are not compared.
+    """
     for bucket in buckets.split(tensors):
         flat = buckets.pack(bucket, share=True)
         sent = flat.to(comm_device(flat.device))
         if sent.numel():
-            dist.broadcast(sent.view(torch.uint8), src=root)  # as bytes: no backend sends every dtype
+            dist.broadcast(sent.view(torch.uint8), src=root)  # as bytes: no backend supports every dtype
         if dist.get_rank() != root:
             buckets.unpack(sent.to(flat.device), bucket)
 
 
 def describe(tensor: torch.Tensor) -> str:
-    """A tensor as far as all ranks must have the same."""
+    """Dtype, shape and device type of a tensor: what must be the same on all ranks."""
     if is_lazy(tensor):
         return "a tensor"
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)} on {tensor.device.type}"
 
 
 def unsendable(tensor: torch.Tensor) -> str:
-    """Why a tensor can't be exchanged as a whole; empty where it can."""
+    """Why the elements of a tensor cannot be sent; an empty string if they can."""
     if hasattr(tensor, "device_mesh"):
-        return "a DTensor: each rank holds another part of it, and its wrapper keeps the parts in step"
+        return "a DTensor: each rank holds another shard of it, and its wrapper keeps the shards consistent"
     if is_lazy(tensor):
-        return "not initialized yet: run the model once before"
+        return "not initialized yet: call the model once before"
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return "sparse or quantized: convert it before"
     if tensor.device.type == "meta":
-        return "on the meta device, where it has no elements"
+        return "on the meta device: it has no elements"
     if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-        return "expanded, so that elements share memory: clone it before"
+        return "expanded, so its elements share memory: clone it before"
     return ""
 
 
 def begin(call: str, *, op: str = "sum", root: int | None = None) -> bool:
-    """Whether there is anything to do. Raises SetupError for wrong arguments."""
+    """Check the arguments of a collective, and return whether there is more than one rank. Raises SetupError."""
     if not dist.is_initialized():
         raise SetupError(f"{call} needs the process group: call flk_runtime.init() before")
     if op not in _OPS:
@@ -128,9 +139,9 @@ def begin(call: str, *, op: str = "sum", root: int | None = None) -> bool:
 
 
 class _Leaves:
-    """The leaves of a tree: ``tensors`` (arrays among them as copies, each object once), and the ``others``.
+    """The leaves of a tree: ``tensors``, each once, with arrays as tensor copies, and ``others``.
 
-    ``op`` is the reduction that is to come; None: a broadcast.
+    ``op`` is the reduction that follows; None for a broadcast.
     """
 
     def __init__(self, tree: object, op: str | None) -> None:
@@ -142,49 +153,49 @@ class _Leaves:
         seen: dict[int, str] = {}
         for node in walk(tree):
             kind, problem = (node.container, "") if node.container else self._add(node.path, node.value, seen, op)
-            # A problem is part of what is compared: a rank that has it alone must not raise alone.
+            # Problems are compared too, so that a rank with a problem of its own does not raise alone.
             self._lines.append((node.path, f"{kind}, {problem}" if problem else kind))
             if problem:
                 self._problems.append(f"{node.path} is {kind}, {problem}")
 
     def check_consistent(self, call: str) -> None:
         check_consistent(call, self._lines)
-        if self._problems:  # all ranks have the same
+        if self._problems:  # the same on all ranks, by the check
             raise SetupError(f"{call}: {self._problems[0]}")
 
     def rebuilt(self, tree: T, values: Sequence[Any]) -> T:
-        """``tree`` with arrays as they came, and ``values`` in the place of the others."""
-        left = iter(values)
+        """``tree`` with the received arrays, and with ``values`` in place of the other leaves."""
+        remaining = iter(values)
 
         def leaf(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 return value
             if id(value) not in self._arrays:
-                return next(left)
+                return next(remaining)
             result = self._arrays[id(value)].numpy()
             if not value.flags.writeable:
                 return result
             value[...] = result
             return value
 
-        return replace(tree, leaf)
+        return map_leaves(tree, leaf)
 
     def _add(self, path: str, value: Any, seen: dict[int, str], op: str | None) -> tuple[str, str]:
-        """Put a leaf where it belongs, and say what it is, and what forbids to exchange it."""
+        """Take in one leaf; return what it is, and why it cannot be exchanged (empty if it can)."""
         array = _is_array(value)
         if not array and not isinstance(value, torch.Tensor):
             self.others.append(value)
             if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)):
-                return f"a {type(value).__name__}", "which synchronize() is for"
+                return f"a {type(value).__name__}", "use synchronize() for it"
             return ("a value", "") if op is None else _describe_number(value, op)
-        if id(value) in seen:  # tied weights: reduced once
+        if id(value) in seen:  # tied weights are reduced once
             return f"the same as {seen[id(value)]}", ""
         seen[id(value)] = path
         if array:
             try:
                 self._arrays[id(value)] = torch.from_numpy(value.copy())
             except (TypeError, ValueError):
-                return f"an array of {value.dtype}", "which torch does not have: convert it"
+                return f"an array of {value.dtype}", "a dtype that torch does not have: convert it"
             value = self._arrays[id(value)]
         self.tensors.append(value)
         problem = unsendable(value) or ("" if op is None else _irreducible(value.dtype, op))
@@ -197,7 +208,7 @@ def _is_array(value: object) -> bool:
 
 
 def _number(value: Any) -> Any:
-    """A number as one of Python's; None for anything else. Subclasses (enumerations) are no numbers."""
+    """A Python or NumPy number as a Python number; None for anything else, such as a member of an enumeration."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, (numpy.number, numpy.bool_)):
         value = value.item()
@@ -210,19 +221,19 @@ def _describe_number(value: object, op: str) -> tuple[str, str]:
         return "a value", ""
     kind = f"a number ({type(number).__name__})"
     if isinstance(number, int) and not -(1 << 63) <= number < 1 << 63:
-        return kind, "beyond 64 bits: make it a float"
+        return kind, "more than 64 bits: make it a float"
     if isinstance(number, complex) and op not in ("sum", "mean"):
-        return kind, f"and there is no {op} of it"
+        return kind, f"complex numbers have no {op}"
     return kind, ""
 
 
 def _irreducible(dtype: torch.dtype, op: str) -> str:
-    """Why there is no such reduction of a tensor; empty where there is."""
+    """Why a tensor of ``dtype`` has no such reduction; empty if it has."""
     if dtype.is_complex:
-        return "" if op in ("sum", "mean") else f"and there is no {op} of it"
+        return "" if op in ("sum", "mean") else f"complex tensors have no {op}"
     if op == "mean" and not dtype.is_floating_point:
-        return "and a mean is no integer: convert it to floating point"
-    return "" if dtype in _REDUCIBLE else "which no backend adds up: convert it"
+        return "cannot average an integer tensor: convert it to floating point"
+    return "" if dtype in _REDUCIBLE else "dtype not supported by any backend: convert it"
 
 
 def _reduced(call: str, tree: T, op: str, root: int | None) -> T:
@@ -233,11 +244,11 @@ def _reduced(call: str, tree: T, op: str, root: int | None) -> T:
     values = list(leaves.others)
     numbers = [_number(value) for value in values]
     for kind in _NUMBERS:
-        places = [place for place, number in enumerate(numbers) if type(number) is kind]
-        if places:
-            results = _reduced_numbers(kind, [numbers[place] for place in places], op, root)
-            for place, result in zip(places, results, strict=True):
-                values[place] = _alike(values[place], result)
+        positions = [position for position, number in enumerate(numbers) if type(number) is kind]
+        if positions:
+            results = _reduced_numbers(kind, [numbers[position] for position in positions], op, root)
+            for position, result in zip(positions, results, strict=True):
+                values[position] = _of_same_type(values[position], result)
     for bucket in buckets.split(leaves.tensors):
         _reduce_bucket(bucket, op, root)
     return leaves.rebuilt(tree, values)
@@ -249,12 +260,12 @@ def _reduced_numbers(kind: type, numbers: list[Any], op: str, root: int | None) 
     if root is not None and dist.get_rank() != root:
         return numbers
     results = flat.tolist()
-    if op == "mean":  # divided at last: the sum of integers is exact
+    if op == "mean":  # divided after the sum, which is exact for integers
         return [number / dist.get_world_size() for number in results]
     return [bool(number) for number in results] if kind is bool and op in ("max", "min") else results
 
 
-def _alike(value: Any, result: Any) -> Any:
+def _of_same_type(value: Any, result: Any) -> Any:
     """``result`` as a NumPy scalar if ``value`` is one."""
     if type(value) in _NUMBERS:
         return result
@@ -268,18 +279,18 @@ def _reduce_bucket(bucket: list[torch.Tensor], op: str, root: int | None) -> Non
     flat = buckets.pack(bucket, share=receives)
     if op == "mean":
         flat.mul_(1 / dist.get_world_size())
-    sent = flat.to(comm_device(flat.device), _WIRE.get(dtype, dtype))
+    sent = flat.to(comm_device(flat.device), _SENT_AS.get(dtype, dtype))
     if sent.numel():
-        how = _OPS[op]
+        reduce_op = _OPS[op]
         if dtype is torch.bool:
-            how = dist.ReduceOp.MAX if op in ("sum", "max") else dist.ReduceOp.MIN
-        _exchange(torch.view_as_real(sent) if sent.is_complex() else sent, how, root)
+            reduce_op = dist.ReduceOp.MAX if op in ("sum", "max") else dist.ReduceOp.MIN
+        _exchange(torch.view_as_real(sent) if sent.is_complex() else sent, reduce_op, root)
     if receives:
         buckets.unpack(sent.to(flat.device, dtype), bucket)
 
 
-def _exchange(flat: torch.Tensor, how: Any, root: int | None) -> None:
+def _exchange(flat: torch.Tensor, op: Any, root: int | None) -> None:
     if root is None:
-        dist.all_reduce(flat, op=how)
+        dist.all_reduce(flat, op=op)
     else:
-        dist.reduce(flat, dst=root, op=how)
+        dist.reduce(flat, dst=root, op=op)

@@ -1,7 +1,7 @@
-"""Agreement: that all ranks are about to do the same, asked before they do it.
+"""check_consistent(): before a collective, check that all ranks are about to call the same one on the same structure.
 
-A collective whose tensors differ between ranks hangs, crashes in C++ or mixes numbers up. One all-reduce of two numbers
-tells beforehand; only where it says no do the ranks look for the first difference.
+A collective whose tensors differ between ranks hangs, crashes in C++ or computes wrong numbers. One all-reduce of a
+hash finds that out beforehand; only if it differs do the ranks exchange what they have, to name the first difference.
 """
 
 from __future__ import annotations
@@ -16,52 +16,53 @@ import torch.distributed as dist
 from flk_runtime.distributed.process_group import comm_device
 from flk_runtime.errors import SetupError
 
-Line = tuple[str, str]  # a path, and what is there
+Line = tuple[str, str]  # a path in the structure, and a description of what is there
 
 
 def check_consistent(call: str, lines: Sequence[Line]) -> None:
-    """Raise SetupError on every rank, with the first difference and its ranks, unless all give the same.
+    """Check that all ranks give the same ``call`` and ``lines``. Collective: one all-reduce of 16 bytes.
 
-    Collective. ``call`` is what the rank is about to do; another rank may be about to do something else.
+    ``call`` names what the rank is about to do. Raises SetupError on every rank, with the first difference and the
+    ranks on each side, if any rank gives another one.
     """
     lines = [("the call", call), *lines]
     digest = hashlib.blake2b(repr(lines).encode(), digest_size=8).digest()
-    mine = int.from_bytes(digest, "big") >> 1
+    own = int.from_bytes(digest, "big") >> 1
     device = comm_device(torch.device("cpu"))
-    extremes = torch.tensor([mine, -mine], device=device)
+    extremes = torch.tensor([own, -own], device=device)
     dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
-    most, least = extremes.tolist()
-    if most == -least:
+    largest, negative_smallest = extremes.tolist()
+    if largest == -negative_smallest:
         return
-    own = torch.tensor([mine], device=device)
-    every = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(every, own)
-    digests = [int(one) for one in every]
-    usual, _ = Counter(digests).most_common(1)[0]  # of equals the first, that of the lowest rank
+    own_digest = torch.tensor([own], device=device)
+    gathered = [torch.empty_like(own_digest) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, own_digest)
+    digests = [int(one) for one in gathered]
+    usual, _ = Counter(digests).most_common(1)[0]  # of several, that of the lowest rank
     first, other = digests.index(usual), next(rank for rank, one in enumerate(digests) if one != usual)
-    theirs = [list(lines)], [list(lines)]
-    for content, rank in zip(theirs, (first, other), strict=True):
+    contents = [list(lines)], [list(lines)]
+    for content, rank in zip(contents, (first, other), strict=True):
         dist.broadcast_object_list(content, src=rank)
-    what = difference(
-        theirs[0][0],
-        theirs[1][0],
+    found = difference(
+        contents[0][0],
+        contents[1][0],
         _ranks([rank for rank, one in enumerate(digests) if one == usual]),
         _ranks([rank for rank, one in enumerate(digests) if one == digests[other]]),
     )
-    raise SetupError(f"{call}: the ranks differ, so nothing was exchanged: {what}")
+    raise SetupError(f"{call}: the ranks differ, so nothing was exchanged: {found}")
 
 
 def difference(here: Sequence[Line], there: Sequence[Line], these: str, those: str) -> str:
     """The first difference between two lists of lines; ``these`` and ``those`` name the ranks that have them."""
-    known, other = dict(here), dict(there)
-    for path, kind in here:
-        if path not in other:
-            return f"{path} is on {these} ({kind}), and not on {those}"
-        if other[path] != kind:
-            return f"{path} is {kind} on {these}, and {other[path]} on {those}"
-    for path, kind in there:
-        if path not in known:
-            return f"{path} is on {those} ({kind}), and not on {these}"
+    here_lines, there_lines = dict(here), dict(there)
+    for path, description in here:
+        if path not in there_lines:
+            return f"{path} is on {these} ({description}), and not on {those}"
+        if there_lines[path] != description:
+            return f"{path} is {description} on {these}, and {there_lines[path]} on {those}"
+    for path, description in there:
+        if path not in here_lines:
+            return f"{path} is on {those} ({description}), and not on {these}"
     return "the same leaves in another order"
 
 

@@ -1,9 +1,9 @@
-"""DistributedOptimizer: it averages gradients over the ranks, for models that no wrapper does it for.
+"""DistributedOptimizer: an optimizer that averages gradients over the ranks, for models without a wrapper such as DDP.
 
-As Horovod's of the same name: gradients travel in buckets while the backward pass still runs, and `step` waits for
-them. The buckets are the same on all ranks and leave in the same order, so a rank on which a parameter got no gradient
-takes part with zeros, and none waits for ever. With each bucket travels one number per parameter that says whether
-there was a gradient: one that no rank had stays None, as in one process.
+It works as Horovod's of the same name; Lux.jl's DistributedUtils has one too. Gradients are sent in buckets while the
+backward pass still runs, and `step` waits for them. The buckets are the same on all ranks and are sent in the same
+order; a rank on which a parameter has no gradient sends zeros, so no rank waits for ever. Each bucket carries one
+number per parameter that says whether there was a gradient: a gradient that no rank has stays None, as in one process.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from flk_runtime.errors import SetupError
 
 
 class DistributedOptimizer(Optimizer):
-    """``optimizer`` that steps with the mean of all ranks' gradients; all else is the given optimizer's own.
+    """Wraps ``optimizer``: `step` uses the mean of all ranks' gradients. Everything else is the wrapped optimizer's.
 
-    Made on all ranks, with the same parameters: SetupError names the first difference. It does not broadcast: start
-    with equal parameters (`synchronize`). Learning rate schedulers and snapshots take it as they take the given one.
+    Collective: made on all ranks with the same parameters; raises SetupError with the first difference. It does not
+    broadcast: start from equal parameters (`synchronize`). Learning rate schedulers and checkpoints accept it.
 
-    ``named_parameters`` (model.named_parameters()) is for names in messages. ``collectives`` is "torch" or "horovod".
-    ``backward_passes_per_step``: so many backward passes add up, and the last one sends; divide the losses by it.
-    `no_sync` does the same for any number of passes.
+    ``named_parameters`` (model.named_parameters()) gives names for messages. ``collectives`` is "torch" or "horovod".
+    ``backward_passes_per_step`` is how many backward passes accumulate before gradients are sent; divide the losses by
+    it. `no_sync` does the same for any number of passes. ``bucket_bytes`` is the size of a bucket in bytes.
 
-    `step` first calls `synchronize`; call that yourself where something must see the mean before the step: clipping, or
-    GradScaler.unscale_. A parameter without a gradient on this rank counts as zeros. Sparse gradients are a SetupError.
+    `step` calls `synchronize` first; call that yourself if something needs the mean before the step: clipping, or
+    GradScaler.unscale_. A parameter without a gradient on this rank counts as zeros. A sparse gradient raises
+    SetupError.
     """
 
-    # GradScaler would leave scaling to a fused optimizer, by attributes that it would set on this object.
+    # With a fused optimizer GradScaler would leave unscaling to it, by attributes set on this object.
     _step_supports_amp_scaling = False
 
     def __init__(
@@ -47,16 +48,16 @@ class DistributedOptimizer(Optimizer):
         *,
         collectives: str = "torch",
         backward_passes_per_step: int = 1,
-        bucket_bytes: int = buckets.LIMIT,
+        bucket_bytes: int = buckets.BUCKET_BYTES,
     ) -> None:
-        # Not Optimizer.__init__: groups, state and hooks are those of the given one, which __getattr__ finds.
+        # Optimizer.__init__ is not called: groups, state and hooks are the wrapped optimizer's, found by __getattr__.
         if not isinstance(optimizer, Optimizer):
             raise SetupError(f"DistributedOptimizer takes a torch optimizer, not a {type(optimizer).__name__}")
         if isinstance(optimizer, DistributedOptimizer):
-            raise SetupError("the optimizer is a DistributedOptimizer already")
+            raise SetupError("the optimizer is already a DistributedOptimizer")
         if not isinstance(backward_passes_per_step, int) or backward_passes_per_step < 1:
             raise SetupError(
-                f"backward_passes_per_step={backward_passes_per_step!r}: expected a whole number from 1 on"
+                f"backward_passes_per_step={backward_passes_per_step!r}: expected a whole number, 1 or more"
             )
         self._optimizer = optimizer
         self._names: dict[torch.Tensor, str] = {parameter: name for name, parameter in named_parameters or ()}
@@ -64,14 +65,14 @@ class DistributedOptimizer(Optimizer):
         self._reducer = gradient_reducer(collectives)
         self._buckets: list[_Bucket] = []
         self._counts: dict[torch.Tensor, int] = {}  # backward passes since the last step, of every parameter
-        self._sent = 0  # how many of the buckets are on their way
-        self._held = False
-        self._averaged = False  # since the last step, by synchronize()
+        self._sent = 0  # number of buckets that are being averaged
+        self._held = False  # in no_sync()
+        self._averaged = False  # synchronize() was called since the last step
         if self._reducer.world_size > 1:
             self._compare()
-            self._adopt()
+            self._add_parameters()
 
-    # What an optimizer is asked for
+    # The interface of an optimizer
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -90,30 +91,30 @@ class DistributedOptimizer(Optimizer):
         self._optimizer.state = state
 
     def state_dict(self) -> dict[str, Any]:
-        """The given optimizer's."""
+        """The state of the wrapped optimizer."""
         return self._optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Into the given optimizer."""
+        """Load a state into the wrapped optimizer."""
         self._optimizer.load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As the given optimizer's; on all ranks."""
+        """Add a group to the wrapped optimizer; on all ranks."""
         self._optimizer.add_param_group(param_group)
-        self._adopt()
+        self._add_parameters()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the given optimizer's. SetupError where gradients are on their way: they would come back."""
+        """Clear the gradients. Raises SetupError while gradients are being averaged, which would set them again."""
         if self._sent:
             raise SetupError(
-                "zero_grad() between backward() and step(): gradients are on their way to the other ranks; "
-                "to leave a step out, call synchronize() before"
+                "zero_grad() between backward() and step(): gradients are being averaged; to skip a step, call "
+                "synchronize() before"
             )
-        self._begin()
+        self._reset()
         self._optimizer.zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Wait for the mean gradients, then step. Collective. A closure's gradients are averaged each time it runs."""
+        """Wait for the averaged gradients, then step. Collective. With a closure, each call of it is averaged."""
         if closure is not None:
             return self._optimizer.step(partial(self._evaluated, closure))
         if not self._averaged:
@@ -127,7 +128,7 @@ class DistributedOptimizer(Optimizer):
         return getattr(self._optimizer, name)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError("a DistributedOptimizer is neither copied nor pickled: keep its state_dict()")
+        raise TypeError("a DistributedOptimizer cannot be copied or pickled: save its state_dict()")
 
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self._optimizer!r})"
@@ -135,24 +136,25 @@ class DistributedOptimizer(Optimizer):
     # Averaging
 
     def synchronize(self) -> None:
-        """Put the mean over the ranks into all gradients. Collective; the next `step` then does not repeat it.
+        """Replace all gradients by their mean over the ranks. Collective; the next `step` does not repeat it.
 
-        Comes after the last backward pass of a step and outside `no_sync`.
+        Call it after the last backward pass of a step. Raises SetupError inside `no_sync`. The name is that of
+        Horovod's method.
         """
         if self._held:
-            raise SetupError("synchronize() or step() within no_sync(): leave it before the last backward pass")
+            raise SetupError("synchronize() or step() inside no_sync(): leave no_sync() before the last backward pass")
         if self._reducer.world_size > 1:
-            self._adopt()
+            self._add_parameters()
             while self._sent < len(self._buckets):
                 self._send()
             for bucket in self._buckets:
                 bucket.receive()
-        self._begin()
+        self._reset()
         self._averaged = True
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes in here only add to this rank's gradients; those of the first pass after it are sent."""
+        """Accumulate gradients without sending them; the first backward pass after the block sends them."""
         held, self._held = self._held, True
         try:
             yield
@@ -166,21 +168,21 @@ class DistributedOptimizer(Optimizer):
         self._averaged = False
         return loss
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._sent, self._averaged = 0, False
         self._counts = dict.fromkeys(self._counts, 0)
         for bucket in self._buckets:
             bucket.waiting = len(bucket.parameters)
 
-    def _adopt(self) -> None:
-        """Take in the parameters that have come to require gradients: all at first, a new or thawed group's later."""
+    def _add_parameters(self) -> None:
+        """Put parameters that require gradients into buckets: all at first, later those of a new or unfrozen group."""
         if self._reducer.world_size == 1:
             return
         trained = (p for group in self.param_groups for p in group["params"] if p.requires_grad)
-        # Gradients are ready in the reverse order, roughly.
+        # Gradients become ready roughly in reverse order.
         new = [parameter for parameter in trained if parameter not in self._counts][::-1]
         for parameter in new:
-            if problem := unsendable(parameter):  # such as one that a wrapper has put into the optimizer since
+            if problem := unsendable(parameter):  # such as one that a wrapper put into the optimizer later
                 raise SetupError(f"DistributedOptimizer: {self._name(parameter)} is {problem}")
         for parameters in buckets.split(new, self._bucket_bytes):
             bucket = _Bucket(len(self._buckets), parameters)
@@ -191,9 +193,11 @@ class DistributedOptimizer(Optimizer):
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def _ready(self, bucket: _Bucket, parameter: torch.Tensor) -> None:
-        """A backward pass has added to this parameter's gradient."""
+        """Called when a backward pass has accumulated this parameter's gradient: send the buckets that are complete."""
         if parameter.grad is not None and parameter.grad.layout is not torch.strided:
-            raise SetupError(f"{self._name(parameter)} has a sparse gradient, which is not averaged: use sparse=False")
+            raise SetupError(
+                f"{self._name(parameter)} has a sparse gradient, which cannot be averaged: use sparse=False"
+            )
         if self._averaged:
             raise SetupError("backward() between synchronize() and step(): its gradients would not be averaged")
         if self._held:
@@ -206,7 +210,7 @@ class DistributedOptimizer(Optimizer):
             )
         if self._counts[parameter] == self._passes:
             bucket.waiting -= 1
-        # In the order of the buckets, which is the same on all ranks; what a rank leaves out here synchronize() sends.
+        # In the order of the buckets, which is the same on all ranks; synchronize() sends those that are left.
         while self._sent < len(self._buckets) and not self._buckets[self._sent].waiting:
             self._send()
 
@@ -215,70 +219,70 @@ class DistributedOptimizer(Optimizer):
         self._sent += 1
 
     def _name(self, parameter: torch.Tensor) -> str:
-        return self._names.get(parameter) or self._places()[parameter]
+        return self._names.get(parameter) or self._positions()[parameter]
 
-    def _places(self) -> dict[torch.Tensor, str]:
+    def _positions(self) -> dict[torch.Tensor, str]:
         return {
-            parameter: f"parameter {place} of group {number}"
+            parameter: f"parameter {position} of group {number}"
             for number, group in enumerate(self.param_groups)
-            for place, parameter in enumerate(group["params"])
+            for position, parameter in enumerate(group["params"])
         }
 
     def _compare(self) -> None:
-        """Raise SetupError on all ranks unless they have the same parameters, and such as can be averaged."""
+        """Raise SetupError on all ranks unless they have the same parameters, which can be averaged."""
         lines = [("backward_passes_per_step", str(self._passes)), ("bucket_bytes", str(self._bucket_bytes))]
-        problems, places = [], self._places()
+        problems, positions = [], self._positions()
         for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
             problem = unsendable(parameter)
-            name = self._names.get(parameter) or places[parameter]
+            name = self._names.get(parameter) or positions[parameter]
             kind = f"{describe(parameter)}, {problem or ('trained' if parameter.requires_grad else 'frozen')}"
             lines.append((name, kind))
             if problem:
                 problems.append(f"DistributedOptimizer: {name} is {kind}")
         self._reducer.check_consistent("DistributedOptimizer", lines)
-        if problems:  # all ranks have the same
+        if problems:  # the same on all ranks
             raise SetupError(problems[0])
 
 
 def _ready(owner: weakref.ref[DistributedOptimizer], bucket: _Bucket, parameter: torch.Tensor) -> None:
-    """The hook of a parameter; it has nothing to do for an optimizer that was given up for another one."""
+    """The hook of a parameter; does nothing once the optimizer has been garbage collected."""
     if optimizer := owner():
         optimizer._ready(bucket, parameter)
 
 
 class _Bucket:
-    """Parameters whose gradients travel together."""
+    """Parameters whose gradients are averaged as one flat tensor."""
 
     def __init__(self, number: int, parameters: list[torch.Tensor]) -> None:
         self.number = number
         self.parameters = parameters
-        self.waiting = len(parameters)  # for the gradients of so many
+        self.waiting = len(parameters)  # number of gradients that are not ready
         self._flat = torch.empty(0)
         self._wait: Callable[[], None] | None = None
 
     def send(self, start: Callable[[torch.Tensor, str], Callable[[], None]]) -> None:
-        """Begin to average: the gradients' elements, then for each parameter whether it has a gradient."""
+        """Start to average one flat tensor: all gradients, then for each parameter 1 if it has a gradient, else 0."""
         like = self.parameters[0]
         present = like.new_ones(len(self.parameters), requires_grad=False)
-        for place, one in enumerate(self.parameters):
+        for position, one in enumerate(self.parameters):
             if one.grad is None:
-                present[place] = 0  # filled where it lies: copying a list to a GPU would wait for it
+                present[position] = 0  # on the device: copying a list to a GPU would wait for it
         gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in self.parameters]
         self._flat = buckets.pack([*gradients, present])
         self._wait = start(self._flat, f"gradients-{self.number}")
 
     @torch.no_grad()
     def receive(self) -> None:
-        """Wait for the mean, and put it into the gradients that any rank has."""
+        """Wait for the mean, and copy it into the gradients that any rank has."""
         assert self._wait is not None  # noqa: S101
         self._wait()
         count = len(self.parameters)
-        missing = [place for place, one in enumerate(self.parameters) if one.grad is None]
-        # Read only where it matters: on a GPU it means to wait for it.
+        missing = [position for position, one in enumerate(self.parameters) if one.grad is None]
+        # Read only if needed: on a GPU this waits for the device.
         elsewhere = self._flat[-count:].real.tolist() if missing else []
-        for place in missing:
-            if elsewhere[place] > 0:
-                self.parameters[place].grad = torch.zeros_like(self.parameters[place])
+        for position in missing:
+            if elsewhere[position] > 0:
+                self.parameters[position].grad = torch.zeros_like(self.parameters[position])
         parts = torch.split(self._flat[:-count], [one.numel() for one in self.parameters])
         for one, part in zip(self.parameters, parts, strict=True):
             if one.grad is not None:

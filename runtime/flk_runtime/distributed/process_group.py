@@ -1,4 +1,7 @@
-"""What the ranks tell each other beside gradients: small, on the CPU where gloo is there, else on the device."""
+"""Small control-plane collectives, timeouts and the end of the process group.
+
+Collectives run on gloo if the group has a CPU backend, else on the device.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,15 @@ from flk_runtime.errors import SetupError
 T = TypeVar("T")
 
 _CPU = torch.device("cpu")
-_REST = 0.02  # seconds
-_kept: list[Any] = []
+_THREADS_END = 0.02  # seconds
+_kept: list[Any] = []  # process groups that were left; see leave()
 
 
 def on_main(function: Callable[[], T]) -> T:
-    """What rank 0 gets from ``function``, on every rank. A SetupError is raised on every rank, so that none waits."""
+    """Call ``function`` on rank 0 and return its result on every rank. Collective.
+
+    The result travels by pickle. A SetupError of ``function`` is raised on every rank.
+    """
     answer: list[Any] = [None, None]
     if dist.get_rank() == 0:
         try:
@@ -37,7 +43,7 @@ def on_main(function: Callable[[], T]) -> T:
 
 
 def broadcast_bytes(content: bytes | None) -> bytes:
-    """Rank 0's ``content`` on every rank, without pickling it."""
+    """Rank 0's ``content`` on every rank, without pickling it; the other ranks give None. Collective."""
     size = on_main(lambda: len(content or b""))
     device = comm_device(_CPU)
     if dist.get_rank() == 0:
@@ -49,45 +55,48 @@ def broadcast_bytes(content: bytes | None) -> bytes:
 
 
 def broadcast_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Rank 0's ``tensor``, which lies on the CPU, on every rank's CPU; the others give its shape and dtype (meta)."""
+    """Rank 0's CPU tensor on the CPU of every rank. Collective.
+
+    The other ranks give a meta tensor of the same shape and dtype; a tensor of any dtype can be sent.
+    """
     data = torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor.contiguous()
-    # As bytes: not every backend knows every dtype.
+    # As bytes: no backend supports every dtype.
     raw = data.flatten().view(torch.uint8).to(comm_device(_CPU))
     dist.broadcast(raw, src=0)
     return raw.cpu().view(data.dtype).view(data.shape)
 
 
-def all_agree(yes: bool) -> Callable[[], bool]:
-    """Ask all ranks. Returns at once; what it returns waits for their answers, and says whether all said yes."""
-    answers = torch.tensor([int(yes)], device=comm_device(_CPU))
-    work = dist.all_reduce(answers, op=dist.ReduceOp.MIN, async_op=True)
+def all_true(flag: bool) -> Callable[[], bool]:
+    """Start to ask whether ``flag`` is true on all ranks; the returned function waits for the answer. Collective."""
+    flags = torch.tensor([int(flag)], device=comm_device(_CPU))
+    work = dist.all_reduce(flags, op=dist.ReduceOp.MIN, async_op=True)
 
     def wait() -> bool:
         work.wait()
-        return bool(answers.item())
+        return bool(flags.item())
 
     return wait
 
 
 def gather(value: Any) -> list[Any] | None:
-    """Every rank's ``value`` in the order of ranks, on rank 0; None elsewhere."""
+    """The values of all ranks in the order of ranks, on rank 0; None elsewhere. Collective; values travel by pickle."""
     values: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(value, values, dst=0)
     return values
 
 
 def mean(value: float, weight: float) -> float:
-    """The mean of every rank's ``value``, weighted, on every rank; NaN where all weights are 0."""
+    """The weighted mean of all ranks' values (float64), on every rank; NaN if all weights are 0. Collective."""
     total = torch.tensor([value * weight, weight], dtype=torch.float64, device=comm_device(_CPU))
     dist.all_reduce(total)
     return float(total[0] / total[1])
 
 
 class Timeouts:
-    """How long a collective may take: ``first`` seconds until the first step is done, then ``step`` seconds if given.
+    """The timeout of collectives: ``first`` seconds until the first step is done, then ``step`` seconds if given.
 
-    The first step compiles, allocates and connects; later ones are alike, so that one which hangs can be noticed soon
-    (torchtitan, torchtitan/distributed/utils.py, set_pg_timeouts). Methods are collective.
+    The first step compiles, allocates and connects; later steps take the same time each, so a short timeout finds one
+    that hangs (torchtitan, torchtitan/distributed/utils.py, set_pg_timeouts). Methods are collective.
     """
 
     def __init__(self, first: float, step: float | None) -> None:
@@ -95,14 +104,14 @@ class Timeouts:
         self._short = False
 
     def shorten(self) -> None:
-        """The first step is done: from here on ``step`` holds."""
+        """Change to the timeout for ``step``, after the first step."""
         if self._step is not None:
             self._set(self._step)
             self._short = True
 
     @contextlib.contextmanager
     def long(self) -> Iterator[None]:
-        """Let ``first`` hold inside, where some ranks wait while others do slow work, such as writing a snapshot."""
+        """Change back to ``first`` inside the block, where ranks wait for slow work such as writing a checkpoint."""
         if self._step is None or not self._short:
             yield
             return
@@ -113,40 +122,42 @@ class Timeouts:
     def _set(self, seconds: float) -> None:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
-        # No rank may wait with the old patience for one that has the new: all set it when nothing is under way.
+        # The timeout changes while no collective is under way, so that it is the same on all ranks.
         dist.barrier()
         for group in list(_groups()):
             distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
 
 
 def can_set_timeout() -> bool:
-    """Whether this torch lets a group's timeout be changed; it does so by a private function."""
+    """Whether this torch has the private function that changes the timeout of a group."""
     return hasattr(distributed_c10d, "_set_pg_timeout")
 
 
 def _groups() -> list[Any]:
-    """All groups that this rank is in, those of device meshes too."""
+    """All groups that this rank is a member of, including those of device meshes."""
     return [group for group in distributed_c10d._world.pg_map if not distributed_c10d._rank_not_in_group(group)]
 
 
 def leave(*, at_once: bool) -> None:
-    """Give up the process group. ``at_once``: without waiting for a peer, which may have died."""
+    """Destroy the process group. With ``at_once``, do not wait for other ranks, which may be dead."""
     if not dist.is_initialized():
         return
-    # A gloo group's destructor joins its threads while it holds Python's lock, which one of them may still want to free
-    # a tensor: seen to hang, seldom, in processes that ended. So the object stays, and the threads get time to come to
-    # rest.
+    # The destructor of a gloo group joins its threads while it holds the GIL, which a thread may still need to free a
+    # tensor: a rare deadlock at the end of a process. So the group object is kept, and its threads get time to end.
     _kept.append(dist.group.WORLD)
-    time.sleep(_REST)
+    time.sleep(_THREADS_END)
     if at_once and "nccl" in str(dist.get_backend_config()):
-        # Destroying NCCL's communicators waits for kernels that a dead peer never lets end.
+        # Destroying NCCL communicators waits for kernels, which do not end if a peer is dead.
         distributed_c10d._abort_process_group()
     else:
         dist.destroy_process_group()
 
 
 def comm_device(device: torch.device) -> torch.device:
-    """Where a tensor of ``device`` has to lie for the process group to take it: there, or where its backend works."""
+    """The device to which a tensor on ``device`` must be moved for a collective.
+
+    It is ``device`` itself if a backend serves it, else the CPU if a backend serves that, else the backend's device.
+    """
     served = [entry.partition(":")[0] for entry in str(dist.get_backend_config()).split(",")]
     if device.type in served:
         return device

@@ -1,4 +1,4 @@
-"""Who averages gradients: torch's collectives or Horovod's."""
+"""GradientReducer: averages flat gradient buckets over the ranks, by torch.distributed's or Horovod's collectives."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from flk_runtime.distributed.consistency import Line, check_consistent
 from flk_runtime.distributed.process_group import comm_device
 from flk_runtime.errors import SetupError
 
-_groups: list[tuple[Any, Any]] = []  # a world, and the group that averages gradients in it
+_groups: list[tuple[Any, Any]] = []  # pairs of a default process group and the group for gradients in it
 
 
 class GradientReducer(Protocol):
-    """Averages flat tensors in place, while this rank goes on."""
+    """Averages flat tensors in place while the backward pass continues."""
 
     world_size: int
 
     def check_consistent(self, call: str, lines: Sequence[Line]) -> None:
-        """Raise SetupError on all ranks unless all give the same. Collective."""
+        """Raise SetupError on all ranks unless all give the same (see `consistency.check_consistent`). Collective."""
 
     def start(self, flat: torch.Tensor, name: str) -> Callable[[], None]:
-        """Begin; what is returned waits for the end. Collective, in the same order on all ranks."""
+        """Start to average ``flat``, a tensor of one dimension, in place; the returned function waits for the result.
+
+        Collective: called in the same order on all ranks, with equal names and shapes.
+        """
 
 
 def gradient_reducer(collectives: str) -> GradientReducer:
-    """By name: "torch" or "horovod"."""
+    """The reducer for ``collectives``, "torch" or "horovod". Raises SetupError if it is not available."""
     if collectives == "torch":
         return _TorchReducer()
     if collectives == "horovod":
@@ -37,7 +40,7 @@ def gradient_reducer(collectives: str) -> GradientReducer:
 
 
 class _TorchReducer:
-    """A group of its own: other collectives of the script, between backward() and step(), may then come at any time."""
+    """All-reduces in a process group of its own, so the script may call collectives between backward() and step()."""
 
     def __init__(self) -> None:
         if not dist.is_initialized():
@@ -65,23 +68,23 @@ class _TorchReducer:
 
 
 class _HorovodReducer:
-    """Horovod's background thread, which joins the tensors of all ranks by their names."""
+    """Horovod's asynchronous all-reduce, whose background thread matches the tensors of all ranks by name."""
 
     def __init__(self) -> None:
         try:
             import horovod.torch as horovod
         except ImportError as error:
             raise SetupError(
-                f"collectives='horovod' needs Horovod built with PyTorch, which can't be imported here ({error}): "
+                f"collectives='horovod' needs Horovod built with PyTorch, which cannot be imported here ({error}): "
                 "install it with HOROVOD_WITH_PYTORCH=1, or use collectives='torch'"
             ) from None
-        horovod.init()  # does nothing where it was done before
+        horovod.init()  # a second call does nothing
         self._horovod: Any = horovod
         self.world_size = int(horovod.size())
         if dist.is_initialized() and dist.get_world_size() != self.world_size:
             raise SetupError(
                 f"collectives='horovod': Horovod has {self.world_size} ranks and the process group has "
-                f"{dist.get_world_size()}: start both with horovodrun, or use collectives='torch'"
+                f"{dist.get_world_size()}: start the script with horovodrun, or use collectives='torch'"
             )
 
     def check_consistent(self, call: str, lines: Sequence[Line]) -> None:
@@ -95,6 +98,7 @@ class _HorovodReducer:
 
 
 def _own_group() -> Any:
+    """The group for gradients in the default process group, made at the first call. Collective."""
     world = dist.group.WORLD
     for known, group in _groups:
         if known is world:

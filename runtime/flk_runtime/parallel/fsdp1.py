@@ -18,11 +18,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 
 from flk_runtime.checkpoint import fetch
-from flk_runtime.distributed.pytree import replace
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.parallel.precision import Precision
+from flk_runtime.system.pytree import map_leaves
 
 _EXTRA = "_extra_state"  # torch's key for what a module's get_extra_state() returns
 
@@ -215,7 +215,7 @@ def _cast_output(dtype: torch.dtype) -> Callable[[nn.Module, Any, Any], Any]:
     def cast(leaf: Any) -> Any:
         return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
-    return lambda module, inputs, output: replace(output, cast)
+    return lambda module, inputs, output: map_leaves(output, cast)
 
 
 def _is_sharded(value: Any) -> bool:

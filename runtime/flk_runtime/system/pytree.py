@@ -1,8 +1,8 @@
-"""Trees: nested containers whose leaves are what the ranks exchange.
+"""Pytrees: nested containers, walked in an order that is the same on all ranks, and rebuilt with other leaves.
 
-A mapping of any kind, a list, a tuple, a named tuple or a dataclass is a container; everything else is a leaf. Two
-ranks that build the same tree must come to its leaves in the same order, so mappings are walked by sorted keys where
-the keys can be written down, whatever the order in which they were put in.
+Containers are mappings of any kind, lists, tuples, named tuples and dataclasses; everything else is a leaf. Mappings
+are walked by sorted keys where the keys are plain values, so insertion order does not matter. torch's own
+torch.utils._pytree is private, and takes mappings other than dict, and dataclasses, as leaves.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _PLAIN = (str, bytes, int, float, complex, bool, type(None))
 
 
 class Node(NamedTuple):
-    """A place in a tree: its path in Python's notation, and what is there."""
+    """A container or a leaf of a tree, with its path in Python's notation (``tree['a'][0].x``)."""
 
     path: str
     value: Any
-    container: str  # what kind of container is there; empty: a leaf
+    container: str  # the kind of container; empty for a leaf
 
 
 def walk(tree: object, path: str = "tree") -> Iterator[Node]:
-    """All places of ``tree``, containers before what they hold, in an order that depends on keys and fields only."""
+    """Yield all nodes of ``tree``, containers before their children; the order depends on keys and fields only."""
     kind = _kind(tree)
     yield Node(path, tree, kind)
     if kind:
@@ -34,14 +34,21 @@ def walk(tree: object, path: str = "tree") -> Iterator[Node]:
             yield from walk(child, path + suffix)
 
 
-def replace(tree: T, leaf: Callable[[Any], Any]) -> T:
-    """A tree of the same containers with ``leaf(value)`` in the place of each leaf, called in the order of `walk`.
+def leaves(tree: object) -> list[Any]:
+    """The leaves of ``tree`` in the order of `walk`."""
+    return [node.value for node in walk(tree) if not node.container]
 
-    Containers are made anew and keep their types and the order of their keys; the given ones stay as they are.
+
+def map_leaves(tree: T, function: Callable[[Any], Any], is_leaf: Callable[[Any], bool] = lambda value: False) -> T:
+    """A new tree with ``function(leaf)`` in place of each leaf; ``function`` is called in the order of `walk`.
+
+    Containers are copies of the same types and with the same order of keys. What ``is_leaf`` is true of counts as a
+    leaf, even if it is a container.
     """
-    if not _kind(tree):
-        return cast(T, leaf(tree))
-    return cast(T, _rebuilt(tree, {key: replace(child, leaf) for _, key, child in _children(tree)}))
+    if is_leaf(tree) or not _kind(tree):
+        return cast(T, function(tree))
+    children = {key: map_leaves(child, function, is_leaf) for _, key, child in _children(tree)}
+    return cast(T, _rebuild(tree, children))
 
 
 def _kind(tree: object) -> str:
@@ -57,12 +64,12 @@ def _kind(tree: object) -> str:
 
 
 def _children(tree: Any) -> list[tuple[str, Any, Any]]:
-    """What a container holds: (suffix of the path, key, child)."""
+    """The children of a container as (suffix of the path, key, child)."""
     if isinstance(tree, Mapping):
         keys = list(tree)
         if all(map(_is_plain, keys)):
             return [(f"[{key!r}]", key, tree[key]) for key in sorted(keys, key=lambda k: (type(k).__name__, repr(k)))]
-        # Such as parameters: what they look like differs between ranks, so their order has to be the same.
+        # Keys such as parameters have a different repr() on each rank: they must be inserted in the same order.
         return [(f"[<{type(key).__name__} {number}>]", key, tree[key]) for number, key in enumerate(keys)]
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return [
@@ -74,17 +81,19 @@ def _children(tree: Any) -> list[tuple[str, Any, Any]]:
 
 
 def _is_plain(key: object) -> bool:
+    """Whether a key has the same repr() on all ranks."""
     return type(key) in _PLAIN or (type(key) is tuple and all(map(_is_plain, key)))
 
 
-def _rebuilt(tree: Any, children: dict[Any, Any]) -> Any:
+def _rebuild(tree: Any, children: dict[Any, Any]) -> Any:
+    """A container like ``tree`` with other children, given by their keys in `_children`."""
     if isinstance(tree, Mapping):
-        items = {key: children[key] for key in tree}  # in their own order
+        items = {key: children[key] for key in tree}  # in the order of the given mapping
         if type(tree) is dict:
             return items
         if not hasattr(tree, "__setitem__"):
             return type(tree)(items)  # type: ignore[call-arg]
-        twin = copy.copy(tree)  # keeps what a subclass has besides: a default factory, an attribute
+        twin = copy.copy(tree)  # keeps the attributes of a subclass: a default factory, say
         for key, child in items.items():
             twin[key] = child
         return twin
@@ -93,5 +102,5 @@ def _rebuilt(tree: Any, children: dict[Any, Any]) -> Any:
         return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
     twin = copy.copy(tree)
     for name, child in children.items():
-        object.__setattr__(twin, name, child)  # frozen ones too
+        object.__setattr__(twin, name, child)  # frozen dataclasses too
     return twin

@@ -1,4 +1,4 @@
-"""One before the others: what a single rank has to do (a download, a cache) and all others want to find done."""
+"""main_process_first(): rank 0 runs a block before all other ranks, for a download or a cache that they then find."""
 
 from __future__ import annotations
 
@@ -15,28 +15,33 @@ from flk_runtime.errors import PeerError, SetupError
 
 @contextmanager
 def main_process_first(local: bool = False) -> Iterator[None]:
-    """Rank 0 runs the block first, then all others run it. Collective.
+    """Run the block on rank 0 first, then on all other ranks. Collective.
 
-    ``local``: the first rank of every node runs it first, then the nodes' others: for caches on a node's own disk. An
-    exception of a first rank is raised there, and every other rank raises PeerError with its text, instead of waiting.
-    The block may take as long as a collective may (`init`'s timeout), and holds no collective itself.
+    With ``local``, local rank 0 of every node runs it first, then the other ranks of the nodes: for caches on a node's
+    own disk. The block must not call a collective, and may take as long as a collective may (`init`'s timeout).
+
+    An exception in the block of a first rank is raised there, and every other rank raises PeerError with its text.
+    Raises SetupError without a process group. The name is that of Hugging Face Accelerate's context manager.
     """
     if not dist.is_initialized():
         raise SetupError("main_process_first needs the process group: call flk_runtime.init() before")
     if (discover().local_rank if local else dist.get_rank()) != 0:
-        _meet(None)
+        _wait_for_first_ranks(None)
         yield
         return
     try:
         yield
     except BaseException as error:
-        _meet(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+        _wait_for_first_ranks(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
         raise
-    _meet(None)
+    _wait_for_first_ranks(None)
 
 
-def _meet(failure: str | None) -> None:
-    """Wait for the first ranks. Unless this is the rank that failed, raise PeerError where one did."""
+def _wait_for_first_ranks(failure: str | None) -> None:
+    """Wait until the first ranks have run the block; ``failure`` is this rank's own, if it is one of them.
+
+    Raises PeerError if another rank failed. Collective.
+    """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     failed = torch.tensor([world_size if failure is None else rank], device=comm_device(torch.device("cpu")))
     dist.all_reduce(failed, op=dist.ReduceOp.MIN)
