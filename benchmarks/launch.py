@@ -49,6 +49,7 @@ def flk(script: Sequence[str], ranks: int, launchers: int = 1, restarts: int = 0
         "FLK_RESTARTS": str(restarts),
         "FLK_RDZV_ENDPOINT": f"127.0.0.1:{free_port()}",
         "FLK_POD_IP": "127.0.0.1",
+        "FLK_PARENT": str(os.getpid()),  # the job ends if the benchmark is killed
     }
     command = [sys.executable, "-m", "flk_runtime", "--", *script]
     return [Process(command, shared | {"FLK_POD_INDEX": str(index)}) for index in range(launchers)]
