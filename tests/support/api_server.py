@@ -62,6 +62,7 @@ class FakeApiServer:
         self.date = ""  # the header Date of answers, by which clients know the server's clock
         self.created: Callable[[dict[str, Any]], None] = lambda item: None  # called with each object that is created
         self.documents: dict[str, dict[str, Any]] = {}  # fixed answers by path, such as those of API discovery
+        self.refused: dict[str, tuple[int, str]] = {}  # by path: status and message of the error that it always gets
         self.requests: list[Request] = []
         self.version = 100
         self.ended = threading.Event()
@@ -143,6 +144,9 @@ class FakeApiServer:
 
     def _do(self, request: Request) -> tuple[int, Any]:
         path, _, name = request.path.rpartition("/")
+        if request.path in self.refused:
+            status, message = self.refused[request.path]
+            return status, failure(status, message)
         if request.path in self.documents:
             return 200, self.documents[request.path]
         if request.path in self.objects:
@@ -212,7 +216,7 @@ class FakeApiServer:
         if pod not in self.written or query.get("previous"):
             return 400, failure(400, "container is waiting to start")
         lines = self.written[pod].splitlines(keepends=True)
-        lines = lines[-int(query["tailLines"]) :] if "tailLines" in query else lines
+        lines = lines[max(0, len(lines) - int(query["tailLines"])) :] if "tailLines" in query else lines
         stamp = "2026-01-01T00:00:10.5Z " if query.get("timestamps") else ""
         return 200, "".join(stamp + line for line in lines).encode()
 

@@ -90,6 +90,14 @@ def test_job_that_is_being_deleted_has_its_name_still(fake: Any, client: JobClie
         client.create_job(manifests())
 
 
+def test_own_job_that_is_being_deleted_is_not_taken_for_the_created_one(fake: Any, client: JobClient) -> None:
+    """As after a creation that was undone, when it is tried again."""
+    job = manifests()[0]
+    fake.add("pytorchjobs", job | {"metadata": job["metadata"] | {"deletionTimestamp": "2026-01-01T00:00:00Z"}})
+    with pytest.raises(ConflictError, match="is still being deleted"):
+        client.create_job(manifests())
+
+
 def test_job_goes_when_its_code_cannot_be_created(fake: Any, client: JobClient) -> None:
     fake.faults.append(None)
     fake.fail(403, fake.status(403, "exceeded quota: configmaps"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flk.cli.logs import parse_ranks
-from flk.errors import UsageError
+from flk.errors import ApiError, UsageError
 from flk.jobs.client import JobClient
 from flk.jobs.logs import LogLine, LogOptions, LogPosition, dump, follow
+from flk.jobs.logs.lines import LineFilter
+from flk.jobs.logs.reader import PodReader
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.terminal import printable
@@ -184,3 +187,91 @@ class Ending:
         chunk: bytes = self.chunks.popleft()
         self.status["phase"] = "Succeeded"
         return chunk
+
+
+PODS_PATH = "/api/v1/namespaces/team/pods"
+
+
+def test_node_that_does_not_answer_hides_no_other_pod(fake: Any, client: JobClient) -> None:
+    add_job(fake, 2)
+    fake.logs["gpt-worker-1"] = queue_of(b"[rank 2] hello\n")
+    fake.refused[f"{PODS_PATH}/gpt-worker-0/log"] = (500, "dial tcp 10.0.0.1:10250: no route to host")
+    first, second = dump(client, "gpt", LogOptions())
+    assert first.note
+    assert "the log of gpt-worker-0 cannot be read" in first.text
+    assert "no route to host" in first.text
+    assert second == LogLine("[rank 2] hello")
+    fake.refused[f"{PODS_PATH}/gpt-worker-1/log"] = (500, "no route to host")
+    with pytest.raises(ApiError, match="no route to host"):
+        list(dump(client, "gpt", LogOptions()))
+
+
+class Closed(threading.Event):
+    """An event that remembers the pauses that were asked of it, makes none, and is set after some of them."""
+
+    def __init__(self, pauses: int) -> None:
+        super().__init__()
+        self.left, self.pauses = pauses, list[float]()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.pauses.append(timeout or 0)
+        if len(self.pauses) == self.left:
+            self.set()
+        return self.is_set()
+
+
+def read(fake: Any, client: JobClient, closed: threading.Event) -> tuple[list[str], PodReader]:
+    """The lines that a reader of the first pod gives until it ends."""
+    lines: list[str] = []
+    pod = client.find_pod("gpt-worker-0")
+    assert pod is not None
+    chosen = LineFilter(client.get_job("gpt"), LogOptions())
+    reader = PodReader(client, pod, chosen, lambda some: lines.extend(x.text for x in some), closed, fresh=True)
+    reader.join(30)
+    assert not reader.running
+    return lines, reader
+
+
+def test_log_without_new_lines_is_requested_with_growing_pauses(fake: Any, client: JobClient) -> None:
+    """As of a container in CrashLoopBackOff, whose log ends at once."""
+    add_job(fake, 1, "Running")
+    fake.written["gpt-worker-0"] = "[rank 0] hello\n"
+    closed = Closed(6)
+    lines, reader = read(fake, client, closed)
+    assert lines == ["[rank 0] hello"]
+    assert closed.pauses == [0.2, 0.5, 1.0, 2.0, 5.0, 5.0]
+    assert reader.error is None
+
+
+def test_log_of_a_replaced_pod_is_not_read_from_its_successor(fake: Any, client: JobClient) -> None:
+    add_job(fake, 1, "Running")
+    old = client.find_pod("gpt-worker-0")
+    assert old is not None
+    fake.objects[PODS_PATH]["gpt-worker-0"] = {**old, "metadata": {**old["metadata"], "uid": "another"}}
+    fake.written["gpt-worker-0"] = "[rank 0] of the new pod\n"
+    chosen, lines = LineFilter(client.get_job("gpt"), LogOptions()), list[LogLine]()
+    reader = PodReader(client, old, chosen, lines.extend, threading.Event(), fresh=True)
+    reader.join(30)
+    assert (lines, reader.running) == ([], False)
+
+
+def test_error_of_any_kind_while_following_is_raised(
+    fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_job(fake, 1)
+
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("metadata")
+
+    monkeypatch.setattr("flk.jobs.logs.stream.derive", broken)
+    with pytest.raises(KeyError):
+        list(follow(client, "gpt", LogOptions()))
+
+
+def test_note_about_the_number_of_followed_pods_comes_once(
+    fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flk.jobs.logs.stream.FOLLOWED", 0)
+    add_job(fake, 20)
+    notes = [line.text for line in follow(client, "gpt", LogOptions()) if line.note]
+    assert notes == ["following the logs of 0 pods; choose others with --rank"]

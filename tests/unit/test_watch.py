@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from flk.errors import ApiError, JobNotFoundError, UnreachableError
+from flk.errors import ApiError, JobNotFoundError, NoConfigError, UnreachableError
 from flk.jobs.client import PODS, JobClient
 from flk.jobs.follower import Follower
 from flk.kube.client import ApiClient
@@ -123,6 +124,55 @@ def test_outage_ends(fake: Any, client: JobClient) -> None:
         told(changes(client, outage=0), 2)
 
 
+def test_outage_is_timed_from_its_first_failure(fake: Any, client: JobClient) -> None:
+    """However long the watch before has lived."""
+    now = [0.0]
+    fake.watches[PODS_PATH].append([event("ADDED", version=201)])
+    found = changes(client, clock=lambda: now[0])
+    assert told(found, 2) == ["list", "201"]
+    now[0] += 3600
+    fake.fail(0)
+    fake.watches[PODS_PATH].append([event("ADDED", version=202)])
+    assert told(found, 1) == ["202"]
+
+
+def test_outage_that_lasts_is_raised(fake: Any, client: JobClient) -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += 60
+
+    fake.faults.append(None)
+    fake.fail(0, times=99)
+    found = list_and_watch(client.api, Target(PODS, "team"), {}, sleep=sleep, clock=lambda: now[0])
+    with pytest.raises(UnreachableError):
+        told(found, 2)
+    assert 300 < now[0] <= 420
+
+
+def test_first_failure_is_raised_at_once(fake: Any, client: JobClient) -> None:
+    fake.close()
+    with pytest.raises(UnreachableError):
+        next(changes(client))
+
+
+def test_credentials_plugin_that_fails_for_a_while_is_waited_out(
+    fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.watches[PODS_PATH].append([event("ADDED", version=201)])
+    found = changes(client)
+    assert told(found, 1) == ["list"]
+    headers, failures = client.api.access.headers, [NoConfigError("the plugin failed")] * 3
+
+    def failing() -> Any:
+        if failures:
+            raise failures.pop()
+        return headers()
+
+    monkeypatch.setattr(client.api.access, "headers", failing)
+    assert told(found, 1) == ["201"]
+
+
 def test_stalled_watch_is_begun_again(fake: Any, client: JobClient) -> None:
     fake.faults.append(None)
     fake.fail(hang=True)
@@ -203,3 +253,30 @@ def test_pod_that_was_made_anew_leaves_a_trace(fake: Any, client: JobClient) -> 
                 break
     assert seen.replaced_pods["gpt-worker-0"]["metadata"]["uid"] == "pod-1"
     assert seen.replaced_pods["gpt-worker-0"]["status"] == {"phase": "Failed"}
+
+
+def test_changes_without_a_pause_do_not_keep_updates_from_coming(
+    client: JobClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+
+    def endless(api: Any, target: Target, query: Any) -> Iterator[Listed | Changed]:
+        yield Listed([job()] if target.resource.plural == "pytorchjobs" else [])
+        while target.resource == PODS and not ended.wait(0.001):
+            yield Changed(pod("pod-1"))
+
+    monkeypatch.setattr("flk.jobs.follower.list_and_watch", endless)
+    with Follower(client, "gpt") as follower:
+        updates = follower.updates()
+        assert [next(updates).job is not None for _ in range(2)] == [True, True]
+    ended.set()
+
+
+def test_error_of_any_kind_in_a_watch_is_raised(client: JobClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> Iterator[Listed | Changed]:
+        raise KeyError("metadata")
+        yield
+
+    monkeypatch.setattr("flk.jobs.follower.list_and_watch", broken)
+    with Follower(client, "gpt") as follower, pytest.raises(KeyError):
+        next(follower.updates())

@@ -64,7 +64,7 @@ class PodReader:
             self.error = error
 
     def _read(self) -> None:
-        attempts = 0
+        idle = 0  # requests in a row that brought no new line
         while not self._closed.is_set():
             container = self._container()
             if container == _Container.GONE:
@@ -88,8 +88,8 @@ class PodReader:
             except ApiError as error:
                 if error.status == 404 or (container == _Container.ENDED and error.status == 400):
                     return
-            attempts = 0 if new_lines else attempts + 1
-            self._closed.wait(_BACKOFFS[min(attempts, len(_BACKOFFS) - 1)])
+            idle = 0 if new_lines else idle + 1
+            self._closed.wait(_BACKOFFS[min(idle, len(_BACKOFFS) - 1)])
             since = self._position.resume()
             if since:
                 self._query = {"sinceTime": since}

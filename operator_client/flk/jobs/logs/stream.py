@@ -123,7 +123,7 @@ class _Merger:
     def _follow(self) -> None:
         with Follower(self._client, self._name) as follower:
             for seen in follower.updates(interval=_INTERVAL):
-                if self._closed.is_set():
+                if self._closed.is_set() or any(reader.error for reader in self._readers.values()):
                     return
                 if seen.job is None:
                     self._note("deleted", f"job {self._name} was deleted")
