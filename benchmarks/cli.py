@@ -23,8 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import measure
 import yaml
+
+import measure
 
 sys.path.append(str(Path(__file__).parents[1]))  # for tests.support
 from tests.support.api_server import FakeApiServer, write_kubeconfig

@@ -24,8 +24,6 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
-import launch
-import measure
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -33,6 +31,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import flk_runtime
+import launch
+import measure
 from flk_runtime.run import Run
 
 GOAL, LOADER_GOAL = measure.at_least(0.98), measure.at_least(0.9)

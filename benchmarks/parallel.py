@@ -26,8 +26,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import launch
-import measure
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -37,6 +35,8 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 
 import flk_runtime
+import launch
+import measure
 from flk_runtime.run import Run
 
 GOAL = measure.at_least(0.98)

@@ -26,8 +26,9 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import measure
 import yaml
+
+import measure
 
 GOAL = measure.at_most(1.1)
 LIMIT = 300  # seconds for one job

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import measure
 import pytest
+
+import measure
 import run_all
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]

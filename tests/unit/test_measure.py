@@ -8,11 +8,12 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import measure
 import pytest
-import run_all
 from hypothesis import given
 from hypothesis import strategies as st
+
+import measure
+import run_all
 from measure import Goal, Interval, Report, Result, alternate, at_least, at_most, median_interval
 
 BENCHMARKS = Path(run_all.__file__).parent
