@@ -1,6 +1,6 @@
-"""``python -m flk_runtime [--] script.py args``, or ``-m module args``: the parent of the ranks of one pod.
+"""``python -m flk_runtime [--] script.py args``, or ``-m module args``: runs the launcher of one pod.
 
-``python -m flk_runtime check`` tries a job's start instead; a script of that name is ``-- check``.
+``python -m flk_runtime check`` runs `flk_runtime.check` instead; a script with the name ``check`` needs the ``--``.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import sys
 
 
 def main() -> None:
-    """Start the launcher; it ends this process with a code of the contract."""
+    """Run the launcher or the check, and end this process with an `ExitCode`."""
     arguments = sys.argv[1:]
     if arguments == ["check"]:
         from flk_runtime import check
         from flk_runtime.launcher import worker
 
-        if not check.is_pod():
+        if not check.must_launch_ranks():
             os._exit(worker.run_exit_handlers(check.main()))
         arguments = ["-m", check.MODULE]
     from flk_runtime.launcher import start

@@ -1,7 +1,8 @@
-"""``python -m flk_runtime check``: a job's start and nothing else. The ranks meet, compare and reduce one number.
+"""``python -m flk_runtime check``: the start of a job without its script.
 
-Under any launcher (``srun python -m flk_runtime check``, ``torchrun -m flk_runtime check``, ``flk run --check``).
-Rank 0 prints one screen. Ends with 0, or with 2 and what is wrong.
+The ranks open the process group, with the preflight, and run one all-reduce, under any launcher:
+``srun python -m flk_runtime check``, ``torchrun -m flk_runtime check``, ``flk run --check``. Rank 0 prints a summary.
+The exit code is 0, or 2 after an error.
 """
 
 from __future__ import annotations
@@ -12,60 +13,62 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from flk_runtime import contract
 from flk_runtime.contract import ExitCode
 from flk_runtime.errors import SetupError
 from flk_runtime.preflight import RankReport
 from flk_runtime.system import report
+from flk_runtime.system.text import plural
 
-MODULE = "flk_runtime.check"  # what a launcher starts as its ranks
+MODULE = "flk_runtime.check"  # the module that a launcher starts as its ranks
+_NODE_LIMIT = 16  # nodes that are listed
 
 
-def is_pod(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process is the first of a pod, flk's or another operator's, whose ranks are still to be started."""
+def must_launch_ranks(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this process has to start the ranks of its pod, in a job of flk or of another operator."""
     pod = (contract.PODS, contract.PROCESSES, contract.RDZV_ENDPOINT, "PET_NODE_RANK")
     return not environ.keys() & {contract.ATTEMPT, "LOCAL_RANK"} and any(environ.get(name) for name in pod)
 
 
 def main() -> int:
-    """This rank's part; the exit code. Collective."""
-    number = None
-    # A launcher ends the others when the first rank ends; rank 0 may then still have to say why.
+    """Run the check on this rank and return its exit code. Collective."""
+    rank = None
+    # Launchers terminate all ranks when the first one ends. Rank 0 may then still have to print its error.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's own warnings would bury the one sentence
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings would hide the error
     try:
         from flk_runtime.discovery import discover
 
-        place = discover()
-        number = place.rank
-        from flk_runtime.distributed import process_group as group
+        rank_info = discover()
+        rank = rank_info.rank
+        from flk_runtime.distributed import process_group
         from flk_runtime.initialize import InitOptions, open_group, rank_report
         from flk_runtime.preflight import TIMEOUT
 
-        choices = InitOptions.read(place, {}, defer_error=True)
-        choices = dataclasses.replace(choices, preflight=choices.preflight or TIMEOUT)
-        if choices.error and place.world_size == 1:
-            raise choices.error
-        began = time.monotonic()
-        everybody = open_group(place, choices)
+        options = InitOptions.read(rank_info, {}, defer_error=True)
+        options = dataclasses.replace(options, preflight=options.preflight or TIMEOUT)
+        if options.error and rank_info.world_size == 1:
+            raise options.error
+        started = time.monotonic()
+        reports = open_group(rank_info, options)
         opened = time.monotonic()
-        _reduce(choices.device)
-        done = time.monotonic()
-        if place.rank == 0:
-            for line in screen(everybody or [rank_report(place, choices)], opened - began, done - opened):
+        _all_reduce(options.device)
+        reduced = time.monotonic()
+        if rank == 0:
+            for line in summary(reports or [rank_report(rank_info, options)], opened - started, reduced - opened):
                 print(line, flush=True)
-        group.leave(at_once=False)
+        process_group.leave(at_once=False)
     except SetupError as error:
-        report.send(report.describe(error) | {"kind": "usage"})  # another attempt would find the same
-        if number == 0 or not error.everywhere:
+        report.send(report.describe(error) | {"kind": "usage"})  # a restart would not help
+        if rank == 0 or not error.everywhere:
             print("\n".join(f"fault     {line}" for line in str(error).splitlines()), flush=True)
         return int(ExitCode.USAGE)
     return int(ExitCode.DONE)
 
 
-def _reduce(device: object) -> None:
+def _all_reduce(device: object) -> None:
     import torch
     import torch.distributed as dist
 
@@ -75,35 +78,30 @@ def _reduce(device: object) -> None:
         raise SetupError(f"an all-reduce of ones over {dist.get_world_size()} ranks gave {total.item():g}")
 
 
-def screen(everybody: list[RankReport], opened: float, reduced: float) -> list[str]:
-    """What a user sees where nothing is wrong: a line for each node, at most 16; times in seconds."""
-    first = min(everybody, key=lambda one: one.rank)
+def summary(reports: Sequence[RankReport], open_time: float, reduce_time: float) -> list[str]:
+    """Lines about a start without errors, one for each of the first 16 nodes. Times are in seconds."""
+    first = min(reports, key=lambda rank: rank.rank)
     nodes: dict[str, list[RankReport]] = {}
-    for one in sorted(everybody, key=lambda one: one.rank):
-        nodes.setdefault(one.node, []).append(one)
-    ranks = f"{len(everybody)} on {_plural(len(nodes), 'node')}"
+    for rank in sorted(reports, key=lambda rank: rank.rank):
+        nodes.setdefault(rank.node, []).append(rank)
     lines = [
-        f"ranks     {ranks}, launcher: {first.launcher}",
+        f"ranks     {len(reports)} on {plural(len(nodes), 'node')}, launcher: {first.launcher}",
         f"torch     {first.torch}, flk {first.flk}, Python {platform.python_version()}",
         f"backend   {first.backend}",
     ]
-    for node, here in list(nodes.items())[:16]:
-        ranks = f"{_plural(len(here), 'rank')} from {here[0].rank} on"
-        devices = ", ".join(dict.fromkeys(one.device for one in here))
-        size = f"{here[0].shm / (1 << 20):,.0f} MiB" if here[0].shm >= 0 else "none"
-        interface = f", interface {here[0].interface}" if here[0].interface else ""
-        lines.append(f"node      {node}: {ranks}, {devices}{interface}, /dev/shm {size}")
-    if len(nodes) > 16:
-        lines.append(f"          … and {len(nodes) - 16} more nodes")
+    for node, ranks in list(nodes.items())[:_NODE_LIMIT]:
+        devices = ", ".join(dict.fromkeys(rank.device for rank in ranks))
+        interface = f", interface {ranks[0].interface}" if ranks[0].interface else ""
+        shm = f"{ranks[0].shm / (1 << 20):,.0f} MiB" if ranks[0].shm >= 0 else "none"
+        count = f"{plural(len(ranks), 'rank')} from rank {ranks[0].rank}"
+        lines.append(f"node      {node}: {count}, {devices}{interface}, /dev/shm {shm}")
+    if len(nodes) > _NODE_LIMIT:
+        lines.append(f"          … and {len(nodes) - _NODE_LIMIT} more nodes")
     return [
         *lines,
-        f"start     {opened:.3f} s until the group was open, {reduced:.3f} s for the first all-reduce",
+        f"start     {open_time:.3f} s to open the process group, {reduce_time:.3f} s for the first all-reduce",
         "ok",
     ]
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 if __name__ == "__main__":

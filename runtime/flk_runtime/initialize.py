@@ -147,7 +147,7 @@ class InitOptions:
             raise SetupError(f"{contract.PREFLIGHT}={switch}: expected on or off")
         defaults = cls(preflight=0.0 if switch == "off" else limit)
         try:
-            device = devices.choose(rank_info, given.get("device"))
+            device = devices.select(rank_info, given.get("device"))
             if device.type == "cuda":
                 torch.cuda.set_device(device)
             return cls(
@@ -222,7 +222,7 @@ def rank_report(rank_info: RankInfo, options: InitOptions) -> RankReport:
         strategy=options.strategy,
         seed=options.seed,
         device=str(options.device),
-        gpu=devices.identity(options.device),
+        gpu=devices.unique_id(options.device),
         problem=str(options.error or ""),
         **report.node_fields(rank_info, options.backend),
     )

@@ -34,7 +34,7 @@ def test_the_device_of_a_rank(
     local_rank: int, size: int, gpus: int, visible: str | None, requested: str | None, chosen: str
 ) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert device.choose(rank_info(local_rank, size), requested, gpus=gpus, environ=environ) == torch.device(chosen)
+    assert device.select(rank_info(local_rank, size), requested, gpus=gpus, environ=environ) == torch.device(chosen)
 
 
 @pytest.mark.parametrize(
@@ -52,11 +52,11 @@ def test_too_few_gpus_are_refused_with_the_reason(
     local_rank: int, size: int, gpus: int, requested: str | None, words: str
 ) -> None:
     with pytest.raises(SetupError) as refused:
-        device.choose(rank_info(local_rank, size), requested, gpus=gpus, environ={})
+        device.select(rank_info(local_rank, size), requested, gpus=gpus, environ={})
     assert words in str(refused.value)
 
 
 def test_backends() -> None:
     assert device.backend(torch.device("cpu")) == "gloo"
     assert device.backend(torch.device("cuda", 1)) == "cpu:gloo,cuda:nccl"
-    assert device.identity(torch.device("cpu")) == ""
+    assert device.unique_id(torch.device("cpu")) == ""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flk_runtime import preflight
-from flk_runtime.check import is_pod, screen
+from flk_runtime.check import must_launch_ranks, summary
 from flk_runtime.preflight import RankReport, report
 
 GIB = 1 << 30
@@ -198,20 +198,20 @@ def test_the_name_of_a_node() -> None:
     assert report.node_name({})
 
 
-def test_what_check_shows() -> None:
-    lines = screen(world(1000, 8, device="cuda:0"), 1.25, 0.5)
+def test_summary_of_the_check() -> None:
+    lines = summary(world(1000, 8, device="cuda:0"), 1.25, 0.5)
     assert lines[0] == "ranks     8000 on 1000 nodes, launcher: "
-    assert lines[3] == "node      n0: 8 ranks from 0 on, cuda:0, interface eth0, /dev/shm 1,024 MiB"
+    assert lines[3] == "node      n0: 8 ranks from rank 0, cuda:0, interface eth0, /dev/shm 1,024 MiB"
     assert lines[-3:] == [
         "          … and 984 more nodes",
-        "start     1.250 s until the group was open, 0.500 s for the first all-reduce",
+        "start     1.250 s to open the process group, 0.500 s for the first all-reduce",
         "ok",
     ]
 
 
-def test_check_tells_a_pod_from_a_rank() -> None:
-    assert is_pod({"FLK_PODS": "2", "FLK_RDZV_ENDPOINT": "a:1"})
-    assert not is_pod({"FLK_PODS": "2", "FLK_ATTEMPT": "0"})
-    assert is_pod({"PET_NODE_RANK": "1", "PET_NNODES": "2", "RANK": "1"})
-    assert not is_pod({"PET_NODE_RANK": "1", "PET_NNODES": "2", "RANK": "1", "LOCAL_RANK": "0"})
-    assert not is_pod({"RANK": "0"})
+def test_check_starts_ranks_in_a_pod_and_not_in_a_rank() -> None:
+    assert must_launch_ranks({"FLK_PODS": "2", "FLK_RDZV_ENDPOINT": "a:1"})
+    assert not must_launch_ranks({"FLK_PODS": "2", "FLK_ATTEMPT": "0"})
+    assert must_launch_ranks({"PET_NODE_RANK": "1", "PET_NNODES": "2", "RANK": "1"})
+    assert not must_launch_ranks({"PET_NODE_RANK": "1", "PET_NNODES": "2", "RANK": "1", "LOCAL_RANK": "0"})
+    assert not must_launch_ranks({"RANK": "0"})

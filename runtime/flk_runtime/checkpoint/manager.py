@@ -52,7 +52,7 @@ class CheckpointManager:
         if rank < content["world_size"]:
             self._rng_state = content["random"][rank]
         else:  # the checkpoint was written by fewer ranks
-            rng.seed_all(rng.derive("rank", self._seed, rank, self.steps))
+            rng.seed_all(rng.derive_seed("rank", self._seed, rank, self.steps))
             self._rng_state = rng.get_state()
         self._saved = _progress(self.steps, self._restored)
         self._log(f"flk: resumed at step {self.steps} from {path}")
@@ -88,7 +88,7 @@ class CheckpointManager:
         if self._rng_state is not None:
             rng.set_state(self._rng_state)
         elif not self._rng_started:
-            rng.seed_all(rng.derive("rank", self._seed, dist.get_rank(), 0))
+            rng.seed_all(rng.derive_seed("rank", self._seed, dist.get_rank(), 0))
         self._rng_started = True
 
     def finish_restoring(self) -> None:

@@ -52,7 +52,9 @@ def epoch_order(samples: int, seed: int, epoch: int, *, shuffle: bool) -> torch.
     """The indices of an epoch in the order of all ranks together: int64, shape (samples,)."""
     if not shuffle:
         return torch.arange(samples)
-    return torch.randperm(samples, generator=torch.Generator().manual_seed(randomness.derive("order", seed, epoch)))
+    return torch.randperm(
+        samples, generator=torch.Generator().manual_seed(randomness.derive_seed("order", seed, epoch))
+    )
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,9 @@ class EpochLoader:
 
     def _begin(self) -> None:
         self._feed.on_begin()
-        self._generator.manual_seed(randomness.derive("workers", self._seed, self.epoch, self.consumed, self._rank))
+        self._generator.manual_seed(
+            randomness.derive_seed("workers", self._seed, self.epoch, self.consumed, self._rank)
+        )
 
     def _next_epoch(self) -> None:
         self.epoch, self.consumed = self.epoch + 1, 0

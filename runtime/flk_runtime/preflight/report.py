@@ -41,7 +41,7 @@ class RankReport:
     strategy: str = ""
     seed: int = 0
     device: str = ""
-    gpu: str = ""  # see system.device.identity
+    gpu: str = ""  # see system.device.unique_id
     shm: int = -1  # size of /dev/shm in bytes
     loopback: str = ""  # why collectives would use the loopback interface
     missing_interface: str = ""  # the variable, with its value, that names an interface which does not exist

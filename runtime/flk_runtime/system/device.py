@@ -12,7 +12,7 @@ from flk_runtime.errors import SetupError
 from flk_runtime.system.text import plural
 
 
-def choose(
+def select(
     rank_info: RankInfo,
     requested: str | torch.device | None = None,
     *,
@@ -63,7 +63,7 @@ def backend(device: torch.device) -> str:
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
-def identity(device: torch.device, environ: Mapping[str, str] = os.environ) -> str:
+def unique_id(device: torch.device, environ: Mapping[str, str] = os.environ) -> str:
     """A name that no other GPU has: its UUID, else its address on the PCI bus. Empty for the CPU."""
     if device.type != "cuda":
         return ""

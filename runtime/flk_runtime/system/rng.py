@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 
-def derive(*parts: int | str) -> int:
+def derive_seed(*parts: int | str) -> int:
     """A seed in [0, 2**63) from all of ``parts``, by SHA-256. Similar parts give unrelated seeds."""
     digest = hashlib.sha256(repr(parts).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
