@@ -288,7 +288,7 @@ def test_check_as_the_ranks_of_a_launcher(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("ranks     1 on 1 node, launcher: alone\n")
     ended = start(["-m", "flk_runtime", "check"], tmp_path, FLK_SEED="x")
-    assert (ended.returncode, ended.stdout) == (2, "fault     FLK_SEED=x is not a whole number\n")
+    assert (ended.returncode, ended.stdout) == (2, "fault     FLK_SEED=x: expected an integer\n")
     ended = start(["-m", "flk_runtime", "check"], tmp_path, FLK_PROCESSES="2")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("[rank 0] ranks     2 on 1 node, launcher: flk\n")
@@ -300,7 +300,7 @@ def test_check_as_the_ranks_of_a_launcher(tmp_path: Path) -> None:
     assert ended.stdout.startswith("ranks     2 on 1 node, launcher: torchrun\n")
     ended = start(torchrun, tmp_path, FLK_SEED="x")
     assert ended.returncode == 1  # torchrun's own
-    assert re.fullmatch(r"fault     ranks 0-1 on node \S+: FLK_SEED=x is not a whole number\n", ended.stdout)
+    assert re.fullmatch(r"fault     ranks 0-1 on node \S+: FLK_SEED=x: expected an integer\n", ended.stdout)
 
 
 def test_flks_launcher_starts_the_next_attempt(tmp_path: Path) -> None:

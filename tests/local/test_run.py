@@ -161,7 +161,7 @@ def test_check_says_what_is_wrong_and_ends_with_2(flk: Command) -> None:
     code, stdout, stderr = flk("run", "train.py", "--replicas", "2", "--check", *variables)
     assert code == ExitCode.USAGE
     (line,) = stdout.splitlines()
-    assert line.startswith("[rank 0] fault     GLOO_SOCKET_IFNAME=eth77 names a network interface that is not there")
+    assert line.startswith("[rank 0] fault     GLOO_SOCKET_IFNAME=eth77 names a network interface that does not exist")
     assert "attempt 2" not in stderr
 
 
