@@ -48,7 +48,7 @@ MISTAKES = {
     ),
     "name too long": (
         ["--name", "a" * 60],
-        "error: --name: is too long: with 1 replicas it may have 54 characters, not 60: the last pod and its "
+        "error: --name: is too long: with 1 replica it may have 54 characters, not 60: the last pod and its "
         f"Service are named '{'a' * 60}-worker-0', and 63 is the limit\n",
     ),
     "name uppercase": (
@@ -78,7 +78,7 @@ MISTAKES = {
     ),
     "missing script": (
         ["nope.py"],
-        "error: there is no script nope.py in HERE\nhint: for a script that is in the image: --no-ship\n",
+        "error: there is no script nope.py in HERE\nhint: if the script is in the image, use --no-ship\n",
     ),
     "env not set": (
         ["--env", "FLK_TEST_UNSET"],
@@ -100,7 +100,7 @@ MISTAKES = {
     ),
     "no such file": (
         ["-f", "nope.yaml"],
-        "error: cannot read nope.yaml: no such file or directory\nhint: `flk init` writes one\n",
+        "error: cannot read nope.yaml: no such file or directory\nhint: `flk init` writes flk.yaml\n",
     ),
     "ship and not": (["--ship", "a", "--no-ship"], "error: --ship and --no-ship exclude each other\n"),
     "output": (["-o", "xml"], "error: --output: must be yaml or json (is 'xml')\n"),

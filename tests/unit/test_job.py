@@ -67,7 +67,7 @@ def error_of(**fields: Any) -> UsageError:
             "flk.yaml: nodes.tolerations[0]: with the operator Exists it has no value",
         ),
         ({"nodes": {"tolerations": ["a:Never"]}}, "flk.yaml: nodes.tolerations[0].effect: must be one of NoSchedule, PreferNoSchedule, NoExecute (is 'Never')"),  # noqa: E501
-        ({"replicas": 0, "restarts": -1}, "flk.yaml: replicas: must be at least 1 (is 0) (and 1 more)"),
+        ({"replicas": 0, "restarts": -1}, "flk.yaml: replicas: must be at least 1 (is 0) (and 1 more mistake)"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )  # fmt: skip
@@ -166,7 +166,10 @@ def test_a_job_is_read_from_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("replicas: 0", "command: is missing (and 1 more)"), ("command: a.py\nreplica: 2", "replica: unknown key")],
+    [
+        ("replicas: 0", "command: is missing (and 1 more mistake)"),
+        ("command: a.py\nreplica: 2", "replica: unknown key"),
+    ],
 )
 def test_a_mistake_in_a_file_names_the_file_and_the_field(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "flk.yaml"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -128,9 +129,19 @@ def _translated(error: Any, path: str) -> UsageError:
             hint += f"; options of the script itself follow `--`: {path} train.py -- {option} …"
         return UsageError(f"{path} has no option {option}", hint=hint)
     message = " ".join(error.format_message().split()).rstrip(".")
+    extra = re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message)
+    if extra:
+        message = f"{path} takes no further argument: {extra[1]}"
+    number = r"Invalid value for '([^']+)': '?(.*?)'? is not (?:a valid int range|in the range x>=(\d+))"
+    invalid = re.fullmatch(number, message)
+    if invalid:
+        need = f"at least {invalid[3]}" if invalid[3] else "a whole number"
+        return UsageError(
+            f"{invalid[1]}: must be {need} (is {invalid[2]})", hint=f"{help_command} shows how it is used"
+        )
     return UsageError(message[:1].lower() + message[1:], hint=f"{help_command} shows how it is used")
 
 
 def _suggestion(word: str, known: list[str], help_command: str) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
     return f"did you mean {near[0]}? {help_command} lists them" if near else f"{help_command} lists what there is"

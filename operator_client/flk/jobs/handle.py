@@ -36,7 +36,7 @@ class JobHandle:
         """
         state = wait.wait_until_finished(self.client, self.name, uid=self.uid, timeout=timeout)
         if not state.finished:
-            raise WaitTimeoutError(f"job {wait.describe(state)}, after {timeout:g} s of waiting")
+            raise WaitTimeoutError(f"the wait ended after {timeout:g} s: job {wait.describe(state)}")
         return state
 
     def logs(self, follow: bool = True) -> Iterator[str]:

@@ -102,7 +102,7 @@ def raise_for_state(state: State, client: JobClient, timeout: float | None = Non
     if timeout == 0:
         raise JobRunningError(f"job {describe(state)}", hint=f"{client.command('wait', name)} waits for its end")
     raise WaitTimeoutError(
-        f"job {describe(state)}, after {short_duration(timeout or 0)} of waiting",
+        f"the wait ended after {short_duration(timeout or 0)}: job {describe(state)}",
         hint=f"the job goes on; {client.command('wait', name)} waits again",
     )
 

@@ -64,8 +64,14 @@ def error_from_connection(error: HTTPError, context: Context) -> ApiError:
     if isinstance(error, LocationParseError):
         return NoConfigError(f"the server {context.server!r} of context {context.name} is not an address")
     if isinstance(error, SSLError):
+        reason = _innermost(error).partition(" (_ssl.c:")[0]  # the line of Python's source helps nobody
+        if "WRONG_VERSION_NUMBER" in reason:
+            return UnreachableError(
+                f"the server {context.server} of context {context.name} does not speak TLS",
+                hint="check its address and its port: kubectl config view",
+            )
         return UnreachableError(
-            f"cannot trust the API server {context.server}: {_innermost(error)}",
+            f"cannot trust the API server {context.server}: {reason}",
             hint="the kubeconfig's certificate-authority must be the one that signed the server's certificate",
         )
     silent = isinstance(error, TimeoutError) and not isinstance(error, NewConnectionError)

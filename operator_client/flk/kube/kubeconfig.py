@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -68,17 +68,21 @@ def load(name: str | None = None) -> Context:
     return _selected(contents, name)
 
 
+def _known(contexts: Iterable[str]) -> str:
+    return f"known contexts: {', '.join(contexts) or 'none'}"
+
+
 def _selected(contents: Mapping[Path, Mapping[str, Any]], name: str | None) -> Context:
     files = ", ".join(map(str, contents))
     name = name or next((str(c["current-context"]) for c in contents.values() if c.get("current-context")), None)
     contexts = _entries(contents, "contexts", "context")
     if not name:
-        known = f"it has {', '.join(contexts)}" if contexts else "it has none"
-        raise NoConfigError(f"{files} has no current context", hint=f"name one with --context; {known}")
+        hint = f"name one with --context; {_known(contexts)}"
+        raise NoConfigError(f"{files} has no current context", hint=hint)
     if name not in contexts:
         near = difflib.get_close_matches(name, list(contexts), n=1)
-        known = f"did you mean {near[0]}?" if near else f"it has {', '.join(contexts) or 'none'}"
-        raise NoConfigError(f"{files} has no context {name!r}", hint=known)
+        hint = f"did you mean {near[0]}?" if near else _known(contexts)
+        raise NoConfigError(f"{files} has no context {name!r}", hint=hint)
     context = contexts[name]
     cluster = _entries(contents, "clusters", "cluster", _CLUSTER_PATHS).get(context.get("cluster"))
     if not cluster or not cluster.get("server"):

@@ -91,7 +91,7 @@ def find_script(job: Job, root: Path) -> Path | None:
     if not script.is_file():
         raise UsageError(
             f"there is no script {job.command[0]} in {root}",
-            hint="for a script that is in the image: --no-ship",
+            hint="if the script is in the image, use --no-ship",
         )
     return script
 

@@ -55,14 +55,17 @@ for _tag, _pattern, _first in (
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
 
 
-def read(path: str) -> dict[str, Any]:
-    """Return the mapping in a YAML file, or on stdin for ``-``. Raises UsageError with the line for anything else."""
-    return mapping(_text(path), source_name(path))
+def read(path: str, *, hint: str = "") -> dict[str, Any]:
+    """Return the mapping in a YAML file, or on stdin for ``-``. Raises UsageError with the line for anything else.
+
+    ``hint`` is that of the error for a file that does not exist.
+    """
+    return mapping(_text(path, hint), source_name(path))
 
 
 def job_fields(path: str) -> dict[str, Any]:
     """Return the fields that a job file sets. A key without a value sets none."""
-    return {key: value for key, value in read(path).items() if value is not None}
+    return {key: value for key, value in read(path, hint="`flk init` writes flk.yaml").items() if value is not None}
 
 
 def source_name(path: str) -> str:
@@ -92,7 +95,7 @@ def mapping(text: str, source: str) -> dict[str, Any]:
     return data
 
 
-def _text(path: str) -> str:
+def _text(path: str, hint: str) -> str:
     try:
         if path == "-":
             raw = sys.stdin.buffer.read(SIZE_LIMIT + 1)
@@ -100,8 +103,10 @@ def _text(path: str) -> str:
             with Path(path).open("rb") as file:
                 raw = file.read(SIZE_LIMIT + 1)
     except OSError as error:
-        hint = "`flk init` writes one" if isinstance(error, FileNotFoundError) else ""
-        raise UsageError(f"cannot read {path}: {(error.strerror or str(error)).lower()}", hint=hint) from None
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(
+            f"cannot read {path}: {reason}", hint=hint if isinstance(error, FileNotFoundError) else ""
+        ) from None
     if len(raw) > SIZE_LIMIT:
         raise UsageError(f"{path}: is longer than {SIZE_LIMIT:,} bytes")
     try:

@@ -53,8 +53,9 @@ def job_name(name: str, replicas: int) -> str:
     if len(longest(name, replicas)) > LABEL_LIMIT:
         room = LABEL_LIMIT - len(longest("", replicas))
         raise ValueError(
-            f"is too long: with {replicas} replicas it may have {room} characters, not {len(name)}: the last pod and "
-            f"its Service are named {longest(name, replicas)!r}, and {LABEL_LIMIT} is the limit"
+            f"is too long: with {replicas} replica{'s' * (replicas != 1)} it may have {room} characters, not "
+            f"{len(name)}: the last pod and its Service are named {longest(name, replicas)!r}, and {LABEL_LIMIT} "
+            "is the limit"
         )
     return name
 

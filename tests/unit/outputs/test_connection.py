@@ -108,7 +108,8 @@ def test_answer(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAsser
 
 @pytest.mark.parametrize("command", ["list", "list -A", "logs gpt", "wait gpt", "delete gpt"])
 def test_no_permission(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, command: str) -> None:
-    fake.fail(403, failure(403, FORBIDDEN), times=9)
+    for path in ("pytorchjobs", "namespaces/team/pytorchjobs", "namespaces/team/pytorchjobs/gpt"):
+        fake.refused[f"/apis/kubeflow.org/v1/{path}"] = (403, FORBIDDEN)
     assert terminal(f"flk {command}") == snapshot
 
 
