@@ -1,19 +1,20 @@
-"""What our validation accepts, the API server accepts: manifests as a server-side dry run, nothing is created.
+"""The API server accepts every job that flk accepts: manifests in a server-side dry run, which creates nothing.
 
-The PyTorchJob goes through its CRD's schema and the operator's webhook. Those say little about the pod inside, so the
-last pod and its service, as the operator would make them, are tried too: in a namespace that enforces Pod Security
+The PyTorchJob passes the schema of its definition and the operator's webhook, which say little about its pods. So the
+last pod and its Service are tried too, as the operator would create them, in a namespace that enforces Pod Security
 `restricted`.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flk import labels
@@ -31,7 +32,7 @@ LARGE = Bundle(runtime=b"runtime", code=b"code" * 500_000)
 
 
 def objects(job: Job, bundle: Bundle) -> list[dict[str, Any]]:
-    """The manifests of a job, and its last pod with its service as the operator makes them."""
+    """The manifests of a job, and its last pod with its Service as the operator creates them."""
     manifests = render(job, Bundle() if job.ship is False else bundle, submission="s", owner="u@h")
     template = manifests[0]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
     name = f"{job.name}-worker-{job.replicas - 1}"
@@ -54,10 +55,10 @@ def objects(job: Job, bundle: Bundle) -> list[dict[str, Any]]:
         {
             "apiVersion": "v1",
             "kind": "Service",
-            "metadata": {"name": name, "labels": labels},
+            "metadata": {"name": name, "labels": own},
             "spec": {
                 "clusterIP": "None",
-                "selector": labels,
+                "selector": own,
                 "ports": [{"name": port["name"], "port": port["containerPort"]} for port in ports],
             },
         },
@@ -92,7 +93,7 @@ def test_a_manifest_that_is_wrong_is_refused(accepted: Callable[..., None], monk
         accepted(job.model_copy(update={"name": "a" * 55}))
 
 
-# Values near the edges of what is allowed, and beyond: what validation refuses is not tried.
+# Values at the limits of what is allowed, and beyond them. A value that flk refuses is not tried, but counted.
 LABELISH = st.from_regex(r"\A[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?\Z") | st.from_regex(r"\A[A-Za-z0-9._/-]{1,64}\Z")  # noqa: E501  # fmt: skip
 NAMES = st.from_regex(r"\A[a-z]([-a-z0-9]{0,52}[a-z0-9])?\Z") | st.from_regex(r"\A[a-z0-9-]{1,60}\Z")
 CLAIMS = st.from_regex(r"\A[a-z0-9]{1,5}([.-][a-z0-9]{1,5}){0,3}\Z") | st.from_regex(r"\A[a-z0-9.-]{1,20}\Z") | st.just("a" * 253)  # noqa: E501  # fmt: skip
@@ -100,8 +101,31 @@ TEXT = st.text(max_size=20)
 PATHS = st.lists(TEXT.filter(bool), min_size=1, max_size=3).map(lambda parts: "/" + "/".join(parts))
 VARIABLES = st.from_regex(r"\A[A-Za-z_][A-Za-z0-9_.-]{0,20}\Z") | st.sampled_from(["..", ".", "RANK", "PATH", "HOME"])
 QUANTITIES = st.from_regex(r"\A[0-9]{1,6}(\.[0-9]{1,3})?(m|k|Ki|M|Mi|G|Gi|T|e3|E2)?\Z")
+# fmt: off
+CONTAINERS = st.fixed_dictionaries({"name": st.just("pytorch")}, optional={
+    "env": st.lists(st.fixed_dictionaries({"name": st.sampled_from(["FLK_STRATEGY", "HOME", "NEW"]), "value": TEXT}), max_size=2),  # noqa: E501
+    "securityContext": st.sampled_from([{"readOnlyRootFilesystem": True}, {"capabilities": {"drop": ["ALL", "KILL"]}}]),
+    "volumeMounts": st.just([{"name": "more", "mountPath": "/more"}]),
+    "imagePullPolicy": st.sampled_from(["Always", "Never", None]),
+    "terminationMessagePolicy": st.none(),
+})
+PATCHES = st.fixed_dictionaries({}, optional={
+    "metadata": st.fixed_dictionaries({}, optional={
+        "annotations": st.dictionaries(st.from_regex(r"\A[a-z]{1,9}(/[a-z]{1,9})?\Z"), TEXT | st.none(), max_size=2),
+        "labels": st.dictionaries(st.sampled_from(["team", "flk.dev/job"]), st.sampled_from(["a", "", None]), max_size=2),  # noqa: E501
+    }),
+    "spec": st.fixed_dictionaries({"volumes": st.just([{"name": "more", "emptyDir": {}}])}, optional={
+        "terminationGracePeriodSeconds": st.integers(0, 2**31 - 1) | st.none(),
+        "hostname": st.from_regex(r"\A[a-z]([-a-z0-9]{0,20}[a-z0-9])?\Z"),
+        "securityContext": st.fixed_dictionaries({}, optional={"runAsUser": st.integers(1, 2**31 - 1), "fsGroup": st.none()}),  # noqa: E501
+        "tolerations": st.just([{"operator": "Exists"}]),
+        "containers": st.tuples(CONTAINERS).map(list),
+    }),
+})
+# fmt: on
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
-    "image": st.from_regex(r"\A[a-zA-Z0-9.:/@_-]{1,30}\Z"),
+    "image": st.from_regex(r"\A[a-zA-Z0-9.:/@_-]{1,30}\Z")
+    | st.from_regex(r"\A[a-z]{1,9}(/[a-z0-9]{1,9})?(:[a-z0-9]{1,9})?\Z"),
     "command": st.lists(TEXT, max_size=3).map(lambda words: ["train.py", *words]),
     "replicas": st.integers(1, 150_000),
     "processes": st.integers(1, 1024),
@@ -115,44 +139,67 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "volumes": st.lists(st.tuples(CLAIMS, PATHS).map(":".join), min_size=1, max_size=2),
     "checkpoint": st.tuples(CLAIMS, PATHS).map(":".join),
     "save_every": st.integers(1, 2**31 - 1),
-    "resources": st.fixed_dictionaries({}, optional={"cpu": QUANTITIES, "memory": QUANTITIES, "shm": QUANTITIES, "gpu": st.integers(0, 16)}),  # noqa: E501
-    "nodes": st.fixed_dictionaries({}, optional={
-        "selector": st.dictionaries(LABELISH, LABELISH | st.just(""), max_size=2),
-        "tolerations": st.lists(
-            st.tuples(LABELISH, st.sampled_from(["", ":NoSchedule", ":NoExecute", "=v:NoExecute", "="])).map("".join)
-            | st.fixed_dictionaries({}, optional={
-                "key": LABELISH, "operator": st.sampled_from(["Exists", "Equal"]), "value": LABELISH,
-                "effect": st.sampled_from(["NoSchedule", "NoExecute", "PreferNoSchedule"]),
-                "tolerationSeconds": st.integers(-5, 2**31 - 1),
-            }),
-            max_size=2,
-        ),
-    }),
+    "resources": st.fixed_dictionaries(
+        {}, optional={"cpu": QUANTITIES, "memory": QUANTITIES, "shm": QUANTITIES, "gpu": st.integers(0, 16)}
+    ),
+    "patch": PATCHES,
+    "nodes": st.fixed_dictionaries(
+        {},
+        optional={
+            "selector": st.dictionaries(LABELISH, LABELISH | st.just(""), max_size=2),
+            "tolerations": st.lists(
+                st.tuples(LABELISH, st.sampled_from(["", ":NoSchedule", ":NoExecute", "=v:NoExecute", "="])).map(
+                    "".join
+                )
+                | st.fixed_dictionaries(
+                    {},
+                    optional={
+                        "key": LABELISH,
+                        "operator": st.sampled_from(["Exists", "Equal"]),
+                        "value": LABELISH,
+                        "effect": st.sampled_from(["NoSchedule", "NoExecute", "PreferNoSchedule"]),
+                        "tolerationSeconds": st.integers(-5, 2**31 - 1),
+                    },
+                ),
+                max_size=2,
+            ),
+        },
+    ),
 }  # fmt: skip
 BATCH = 5  # jobs in one call of the API server, which takes longer than they do
 
 
-def job_of(name: str, fields: dict[str, Any]) -> Job | None:
-    """The job if our validation accepts it; where it does not, the job without the fields that it refuses."""
+def job_of(name: str, fields: dict[str, Any], accepted: Counter[str], refused: Counter[str]) -> Job | None:
+    """The job with the fields that flk accepts, or None if it refuses the name. Counts what it accepts and refuses."""
     data: dict[str, Any] = {"name": name, "command": ["train.py"]}
-    try:
-        job = validated(data)
-    except UsageError:
-        return None
-    for field, value in fields.items():
+    job = None
+    for field, value in {"name": name, **fields}.items():
         try:
             job = validated(data | {field: value})
+            render(job, Bundle())  # refuses patches that do not fit
         except UsageError:
-            continue
-        data |= {field: value}
+            refused[field] += 1
+            if job is None:
+                return None
+            job = validated(data)
+        else:
+            accepted[field] += 1
+            data |= {field: value}
     return job
 
 
-@given(jobs=st.lists(st.tuples(NAMES, st.fixed_dictionaries({}, optional=FIELDS)), min_size=BATCH, max_size=BATCH))
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_what_we_accept_the_api_server_accepts(
-    accepted: Callable[..., None], jobs: list[tuple[str, dict[str, Any]]]
-) -> None:
-    made = [job for name, fields in jobs if (job := job_of(name, fields)) is not None]
-    if made:
-        accepted(*made)
+def test_what_flk_accepts_the_api_server_accepts(accepted: Callable[..., None]) -> None:
+    taken: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
+
+    @given(jobs=st.lists(st.tuples(NAMES, st.fixed_dictionaries({}, optional=FIELDS)), min_size=BATCH, max_size=BATCH))
+    @settings(max_examples=30)
+    def try_jobs(jobs: list[tuple[str, dict[str, Any]]]) -> None:
+        made = [job for name, fields in jobs if (job := job_of(name, fields, taken, refused)) is not None]
+        if made:
+            accepted(*made)
+
+    try_jobs()
+    # The generated values must reach the API server, and some must lie beyond the limits.
+    assert not [field for field in ("name", *FIELDS) if not taken[field]], (taken, refused)
+    assert {"name", "image", "queue", "env", "secrets", "volumes", "nodes"} <= refused.keys(), (taken, refused)

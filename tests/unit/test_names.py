@@ -98,17 +98,49 @@ def test_accepted(check: Callable[[str], str], value: str) -> None:
     assert check(value) == value
 
 
+# What a refusal says: the rule, or the reason.
+RULES = {
+    names.object_name: r"must be lower-case letters, digits, '-' and '\.'",
+    names.data_key: r"must be letters, digits, '-', '_' and '\.'",
+    names.label_key: r"must be at most 63 letters, digits|its prefix must be a domain",
+    names.label_value: r"must be at most 63 letters, digits",
+    names.queue: r"must be lower-case letters, digits, '-' and '\.'|must be at most 63 letters",
+    names.namespace: r"must be at most 63 lower-case letters, digits and '-'",
+    names.image: r"must be an image like team/train:1\.2",
+    names.module: r"must be the name of a module",
+    names.variable: r"must be letters, digits, '_', '-' and '\.'",
+}
+
+
 @pytest.mark.parametrize(("check", "value"), [(check, value) for check, values in REFUSED for value in values])
 def test_refused(check: Callable[[str], str], value: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
+    with pytest.raises(ValueError, match=f"^(?:{RULES[check]})") as caught:
         check(value)
+    if len(value) < 64:
+        assert f"(is {value!r})" in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    "path", ["", "a", "/", "//", "/a:b", "/a/../b", "/flk", "/flk/x", "/dev/shm", "/proc", "/sys/fs", "/a\nb", "/a\0"]
+    ("path", "reason"),
+    [
+        ("", "must be an absolute path"),
+        ("a", "must be an absolute path"),
+        ("/", "must not be the root folder"),
+        ("//", "must not be the root folder"),
+        ("/a:b", "must not contain ':'"),
+        ("/a/../b", "must not contain '..'"),
+        ("/flk", "must not be below /flk"),
+        ("/flk/x", "must not be below /flk"),
+        ("/dev/shm", "must not be below /dev"),
+        ("/proc", "must not be below /proc"),
+        ("/sys/fs", "must not be below /sys"),
+        ("/a\nb", "must not contain control characters"),
+        ("/a\0", "must not contain a NUL character"),
+        ("/" + "a" * 1024, "must have at most 1,024 characters"),
+    ],
 )
-def test_mount_paths_that_hide_something_are_refused(path: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
+def test_mount_paths_that_hide_something_are_refused(path: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(reason)}"):
         names.mount_path(path)
 
 
