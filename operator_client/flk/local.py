@@ -1,6 +1,6 @@
-"""`flk run`: the job on this machine, one launcher for each replica, with the variables that its pod would have.
+"""Run a job on this machine: one launcher for each replica, with the environment variables of its pod.
 
-It does the operator's part too: a launcher that was killed is started anew, as a pod would be.
+`LocalRun` also restarts a launcher that was killed, as the training operator recreates a pod.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from flk.spec.job import Job
 from flk_runtime import contract
 from flk_runtime.contract import ExitCode, JobRecord, is_record, parse_record
 
-GRACE = 5.0  # seconds that ranks get to end by themselves after Ctrl-C or SIGTERM
-KILL_AFTER = GRACE + 3.0  # then everything is killed
-STATE_FOLDER = Path(".flk")  # stands for the cluster's volumes: .flk/volumes/<claim>
+GRACE = 5.0  # seconds in which ranks may end by themselves after Ctrl-C or SIGTERM
+KILL_AFTER = GRACE + 3.0  # seconds after which all processes are killed
+STATE_FOLDER = Path(".flk")  # has the folders that stand for volumes: .flk/volumes/<PersistentVolumeClaim>
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass
 class _Pod:
-    """A launcher that stands for a pod, and what it has written of a line so far."""
+    """The launcher of one replica, and the incomplete last line of each of its outputs."""
 
     index: int
     process: subprocess.Popen[bytes]
-    rest: dict[int, bytes] = field(default_factory=dict)  # by the descriptor of its output
+    rest: dict[int, bytes] = field(default_factory=dict)  # by file descriptor
 
 
 class LocalRun:
-    """One job on this machine. ``run`` returns the exit code that the job's pods would end with."""
+    """A job on this machine. ``run`` returns the exit code of the job's pods."""
 
     def __init__(self, job: Job, folder: Path) -> None:
         """``job`` has a name; its ranks start in ``folder``."""
@@ -55,22 +55,22 @@ class LocalRun:
         self._folder = folder
         if sys.platform != "linux":
             raise UsageError(
-                f"`flk run` needs Linux, for the launchers that it starts (this is {sys.platform})",
-                hint="flk submit and all other commands work here; or run it in a container",
+                f"`flk run` needs Linux, because its launchers do (this is {sys.platform})",
+                hint="use flk submit, or run flk in a Linux container",
             )
         self._python, self._path = interpreter()
         self._pods: dict[int, _Pod] = {}
         self._selector = selectors.DefaultSelector()
         self._signals: list[int] = []
-        self._deaths = 0  # launchers that were killed
+        self._killed = 0  # launchers that were killed
         self._stopped_by: int | None = None
         self._kill_at: float | None = None
         self.record: JobRecord | None = None
-        """What the launcher of pod 0 said last."""
+        """The last record of the launcher of pod 0."""
 
     def run(self) -> int:
-        """Start every launcher and stay until all have ended. Ctrl-C and SIGTERM end them all within a bounded time."""
-        with tempfile.TemporaryDirectory(prefix="flk-") as scratch, self._taking_signals():
+        """Start all launchers and wait until they have ended. Ctrl-C and SIGTERM end them within KILL_AFTER seconds."""
+        with tempfile.TemporaryDirectory(prefix="flk-") as scratch, self._handled_signals():
             self._base = self._environment(Path(scratch))
             try:
                 for index in range(self._job.replicas):
@@ -80,13 +80,13 @@ class LocalRun:
                 self._kill()
 
     def _environment(self, scratch: Path) -> dict[str, str]:
-        """The variables that all launchers share: the user's shell, without what another launcher left in it."""
+        """Return the variables that all launchers share: those of the shell, without those of another launcher."""
         job = self._job
         values = {k: v for k, v in os.environ.items() if not contract.is_reserved(k) or k == "PYTHONUNBUFFERED"}
         missing = [name for name in job.secrets if name not in values]
         if missing:
             raise UsageError(
-                f"the secret variable {missing[0]} is not set in this environment, and `flk run` reads no cluster",
+                f"the secret variable {missing[0]} is not set in this environment, and `flk run` reads no Secrets",
                 hint=f"export {missing[0]}=… before `flk run`",
             )
         values.update(environment(job))
@@ -114,13 +114,9 @@ class LocalRun:
             contract.POD_INDEX: str(index),
             contract.POD_NAME: f"{self._job.name}-worker-{index}",
         }
-        gpus = self._job.resources.gpu
-        if gpus:
-            # Each replica has its own GPUs, as each pod would.
-            visible = list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
-            mine = range(index * gpus, (index + 1) * gpus)
-            values["CUDA_VISIBLE_DEVICES"] = ",".join(visible[i] if i < len(visible) else str(i) for i in mine)
-        # A session of its own: a terminal's Ctrl-C reaches flk alone, which passes it on once.
+        if self._job.resources.gpu:
+            values["CUDA_VISIBLE_DEVICES"] = ",".join(visible_devices(self._job, index))
+        # In a session of its own, so that the terminal's Ctrl-C reaches only flk, which forwards it once.
         process = subprocess.Popen(
             [self._python, "-u", "-m", "flk_runtime", "--", *self._job.command],
             stdin=subprocess.DEVNULL,
@@ -144,24 +140,24 @@ class LocalRun:
             timeout = 0.5 if self._kill_at is None else max(0.0, min(0.5, self._kill_at - time.monotonic()))
             for key, _ in self._selector.select(timeout):
                 if key.data:
-                    self._pass_on(*key.data)
+                    self._forward(*key.data)
                 else:
                     with contextlib.suppress(BlockingIOError):
                         os.read(key.fd, 4096)
             while self._signals:
-                self._signalled(self._signals.pop(0))
+                self._handle_signal(self._signals.pop(0))
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 self._kill()
             for pod in [pod for pod in self._pods.values() if not pod.rest and pod.process.poll() is not None]:
                 code = pod.process.returncode
                 del self._pods[pod.index]
                 if (code < 0 or code >= 128) and self._kill_at is None:
-                    self._deaths += 1
-                    if self._deaths > self._job.restarts:
-                        self._say(f"the launcher of pod {pod.index} was killed, and no restart is left")
+                    self._killed += 1
+                    if self._killed > self._job.restarts:
+                        self._say(f"the launcher of pod {pod.index} was killed, and no restarts are left")
                         self._kill()
                         return int(ExitCode.INFRASTRUCTURE)
-                    self._say(f"the launcher of pod {pod.index} was killed; starting it anew, as the operator would")
+                    self._say(f"the launcher of pod {pod.index} was killed; restarting it, as the operator would")
                     self._start(pod.index)
                 else:
                     codes[pod.index] = code if code >= 0 else 128 - code
@@ -171,8 +167,8 @@ class LocalRun:
             return self.record.code
         return max(codes.values(), default=0)
 
-    def _pass_on(self, source: IO[bytes], pod: _Pod, sink: IO[str]) -> None:
-        """Whole lines go on; records are for machines and stay here."""
+    def _forward(self, source: IO[bytes], pod: _Pod, sink: IO[str]) -> None:
+        """Write complete lines to ``sink``, and keep records, which are not for people."""
         fd = source.fileno()
         try:
             data = os.read(fd, 1 << 16)
@@ -198,8 +194,8 @@ class LocalRun:
             source.close()
             del pod.rest[fd]
 
-    def _signalled(self, number: int) -> None:
-        if self._stopped_by is not None:  # told twice: at once
+    def _handle_signal(self, number: int) -> None:
+        if self._stopped_by is not None:  # the second signal kills at once
             self._kill()
             return
         self._stopped_by = number
@@ -210,7 +206,7 @@ class LocalRun:
                 pod.process.send_signal(number)
 
     def _kill(self) -> None:
-        """Kill every launcher that is left; the kernel then kills its ranks."""
+        """Kill all launchers; the kernel then kills their ranks."""
         for pod in self._pods.values():
             with contextlib.suppress(ProcessLookupError):
                 pod.process.kill()
@@ -221,7 +217,7 @@ class LocalRun:
         print(f"flk: {text}", file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
-    def _taking_signals(self) -> Iterator[None]:
+    def _handled_signals(self) -> Iterator[None]:
         wakeup, alarm = socket.socketpair()
         wakeup.setblocking(False)
         alarm.setblocking(False)
@@ -240,20 +236,40 @@ class LocalRun:
 
 
 def as_check(job: Job) -> Job:
-    """The job that only tries the start of this one; what its ranks run is flk_runtime/check.py."""
+    """Return a job that only checks whether this one can start: its ranks run flk_runtime/check.py."""
     return job.changed(command=["-m", "flk_runtime.check"], restarts=0, checkpoint=None)
 
 
 def checkpoint_folder(job: Job, folder: Path) -> Path | None:
-    """Where this job's snapshots go on this machine: a folder that stands for the claim; a second run resumes there."""
+    """Return the folder that stands for the volume of the checkpoints; a second run resumes from it."""
     if job.checkpoint is None:
         return None
     return folder / STATE_FOLDER / "volumes" / job.checkpoint.volume / str(job.name)
 
 
+def visible_devices(job: Job, index: int) -> list[str]:
+    """Return the GPUs of replica ``index``, which it shares with no other, as CUDA_VISIBLE_DEVICES names them.
+
+    Raises UsageError if CUDA_VISIBLE_DEVICES in this environment names fewer GPUs than the job needs.
+    """
+    gpus = job.resources.gpu
+    needed = job.replicas * gpus
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    devices = visible.split(",") if visible else [str(number) for number in range(needed)]
+    if len(devices) < needed:
+        raise UsageError(
+            f"the job needs {needed} GPUs ({job.replicas} replicas with {gpus} each), "
+            f"and CUDA_VISIBLE_DEVICES={visible} names {len(devices)}",
+            hint="unset CUDA_VISIBLE_DEVICES, or use fewer --replicas or --gpu",
+        )
+    return devices[index * gpus : (index + 1) * gpus]
+
+
 def free_port() -> int:
-    """A port for the launcher of pod 0: below those that the kernel gives to connections, one of which could take it
-    before the launcher listens, or between two lives of it (net.ipv4.ip_local_port_range begins at 32768)."""
+    """Return a free port for the launcher of pod 0.
+
+    It is below net.ipv4.ip_local_port_range, so that no connection takes it before the launcher listens or restarts.
+    """
     while True:
         port = random.randrange(20_000, 32_768)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -262,9 +278,9 @@ def free_port() -> int:
 
 
 def interpreter() -> tuple[str, str]:
-    """The Python that starts the launchers, and what its module path needs so that it finds flk's runtime there.
+    """Return the Python that runs the launchers, and what to add to its module path so that it finds flk_runtime.
 
-    It is flk's own where that has torch; else (flk installed apart, by pipx for instance) the one on PATH.
+    It is flk's own Python if that has torch, otherwise (flk installed by pipx, for instance) the one on PATH.
     """
     if importlib.util.find_spec("torch"):
         return sys.executable, ""

@@ -90,7 +90,7 @@ def test_a_failing_rank_is_named_and_gives_the_code_of_the_contract(flk: Command
     assert last == "flk: failed: rank 2 in gpt-worker-2 raised KeyError: 'no such feature'"
 
 
-def test_a_killed_launcher_is_started_anew_as_a_pod_would_be(flk: Command) -> None:
+def test_a_killed_launcher_is_restarted_as_a_pod_would_be(flk: Command) -> None:
     flk.write(HOLD)
     process = flk.start("run", "train.py", "--replicas", "2", "--restarts", "1")
     pids = flk.pids(0, 2)
@@ -99,7 +99,7 @@ def test_a_killed_launcher_is_started_anew_as_a_pod_would_be(flk: Command) -> No
     _, stderr = process.communicate(timeout=END)
     assert process.returncode == 0, stderr
     flk.pids(1, 2)
-    assert "starting it anew" in stderr
+    assert "restarting it" in stderr
     assert not [pid for pid in (pids[0], pids[3]) if alive(pid)]  # the ranks of the first attempt
 
 
@@ -112,7 +112,7 @@ def test_a_launcher_that_is_killed_again_and_again_is_given_up(flk: Command) -> 
     """)
     code, _, stderr = flk("run", "train.py", "--restarts", "1")
     assert code == ExitCode.INFRASTRUCTURE
-    assert stderr.count("starting it anew") == 1
+    assert stderr.count("restarting it") == 1
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -1,18 +1,18 @@
-"""A site's defaults: what the team set once, below what a job says itself."""
+"""Defaults of a namespace: a job's own values win over them."""
 
 from __future__ import annotations
 
 import pytest
 
 from flk.errors import UsageError
-from flk.spec import defaults as site
+from flk.spec.defaults import apply, parse
 from flk.spec.job import validated
 
 TEXT = "image: team/train:1\nfabric: efa\nqueue: team-a\ntolerations: [nvidia.com/gpu:NoSchedule]\n"
 
 
 def test_a_job_that_says_nothing_takes_the_defaults() -> None:
-    job = site.apply(validated({"command": "a.py"}), site.parse([("d", TEXT)]))
+    job = apply(validated({"command": "a.py"}), parse([("d", TEXT)]))
     assert (job.image, job.fabric, job.queue) == ("team/train:1", "efa", "team-a")
     assert [t.key for t in job.nodes.tolerations] == ["nvidia.com/gpu"]
 
@@ -24,19 +24,19 @@ def test_a_job_wins_and_tolerations_add_up() -> None:
         "queue": "q",
         "nodes": {"tolerations": ["a", "nvidia.com/gpu:NoSchedule"]},
     }
-    job = site.apply(validated({"command": "a.py"} | said), site.parse([("d", TEXT)]))
+    job = apply(validated({"command": "a.py"} | said), parse([("d", TEXT)]))
     assert (job.image, job.fabric, job.queue) == ("mine", "auto", "q")
     assert [t.key for t in job.nodes.tolerations] == ["a", "nvidia.com/gpu"]
 
 
 def test_no_defaults_change_nothing() -> None:
     job = validated({"command": "a.py"})
-    assert site.apply(job, site.parse([])) is job
-    assert site.apply(job, site.parse([("d", 'image: ""\nqueue:\ntolerations: []\n')])) is job
+    assert apply(job, parse([])) is job
+    assert apply(job, parse([("d", 'image: ""\nqueue:\ntolerations: []\n')])) is job
 
 
 def test_of_two_the_later_by_name_wins_key_by_key() -> None:
-    merged = site.parse([("b", "image: two"), ("a", "image: one\nqueue: q")])
+    merged = parse([("b", "image: two"), ("a", "image: one\nqueue: q")])
     assert (merged.image, merged.queue) == ("two", "q")
 
 
@@ -51,5 +51,5 @@ def test_of_two_the_later_by_name_wins_key_by_key() -> None:
 )
 def test_a_mistake_names_the_config_map(text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        site.parse([("d", text)])
+        parse([("d", text)])
     assert str(caught.value).startswith(message)

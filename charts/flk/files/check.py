@@ -1,4 +1,4 @@
-"""`helm test`: what `flk` finds in this namespace, asked as this release's ServiceAccount. Standard library only."""
+"""`helm test`: check that the cluster serves PyTorchJobs and that this release's ServiceAccount has its permissions."""
 
 import json
 import os

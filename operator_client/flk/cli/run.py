@@ -1,4 +1,4 @@
-"""`flk run`: the same work on this machine."""
+"""`flk run`: run the job on this machine."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from flk.cli.options import LoadedJob, note, takes_job
 def run(
     loaded: LoadedJob,
     check: Annotated[
-        bool, typer.Option("--check", help="Start the ranks, compare what they see, reduce one number, and end.")
+        bool, typer.Option("--check", help="Start the ranks, compare their reports, do one all-reduce and exit.")
     ] = False,
 ) -> int:
-    """Train on this machine, with the environment that the pods would have: one launcher for each replica.
+    """Train on this machine, with the environment of the pods: one launcher for each replica.
 
-    Ends with the code that the job would end with. Ctrl-C ends every process; a second one ends them at once.
+    The exit code is that of the job. Ctrl-C ends all processes, a second Ctrl-C kills them.
     """
     from flk.local import LocalRun, as_check, checkpoint_folder
 
@@ -30,8 +30,8 @@ def run(
         note(f"volumes are not mounted on this machine: {', '.join(job.volumes)}")
     if job.command[0] != "-m" and loaded.root != here:
         job = job.changed(command=[str(loaded.root / job.command[0]), *job.command[1:]])
-    snapshots = checkpoint_folder(job, here)
-    kept = f"snapshots in {snapshots.relative_to(here)}" if snapshots else "snapshots only until the end of this run"
+    folder = checkpoint_folder(job, here)
+    kept = f"checkpoints in {folder.relative_to(here)}" if folder else "checkpoints only until the end of this run"
     note(f"{job.name}: {job.replicas} x {job.processes_per_pod} ranks on this machine, {kept}")
     local = LocalRun(job, here)
     code = local.run()
