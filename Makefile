@@ -71,7 +71,7 @@ docs: $(INSTALLED) ## The documentation as a site, into site/; the reference pag
 outputs: $(INSTALLED) ## The output that the documentation shows, anew from real runs, on this machine and in the cluster
 	$(BIN)/python -m scripts.documentation.outputs
 
-gpu: $(INSTALLED) ## What one NVIDIA GPU can show: tests, and figures for docs/gpu.md
+gpu: $(INSTALLED) ## What one NVIDIA GPU can show: tests, and figures for docs/contributing/gpu-testing.md
 	@$(BIN)/python -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \
 	  || { echo "make gpu: torch finds no CUDA device here: run this on a machine with an NVIDIA GPU and a CUDA build of torch" >&2; exit 2; }
 	@failed=0; \

@@ -1,4 +1,4 @@
-"""The table of launchers that flk knows: the variables of each. docs/launchers.md is the same table in words."""
+"""The table of launchers that flk knows: the variables of each. docs/concepts/launchers.md describes it."""
 
 from __future__ import annotations
 
