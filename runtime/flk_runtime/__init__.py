@@ -21,13 +21,16 @@ from typing import TYPE_CHECKING, Any
 from flk_runtime.contract import VERSION as __version__
 
 if TYPE_CHECKING:
-    from flk_runtime.data.loader import Loader
-    from flk_runtime.data.partition import shard
+    from flk_runtime.data import Loader, shard
     from flk_runtime.discovery import RankInfo
-    from flk_runtime.distributed.broadcast_state import synchronize
-    from flk_runtime.distributed.collectives import all_reduce, broadcast, reduce
-    from flk_runtime.distributed.main_process import main_process_first
-    from flk_runtime.distributed.optimizer import DistributedOptimizer
+    from flk_runtime.distributed import (
+        DistributedOptimizer,
+        all_reduce,
+        broadcast,
+        main_process_first,
+        reduce,
+        synchronize,
+    )
     from flk_runtime.errors import CheckpointError, DiscoveryError, PeerError, RendezvousError, SetupError
     from flk_runtime.initialize import init
     from flk_runtime.parallel.precision import Precision
@@ -36,21 +39,21 @@ if TYPE_CHECKING:
 _MODULES = {
     "CheckpointError": "errors",
     "DiscoveryError": "errors",
-    "DistributedOptimizer": "distributed.optimizer",
-    "Loader": "data.loader",
+    "DistributedOptimizer": "distributed",
+    "Loader": "data",
     "PeerError": "errors",
     "Precision": "parallel.precision",
     "RankInfo": "discovery",
     "RendezvousError": "errors",
     "Run": "run",
     "SetupError": "errors",
-    "all_reduce": "distributed.collectives",
-    "broadcast": "distributed.collectives",
+    "all_reduce": "distributed",
+    "broadcast": "distributed",
     "init": "initialize",
-    "main_process_first": "distributed.main_process",
-    "reduce": "distributed.collectives",
-    "shard": "data.partition",
-    "synchronize": "distributed.broadcast_state",
+    "main_process_first": "distributed",
+    "reduce": "distributed",
+    "shard": "data",
+    "synchronize": "distributed",
 }
 
 __all__ = [

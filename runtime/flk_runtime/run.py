@@ -14,9 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import CheckpointFolder, CheckpointManager, Stateful
-from flk_runtime.data import iterable
-from flk_runtime.data.loader import EpochLoader, LoaderContext
-from flk_runtime.data.uneven_inputs import join_batches
+from flk_runtime.data import EpochLoader, LoaderContext, join_batches, make_loader
 from flk_runtime.discovery import RankInfo
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
@@ -240,7 +238,7 @@ class Run:
             on_batch=self._count_samples,
             on_end=self._save_progress,
         )
-        loader = iterable.loader(dataset, context, shuffle=shuffle, split=split, drop_last=drop_last, **options)
+        loader = make_loader(dataset, context, shuffle=shuffle, split=split, drop_last=drop_last, **options)
         self.register(name, loader)
         return loader
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from flk_runtime.data.loader import step_sizes
+from flk_runtime.data.map_style import step_sizes
 
 Ranks = Callable[..., list[Any]]
 

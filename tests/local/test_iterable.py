@@ -74,7 +74,7 @@ def test_every_element_once_over_ranks_and_workers(ranks: Callable[..., list[Any
         assert one.lines == [
             *(
                 [
-                    "flk: own: epoch 0 ends after 3 steps, where a rank has no more data; "
+                    "flk: own: epoch 0 ends after 3 steps, because a rank has no more data; "
                     "2 of 3 ranks have at least 4 samples left over"
                 ]
                 if rank == 0
@@ -83,7 +83,7 @@ def test_every_element_once_over_ranks_and_workers(ranks: Callable[..., list[Any
             "few: epoch 0 of the data has 2 samples for 3 ranks",
             *(
                 [
-                    "flk: none: epoch 0 ends after 0 steps, where a rank has no more data; "
+                    "flk: none: epoch 0 ends after 0 steps, because a rank has no more data; "
                     "2 of 3 ranks have at least 3 samples left over"
                 ]
                 if rank == 0
@@ -248,12 +248,12 @@ run.close()
 def test_hugging_face_data(ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
     pytest.importorskip("datasets", reason="needs datasets from PyPI")
     left = (
-        "flk: loader-4: epoch 0 ends after 1 steps, where a rank has no more data; "
+        "flk: loader-4: epoch 0 ends after 1 steps, because a rank has no more data; "
         "1 of 2 ranks have at least 4 samples left over"
     )
     for rank, one in enumerate(ranks(HUGGING_FACE, 2, {"HF_HUB_OFFLINE": "1", "HOME": str(tmp_path)})):
         assert one.lines == [
             *([left] if rank == 0 else []),
-            "loader-7: the dataset is split by node already: give the whole dataset, or pass split=False",
-            "a DatasetDict is no dataset: give the loader one of its entries ('train')",
+            "loader-7: the dataset is already split by split_dataset_by_node: pass the whole dataset, or split=False",
+            "a DatasetDict is not a dataset: pass one of its entries ('train')",
         ]

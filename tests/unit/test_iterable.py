@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, get_worker_info
 
-from flk_runtime.data.iterable import StreamLoader, loader, shares
-from flk_runtime.data.loader import Loader, LoaderContext
-from flk_runtime.data.partition import shard
+from flk_runtime.data import IterableLoader, Loader, LoaderContext, make_loader, shard
+from flk_runtime.data.reader import step_shares
 from flk_runtime.errors import CheckpointError, SetupError
 
 WORLDS = st.integers(1, 7)
@@ -25,7 +24,7 @@ CPU = torch.device("cpu")
 
 def steps_of(samples: int, begin: int, world_size: int, batch_size: int, **options: Any) -> list[list[Any]]:
     """[step][rank] of what is left of a stream of numbers from ``begin`` on."""
-    every = [list(shares(range(begin, samples), r, world_size, batch_size, **options)) for r in range(world_size)]
+    every = [list(step_shares(range(begin, samples), r, world_size, batch_size, **options)) for r in range(world_size)]
     assert len(set(map(len, every))) == 1  # all ranks take as many steps
     return [list(step) for step in zip(*every, strict=True)]
 
@@ -74,7 +73,7 @@ def test_the_state_is_read_where_a_step_ends() -> None:
             read.append(number)
             yield number
 
-    steps = list(shares(stream(), 0, 2, 2, state=lambda: len(read)))
+    steps = list(step_shares(stream(), 0, 2, 2, state=lambda: len(read)))
     # The last two elements are fewer than a step, and one for each rank.
     assert steps == [(2, 4, [0, 2]), (2, 8, [4, 6]), (1, None, [8])]
 
@@ -117,8 +116,8 @@ class Stateful:
 
 
 def one(dataset: Any, **options: Any) -> Any:
-    feed = LoaderContext(options.pop("batch_size", 4), rank=0, world_size=1, device=CPU, seed=0)
-    return loader(dataset, feed, **{"shuffle": None, "split": True, **options})
+    context = LoaderContext(options.pop("batch_size", 4), rank=0, world_size=1, device=CPU, seed=0)
+    return make_loader(dataset, context, **{"shuffle": None, "split": True, **options})
 
 
 def values(batches: Any) -> list[int]:
@@ -129,7 +128,7 @@ def values(batches: Any) -> list[int]:
 def test_workers_change_neither_samples_nor_their_order(workers: int) -> None:
     options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers == 2}
     stream = one(Numbers(23), **options)
-    assert isinstance(stream, StreamLoader)
+    assert isinstance(stream, IterableLoader)
     seen = [values(stream) for _ in stream.epochs(2)]
     assert seen == [list(range(23))] * 2
     # Interrupted, and resumed with other workers.
@@ -181,7 +180,7 @@ def test_data_that_is_split_already_comes_as_it_is() -> None:
     assert values(resumed) == first[12:]
     with pytest.raises(CheckpointError, match="1 ranks and batch_size=4, not with 1 and 5"):
         one(Numbers(23), split=False, batch_size=5).load_state_dict(state)
-    with pytest.raises(CheckpointError, match="split by the loader, and was split by itself"):
+    with pytest.raises(CheckpointError, match="split=True here, and split=False in the checkpoint"):
         one(Numbers(23)).load_state_dict(state)
 
 
@@ -210,24 +209,24 @@ def test_an_iterable_with_a_length_stays_an_iterable() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(SetupError, match="comes in its own order: shuffle where it is made"):
+    with pytest.raises(SetupError, match="has its own order: shuffle the dataset itself"):
         one(Numbers(5), shuffle=True)
     with pytest.raises(SetupError, match="split=False is for iterables"):
         one([1, 2], split=False)
-    with pytest.raises(SetupError, match=r"a dict is no dataset: give the loader one of its entries .'train', 'test'"):
+    with pytest.raises(SetupError, match=r"a dict is not a dataset: pass one of its entries .'train', 'test'"):
         one({"train": [1], "test": [2]})
     with pytest.raises(SetupError, match="already a shard"):
         one(shard([1, 2, 3, 4], 0, 2))
     for data in (Numbers(5), [1, 2, 3]):
         with pytest.raises(SetupError, match="in_order=False"):
             one(data, num_workers=1, in_order=False)
-        with pytest.raises(SetupError, match="takes no sampler"):
+        with pytest.raises(SetupError, match="sampler= cannot be passed"):
             one(data, sampler=[1])
     with pytest.raises(SetupError, match="epoch 0 of the data has 0 samples for 1 ranks"):
         list(one(iter([])))
     exhausted = one(iter([1]))
     values(exhausted)
-    with pytest.raises(SetupError, match=r"epoch 1 .* an iterator can be run through once only"):
+    with pytest.raises(SetupError, match=r"epoch 1 .* an iterator can be iterated over only once"):
         list(exhausted)
 
 

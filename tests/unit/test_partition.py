@@ -1,4 +1,4 @@
-"""A rank's contiguous share of a sequence."""
+"""shard(): one rank's contiguous piece of a sequence."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from flk_runtime.errors import SetupError
 
 @given(length=st.integers(0, 300), world_size=st.integers(1, 40))
 def test_every_element_is_on_one_rank(length: int, world_size: int) -> None:
-    shares = [shard(range(length), rank, world_size) for rank in range(world_size)]
-    assert [element for one in shares for element in one] == list(range(length))  # in order, too
-    sizes = [len(one) for one in shares]
+    shards = [shard(range(length), rank, world_size) for rank in range(world_size)]
+    assert [element for one in shards for element in one] == list(range(length))  # in order, too
+    sizes = [len(one) for one in shards]
     assert max(sizes) - min(sizes) <= 1
     assert sizes == sorted(sizes, reverse=True)  # where there are too few, the last ranks have none
 
@@ -33,7 +33,7 @@ def test_it_behaves_as_the_list_of_its_elements(length: int, index: int, begin: 
     if -len(same) <= index < len(same):
         assert one[index] == same[index]
     else:
-        with pytest.raises(IndexError, match=f"{index} in a share of {len(same)} elements"):
+        with pytest.raises(IndexError, match=f"index {index} is out of range for a shard of {len(same)} elements"):
             one[index]
 
 
@@ -63,7 +63,7 @@ def test_what_is_refused() -> None:
     for data in (iter([1]), {1, 2}, {"a": 1}):
         with pytest.raises(SetupError, match="has no length and index"):
             shard(data, 0, 1)  # type: ignore[arg-type]
-    with pytest.raises(SetupError, match="a rank's share already"):
+    with pytest.raises(SetupError, match="already a shard of one rank"):
         shard(shard([1, 2], 0, 2), 0, 2)
     for rank, world_size in ((2, 2), (-1, 2), (0, 0)):
         with pytest.raises(SetupError, match=f"rank={rank} of world_size={world_size}"):
@@ -72,8 +72,8 @@ def test_what_is_refused() -> None:
         shard([1, 2], 0)
 
 
-def test_shares_by_hand() -> None:
+def test_shards_by_hand() -> None:
     assert [list(shard_range(5, rank, 3)) for rank in range(3)] == [[0, 1], [2, 3], [4]]
     assert [list(shard_range(2, rank, 3)) for rank in range(3)] == [[0], [1], []]
-    assert repr(shard("abcde", 1, 2)) == "<elements 3 to 4 of 5>"
-    assert repr(shard("a", 1, 2)) == "<none>"
+    assert repr(shard("abcde", 1, 2)) == "<DataShard: elements 3 to 4 of 5>"
+    assert repr(shard("a", 1, 2)) == "<DataShard: no elements of 1>"

@@ -14,7 +14,7 @@ from torch import nn
 from flk_runtime.checkpoint import storage
 from flk_runtime.checkpoint.broadcast import broadcast_newest, fetch
 from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful
-from flk_runtime.data.loader import EpochLoader
+from flk_runtime.data import EpochLoader
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError, SetupError
 from flk_runtime.system import rng

@@ -1,0 +1,23 @@
+"""Data: loaders that give each rank its share of every step, shards of sequences, and batches of uneven number.
+
+`run` imports this package, and `flk_runtime` exports `Loader` and `shard` from it. It needs torch; loaders of map-style
+datasets and `shard` work without a process group.
+"""
+
+from flk_runtime.data.factory import make_loader
+from flk_runtime.data.iterable import IterableLoader
+from flk_runtime.data.loader import EpochLoader, LoaderContext
+from flk_runtime.data.map_style import Loader
+from flk_runtime.data.partition import DataShard, shard
+from flk_runtime.data.uneven_inputs import join_batches
+
+__all__ = [
+    "DataShard",
+    "EpochLoader",
+    "IterableLoader",
+    "Loader",
+    "LoaderContext",
+    "join_batches",
+    "make_loader",
+    "shard",
+]

@@ -1,4 +1,4 @@
-"""A contiguous share of any sequence: for scripts that load, evaluate or preprocess with their own means."""
+"""shard(): one rank's contiguous piece of a sequence, for scripts that load, evaluate or preprocess on their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flk_runtime.errors import SetupError
 
 
 class Indexed(Protocol):
-    """What has a length and an index: a list, an array, a tensor, a map-style dataset."""
+    """Anything with a length and an index: a list, an array, a tensor, a map-style dataset."""
 
     def __len__(self) -> int: ...
 
@@ -19,9 +19,9 @@ class Indexed(Protocol):
 
 
 def shard_range(length: int, rank: int, world_size: int) -> range:
-    """The indices that a rank gets: in order, every index once, the first ``length % world_size`` ranks one more.
+    """The indices of a rank: in order, each on one rank, the first ``length % world_size`` ranks have one more.
 
-    With fewer indices than ranks the last ranks get none.
+    With fewer indices than ranks, the last ranks have none.
     """
     size, more = divmod(length, world_size)
     begin = rank * size + min(rank, more)
@@ -29,7 +29,7 @@ def shard_range(length: int, rank: int, world_size: int) -> range:
 
 
 class DataShard(Sequence[Any]):
-    """A view of a rank's share of ``data``, made by `shard`. Elements are read when asked for."""
+    """A view of one rank's part of ``data``, made by `shard`. Elements are read when they are indexed."""
 
     def __init__(self, data: Indexed, indices: range) -> None:
         self._data = data
@@ -48,27 +48,31 @@ class DataShard(Sequence[Any]):
         if isinstance(index, slice):
             return DataShard(self._data, self.indices[index])
         try:
-            place = self.indices[index]
+            position = self.indices[index]
         except IndexError:
-            raise IndexError(f"{index} in a share of {len(self)} elements") from None
-        return self._data[place]
+            raise IndexError(f"index {index} is out of range for a shard of {len(self)} elements") from None
+        return self._data[position]
 
     def __repr__(self) -> str:
-        return f"<elements {self.indices.start} to {self.indices.stop - 1} of {len(self._data)}>" if self else "<none>"
+        if not self:
+            return f"<DataShard: no elements of {len(self._data)}>"
+        return f"<DataShard: elements {self.indices.start} to {self.indices.stop - 1} of {len(self._data)}>"
 
 
 def shard(data: Indexed, rank: int | None = None, world_size: int | None = None) -> DataShard:
-    """This rank's share of ``data``: one contiguous piece, each element on exactly one rank.
+    """This rank's contiguous piece of ``data``; each element is in the shard of one rank.
 
-    Sizes differ by at most one. Where there are fewer elements than ranks the last ranks' shares are empty, so a loop
-    that contains a collective needs `Run.loader` instead. ``rank`` and ``world_size`` come from the process group;
-    where there is none, both have to be given. Raises SetupError for data without length and index, or an impossible
-    rank.
+    Sizes differ by at most one. With fewer elements than ranks, the last ranks' shards are empty, so a loop that
+    contains a collective needs `Run.loader` instead. ``rank`` and ``world_size`` are by default those of the process
+    group. This is DistributedDataContainer of Lux.jl's DistributedUtils.
+
+    Raises SetupError for data without length and index, for a shard, for a rank outside of [0, world_size), and where
+    there is neither a process group nor both numbers.
     """
     if not hasattr(data, "__len__") or not hasattr(data, "__getitem__") or hasattr(data, "keys"):
         raise SetupError(f"shard: {type(data).__name__} has no length and index")
     if isinstance(data, DataShard):
-        raise SetupError("shard: the data is a rank's share already; a share of it would leave out the rest")
+        raise SetupError("shard: the data is already a shard of one rank; a shard of it would leave out the rest")
     if rank is None or world_size is None:
         if not dist.is_initialized():
             raise SetupError("shard needs the process group, or rank and world_size: call flk_runtime.init() before")

@@ -1,0 +1,140 @@
+"""Loader: batches of a map-style dataset, with the arithmetic that gives each rank its share of every step.
+
+The order of an epoch depends on (seed, epoch) only. So what is left of it after an interruption can be divided among
+any number of ranks. torch's DataLoader does the loading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from flk_runtime.data.loader import EpochLoader, LoaderContext, check_options, to_device
+from flk_runtime.data.partition import DataShard, shard_range
+from flk_runtime.errors import CheckpointError, SetupError
+from flk_runtime.system import rng
+
+
+def step_sizes(samples: int, world_size: int, batch_size: int, *, drop_last: bool) -> tuple[int, int]:
+    """(number of steps, samples of the last step) of an epoch in which ``samples`` are left.
+
+    Every other step has ``world_size × batch_size`` samples. A remainder of at least ``world_size`` is a step of its
+    own; a smaller one is added to the last full step. If there is no full step (only after a resume with more ranks,
+    see `rank_share`), the remainder is a step all the same. ``drop_last`` drops the remainder.
+    """
+    full = world_size * batch_size
+    steps, remainder = divmod(samples, full)
+    if remainder == 0 or drop_last:
+        return steps, full if steps else 0
+    if remainder >= world_size or steps == 0:
+        return steps + 1, remainder
+    return steps, full + remainder
+
+
+def rank_share(size: int, world_size: int, rank: int) -> tuple[int, int]:
+    """The part [begin, end) of a step of ``size`` samples for a rank: contiguous, the first ranks have one more.
+
+    Every rank needs at least one sample for its gradient. There are fewer samples than ranks only if an epoch is
+    resumed with more ranks; then several ranks get the same sample, which counts once for the position.
+    """
+    if size < world_size:
+        begin = rank * size // world_size
+        return begin, begin + 1
+    part = shard_range(size, rank, world_size)
+    return part.start, part.stop
+
+
+def epoch_order(samples: int, seed: int, epoch: int, *, shuffle: bool) -> torch.Tensor:
+    """The order of an epoch's samples over all ranks: their indices, int64, shape (samples,)."""
+    if not shuffle:
+        return torch.arange(samples)
+    return torch.randperm(samples, generator=torch.Generator().manual_seed(rng.derive_seed("order", seed, epoch)))
+
+
+class Loader(EpochLoader):
+    """Batches of this rank's share of a map-style dataset, as tensors on the run's device. Made by `Run.loader`.
+
+    ``options`` are those of DataLoader. Raises SetupError for a dataset without length and index, for one that is too
+    small, and for options that the loader sets itself.
+    """
+
+    def __init__(
+        self, dataset: Any, context: LoaderContext, *, shuffle: bool = True, drop_last: bool = False, **options: Any
+    ) -> None:
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__") or isinstance(dataset, Mapping):
+            raise SetupError(f"{type(dataset).__name__} has no length and index: a loader needs a map-style dataset")
+        if isinstance(dataset, DataShard):
+            raise SetupError(
+                "the data is already a shard of one rank: give the loader the whole data, and it splits it"
+            )
+        check_options(options)
+        super().__init__(context)
+        self._shuffle, self._drop_last = shuffle, drop_last
+        self._samples = len(dataset)
+        least = context.world_size * (context.batch_size if drop_last else 1)
+        if self._samples < least:
+            unit = "a step of all ranks takes" if drop_last else "there are ranks"
+            raise SetupError(f"{context.name}: the dataset has {self._samples} samples, fewer than {unit} ({least})")
+        self._source: DataLoader[Any] = DataLoader(
+            dataset,
+            batch_sampler=_BatchSampler(self),
+            generator=self._generator,
+            **{"pin_memory": context.device.type == "cuda", **options},
+        )
+
+    def __len__(self) -> int:
+        """Number of steps of a whole epoch; the same on every rank."""
+        return step_sizes(self._samples, self._world_size, self._batch_size, drop_last=self._drop_last)[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        self._begin()
+        for size, batch in zip(self._sizes(), self._source, strict=True):
+            # Counted here, and not by the batch sampler: DataLoader's workers sample ahead of what has been yielded.
+            self.consumed += size
+            self._context.on_batch(self, size)
+            yield to_device(batch, self._context.device)
+        self._next_epoch()
+
+    def state_dict(self) -> dict[str, int]:
+        """The position, which is independent of the number of ranks."""
+        return {"seed": self._seed, "epoch": self.epoch, "consumed": self.consumed, "samples": self._samples}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go to a position from `state_dict`. Raises CheckpointError for a dataset of another length."""
+        if state["samples"] != self._samples:
+            raise CheckpointError(
+                f"{self.name}: the dataset has {self._samples} samples, and had {state['samples']} in the checkpoint"
+            )
+        self._seed, self.epoch, self.consumed = state["seed"], state["epoch"], state["consumed"]
+
+    def indices(self) -> Iterator[list[int]]:
+        """Yield this rank's indices for each step that is left of the epoch."""
+        order = epoch_order(self._samples, self._seed, self.epoch, shuffle=self._shuffle)
+        position = self.consumed
+        for size in self._sizes():
+            begin, end = rank_share(size, self._world_size, self._rank)
+            yield order[position + begin : position + end].tolist()
+            position += size
+
+    def _sizes(self) -> Iterator[int]:
+        """Yield the number of samples, over all ranks, of each step that is left of the epoch."""
+        left = self._samples - self.consumed
+        steps, last = step_sizes(left, self._world_size, self._batch_size, drop_last=self._drop_last)
+        for step in range(steps):
+            yield last if step == steps - 1 else self._world_size * self._batch_size
+
+
+class _BatchSampler:
+    """DataLoader's batch sampler: the indices that are left of the loader's epoch."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._loader.indices()
+
+    def __len__(self) -> int:
+        return len(self._loader)
