@@ -1,21 +1,21 @@
-"""Every error that flk ends with, and the exit code of each.
+"""The errors that flk raises, and the exit code of each.
 
-    FlkError                    1   the root: what went wrong, why, and what to do next
+    FlkError                    1   the base class: what went wrong, why, and what to do next
     ├── UsageError              2   the command line or the job file is wrong; nothing was created
     ├── ApiError                1   the API server refused, failed or did not answer
     │   ├── NoConfigError       1   no usable kubeconfig, context or credentials
     │   ├── UnreachableError    1   no answer from the API server
     │   ├── ForbiddenError      1   no permission; names the verb and the resource
     │   ├── MissingApiError     1   the cluster has no PyTorchJob API
-    │   └── ConflictError       1   an object of that name exists and is somebody else's
+    │   └── ConflictError       1   an object of that name exists already
     ├── JobNotFoundError      102   no job of that name
-    ├── JobFailedError   100, 104   the job ended badly: by the user's code, or by the infrastructure
-    ├── JobRunningError       101   asked without waiting, and it has not ended
+    ├── JobFailedError   100, 104   the job failed: because of the user's code, or of the infrastructure
+    ├── JobRunningError       101   the job has not ended, and flk was told not to wait
     ├── JobDeletedError       103   the job was deleted while flk watched it
-    └── WaitTimeoutError      124   flk's own timeout
+    └── WaitTimeoutError      124   the time that flk may wait is over
 
-The top-level handler in `flk.__main__` prints an error as one `error:` line and a `hint:` line, and ends with its code.
-Ctrl-C ends with 130. Anything that is not a FlkError is a bug of flk: a traceback, and 1.
+`flk.__main__` prints an error as an `error:` line and a `hint:` line, and exits with its code. Ctrl-C exits with 130.
+Any other exception is a bug of flk: it ends in a traceback, with code 1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flk_runtime.contract import ExitCode
 
 
 class FlkError(Exception):
-    """What went wrong and why, in one sentence without a full stop; ``hint`` says what to do next."""
+    """The base class. Its text says what went wrong and why, in one line; ``hint`` says what to do next."""
 
     code = ExitCode.ERROR
 
@@ -42,7 +42,7 @@ class UsageError(FlkError):
 
 
 class ApiError(FlkError):
-    """The API server refused, failed or did not answer. ``status`` is its HTTP status, 0 where there was none."""
+    """The API server refused, failed or did not answer. ``status`` is its HTTP status, 0 without one."""
 
     def __init__(self, message: str, *, hint: str = "", status: int = 0) -> None:
         super().__init__(message, hint=hint)
@@ -66,7 +66,7 @@ class MissingApiError(ApiError):
 
 
 class ConflictError(ApiError):
-    """An object of that name exists and is somebody else's."""
+    """An object of that name exists already, and this request has not created it."""
 
 
 class JobNotFoundError(FlkError):
@@ -76,7 +76,7 @@ class JobNotFoundError(FlkError):
 
 
 class JobFailedError(FlkError):
-    """The job ended badly."""
+    """The job failed. ``code`` says because of what."""
 
     code = ExitCode.TRAINING
 
@@ -94,6 +94,6 @@ class JobDeletedError(FlkError):
 
 
 class WaitTimeoutError(FlkError):
-    """The time that flk was given to wait is over."""
+    """The job has not ended in the time that flk was told to wait."""
 
     code = ExitCode.TIMEOUT

@@ -1,8 +1,8 @@
-"""The command line: which subcommands there are, and how one is found, loaded and called.
+"""The command line: a static registry of subcommands, and how one is found, imported and called.
 
-The registry is static, so `flk --help` and a misspelt command import no subcommand. A subcommand is a module with one
-function named like it (``list_`` for list), whose parameters Typer turns into options and whose docstring is its help.
-It returns None or an exit code, or raises a FlkError.
+`flk --help` and a misspelt command import no subcommand. A subcommand is a module with one function of its name
+(``list_`` for list). Typer turns the function's parameters into options, and its docstring is the help. It returns None
+or an exit code, or raises a FlkError. Only `flk.__main__` imports this package.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import sys
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -21,25 +19,26 @@ import typer.core
 import typer.main
 
 from flk.errors import UsageError
+from flk.terminal import program_name
 from flk_runtime.contract import VERSION, ExitCode
 
 COMMANDS: Final = {
     "init": ("flk.cli.init", "Write a commented flk.yaml to start from"),
-    "run": ("flk.cli.run", "Train on this machine, with the environment of the cluster"),
-    "submit": ("flk.cli.submit", "Train in the cluster: create a PyTorchJob"),
+    "run": ("flk.cli.run", "Train on this machine, in the same environment as in the cluster"),
+    "submit": ("flk.cli.submit", "Train in a cluster: create a PyTorchJob"),
     "render": ("flk.cli.render", "Print the manifests that submit would create"),
-    "status": ("flk.cli.status", "Tell what a job does, and why it ended"),
+    "status": ("flk.cli.status", "Show the status of a job, and why it ended"),
     "list": ("flk.cli.list", "List jobs"),
     "logs": ("flk.cli.logs", "Show what every rank prints"),
-    "wait": ("flk.cli.wait", "Wait for a job's end and end with its code"),
-    "delete": ("flk.cli.delete", "Delete a job and all that belongs to it"),
+    "wait": ("flk.cli.wait", "Wait until a job ends, and exit with its exit code"),
+    "delete": ("flk.cli.delete", "Delete jobs with their pods and ConfigMaps"),
 }
-_KEYWORDS: Final = {"list": "list_"}  # commands whose name hides a builtin
+_FUNCTIONS: Final = {"list": "list_"}  # functions whose name would hide a builtin
 _CLICK_ERROR: Final = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
 class Registry(typer.core.TyperGroup):
-    """A group of commands that are imported when they are called."""
+    """A Typer group whose commands are imported when they are called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*COMMANDS]
@@ -58,19 +57,19 @@ class Registry(typer.core.TyperGroup):
 
 
 def load(name: str) -> Any:
-    """The command of that name, ready to be called."""
-    function = getattr(import_module(COMMANDS[name][0]), _KEYWORDS.get(name, name))
+    """Import the command of that name and return it as a Typer command."""
+    function = getattr(import_module(COMMANDS[name][0]), _FUNCTIONS.get(name, name))
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(name=name, help=function.__doc__ or COMMANDS[name][1])(function)
     return typer.main.get_command(app)
 
 
 def application() -> Any:
-    """The whole command line as one command."""
+    """Return the whole command line as one Typer command."""
     app = typer.Typer(
         name="flk",
         cls=Registry,
-        help="Train PyTorch on Kubernetes: from a script to a PyTorchJob, and the truth about it until it ends.",
+        help="Train PyTorch on Kubernetes: submit a script as a PyTorchJob, follow it, and see why it ended.",
         epilog="A first job: flk run --replicas 2   and in a cluster: flk submit --replicas 4",
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -81,12 +80,11 @@ def application() -> Any:
 
 
 def call(words: Sequence[str]) -> int:
-    """Run one command line. Errors of usage, Typer's own too, are raised as UsageError."""
+    """Run one command line and return its exit code. Raises UsageError for mistakes that Typer finds, too."""
     command = application()
-    # As a plugin of kubectl flk is called in two words; usage lines and hints should be what the user can type again.
-    name = "kubectl flk" if Path(sys.argv[0]).name == "kubectl-flk" else "flk"
+    name = program_name()
     if os.environ.get("_FLK_COMPLETE"):
-        command.main(args=[*words], prog_name="flk")  # a shell asks for completions: Typer answers and exits
+        command.main(args=[*words], prog_name="flk")  # a shell requests completions: Typer prints them and exits
     try:
         with command.make_context(name, [*words]) as context:
             result = command.invoke(context)
@@ -113,7 +111,7 @@ def _root(
 
 
 def _translated(error: Any, path: str) -> UsageError:
-    """Typer's usage error in the command ``path`` as flk's: one line, and what to do next."""
+    """Return Typer's usage error in the command ``path`` as a UsageError with a hint."""
     context = getattr(error, "ctx", None)
     help_command = f"{path} --help"
     option = getattr(error, "option_name", None)
