@@ -1,6 +1,6 @@
-"""`make demo`: the example trains as four processes on this machine, and a second run goes on where the first ended.
+"""`make demo`: train examples/gpt with four processes on this machine, then resume it in a second run.
 
-It ends with 1 unless the held-out loss falls by FALL and the second run starts at the first one's last step.
+Exits with 1 unless the held-out loss falls by FALL and the second run starts at the first one's last step.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "reports" / "demo"
-STEPS = (150, 200)  # of the first run, and of both together
+STEPS = (150, 200)  # at the end of the first run, and of the second
 FALL = 1.5  # nats per character
 
 
 def train(steps: int) -> list[dict[str, float]]:
-    """Trains up to that many steps, printing what it prints; its metrics."""
+    """Train until ``steps`` and pass the output on; return the metrics that rank 0 printed."""
     command = [
         "flk",
         "run",

@@ -1,4 +1,4 @@
-"""A script of Hugging Face Accelerate: an Accelerator, which reads the variables of its process. No flk in it.
+"""A Hugging Face Accelerate script: an Accelerator, which reads the launcher's variables. It does not use flk.
 
 flk run --replicas 2 examples/accelerate/train.py
 torchrun --nproc-per-node 2 examples/accelerate/train.py

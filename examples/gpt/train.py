@@ -1,11 +1,11 @@
-"""A character-level GPT that learns to write Python from the sources of Python's own standard library.
+"""Train a character-level GPT on the source files of Python's own standard library.
 
     flk run --replicas 4                                # 4 processes on this machine
     flk submit --replicas 4                             # 4 pods in a cluster
-    torchrun --nproc-per-node 2 examples/gpt/train.py   # flk's launcher is not needed …
-    python examples/gpt/train.py                        # … and neither is any other
+    torchrun --nproc-per-node 2 examples/gpt/train.py   # under another launcher
+    python examples/gpt/train.py                        # one process, no launcher
 
-Everything that has to do with several processes is in the lines with `run`.
+The lines with `run` are all that a script needs to train with several processes.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from torch import nn
 
 import flk_runtime as flk
 
-# Modules whose text is the same in CPython 3.10, 3.11 and 3.12 (compared in 3.10.13, 3.11.2, 3.11.7 and 3.12.1), so
-# that a run here and one in a pod with another Python train on the same data and give the same loss. The hash of the
-# data is printed, so a difference shows.
+# The text of these modules is the same in CPython 3.10, 3.11 and 3.12 (compared in 3.10.13, 3.11.2, 3.11.7 and 3.12.1),
+# so that runs under different versions of Python train on the same data and give the same loss. The hash of the data is
+# printed, so that a difference is visible.
 MODULES = (
     "_compression _markupbase _osx_support _py_abc _threading_local bz2 difflib getpass hmac linecache lzma optparse "
     "pickletools pyclbr queue sched shelve stat stringprep tracemalloc"
 )
-HELD_OUT = 20  # every 20th piece of the text is not trained on
+HELD_OUT = 20  # every 20th piece of the text is held out for evaluation
 
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a character-level GPT on Python's standard library.")
-    parser.add_argument("--steps", type=int, default=200, help="optimizer steps, those before a resume included")
+    parser.add_argument("--steps", type=int, default=200, help="optimizer steps, including those before a resume")
     parser.add_argument("--batch-size", type=int, default=8, help="pieces of text per process and step")
-    parser.add_argument("--block", type=int, default=64, help="characters in a piece: how far the model looks back")
+    parser.add_argument("--block", type=int, default=64, help="characters in a piece of text (the context length)")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--width", type=int, default=64, help="numbers that stand for a character")
+    parser.add_argument("--width", type=int, default=64, help="embedding dimension")
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--lr", type=float, default=3e-3, help="learning rate of AdamW")
     return parser.parse_args()
 
 
 def read_text() -> str:
-    """The text of MODULES, one after the other. A module that this Python has not is left out."""
+    """The concatenated source text of MODULES, without those that this Python does not have."""
     folder = os.path.dirname(os.__file__)
     texts = []
     for name in MODULES.split():
@@ -56,12 +56,14 @@ def read_text() -> str:
             with open(path, encoding="utf-8") as file:
                 texts.append(file.read())
     if not texts:
-        sys.exit(f"there are no sources of Python's standard library in {folder}")
+        sys.exit(
+            f"found no source files of Python's standard library in {folder}: use a Python that is installed with them"
+        )
     return "".join(texts)
 
 
 class Pieces(torch.utils.data.Dataset):
-    """Pieces of a text and, for each of their characters, the one that follows: two int64 tensors of shape (block,)."""
+    """A piece of text and, for each character, the next one, as int64 tensors of shape (block,)."""
 
     def __init__(self, characters: torch.Tensor, block: int, numbers: list[int]) -> None:
         self.characters, self.block, self.numbers = characters, block, numbers
@@ -76,7 +78,7 @@ class Pieces(torch.utils.data.Dataset):
 
 
 class Layer(nn.Module):
-    """Attention to the characters before, then a small network for each character; each adds to what came in."""
+    """A transformer layer: causal self-attention, then a two-layer network, both with residual connections."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -102,7 +104,7 @@ class Layer(nn.Module):
 
 
 class GPT(nn.Module):
-    """From characters, shape (batch, length), to the scores of each next one, shape (batch, length, vocabulary)."""
+    """Maps characters, int64 of shape (batch, length), to logits of the next one, (batch, length, vocabulary)."""
 
     def __init__(self, vocabulary: int, block: int, layers: int, heads: int, width: int, dropout: float) -> None:
         super().__init__()
@@ -127,11 +129,11 @@ def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def held_out_loss(model: nn.Module, data: Pieces, run: flk.Run) -> float:
-    """The mean over all pieces in ``data``, of which each process looks at its share."""
+    """The mean loss over all pieces in ``data``; each rank evaluates its share. Collective."""
     model.eval()
     share = [data[number] for number in range(run.rank, len(data), run.world_size)]
     loss = 0.0
-    # As many passes on every rank: where the model is sharded, a pass is one of all ranks together.
+    # Every rank makes the same number of passes, because the forward pass of a sharded model is collective.
     for begin in range(0, -(-len(data) // run.world_size), 64):
         batch = share[begin : begin + 64]
         x, y = (torch.stack(tensors).to(run.device) for tensors in zip(*(batch or [data[0]]), strict=True))
@@ -163,9 +165,9 @@ def main() -> None:
             parameters=sum(parameter.numel() for parameter in model.parameters()),
             heldout_loss=held_out_loss(model, held_out, run),
         )
-        place = {"rank": run.rank, "device": str(run.device), "host": socket.gethostname()}
-        sys.stdout.write(json.dumps(place) + "\n")  # in one piece: all processes write at the same time
-        # The loader goes on where a snapshot was written, and so does everything else.
+        location = {"rank": run.rank, "device": str(run.device), "host": socket.gethostname()}
+        sys.stdout.write(json.dumps(location) + "\n")  # one write, because all processes write at the same time
+        # After a restart, the loader continues from the position in the checkpoint, as model and optimizer do.
         for x, y in loader.steps(args.steps):
             loss = loss_of(model, x, y)
             optimizer.zero_grad()

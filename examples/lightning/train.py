@@ -1,4 +1,4 @@
-"""A Lightning script: a Trainer with DDP, which finds out by itself what has started it. No flk in it.
+"""A Lightning script: a Trainer with DDP, which detects its launcher. It does not use flk.
 
 flk run --replicas 2 examples/lightning/train.py
 torchrun --nproc-per-node 2 examples/lightning/train.py

@@ -1,10 +1,10 @@
-"""A script as it was written for torchrun: reads the variables of its process, wraps its model in DDP. No flk in it.
+"""A plain script written for torchrun: it reads RANK and wraps its model in DDP. It does not use flk.
 
     flk run --replicas 2 examples/nanogpt/train.py
     torchrun --nproc-per-node 2 examples/nanogpt/train.py
     python examples/nanogpt/train.py
 
-A character-level GPT learns a text that repeats itself; 8 pieces of text per step, over however many processes.
+A character-level GPT learns a text that repeats itself, from 8 pieces of text per step over all processes.
 """
 
 import json
@@ -64,7 +64,7 @@ def main():
         model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    order = torch.Generator().manual_seed(0)  # the same on all ranks, so that each takes its part of the same pieces
+    order = torch.Generator().manual_seed(0)  # the same on all ranks, so that each takes its share of the same pieces
     for _ in range(STEPS):
         begins = torch.randint(len(text) - LENGTH, (PIECES,), generator=order)[rank::world_size]
         x = torch.stack([text[begin : begin + LENGTH] for begin in begins]).to(device)

@@ -1,10 +1,10 @@
-"""A script of Hugging Face Transformers: a Trainer, which reads the variables of its process. No flk in it.
+"""A Hugging Face Transformers script: a Trainer, which reads the launcher's variables. It does not use flk.
 
     flk run --replicas 2 examples/transformers/train.py
     torchrun --nproc-per-node 2 examples/transformers/train.py
     python examples/transformers/train.py
 
-A tiny Llama, made from a configuration, learns sequences of numbers. Nothing is downloaded.
+A tiny Llama with random weights learns sequences of numbers. Nothing is downloaded.
 """
 
 import json

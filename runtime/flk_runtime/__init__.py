@@ -1,4 +1,4 @@
-"""flk_runtime: what runs in the pods.
+"""flk_runtime: the launcher and the training library that run in the pods of a job.
 
     import flk_runtime as flk
 
@@ -9,8 +9,10 @@
             ...
             run.step(loss=loss)
 
-Importing this package imports nothing else: the client shares `flk_runtime.contract` and has no torch, and the launcher
-handles signals before torch is there.
+Training scripts import the names in ``__all__``, which are loaded on first use: importing this package imports only
+`flk_runtime.contract`. So the client, which has no torch, can import the contract too, and the launcher handles signals
+before torch is imported. The launcher (`flk_runtime.launcher`) and the library that ranks import do not import each
+other.
 """
 
 from __future__ import annotations

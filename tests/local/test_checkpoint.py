@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,7 @@ import pytest
 import torch
 
 from flk_runtime.data.map_style import step_sizes
-
-Ranks = Callable[..., list[Any]]
+from tests.support.ranks import Ranks
 
 # Trains until STEPS and prints, per rank, the data of every step and a hash of all parameters at the end.
 TRAIN = """

@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-Ranks = Callable[..., list[Any]]
+from tests.support.ranks import Ranks
 
 
 def test_alone_is_a_world_of_one(ranks: Ranks) -> None:
@@ -144,37 +142,75 @@ def test_a_peers_death_leaves_nobody_hanging(ranks: Ranks) -> None:
     assert "noticed" in ended[1].output
 
 
-@pytest.mark.parametrize("group", ["None", "part"])
-def test_a_rank_that_hangs_is_noticed_soon_once_the_first_step_is_done(
-    ranks: Ranks, tmp_path: Path, group: str
-) -> None:
-    script = """
-        import time, torch, torch.distributed as dist, flk_runtime as flk
-        from flk_runtime.checkpoint import CheckpointFolder
-        with flk.init(device="cpu", step_timeout=1.0, save_every=2) as run:
-            part = dist.new_group([0, 1])
-            model = torch.nn.Linear(1, 1)
-            model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), 0.1))
-            write = CheckpointFolder.write
-            CheckpointFolder.write = lambda *arguments: (time.sleep(2), write(*arguments))
-            def step(slow=0.0):
-                time.sleep(slow * run.rank)
-                dist.all_reduce(torch.ones(1), group=GROUP)
-                optimizer.step()
-                run.step()
-            step(slow=2.0)  # the first step may take as long as it likes
-            step()  # and so may a checkpoint, for which rank 0 alone works
-            step()
-            print("steps", run.steps)
-            try:
-                step(slow=4.0)
-            except RuntimeError as error:
-                print("noticed" if "imed out" in str(error) else error)
+STEP_TIMEOUT = 4.0  # seconds; also room for a step of a machine that is busy
+
+SLOW = f"""
+    import os, pathlib, time, torch, torch.distributed as dist, flk_runtime as flk
+
+    with flk.init(device="cpu", step_timeout={STEP_TIMEOUT}, save_every=2) as run:
+        pair = dist.new_group([0, 1])
+        model = torch.nn.Linear(1, 1)
+        model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), 0.1))
+
+        def step(wait=lambda: None):
+            if run.rank == 1:
+                wait()
+            dist.all_reduce(torch.ones(1), group=eval(os.environ["GROUP"]))
+            optimizer.step()
+            run.step()
+
+        wait = float(os.environ["WAIT"])
+        step(lambda: time.sleep(wait))
+"""
+
+
+@pytest.mark.parametrize("group", ["None", "pair"])
+def test_a_rank_that_hangs_is_noticed_once_the_first_step_is_done(ranks: Ranks, tmp_path: Path, group: str) -> None:
+    script = (
+        SLOW
+        + """
+        noticed = pathlib.Path(os.environ["NOTICED"])
+
+        def hang():
+            while not noticed.exists():
+                time.sleep(0.05)
             run.abandon()
-    """
-    first, second = ranks(script.replace("GROUP", group), 2, {"FLK_CHECKPOINT": str(tmp_path / "checkpoints")})
-    assert first.lines[-2:] == ["steps 3", "noticed"], first.output
-    assert "steps 3" in second.lines
+            raise SystemExit
+
+        try:
+            step(hang)
+        except RuntimeError as error:
+            print("noticed" if "imed out" in str(error) else error)
+            noticed.touch()
+        run.abandon()
+"""
+    )
+    first, _ = ranks(script, 2, {"GROUP": group, "WAIT": "0", "NOTICED": str(tmp_path / "noticed")})
+    assert first.lines == ["noticed"]
+
+
+def test_the_first_step_and_a_checkpoint_may_take_longer_than_a_step(ranks: Ranks, tmp_path: Path) -> None:
+    script = (
+        SLOW
+        + """
+        class Slow:
+            def state_dict(self):
+                time.sleep(wait)  # rank 0 only
+                return {}
+
+            def load_state_dict(self, state):
+                pass
+
+        run.register("slow", Slow())
+        step()  # saves
+        step()
+        print("steps", run.steps)
+        run.abandon()
+"""
+    )
+    variables = {"GROUP": "None", "WAIT": str(1.5 * STEP_TIMEOUT), "FLK_CHECKPOINT": str(tmp_path / "checkpoints")}
+    ended = ranks(script, 2, variables)
+    assert [rank.lines[-1] for rank in ended] == ["steps 3"] * 2
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-Ranks = Callable[..., list[Any]]
+from tests.support.ranks import Ranks
 
 TRAIN = """
     import json, torch, flk_runtime as flk

@@ -47,7 +47,7 @@ def test_by_default_a_repeated_class_that_is_made_of_modules() -> None:
     assert names(stacked, find_blocks(stacked, None)) == ["0.0", "0.1"]
 
 
-def test_blocks_within_blocks_are_not_looked_for() -> None:
+def test_blocks_within_blocks_are_not_searched_for() -> None:
     model = Net(*(Block(nn.Sequential(Block(), Block())) for _ in range(2)))
     assert names(model, find_blocks(model, None)) == ["parts.0", "parts.1"]
     # By name all of them are blocks, inner ones first.
@@ -68,7 +68,7 @@ def test_by_class_and_by_name() -> None:
         find_blocks(model, [3])  # type: ignore[list-item]
 
 
-def test_by_the_number_of_parameters_that_smaller_blocks_do_not_have() -> None:
+def test_by_the_number_of_parameters_outside_of_smaller_blocks() -> None:
     model = Net(Block(), Block())
     assert names(model, find_blocks(model, 20)) == [
         "first", "parts.0.linear", "parts.0.inner", "parts.1.linear", "parts.1.inner", "last",
@@ -79,7 +79,7 @@ def test_by_the_number_of_parameters_that_smaller_blocks_do_not_have() -> None:
     assert names(attention, find_blocks(attention, 20)) == ["0"]
 
 
-def test_a_block_whose_parameters_are_used_outside_is_no_unit() -> None:
+def test_a_block_that_shares_a_parameter_with_modules_outside_is_not_sharded_alone() -> None:
     model = Net(Block(), Block(), Block())
     model.last.weight = model.parts[2].linear.weight
     found = find_blocks(model, None)

@@ -1,0 +1,100 @@
+"""Meta initialization, recomputation and compilation of blocks, under DDP and both FSDPs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.ranks import Ranks
+from tests.support.small_model import SMALL_MODEL, told
+
+STRATEGIES = (
+    ("ddp", None), ("full_shard", "fsdp2"), ("full_shard", "fsdp1"), ("hybrid_shard_zero2", "fsdp2"),
+    ("hybrid_shard_zero2", "fsdp1"),
+)  # fmt: skip
+
+# Counts forward passes of blocks that are not compiled, and compiled graphs. $BASE: the folder for checkpoints.
+VARIANTS = """
+calls = 0
+plain = Block.forward
+
+def counted(self, x):
+    global calls
+    calls += not torch.compiler.is_compiling()
+    return plain(self, x)
+
+def start(run, name, api, variant):
+    global calls
+    options = {{"recompute": variant in ("recompute", "both")}}
+    if variant in ("compile", "both"):
+        options["compile"] = "eager"
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    warnings.filterwarnings("ignore", "The .grad attribute")  # of the compiler's own looking
+    Block.forward = plain if variant in ("compile", "both") else counted
+    pair = run.parallelize(*build(meta=variant == "meta"), api=api, **hybrid(name), **options)
+    calls = 0
+    return pair
+
+with group():
+    for name, api in {strategies}:
+        for variant in {variants}:
+            case = f"{{name}}-{{api}}-{{variant}}"
+            with init(name, checkpoint=os.environ["BASE"] + "/" + case) as run:
+                seen = train(run, *start(run, name, api, variant), steps=2)
+                tell(case, [seen, calls, torch._dynamo.utils.counters["stats"]["unique_graphs"]])
+"""
+
+
+@pytest.mark.parametrize(
+    ("variant", "calls", "graphs"),
+    [("meta", 6, 0), ("recompute", 12, 0), ("compile", 0, 1), ("both", 0, 1)],  # 2 steps of 3 blocks
+)
+def test_losses_and_names_stay(ranks: Ranks, tmp_path: Path, variant: str, calls: int, graphs: int) -> None:
+    def run(world_size: int, strategies: Any, variant: str) -> dict[str, Any]:
+        script = SMALL_MODEL + VARIANTS.format(strategies=strategies, variants=[variant])
+        return told(ranks(script, world_size, {"BASE": str(tmp_path)})[0])
+
+    expected, plain_calls, _ = run(1, [("ddp", None)], "plain")["ddp-None-plain"]
+    assert plain_calls == 6
+    names = list(torch.load(tmp_path / "ddp-None-plain" / "step-000000002.pt")["objects"]["model"])
+    found = run(4, STRATEGIES, variant) | {"alone": run(1, [("none", None)], variant)[f"none-None-{variant}"]}
+    assert len(found) == 6
+    for case, (seen, case_calls, case_graphs) in found.items():
+        assert seen == pytest.approx(expected, abs=1e-6), case
+        assert (case_calls, case_graphs) == (calls, graphs), case
+        if case != "alone":
+            content = torch.load(tmp_path / case / "step-000000002.pt")
+            assert list(content["objects"]["model"]) == names, case
+
+
+def test_a_parallelized_model_is_saved_whole_by_torch(ranks: Ranks, tmp_path: Path) -> None:
+    """torch.save and copy.deepcopy take a compiled, recomputed model, of DDP and of one process, as a plain one."""
+    script = (
+        SMALL_MODEL
+        + """
+import copy
+with group(), init("ddp") as run:
+    model, optimizer = run.parallelize(*build(), recompute=True, compile="eager")
+    words = data(1, 1)[0][0][0]
+    warnings.filterwarnings("ignore", "The .grad attribute")
+    loss = loss_of(model, words)
+    path = f"{os.environ['BASE']}/{run.rank}.pt"
+    torch.save(model, path)
+    for twin in (torch.load(path, weights_only=False), copy.deepcopy(getattr(model, "module", model))):
+        inner = getattr(twin, "module", twin)
+        assert type(inner.blocks[0]) is Block
+        again = loss_of(inner, words)
+        assert again.item() == loss.item()
+        again.backward()
+        inner.head.weight.data.zero_()
+    assert loss_of(model, words).item() == loss.item()
+    tell("done", True)
+"""
+    )
+    for world_size in (1, 2):
+        for rank in ranks(script, world_size, {"BASE": str(tmp_path)}):
+            assert told(rank) == {"done": True}
