@@ -52,7 +52,7 @@ def test_ipv6_addresses_are_in_brackets() -> None:
         ({"FLK_POD_INDEX": "4"}, ["FLK_POD_INDEX is 4", "4 pods"]),
         ({"FLK_POD_INDEX": "-1"}, ["FLK_POD_INDEX", "-1"]),
         ({"FLK_PODS": "0"}, ["FLK_PODS"]),
-        ({"FLK_PODS": "1.5"}, ["FLK_PODS must be a whole number"]),
+        ({"FLK_PODS": "1.5"}, ["FLK_PODS must be an integer"]),
         ({"FLK_PROCESSES": "nan"}, ["FLK_PROCESSES"]),
         ({"FLK_PROCESSES": "auto"}, ["FLK_PROCESSES must be a number, not 'auto'"]),
         ({"FLK_RDZV_ENDPOINT": ""}, ["FLK_RDZV_ENDPOINT must be host:port"]),

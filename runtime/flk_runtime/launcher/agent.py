@@ -191,7 +191,7 @@ class Agent:
         self._handle_report(rank)
 
     def _handle_report(self, rank: RankProcess) -> None:
-        """Take the rank's report of its exception, if there is one. It comes before the rank's connections break."""
+        """Handle the rank's report of its exception, if it has sent one. It arrives before its connections break."""
         report = rank.pipes.take_report()
         failure = from_report(self._new_failure(rank, "exception"), report) if report is not None else None
         if failure:

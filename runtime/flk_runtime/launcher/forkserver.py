@@ -54,8 +54,7 @@ class ServerDiedError(ConnectionError):
 class ForkServer:
     """The launcher's client of the fork server. ``socket`` becomes readable when a rank has ended."""
 
-    def __init__(self, pid: int, connection: socket.socket) -> None:
-        self.pid = pid
+    def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self._exited: list[Exited] = []  # received while `launch` waited for its answer
 
@@ -74,8 +73,7 @@ class ForkServer:
             gc.freeze()
             sys.stdout.flush()
             sys.stderr.flush()
-            pid = os.fork()
-            if pid == 0:
+            if os.fork() == 0:
                 ours.close()
                 host.die_with_parent(parent)
                 _Server(theirs, fork=True).run()
@@ -83,9 +81,9 @@ class ForkServer:
             # posix_spawn and not fork: this process may have threads that hold locks.
             theirs.set_inheritable(True)
             python = [sys.executable, "-m", "flk_runtime.launcher.forkserver", str(theirs.fileno()), str(parent)]
-            pid = os.posix_spawn(sys.executable, python, os.environ, setsigmask=STOP_SIGNALS)
+            os.posix_spawn(sys.executable, python, os.environ, setsigmask=STOP_SIGNALS)
         theirs.close()
-        return cls(pid, ours)
+        return cls(ours)
 
     def launch(
         self, command: Sequence[str], environment: Mapping[str, str], folder: str, stdout: int, stderr: int, report: int

@@ -38,7 +38,6 @@ class Settings:
     join_timeout: float = 1800.0
     grace: float = 10.0
     fork: bool = True
-    fabric: str = "auto"
     code: str = ""  # folder of the archive; empty: the code is in the working folder already
     code_hash: str = ""
     work: str = ""  # working folder of the ranks
@@ -84,7 +83,7 @@ class Settings:
         def integer(name: str, default: int, minimum: int = 0) -> int:
             value = number(name, default, minimum)
             if value != int(value):
-                raise SettingsError(f"{name} must be a whole number, not {environ[name]}")
+                raise SettingsError(f"{name} must be an integer, not {environ[name]}")
             return int(value)
 
         pods = integer(contract.PODS, 1, 1)
@@ -114,7 +113,6 @@ class Settings:
             join_timeout=min(join_timeout, deadline or join_timeout),
             grace=number(contract.GRACE, cls.grace),
             fork=start == "fork",
-            fabric=environ.get(contract.FABRIC, "") or "auto",
             code=environ.get(contract.CODE, ""),
             code_hash=environ.get(contract.CODE_HASH, ""),
             work=environ.get(contract.WORK, "") or os.getcwd(),

@@ -1,6 +1,6 @@
-"""The machine below the library: facts about the container, a rank's report of its failure, devices, random numbers.
+"""Helpers for a process and its container: host facts, the report of an exception, devices, random generators, pytrees.
 
-Every package of flk_runtime above `discovery` may import this one, also the launcher. `host`, `report` and `text` use
-the standard library only. `device` and `rng` need torch, so nothing is re-exported here and each module is imported by
-its name: the launcher handles signals before it imports torch.
+Every package of flk_runtime except `discovery` may import this one, the launcher too. `host`, `report`, `text` and
+`pytree` use the standard library only. `device` and `rng` import torch. The launcher handles signals before it imports
+torch, so nothing is re-exported here: import each module by its name.
 """
