@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,24 @@ def test_losses_and_names_stay(ranks: Ranks, tmp_path: Path, variant: str, calls
         if case != "alone":
             content = torch.load(tmp_path / case / "step-000000002.pt")
             assert list(content["objects"]["model"]) == names, case
+
+
+def test_inductor_trains_as_eager_does(fork_server: ForkServerContext, tmp_path: Path) -> None:
+    script = (
+        SMALL_MODEL
+        + """
+warnings.simplefilter("ignore")  # inductor uses names that torch itself deprecates
+with init("none") as run:
+    for compile in (False, True):
+        tell(str(compile), train(run, *run.parallelize(*build(), compile=compile), steps=2))
+    tell("graphs", torch._dynamo.utils.counters["stats"]["unique_graphs"])
+"""
+    )
+    # One thread: inductor's pool of compiler processes does not start in a forked process.
+    ranks = Ranks(fork_server, tmp_path, patience=240)  # the C++ compiler takes long on a busy machine
+    found = told(ranks(script, 1, {"TORCHINDUCTOR_COMPILE_THREADS": "1"})[0])
+    assert found["graphs"] == 1
+    assert found["True"] == pytest.approx(found["False"], abs=1e-5)
 
 
 def test_a_parallelized_model_is_saved_whole_by_torch(ranks: Ranks, tmp_path: Path) -> None:
