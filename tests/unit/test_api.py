@@ -106,12 +106,15 @@ def test_unknown_host(kubeconfig: Any, client: ApiClient, monkeypatch: pytest.Mo
         client.call("list", ALL)
 
 
-def test_refused_token_is_renewed_once(fake: Any, client: ApiClient) -> None:
+def test_refused_token_is_renewed_once(fake: Any, client: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: list[Any] = []
+    monkeypatch.setattr(client.access, "renew", refused.append)
     fake.fail(401)
     assert client.call("list", ALL)["items"] == []
     fake.fail(401)
     with client.stream("list", ALL, query={}, idle=5) as lines:
         list(lines)
+    assert len(refused) == 2
     fake.fail(401, times=2)
     with pytest.raises(NoConfigError, match="does not accept the credentials of context fake"):
         client.call("list", ALL)

@@ -134,6 +134,10 @@ def test_outage_is_timed_from_its_first_failure(fake: Any, client: JobClient) ->
     fake.fail(0)
     fake.watches[PODS_PATH].append([event("ADDED", version=202)])
     assert told(found, 1) == ["202"]
+    now[0] += 3600
+    fake.fail(0)
+    fake.watches[PODS_PATH].append([event("ADDED", version=203)])
+    assert told(found, 1) == ["203"]
 
 
 def test_outage_that_lasts_is_raised(fake: Any, client: JobClient) -> None:
