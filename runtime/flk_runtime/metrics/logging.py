@@ -1,4 +1,4 @@
-"""Metrics as lines of JSON: one object per line, so that a log can be read by machines and by people."""
+"""Metrics as lines of JSON, one object per line, and the throughput in samples per second."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 def line(values: Mapping[str, Any]) -> str:
     """``values`` as one line of JSON (RFC 8259).
 
-    Tensors and arrays of one element become numbers (which waits for the device), of more elements lists. NaN and the
-    infinities, which JSON does not have, become the strings "nan", "inf" and "-inf"; anything else becomes its str().
+    Tensors and arrays of one element become numbers (this waits for the device), larger ones lists. NaN and the
+    infinities, which JSON does not have, become the strings "nan", "inf" and "-inf"; other objects become their str().
     """
     return json.dumps({name: _plain(value) for name, value in values.items()}, default=str, allow_nan=False)
 
@@ -40,11 +40,11 @@ class Throughput:
         self._since = time.perf_counter()
 
     def add(self, samples: int) -> None:
-        """Count samples that all ranks together have been trained on."""
+        """Add samples, of all ranks together, that were trained on."""
         self._samples += samples
 
     def read(self) -> float | None:
-        """Samples per second since the last reading; None where none were counted."""
+        """Samples per second since the last reading; None if no samples were added."""
         now = time.perf_counter()
         rate = self._samples / max(now - self._since, 1e-9) if self._samples else None
         self._samples, self._since = 0, now

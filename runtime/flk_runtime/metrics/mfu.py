@@ -1,13 +1,12 @@
-"""Model FLOPs utilisation (MFU): which part of what the devices could compute goes into the model.
+"""Model FLOPs utilisation (MFU): the fraction of the devices' peak FLOP/s that the model's own FLOPs use.
 
 MFU = model FLOPs of a step × steps per second ÷ (devices × peak), as in PaLM (arXiv 2204.02311, appendix B). Model
-FLOPs are those that the mathematics of forward and backward needs: matrix products and convolutions. What is computed
-a second time to save memory (activation checkpointing, the scores in the backward of fused attention) counts for the
-time only.
+FLOPs are the matrix products and convolutions of one forward and backward pass. What is recomputed to save memory
+(activation checkpointing, the scores in the backward pass of fused attention) is not counted; it only takes time.
 
-They are counted once, by torch's FlopCounterMode, on a copy of the model without data (device meta) that is called
-as the model was called in the first step. So the training itself is not touched: not by the counter, and not by what
-sharding, compilation or fused kernels do to the operators that it would see.
+The FLOPs are counted once, by torch's FlopCounterMode, on a copy of the model without data (device meta), called as the
+model was called in the first step. So the counter does not slow the training down, and sharding, compilation and fused
+kernels do not change what it counts.
 """
 
 from __future__ import annotations
@@ -21,15 +20,16 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from flk_runtime.system import pytree
+
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
-# Published peaks in TFLOP/s, dense (without structured sparsity): bfloat16 and float16; float32 by way of TF32; and
-# float32 itself. None: not published, or not looked up. The first entry whose words are all in the device's name
-# counts. Sources: the vendors' data sheets; bfloat16 as in torchtitan/tools/utils.py.
+# Published peaks in TFLOP/s, dense (without structured sparsity): of bfloat16 and float16; of float32 computed in TF32;
+# of float32 itself. None: not published, or not looked up. The first entry whose words are all in the device's name is
+# used. Sources: the vendors' data sheets; bfloat16 as in torchtitan/tools/utils.py.
 PEAKS: tuple[tuple[str, float, float | None, float | None], ...] = (
     ("GB300", 2500, 1250, None),
     ("GB200", 2500, 1250, None),
@@ -53,13 +53,13 @@ PEAKS: tuple[tuple[str, float, float | None, float | None], ...] = (
 
 
 def peak(name: str, dtype: torch.dtype, *, tf32: bool = False) -> float | None:
-    """FLOP/s that a device of this name can do at most in matrix products of ``dtype``; None where that is unknown.
+    """The peak in FLOP/s of a device of this name for matrix products in ``dtype``; None if it is not known.
 
-    ``tf32``: products of float32 numbers are computed by way of TF32.
+    ``tf32``: products of float32 tensors are computed in TF32.
     """
     words = name.replace("-", " ").split()
     for model, half, tensor_float, single in PEAKS:
-        if set(model.split()) <= set(words) and "MIG" not in words:  # a part of a device
+        if set(model.split()) <= set(words) and "MIG" not in words:  # MIG: an instance is a part of a device
             chosen = {torch.bfloat16: half, torch.float16: half, torch.float32: tensor_float if tf32 else single}
             found = chosen.get(dtype)
             return None if found is None else found * 1e12
@@ -67,7 +67,7 @@ def peak(name: str, dtype: torch.dtype, *, tf32: bool = False) -> float | None:
 
 
 def skeleton(model: nn.Module) -> nn.Module:
-    """A copy of ``model`` without data: parameters, buffers and other tensors on device meta, numbers in float32."""
+    """A copy of ``model`` without data: parameters, buffers and other tensors on device meta, in float32."""
     model = getattr(model, "_orig_mod", model)  # what torch.compile was called with
     memo: dict[int, Any] = {}
     for module in model.modules():
@@ -79,13 +79,16 @@ def skeleton(model: nn.Module) -> nn.Module:
 
 
 def count(model: nn.Module, calls: Sequence[Call]) -> int:
-    """Model FLOPs of forward and backward for these calls of a `skeleton` with arguments on device meta."""
+    """Model FLOPs of the forward and backward passes of these calls of a `skeleton`, with arguments on device meta.
+
+    Raises ValueError if no output depends on a parameter, and what the model raises without data.
+    """
     counter = FlopCounterMode(display=False)
     again = _Recomputed(counter)
-    # The plain form of attention: fused kernels recompute in their backward, and count that.
+    # SDPBackend.MATH: fused attention kernels recompute in their backward pass, which would be counted.
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), counter, again:
         for arguments, named in calls:
-            outputs = pytree.tree_leaves(model(*arguments, **named))
+            outputs = pytree.leaves(model(*arguments, **named))
             differentiable = [each for each in outputs if isinstance(each, torch.Tensor) and each.requires_grad]
             if not differentiable:
                 raise ValueError("no tensor that it returns depends on a parameter")
@@ -97,7 +100,7 @@ def count(model: nn.Module, calls: Sequence[Call]) -> int:
 
 @dataclass
 class _Watched:
-    """A model of the run, and how it is called in the first step."""
+    """A model of the run, and its calls in the first step."""
 
     skeleton: nn.Module | None = None
     calls: list[Call] = field(default_factory=list)
@@ -105,14 +108,14 @@ class _Watched:
 
 
 class Meter:
-    """MFU of a run: FLOPs per step, from the first one or as set, and the time that steps take.
+    """Measures the MFU of a run: FLOPs per step, counted in the first step or set, and the time of the steps.
 
-    Costs an addition per step.
+    ``warn`` is called with a line where MFU cannot be measured.
     """
 
-    def __init__(self, device: torch.device, world_size: int, say: Callable[[str], None]) -> None:
+    def __init__(self, device: torch.device, world_size: int, warn: Callable[[str], None]) -> None:
         self.flops_per_step: float | None = None  # of all ranks together
-        self._device, self._world_size, self._say = device, world_size, say
+        self._device, self._world_size, self._warn = device, world_size, warn
         self._name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         self._countable = peak(self._name, torch.bfloat16) is not None
         self._watched: list[_Watched] = []
@@ -123,7 +126,7 @@ class Meter:
         self._latest: float | None = None
 
     def prepare(self, model: nn.Module) -> None:
-        """Keep what counting needs of a model that is about to be wrapped; `watch` follows."""
+        """Copy the `skeleton` of a model that is about to be wrapped; `watch` is called next."""
         self._watched.append(_Watched())
         if self._countable and self.flops_per_step is None:
             try:
@@ -132,7 +135,7 @@ class Meter:
                 self._uncountable(error)
 
     def watch(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
-        """Note how the wrapped model is called in the first step. ``dtype``: what it computes in, by its strategy."""
+        """Record the wrapped model's calls in the first step. ``dtype`` is the strategy's compute dtype, if any."""
         watched = self._watched[-1]
         sizes: dict[torch.dtype, int] = {}
         for parameter in model.parameters():
@@ -147,32 +150,34 @@ class Meter:
                 return
             if largest and torch.is_autocast_enabled(self._device.type):
                 self._dtype = torch.get_autocast_dtype(self._device.type)
-            watched.calls.append(pytree.tree_map_only(torch.Tensor, _without_data, (arguments, named)))
+            watched.calls.append(pytree.map_leaves((arguments, named), _without_data))
 
         if self._device.type != "cpu" or self._countable:
             watched.hook = model.register_forward_pre_hook(called, with_kwargs=True)
 
     def step(self) -> None:
-        """A step is done."""
+        """Count one step."""
         self._steps += 1
-        if self._since is None:  # the first: it compiles, and opens connections
+        if self._since is None:  # the first step is not timed: it compiles and opens connections
             for watched in self._watched:
                 if watched.hook:
                     watched.hook.remove()
             self._mark()
 
     def read(self, *, mark: bool = False) -> float | None:
-        """The utilisation since the mark, or the latest one where no step has been made since. ``mark``: set it anew.
+        """The utilisation since the mark, or the latest one if no step was made since; ``mark`` sets a new mark.
 
-        The caller has waited for the device.
+        The caller has synchronized the device. None if it cannot be measured, or before the second step.
         """
         now = time.perf_counter()
         if self._since is None or self._dtype is None:
             return None
         found = peak(self._name, self._dtype, tf32=_tf32())
         if found is None:
-            if self._device.type != "cpu":  # nobody expects it there
-                self._say(f"no mfu: the peak of {self._name} in {str(self._dtype).removeprefix('torch.')} is not known")
+            if self._device.type != "cpu":  # no warning: a CPU is not expected to have one
+                self._warn(
+                    f"no mfu: the peak of {self._name} in {str(self._dtype).removeprefix('torch.')} is not known"
+                )
             self._dtype = None
             return None
         if self.flops_per_step is None and self._countable:
@@ -193,12 +198,12 @@ class Meter:
                 raise ValueError("it was not called in the first step")
             flops = sum(count(watched.skeleton, watched.calls) for watched in called if watched.skeleton)
             self.flops_per_step = float(flops * self._world_size)
-        except Exception as error:  # whatever a model does that needs numbers
+        except Exception as error:  # a model may need data, and raise anything
             self._uncountable(error)
 
     def _uncountable(self, error: Exception) -> None:
         reason = str(error).partition("\n")[0] or type(error).__name__
-        self._say(f"no mfu: the FLOPs of this model could not be counted ({reason}); set run.flops_per_step")
+        self._warn(f"no mfu: the FLOPs of this model could not be counted ({reason}); set run.flops_per_step")
         self._countable = False
 
     def _mark(self) -> None:
@@ -206,7 +211,7 @@ class Meter:
 
 
 class _Recomputed(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up what a counter that was entered before counts for activations that backward computes a second time."""
+    """Adds up what ``counter``, entered before, counts for activations that the backward pass recomputes."""
 
     def __init__(self, counter: FlopCounterMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -215,7 +220,7 @@ class _Recomputed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._counter = counter
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Checkpointing runs its part of forward again with gradients on; backward's own operators run without.
+        # Checkpointing repeats its part of the forward pass with gradients enabled; backward operators run without.
         if not (self.backward and torch.is_grad_enabled()):
             return func(*args, **(kwargs or {}))
         before = self._counter.get_total_flops()
@@ -224,7 +229,11 @@ class _Recomputed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def _without_data(tensor: torch.Tensor) -> torch.Tensor:
+def _without_data(value: Any) -> Any:
+    """A tensor of the same shape on device meta, in float32 if it is floating point; any other value unchanged."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    tensor = value
     dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
     empty = torch.empty_like(tensor, dtype=dtype, device="meta", requires_grad=False)
     if isinstance(tensor, nn.Parameter):
