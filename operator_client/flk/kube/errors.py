@@ -65,7 +65,7 @@ def error_from_connection(error: HTTPError, context: Context) -> ApiError:
         return NoConfigError(f"the server {context.server!r} of context {context.name} is not an address")
     if isinstance(error, SSLError):
         reason = _innermost(error).partition(" (_ssl.c:")[0]  # the line of Python's source helps nobody
-        if "WRONG_VERSION_NUMBER" in reason:
+        if "WRONG_VERSION_NUMBER" in reason or "RECORD_LAYER_FAILURE" in reason:  # by the version of OpenSSL
             return UnreachableError(
                 f"the server {context.server} of context {context.name} does not speak TLS",
                 hint="check its address and its port: kubectl config view",
