@@ -47,9 +47,9 @@ _CHANGING: Final = (
     (r"(ErrImagePull|ImagePullBackOff).*", "IMAGE"),
     (r"^flk: job \S+ is (pending|starting|running|restarting).*", ""),  # said only if it is seen
 )
-# This machine's and this user's names, and what the pages show instead.
-_HOST: Final = socket.gethostname()
-_HERE: Final = {f"{getpass.getuser()}@{_HOST}": "ada@lab", f'"{_HOST}"': '"lab"', f" on {_HOST}:": " on lab:"}
+# What the pages show as ada@lab and lab.
+_HOST: Final = re.escape(socket.gethostname())
+_OWNER: Final = rf"\b{re.escape(getpass.getuser())}@{_HOST}\b"
 
 
 def normalized(output: str) -> list[str]:
@@ -91,8 +91,8 @@ class Session:
         self.code = done.returncode
         output = done.stdout.replace(self.namespace, NAMESPACE) if self.namespace else done.stdout
         output = output.replace(str(self.folder), "~/work").replace(str(ROOT), "~/flk")
-        for name, shown in _HERE.items():
-            output = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", shown.ljust(len(name)), output)
+        output = re.sub(_OWNER, lambda owner: "ada@lab".ljust(len(owner[0])), output)  # columns stay aligned
+        output = re.sub(rf'(?<="){_HOST}(?=")|(?<=on ){_HOST}\b|(?<=node ){_HOST}\b', "lab", output)
         return "".join(f"{line.rstrip()}\n" for line in output.splitlines())
 
 
@@ -113,7 +113,7 @@ def run_page(page: Path, where: Sequence[str], *, check: bool, cluster: tuple[Pa
         session = Session(home / "work", kubeconfig, namespace)
         session.folder.mkdir()
         for name in ("charts", "examples", "k8s"):  # for pages whose commands run in a checkout
-            if f"{name}/" in text:
+            if any(f"{name}/" in block.text for block in chosen):
                 (session.folder / name).symlink_to(ROOT / name)
         for block in chosen:
             if block.key == "file":
