@@ -130,6 +130,7 @@ LAUNCHER_PREFIX: Final = "[pod {index}] "
 RANK_PREFIX: Final = "[rank {rank}] "
 RECORD_MARKER: Final = "flk-record "  # between the launcher's prefix and a JobRecord as JSON, for `flk status`
 RECORD_INTERVAL: Final = 1000  # lines after which the launcher of pod 0 repeats the record, so that a tail contains it
+_SOURCE_FILE = re.compile(r"\[[^\[\]\s]*\.(?:c|cc|cpp|cu|cuh|h|hpp):\d+\]\s*")  # of torch, on the machine that built it
 _RECORD_LINE = re.compile(r"^\[pod \d+\] " + re.escape(RECORD_MARKER))
 
 
@@ -151,6 +152,13 @@ class Failure:
     exit_code: int | None = None
     signal: int | None = None
     secondary: bool = False  # a consequence of another rank's failure: the connection to the peer broke
+    stderr: str = ""  # the last lines that the rank wrote to stderr
+    count: int = 1  # number of ranks that failed in this way
+
+    @property
+    def details(self) -> str:
+        """The traceback of the exception, or the last lines on stderr of a rank that ended otherwise; may be empty."""
+        return self.traceback or self.stderr
 
     @property
     def code(self) -> ExitCode:
@@ -167,13 +175,15 @@ class Failure:
         subject = self.pod_name or f"pod {self.pod}"
         if self.rank is not None:
             subject = f"rank {self.rank} in {subject}"
-        first_line = self.message.splitlines()[0] if self.message else ""
+        if self.count > 1:
+            subject = f"{subject} and {self.count - 1} other {'rank' if self.count == 2 else 'ranks'}"
+        first_line = _SOURCE_FILE.sub("", self.message.splitlines()[0]) if self.message else ""
         if self.kind == "exception":
             return f"{subject} raised {self.type}" + (f": {first_line}" if first_line else "")
         if self.kind == "lost":
             return f"{subject} {first_line or 'was lost'}"
         predicate = {
-            "exit": f"ended with exit code {self.exit_code}",
+            "exit": f"ended with exit code {self.exit_code}" + ("" if self.exit_code else " before the other ranks"),
             "signal": f"was killed by {_signal_name(self.signal)}",
             "oom": "ran out of memory (killed by the kernel at the container's memory limit)",
             "deadline": "reached the job's deadline",
@@ -223,7 +233,7 @@ class JobRecord:
         """The record as one line of JSON of at most ``limit`` bytes.
 
         A longer one is shortened: first the tracebacks of the attempts are dropped, then the oldest attempts, then
-        parts of the failure's traceback and message.
+        parts of the failure's stderr, traceback and message.
         """
         data = asdict(self)
         text = _dump(data)
@@ -231,17 +241,17 @@ class JobRecord:
             return text
         for attempt in data["attempts"]:
             if attempt["failure"]:
-                attempt["failure"]["traceback"] = ""
+                attempt["failure"]["traceback"] = attempt["failure"]["stderr"] = ""
                 attempt["failure"]["message"] = attempt["failure"]["message"][:200]
         while len(_dump(data).encode()) > limit and data["attempts"]:
             del data["attempts"][0]
         if failure := data["failure"]:
-            for key in ("traceback", "message"):
+            for key in ("stderr", "traceback", "message"):
                 excess = len(_dump(data).encode()) - limit
                 if excess > 0:
                     # A character takes at least one byte of JSON, so dropping as many characters as bytes suffices.
                     kept = max(0, len(failure[key]) - excess)
-                    failure[key] = failure[key][-kept:] if key == "traceback" and kept else failure[key][:kept]
+                    failure[key] = failure[key][-kept:] if key != "message" and kept else failure[key][:kept]
         return _dump(data)
 
     @classmethod

@@ -55,6 +55,41 @@ def test_exception_of_one_rank_is_the_verdict(flk: Any, image: str, script: Any)
     assert "flk-record" not in flk("logs", "broken", "--no-follow").stdout
 
 
+CRASHES = {
+    "segfault": ("faulthandler._sigsegv()", "was killed by SIGSEGV"),
+    "abort": (r"os.write(2, b'  what():  bad length\n'); os.abort()", "was killed by SIGABRT: bad length"),
+    "exit": ("os._exit(17)", "ended with exit code 17"),
+    "early": ("sys.exit(0)", "ended with exit code 0 before the other ranks"),
+}
+
+
+@pytest.mark.parametrize("crash", CRASHES)
+def test_a_rank_that_ends_without_an_exception_is_the_cause(flk: Any, image: str, script: Any, crash: str) -> None:
+    """Its peers report broken connections, in the same pod and in the other one."""
+    fault, words = CRASHES[crash]
+    folder = script(f"""
+        import faulthandler, os, sys
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        for step in range(1000):
+            if dist.get_rank() == 2 and step == 3:
+                {fault}
+            dist.all_reduce(torch.ones(1))
+    """)
+    args = ["--name", crash, "--replicas", "2", "--processes", "2", "--restarts", "1", "--image", image, *SMALL]
+    assert flk("submit", "train.py", *args, cwd=folder).code == 0
+    ended = flk("wait", crash)
+    assert ended.code == 100, ended.stderr
+    state = status(flk, crash)
+    causes = [state["failure"], *(attempt["failure"] for attempt in state["attempts"])]
+    assert [cause["rank"] for cause in causes] == [2, 2, 2], causes
+    for text in (ended.stderr, flk("status", crash).stdout):
+        assert f"rank 2 in {crash}-worker-1 {words}" in text
+        assert "Connection" not in text
+    if crash == "segfault":
+        assert 'File "train.py", line' in ended.stderr
+
+
 def test_memory_limit(flk: Any, image: str, script: Any) -> None:
     folder = script("""
         import os, time

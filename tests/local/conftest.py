@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
 
+from tests.support.pods import TRAIN, Pods
+from tests.support.ports import held_ports
 from tests.support.ranks import Ranks, start_fork_server
 
 
@@ -19,3 +22,18 @@ def fork_server() -> ForkServerContext:
 def ranks(fork_server: ForkServerContext, tmp_path: Path) -> Ranks:
     """Runs a script as the ranks of one job: ``ranks(script, world_size)``."""
     return Ranks(fork_server, tmp_path)
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[Callable[..., Pods]]:
+    made: list[Pods] = []
+
+    def make(pods: int = 1, processes: int = 1, script: str = TRAIN, **variables: str) -> Pods:
+        made.append(Pods(tmp_path, free_port(), pods, processes, **variables))
+        made[-1].write(script)
+        return made[-1]
+
+    with held_ports() as free_port:
+        yield make
+        for each in made:
+            each.kill()

@@ -60,20 +60,73 @@ def test_exceptions_of_user_code_are_not_secondary(type_name: str, message: str)
 
 
 @pytest.mark.parametrize(
-    ("code", "oom", "kind", "secondary"),
+    ("code", "stderr", "oom", "kind", "secondary"),
     [
-        (7, False, "exit", False),
-        (7, True, "exit", False),  # not the rank itself was killed at the memory limit
-        (-signal.SIGKILL, True, "oom", False),
-        (-signal.SIGKILL, False, "signal", False),
-        (-signal.SIGSEGV, True, "signal", False),
-        (-signal.SIGABRT, False, "signal", True),
+        (7, "", False, "exit", False),
+        (7, "", True, "exit", False),  # not the rank itself was killed at the memory limit
+        (7, "Connection closed by peer", False, "exit", False),
+        (-signal.SIGKILL, "", True, "oom", False),
+        (-signal.SIGKILL, "", False, "signal", False),
+        (-signal.SIGSEGV, "NCCL", True, "signal", False),
+        (-signal.SIGABRT, "  what():  op.preamble.length <= op.nbytes", False, "signal", False),
+        (-signal.SIGABRT, "[Rank 3] Watchdog caught collective operation timeout", False, "signal", True),
     ],
 )
-def test_failure_of_a_rank_by_its_exit_code(code: int, oom: bool, kind: str, secondary: bool) -> None:
-    failure = from_exit_code(Failure("exit", 1, rank=2), code, oom=oom)
+def test_failure_of_a_rank_by_its_exit_code(code: int, stderr: str, oom: bool, kind: str, secondary: bool) -> None:
+    failure = from_exit_code(Failure("exit", 1, rank=2), code, stderr, oom=oom)
     assert (failure.pod, failure.rank, failure.kind, failure.secondary) == (1, 2, kind, secondary)
     assert (failure.exit_code, failure.signal) == ((code, None) if code > 0 else (None, -code))
+
+
+def test_the_last_lines_of_a_rank_are_kept_without_frames_of_the_launcher() -> None:
+    frames = [
+        '  File "train.py", line 9 in fail',
+        '  File "/flk/ship/flk_runtime.zip/flk_runtime/launcher/worker.py", line 32 in run',
+        '  File "/flk/ship/flk_runtime.zip/flk_runtime/__main__.py", line 24 in main',
+        '  File "<frozen runpy>", line 88 in _run_code',
+    ]
+    before = [f"warning {number}" for number in range(30)]
+    stderr = [
+        *before,
+        "Fatal Python error: Segmentation fault",
+        "",
+        *frames,
+        "",
+        "Extension modules: torch._C (total: 1)",
+    ]
+    failure = from_exit_code(Failure("exit", 1, rank=2), -signal.SIGSEGV, "\n".join(stderr), oom=False)
+    assert failure.stderr.splitlines() == [*before[-18:], "Fatal Python error: Segmentation fault", frames[0]]
+    assert failure.summary == 'rank 2 in pod 1 was killed by SIGSEGV: File "train.py", line 9 in fail'
+
+
+@pytest.mark.parametrize("second", ["exit", "signal", "lost"])
+def test_an_exception_is_the_cause_whatever_the_clocks_say(second: str) -> None:
+    code = {"exit": {"exit_code": 1}, "signal": {"signal": 11}, "lost": {}}[second]
+    earlier = Failure(second, 0, rank=None if second == "lost" else 0, time=1.0, **code)
+    assert root_cause([earlier, CAUSE]) == CAUSE
+
+
+def test_a_rank_that_succeeded_is_the_cause_only_of_secondary_failures() -> None:
+    finished = Failure("exit", 3, rank=3, time=1.0, exit_code=0)
+    assert root_cause([finished, SECONDARY]) == finished
+    assert root_cause([finished, KILLED]) == KILLED
+    assert finished.summary == "rank 3 in pod 3 ended with exit code 0 before the other ranks"
+
+
+def test_build_paths_of_torch_are_not_in_the_summary() -> None:
+    message = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:5"
+    failure = Failure("exception", 0, rank=0, type="RuntimeError", message=message)
+    assert failure.summary == "rank 0 in pod 0 raised RuntimeError: Connection closed by peer [10.0.0.1]:5"
+    assert failure.message == message
+
+
+def test_an_exception_raised_from_a_broken_connection_is_secondary() -> None:
+    error = ValueError("step 7 failed")
+    assert not describe(error)["secondary"]
+    error.__context__ = ConnectionResetError()
+    assert describe(error)["secondary"]
+    error.__suppress_context__ = True  # as after `raise ... from None`
+    assert not describe(error)["secondary"]
 
 
 def test_failure_of_a_rank_by_its_own_report() -> None:

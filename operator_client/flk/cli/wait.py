@@ -52,8 +52,8 @@ def wait(
         return int(ExitCode.INTERRUPTED)
     if output:
         print(json.dumps(state.to_dict(), indent=2))
-    if state.failure and state.failure.traceback:
-        for line in state.failure.traceback.splitlines():
+    if state.failure and state.failure.details:
+        for line in state.failure.details.splitlines():
             print(f"  {printable(line)}", file=sys.stderr)
     raise_for_state(state, client, limit)
     note(f"job {job} succeeded{run_time_text(state)}")

@@ -48,16 +48,22 @@ class RankProcess:
     pipes: RankPipes
     failure: Failure | None = None
     kill_at: float | None = None  # time of SIGKILL, by time.monotonic
-
-    def signal(self, number: int) -> None:
-        """Send a signal to the rank and to the processes that it has started, unless all have ended."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
+    terminated: bool = False  # the launcher has told it to end
 
     def terminate(self, number: int, timeout: float) -> None:
-        """Send a signal, and SIGKILL after ``timeout`` seconds."""
-        self.signal(number)
+        """Send a signal to the rank; ``timeout`` seconds later, SIGKILL follows to it and to processes that it started.
+
+        Only the rank gets the first signal: it may need the workers of its DataLoader while it saves.
+        """
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self.pid, number)
+        self.terminated = True
         self.kill_at = time.monotonic() + timeout
+
+    def kill(self) -> None:
+        """Send SIGKILL to the rank and to the processes that it has started, unless all have ended."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
 
 class Agent:
@@ -78,6 +84,7 @@ class Agent:
         self.attempt: AttemptStarted | None = None
         self.attempt_over = False  # it ended for all pods; this pod's ranks are being terminated
         self.failures: list[Failure] = []  # of this pod in this attempt
+        self.finished: list[Failure] = []  # its ranks that ended with code 0, which is a failure only if others fail
         self.stop_signal: int | None = None  # the signal that stops this launcher
         self.final_record: JobRecord | None = None
         self.latest_record: JobRecord | None = None
@@ -122,7 +129,8 @@ class Agent:
                     return self._finish(self.final_record)
                 if self.attempt_over:
                     self.attempt_over, self.attempt = False, None
-                    self.member.join_next_round(self.failures)
+                    # A rank that ends early with success breaks the connections of the others.
+                    self.member.join_next_round([*self.failures, *self.finished])
 
     # Events of the rendezvous ------------------------------------------------------------------------------------
 
@@ -133,7 +141,7 @@ class Agent:
             case AttemptEnded():
                 self._terminate_ranks()
                 if self.leader and self.attempt and event.failure:
-                    # A secondary failure may be reported first. The line of the next attempt names the root cause.
+                    # The cause is chosen when all pods have reported. The line of the next attempt names it.
                     cause = "" if event.failure.secondary else f": {event.failure.summary}"
                     self.log(f"attempt {self.attempt.number + 1} ended{cause}")
             case LeaderLost():
@@ -146,7 +154,7 @@ class Agent:
                 raise event.error
 
     def _start_attempt(self, attempt: AttemptStarted) -> None:
-        self.attempt, self.failures, self.attempt_over = attempt, [], False
+        self.attempt, self.failures, self.finished, self.attempt_over = attempt, [], [], False
         if self.stop_signal is not None:
             return
         settings = self.settings
@@ -163,6 +171,8 @@ class Agent:
     def _terminate_ranks(self) -> None:
         """End the ranks of this pod, because the attempt is over in all pods."""
         self.attempt_over = True
+        if self.stop_signal is not None:
+            return  # they have been told to end, and have the grace period for it
         for rank in self.ranks.values():
             if rank.failure is None:
                 rank.terminate(signal.SIGTERM, TERMINATE_TIMEOUT)
@@ -206,12 +216,15 @@ class Agent:
             self.selector.unregister(fd)
             rank.pipes.read_rest_and_close(fd)
         self._handle_report(rank)
-        rank.signal(signal.SIGKILL)  # ends the processes that it started and left
+        rank.kill()  # ends the processes that it started and left
         del self.ranks[pid]
         code = os.waitstatus_to_exitcode(status)
-        if code != 0 and rank.failure is None:
+        if code == 0 and not rank.terminated:
+            self.finished.append(from_exit_code(self._new_failure(rank, "exit"), 0, "", oom=False))
+        elif code != 0 and rank.failure is None:
             oom_kills = host.oom_kills()
-            failure = from_exit_code(self._new_failure(rank, "exit"), code, oom=oom_kills > self.oom_kills)
+            failure = self._new_failure(rank, "exit")
+            failure = from_exit_code(failure, code, rank.pipes.stderr_tail, oom=oom_kills > self.oom_kills)
             if code < 0:
                 self.oom_kills = oom_kills
             self._handle_failure(rank, failure)
@@ -220,11 +233,14 @@ class Agent:
             self.member.report_success(attempt)
 
     def _handle_failure(self, rank: RankProcess, failure: Failure) -> None:
-        if self.attempt_over or self.stop_signal is not None or self.attempt is None:
+        if self.stop_signal is not None or self.attempt is None or _is_own_signal(rank, failure):
             return  # the launcher has ended this rank
+        if rank.terminated and failure.kind in ("exception", "exit"):
+            failure = replace(failure, secondary=True)  # probably how the script answers SIGTERM
         rank.failure = failure
         self.failures.append(failure)
-        self.member.report_failure(self.attempt, failure)
+        if not self.attempt_over:
+            self.member.report_failure(self.attempt, failure)
 
     def _new_failure(self, rank: RankProcess | None, kind: str) -> Failure:
         settings = self.settings
@@ -238,7 +254,7 @@ class Agent:
     def _handle_signal(self, number: int) -> None:
         if self.stop_signal is not None:  # the second signal ends the ranks at once
             for rank in self.ranks.values():
-                rank.signal(signal.SIGKILL)
+                rank.kill()
             return
         if self.attempt and not self.attempt_over:
             message = f"received {signal.Signals(number).name}"
@@ -251,7 +267,7 @@ class Agent:
         now = time.monotonic()
         for rank in self.ranks.values():
             if rank.kill_at is not None and now >= rank.kill_at:
-                rank.signal(signal.SIGKILL)
+                rank.kill()
                 rank.kill_at = None
         attempt, deadline = self._healthy_attempt(), self.settings.deadline
         if attempt and deadline and now - self.started >= deadline:
@@ -319,3 +335,9 @@ class Agent:
         if self.lines >= contract.RECORD_INTERVAL and self.latest_record:
             self.lines = 0
             self._write_record(self.latest_record)
+
+
+def _is_own_signal(rank: RankProcess, failure: Failure) -> bool:
+    """Return whether the rank ended by the launcher's own SIGTERM or SIGKILL."""
+    by_signal = failure.kind == "signal" and failure.signal in (signal.SIGTERM, signal.SIGKILL)
+    return rank.terminated and (by_signal or failure.exit_code == 128 + signal.SIGTERM)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,10 +12,21 @@ from pathlib import Path
 
 from flk_runtime import contract
 from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord
+from flk_runtime.system.report import is_secondary
 
 _HISTORY_LIMIT = 20  # attempts that are kept
 _MESSAGE_LIMIT = 300  # characters that are kept of the messages of former attempts
 _FINAL_KINDS = ("deadline", "usage")  # would happen again in the next attempt
+# Kinds in the order in which they count as the cause, whatever the clocks of the nodes say.
+_CAUSES = {"usage": 0, "deadline": 0, "exception": 1, "oom": 2, "signal": 2, "exit": 3, "lost": 4}
+_EXIT_0 = 5  # a rank that succeeded is the cause only if nothing else is: the others may have had little left to do
+_SECONDARY = 6
+_STDERR_LINES = 20  # that are kept
+# In what faulthandler writes: frames that started the script, and a list of all extension modules.
+_NOISE = re.compile(
+    r'\s*$|Extension modules: |  File ".*flk_runtime/(launcher/\w+|__main__)\.py"|  File "<frozen runpy>"'
+)
+_LAST_WORDS = (re.compile(r"\s*what\(\): "), re.compile(r'  File ".+", line \d+ in '))
 _REPORTED_FIELDS = ("kind", "type", "message", "traceback", "time", "secondary")
 
 
@@ -30,21 +42,47 @@ def from_report(failure: Failure, report: bytes) -> Failure | None:
     return replace(failure, **fields)
 
 
-def from_exit_code(failure: Failure, code: int, *, oom: bool) -> Failure:
-    """``failure`` with the exit code of the rank's process, negative for a signal.
+def from_exit_code(failure: Failure, code: int, stderr: str, *, oom: bool) -> Failure:
+    """``failure`` with the exit code of the rank's process, negative for a signal, and its last 20 lines on stderr.
 
-    ``oom`` says whether the kernel has killed a process of this pod at its memory limit. SIGABRT counts as secondary,
-    because NCCL's watchdog aborts the process when a peer is gone.
+    ``oom`` says whether the kernel has killed a process of this pod at its memory limit. SIGABRT is secondary if the
+    last lines say that the connection to a peer broke: NCCL's watchdog then aborts the process.
     """
-    if code > 0:
+    lines = [line for line in stderr.splitlines() if not _NOISE.match(line)][-_STDERR_LINES:]
+    failure = replace(failure, stderr="\n".join(lines))
+    if code >= 0:
         return replace(failure, kind="exit", exit_code=code)
     kind = "oom" if oom and code == -signal.SIGKILL else "signal"
-    return replace(failure, kind=kind, signal=-code, secondary=code == -signal.SIGABRT)
+    secondary = code == -signal.SIGABRT and is_secondary("", stderr)
+    words = [
+        line.strip().removeprefix("what():").strip() for words in _LAST_WORDS for line in lines if words.match(line)
+    ]
+    return replace(failure, kind=kind, signal=-code, secondary=secondary, message=words[0] if words else "")
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure:
-    """The failure that led to the others: the earliest one that is not secondary, else the earliest."""
-    return min(failures, key=lambda failure: (failure.secondary, failure.time))
+    """The failure that led to the others, with the number of ranks that failed in the same way.
+
+    An exception counts before a signal, a signal before an exit code, and that before a lost pod. A secondary failure
+    is chosen only if there is no other. Among failures of one kind the earliest is chosen.
+    """
+    cause = min(failures, key=lambda failure: (_precedence(failure), failure.time))
+    same = {failure.rank for failure in failures if _signature(failure) == _signature(cause)}
+    return replace(cause, count=len(same))
+
+
+def _precedence(failure: Failure) -> int:
+    if failure.secondary:
+        return _SECONDARY
+    if failure.exit_code == 0:
+        return _EXIT_0
+    return _CAUSES[failure.kind]
+
+
+def _signature(failure: Failure) -> tuple[object, ...]:
+    if failure.kind == "lost":
+        return ("lost", failure.pod)
+    return failure.kind, failure.type, failure.message, failure.exit_code, failure.signal
 
 
 def restarts_used(history: Sequence[Attempt]) -> int:
@@ -71,7 +109,7 @@ def shorten(history: Sequence[Attempt]) -> list[Attempt]:
         replace(
             attempt,
             failure=attempt.failure
-            and replace(attempt.failure, traceback="", message=attempt.failure.message[:_MESSAGE_LIMIT]),
+            and replace(attempt.failure, traceback="", stderr="", message=attempt.failure.message[:_MESSAGE_LIMIT]),
         )
         for attempt in history[-_HISTORY_LIMIT:]
     ]

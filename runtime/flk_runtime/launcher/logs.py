@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import re
@@ -15,6 +16,7 @@ from flk_runtime.system.report import write_all
 _LINE_END = re.compile(rb"\r\n|\n|\r(?!$)")
 _CHUNK = 1 << 16  # bytes that are read at once
 LINES_PER_WRITE = 50  # after as many lines at most, the lines are counted, which may write a job record
+TAIL_LINES, TAIL_LINE_LIMIT = 80, 400  # last lines of a stream that are kept, and bytes of each
 LINE_LIMIT = 1 << 16  # bytes; a longer line is split, so that memory stays bounded
 
 
@@ -43,6 +45,12 @@ class Prefixer:
         self._fd = fd
         self._rest = b""
         self._count = count  # called with the number of lines written
+        self._tail: collections.deque[bytes] = collections.deque(maxlen=TAIL_LINES)
+
+    @property
+    def tail(self) -> str:
+        """The last 80 lines, each cut to 400 bytes."""
+        return b"\n".join(self._tail).decode(errors="replace")
 
     def feed(self, data: bytes) -> None:
         """Write every line that ``data`` completes."""
@@ -62,6 +70,7 @@ class Prefixer:
     def _write(self, lines: list[bytes]) -> None:
         for begin in range(0, len(lines), LINES_PER_WRITE):
             batch = lines[begin : begin + LINES_PER_WRITE]
+            self._tail.extend(line[:TAIL_LINE_LIMIT] for line in batch)
             write_all(self._fd, b"".join(self._prefix + line + b"\n" for line in batch))
             self._count(len(batch))
 
@@ -73,6 +82,7 @@ class RankPipes:
         self._targets: dict[int, Prefixer | None] = {}  # by descriptor to read from; None for the reports
         self.write_ends: list[int] = []  # for the rank: stdout, stderr, reports
         self._report = b""
+        self._stderr = stderr
         for target in (stdout, stderr, None):
             read, write = os.pipe()
             os.set_blocking(read, False)
@@ -83,6 +93,11 @@ class RankPipes:
     def read_ends(self) -> list[int]:
         """The descriptors that are still open for reading."""
         return list(self._targets)
+
+    @property
+    def stderr_tail(self) -> str:
+        """The last lines of stderr."""
+        return self._stderr.tail
 
     def close_write_ends(self) -> None:
         """Close the launcher's copies of what the rank writes to. Call when the rank has started."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import faulthandler
 import functools
 import importlib.util
 import os
@@ -26,6 +27,7 @@ def run(command: Sequence[str]) -> int:
     An exception is reported to the launcher at once, while all connections are open. The peers notice a broken
     connection later, so their reports come after that of the root cause.
     """
+    faulthandler.enable(all_threads=False)  # a fatal signal leaves the Python stack on stderr
     try:
         _run(command)
     except SystemExit as exit_:

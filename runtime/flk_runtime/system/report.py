@@ -49,8 +49,20 @@ def describe(error: BaseException) -> dict[str, Any]:
         "message": message,
         "traceback": "".join(lines)[-_TRACEBACK_LIMIT:],
         "time": time.time(),
-        "secondary": not usage and is_secondary(name, message),  # a usage error may mention NCCL
+        "secondary": not usage and _has_secondary_cause(error),  # a usage error may mention NCCL
     }
+
+
+def _has_secondary_cause(error: BaseException) -> bool:
+    """Return whether the exception, or one that it was raised from, is secondary."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        if is_secondary(type(link).__name__, str(link)):
+            return True
+        seen.add(id(link))
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return False
 
 
 def send(report: dict[str, Any]) -> None:

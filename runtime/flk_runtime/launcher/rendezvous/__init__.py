@@ -3,6 +3,7 @@
 The launcher of pod 0 leads. It serves the rendezvous store, a TCPStore of torch. Every launcher, also that of pod 0,
 is a member. A round is one attempt to run all ranks. These keys of the store carry the protocol:
 
+    leader               identifies the leader's process
     round                number of the current round, for launchers that come late
     <round>/join/<pod>   from each member: it has joined, and which failures it saw in the last attempt
     <round>/start        from the leader, when all have joined: number of the attempt, and address of a TCPStore for

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -12,6 +13,7 @@ from flk_runtime.contract import Attempt, Failure, JobRecord
 from flk_runtime.launcher.failures import job_record, may_restart, progress, root_cause, shorten
 from flk_runtime.launcher.rendezvous import store
 from flk_runtime.launcher.rendezvous.messages import (
+    LEADER_KEY,
     LEFT_KEY,
     ROUND_KEY,
     AttemptStarted,
@@ -45,6 +47,7 @@ class Leader:
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise SettingsError(f"cannot serve the rendezvous store on port {settings.store_port}: {reason}") from error
+        self._store.set(LEADER_KEY, uuid.uuid4().hex)
         self.port = int(self._store.port)
         self._incarnations: dict[int, str] = {}  # by pod, in the last attempt
 

@@ -15,6 +15,7 @@ from flk_runtime.contract import Attempt, Failure
 from flk_runtime.launcher.failures import job_record
 from flk_runtime.launcher.rendezvous import store
 from flk_runtime.launcher.rendezvous.messages import (
+    LEADER_KEY,
     LEFT_KEY,
     ROUND_KEY,
     AttemptEnded,
@@ -29,13 +30,18 @@ from flk_runtime.launcher.rendezvous.messages import (
     encode_end,
     end_key,
     join_key,
+    pod_done_key,
+    primary_key,
     start_key,
 )
 from flk_runtime.launcher.settings import Settings
 
 _PROBE_TIMEOUT = 3.0  # seconds to connect to the leader's port
 _POLL_MIN, _POLL_MAX = 0.05, 1.0  # seconds between two tries to connect
+_PRIMARY_TIMEOUT = 0.5  # seconds to wait for a primary failure after an attempt has ended with a secondary one
 _PROGRESS_INTERVAL = 30.0  # seconds between two lines about a leader that does not answer
+
+_DISCONNECTED = "lost the connection to pod 0"
 
 
 class Member:
@@ -49,6 +55,7 @@ class Member:
         self._post = post
         self._log = log
         self._incarnation = uuid.uuid4().hex
+        self._leader = b""  # identifies the process of the leader to which this member was connected last
         self._history: list[Attempt] = []
         self._failures: list[Failure] = []  # in the last attempt
         self._ended: queue.SimpleQueue[list[Failure]] = queue.SimpleQueue()
@@ -62,10 +69,14 @@ class Member:
         """End the attempt in all pods, unless another failure has ended it already."""
         with contextlib.suppress(RuntimeError):  # the connection broke, which the thread notices too
             self._writer.compare_set(end_key(attempt.round), "", encode_end(failure))
+            if not failure.secondary:
+                self._writer.set(primary_key(attempt.round), "")
 
     def report_success(self, attempt: AttemptStarted) -> None:
         """Count this pod as done: all its ranks succeeded. The last pod ends the attempt as a success."""
         with contextlib.suppress(RuntimeError):
+            if self._writer.add(pod_done_key(attempt.round, self._settings.pod), 1) > 1:
+                return
             if self._writer.add(done_key(attempt.round), 1) == self._settings.pods:
                 self._writer.compare_set(end_key(attempt.round), "", encode_end(None))
 
@@ -96,9 +107,24 @@ class Member:
     def _follow_rounds(self, client: Any) -> None:
         """Take part in one round after the other, until the job ends. Raises RuntimeError if the connection breaks."""
         pod = self._settings.pod
+        leader = store.wait_for(client, LEADER_KEY)
+        if leader == self._leader:  # pod 0 was there all the time, so this pod is the one that was lost
+            self._failures = [
+                self._lost(pod, _DISCONNECTED) if (failure.kind, failure.pod) == ("lost", 0) else failure
+                for failure in self._failures
+            ]
+        self._leader = leader
         number = int(store.wait_for(client, ROUND_KEY))
-        if self._was_restarted(client, number):
-            client.compare_set(end_key(number), "", encode_end(self._lost(pod, "was restarted")))
+        if client.check([join_key(number, pod)]) and client.check([start_key(number)]):
+            decision = decode_start(client.get(start_key(number)))
+            if isinstance(decision, JobEnded):
+                self._leave(client, decision)
+                return
+            # The attempt runs without this pod: its ranks ended with the former launcher, or with the connection.
+            same = Join.from_json(client.get(join_key(number, pod))).incarnation == self._incarnation
+            lost = self._lost(pod, _DISCONNECTED if same else "was restarted")
+            client.compare_set(end_key(number), "", encode_end(lost))
+            client.set(primary_key(number), "")
             number += 1
         while True:
             join = Join(self._incarnation, self._settings.pod_name, self._settings.node, self._history, self._failures)
@@ -110,6 +136,9 @@ class Member:
             self._history = start.history
             self._post(start)
             failure = decode_end(store.wait_for(client, end_key(number)))
+            if failure and failure.secondary:
+                # The rank that failed first may still be ending. Its launcher must not end it before that is known.
+                store.wait_at_most(client, primary_key(number), _PRIMARY_TIMEOUT)
             self._end_attempt(failure)
             if failure is None:
                 self._leave(client, JobEnded(job_record(None, self._history, self._settings.restarts)))
@@ -117,11 +146,6 @@ class Member:
             self._post(AttemptEnded(number, failure))
             self._failures = self._ended.get()
             number += 1
-
-    def _was_restarted(self, client: Any, number: int) -> bool:
-        """Whether another launcher of this pod has joined the round."""
-        key = join_key(number, self._settings.pod)
-        return client.check([key]) and Join.from_json(client.get(key)).incarnation != self._incarnation
 
     def _end_attempt(self, failure: Failure | None) -> None:
         self._history[-1] = replace(self._history[-1], ended=time.time(), failure=failure)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 
 from flk_runtime.contract import Attempt, Failure, JobRecord
 
+LEADER_KEY = "leader"
 ROUND_KEY = "round"
 LEFT_KEY = "left"
 
@@ -24,6 +25,16 @@ def start_key(round_number: int) -> str:
 def done_key(round_number: int) -> str:
     """Key of the number of pods whose ranks have all succeeded."""
     return f"{round_number}/done"
+
+
+def pod_done_key(round_number: int, pod: int) -> str:
+    """Key that counts how often a pod has reported success, so that it counts once."""
+    return f"{round_number}/done/{pod}"
+
+
+def primary_key(round_number: int) -> str:
+    """Key that is set when a launcher knows a failure of the attempt that is not secondary."""
+    return f"{round_number}/primary"
 
 
 def end_key(round_number: int) -> str:

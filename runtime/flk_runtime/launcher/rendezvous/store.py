@@ -10,7 +10,7 @@ from typing import Any
 from flk_runtime.launcher.rendezvous.messages import Event, ThreadFailed
 
 _TIMEOUT = timedelta(seconds=30)  # of connecting, and of single operations
-_WAIT_TIMEOUT = timedelta(days=7)
+_WAIT_INTERVAL = 3600.0  # seconds of one wait; torch's store knows no wait without a timeout
 
 
 def connect(host: str, port: int) -> Any:
@@ -26,11 +26,24 @@ def serve(port: int) -> Any:
     return _open("0.0.0.0", port, serve=True)  # noqa: S104 - the pod's service leads to this port
 
 
-def wait_for(store: Any, key: str) -> bytes:
-    """Wait until ``key`` is set and return its value. Raises RuntimeError if the connection breaks."""
-    store.wait([key], _WAIT_TIMEOUT)
+def wait_for(store: Any, key: str, interval: float = _WAIT_INTERVAL) -> bytes:
+    """Wait until ``key`` is set, however long that takes, and return its value.
+
+    One wait of the store takes ``interval`` seconds. Raises RuntimeError if the connection breaks.
+    """
+    while not wait_at_most(store, key, interval):
+        pass
     value: bytes = store.get(key)
     return value
+
+
+def wait_at_most(store: Any, key: str, seconds: float) -> bool:
+    """Wait until ``key`` is set, and return whether it is. Raises RuntimeError if the connection breaks."""
+    try:
+        store.wait([key], timedelta(seconds=seconds))
+    except RuntimeError:  # the time is over, or the connection broke, which the next line tells apart
+        return bool(store.check([key]))
+    return True
 
 
 def start_thread(name: str, function: Callable[[], None], post: Callable[[Event], None]) -> None:

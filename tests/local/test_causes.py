@@ -1,0 +1,267 @@
+"""The cause of a failed attempt: the rank that failed first is named, however it ended and whoever reported first."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from flk_runtime import contract
+from flk_runtime.contract import ExitCode, Failure
+from tests.support.pods import END, Pods
+from tests.support.processes import alive
+
+# Three ranks in three pods reduce in a loop; rank 1 fails in step 3, as {fault} says.
+SCRIPT = """
+    import faulthandler, os, pathlib, signal, sys, time
+    import torch, torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+
+    def fail():
+        {fault}
+
+    for step in range(200):
+        if step == 3 and rank == 1:
+            fail()
+        dist.all_reduce(torch.ones(1))
+        time.sleep(0.01)
+"""
+WHAT = "terminate called after throwing an instance\\n  what():  enforce fail: length <= nbytes\\n"
+ABORT = f"os.write(2, b'{WHAT}'); os.abort()"
+# The process group is closed before the exception arrives at the top, so the peers report first.
+CLOSE_FIRST = """
+        try:
+            raise ValueError("sample 371 has no label")
+        finally:
+            dist.destroy_process_group()
+            time.sleep(0.2)
+"""
+
+
+def failure_of(job: Pods) -> Failure:
+    failures = [job.record(pod).failure for pod in range(job.pods)]
+    assert failures[0] is not None, job.logs_of_all()
+    assert failures == [failures[0]] * job.pods
+    return failures[0]
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "exit_code", "number", "words"),
+    [
+        ("faulthandler._sigsegv()", "signal", None, signal.SIGSEGV, "in fail"),
+        ("os.abort()", "signal", None, signal.SIGABRT, "in fail"),
+        (ABORT, "signal", None, signal.SIGABRT, "enforce fail: length <= nbytes"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "signal", None, signal.SIGKILL, ""),
+        ("print('bad disk', file=sys.stderr, flush=True); os._exit(17)", "exit", 17, None, "bad disk"),
+        ("os._exit(0)", "exit", 0, None, ""),
+        ("sys.exit(0)", "exit", 0, None, ""),
+        ("sys.exit('no data')", "exit", 1, None, ""),
+    ],
+    ids=["segfault", "abort", "abort in C++", "kill", "exit code", "early success", "early SystemExit", "message"],
+)
+def test_the_rank_that_ended_first_is_the_cause(
+    pods: Callable[..., Pods], fault: str, kind: str, exit_code: int | None, number: int | None, words: str
+) -> None:
+    job = pods(3, 1, script=SCRIPT.format(fault=fault))
+    job.start("train.py")
+    assert job.wait() == [ExitCode.TRAINING] * 3, job.logs_of_all()
+    failure = failure_of(job)
+    assert (failure.rank, failure.pod_name, failure.kind) == (1, "test-worker-1", kind), failure
+    assert (failure.exit_code, failure.signal) == (exit_code, number)
+    assert not failure.secondary
+    assert words in failure.stderr
+    assert number in (None, signal.SIGKILL) or words in failure.summary
+    assert "flk_runtime/launcher" not in failure.stderr
+
+
+def test_an_exception_that_is_reported_after_its_consequences_is_the_cause(pods: Callable[..., Pods]) -> None:
+    job = pods(3, 1, script=SCRIPT.format(fault=CLOSE_FIRST))
+    job.start("train.py")
+    assert job.wait() == [ExitCode.TRAINING] * 3
+    failure = failure_of(job)
+    assert (failure.rank, failure.type, failure.message) == (1, "ValueError", "sample 371 has no label")
+
+
+def test_an_exception_raised_from_a_broken_connection_is_secondary(pods: Callable[..., Pods]) -> None:
+    script = """
+        import os, time
+        import torch, torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(1))
+        if dist.get_rank() == 1:
+            time.sleep(0.3)
+            os._exit(17)
+        try:
+            dist.all_reduce(torch.ones(1))
+        except RuntimeError as error:
+            raise OSError("the training step failed") from error
+    """
+    job = pods(2, 1, script=script)
+    job.start("train.py")
+    assert job.wait() == [ExitCode.TRAINING] * 2
+    assert (failure_of(job).rank, failure_of(job).exit_code) == (1, 17)
+
+
+def test_equal_failures_are_one_with_a_count(pods: Callable[..., Pods]) -> None:
+    script = """
+        import os, signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a rank must not be ended before it has raised
+        time.sleep(0.1 * int(os.environ["RANK"]))
+        raise FileNotFoundError("no such dataset")
+    """
+    job = pods(2, 2, script=script)
+    job.start("train.py")
+    assert job.wait() == [ExitCode.TRAINING] * 2
+    failure = failure_of(job)
+    assert failure.type == "FileNotFoundError"
+    assert failure.count == 4
+    assert re.fullmatch(
+        r"rank \d in test-worker-\d and 3 other ranks raised FileNotFoundError: no such dataset", failure.summary
+    )
+
+
+def test_an_exception_counts_before_a_pod_that_is_lost_afterwards(pods: Callable[..., Pods]) -> None:
+    """The launcher of pod 1 is killed while it ends its ranks, and a new one takes its place."""
+    script = """
+        import os, pathlib, signal, time
+        import torch, torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(1))
+        attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], dist.get_rank()
+        if attempt == "0":
+            signal.signal(signal.SIGTERM, lambda *_: pathlib.Path("ending").touch() if rank == 1 else os._exit(143))
+            pathlib.Path(f"pid.0.{rank}").write_text(str(os.getpid()))
+            if rank == 0:
+                raise ValueError("bad sample")
+            while True:
+                time.sleep(0.01)
+    """
+    job = pods(2, 1, script=script, FLK_RESTARTS="1")
+    job.start("train.py")
+    rank = job.pid(0, 1)
+    job.until((job.folder / "ending").exists, "rank 1 is told to end")
+    job.running[1].kill()
+    job.running[1].wait()
+    job.until(lambda: not alive(rank), "the rank ends with its launcher")
+    job.start("train.py", only=1)
+    assert job.wait() == [0, 0], job.logs_of_all()
+    first = job.record().attempts[0].failure
+    assert first is not None
+    assert (first.kind, first.type, first.rank) == ("exception", "ValueError", 0)
+
+
+def test_a_rank_that_saves_on_sigterm_has_the_whole_grace_period(pods: Callable[..., Pods]) -> None:
+    """Also when the attempt has ended for the other pods, whose launchers end their ranks at once."""
+    script = """
+        import os, pathlib, signal, sys, time
+        import torch, torch.distributed as dist
+
+        def save(*_):
+            time.sleep(2.5)
+            pathlib.Path("saved").touch()
+            os._exit(0)
+
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
+            signal.signal(signal.SIGTERM, save)
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(1))
+        attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+        pathlib.Path(f"pid.{attempt}.{dist.get_rank()}").write_text(str(os.getpid()))
+        while attempt == "0":
+            time.sleep(0.01)
+    """
+    job = pods(2, 1, script=script, FLK_RESTARTS="1", FLK_GRACE="60")
+    job.start("train.py")
+    job.pid(0, 1)
+    job.running[1].terminate()
+    assert job.running[1].wait(END) == ExitCode.PREEMPTED
+    assert (job.folder / "saved").exists(), job.logs_of_all()
+    job.start("train.py", only=1)
+    assert job.wait() == [0, 0], job.logs_of_all()
+
+
+class Proxy:
+    """Forwards TCP connections to a port until `cut` closes them."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._open: list[socket.socket] = []
+        self.port = int(self._server.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """Close all connections that are open now; new ones are accepted."""
+        for end in self._open:
+            end.close() if end.fileno() < 0 else end.shutdown(socket.SHUT_RDWR)
+        self._open.clear()
+
+    def close(self) -> None:
+        self._server.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._server.accept()
+            except OSError:
+                return
+            try:
+                server = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:
+                client.close()
+                continue
+            self._open += [client, server]
+            for source, sink in ((client, server), (server, client)):
+                threading.Thread(target=self._forward, args=(source, sink), daemon=True).start()
+
+    @staticmethod
+    def _forward(source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+        except OSError:
+            pass
+        finally:
+            sink.close()
+            source.close()
+
+
+@pytest.fixture
+def proxy() -> Iterator[Callable[[int], Proxy]]:
+    made: list[Proxy] = []
+
+    def make(target: int) -> Proxy:
+        made.append(Proxy(target))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_a_pod_that_loses_its_connection_ends_the_attempt_for_all(
+    pods: Callable[..., Pods], proxy: Callable[[int], Proxy]
+) -> None:
+    """Its ranks have ended with the connection, so the others cannot go on without it."""
+    job = pods(2, 1, FLK_RESTARTS="1", HOLD="1")
+    endpoint = job.variables[contract.RDZV_ENDPOINT]
+    between = proxy(int(endpoint.rpartition(":")[2]))
+    job.start("train.py", "2", only=0)
+    job.variables[contract.RDZV_ENDPOINT] = f"127.0.0.1:{between.port}"
+    job.start("train.py", "2", only=1)
+    job.pid(0, 0), job.pid(0, 1)
+    between.cut()
+    assert job.wait() == [0, 0], job.logs_of_all()
+    attempts = job.record().attempts
+    assert [attempt.number for attempt in attempts] == [0, 1]
+    assert attempts[0].failure is not None
+    assert (attempts[0].failure.kind, attempts[0].failure.pod) == ("lost", 1), attempts[0].failure
+    assert "lost the connection to pod 0" in attempts[0].failure.summary
