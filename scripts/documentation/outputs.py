@@ -77,7 +77,7 @@ class Session:
     def run(self, command: str) -> str:
         """What the command prints, on stdout and stderr together. The namespace counts as ``team``, as on the pages."""
         if self.namespace:
-            command = re.sub(rf"\b{NAMESPACE}\b", self.namespace, command)
+            command = re.sub(rf"(?<![\w./-]){NAMESPACE}(?![\w./-])", self.namespace, command)
         done = subprocess.run(
             ["bash", "-c", f"(exit {self.code})\n{command}"],
             cwd=self.folder,
