@@ -62,7 +62,7 @@ def init(
     - ``checkpoint``: folder for checkpoints; default $FLK_CHECKPOINT, else none are written. Only rank 0 uses it.
     - ``save_every``: steps between two checkpoints; default $FLK_SAVE_EVERY, else 100; 0: only at the end.
     - ``log_every``: steps between two lines of metrics; 0: none.
-    - ``device``: default cuda:<local rank> if torch finds CUDA, else cpu.
+    - ``device``: default ``cuda:LOCAL_RANK`` if torch finds CUDA, else cpu.
     - ``backend``: of torch.distributed; default by the device.
     - ``timeout``: seconds that a collective may take.
     - ``step_timeout``: seconds that a collective may take after the first step; default $FLK_STEP_TIMEOUT, else
