@@ -85,7 +85,10 @@ MISTAKES = {
         "error: --env: FLK_TEST_UNSET is not set here\nhint: give it a value: --env FLK_TEST_UNSET=VALUE\n",
     ),
     "env without name": (["--env", "=1"], "error: --env: must be K=V or K (is '=1')\n"),
-    "secret without key": (["--secret", "A=b"], "error: --secret: must be SECRET:KEY (is 'b')\n"),
+    "secret without key": (
+        ["--secret", "A=b"],
+        "error: --secret: must be SECRET:KEY, the name of a Secret and a key in it\n",
+    ),
     "secret without name": (["--secret", "A"], "error: --secret: must be VAR=SECRET:KEY (is 'A')\n"),
     "volume": (["--volume", "/data"], "error: --volume: must be PVC:/PATH (is '/data')\n"),
     "toleration": (

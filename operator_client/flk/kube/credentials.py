@@ -1,4 +1,4 @@
-"""Say to an API server who asks: headers and client certificates of a kubeconfig's user, renewed when they expire.
+"""Credentials for requests to an API server: headers and client certificates of a kubeconfig user, renewed in time.
 
 flk reads these itself. The kubernetes package could do it too, but importing it takes 230 to 320 ms, more than all the
 rest of `flk status`: its `__init__` imports every model of the Kubernetes API, so no part of it can be imported alone.
@@ -92,7 +92,7 @@ def connect(context: str | None = None) -> Access:
 
 
 def _credential(context: Context, before: Credential | None) -> Credential:
-    """Return the user's credential. Raises NoConfigError if it cannot be had."""
+    """Return the user's credential. Raises NoConfigError if it cannot be obtained."""
     user = context.user
     if user.get("tokenFile"):
         return _token_file(context, before)

@@ -84,7 +84,7 @@ def _mount(value: str) -> str:
 def _secret_key(value: str) -> str:
     secret, colon, key = value.partition(":")
     if not colon:
-        raise ValueError(f"must be SECRET:KEY (is {value!r})")
+        raise ValueError("must be SECRET:KEY, the name of a Secret and a key in it")
     return f"{_checked('the secret', names.object_name, secret)}:{_checked('the key', names.data_key, key)}"
 
 
