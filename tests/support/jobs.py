@@ -74,7 +74,7 @@ class JobBuilder:
                 "labels": labels,
                 "ownerReferences": [owner],
             },
-            "spec": {"containers": [self.container], **({"nodeName": node} if node else {})},
+            "spec": {"containers": [self.container], "restartPolicy": "Never", **({"nodeName": node} if node else {})},
             "status": {"phase": phase, "containerStatuses": [container], **status},
         }
         return self

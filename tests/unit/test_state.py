@@ -36,6 +36,16 @@ def test_operator_has_a_moment() -> None:
     assert silent.state().reason == ""
 
 
+@pytest.mark.parametrize(("code", "phase"), [(0, "Succeeded"), (100, "Failed")])
+def test_container_that_has_ended_while_its_pod_is_still_called_running(code: int, phase: str) -> None:
+    ending = JobBuilder().all("pod").condition("Running").ended(1, code)
+    ending.record = record(None, None)
+    ending.pods[1]["status"]["phase"] = "Running"
+    state = ending.state()
+    assert state.pods[1].phase == phase
+    assert state.phase == (Phase.RUNNING if code == 0 else Phase.FAILED)
+
+
 def test_queued() -> None:
     queued = JobBuilder()
     queued.job["spec"]["runPolicy"]["suspend"] = True

@@ -50,9 +50,10 @@ def status(
 def _text(state: State, now: float, *, all_pods: bool) -> str:
     from flk.cli.table import table
     from flk.terminal import printable
-    from flk.units import short_duration
+    from flk.units import plural, short_duration
 
-    shape = f"{state.replicas} pods x {state.processes} ranks" if state.processes > 1 else f"{state.replicas} ranks"
+    pods, ranks = plural(state.replicas, "pod"), plural(state.processes, "rank")
+    shape = f"{pods} x {ranks}" if state.processes > 1 else plural(state.replicas, "rank")
     lines = [
         f"{state.name}   {state.phase}   in namespace {state.namespace}",
         f"{shape}, created {short_duration(now - state.created)} ago{f' by {state.owner}' if state.owner else ''}, "

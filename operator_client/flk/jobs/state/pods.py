@@ -83,14 +83,18 @@ def _container(items: Any) -> Object:
 
 
 def _phase(pod: Object, state: Object) -> PodPhase:
+    spec = pod.get("spec") or {}
     phase = str((pod.get("status") or {}).get("phase") or PodPhase.PENDING)
     if phase in (PodPhase.SUCCEEDED, PodPhase.FAILED):
         return PodPhase(phase)
     if pod["metadata"].get("deletionTimestamp"):
         return PodPhase.TERMINATING
     if phase == PodPhase.PENDING:
-        return PodPhase.STARTING if (pod.get("spec") or {}).get("nodeName") else PodPhase.PENDING
+        return PodPhase.STARTING if spec.get("nodeName") else PodPhase.PENDING
     if phase == PodPhase.RUNNING:
+        if "terminated" in state and spec.get("restartPolicy") == "Never":
+            # The kubelet sets the phase of the pod a moment after its container has ended.
+            return PodPhase.SUCCEEDED if state["terminated"].get("exitCode") == 0 else PodPhase.FAILED
         return PodPhase.RUNNING if "running" in state or not state else PodPhase.STARTING
     return PodPhase.UNKNOWN
 
