@@ -9,6 +9,7 @@ from typing import Final
 from flk.errors import FlkError, JobNotFoundError, WaitTimeoutError
 from flk.jobs.client import JobClient
 from flk.jobs.follower import Follower
+from flk.units import plural
 
 REPORT_EVERY: Final = 5.0  # seconds between two reports of what is awaited
 
@@ -52,9 +53,9 @@ def _wait_until_gone(
             now, left = time.monotonic(), len(seen.pods)
             if until is not None and now >= until:
                 raise WaitTimeoutError(
-                    f"job {name} is being deleted and not gone yet: {left} pods are left",
+                    f"job {name} is being deleted and not gone yet: {plural(left, 'pod')} left",
                     hint="a pod on a node that does not answer stays until the node is removed or is back",
                 )
             if now - reported > REPORT_EVERY:
                 reported = now
-                report(f"waiting for {left} pods of {name} to end")
+                report(f"waiting for {plural(left, 'pod')} of {name} to end")
