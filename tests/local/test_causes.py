@@ -111,9 +111,11 @@ def test_an_exception_raised_from_a_broken_connection_is_secondary(pods: Callabl
 
 def test_equal_failures_are_one_with_a_count(pods: Callable[..., Pods]) -> None:
     script = """
-        import os, signal, time
+        import os, pathlib, signal, time
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a rank must not be ended before it has raised
-        time.sleep(0.1 * int(os.environ["RANK"]))
+        pathlib.Path(f"started.{os.environ['RANK']}").touch()
+        while len(list(pathlib.Path().glob("started.*"))) < 4:
+            time.sleep(0.001)
         raise FileNotFoundError("no such dataset")
     """
     job = pods(2, 2, script=script)
