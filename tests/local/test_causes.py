@@ -141,12 +141,14 @@ def test_an_exception_counts_before_a_pod_that_is_lost_afterwards(pods: Callable
         if attempt == "0":
             signal.signal(signal.SIGTERM, lambda *_: pathlib.Path("ending").touch() if rank == 1 else os._exit(143))
             pathlib.Path(f"pid.0.{rank}").write_text(str(os.getpid()))
+            while rank == 0 and not pathlib.Path("pid.0.1").exists():
+                time.sleep(0.001)
             if rank == 0:
                 raise ValueError("bad sample")
             while True:
                 time.sleep(0.01)
     """
-    job = pods(2, 1, script=script, FLK_RESTARTS="1")
+    job = pods(2, 1, script=script, FLK_RESTARTS="5")  # a slow machine may need more than one
     job.start("train.py")
     rank = job.pid(0, 1)
     job.until((job.folder / "ending").exists, "rank 1 is told to end")
