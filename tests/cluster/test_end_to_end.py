@@ -87,7 +87,7 @@ def test_a_model_sharded_within_pods_and_replicated_across_them(flk: Any, image:
 
 @pytest.mark.timeout(900)
 def test_a_torchrun_style_script_runs_unchanged_on_an_image_without_flk(flk: Any, torch_image: str) -> None:
-    write(flk.cwd, "train.py", TORCHRUN_STYLE)
+    write(flk.folder, "train.py", TORCHRUN_STYLE)
     options = ["--replicas", "2", "--processes", "2", "--image", torch_image, "--cpu", "100m"]
     submitted = flk("submit", "train.py", *options, "--follow", timeout=ENOUGH)
     assert submitted.code == 0, submitted.stderr
@@ -107,11 +107,11 @@ def test_the_check_of_a_start_in_the_cluster(flk: Any, torch_image: str) -> None
 
 @pytest.mark.timeout(900)
 def test_a_package_of_several_files_runs_unchanged(flk: Any, torch_image: str) -> None:
-    write(flk.cwd, "project/__init__.py", "")
-    write(flk.cwd, "project/deep/__init__.py", "")
-    write(flk.cwd, "project/deep/answer.py", "ANSWER = 41")
+    write(flk.folder, "project/__init__.py", "")
+    write(flk.folder, "project/deep/__init__.py", "")
+    write(flk.folder, "project/deep/answer.py", "ANSWER = 41")
     write(
-        flk.cwd,
+        flk.folder,
         "project/train.py",
         "from project.deep.answer import ANSWER\nimport sys\nprint(ANSWER + 1, sys.argv[1:])",
     )
