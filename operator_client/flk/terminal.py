@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os.path  # importing pathlib would add a fifth to the time of `flk --version`
 import re
 import sys
-from pathlib import Path
 from typing import Final
 
 _COLOUR: Final = r"\x1b\[[0-9;]*m"
@@ -33,4 +33,4 @@ def one_line(text: str) -> str:
 
 def program_name() -> str:
     """Return the command as the user has typed it: ``flk``, or ``kubectl flk`` for the kubectl plugin."""
-    return "kubectl flk" if Path(sys.argv[0]).stem == "kubectl-flk" else "flk"
+    return "kubectl flk" if os.path.splitext(os.path.basename(sys.argv[0]))[0] == "kubectl-flk" else "flk"
