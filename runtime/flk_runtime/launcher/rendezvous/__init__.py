@@ -9,6 +9,9 @@ is a member. A round is one attempt to run all ranks. These keys of the store ca
     <round>/start        from the leader, when all have joined: number of the attempt, and address of a TCPStore for
                          its ranks, which is new for each attempt; or the job's record if no attempt follows
     <round>/done         counter of the pods whose ranks have all succeeded
+    <round>/done/<pod>   counter of how often a pod has reported that, so that it counts once
+    <round>/primary      set when a launcher knows a failure that is not secondary: members that read a secondary one
+                         in <round>/end wait for it, for at most half a second, before they end their ranks
     <round>/end          from the first pod that sees it: a failure (by compare-and-set); or success of every pod
     left                 counter of the members that know how the job ended
 
