@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from flk_runtime.initialize import init
     from flk_runtime.parallel.precision import Precision
     from flk_runtime.run import Run
+    from flk_runtime.system.progress import heartbeat
 
 _MODULES = {
     "CheckpointError": "errors",
@@ -51,6 +52,7 @@ _MODULES = {
     "SetupError": "errors",
     "all_reduce": "distributed",
     "broadcast": "distributed",
+    "heartbeat": "system.progress",
     "init": "initialize",
     "main_process_first": "distributed",
     "reduce": "distributed",
@@ -72,6 +74,7 @@ __all__ = [
     "__version__",
     "all_reduce",
     "broadcast",
+    "heartbeat",
     "init",
     "main_process_first",
     "reduce",

@@ -67,6 +67,7 @@ SEED: Final = "FLK_SEED"  # seed of the random number generators, 0 by default
 PREFLIGHT: Final = "FLK_PREFLIGHT"  # off: the ranks do not compare their settings before they start
 PREFLIGHT_TIMEOUT: Final = "FLK_PREFLIGHT_TIMEOUT"  # seconds that each rank waits for the others in the preflight
 STEP_TIMEOUT: Final = "FLK_STEP_TIMEOUT"  # timeout of collectives after the first step, in seconds
+PROGRESS: Final = "FLK_PROGRESS"  # file of the progress page that a rank shares with its launcher
 ATTEMPT: Final = "FLK_ATTEMPT"  # number of the attempt, from 0; set by the launcher
 REPORT_FD: Final = "FLK_REPORT_FD"  # file descriptor of the pipe on which a rank reports its failure to the launcher
 

@@ -27,7 +27,8 @@ from flk_runtime.preflight import RankReport, exchange_reports, report
 from flk_runtime.preflight.bootstrap import connect_store
 from flk_runtime.run import Run
 from flk_runtime.system import device as devices
-from flk_runtime.system import rng
+from flk_runtime.system import progress, rng
+from flk_runtime.system.progress import Phase
 
 _TIMEOUT = 1800.0
 _SAVE_EVERY = 100
@@ -90,6 +91,7 @@ def init(
         return _current
 
     rank_info = discover()
+    progress.own_page().phase = Phase.RENDEZVOUS
     owns_group = not dist.is_initialized()
     options = InitOptions.read(rank_info, given, defer_error=owns_group)
     if owns_group:

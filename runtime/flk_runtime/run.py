@@ -20,6 +20,8 @@ from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.metrics import logging, mfu
 from flk_runtime.parallel import Blocks, OptimizerState, ParallelModel, ParallelOptions, Precision, parallelize
+from flk_runtime.system import progress
+from flk_runtime.system.progress import Phase
 
 T = TypeVar("T")
 O = TypeVar("O", bound=Optimizer)  # noqa: E741
@@ -65,6 +67,8 @@ class Run:
         self._throughput = logging.Throughput()
         self._meter = mfu.Meter(device, self.world_size, lambda text: self.print(f"flk: {text}"))
         self._first_step_done = False
+        self._page = progress.own_page()
+        self._page.phase = Phase.TRAINING
         self._checkpoints = CheckpointManager(folder, seed, self.print)
         self.steps = self._checkpoints.steps  # optimizer steps so far, including those before a resume
 
@@ -265,6 +269,7 @@ class Run:
             self._checkpoints.finish_restoring()
             self._first_step_done = True
         self.steps += 1
+        self._page.record_step(self.steps)
         self._throughput.add(self._samples)
         self._samples = 0
         self._meter.step()
@@ -282,8 +287,11 @@ class Run:
         pass and its backward pass.
         """
         if self._checkpoints.can_save:
+            self._page.phase = Phase.SAVING
             with self._timeouts.long():  # rank 0 may write for longer than a step may take
                 self._checkpoints.save(self.steps)
+            self._page.saved = self.steps
+            self._page.phase = Phase.TRAINING
 
     @property
     def mfu(self) -> float | None:

@@ -53,7 +53,7 @@ def test_variables_of_the_user_are_kept() -> None:
     assert prepared(Settings(("train.py",), cpus=8, pod_ip="127.0.0.1"), **own) == own
 
 
-def test_a_rank_gets_the_variables_of_torchrun_and_the_number_of_the_attempt(tmp_path: Path) -> None:
+def test_a_rank_gets_the_variables_of_torchrun_and_of_flks_library(tmp_path: Path) -> None:
     settings = Settings(("train.py",), job="gpt", pod=2, pods=3, processes=4, restarts=5)
     attempt = AttemptStarted(round=3, number=1, master_address="10.0.0.1", master_port=4711, history=[])
     folder = tmp_path / "attempt_1" / "3"
@@ -74,6 +74,7 @@ def test_a_rank_gets_the_variables_of_torchrun_and_the_number_of_the_attempt(tmp
         "TORCHELASTIC_RUN_ID": "gpt",
         "TORCHELASTIC_ERROR_FILE": str(folder / "error.json"),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        contract.PROGRESS: str(folder / "progress"),
         contract.ATTEMPT: "1",
     }
     assert folder.is_dir()

@@ -12,6 +12,7 @@ import selectors
 import signal
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from flk_runtime import contract
 from flk_runtime.contract import Failure, JobRecord
@@ -32,6 +33,7 @@ from flk_runtime.launcher.rendezvous import (
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import Wakeup, exit_code_of_signal
 from flk_runtime.system import host
+from flk_runtime.system.progress import ProgressPage
 from flk_runtime.system.report import write_all
 from flk_runtime.system.text import plural
 
@@ -46,6 +48,7 @@ class RankProcess:
     rank: int
     pid: int
     pipes: RankPipes
+    progress: ProgressPage
     failure: Failure | None = None
     kill_at: float | None = None  # time of SIGKILL, by time.monotonic
     terminated: bool = False  # the launcher has told it to end
@@ -70,7 +73,7 @@ class Agent:
     """The launcher of one pod."""
 
     def __init__(self, settings: Settings, wakeup: Wakeup, server: ForkServer, stderr: int, error_folder: str) -> None:
-        """``stderr`` is the descriptor of the real stderr; ``error_folder`` is for the ranks' error files."""
+        """``stderr`` is the descriptor of the real stderr; ``error_folder`` is for files of the ranks."""
         self.settings = settings
         self.wakeup = wakeup
         self.server = server
@@ -187,9 +190,10 @@ class Agent:
         for fd in pipes.read_ends:
             self.selector.register(fd, selectors.EVENT_READ)
         environment = rank_environment(settings, attempt, local_rank, self.error_folder)
+        page = ProgressPage.create(Path(environment[contract.PROGRESS]))
         pid = self.server.launch(settings.command, environment, settings.work, *pipes.write_ends)
         pipes.close_write_ends()
-        self.ranks[pid] = RankProcess(rank, pid, pipes)
+        self.ranks[pid] = RankProcess(rank, pid, pipes, page)
 
     def _read_pipe(self, fd: int) -> None:
         rank = next((rank for rank in self.ranks.values() if fd in rank.pipes.read_ends), None)

@@ -13,10 +13,10 @@ from flk_runtime.system import host
 
 
 def rank_environment(settings: Settings, attempt: AttemptStarted, local_rank: int, error_folder: str) -> dict[str, str]:
-    """The variables of one rank: those of torchrun, so that its scripts run unchanged, and the attempt's number.
+    """The variables of one rank: those of torchrun, so that its scripts run unchanged, and those of flk's library.
 
     For names and meaning see torch/distributed/elastic/agent/server/local_elastic_agent.py. The folder of the rank's
-    error file is made in ``error_folder``.
+    error file and progress page is made in ``error_folder``.
     """
     rank = str(settings.rank(local_rank))
     folder = Path(error_folder, f"attempt_{attempt.number}", str(local_rank))
@@ -39,6 +39,7 @@ def rank_environment(settings: Settings, attempt: AttemptStarted, local_rank: in
         "TORCHELASTIC_ERROR_FILE": str(folder / "error.json"),
         # The leader serves the store at MASTER_ADDR:MASTER_PORT, so rank 0 must not open one there.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        contract.PROGRESS: str(folder / "progress"),
         contract.ATTEMPT: str(attempt.number),
     }
 

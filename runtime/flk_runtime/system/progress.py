@@ -1,0 +1,135 @@
+"""Progress page: a page of memory through which a rank and its launcher tell each other how far the rank has come.
+
+The launcher makes a file for each rank and passes its path in FLK_PROGRESS; both map it into their memory. Each field
+has one writer and takes 8 aligned bytes, so a reader sees either the old or the new value. Reading and writing need no
+system call.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import mmap
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+from flk_runtime import contract
+
+_SIZE: Final = mmap.PAGESIZE
+_WEIGHT: Final = 0.1  # of the latest step in the mean step time
+
+
+class Phase(enum.IntEnum):
+    """What a rank is doing, as far as flk's library knows."""
+
+    STARTING = 0  # the script has not called `flk_runtime.init`, and perhaps never does
+    RENDEZVOUS = 1  # the ranks meet, compare their settings and open the process group
+    TRAINING = 2
+    SAVING = 3  # a checkpoint
+
+
+class _Int:
+    """A field of ProgressPage: a signed integer of 64 bits."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def __get__(self, page: ProgressPage, owner: type) -> int:
+        return page._ints[self._index]
+
+    def __set__(self, page: ProgressPage, value: int) -> None:
+        page._ints[self._index] = value
+
+
+class _Float:
+    """A field of ProgressPage: a floating point number of 64 bits."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def __get__(self, page: ProgressPage, owner: type) -> float:
+        return page._floats[self._index]
+
+    def __set__(self, page: ProgressPage, value: float) -> None:
+        page._floats[self._index] = value
+
+
+class ProgressPage:
+    """The page of one rank in one attempt. Times are in seconds, by time.monotonic, which all processes share."""
+
+    # The rank writes these.
+    phase = _Int(0)  # a Phase
+    step = _Int(1)  # optimizer steps done, those before a resume included; -1: no step in this attempt
+    step_time = _Float(2)  # when the latest step was done; 0: no step in this attempt
+    step_seconds = _Float(3)  # duration of a step, as an exponentially weighted mean; 0: fewer than two steps
+    heartbeat_time = _Float(4)  # of the latest call of `heartbeat`; 0: none
+    saved = _Int(5)  # step of the latest checkpoint that this rank took part in; -1: none
+    boundary = _Int(6)  # the step after which the rank last looked at `hold`; -1: it cannot stop at a step
+    waiting = _Int(7)  # 1: the rank has found `hold` and waits at `boundary` until `target` is known
+    # The launcher writes these.
+    hold = _Int(8)  # 1: wait at the next step boundary
+    target = _Int(9)  # the step after which all ranks save and end; -1: not known yet
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._ints = memoryview(memory).cast("q")
+        self._floats = memoryview(memory).cast("d")
+
+    @classmethod
+    def create(cls, path: Path) -> ProgressPage:
+        """Make the file ``path`` and map it. Raises OSError, also if there is no room for it."""
+        with open(path, "w+b") as file:
+            file.write(bytes(_SIZE))  # not truncate: a write to a hole of a full file system would kill the rank
+            file.flush()
+            page = cls(mmap.mmap(file.fileno(), _SIZE))
+        page._clear()
+        return page
+
+    @classmethod
+    def open(cls, path: str) -> ProgressPage:
+        """Map a file that `create` has made. Raises OSError if it does not exist, ValueError if it is too short."""
+        with open(path, "r+b") as file:
+            return cls(mmap.mmap(file.fileno(), _SIZE))
+
+    @classmethod
+    def private(cls) -> ProgressPage:
+        """A page that no launcher reads."""
+        page = cls(mmap.mmap(-1, _SIZE))
+        page._clear()
+        return page
+
+    def record_step(self, step: int) -> None:
+        """Write that the rank has done ``step`` optimizer steps."""
+        now = time.monotonic()
+        if self.step_time:
+            duration = now - self.step_time
+            mean = self.step_seconds
+            self.step_seconds = mean + _WEIGHT * (duration - mean) if mean else duration
+        self.step = step
+        self.step_time = now
+
+    @property
+    def progress_time(self) -> float:
+        """When the rank last made a step or called `heartbeat`; 0 if it never did."""
+        return max(self.step_time, self.heartbeat_time)
+
+    def _clear(self) -> None:
+        self.step = self.saved = self.boundary = self.target = -1
+
+
+@functools.cache
+def own_page() -> ProgressPage:
+    """The page of this rank; a page that nobody reads if no launcher has made one."""
+    path = os.environ.get(contract.PROGRESS)
+    if path:
+        try:
+            return ProgressPage.open(path)
+        except (OSError, ValueError):  # a process that outlived the launcher, whose folder is gone
+            pass
+    return ProgressPage.private()
+
+
+def heartbeat() -> None:
+    """Tell the launcher that this rank makes progress. Any script may call it, from any of a rank's processes."""
+    own_page().heartbeat_time = time.monotonic()
