@@ -28,7 +28,7 @@ class Flk:
 
     def __init__(self, folder: Path, *, kubeconfig: Path | None = None, home: Path | None = None) -> None:
         self.folder = folder
-        self.env = {k: v for k, v in os.environ.items() if not k.startswith(("FLK_", "KUBE"))}
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith(("FLK_", "KUBE", "XDG_"))}
         self.env |= {"NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
         self.env |= {"KUBECONFIG": str(kubeconfig)} if kubeconfig else {}
         self.env |= {"HOME": str(home)} if home else {}

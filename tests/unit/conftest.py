@@ -10,6 +10,13 @@ import pytest
 from tests.support.api_server import FakeApiServer, write_kubeconfig
 
 
+@pytest.fixture(autouse=True)
+def state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which flk keeps the evidence of jobs."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "flk" / "jobs"
+
+
 @pytest.fixture
 def fake() -> Iterator[FakeApiServer]:
     """A fake API server without objects and faults."""

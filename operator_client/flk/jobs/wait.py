@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from typing import Final
 
 from flk.errors import FlkError, JobDeletedError, JobFailedError, JobRunningError, WaitTimeoutError
 from flk.jobs.client import JobClient
+from flk.jobs.evidence import Recorder
+from flk.jobs.evidence.tails import TailReader
 from flk.jobs.follower import Follower, ObservedJob, is_owned_by
 from flk.jobs.state import Phase, PodPhase, State, deleted, derive
 from flk.kube import Object
@@ -21,6 +24,7 @@ FAILURE_DELAY: Final = 5.0  # seconds that pods of a failed job get to leave a r
 EVENTS_EVERY: Final = 5.0  # seconds between two requests for the events of a job that does not start
 RECORD_EVERY: Final = 1.0  # seconds between two requests for the record when pods have changed
 RECORD_REFRESH: Final = 10.0  # the same when they have not: a new attempt need not change a pod
+_TAILS: Final = 10.0  # seconds in which the last lines of the pods must have been read
 _LOG_IDLE: Final = 5.0  # seconds without a byte of the log after which the record is given up
 
 
@@ -28,7 +32,7 @@ def get_state(client: JobClient, name: str) -> State:
     """Return the state of a job now. Raises JobNotFoundError if there is none."""
     job = client.get_job(name)
     pods = [pod for pod in client.list_pods(name) if is_owned_by(pod, job["metadata"]["uid"])]
-    return _derive(client, ObservedJob(job, pods), _Evidence(client))
+    return _derive(client, ObservedJob(job, pods), _Reader(client))
 
 
 def wait_until_finished(
@@ -38,25 +42,27 @@ def wait_until_finished(
     uid: str | None = None,
     timeout: float | None = None,
     report: Callable[[State], None] = lambda state: None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> State:
     """Follow a job and return its last state: finished, or after ``timeout`` seconds perhaps not.
 
-    ``report`` is called with every state whose headline or attempt is new.
+    ``report`` is called with every state whose headline or attempt is new, ``note`` with what flk says of itself.
     """
     reported: tuple[str, int] | None = None
     current: State | None = None
     failed_at: float | None = None
-    for current in _states(client, name, uid, timeout):
-        if (current.headline, current.restarts) != reported and not current.finished:
-            reported = (current.headline, current.restarts)
-            report(current)
-        if current.finished:
-            # The first pod that ends may not know the cause. Wait a moment for the records of the others.
-            failed_at = failed_at or time.monotonic()
-            running = any(pod.exit_code is None and pod.phase == PodPhase.RUNNING for pod in current.pods)
-            if current.phase == Phase.FAILED and running and time.monotonic() - failed_at < FAILURE_DELAY:
-                continue
-            break
+    with closing(_states(client, name, uid, timeout, note)) as states:
+        for current in states:
+            if (current.headline, current.restarts) != reported and not current.finished:
+                reported = (current.headline, current.restarts)
+                report(current)
+            if current.finished:
+                # The first pod that ends may not know the cause. Wait a moment for the records of the others.
+                failed_at = failed_at or time.monotonic()
+                running = any(pod.exit_code is None and pod.phase == PodPhase.RUNNING for pod in current.pods)
+                if current.phase == Phase.FAILED and running and time.monotonic() - failed_at < FAILURE_DELAY:
+                    continue
+                break
     assert current is not None  # noqa: S101 - without a state the follower raises
     return current
 
@@ -107,53 +113,67 @@ def raise_for_state(state: State, client: JobClient, timeout: float | None = Non
     )
 
 
-def _states(client: JobClient, name: str, uid: str | None, timeout: float | None) -> Iterator[State]:
-    """Yield the states of a job, at least one a second. Ends when it was deleted, and when the time is over."""
+def _states(
+    client: JobClient, name: str, uid: str | None, timeout: float | None, note: Callable[[str], None]
+) -> Generator[State, None, None]:
+    """Yield the states of a job, at least one a second. Ends when it was deleted, and when the time is over.
+
+    What is seen is kept as evidence.
+    """
     until = None if timeout is None else time.monotonic() + timeout
-    evidence = _Evidence(client)
+    reader, recorder = _Reader(client), Recorder(client, note=note)
+    tails = TailReader(client, recorder)
     last: State | None = None
-    with Follower(client, name, uid) as follower:
-        for seen in follower.updates():
-            if seen.job is None:
-                if last is None:
-                    last = State(name, client.namespace, uid or "", Phase.PENDING, int(contract.ExitCode.RUNNING))
-                yield deleted(last, name_reused=seen.name_reused, now=client.now())
-                return
-            last = _derive(client, seen, evidence)
-            yield last
-            if until is not None and time.monotonic() >= until:
-                return
+    try:
+        with Follower(client, name, uid) as follower:
+            for seen in follower.updates():
+                if seen.job is None:
+                    if last is None:
+                        last = State(name, client.namespace, uid or "", Phase.PENDING, int(contract.ExitCode.RUNNING))
+                    last = deleted(last, name_reused=seen.name_reused, now=client.now())
+                    recorder.observe(seen, state=last)
+                    yield last
+                    return
+                last = _derive(client, seen, reader)
+                recorder.observe(seen, events=reader.last_events, record=reader.last_record, state=last)
+                tails.consider(seen.pods)
+                yield last
+                if until is not None and time.monotonic() >= until:
+                    return
+    finally:
+        tails.close(_TAILS)
+        recorder.close()
 
 
-class _Evidence:
+class _Reader:
     """The events and the launcher's record of a job, which are read only where they can add something."""
 
     def __init__(self, client: JobClient) -> None:
         self.client = client
-        self._events: list[Object] = []
+        self.last_events: list[Object] = []  # as they were read last, as `last_record`
+        self.last_record: JobRecord | None = None
         self._events_read = -EVENTS_EVERY
         self._pods: tuple[str, ...] = ()
-        self._record: JobRecord | None = None
         self._record_read = -RECORD_REFRESH
 
     def events(self, seen: ObservedJob, now: float) -> list[Object]:
         """Return the events of the job and of pending pods, read again after some seconds."""
         if time.monotonic() - self._events_read >= EVENTS_EVERY:
-            self._events = _read_events(self.client, seen, now)
+            self.last_events = _read_events(self.client, seen, now)
             self._events_read = time.monotonic()
-        return self._events
+        return self.last_events
 
     def record(self, seen: ObservedJob) -> JobRecord | None:
         """Return the record in the log of pod 0, read again soon after a pod has changed, and now and then."""
         pods = tuple(sorted(f"{pod['metadata']['uid']} {pod.get('status', {}).get('phase')}" for pod in seen.pods))
-        unchanged = pods == self._pods and self._record is not None
+        unchanged = pods == self._pods and self.last_record is not None
         if time.monotonic() - self._record_read >= (RECORD_REFRESH if unchanged else RECORD_EVERY):
-            self._pods, self._record = pods, _read_record(self.client, seen)
+            self._pods, self.last_record = pods, _read_record(self.client, seen)
             self._record_read = time.monotonic()
-        return self._record
+        return self.last_record
 
 
-def _derive(client: JobClient, seen: ObservedJob, evidence: _Evidence) -> State:
+def _derive(client: JobClient, seen: ObservedJob, reader: _Reader) -> State:
     assert seen.job is not None  # noqa: S101
     now = client.now()
     state = derive(seen.job, seen.pods, now=now, replaced_pods=seen.replaced_pods)
@@ -161,9 +181,9 @@ def _derive(client: JobClient, seen: ObservedJob, evidence: _Evidence) -> State:
         return state
     if state.phase == Phase.FAILED and state.failure and state.attempts and state.failure.kind != "lost":
         return state
-    record = None if state.attempts and state.finished else evidence.record(seen)
+    record = None if state.attempts and state.finished else reader.record(seen)
     undisturbed = state.phase == Phase.RUNNING and not state.restarts and not seen.replaced_pods
-    events = [] if undisturbed else evidence.events(seen, now)
+    events = [] if undisturbed else reader.events(seen, now)
     return derive(seen.job, seen.pods, now=now, events=events, record=record, replaced_pods=seen.replaced_pods)
 
 

@@ -1,0 +1,71 @@
+"""Take from objects of the API what is kept of them: without secrets, and without what nobody reads."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any, Final
+
+from flk import labels
+from flk.kube import Object
+
+REDACTED: Final = "***"
+# Names of variables and options whose values are taken for secrets.
+_SECRET_NAME: Final = re.compile(r"(?i)token|secret|passw|passphrase|credential|private|api_?-?key|access_?-?key|auth")
+_ASSIGNMENT: Final = re.compile(r"(?P<name>-{0,2}[\w.-]+)=(?P<value>.+)", re.DOTALL)
+# Copies of the whole manifest, with the variables in it.
+_COPIES: Final = ("kubectl.kubernetes.io/last-applied-configuration", labels.SPEC)
+_CONTAINER_FIELDS: Final = ("name", "image", "resources")
+
+
+def kept_job(job: Object) -> Object:
+    """Return a copy of a PyTorchJob in which values that may be secrets are replaced by ``***``."""
+    kept = copy.deepcopy({**job, "metadata": _metadata(job)})
+    for replica in ((kept.get("spec") or {}).get("pytorchReplicaSpecs") or {}).values():
+        spec = ((replica or {}).get("template") or {}).get("spec") or {}
+        for container in [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]:
+            for variable in container.get("env") or []:
+                if "value" in variable and _SECRET_NAME.search(str(variable.get("name", ""))):
+                    variable["value"] = REDACTED
+            for words in ("command", "args"):
+                if container.get(words):
+                    container[words] = _without_secrets(container[words])
+    return kept
+
+
+def kept_pod(pod: Object) -> Object:
+    """Return what says where a pod ran and how it ended: neither its command nor its environment."""
+    spec = pod.get("spec") or {}
+    containers = [{k: c[k] for k in _CONTAINER_FIELDS if k in c} for c in spec.get("containers") or []]
+    kept = {key: spec[key] for key in ("nodeName", "restartPolicy", "nodeSelector", "schedulerName") if key in spec}
+    return {"metadata": _metadata(pod), "spec": {**kept, "containers": containers}, "status": pod.get("status") or {}}
+
+
+def kept_event(event: Object) -> Object:
+    """Return an event without what only the API server needs."""
+    return {key: value for key, value in event.items() if key != "metadata"} | {
+        "metadata": {"name": event.get("metadata", {}).get("name", "")}
+    }
+
+
+def _metadata(item: Object) -> Object:
+    meta: Object = {key: value for key, value in item["metadata"].items() if key != "managedFields"}
+    if meta.get("annotations"):
+        meta["annotations"] = {key: value for key, value in meta["annotations"].items() if key not in _COPIES}
+    return meta
+
+
+def _without_secrets(words: list[Any]) -> list[str]:
+    """Replace the values of ``--api-token=x``, ``--api-token x`` and ``API_TOKEN=x`` in a command."""
+    kept: list[str] = []
+    follows = False
+    for word in map(str, words):
+        match = _ASSIGNMENT.fullmatch(word)
+        if follows and not word.startswith("-"):
+            kept.append(REDACTED)
+        elif match and _SECRET_NAME.search(match["name"]):
+            kept.append(f"{match['name']}={REDACTED}")
+        else:
+            kept.append(word)
+        follows = match is None and word.startswith("-") and bool(_SECRET_NAME.search(word))
+    return kept

@@ -1,0 +1,106 @@
+"""Store: the files in the user's state folder that hold evidence, one for each job, bounded in number and size.
+
+The folder is ``$XDG_STATE_HOME/flk/jobs``, by default ``~/.local/state/flk/jobs``. Below it, a folder for each API
+server and namespace holds a compressed JSON file for each job. Only the user may read them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import os
+import re
+import tempfile
+import time
+import zlib
+from pathlib import Path
+from typing import Final
+
+from flk.jobs.client import JobClient
+from flk.jobs.evidence.model import Evidence
+
+MAX_FILES: Final = 500  # jobs that are kept
+MAX_BYTES: Final = 200 << 20  # of all files together
+MAX_AGE: Final = 60 * 86_400  # seconds since a file was written
+MAX_READ: Final = 256 << 20  # bytes of one file after decompression: a larger one is not flk's
+_SUFFIX: Final = ".json.gz"
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
+
+
+def find(client: JobClient, name: str, uid: str | None = None) -> Evidence | None:
+    """Return what is kept of the job with that UID, or of the newest job of that name; None if nothing is."""
+    return Store(client).find(name, uid)
+
+
+class Store:
+    """The evidence of the jobs of one namespace of a cluster."""
+
+    def __init__(self, client: JobClient, root: Path | None = None) -> None:
+        """``root`` is the folder of all jobs; the user's state folder by default."""
+        self.root = state_folder() if root is None else root
+        server = hashlib.sha256(client.api.access.server.encode()).hexdigest()[:12]
+        self.folder = self.root / server / _safe(client.namespace)
+
+    def find(self, name: str, uid: str | None = None) -> Evidence | None:
+        """Return the evidence of the job with that UID, or the newest of that name; None if there is none.
+
+        A damaged file counts as none.
+        """
+        try:
+            paths = sorted(self.folder.glob(f"{_safe(name)}@{_safe(uid) if uid else '*'}{_SUFFIX}"), key=_modified)
+        except OSError:
+            return None
+        for path in reversed(paths):
+            try:
+                with gzip.open(path) as file:
+                    return Evidence.from_json(file.read(MAX_READ))
+            except (OSError, ValueError, EOFError, zlib.error):
+                continue
+        return None
+
+    def write(self, evidence: Evidence) -> None:
+        """Write the evidence of a job in place of what was kept of it. Raises OSError."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = self.folder / f"{_safe(evidence.name)}@{_safe(evidence.uid)}{_SUFFIX}"
+        descriptor, temporary = tempfile.mkstemp(dir=self.folder, prefix=".", suffix=".new")  # 0600
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(gzip.compress(evidence.to_json().encode(), 6, mtime=0))
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+    def prune(self, *, files: int = MAX_FILES, size: int = MAX_BYTES, age: float = MAX_AGE) -> None:
+        """Delete the oldest files of all clusters beyond these bounds. Raises OSError."""
+        now, count, total = time.time(), 0, 0
+        for path in sorted(self.root.glob(f"*/*/*{_SUFFIX}"), key=_modified, reverse=True):
+            with contextlib.suppress(FileNotFoundError):
+                count, total = count + 1, total + path.stat().st_size
+                if count > files or total > size or now - _modified(path) > age:
+                    path.unlink()
+        for path in self.root.glob("*/*/.*.new"):  # of a flk that was killed
+            if now - _modified(path) > 3600:
+                path.unlink(missing_ok=True)
+
+
+def state_folder() -> Path:
+    """Return the folder of all evidence of this user."""
+    given = os.environ.get("XDG_STATE_HOME", "")
+    # The XDG specification has programs ignore relative paths.
+    base = Path(given) if given.startswith("/") else Path(os.path.expanduser("~"), ".local", "state")
+    return base / "flk" / "jobs"
+
+
+def _safe(text: str) -> str:
+    """Return text as part of a file name. Names of the API are safe; a server may answer anything."""
+    return _UNSAFE.sub("_", text)[:200].lstrip(".") or "_"
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

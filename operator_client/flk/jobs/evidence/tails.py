@@ -1,0 +1,59 @@
+"""TailReader: reads the last lines of pods that have ended, for the evidence of a job whose log nobody follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Final
+
+from flk.errors import FlkError
+from flk.jobs.client import JobClient
+from flk.jobs.evidence.recorder import LINES_OF_A_POD, Recorder
+from flk.kube import Object
+from flk_runtime import contract
+from flk_runtime.contract import CONTAINER
+
+MAX_PODS: Final = 64  # pods of one job whose logs are read: those that failed before those that succeeded
+THREADS: Final = 4
+IDLE: Final = 5.0  # seconds without a byte after which a log is given up
+
+
+class TailReader:
+    """Reads each pod's log once, in threads, when its container has ended."""
+
+    def __init__(self, client: JobClient, recorder: Recorder) -> None:
+        self._client, self._recorder = client, recorder
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="flk-tail")
+        self._read: set[str] = set()  # UIDs of the pods
+        self._pending: list[Future[None]] = []
+
+    def consider(self, pods: Sequence[Object]) -> None:
+        """Read the logs of the pods that have ended since the last call."""
+        ended = [(code, pod) for pod in pods if (code := _exit_code(pod)) is not None]
+        for _, pod in sorted(ended, key=lambda item: item[0] == 0):
+            uid = pod["metadata"]["uid"]
+            if uid not in self._read and len(self._read) < MAX_PODS:
+                self._read.add(uid)
+                self._pending.append(self._pool.submit(self._read_tail, pod["metadata"]["name"]))
+
+    def close(self, timeout: float) -> None:
+        """Wait up to ``timeout`` seconds for what is being read."""
+        wait(self._pending, timeout)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _read_tail(self, pod: str) -> None:
+        try:
+            with self._client.stream_log(pod, IDLE, tailLines=LINES_OF_A_POD[1]) as lines:
+                text = [line.decode(errors="replace") for line in lines]
+        except FlkError:
+            return  # the log is gone already; the record of the launcher may hold its end
+        self._recorder.set_lines(pod, [line for line in text if not contract.is_record(line)])
+
+
+def _exit_code(pod: Object) -> int | None:
+    """Return the exit code of the training container, None while it runs."""
+    for container in (pod.get("status") or {}).get("containerStatuses") or []:
+        if container.get("name") == CONTAINER:
+            ended = (container.get("state") or {}).get("terminated") or {}
+            return ended.get("exitCode")
+    return None

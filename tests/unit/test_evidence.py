@@ -1,0 +1,189 @@
+"""Evidence that flk keeps of jobs: whole, bounded, private, and without secrets."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flk.jobs.client import JobClient
+from flk.jobs.evidence import Evidence, Recorder, StateChange, Store, find
+from flk.jobs.evidence.redaction import kept_job, kept_pod
+from flk.jobs.follower import ObservedJob
+from flk.jobs.wait import wait_until_finished
+from flk.kube.client import ApiClient
+from flk.kube.credentials import connect
+from flk_runtime.contract import JobRecord
+from tests.support.api_server import FakeApiServer
+from tests.unit.outputs import jobs
+
+CANARY = "hunter2-canary"
+
+
+@pytest.fixture
+def client(kubeconfig: Path) -> JobClient:
+    return JobClient(ApiClient(connect(), sleep=lambda seconds: None))
+
+
+def job(name: str = "gpt", uid: str = "uid-1", version: int = 1, replicas: int = 1) -> dict[str, Any]:
+    spec = {"pytorchReplicaSpecs": {"Worker": {"replicas": replicas}}}
+    return {"metadata": {"name": name, "uid": uid, "resourceVersion": str(version)}, "spec": spec}
+
+
+def pod(index: int = 0, version: int = 1) -> dict[str, Any]:
+    meta = {"name": f"gpt-worker-{index}", "uid": f"pod-{index}", "resourceVersion": str(version)}
+    return {"metadata": meta, "spec": {"nodeName": "node-a"}, "status": {"phase": "Running"}}
+
+
+def test_what_a_wait_has_seen_stays_when_the_job_is_gone(fake: FakeApiServer, client: JobClient) -> None:
+    jobs.add(fake, "exception on rank 1")
+    state = wait_until_finished(client, "gpt")
+    for collection in fake.objects.values():
+        collection.clear()
+    kept = find(client, "gpt")
+    assert kept is not None
+    assert kept.uid == state.uid
+    assert sorted(p["metadata"]["name"] for p in kept.pods) == ["gpt-worker-0", "gpt-worker-1", "gpt-worker-2"]
+    assert kept.lines["gpt-worker-1"] == ["[rank 1] step 10 loss 2.31", "[rank 1] step 20 loss 2.07"]
+    assert [change.phase for change in kept.states] == ["Failed"]
+    assert "expected 512 features" in kept.states[0].message
+    assert find(client, "other") is None
+
+
+def test_states_events_records_and_replaced_pods(client: JobClient) -> None:
+    recorder = Recorder(client)
+    event = {"metadata": {"name": "e", "uid": "e", "resourceVersion": "1"}, "reason": "FailedMount", "message": "m"}
+    record = JobRecord("running", 0)
+    recorder.observe(ObservedJob(job(), [pod()]), events=[event], record=record)
+    recorder.observe(ObservedJob(job(), [], {"gpt-worker-0": pod()}), events=[event])
+    recorder.observe(ObservedJob(None, []))
+    recorder.close()
+    kept = find(client, "gpt", "uid-1")
+    assert kept is not None
+    assert kept.record == record
+    assert [e["reason"] for e in kept.events] == ["FailedMount"]
+    assert list(kept.replaced_pods) == ["gpt-worker-0"]
+    assert kept.pods[0]["status"] == {"phase": "Running"}
+    assert kept.deleted is not None
+
+
+def test_a_second_command_adds_to_what_the_first_has_kept(client: JobClient) -> None:
+    for number in (1, 2):
+        recorder = Recorder(client)
+        recorder.observe(ObservedJob(job(version=number), [pod(number, number)]))
+        recorder.add_line(f"gpt-worker-{number}", "[rank 0] x")
+        recorder.close()
+    kept = find(client, "gpt")
+    assert kept is not None
+    assert len(kept.pods) == 2
+    assert kept.lines == {"gpt-worker-1": ["[rank 0] x"], "gpt-worker-2": ["[rank 0] x"]}
+
+
+def test_jobs_of_one_name_are_told_apart_by_their_uids(client: JobClient) -> None:
+    for uid, modified in (("old", 1), ("new", 2)):
+        store = Store(client)
+        store.write(Evidence(job(uid=uid)))
+        os.utime(store.folder / f"gpt@{uid}.json.gz", (modified, modified))
+    newest, old = find(client, "gpt"), find(client, "gpt", "old")
+    assert newest is not None
+    assert newest.uid == "new"
+    assert old is not None
+    assert old.uid == "old"
+    assert find(client, "gpt", "another") is None
+
+
+def test_only_the_user_may_read_it(client: JobClient, state_folder: Path) -> None:
+    Store(client).write(Evidence(job()))
+    (path,) = state_folder.glob("*/*/*")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) & 0o077 == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", gzip.compress(b"[]"), gzip.compress(b'{"job":1}')])
+def test_a_damaged_file_counts_as_none(client: JobClient, content: bytes) -> None:
+    store = Store(client)
+    store.write(Evidence(job(uid="good")))
+    os.utime(next(store.folder.iterdir()), (1, 1))
+    (store.folder / "gpt@bad.json.gz").write_bytes(content)
+    found = find(client, "gpt")
+    assert found is not None
+    assert found.uid == "good"
+
+
+def test_old_files_are_deleted(client: JobClient) -> None:
+    store = Store(client)
+    for number in range(5):
+        store.write(Evidence(job(f"job-{number}")))
+        os.utime(store.folder / f"job-{number}@uid-1.json.gz", (number + 1, number + 1))
+    store.prune(files=2, age=1e12)
+    assert sorted(path.name[:5] for path in store.folder.iterdir()) == ["job-3", "job-4"]
+    store.prune(size=1, age=1e12)
+    assert list(store.folder.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_told_once(client: JobClient, state_folder: Path) -> None:
+    state_folder.parent.mkdir(parents=True)
+    state_folder.write_text("a file, not a folder")
+    notes: list[str] = []
+    recorder = Recorder(client, note=notes.append)
+    for version in (1, 2):
+        recorder.observe(ObservedJob(job(version=version), []))
+    recorder.close()
+    assert len(notes) == 1
+    assert "nothing can be kept of this job" in notes[0]
+
+
+def test_lines_are_bounded_in_number_and_length(client: JobClient) -> None:
+    recorder = Recorder(client)
+    recorder.observe(ObservedJob(job(replicas=4096), []))
+    for number in range(100):
+        recorder.add_line("gpt-worker-0", f"{number} " + "x" * 5000)
+    recorder.close()
+    kept = find(client, "gpt")
+    assert kept is not None
+    assert [line.split()[0] for line in kept.lines["gpt-worker-0"]] == ["95", "96", "97", "98", "99"]
+    assert max(map(len, kept.lines["gpt-worker-0"])) == 1000
+
+
+def test_no_secret_is_kept() -> None:
+    container = {
+        "name": "pytorch",
+        "env": [{"name": "WANDB_API_KEY", "value": CANARY}, {"name": "LR", "value": "0.1"}],
+        "command": ["python", "train.py", f"--hf-token={CANARY}", "--password", CANARY, f"DB_PASSWORD={CANARY}"],
+        "args": ["--api-key", CANARY, "--lr=0.1"],
+    }
+    whole = job()
+    whole["metadata"]["annotations"] = {"flk.dev/spec": CANARY, "flk.dev/owner": "ada"}
+    whole["metadata"]["managedFields"] = [CANARY]
+    template = {"spec": {"containers": [container], "initContainers": [container]}}
+    whole["spec"]["pytorchReplicaSpecs"]["Worker"]["template"] = template
+    kept = json.dumps([kept_job(whole), kept_pod({**pod(), "spec": {"containers": [container]}})])
+    assert CANARY not in kept
+    assert "--lr=0.1" in kept
+    assert '"0.1"' in kept
+    assert "ada" in kept
+    assert CANARY in json.dumps(whole)  # the object itself stays as it is
+
+
+def test_alternating_states_are_bounded(client: JobClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flk.jobs.evidence.recorder.MAX_STATES", 10)
+    recorder = Recorder(client)
+    for number in range(100):
+        state = jobs.running().state() if number % 2 else jobs.restarting().state()
+        recorder.observe(ObservedJob(job(), []), state=state)
+        recorder.observe(ObservedJob(job(), []), state=state)
+    recorder.close()
+    kept = find(client, "gpt")
+    assert kept is not None
+    assert len(kept.states) == 10
+    assert len({change.phase for change in kept.states}) == 2
+
+
+def test_it_survives_a_round_trip() -> None:
+    evidence = Evidence(job(), [pod()], {}, [], JobRecord("failed", 100), {"p": ["l"]}, [StateChange(1.0, "Failed")])
+    assert Evidence.from_json(evidence.to_json()) == evidence
