@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from flk_runtime import contract
 from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord
 from flk_runtime.system.report import is_secondary
 
@@ -119,10 +116,3 @@ def job_record(failure: Failure | None, history: Sequence[Attempt], restarts: in
     """The record of a job that has ended with this failure, or with success (None)."""
     outcome, code = ("failed", failure.code) if failure else ("succeeded", ExitCode.DONE)
     return JobRecord(outcome, int(code), restarts, failure, shorten(history))
-
-
-def write_termination_message(path: str, record: JobRecord) -> None:
-    """Write the record to the pod's termination message, which outlives its log. Nothing happens without a path."""
-    if path:
-        with contextlib.suppress(OSError):
-            Path(path).write_text(record.to_json(contract.TERMINATION_LOG_LIMIT))

@@ -17,9 +17,9 @@ from flk_runtime.contract import ExitCode, Failure, JobRecord
 from flk_runtime.launcher import forkserver
 from flk_runtime.launcher.agent import Agent
 from flk_runtime.launcher.environment import prepare_environment
-from flk_runtime.launcher.failures import write_termination_message
 from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
 from flk_runtime.launcher.logs import redirected_stderr
+from flk_runtime.launcher.records import write_termination_message
 from flk_runtime.launcher.settings import Settings, SettingsError
 from flk_runtime.launcher.signals import Wakeup
 from flk_runtime.launcher.unpack import CodeError, unpack
@@ -71,7 +71,7 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
     ):
         agent = Agent(settings, wakeup, server, stderr, folder)
         if unsafe:
-            agent.log(f"falling back to {contract.START}=spawn: {unsafe}")
+            agent.records.log(f"falling back to {contract.START}=spawn: {unsafe}")
         wakeup.starting = False
         try:
             return agent.run()

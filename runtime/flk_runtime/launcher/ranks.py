@@ -1,0 +1,175 @@
+"""The ranks of this pod: starts them, passes on their output, ends them, and says how each of them ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flk_runtime import contract
+from flk_runtime.contract import Failure
+from flk_runtime.launcher.environment import rank_environment
+from flk_runtime.launcher.failures import from_exit_code, from_report
+from flk_runtime.launcher.forkserver import ForkServer
+from flk_runtime.launcher.logs import Prefixer, RankPipes
+from flk_runtime.launcher.rendezvous import AttemptStarted
+from flk_runtime.launcher.settings import Settings
+from flk_runtime.system import host
+from flk_runtime.system.progress import ProgressPage
+
+
+@dataclass
+class RankProcess:
+    """A running rank."""
+
+    rank: int
+    pid: int
+    pipes: RankPipes
+    progress: ProgressPage
+    failure: Failure | None = None
+    kill_at: float | None = None  # time of SIGKILL, by time.monotonic
+    terminated: bool = False  # the launcher has told it to end
+
+    def terminate(self, number: int, timeout: float) -> None:
+        """Send a signal to the rank; ``timeout`` seconds later, SIGKILL follows to it and to processes that it started.
+
+        Only the rank gets the first signal: it may need the workers of its DataLoader while it saves.
+        """
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self.pid, number)
+        self.terminated = True
+        self.kill_at = time.monotonic() + timeout
+
+    def kill(self) -> None:
+        """Send SIGKILL to the rank and to the processes that it has started, unless all have ended."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def ended_by_launcher(self, failure: Failure) -> bool:
+        """Return whether ``failure`` of this rank is the launcher's own SIGTERM or SIGKILL."""
+        by_signal = failure.kind == "signal" and failure.signal in (signal.SIGTERM, signal.SIGKILL)
+        return self.terminated and (by_signal or failure.exit_code == 128 + signal.SIGTERM)
+
+
+class Ranks:
+    """The running ranks of this pod."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        server: ForkServer,
+        selector: selectors.BaseSelector,
+        stderr: int,
+        error_folder: str,
+        count_lines: Callable[[int], None],
+    ) -> None:
+        """``selector`` watches the ranks' pipes; ``stderr`` is the descriptor of the launcher's real stderr.
+
+        ``error_folder`` is for files of the ranks; ``count_lines`` is called with the number of lines written.
+        """
+        self._settings = settings
+        self._server = server
+        self._selector = selector
+        self._stderr = stderr
+        self._error_folder = error_folder
+        self._count_lines = count_lines
+        self._by_pid: dict[int, RankProcess] = {}
+        self._attempt = 0  # number of the last one
+        self._oom_kills = host.oom_kills()
+
+    def __iter__(self) -> Iterator[RankProcess]:
+        return iter(self._by_pid.values())
+
+    def __len__(self) -> int:
+        return len(self._by_pid)
+
+    def start(self, attempt: AttemptStarted) -> None:
+        """Start all ranks of this pod. Raises ServerDiedError."""
+        self._attempt = attempt.number
+        for local_rank in range(self._settings.processes):
+            self._start_one(attempt, local_rank)
+
+    def _start_one(self, attempt: AttemptStarted, local_rank: int) -> None:
+        settings = self._settings
+        rank = settings.rank(local_rank)
+        prefix = contract.RANK_PREFIX.format(rank=rank)
+        pipes = RankPipes(Prefixer(prefix, 1, self._count_lines), Prefixer(prefix, self._stderr, self._count_lines))
+        for fd in pipes.read_ends:
+            self._selector.register(fd, selectors.EVENT_READ)
+        environment = rank_environment(settings, attempt, local_rank, self._error_folder)
+        page = ProgressPage.create(Path(environment[contract.PROGRESS]))
+        pid = self._server.launch(settings.command, environment, settings.work, *pipes.write_ends)
+        pipes.close_write_ends()
+        self._by_pid[pid] = RankProcess(rank, pid, pipes, page)
+
+    def read(self, fd: int) -> RankProcess | None:
+        """Pass on what a rank has written into the pipe ``fd``. Returns the rank, or None if it has ended."""
+        rank = next((rank for rank in self if fd in rank.pipes.read_ends), None)
+        if rank and not rank.pipes.read(fd):
+            self._selector.unregister(fd)
+            rank.pipes.close(fd)
+        return rank
+
+    def report_of(self, rank: RankProcess) -> Failure | None:
+        """The exception that the rank has reported, if there is a new one."""
+        report = rank.pipes.take_report()
+        return from_report(self.new_failure("exception", rank), report) if report is not None else None
+
+    def remove(self, pid: int) -> RankProcess | None:
+        """Remove a rank whose process has ended: pass on the rest of its output, and kill what it has left."""
+        rank = self._by_pid.pop(pid, None)
+        if rank:
+            for fd in rank.pipes.read_ends:
+                self._selector.unregister(fd)
+                rank.pipes.read_rest_and_close(fd)
+            rank.kill()
+        return rank
+
+    def failure_of_exit(self, rank: RankProcess, code: int) -> Failure:
+        """The failure of a removed rank that has reported none: ``code`` is its exit code, negative for a signal."""
+        oom_kills = host.oom_kills()
+        oom = oom_kills > self._oom_kills
+        if code < 0:
+            self._oom_kills = oom_kills
+        return from_exit_code(self.new_failure("exit", rank), code, rank.pipes.stderr_tail, oom=oom)
+
+    def failure_of_server(self, message: str) -> Failure:
+        """The failure of this pod when the fork server has died, and the ranks with it."""
+        oom = host.oom_kills() > self._oom_kills
+        return replace(
+            self.new_failure("oom" if oom else "lost"), message=message if oom else f"lost its ranks: {message}"
+        )
+
+    def new_failure(self, kind: str, rank: RankProcess | None = None) -> Failure:
+        """A failure of a rank, or of this pod, in the current attempt at this time."""
+        settings = self._settings
+        number = rank.rank if rank else None
+        return Failure(kind, settings.pod, number, settings.pod_name, settings.node, self._attempt, time.time())
+
+    def terminate(self, number: int, timeout: float) -> None:
+        """Send a signal to all ranks, and SIGKILL ``timeout`` seconds later (see RankProcess.terminate)."""
+        for rank in self:
+            rank.terminate(number, timeout)
+
+    def kill(self) -> None:
+        """Send SIGKILL to all ranks and to the processes that they have started."""
+        for rank in self:
+            rank.kill()
+
+    def kill_overdue(self) -> None:
+        """Send SIGKILL to the ranks whose time to end has passed."""
+        now = time.monotonic()
+        for rank in self:
+            if rank.kill_at is not None and now >= rank.kill_at:
+                rank.kill()
+                rank.kill_at = None
+
+    @property
+    def next_kill(self) -> float | None:
+        """Time of the next SIGKILL, by time.monotonic; None if none is due."""
+        return min((rank.kill_at for rank in self if rank.kill_at is not None), default=None)

@@ -1,0 +1,80 @@
+"""The launcher's own lines on stderr, the job record among them, and the pod's termination message."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from flk_runtime import contract
+from flk_runtime.contract import Attempt, Failure, JobRecord
+from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.signals import exit_code_of_signal
+from flk_runtime.system.report import write_all
+
+
+class Records:
+    """Writes what one launcher reports: lines for people, and records of the job for programs."""
+
+    def __init__(self, settings: Settings, stderr: int) -> None:
+        """``stderr`` is the descriptor of the launcher's real stderr."""
+        self._settings = settings
+        self._stderr = stderr
+        self._latest: JobRecord | None = None
+        self._lines = 0  # of the ranks, since the latest record was written
+
+    def log(self, text: str) -> None:
+        """Write a line of the launcher's own to stderr."""
+        prefix = contract.LAUNCHER_PREFIX.format(index=self._settings.pod)
+        write_all(self._stderr, f"{prefix}{text}\n".encode(errors="replace"))
+
+    def write(self, record: JobRecord) -> None:
+        """Write the record as a line of the log."""
+        self._latest = record
+        self.log(contract.RECORD_MARKER + record.to_json())
+
+    def write_running(self, history: Sequence[Attempt]) -> None:
+        """Write the record of a job whose last attempt is running."""
+        self.write(JobRecord("running", 0, self._settings.restarts, None, list(history)))
+
+    def count_lines(self, lines: int) -> None:
+        """Count lines of the ranks, and repeat the record so that a tail of the log contains it."""
+        self._lines += lines
+        if self._lines >= contract.RECORD_INTERVAL and self._latest:
+            self._lines = 0
+            self.write(self._latest)
+
+    def finish(self, record: JobRecord, *, leader: bool) -> int:
+        """Write the record of a job that has ended; the ``leader`` writes it into its log too. Returns its code."""
+        write_termination_message(self._settings.termination_log, record)
+        if leader:
+            self.write(record)
+            if record.failure:
+                self.log(f"failed: {record.failure.summary}")
+        return record.code
+
+    def finish_stopped(self, number: int, history: Sequence[Attempt]) -> int:
+        """Write that a signal has stopped this launcher. Returns its exit code."""
+        code = exit_code_of_signal(number)
+        self.log(f"received {signal.Signals(number).name}; all ranks of this pod have ended")
+        record = JobRecord("preempted", code, self._settings.restarts, None, list(history))
+        write_termination_message(self._settings.termination_log, record)
+        return code
+
+    def finish_without_ranks(self, failure: Failure) -> int:
+        """Write that this pod has lost its ranks. Returns the launcher's exit code.
+
+        With several pods the code makes the operator start this pod again, for the next attempt.
+        """
+        record = JobRecord("failed", failure.code, self._settings.restarts, failure)
+        write_termination_message(self._settings.termination_log, record)
+        self.log(f"failed: {failure.summary}")
+        return failure.code if self._settings.pods == 1 else 128 + signal.SIGKILL
+
+
+def write_termination_message(path: str, record: JobRecord) -> None:
+    """Write the record to the pod's termination message, which outlives its log. Nothing happens without a path."""
+    if path:
+        with contextlib.suppress(OSError):
+            Path(path).write_text(record.to_json(contract.TERMINATION_LOG_LIMIT))
