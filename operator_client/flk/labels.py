@@ -19,6 +19,7 @@ QUEUE: Final = "kueue.x-k8s.io/queue-name"
 
 # Annotations of the PyTorchJob.
 SUBMISSION: Final = "flk.dev/submission"  # a random id, equal in all attempts to create one job
+INCOMPLETE: Final = "flk.dev/incomplete"  # "true" until all objects of the job exist
 OWNER: Final = "flk.dev/owner"
 CODE_HASH: Final = "flk.dev/code-hash"
 VERSION: Final = "flk.dev/version"

@@ -137,16 +137,48 @@ def test_no_permission_is_told_with_verb_and_resource(submit: Any, altered: Any,
     assert kubectl("get", "pytorchjobs,configmaps", "-l", "flk.dev/job", "-o", "name") == ""
 
 
-def test_code_that_may_not_be_stored_leaves_no_job_behind(
-    submit: Any, altered: Any, kubectl: Any, namespace: str
+@pytest.fixture
+def restricted_user(altered: Any, kubectl: Any, namespace: str) -> Any:
+    """The kubeconfig of a service account that has only the given rights: ``(["create", "get"], "configmaps")``."""
+
+    def write(*rights: tuple[list[str], str]) -> Path:
+        rules = [
+            {
+                "apiGroups": [resource.partition(".")[2]],
+                "resources": [resource.partition(".")[0]],
+                "verbs": verbs,
+            }
+            for verbs, resource in rights
+        ]
+        role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "half"}}
+        kubectl("create", "-f", "-", stdin={**role, "rules": rules})
+        kubectl("create", "serviceaccount", "half")
+        kubectl("create", "rolebinding", "half", "--role=half", f"--serviceaccount={namespace}:half")
+        result: Path = altered(user={"token": kubectl("create", "token", "half").strip()})
+        return result
+
+    return write
+
+
+def test_code_that_may_not_be_stored_is_refused_before_anything_exists(
+    submit: Any, restricted_user: Any, kubectl: Any
 ) -> None:
-    kubectl("create", "serviceaccount", "half")
-    jobs = ["--verb=create,get,list,delete", "--resource=pytorchjobs.kubeflow.org"]
-    kubectl("create", "role", "half", *jobs)
-    kubectl("create", "rolebinding", "half", "--role=half", f"--serviceaccount={namespace}:half")
-    result = submit(altered(user={"token": kubectl("create", "token", "half").strip()}))
+    result = submit(restricted_user((["create", "get", "list", "patch", "delete"], "pytorchjobs.kubeflow.org")))
     assert result.code == 1
     assert "no permission to create configmaps" in result.stderr
+    assert "deleted again" not in result.stderr
+    assert kubectl("get", "pytorchjobs", "-o", "name") == ""
+
+
+def test_job_that_may_not_be_started_is_deleted_again(submit: Any, restricted_user: Any, kubectl: Any) -> None:
+    rights = [
+        (["create", "get", "list", "delete"], "pytorchjobs.kubeflow.org"),
+        (["create", "get", "list"], "configmaps"),
+        (["create"], "secrets"),
+    ]
+    result = submit(restricted_user(*rights))
+    assert result.code == 1
+    assert "no permission to patch pytorchjobs" in result.stderr
     assert "the job refused was deleted again" in result.stderr
     kubectl("wait", "--for=delete", "pytorchjob/refused", "--timeout=60s")
 

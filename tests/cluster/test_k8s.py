@@ -39,8 +39,9 @@ def test_role_gives_submitters_what_they_need_and_no_more(kubectl: Any, namespac
     answers = kubectl("create", "-f", "-", "-o", "jsonpath={.status.allowed}{'\\n'}", stdin=reviews).split()
     allowed = {question for question, answer in zip(asked, answers, strict=True) if answer == "true"}
     assert allowed == {
-        *((verb, "pytorchjobs") for verb in ("create", "get", "list", "watch", "delete")),
+        *((verb, "pytorchjobs") for verb in ("create", "get", "list", "watch", "patch", "delete")),
         *((verb, "configmaps") for verb in ("create", "get", "list")),
+        ("create", "secrets"),
         *((verb, resource) for verb in ("get", "list", "watch") for resource in ("pods", "events")),
         ("get", "pods/log"),
     }

@@ -53,6 +53,7 @@ class FakeApiServer:
         self.objects: dict[str, dict[str, dict[str, Any]]] = {
             "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs": {},
             "/api/v1/namespaces/team/configmaps": {},
+            "/api/v1/namespaces/team/secrets": {},
             "/api/v1/namespaces/team/pods": {},
             "/api/v1/namespaces/team/events": {},
         }
@@ -165,7 +166,20 @@ class FakeApiServer:
             return 404, failure(404, f'"{name}" not found', name=name, kind=path.rpartition("/")[2])
         if request.method == "DELETE":
             self._delete(path, name, found, request.body or {})
+        if request.method == "PATCH":
+            return self._patch(path, name, found, request.body)
         return 200, found
+
+    def _patch(self, collection: str, name: str, item: dict[str, Any], change: dict[str, Any]) -> tuple[int, Any]:
+        """Merge a patch into an object, as RFC 7396 describes it. A UID in the patch must be the object's."""
+        uid = change.get("metadata", {}).get("uid", item["metadata"]["uid"])
+        if uid != item["metadata"]["uid"]:
+            return 409, failure(409, f"the UID in the precondition ({uid}) does not match")
+        self.version += 1
+        patched = _merged(item, change)
+        patched["metadata"]["resourceVersion"] = str(self.version)
+        self.objects[collection][name] = patched
+        return 200, patched
 
     def _delete(self, collection: str, name: str, item: dict[str, Any], options: dict[str, Any]) -> None:
         """Delete an object; with foreground propagation it stays, marked, while there are pods that it owns."""
@@ -230,6 +244,18 @@ class FakeApiServer:
         handler.send_header("Content-Length", str(len(data)))
         handler.end_headers()
         handler.wfile.write(data)
+
+
+def _merged(base: Any, change: Any) -> Any:
+    if not isinstance(change, dict):
+        return change
+    merged = dict(base) if isinstance(base, dict) else {}
+    for key, value in change.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = _merged(merged.get(key), value)
+    return merged
 
 
 def _selected(item: dict[str, Any], query: dict[str, str]) -> bool:

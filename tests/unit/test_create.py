@@ -8,12 +8,15 @@ import pytest
 
 from flk.errors import ApiError, ConflictError
 from flk.jobs.client import JobClient
+from flk.jobs.creation import create_job, dry_run
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
-from flk.labels import OWNER, SUBMISSION
+from flk.labels import INCOMPLETE, OWNER, QUEUE, SUBMISSION
 
 JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
 MAPS = "/api/v1/namespaces/team/configmaps"
+SECRETS = "/api/v1/namespaces/team/secrets"
+CHECKS = 2  # requests before the creation, in which the API server checks a manifest of each kind
 
 
 def manifests(submission: str = "mine") -> list[dict[str, Any]]:
@@ -23,6 +26,7 @@ def manifests(submission: str = "mine") -> list[dict[str, Any]]:
             "apiVersion": "kubeflow.org/v1",
             "kind": "PyTorchJob",
             "metadata": {"name": "gpt", "annotations": notes},
+            "spec": {"runPolicy": {"cleanPodPolicy": "None"}},
         },
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "gpt-code-0"}},
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "gpt-code-1"}},
@@ -35,8 +39,8 @@ def client(kubeconfig: Any) -> JobClient:
 
 
 def test_everything_belongs_to_the_job(fake: Any, client: JobClient) -> None:
-    job = client.create_job(manifests())
-    assert fake.asked("POST") == [JOBS, MAPS, MAPS]
+    job = create_job(client, manifests())
+    assert fake.asked("POST")[CHECKS:] == [JOBS, MAPS, MAPS]
     for config in fake.objects[MAPS].values():
         (owner,) = config["metadata"]["ownerReferences"]
         assert owner == {
@@ -47,47 +51,166 @@ def test_everything_belongs_to_the_job(fake: Any, client: JobClient) -> None:
         }
 
 
-@pytest.mark.parametrize("request_number", [0, 1, 2])
+def test_job_is_suspended_until_all_of_its_objects_exist(fake: Any, client: JobClient) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    def note(created: dict[str, Any]) -> None:
+        job = fake.objects[JOBS]["gpt"]
+        assert job["metadata"]["annotations"][INCOMPLETE] == "true"
+        seen.append((created["metadata"]["name"], job["spec"]["runPolicy"]["suspend"]))
+
+    fake.created = note
+    job = create_job(client, manifests(), secret_with_uid)
+    assert seen == [("gpt", True), ("gpt-code-0", True), ("gpt-code-1", True), ("gpt-rendezvous", True)]
+    assert not job["spec"]["runPolicy"]["suspend"]
+    assert INCOMPLETE not in job["metadata"]["annotations"]
+    assert fake.requests[-1].method == "PATCH"
+
+
+def secret_with_uid(job: dict[str, Any]) -> list[dict[str, Any]]:
+    data = {"uid": job["metadata"]["uid"]}
+    return [{"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "gpt-rendezvous"}, "stringData": data}]
+
+
+def test_objects_with_the_uid_of_the_job_belong_to_it(fake: Any, client: JobClient) -> None:
+    uid = create_job(client, manifests(), secret_with_uid)["metadata"]["uid"]
+    secret = fake.objects[SECRETS]["gpt-rendezvous"]
+    assert secret["stringData"] == {"uid": uid}
+    assert [owner["uid"] for owner in secret["metadata"]["ownerReferences"]] == [uid]
+
+
+def test_secret_of_a_job_that_was_just_deleted_is_waited_for_without_reading_it(fake: Any, kubeconfig: Any) -> None:
+    old = {"name": "gpt-rendezvous", "ownerReferences": [{"uid": "the job before"}]}
+    fake.add("secrets", {"metadata": old})
+    fake.refused[f"{SECRETS}/gpt-rendezvous"] = (403, "")
+    client = JobClient(ApiClient(connect(), sleep=lambda seconds: fake.objects[SECRETS].pop("gpt-rendezvous", None)))
+    uid = create_job(client, manifests(), secret_with_uid)["metadata"]["uid"]
+    assert fake.objects[SECRETS]["gpt-rendezvous"]["stringData"] == {"uid": uid}
+
+
+@pytest.mark.parametrize("by", ["the user", "a webhook"])
+def test_job_in_a_queue_is_started_by_the_queue(fake: Any, client: JobClient, by: str) -> None:
+    job, *others = manifests()
+    if by == "the user":
+        job["metadata"]["labels"] = {QUEUE: "gold"}
+    else:
+        fake.created = lambda item: item["metadata"].setdefault("labels", {QUEUE: "default"})
+    create_job(client, [job, *others])
+    assert fake.objects[JOBS]["gpt"]["spec"]["runPolicy"]["suspend"]
+    assert INCOMPLETE not in fake.objects[JOBS]["gpt"]["metadata"]["annotations"]
+
+
+def test_job_that_shall_be_suspended_is_not_started(fake: Any, client: JobClient) -> None:
+    job, *others = manifests()
+    job["spec"]["runPolicy"]["suspend"] = True
+    create_job(client, [job, *others])
+    assert fake.objects[JOBS]["gpt"]["spec"]["runPolicy"]["suspend"]
+
+
+def test_another_job_of_the_name_is_not_started(fake: Any, client: JobClient) -> None:
+    """As when the job is deleted and created by somebody else before its last object exists."""
+
+    def replaced(created: dict[str, Any]) -> None:
+        if created["metadata"]["name"] == "gpt-code-1":
+            fake.objects[JOBS]["gpt"] = fake.objects[JOBS]["gpt"] | {
+                "metadata": fake.objects[JOBS]["gpt"]["metadata"] | {"uid": "another"}
+            }
+
+    fake.created = replaced
+    with pytest.raises(ConflictError):
+        create_job(client, manifests())
+    assert fake.objects[JOBS].get("gpt") is None or fake.objects[JOBS]["gpt"]["spec"]["runPolicy"]["suspend"]
+
+
+def test_interrupted_submission_deletes_what_it_has_created(fake: Any, client: JobClient) -> None:
+    def interrupt(job: dict[str, Any]) -> list[dict[str, Any]]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt, match="the job gpt was deleted again"):
+        create_job(client, manifests(), interrupt)
+    assert fake.objects[JOBS] == {}
+
+
+def test_submission_that_is_interrupted_before_it_has_created_anything_says_so(
+    fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flk.jobs.creation._suspended", interrupt)
+    with pytest.raises(KeyboardInterrupt, match="nothing was created"):
+        create_job(client, manifests())
+
+
+def test_submission_that_was_killed_is_told_from_a_job(fake: Any, client: JobClient) -> None:
+    killed = manifests("killed")[0]
+    killed["metadata"]["annotations"][INCOMPLETE] = "true"
+    fake.add("pytorchjobs", killed)
+    with pytest.raises(ConflictError, match=r"was interrupted: it is suspended and has no pods") as error:
+        create_job(client, manifests())
+    assert "flk delete gpt -n team" in error.value.hint
+
+
+def test_what_the_server_refuses_is_refused_before_anything_exists(fake: Any, client: JobClient) -> None:
+    fake.faults.append(None)
+    fake.fail(403, fake.status(403, "exceeded quota: configmaps"))
+    with pytest.raises(ApiError) as error:
+        create_job(client, manifests())
+    assert str(error.value).endswith("exceeded quota: configmaps")
+    assert [request.query for request in fake.requests] == [{"dryRun": "All"}] * CHECKS
+    assert fake.objects[JOBS] == {}
+
+
+def test_webhook_that_knows_no_dry_run_does_not_prevent_a_job(fake: Any, client: JobClient) -> None:
+    refusal = "admission webhook policy.example.com does not support dry run"
+    fake.fail(400, fake.status(400, refusal))
+    create_job(client, manifests())
+    assert list(fake.objects[JOBS]) == ["gpt"]
+
+
+@pytest.mark.parametrize("request_number", [0, 1, 2, 3])
 @pytest.mark.parametrize("status", [0, 500, 503, 504])
 @pytest.mark.parametrize("done", [True, False])
 def test_lost_answer(fake: Any, client: JobClient, request_number: int, status: int, done: bool) -> None:
-    fake.faults.extend([None] * request_number)
+    fake.faults.extend([None] * (CHECKS + request_number))
     fake.fail(status, done=done)
-    client.create_job(manifests())
+    create_job(client, manifests())
     assert list(fake.objects[JOBS]) == ["gpt"]
     assert sorted(fake.objects[MAPS]) == ["gpt-code-0", "gpt-code-1"]
-    assert len(fake.asked("POST")) == (3 if done else 4)
+    assert len(fake.asked("POST")) == CHECKS + (3 if done or request_number == 3 else 4)
+    assert not fake.objects[JOBS]["gpt"]["spec"]["runPolicy"]["suspend"]
 
 
 def test_busy_server_has_done_nothing(fake: Any, client: JobClient) -> None:
     fake.fail(429)
-    client.create_job(manifests())
+    create_job(client, manifests())
     assert fake.asked("GET") == []
 
 
 def test_same_submission_again_is_the_same_job(fake: Any, client: JobClient) -> None:
-    assert client.create_job(manifests())["metadata"]["uid"] == client.create_job(manifests())["metadata"]["uid"]
+    assert create_job(client, manifests())["metadata"]["uid"] == create_job(client, manifests())["metadata"]["uid"]
     assert list(fake.objects[JOBS]) == ["gpt"]
 
 
 def test_anothers_job_is_refused_with_its_age_and_owner(fake: Any, client: JobClient) -> None:
-    client.create_job(manifests("another"))
+    create_job(client, manifests("another"))
     with pytest.raises(ConflictError, match=r"job gpt in namespace team already, created \w+ ago by ada@lab"):
-        client.create_job(manifests("mine"))
+        create_job(client, manifests("mine"))
     assert fake.asked("DELETE") == []
 
 
 def test_lost_answer_to_a_refusal_is_no_success(fake: Any, client: JobClient) -> None:
-    client.create_job(manifests("another"))
+    create_job(client, manifests("another"))
+    fake.faults.extend([None] * CHECKS)
     fake.fail(0)
     with pytest.raises(ConflictError):
-        client.create_job(manifests("mine"))
+        create_job(client, manifests("mine"))
 
 
 def test_job_that_is_being_deleted_has_its_name_still(fake: Any, client: JobClient) -> None:
     fake.add("pytorchjobs", {"metadata": {"name": "gpt", "deletionTimestamp": "2026-01-01T00:00:00Z"}})
     with pytest.raises(ConflictError, match="is still being deleted"):
-        client.create_job(manifests())
+        create_job(client, manifests())
 
 
 def test_own_job_that_is_being_deleted_is_not_taken_for_the_created_one(fake: Any, client: JobClient) -> None:
@@ -95,23 +218,23 @@ def test_own_job_that_is_being_deleted_is_not_taken_for_the_created_one(fake: An
     job = manifests()[0]
     fake.add("pytorchjobs", job | {"metadata": job["metadata"] | {"deletionTimestamp": "2026-01-01T00:00:00Z"}})
     with pytest.raises(ConflictError, match="is still being deleted"):
-        client.create_job(manifests())
+        create_job(client, manifests())
 
 
 def test_job_goes_when_its_code_cannot_be_created(fake: Any, client: JobClient) -> None:
-    fake.faults.append(None)
+    fake.faults.extend([None] * (CHECKS + 1))
     fake.fail(403, fake.status(403, "exceeded quota: configmaps"))
     with pytest.raises(ApiError, match="exceeded quota: configmaps; the job gpt was deleted again"):
-        client.create_job(manifests())
+        create_job(client, manifests())
     assert fake.objects[JOBS] == {}
 
 
 def test_job_that_cannot_be_taken_back_is_named(fake: Any, client: JobClient) -> None:
-    fake.faults.append(None)
+    fake.faults.extend([None] * (CHECKS + 1))
     fake.fail(403, fake.status(403, "exceeded quota: configmaps"))
     fake.fail(403, fake.status(403))
     with pytest.raises(ApiError, match=r"the job gpt still exists because it could not be deleted.*flk delete gpt"):
-        client.create_job(manifests())
+        create_job(client, manifests())
 
 
 def test_code_of_a_job_that_was_just_deleted_is_waited_for(
@@ -119,21 +242,21 @@ def test_code_of_a_job_that_was_just_deleted_is_waited_for(
 ) -> None:
     old = {"name": "gpt-code-0", "ownerReferences": [{"uid": "the job before"}]}
     fake.add("configmaps", {"metadata": old})
-    monkeypatch.setattr("flk.jobs.client.time.sleep", lambda seconds: fake.objects[MAPS].pop("gpt-code-0"))
-    client.create_job(manifests())
+    monkeypatch.setattr("flk.jobs.creation.time.sleep", lambda seconds: fake.objects[MAPS].pop("gpt-code-0"))
+    create_job(client, manifests())
     assert fake.objects[MAPS]["gpt-code-0"]["metadata"]["ownerReferences"][0]["uid"] != "the job before"
 
 
 def test_code_map_of_something_else_is_left_alone(fake: Any, client: JobClient) -> None:
     fake.add("configmaps", {"metadata": {"name": "gpt-code-1"}})
     with pytest.raises(ConflictError, match=r"there is a ConfigMap gpt-code-1.*which is not this job's"):
-        client.create_job(manifests())
+        create_job(client, manifests())
     assert "gpt-code-1" in fake.objects[MAPS]
     assert fake.objects[JOBS] == {}
 
 
 def test_dry_run_creates_nothing_and_has_everything_checked(fake: Any, client: JobClient) -> None:
-    client.dry_run(manifests())
+    dry_run(client, manifests())
     assert [request.query for request in fake.requests] == [{"dryRun": "All"}] * 3
 
 

@@ -47,6 +47,7 @@ def submit(
     limit = seconds(timeout, "--timeout")
     if limit is not None and not follow:
         raise UsageError("--timeout needs --follow", hint="--deadline limits the job itself")
+    from flk.jobs import creation
     from flk.jobs.client import JobClient
     from flk.jobs.submission import prepare
 
@@ -54,15 +55,16 @@ def submit(
     for sentence in submission.bundle.left_out:
         note(f"not shipped: {sentence}")
     if dry_run:
-        made = submission.manifests if dry_run == "client" else submission.client.dry_run(submission.manifests)
+        made = submission.manifests
+        if dry_run == "server":
+            made = creation.dry_run(submission.client, submission.manifests)
         note(f"{submission.name}: nothing was created (dry run)")
         _show(output, submission, made)
         return None
     try:
         job = submission.create()
-    except KeyboardInterrupt:
-        command = submission.client.command("status", submission.name)
-        note(f"interrupted while {submission.name} was created: {command} shows whether it exists")
+    except KeyboardInterrupt as interrupt:
+        note(f"interrupted while {submission.name} was submitted: {interrupt}")
         return int(ExitCode.INTERRUPTED)
     _show(output, submission, submission.manifests)
     _report(submission)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from flk import labels
-from flk.errors import ApiError, ConflictError, FlkError, ForbiddenError, JobNotFoundError
+from flk.errors import ApiError, ForbiddenError, JobNotFoundError
 from flk.kube import ApiClient, Object, Resource, Target, connect
 from flk.terminal import program_name
 from flk.units import short_duration, timestamp
@@ -20,7 +18,7 @@ PODS: Final = Resource("", "v1", "pods")
 LOGS: Final = Resource("", "v1", "pods", "log")
 EVENTS: Final = Resource("", "v1", "events")
 CONFIG_MAPS: Final = Resource("", "v1", "configmaps")
-GARBAGE_TIMEOUT: Final = 30.0  # seconds in which the ConfigMaps of a deleted job of the same name should be deleted
+SECRETS: Final = Resource("", "v1", "secrets")
 
 
 class JobClient:
@@ -75,7 +73,7 @@ class JobClient:
 
     def find_pod(self, name: str) -> Object | None:
         """Return the pod of that name, None if there is none."""
-        return self._find(PODS, name)
+        return self.find(PODS, name)
 
     def list_events(self, kind: str, name: str) -> list[Object]:
         """Return the events about one object, oldest first; none where the user may not read them."""
@@ -110,34 +108,6 @@ class JobClient:
 
     # Changing
 
-    def create_job(self, manifests: list[Object]) -> Object:
-        """Create a PyTorchJob (the first manifest) and then the other objects, which it owns, and return the job.
-
-        May be repeated: a job with the same submission in its annotations counts as created by this call.
-        Raises ConflictError if the name is taken. If a later object cannot be created, the job is deleted again.
-        """
-        manifest, *others = manifests
-        name = manifest["metadata"]["name"]
-        job = self.api.call(
-            "create", self.target(JOBS), body=manifest, find_created=lambda: self._find_created_job(manifest)
-        )
-        owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": name, "uid": job["metadata"]["uid"]}
-        try:
-            for other in others:
-                owned = copy.deepcopy(other)
-                owned["metadata"]["ownerReferences"] = [owner]
-                self._create_owned(owned)
-        except BaseException as error:
-            self._delete_after(error, name, owner["uid"])
-            raise
-        return job
-
-    def dry_run(self, manifests: list[Object]) -> list[Object]:
-        """Return the manifests as the API server would store them. It checks them and creates nothing."""
-        kinds = {"PyTorchJob": JOBS, "ConfigMap": CONFIG_MAPS}
-        query = {"dryRun": "All"}
-        return [self.api.call("create", self.target(kinds[m["kind"]]), query=query, body=m) for m in manifests]
-
     def delete_job(self, name: str, uid: str | None = None) -> Object:
         """Delete a job and everything that it owns. It exists until its pods are gone."""
         body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Foreground"}
@@ -149,7 +119,8 @@ class JobClient:
         """Return an object (or the collection) of a kind in this namespace."""
         return Target(resource, self.namespace, name)
 
-    def _find(self, resource: Resource, name: str) -> Object | None:
+    def find(self, resource: Resource, name: str) -> Object | None:
+        """Return the object of a kind and name, None if there is none."""
         try:
             return self.api.call("get", self.target(resource, name))
         except JobNotFoundError:
@@ -158,64 +129,6 @@ class JobClient:
             if error.status == 404:
                 return None
             raise
-
-    def _find_created_job(self, manifest: Object) -> Object | None:
-        """Return the job if this submission has created it, None if there is none; else raise ConflictError."""
-        name = manifest["metadata"]["name"]
-        found = self._find(JOBS, name)
-        if found is None:
-            return None
-        annotations = found["metadata"].get("annotations") or {}
-        owner = annotations.get(labels.OWNER)
-        created = f", created {age(found, self.now())} ago" + (f" by {owner}" if owner else "")
-        if found["metadata"].get("deletionTimestamp"):
-            raise ConflictError(
-                f"a job {name} in namespace {self.namespace}{created}, is still being deleted",
-                hint=f"wait until it is gone: {self.command('delete', name)}; or choose another --name",
-                status=409,
-            )
-        submission = (manifest["metadata"].get("annotations") or {}).get(labels.SUBMISSION)
-        if submission and annotations.get(labels.SUBMISSION) == submission:
-            return found
-        raise ConflictError(
-            f"there is a job {name} in namespace {self.namespace} already{created}",
-            hint=f"choose another --name, or look at that one: {self.command('status', name)}",
-            status=409,
-        )
-
-    def _create_owned(self, manifest: Object) -> None:
-        name, owner = manifest["metadata"]["name"], manifest["metadata"]["ownerReferences"][0]["uid"]
-        began = time.monotonic()
-
-        def find_created() -> Object | None:
-            while True:
-                found = self._find(CONFIG_MAPS, name)
-                if found is None:
-                    return None
-                owners = [o.get("uid") for o in found["metadata"].get("ownerReferences") or []]
-                if owner in owners:
-                    return found
-                # The garbage collector deletes the ConfigMaps of a job some time after the job.
-                if not owners or time.monotonic() - began > GARBAGE_TIMEOUT:
-                    raise ConflictError(
-                        f"there is a ConfigMap {name} in namespace {self.namespace} already, which is not this job's",
-                        hint="choose another --name",
-                        status=409,
-                    )
-                time.sleep(0.5)
-
-        self.api.call("create", self.target(CONFIG_MAPS), body=manifest, find_created=find_created)
-
-    def _delete_after(self, error: BaseException, name: str, uid: str) -> None:
-        """Delete a job whose other objects could not be created, and say in the error whether that worked."""
-        try:
-            self.delete_job(name, uid)
-            outcome = f"the job {name} was deleted again"
-        except FlkError as failed:
-            command = self.command("delete", name)
-            outcome = f"the job {name} still exists because it could not be deleted ({failed}): {command}"
-        if isinstance(error, FlkError):
-            error.args = (f"{error}; {outcome}",)
 
 
 def age(item: Object, now: float) -> str:

@@ -12,7 +12,9 @@ from typing import Any
 from flk import manifest
 from flk.errors import UnreachableError
 from flk.jobs.client import JobClient
+from flk.jobs.creation import create_job
 from flk.jobs.handle import JobHandle
+from flk.kube import Object
 from flk.manifest import Bundle, make_bundle
 from flk.spec import defaults
 from flk.spec.job import Job
@@ -25,7 +27,7 @@ class Submission:
     client: JobClient
     job: Job
     bundle: Bundle
-    manifests: list[dict[str, Any]]
+    manifests: list[Object]
 
     @property
     def name(self) -> str:
@@ -33,14 +35,21 @@ class Submission:
         return str(self.job.name)
 
     def create(self) -> JobHandle:
-        """Create the job. May be called again after an error: objects that this submission created are recognised."""
+        """Create the job with all its objects, and let it start. See `flk.jobs.creation` for errors and Ctrl-C.
+
+        May be called again after an error: objects that this submission created are recognised.
+        """
         try:
-            created = self.client.create_job(self.manifests)
+            created = create_job(self.client, self.manifests, self.objects_with_uid)
         except UnreachableError as error:
             command = self.client.command("status", self.name)
             error.hint = f"{command} shows whether it was created; {error.hint}"
             raise
         return JobHandle(self.client, self.name, created["metadata"]["uid"])
+
+    def objects_with_uid(self, job: Object) -> list[Object]:
+        """Return the manifests of objects that need the UID of the created job. The job owns them."""
+        return []
 
 
 def prepare(job: Job, root: Path, client: JobClient) -> Submission:

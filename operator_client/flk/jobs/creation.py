@@ -1,0 +1,192 @@
+"""Create a job with all its objects, so that no pod starts before all of them exist.
+
+The PyTorchJob is created suspended, and marked as incomplete. Then come the objects that it owns. The last request
+releases it. A submission that is killed in between leaves a suspended job, which has no pods and holds no node.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from flk import labels
+from flk.errors import ConflictError, FlkError, ForbiddenError
+from flk.jobs.client import CONFIG_MAPS, JOBS, SECRETS, JobClient, age
+from flk.kube import Object, Resource, Target
+
+GARBAGE_TIMEOUT: Final = 30.0  # seconds in which the objects of a deleted job of the same name should be deleted
+OwnedObjects = Callable[[Object], Sequence[Object]]
+
+_RESOURCES: Final[dict[str, Resource]] = {"PyTorchJob": JOBS, "ConfigMap": CONFIG_MAPS, "Secret": SECRETS}
+
+
+def create_job(client: JobClient, manifests: Sequence[Object], owned: OwnedObjects = lambda job: ()) -> Object:
+    """Create a PyTorchJob (the first manifest) and the objects that it owns, release the job, and return it.
+
+    It owns the other manifests and those that ``owned`` makes from the created job, whose UID they may need.
+    May be repeated: a job with the same submission in its annotations counts as created by this call. Raises
+    ConflictError if the name is taken. After any other error, and after Ctrl-C, the job is deleted again, and the
+    exception's text says whether it still exists.
+    """
+    manifest, others = manifests[0], manifests[1:]
+    _check_on_server(client, manifests)
+    job: Object | None = None
+    try:
+        job = client.api.call(
+            "create",
+            client.target(JOBS),
+            body=_suspended(manifest),
+            find_created=lambda: _find_created(client, manifest),
+        )
+        owner = {key: job[key] for key in ("apiVersion", "kind")}
+        owner |= {key: job["metadata"][key] for key in ("name", "uid")}
+        for other in (*others, *owned(job)):
+            _create_owned(client, other, owner)
+        return _release(client, manifest, job)
+    except FlkError as error:
+        if job is not None:
+            error.args = (f"{error}; {_undo(client, job)}",)
+        raise
+    except KeyboardInterrupt as interrupt:
+        interrupt.args = (_outcome_of_interrupt(client, manifest, job),)
+        raise
+
+
+def dry_run(client: JobClient, manifests: Sequence[Object]) -> list[Object]:
+    """Return the manifests as the API server would store them. It checks them and creates nothing."""
+    return [_dry_run(client, manifest) for manifest in manifests]
+
+
+def _dry_run(client: JobClient, manifest: Object) -> Object:
+    return client.api.call("create", _collection(client, manifest), query={"dryRun": "All"}, body=manifest)
+
+
+def _check_on_server(client: JobClient, manifests: Sequence[Object]) -> None:
+    """Have the API server check one manifest of each kind, so that what it refuses is refused before anything exists.
+
+    The job's name is not checked here: `create_job` finds out whose the existing job is.
+    """
+    first_of_kind: dict[str, Object] = {}
+    for manifest in manifests:
+        first_of_kind.setdefault(manifest["kind"], manifest)
+    for manifest in first_of_kind.values():
+        try:
+            _dry_run(client, manifest)
+        except ConflictError:
+            continue
+        except FlkError as error:
+            if "dry run" not in str(error):  # a webhook that does not support it refuses every dry run
+                raise
+
+
+def _suspended(manifest: Object) -> Object:
+    job = copy.deepcopy(manifest)
+    job["spec"].setdefault("runPolicy", {})["suspend"] = True
+    job["metadata"].setdefault("annotations", {})[labels.INCOMPLETE] = "true"
+    return job
+
+
+def _release(client: JobClient, manifest: Object, job: Object) -> Object:
+    """Let the operator start the job. A job that is in a queue stays suspended: Kueue starts it."""
+    change: Object = {"metadata": {"uid": job["metadata"]["uid"], "annotations": {labels.INCOMPLETE: None}}}
+    queued = labels.QUEUE in (job["metadata"].get("labels") or {})  # a webhook may have put it into a default queue
+    if not (queued or manifest["spec"].get("runPolicy", {}).get("suspend")):
+        change["spec"] = {"runPolicy": {"suspend": False}}
+    return client.api.call("patch", client.target(JOBS, job["metadata"]["name"]), body=change)
+
+
+def _create_owned(client: JobClient, manifest: Object, owner: Object) -> None:
+    kind, name = manifest["kind"], manifest["metadata"]["name"]
+    body = copy.deepcopy(manifest)
+    body["metadata"]["ownerReferences"] = [owner]
+    began = time.monotonic()
+
+    def find_created() -> Object | None:
+        while True:
+            try:
+                found = client.find(_RESOURCES[kind], name)
+            except ForbiddenError:
+                return None  # users may create Secrets without being able to read them
+            if found is None:
+                return None
+            owners = [o.get("uid") for o in found["metadata"].get("ownerReferences") or []]
+            if owner["uid"] in owners:
+                return found
+            # The garbage collector deletes the objects of a deleted job some time after the job.
+            if not owners or time.monotonic() - began > GARBAGE_TIMEOUT:
+                raise ConflictError(
+                    f"there is a {kind} {name} in namespace {client.namespace} already, which is not this job's",
+                    hint="choose another --name",
+                    status=409,
+                )
+            time.sleep(0.5)
+
+    client.api.call("create", _collection(client, manifest), body=body, find_created=find_created)
+
+
+def _collection(client: JobClient, manifest: Object) -> Target:
+    return client.target(_RESOURCES[manifest["kind"]])
+
+
+def _find_created(client: JobClient, manifest: Object) -> Object | None:
+    """Return the job if this submission has created it, None if there is none; else raise ConflictError."""
+    name = manifest["metadata"]["name"]
+    found = client.find(JOBS, name)
+    if found is None:
+        return None
+    annotations = found["metadata"].get("annotations") or {}
+    owner = annotations.get(labels.OWNER)
+    created = f", created {age(found, client.now())} ago" + (f" by {owner}" if owner else "")
+    if found["metadata"].get("deletionTimestamp"):
+        raise ConflictError(
+            f"a job {name} in namespace {client.namespace}{created}, is still being deleted",
+            hint=f"wait until it is gone: {client.command('delete', name)}; or choose another --name",
+            status=409,
+        )
+    if _is_same_submission(manifest, found):
+        return found
+    if labels.INCOMPLETE in annotations:
+        raise ConflictError(
+            f"there is a job {name} in namespace {client.namespace} already{created}, whose submission has not ended "
+            "or was interrupted: it is suspended and has no pods",
+            hint=f"if nobody is submitting it now, delete it and submit again: {client.command('delete', name)}",
+            status=409,
+        )
+    raise ConflictError(
+        f"there is a job {name} in namespace {client.namespace} already{created}",
+        hint=f"choose another --name, or look at that one: {client.command('status', name)}",
+        status=409,
+    )
+
+
+def _is_same_submission(manifest: Object, job: Object) -> bool:
+    wanted, found = ((item["metadata"].get("annotations") or {}).get(labels.SUBMISSION) for item in (manifest, job))
+    return bool(wanted) and wanted == found
+
+
+def _undo(client: JobClient, job: Object) -> str:
+    """Delete a job whose submission has failed, and return a sentence that says whether that worked."""
+    name = job["metadata"]["name"]
+    try:
+        client.delete_job(name, job["metadata"]["uid"])
+    except FlkError as failed:
+        command = client.command("delete", name)
+        return f"the job {name} still exists because it could not be deleted ({failed}): {command}"
+    return f"the job {name} was deleted again"
+
+
+def _outcome_of_interrupt(client: JobClient, manifest: Object, job: Object | None) -> str:
+    """Delete what an interrupted submission has created, and return a sentence that says what exists now."""
+    name = manifest["metadata"]["name"]
+    unknown = f"{client.command('status', name)} shows whether the job {name} exists"
+    try:
+        found = job or client.find(JOBS, name)
+        if found is None or not _is_same_submission(manifest, found):
+            return "nothing was created"
+        return _undo(client, found)
+    except FlkError as error:
+        return f"{unknown} ({error})"
+    except KeyboardInterrupt:
+        return unknown
