@@ -16,6 +16,7 @@ JOB: Final = "flk.dev/job"
 DEFAULTS: Final = "flk.dev/defaults"  # "true" on a ConfigMap that holds the defaults of a namespace
 DEFAULTS_KEY: Final = "defaults.yaml"  # key in the data of that ConfigMap
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
+KUEUE_JOB_UID: Final = "kueue.x-k8s.io/job-uid"  # on Kueue's Workload: the UID of the job that it stands for
 
 # Annotations of the PyTorchJob.
 SUBMISSION: Final = "flk.dev/submission"  # a random id, equal in all attempts to create one job

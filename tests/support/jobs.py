@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from flk.diagnose import Picture, Surroundings
 from flk.jobs import state as states
 from flk.jobs.state import State
 from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord
@@ -99,9 +100,18 @@ class JobBuilder:
         return self
 
     def state(self) -> State:
-        pods = list(self.pods.values())
-        return states.derive(
-            self.job, pods, now=NOW, events=self.events, record=self.record, replaced_pods=self.replaced_pods
+        return states.derive(self.picture())
+
+    def picture(self, **surroundings: Any) -> Picture:
+        """The picture of the job, with the objects around it."""
+        return Picture(
+            self.job,
+            list(self.pods.values()),
+            now=NOW,
+            events=self.events,
+            record=self.record,
+            replaced_pods=self.replaced_pods,
+            surroundings=Surroundings(**surroundings),
         )
 
     def add_to(self, server: FakeApiServer) -> JobBuilder:

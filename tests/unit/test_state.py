@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from flk.diagnose import Picture
 from flk.jobs import state as states
 from flk.jobs.state import Phase
 from flk_runtime.contract import ExitCode, Failure
@@ -50,7 +51,7 @@ def test_queued() -> None:
     queued = JobBuilder()
     queued.job["spec"]["runPolicy"]["suspend"] = True
     queued.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gold"
-    assert queued.state().headline == "suspended: Queued: it waits in queue gold"
+    assert queued.state().headline == "queued: it waits in queue gold"
 
 
 def test_no_node_has_room() -> None:
@@ -281,4 +282,4 @@ def test_json_has_a_schema_and_only_plain_data() -> None:
 @pytest.mark.parametrize("empty", [{}, {"spec": {}}, {"spec": {"pytorchReplicaSpecs": {"Worker": {}}}}])
 def test_sparse_objects_are_no_crash(empty: dict[str, Any]) -> None:
     job = {"metadata": {"name": "x"}, **empty}
-    assert states.derive(job, [{"metadata": {"name": "p"}}], now=NOW).phase == Phase.PENDING
+    assert states.derive(Picture(job, [{"metadata": {"name": "p"}}], now=NOW)).phase == Phase.PENDING

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from flk import labels
+from flk.diagnose import Picture
 from flk.jobs.client import JobClient
 from flk.jobs.follower import is_owned_by
 from flk.jobs.state import State, derive
@@ -21,7 +22,7 @@ def list_states(client: JobClient, *, all_namespaces: bool = False) -> list[Stat
     for job in jobs:
         meta = job["metadata"]
         own = [pod for pod in pods[meta.get("namespace", ""), meta["name"]] if is_owned_by(pod, meta["uid"])]
-        states.append(derive(job, own, now=client.now()))
+        states.append(derive(Picture(job, own, now=client.now())))
     return sorted(states, key=lambda state: (state.created, state.namespace, state.name))
 
 

@@ -1,4 +1,4 @@
-"""Get the state of a job now, or follow it until it ends: which pods, events and logs are read for that, and when."""
+"""Get the state of a job now, or follow it until it ends."""
 
 from __future__ import annotations
 
@@ -7,32 +7,23 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Final
 
-from flk.errors import FlkError, JobDeletedError, JobFailedError, JobRunningError, WaitTimeoutError
+from flk.errors import JobDeletedError, JobFailedError, JobRunningError, WaitTimeoutError
 from flk.jobs.client import JobClient
 from flk.jobs.evidence import Recorder
 from flk.jobs.evidence.tails import TailReader
-from flk.jobs.follower import Follower, ObservedJob, is_owned_by
+from flk.jobs.follower import Follower
+from flk.jobs.picture import PictureReader, read_picture
 from flk.jobs.state import Phase, PodPhase, State, deleted, derive
-from flk.kube import Object
-from flk.units import short_duration, timestamp
+from flk.units import short_duration
 from flk_runtime import contract
-from flk_runtime.contract import JobRecord
 
-STUCK_AFTER: Final = 10.0  # seconds in which a pod may be pending before its events are read
-STUCK_PODS: Final = 3  # pods whose events are read, so that a thousand pending ones cost three requests
 FAILURE_DELAY: Final = 5.0  # seconds that pods of a failed job get to leave a record, after the first has ended
-EVENTS_EVERY: Final = 5.0  # seconds between two requests for the events of a job that does not start
-RECORD_EVERY: Final = 1.0  # seconds between two requests for the record when pods have changed
-RECORD_REFRESH: Final = 10.0  # the same when they have not: a new attempt need not change a pod
 _TAILS: Final = 10.0  # seconds in which the last lines of the pods must have been read
-_LOG_IDLE: Final = 5.0  # seconds without a byte of the log after which the record is given up
 
 
 def get_state(client: JobClient, name: str) -> State:
     """Return the state of a job now. Raises JobNotFoundError if there is none."""
-    job = client.get_job(name)
-    pods = [pod for pod in client.list_pods(name) if is_owned_by(pod, job["metadata"]["uid"])]
-    return _derive(client, ObservedJob(job, pods), _Reader(client))
+    return derive(read_picture(client, name))
 
 
 def wait_until_finished(
@@ -121,7 +112,7 @@ def _states(
     What is seen is kept as evidence.
     """
     until = None if timeout is None else time.monotonic() + timeout
-    reader, recorder = _Reader(client), Recorder(client, note=note)
+    reader, recorder = PictureReader(client), Recorder(client, note=note)
     tails = TailReader(client, recorder)
     last: State | None = None
     try:
@@ -134,7 +125,7 @@ def _states(
                     recorder.observe(seen, state=last)
                     yield last
                     return
-                last = _derive(client, seen, reader)
+                last = derive(reader.picture(seen))
                 recorder.observe(seen, events=reader.last_events, record=reader.last_record, state=last)
                 tails.consider(seen.pods)
                 yield last
@@ -143,78 +134,3 @@ def _states(
     finally:
         tails.close(_TAILS)
         recorder.close()
-
-
-class _Reader:
-    """The events and the launcher's record of a job, which are read only where they can add something."""
-
-    def __init__(self, client: JobClient) -> None:
-        self.client = client
-        self.last_events: list[Object] = []  # as they were read last, as `last_record`
-        self.last_record: JobRecord | None = None
-        self._events_read = -EVENTS_EVERY
-        self._pods: tuple[str, ...] = ()
-        self._record_read = -RECORD_REFRESH
-
-    def events(self, seen: ObservedJob, now: float) -> list[Object]:
-        """Return the events of the job and of pending pods, read again after some seconds."""
-        if time.monotonic() - self._events_read >= EVENTS_EVERY:
-            self.last_events = _read_events(self.client, seen, now)
-            self._events_read = time.monotonic()
-        return self.last_events
-
-    def record(self, seen: ObservedJob) -> JobRecord | None:
-        """Return the record in the log of pod 0, read again soon after a pod has changed, and now and then."""
-        pods = tuple(sorted(f"{pod['metadata']['uid']} {pod.get('status', {}).get('phase')}" for pod in seen.pods))
-        unchanged = pods == self._pods and self.last_record is not None
-        if time.monotonic() - self._record_read >= (RECORD_REFRESH if unchanged else RECORD_EVERY):
-            self._pods, self.last_record = pods, _read_record(self.client, seen)
-            self._record_read = time.monotonic()
-        return self.last_record
-
-
-def _derive(client: JobClient, seen: ObservedJob, reader: _Reader) -> State:
-    assert seen.job is not None  # noqa: S101
-    now = client.now()
-    state = derive(seen.job, seen.pods, now=now, replaced_pods=seen.replaced_pods)
-    if state.phase in (Phase.SUCCEEDED, Phase.SUSPENDED, Phase.TERMINATING):
-        return state
-    if state.phase == Phase.FAILED and state.failure and state.attempts and state.failure.kind != "lost":
-        return state
-    record = None if state.attempts and state.finished else reader.record(seen)
-    undisturbed = state.phase == Phase.RUNNING and not state.restarts and not seen.replaced_pods
-    events = [] if undisturbed else reader.events(seen, now)
-    return derive(seen.job, seen.pods, now=now, events=events, record=record, replaced_pods=seen.replaced_pods)
-
-
-def _read_events(client: JobClient, seen: ObservedJob, now: float) -> list[Object]:
-    assert seen.job is not None  # noqa: S101
-    uid = seen.job["metadata"]["uid"]
-    events = client.list_events("PyTorchJob", seen.job["metadata"]["name"])
-    events = [event for event in events if (event.get("involvedObject") or {}).get("uid") in (None, uid)]
-    pending = [
-        pod
-        for pod in seen.pods
-        if (pod.get("status") or {}).get("phase") == "Pending"
-        and now - timestamp(pod["metadata"].get("creationTimestamp")) > STUCK_AFTER
-    ]
-    for pod in pending[:STUCK_PODS]:
-        events += client.list_events("Pod", pod["metadata"]["name"])
-    return events
-
-
-def _read_record(client: JobClient, seen: ObservedJob) -> JobRecord | None:
-    """Return the last record in the log of pod 0, which lists the attempts of a running job; None if there is none."""
-    first = [p for p in seen.pods if p["metadata"]["name"].endswith(("-worker-0", "-master-0"))]
-    if not first or not (first[0].get("status") or {}).get("containerStatuses"):
-        return None
-    record = None
-    try:
-        tail = contract.RECORD_INTERVAL + 100
-        with client.stream_log(first[0]["metadata"]["name"], _LOG_IDLE, tailLines=tail) as lines:
-            for line in lines:
-                if contract.RECORD_MARKER.encode() in line:
-                    record = contract.parse_record(line.decode(errors="replace")) or record
-    except FlkError:
-        return record
-    return record

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from flk.diagnose import Picture
 from flk.errors import UsageError
 from flk.jobs.state import derive
 from flk.kube import Object
@@ -46,7 +47,7 @@ class LineFilter:
 
     def __init__(self, job: Object, options: LogOptions) -> None:
         self.options = options
-        state = derive(job, [], now=0)
+        state = derive(Picture(job, [], now=0))
         self._processes = state.processes
         self._indexes = {pod.name: pod.index for pod in state.pods}
         absent = [rank for rank in sorted(options.ranks) if rank >= state.world_size]

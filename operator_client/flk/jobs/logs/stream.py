@@ -11,13 +11,14 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
+from flk.diagnose import Picture
+from flk.diagnose.pods import has_log
 from flk.errors import ApiError, ForbiddenError, WaitTimeoutError
 from flk.jobs.client import JobClient
 from flk.jobs.follower import Follower, is_owned_by
 from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions
 from flk.jobs.logs.reader import IDLE, PodReader
 from flk.jobs.state import Phase, PodPhase, State, derive
-from flk.jobs.state.pods import has_log
 from flk.kube import Object
 
 FOLLOWED: Final = 200  # pods whose logs are followed at once
@@ -131,10 +132,10 @@ class _Merger:
                 chosen = LineFilter(seen.job, self._options)
                 for pod in sorted(seen.pods, key=chosen.index):
                     self._start_reader(pod, chosen)
-                state = derive(seen.job, seen.pods, now=self._client.now())
+                state = derive(Picture(seen.job, seen.pods, now=self._client.now()))
                 if self._is_complete(state):
                     return
-                if state.phase in (Phase.PENDING, Phase.SUSPENDED) and state.reason:
+                if state.phase in (Phase.PENDING, Phase.STUCK, Phase.QUEUED, Phase.SUSPENDED) and state.message:
                     self._note("waiting", f"job {self._name} is {state.headline}")
 
     def _is_complete(self, state: State) -> bool:

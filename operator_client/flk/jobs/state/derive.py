@@ -5,39 +5,24 @@ The operator's conditions are not enough: they say Running while a container can
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from flk import labels
-from flk.jobs.state.failure import reason_of, root_failure, with_memory_limit
-from flk.jobs.state.model import AttemptState, Phase, PodPhase, PodState, State
-from flk.jobs.state.observation import Observation
-from flk.kube import Object
+from flk.diagnose import Picture, PodPhase, PodState, reason_of, root_failure, with_memory_limit
+from flk.jobs.state.model import AttemptState, Phase, State
 from flk.units import short_duration, timestamp
-from flk_runtime.contract import ExitCode, Failure, JobRecord
+from flk_runtime.contract import ExitCode, Failure
 
 OPERATOR_DELAY: Final = 15.0  # seconds after a job's creation in which the operator should have seen it
 _LAUNCHER_CODES: Final = (ExitCode.USAGE, ExitCode.TRAINING, ExitCode.INFRASTRUCTURE, ExitCode.TIMEOUT)
 
 
-def derive(
-    job: Object,
-    pods: Iterable[Object],
-    *,
-    now: float,
-    events: Sequence[Object] = (),
-    record: JobRecord | None = None,
-    replaced_pods: Mapping[str, Object] | None = None,
-) -> State:
-    """Return the state of a job that exists.
-
-    ``events`` are those of the job and of its pods, oldest first. ``record`` is the last record in the log of pod 0.
-    ``replaced_pods`` are pods that ended and were recreated, by name. ``now`` is in seconds since the epoch by the API
-    server's clock.
-    """
-    seen = Observation(job, list(pods), events, record, replaced_pods or {})
-    meta, annotations = job["metadata"], job["metadata"].get("annotations") or {}
+def derive(picture: Picture) -> State:
+    """Return the state of a job that exists."""
+    seen, now = picture, picture.now
+    meta, annotations = seen.job["metadata"], seen.annotations
     base = State(
         name=meta["name"],
         namespace=meta.get("namespace", ""),
@@ -78,7 +63,7 @@ def deleted(last: State, *, name_reused: bool = False, now: float | None = None)
     )
 
 
-def _failed(base: State, seen: Observation) -> State:
+def _failed(base: State, seen: Picture) -> State:
     failure = root_failure(seen)
     condition = seen.conditions.get("Failed") or {}
     message = " ".join(str(condition.get("message", "")).split())
@@ -105,7 +90,7 @@ def _failed(base: State, seen: Observation) -> State:
     )
 
 
-def _succeeded(base: State, seen: Observation) -> State:
+def _succeeded(base: State, seen: Picture) -> State:
     # Pods of a job that has succeeded may have been deleted since. They have succeeded too.
     pods = [replace(p, phase=PodPhase.SUCCEEDED) if p.phase == PodPhase.MISSING else p for p in seen.pods]
     ready = sum(pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED) for pod in pods)
@@ -121,13 +106,12 @@ def _succeeded(base: State, seen: Observation) -> State:
     )
 
 
-def _unfinished(base: State, seen: Observation, now: float) -> State:
+def _unfinished(base: State, seen: Picture, now: float) -> State:
     if seen.job["metadata"].get("deletionTimestamp"):
         return replace(base, phase=Phase.TERMINATING, reason="Deleted", message="it is being deleted")
-    if seen.run_policy.get("suspend"):
-        queue = (seen.job["metadata"].get("labels") or {}).get(labels.QUEUE)
-        if queue:
-            return replace(base, phase=Phase.SUSPENDED, reason="Queued", message=f"it waits in queue {queue}")
+    if seen.suspended:
+        if seen.queue:
+            return replace(base, phase=Phase.QUEUED, message=f"it waits in queue {seen.queue}")
         return replace(base, phase=Phase.SUSPENDED, message="its spec.runPolicy.suspend is true")
     if not seen.seen_by_operator and all(pod.phase == PodPhase.MISSING for pod in seen.pods):
         age = now - base.created
@@ -157,7 +141,7 @@ def _obstacle(pods: Sequence[PodState]) -> tuple[str, str]:
     return reason, f"{same[0].name}{others}: {same[0].message or 'Kubernetes gives no details'}"
 
 
-def _attempts(seen: Observation, state: State) -> list[AttemptState]:
+def _attempts(seen: Picture, state: State) -> list[AttemptState]:
     record = seen.record
     if record is None:
         return []

@@ -1,4 +1,4 @@
-"""State, PodState and AttemptState: what flk reports about a job, as plain data."""
+"""Phase, State and AttemptState: what flk reports about a job, as plain data."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import enum
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from flk_runtime.contract import Failure, JobRecord
+from flk.diagnose import Finding, PodState
+from flk_runtime.contract import Failure
 
 SCHEMA: Final = "flk.dev/state/v1"  # of the JSON that `-o json` prints
 
 
 class Phase(str, enum.Enum):
-    """Where a job is in its life."""
+    """Where a job is in its life. `status`, `list`, `wait`, the JSON output and Python use these words."""
 
-    PENDING = "Pending"  # something is missing: a node, an image, quota, the operator
-    SUSPENDED = "Suspended"  # by its user, or until a queue admits it
+    QUEUED = "Queued"  # it waits for a queue to admit it
+    PENDING = "Pending"  # pods are missing or have no node yet; that may resolve by itself
     STARTING = "Starting"  # all pods have a node; their containers start
     RUNNING = "Running"
     RESTARTING = "Restarting"  # an attempt has ended and the next one has not begun
+    STUCK = "Stuck"  # it cannot go on, and that does not resolve by itself
+    SUSPENDED = "Suspended"  # spec.runPolicy.suspend is true, and no queue sets it
+    PREEMPTED = "Preempted"  # it lost its pods to a job of higher priority and waits to start again
     TERMINATING = "Terminating"  # it is being deleted
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
@@ -26,75 +30,6 @@ class Phase(str, enum.Enum):
 
     def __str__(self) -> str:
         return self.value
-
-
-class PodPhase(str, enum.Enum):
-    """Where a pod is in its life."""
-
-    MISSING = "Missing"  # it should exist and does not
-    PENDING = "Pending"  # it has no node
-    STARTING = "Starting"  # it has a node; its container does not run yet, or not any more
-    RUNNING = "Running"
-    TERMINATING = "Terminating"
-    SUCCEEDED = "Succeeded"
-    FAILED = "Failed"
-    UNKNOWN = "Unknown"  # its node does not answer
-
-    def __str__(self) -> str:
-        return self.value
-
-
-@dataclass(frozen=True)
-class PodState:
-    """One pod of a job, whether it exists or not. Times are in seconds since the epoch."""
-
-    index: int  # position in the job
-    name: str
-    ranks: list[int]
-    phase: PodPhase = PodPhase.MISSING
-    node: str = ""
-    reason: str = ""  # one word, as Kubernetes writes it: ImagePullBackOff, Unschedulable, OOMKilled
-    message: str = ""
-    restarts: int = 0  # of its container; a recreated pod begins at 0
-    started: float | None = None
-    ended: float | None = None
-    exit_code: int | None = None
-    signal: int | None = None
-    memory_limit: str = ""
-    failed_permanently: bool = field(default=False, repr=False)  # it failed, and the operator will not recreate it
-    record: JobRecord | None = field(default=None, repr=False)
-
-    @property
-    def stuck(self) -> bool:
-        """Whether it cannot run before something changes."""
-        return bool(self.reason) and self.phase in (PodPhase.PENDING, PodPhase.STARTING, PodPhase.MISSING)
-
-    @property
-    def failure(self) -> Failure | None:
-        """The failure that its container shows, for pods whose launcher has left no record."""
-        if self.phase != PodPhase.FAILED:
-            return None
-        if self.reason == "OOMKilled":
-            kind = "oom"
-        elif self.exit_code is None:
-            kind = "lost"  # evicted, or its node is gone
-        else:
-            kind = "signal" if self.signal else "exit"
-        last_line = self.message.strip().splitlines()[-1] if self.message.strip() else ""
-        if kind == "lost":
-            last_line = ": ".join(filter(None, ["was lost", self.reason, last_line]))
-        return Failure(
-            kind,
-            self.index,
-            self.ranks[0] if len(self.ranks) == 1 else None,
-            self.name,
-            self.node,
-            time=self.ended or 0.0,
-            message=last_line,
-            traceback=self.message if "\n" in self.message.strip() else "",
-            exit_code=self.exit_code,
-            signal=self.signal,
-        )
 
 
 @dataclass(frozen=True)
@@ -120,6 +55,8 @@ class State:
     code: int  # exit code of `flk wait`, if it ended now
     reason: str = ""  # one word
     message: str = ""  # one line: why the job is in this phase
+    since: float | None = None  # when the phase began
+    cause: Finding | None = None  # what keeps the job from running, or ended it
     created: float = 0.0
     started: float | None = None
     ended: float | None = None

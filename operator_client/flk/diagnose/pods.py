@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from flk.jobs.state.model import PodPhase, PodState
+from flk.diagnose.model import PodPhase, PodState
 from flk.kube import Object
 from flk.units import timestamp
 from flk_runtime.contract import CONTAINER, JobRecord
@@ -15,14 +14,11 @@ _NORMAL: Final = frozenset({"ContainerCreating", "PodInitializing"})  # reasons 
 _FIRST_SIGNAL: Final = 128  # exit codes above it are 128 + the signal
 
 
-def missing_pod(index: int, name: str, ranks: list[int], events: Sequence[Object]) -> PodState:
-    """Return the state of a pod that does not exist. ``events`` of its job may say why."""
-    whole_name = re.compile(rf"(?<![-a-z0-9]){re.escape(name)}(?![-a-z0-9])")
-    for event in reversed(events):
-        message = str(event.get("message", ""))
-        if str(event.get("reason", "")).startswith("FailedCreate") and whole_name.search(message):
-            return PodState(index, name, ranks, reason=event["reason"], message=_one_line(message))
-    return PodState(index, name, ranks)
+def missing_pod(index: int, name: str, ranks: list[int], refusal: Object | None) -> PodState:
+    """Return the state of a pod that does not exist. ``refusal`` is the event that says why it was not created."""
+    if refusal is None:
+        return PodState(index, name, ranks)
+    return PodState(index, name, ranks, reason=str(refusal["reason"]), message=_one_line(refusal.get("message")))
 
 
 def existing_pod(

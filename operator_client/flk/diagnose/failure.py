@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from flk.jobs.state.observation import Observation
+from flk.diagnose.picture import Picture
 from flk.units import timestamp
 from flk_runtime.contract import Failure
 
@@ -23,31 +23,31 @@ _REASONS: Final = {
 }
 
 
-def root_failure(seen: Observation) -> Failure | None:
+def root_failure(picture: Picture) -> Failure | None:
     """Return the failure that led to all others, None if nothing is known.
 
     A launcher's record counts before what the containers show, and a connection that broke because a peer had failed
     never counts.
     """
-    recorded = [r.failure for r in seen.records if r.outcome == "failed" and r.failure]
-    shown = [failure for p in seen.pods if p.failed_permanently and not p.record and (failure := p.failure)]
+    recorded = [r.failure for r in picture.records if r.outcome == "failed" and r.failure]
+    shown = [failure for p in picture.pods if p.failed_permanently and not p.record and (failure := p.failure)]
     # A launcher that lost the others knows only that they were lost; one of them may know why.
     found = min(
         [*recorded, *shown], key=lambda f: (f.secondary, f.kind == "lost", f not in recorded, f.time), default=None
     )
-    return with_memory_limit(found or _failure_in_events(seen), seen)
+    return with_memory_limit(found or _failure_in_events(picture), picture)
 
 
-def with_memory_limit(failure: Failure | None, seen: Observation) -> Failure | None:
+def with_memory_limit(failure: Failure | None, picture: Picture) -> Failure | None:
     """Return the failure as out of memory if the kernel has killed the launcher too, so that no record says so."""
     if failure is None:
         return None
-    name = failure.pod_name or next((pod.name for pod in seen.pods if pod.index == failure.pod), "")
-    since = next((a.started for r in seen.records for a in r.attempts if a.number == failure.attempt), 0.0)
-    if failure.kind in ("lost", "signal") and seen.killed_by_memory_limit(name, since):
+    name = failure.pod_name or next((pod.name for pod in picture.pods if pod.index == failure.pod), "")
+    since = next((a.started for r in picture.records for a in r.attempts if a.number == failure.attempt), 0.0)
+    if failure.kind in ("lost", "signal") and picture.killed_by_memory_limit(name, since):
         failure = replace(failure, kind="oom", pod_name=name, message="")
     if failure.kind == "oom" and not failure.message:
-        limit = seen.memory_limit(name)
+        limit = picture.memory_limit(name)
         message = f"the limit is {limit}; a larger --memory helps" if limit else "a larger --memory helps"
         return replace(failure, message=message)
     return failure
@@ -60,13 +60,13 @@ def reason_of(failure: Failure | None) -> str:
     return failure.type if failure.kind == "exception" else _REASONS.get(failure.kind, failure.kind)
 
 
-def _failure_in_events(seen: Observation) -> Failure | None:
+def _failure_in_events(picture: Picture) -> Failure | None:
     """Return how a pod ended that does not exist any more: the operator's events outlive it."""
-    for event in seen.job_events:
+    for event in picture.job_events:
         match = _CONTAINER_ENDED.match(str(event.get("message", "")))
         if match and event.get("reason") in ("Error", "OOMKilled"):
             name, code, message = match[1], int(match[2]), match[3].strip()
-            index = next((pod.index for pod in seen.pods if pod.name == name), 0)
+            index = next((pod.index for pod in picture.pods if pod.name == name), 0)
             kind = "oom" if event["reason"] == "OOMKilled" else "exit"
             last_line = message.splitlines()[-1] if message and not message.startswith("{") else ""
             ended = timestamp(event.get("lastTimestamp"))

@@ -1,0 +1,223 @@
+"""Read the picture of a job: its events, its launchers' record and the objects around it, where they can add something.
+
+A job that runs undisturbed costs no request beyond the job and its pods.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from flk import labels
+from flk.diagnose import Picture, PodPhase, PodState, Surroundings, event_time
+from flk.diagnose.picture import pod_spec
+from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError
+from flk.jobs.client import JobClient
+from flk.jobs.follower import ObservedJob, is_owned_by
+from flk.kube import Object, Resource, Target
+from flk.units import timestamp
+from flk_runtime import contract
+from flk_runtime.contract import JobRecord
+
+STUCK_AFTER: Final = 10.0  # seconds in which a pod may be pending before its events are read
+STUCK_PODS: Final = 3  # pods whose events are read, so that a thousand pending ones cost three requests
+EVENTS_EVERY: Final = 5.0  # seconds between two requests for the events of a job that does not start
+RECORD_EVERY: Final = 1.0  # seconds between two requests for the record when pods have changed
+RECORD_REFRESH: Final = 10.0  # the same when they have not: a new attempt need not change a pod
+LOG_LINES: Final = 40  # last lines of a log that are kept for the search for a cause
+FOREIGN_LOGS: Final = 32  # pods of a job without flk's launcher whose logs are searched
+FOREIGN_LINES: Final = 400  # last lines of each of these logs
+_LOG_IDLE: Final = 5.0  # seconds without a byte of the log after which it is given up
+
+NODES: Final = Resource("", "v1", "nodes")
+CLAIMS: Final = Resource("", "v1", "persistentvolumeclaims")
+WORKLOADS: Final = Resource("kueue.x-k8s.io", "v1beta1", "workloads")
+POD_GROUPS: Final = Resource("scheduling.volcano.sh", "v1beta1", "podgroups")
+_UNFINISHED: Final = (PodPhase.MISSING, PodPhase.PENDING, PodPhase.STARTING, PodPhase.UNKNOWN)
+
+
+def read_picture(client: JobClient, name: str) -> Picture:
+    """Return the picture of a job now. Raises JobNotFoundError if there is none."""
+    job = client.get_job(name)
+    pods = [pod for pod in client.list_pods(name) if is_owned_by(pod, job["metadata"]["uid"])]
+    return PictureReader(client).picture(ObservedJob(job, pods))
+
+
+class PictureReader:
+    """Completes what a follower sees of one job to a picture; reads nothing again within some seconds."""
+
+    def __init__(self, client: JobClient) -> None:
+        self.client = client
+        self.last_events: list[Object] = []  # as they were read last, as `last_record`
+        self._around = Surroundings()
+        self._events_read = -EVENTS_EVERY
+        self._pods: tuple[str, ...] = ()
+        self.last_record: JobRecord | None = None
+        self._logs: dict[str, list[str]] = {}
+        self._record_read = -RECORD_REFRESH
+
+    def picture(self, seen: ObservedJob) -> Picture:
+        """Return the picture of a job that exists."""
+        assert seen.job is not None  # noqa: S101
+        now = self.client.now()
+        plain = Picture(seen.job, seen.pods, now=now, replaced_pods=seen.replaced_pods)
+        if plain.succeeded and not plain.failed:
+            return plain
+        if seen.job["metadata"].get("deletionTimestamp"):
+            return plain
+        known_end = any(r.outcome == "failed" and r.failure and r.failure.kind != "lost" for r in plain.records)
+        if plain.failed and known_end:
+            return plain
+        record = None if plain.suspended else self._read_record(seen)
+        undisturbed = all(pod.phase == PodPhase.RUNNING for pod in plain.pods) and not plain.began
+        if not undisturbed and time.monotonic() - self._events_read >= EVENTS_EVERY:
+            self._read_events(plain)
+            self._events_read = time.monotonic()
+        around = self._around
+        if self._logs:
+            logs = {**around.logs, **self._logs}
+            around = Surroundings(**{**vars(around), "logs": logs})
+        return Picture(
+            seen.job,
+            seen.pods,
+            now=now,
+            events=[] if undisturbed else self.last_events,
+            record=record,
+            replaced_pods=seen.replaced_pods,
+            surroundings=around,
+        )
+
+    def _read_events(self, plain: Picture) -> None:
+        """Read the events of the job and of some of its pods, and the objects that these point to."""
+        uid = plain.job["metadata"]["uid"]
+        events = self.client.list_events("PyTorchJob", plain.name)
+        events = [event for event in events if (event.get("involvedObject") or {}).get("uid") in (None, uid)]
+        for pod in _representatives(plain):
+            events += self.client.list_events("Pod", pod.name)
+        events.sort(key=event_time)
+        self.last_events = events
+        self._around = self._surroundings(Picture(plain.job, [*plain.objects.values()], now=plain.now, events=events))
+
+    def _surroundings(self, picture: Picture) -> Surroundings:
+        unreadable: set[str] = set()
+        missing: set[str] = set()
+        nodes: dict[str, Object] = {}
+        claims: dict[str, Object] = {}
+        workloads: list[Object] = []
+        pod_groups: list[Object] = []
+        pods = _representatives(picture)
+        if any(pod.reason == "Unschedulable" for pod in pods):
+            found = self._list(Target(NODES), unreadable)
+            nodes = {node["metadata"]["name"]: node for node in found}
+        else:
+            for name in sorted({pod.node for pod in picture.pods if pod.phase == PodPhase.UNKNOWN and pod.node})[:3]:
+                self._get(Target(NODES, None, name), nodes, missing, unreadable)
+        for name in _claim_names(picture, pods):
+            self._get(self.client.target(CLAIMS, name), claims, missing, unreadable)
+            if name in claims:
+                self.last_events += self.client.list_events("PersistentVolumeClaim", name)
+        uid = picture.job["metadata"].get("uid", "")
+        if picture.suspended and picture.queue:
+            selector = {"labelSelector": f"{labels.KUEUE_JOB_UID}={uid}"}
+            workloads = self._list(self.client.target(WORKLOADS), unreadable, selector)
+        if picture.run_policy.get("schedulingPolicy"):
+            groups: dict[str, Object] = {}
+            self._get(self.client.target(POD_GROUPS, picture.name), groups, missing, unreadable)
+            pod_groups = [*groups.values()]
+        logs = self._foreign_logs(picture) if picture.failed and not picture.records else {}
+        return Surroundings(
+            nodes=nodes,
+            claims=claims,
+            workloads=workloads,
+            pod_groups=pod_groups,
+            logs=logs,
+            missing=frozenset(missing),
+            unreadable=frozenset(unreadable),
+        )
+
+    def _get(self, target: Target, into: dict[str, Object], missing: set[str], unreadable: set[str]) -> None:
+        name = str(target.name)
+        try:
+            found = self.client.api.call("get", target)
+        except ForbiddenError:
+            unreadable.add(target.resource.plural)
+        except JobNotFoundError:
+            missing.add(f"{target.resource.plural}/{name}")
+        except ApiError as error:
+            if error.status == 404:
+                missing.add(f"{target.resource.plural}/{name}")
+        else:
+            into[name] = found
+
+    def _list(self, target: Target, unreadable: set[str], query: Mapping[str, str] | None = None) -> list[Object]:
+        try:
+            return self.client.api.list_all(target, query)[0]
+        except ForbiddenError:
+            unreadable.add(target.resource.plural)
+            return []
+        except FlkError:  # the cluster does not serve this kind
+            return []
+
+    def _read_record(self, seen: ObservedJob) -> JobRecord | None:
+        """Return the last record in the log of pod 0, read again soon after a pod has changed, and now and then."""
+        pods = tuple(sorted(f"{pod['metadata']['uid']} {pod.get('status', {}).get('phase')}" for pod in seen.pods))
+        unchanged = pods == self._pods and self.last_record is not None
+        if time.monotonic() - self._record_read >= (RECORD_REFRESH if unchanged else RECORD_EVERY):
+            self._pods = pods
+            self.last_record = self._record_in_log(seen)
+            self._record_read = time.monotonic()
+        return self.last_record
+
+    def _record_in_log(self, seen: ObservedJob) -> JobRecord | None:
+        first = [p for p in seen.pods if p["metadata"]["name"].endswith(("-worker-0", "-master-0"))]
+        if not first or not (first[0].get("status") or {}).get("containerStatuses"):
+            return None
+        name = first[0]["metadata"]["name"]
+        record = None
+        lines = self._log(name, contract.RECORD_INTERVAL + 100)
+        for line in lines:
+            record = contract.parse_record(line) or record
+        self._logs = {name: [line for line in lines if not contract.is_record(line)][-LOG_LINES:]}
+        return record
+
+    def _foreign_logs(self, picture: Picture) -> dict[str, list[str]]:
+        """Return the last lines of the pods that have ended, the earliest first."""
+        ended = sorted((pod for pod in picture.pods if pod.exit_code), key=lambda pod: pod.ended or 0.0)
+        running = [pod for pod in picture.pods if pod.phase == PodPhase.RUNNING]
+        return {pod.name: self._log(pod.name, FOREIGN_LINES) for pod in [*ended, *running][:FOREIGN_LOGS]}
+
+    def _log(self, pod: str, tail: int, *, previous: bool = False) -> list[str]:
+        lines: list[str] = []
+        try:
+            with self.client.stream_log(pod, _LOG_IDLE, tailLines=tail, previous=previous) as stream:
+                for line in stream:
+                    lines.append(line.decode(errors="replace"))
+        except FlkError:
+            return lines
+        return lines
+
+
+def _representatives(picture: Picture) -> list[PodState]:
+    """Return some of the pods that do not run, one for each phase and reason first."""
+    troubled = [
+        pod
+        for pod in picture.pods
+        if pod.phase in _UNFINISHED
+        and pod.name in picture.objects
+        and picture.now - timestamp(picture.objects[pod.name]["metadata"].get("creationTimestamp")) > STUCK_AFTER
+    ]
+    kinds = {(pod.phase, pod.reason): pod for pod in reversed(troubled)}
+    chosen = [*kinds.values(), *(pod for pod in troubled if pod not in kinds.values())]
+    return chosen[:STUCK_PODS]
+
+
+def _claim_names(picture: Picture, pods: Iterable[PodState]) -> list[str]:
+    """Return the claims of pods that do not start because of a volume."""
+    names = set()
+    for pod in pods:
+        events = " ".join(str(event.get("message", "")) for event in picture.pod_events.get(pod.name, []))
+        if any(word in pod.message + events for word in ("olume", "persistentvolumeclaim")):
+            for volume in pod_spec(picture.objects[pod.name]).get("volumes") or []:
+                names.add(str((volume.get("persistentVolumeClaim") or {}).get("claimName") or ""))
+    return sorted(names - {""})
