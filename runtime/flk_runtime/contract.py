@@ -130,9 +130,11 @@ TERMINATION_LOG_LIMIT: Final = 4096  # bytes; the kubelet drops what exceeds the
 LAUNCHER_PREFIX: Final = "[pod {index}] "
 RANK_PREFIX: Final = "[rank {rank}] "
 RECORD_MARKER: Final = "flk-record "  # between the launcher's prefix and a JobRecord as JSON, for `flk status`
+ATTEMPT_MARKER: Final = "flk-attempt "  # between the launcher's prefix and the number of the attempt, from 1
 RECORD_INTERVAL: Final = 1000  # lines after which the launcher of pod 0 repeats the record, so that a tail contains it
 _SOURCE_FILE = re.compile(r"\[[^\[\]\s]*\.(?:c|cc|cpp|cu|cuh|h|hpp):\d+\]\s*")  # of torch, on the machine that built it
 _RECORD_LINE = re.compile(r"^\[pod \d+\] " + re.escape(RECORD_MARKER))
+_ATTEMPT_LINE = re.compile(r"^\[pod \d+\] " + re.escape(ATTEMPT_MARKER) + r"(\d{1,9})$")
 
 
 @dataclass(frozen=True)
@@ -282,9 +284,34 @@ def parse_record(line: str) -> JobRecord | None:
     return JobRecord.from_json(line[match.end() :]) if match else None
 
 
+def parse_attempt(line: str) -> int | None:
+    """The number, from 1, of the attempt that begins with a line of a pod's log; None for other lines."""
+    match = _ATTEMPT_LINE.match(line)
+    return int(match[1]) if match else None
+
+
 def is_record(line: str) -> bool:
-    """Return whether a line of a pod's log is a job record, which programs read, rather than output for people."""
-    return _RECORD_LINE.match(line) is not None
+    """Return whether a line of a pod's log is for programs: a job record or the mark of an attempt."""
+    return _RECORD_LINE.match(line) is not None or _ATTEMPT_LINE.match(line) is not None
+
+
+# Exceptions of a rank that lost the connection to a peer: they come from gloo, NCCL or the store.
+_SECONDARY_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionResetError"})
+_SECONDARY_WORDS = (
+    "gloo/transport",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "NCCL",
+    "Watchdog caught collective",
+    "recvValue failed",
+    "sendBytes failed",
+)
+
+
+def is_secondary(type_name: str, message: str) -> bool:
+    """Return whether an exception says that the connection to a peer broke, so that it is not the root cause."""
+    return type_name in _SECONDARY_TYPES or any(word in message for word in _SECONDARY_WORDS)
 
 
 def _signal_name(number: int | None) -> str:

@@ -85,6 +85,8 @@ def test_a_killed_rank_restarts_all_ranks(pods: Callable[..., Pods]) -> None:
     assert job.wait() == [0, 0], job.logs_of_all()
     for rank in range(4):
         assert f"rank {rank} of 4 done in attempt 1" in job.logs_of_all()
+    for pod in range(2):
+        assert [n for line in job.log(pod).splitlines() if (n := contract.parse_attempt(line))] == [1, 2]
     first = job.record().attempts[0]
     assert first.failure is not None
     assert (first.failure.rank, first.failure.signal, first.failure.pod_name) == (3, signal.SIGKILL, "test-worker-1")

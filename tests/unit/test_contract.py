@@ -103,3 +103,11 @@ def test_names_that_the_operator_torch_or_flk_set_are_reserved(name: str) -> Non
 @pytest.mark.parametrize("name", ["NCCL_DEBUG", "OMP_NUM_THREADS", "MY_RANK", "FLK_SAVE_EVERY", "rank"])
 def test_other_names_are_not_reserved(name: str) -> None:
     assert not contract.is_reserved(name)
+
+
+def test_marks_of_attempts_are_for_programs() -> None:
+    assert contract.parse_attempt("[pod 12] flk-attempt 3") == 3
+    assert contract.is_record("[pod 12] flk-attempt 3")
+    for line in ("[rank 0] flk-attempt 3", "flk-attempt 3", "[pod 0] flk-attempt x", "[pod 0] flk-attempt 3 more"):
+        assert contract.parse_attempt(line) is None
+        assert not contract.is_record(line)

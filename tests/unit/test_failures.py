@@ -8,9 +8,9 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from flk_runtime.contract import Attempt, Failure
+from flk_runtime.contract import Attempt, Failure, is_secondary
 from flk_runtime.launcher.failures import from_exit_code, from_report, may_restart, root_cause, shorten
-from flk_runtime.system.report import describe, is_secondary
+from flk_runtime.system.report import describe
 
 CAUSE = Failure("exception", 1, rank=2, time=10.0, type="ValueError")
 SECONDARY = Failure("exception", 0, rank=0, time=9.0, type="RuntimeError", secondary=True)

@@ -119,6 +119,7 @@ class Agent:
         if self.stop_signal is not None:
             return
         settings = self.settings
+        self.records.mark_attempt(attempt.number + 1)
         if self.leader:
             self.records.write_running(attempt.history)
             limit = f" of at most {settings.restarts + 1}" if settings.restarts else ""

@@ -8,8 +8,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
+from flk_runtime import contract
 from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord
-from flk_runtime.system.report import is_secondary
 
 _HISTORY_LIMIT = 20  # attempts that are kept
 _MESSAGE_LIMIT = 300  # characters that are kept of the messages of former attempts
@@ -50,7 +50,7 @@ def from_exit_code(failure: Failure, code: int, stderr: str, *, oom: bool) -> Fa
     if code >= 0:
         return replace(failure, kind="exit", exit_code=code)
     kind = "oom" if oom and code == -signal.SIGKILL else "signal"
-    secondary = code == -signal.SIGABRT and is_secondary("", stderr)
+    secondary = code == -signal.SIGABRT and contract.is_secondary("", stderr)
     words = [
         line.strip().removeprefix("what():").strip() for words in _LAST_WORDS for line in lines if words.match(line)
     ]

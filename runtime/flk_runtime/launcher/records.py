@@ -34,6 +34,10 @@ class Records:
         self._latest = record
         self.log(contract.RECORD_MARKER + record.to_json())
 
+    def mark_attempt(self, number: int) -> None:
+        """Write that an attempt begins, so that every later line of this pod's log is known to be of it."""
+        self.log(f"{contract.ATTEMPT_MARKER}{number}")
+
     def write_running(self, history: Sequence[Attempt]) -> None:
         """Write the record of a job whose last attempt is running."""
         self.write(JobRecord("running", 0, self._settings.restarts, None, list(history)))

@@ -18,24 +18,6 @@ from flk_runtime import contract
 _LAUNCHER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "launcher", "")
 _TRACEBACK_LIMIT = 6000  # characters of a traceback that go into the report
 
-# Exceptions of a rank that lost the connection to a peer: they come from gloo, NCCL or the store.
-_SECONDARY_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionResetError"})
-_SECONDARY_WORDS = (
-    "gloo/transport",
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "NCCL",
-    "Watchdog caught collective",
-    "recvValue failed",
-    "sendBytes failed",
-)
-
-
-def is_secondary(type_name: str, message: str) -> bool:
-    """Return whether an exception says that the connection to a peer broke, so that it is not the root cause."""
-    return type_name in _SECONDARY_TYPES or any(word in message for word in _SECONDARY_WORDS)
-
 
 def describe(error: BaseException) -> dict[str, Any]:
     """The exception as fields of a contract.Failure."""
@@ -58,7 +40,7 @@ def _has_secondary_cause(error: BaseException) -> bool:
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
-        if is_secondary(type(link).__name__, str(link)):
+        if contract.is_secondary(type(link).__name__, str(link)):
             return True
         seen.add(id(link))
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
