@@ -10,27 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from flk.__main__ import main
 from flk_runtime.contract import ExitCode, Failure
 from tests.support.jobs import NOW, JobBuilder, record
 
 Run = Callable[..., tuple[int, str, str]]
 JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
-
-
-@pytest.fixture
-def run(fake: Any, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Run:
-    """Runs a command line: its exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.delenv("FLK_IMAGE", raising=False)
-
-    def run(*words: str) -> tuple[int, str, str]:
-        code = main(words)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 # Names
