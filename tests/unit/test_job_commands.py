@@ -120,7 +120,8 @@ def with_log(fake: Any) -> Any:
 @pytest.mark.parametrize("follow", ["--follow", "--no-follow"])
 @pytest.mark.parametrize(("tail", "lines"), [("0", []), ("1", ["three"]), ("9", ["one", "two", "three"])])
 def test_logs_tail(with_log: Any, run: Run, follow: str, tail: str, lines: list[str]) -> None:
-    assert run("logs", "gpt", follow, "--tail", tail) == (0, "".join(f"[rank 0] {line}\n" for line in lines), "")
+    code, stdout, _ = run("logs", "gpt", follow, "--tail", tail)
+    assert (code, stdout) == (0, "".join(f"[rank 0] {line}\n" for line in lines))
 
 
 def test_logs_since(with_log: Any, run: Run) -> None:
