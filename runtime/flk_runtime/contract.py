@@ -39,7 +39,9 @@ class ExitCode(enum.IntEnum):
 
 # Environment of the launcher. The manifest or `flk run` sets these variables.
 JOB: Final = "FLK_JOB"  # name of the job
-RDZV_ENDPOINT: Final = "FLK_RDZV_ENDPOINT"  # host:port of the rendezvous store, which the launcher of pod 0 serves
+RDZV_ENDPOINT: Final = "FLK_RDZV_ENDPOINT"  # host:port of the rendezvous, which the launcher of pod 0 serves
+JOB_UID: Final = "FLK_JOB_UID"  # UID of the PyTorchJob, which distinguishes jobs that have the same name
+RDZV_SECRET: Final = "FLK_RDZV_SECRET"  # noqa: S105 - launchers authenticate each other with it; ranks do not get it
 POD_INDEX: Final = "FLK_POD_INDEX"  # index of this pod, from 0
 PODS: Final = "FLK_PODS"  # number of pods
 PROCESSES: Final = "FLK_PROCESSES"  # number of ranks in each pod
@@ -52,6 +54,7 @@ DEADLINE: Final = "FLK_DEADLINE"  # seconds from the start of the launcher; 0 or
 GRACE: Final = "FLK_GRACE"  # seconds between the signal that stops the pod and SIGKILL for its ranks
 PARENT: Final = "FLK_PARENT"  # process id; the launcher ends when this process ends (set by `flk run`)
 JOIN_TIMEOUT: Final = "FLK_JOIN_TIMEOUT"  # seconds that a launcher waits for the other pods
+LEASE: Final = "FLK_LEASE"  # seconds of silence after which the launchers give up a connection between them
 START: Final = "FLK_START"  # start method of the ranks: fork (default) or spawn
 CODE: Final = "FLK_CODE"  # folder with the archive of the user's code; unset: the image has the code
 CODE_HASH: Final = "FLK_CODE_HASH"  # SHA-256 of the archive, in hex
@@ -91,7 +94,7 @@ RESERVED_NAMES: Final = frozenset(
 )
 RESERVED_PREFIXES: Final = ("PET_", "TORCHELASTIC_", "FLK_")
 # FLK_ variables that users may set. They configure the runtime and do not describe the job.
-SETTABLE: Final = frozenset({SAVE_EVERY, SEED, START, JOIN_TIMEOUT, PREFLIGHT, PREFLIGHT_TIMEOUT, STEP_TIMEOUT})
+SETTABLE: Final = frozenset({SAVE_EVERY, SEED, START, JOIN_TIMEOUT, LEASE, PREFLIGHT, PREFLIGHT_TIMEOUT, STEP_TIMEOUT})
 
 
 def is_reserved(name: str) -> bool:

@@ -373,7 +373,7 @@ def test_a_setup_error_of_a_rank_is_final(pods: Callable[..., Pods]) -> None:
 
 
 def test_a_port_that_is_taken_is_named(pods: Callable[..., Pods]) -> None:
-    job = pods(2, 1)
+    job = pods(2, 1, FLK_JOIN_TIMEOUT="1")
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the test holds the port itself
         taken.bind(("", int(job.variables[contract.RDZV_ENDPOINT].rpartition(":")[2])))
@@ -381,7 +381,7 @@ def test_a_port_that_is_taken_is_named(pods: Callable[..., Pods]) -> None:
         job.start("train.py", "1", only=0)
         assert job.running[0].wait(END) == ExitCode.USAGE
     (line,) = job.log(0).splitlines()
-    assert line.startswith("[pod 0] error: cannot serve the rendezvous store on port ")
+    assert line.startswith("[pod 0] error: cannot serve the rendezvous on port ")
 
 
 def test_forked_ranks_draw_different_random_numbers(pods: Callable[..., Pods]) -> None:

@@ -34,6 +34,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
     settings: Settings | None = None
     try:
         settings = Settings.from_environment(arguments, os.environ)
+        os.environ.pop(contract.RDZV_SECRET, None)  # the ranks must not inherit it
+        host.raise_open_files_limit()
         if settings.parent:
             host.die_with_parent(settings.parent, signal.SIGTERM)
         code = _run(settings, wakeup)
@@ -44,7 +46,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
         code = ExitCode.ERROR
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # not sys.exit: threads of the rendezvous may wait in C++ for a store that is gone
+    os._exit(code)  # not sys.exit: the threads of the rendezvous still run
 
 
 def _run(settings: Settings, wakeup: Wakeup) -> int:
@@ -60,7 +62,7 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
     try:
         if settings.fork:
             forkserver.preload(script, os.environ.get(contract.STRATEGY, ""))
-        import torch.distributed  # noqa: F401 - the rendezvous needs its store
+        import torch.distributed  # noqa: F401 - the rendezvous needs its store for the ranks
     except ImportError as error:
         raise SettingsError(f"{sys.executable} cannot import torch: {error}") from error
     unsafe = forkserver.why_unsafe() if settings.fork else None
