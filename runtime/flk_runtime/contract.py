@@ -136,6 +136,7 @@ RECORD_MARKER: Final = "flk-record "  # between the launcher's prefix and a JobR
 ATTEMPT_MARKER: Final = "flk-attempt "  # between the launcher's prefix and the number of the attempt, from 1
 RECORD_INTERVAL: Final = 1000  # lines after which the launcher of pod 0 repeats the record, so that a tail contains it
 _SOURCE_FILE = re.compile(r"\[[^\[\]\s]*\.(?:c|cc|cpp|cu|cuh|h|hpp):\d+\]\s*")  # of torch, on the machine that built it
+_LINE_LIMIT = 300  # characters of a message in a line for people
 _RECORD_LINE = re.compile(r"^\[pod \d+\] " + re.escape(RECORD_MARKER))
 _ATTEMPT_LINE = re.compile(r"^\[pod \d+\] " + re.escape(ATTEMPT_MARKER) + r"(\d{1,9})$")
 
@@ -160,6 +161,7 @@ class Failure:
     secondary: bool = False  # a consequence of another rank's failure: the connection to the peer broke
     stderr: str = ""  # the last lines that the rank wrote to stderr
     count: int = 1  # number of ranks that failed in this way
+    step: int | None = None  # optimizer steps that the rank had done; None if it does not tell (see system.progress)
 
     @property
     def details(self) -> str:
@@ -183,9 +185,10 @@ class Failure:
             subject = f"rank {self.rank} in {subject}"
         if self.count > 1:
             subject = f"{subject} and {self.count - 1} other {'rank' if self.count == 2 else 'ranks'}"
-        first_line = _SOURCE_FILE.sub("", self.message.splitlines()[0]) if self.message else ""
+        first_line = _SOURCE_FILE.sub("", self.message.splitlines()[0])[:_LINE_LIMIT] if self.message else ""
+        after = f" after step {self.step}" if self.step else ""
         if self.kind == "exception":
-            return f"{subject} raised {self.type}" + (f": {first_line}" if first_line else "")
+            return f"{subject} raised {self.type}{after}" + (f": {first_line}" if first_line else "")
         if self.kind == "lost":
             return f"{subject} {first_line or 'was lost'}"
         predicate = {
@@ -195,7 +198,7 @@ class Failure:
             "deadline": "reached the job's deadline",
             "usage": "could not start",
         }.get(self.kind, self.kind)
-        return f"{subject} {predicate}" + (f": {first_line}" if first_line else "")
+        return f"{subject} {predicate}{after}" + (f": {first_line}" if first_line else "")
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Failure:
@@ -238,8 +241,8 @@ class JobRecord:
     def to_json(self, limit: int | None = None) -> str:
         """The record as one line of JSON of at most ``limit`` bytes.
 
-        A longer one is shortened: first the tracebacks of the attempts are dropped, then the oldest attempts, then
-        parts of the failure's stderr, traceback and message.
+        A longer one is shortened: first the tracebacks of the attempts are dropped, then the failure's stderr,
+        traceback and message are cut, then the oldest attempts are dropped, then the failure's texts are cut further.
         """
         data = asdict(self)
         text = _dump(data)
@@ -249,15 +252,10 @@ class JobRecord:
             if attempt["failure"]:
                 attempt["failure"]["traceback"] = attempt["failure"]["stderr"] = ""
                 attempt["failure"]["message"] = attempt["failure"]["message"][:200]
+        _shorten_failure(data, limit, least=800)
         while len(_dump(data).encode()) > limit and data["attempts"]:
             del data["attempts"][0]
-        if failure := data["failure"]:
-            for key in ("stderr", "traceback", "message"):
-                excess = len(_dump(data).encode()) - limit
-                if excess > 0:
-                    # A character takes at least one byte of JSON, so dropping as many characters as bytes suffices.
-                    kept = max(0, len(failure[key]) - excess)
-                    failure[key] = failure[key][-kept:] if key != "message" and kept else failure[key][:kept]
+        _shorten_failure(data, limit, least=0)
         return _dump(data)
 
     @classmethod
@@ -298,8 +296,10 @@ def is_record(line: str) -> bool:
     return _RECORD_LINE.match(line) is not None or _ATTEMPT_LINE.match(line) is not None
 
 
-# Exceptions of a rank that lost the connection to a peer: they come from gloo, NCCL or the store.
-_SECONDARY_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionResetError"})
+# Exceptions of a rank that lost the connection to a peer: they come from gloo, NCCL or the store. An OSError is none of
+# them, since it comes from a socket or a pipe that the script has opened itself.
+_SECONDARY_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
+_TORCH_TYPES = frozenset({"", "RuntimeError"})  # of exceptions whose text tells; empty: lines of stderr
 _SECONDARY_WORDS = (
     "gloo/transport",
     "Connection closed by peer",
@@ -314,7 +314,9 @@ _SECONDARY_WORDS = (
 
 def is_secondary(type_name: str, message: str) -> bool:
     """Return whether an exception says that the connection to a peer broke, so that it is not the root cause."""
-    return type_name in _SECONDARY_TYPES or any(word in message for word in _SECONDARY_WORDS)
+    if type_name in _SECONDARY_TYPES:
+        return True
+    return type_name in _TORCH_TYPES and any(word in message for word in _SECONDARY_WORDS)
 
 
 def _signal_name(number: int | None) -> str:
@@ -322,6 +324,17 @@ def _signal_name(number: int | None) -> str:
         return signal.Signals(number or 0).name
     except ValueError:
         return f"signal {number}"
+
+
+def _shorten_failure(data: dict[str, Any], limit: int, least: int) -> None:
+    """Cut the texts of the failure of a record to ``least`` characters each, as far as the record exceeds ``limit``."""
+    failure = data["failure"]
+    for key in ("stderr", "traceback", "message") if failure else ():
+        excess = len(_dump(data).encode()) - limit
+        if excess > 0:
+            # A character takes at least one byte of JSON, so dropping as many characters as bytes suffices.
+            kept = max(least, len(failure[key]) - excess)
+            failure[key] = failure[key][-kept:] if key != "message" and kept else failure[key][:kept]
 
 
 def _dump(data: Any) -> str:

@@ -123,10 +123,18 @@ def test_build_paths_of_torch_are_not_in_the_summary() -> None:
 def test_an_exception_raised_from_a_broken_connection_is_secondary() -> None:
     error = ValueError("step 7 failed")
     assert not describe(error)["secondary"]
-    error.__context__ = ConnectionResetError()
+    error.__context__ = RuntimeError("Connection closed by peer")
     assert describe(error)["secondary"]
     error.__suppress_context__ = True  # as after `raise ... from None`
     assert not describe(error)["secondary"]
+
+
+def test_a_broken_connection_of_the_script_is_not_secondary() -> None:
+    """A download, or the worker of a DataLoader that was killed."""
+    error = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+    error.__context__ = ConnectionResetError("Connection reset by peer")
+    assert not describe(error)["secondary"]
+    assert not describe(BrokenPipeError("Broken pipe"))["secondary"]
 
 
 def test_failure_of_a_rank_by_its_own_report() -> None:
