@@ -35,12 +35,13 @@ class ExitCode(enum.IntEnum):
     TIMEOUT = 124  # the job's deadline passed, or the time that a command was given
     INTERRUPTED = 130  # Ctrl-C (SIGINT)
     PREEMPTED = 143  # in pods only: the launcher received SIGTERM; the pod may be started again
-    UNUSABLE = 144  # in pods only: a GPU was lost or a rank survives SIGKILL, so another pod has to replace this one
 
 
 # Environment of the launcher. The manifest or `flk run` sets these variables.
 JOB: Final = "FLK_JOB"  # name of the job
-RDZV_ENDPOINT: Final = "FLK_RDZV_ENDPOINT"  # host:port of the rendezvous store, which the launcher of pod 0 serves
+RDZV_ENDPOINT: Final = "FLK_RDZV_ENDPOINT"  # host:port of the rendezvous, which the launcher of pod 0 serves
+JOB_UID: Final = "FLK_JOB_UID"  # UID of the PyTorchJob, which distinguishes jobs that have the same name
+RDZV_SECRET: Final = "FLK_RDZV_SECRET"  # noqa: S105 - launchers authenticate each other with it; ranks do not get it
 POD_INDEX: Final = "FLK_POD_INDEX"  # index of this pod, from 0
 PODS: Final = "FLK_PODS"  # number of pods
 PROCESSES: Final = "FLK_PROCESSES"  # number of ranks in each pod
@@ -48,17 +49,12 @@ POD_NAME: Final = "FLK_POD_NAME"  # name of this pod
 POD_IP: Final = "FLK_POD_IP"  # IP address of this pod
 NODE_NAME: Final = "FLK_NODE_NAME"  # name of the node that this pod runs on
 CPUS: Final = "FLK_CPUS"  # CPU request of the pod, rounded up; 0 or unset: no request
-RESTARTS: Final = "FLK_RESTARTS"  # how many attempts may follow failures of the training code
-DISRUPTIONS: Final = "FLK_DISRUPTIONS"  # how many attempts may follow disruptions: lost pods, preemptions, connections
-BUDGET_RESET: Final = (
-    "FLK_BUDGET_RESET"  # seconds after which an attempt has renewed restarts and disruptions; 0: never
-)
-BACKOFF: Final = "FLK_BACKOFF"  # longest delay in seconds after quick failures in a row, 60 by default; 0: no delay
-RETRY_SAME_FAILURE: Final = "FLK_RETRY_SAME_FAILURE"  # 1: the same failure twice without progress is retried too
+RESTARTS: Final = "FLK_RESTARTS"  # how many further attempts may follow failed ones
 DEADLINE: Final = "FLK_DEADLINE"  # seconds from the start of the launcher; 0 or unset: no deadline
 GRACE: Final = "FLK_GRACE"  # seconds between the signal that stops the pod and SIGKILL for its ranks
 PARENT: Final = "FLK_PARENT"  # process id; the launcher ends when this process ends (set by `flk run`)
 JOIN_TIMEOUT: Final = "FLK_JOIN_TIMEOUT"  # seconds that a launcher waits for the other pods
+LEASE: Final = "FLK_LEASE"  # seconds of silence after which the launchers give up a connection between them
 START: Final = "FLK_START"  # start method of the ranks: fork (default) or spawn
 CODE: Final = "FLK_CODE"  # folder with the archive of the user's code; unset: the image has the code
 CODE_HASH: Final = "FLK_CODE_HASH"  # SHA-256 of the archive, in hex
@@ -98,21 +94,7 @@ RESERVED_NAMES: Final = frozenset(
 )
 RESERVED_PREFIXES: Final = ("PET_", "TORCHELASTIC_", "FLK_")
 # FLK_ variables that users may set. They configure the runtime and do not describe the job.
-SETTABLE: Final = frozenset(
-    {
-        SAVE_EVERY,
-        SEED,
-        START,
-        JOIN_TIMEOUT,
-        PREFLIGHT,
-        PREFLIGHT_TIMEOUT,
-        STEP_TIMEOUT,
-        BUDGET_RESET,
-        BACKOFF,
-        RETRY_SAME_FAILURE,
-    }
-)
-MAX_DISRUPTIONS: Final = 100  # default of DISRUPTIONS and of the job's field
+SETTABLE: Final = frozenset({SAVE_EVERY, SEED, START, JOIN_TIMEOUT, LEASE, PREFLIGHT, PREFLIGHT_TIMEOUT, STEP_TIMEOUT})
 
 
 def is_reserved(name: str) -> bool:
@@ -154,28 +136,16 @@ RECORD_MARKER: Final = "flk-record "  # between the launcher's prefix and a JobR
 ATTEMPT_MARKER: Final = "flk-attempt "  # between the launcher's prefix and the number of the attempt, from 1
 RECORD_INTERVAL: Final = 1000  # lines after which the launcher of pod 0 repeats the record, so that a tail contains it
 _SOURCE_FILE = re.compile(r"\[[^\[\]\s]*\.(?:c|cc|cpp|cu|cuh|h|hpp):\d+\]\s*")  # of torch, on the machine that built it
-_TIMEOUT = re.compile(r"(?i)tim(ed |e)out|Watchdog caught")  # a rank waited for a peer that still ran
+_LINE_LIMIT = 300  # characters of a message in a line for people
 _RECORD_LINE = re.compile(r"^\[pod \d+\] " + re.escape(RECORD_MARKER))
 _ATTEMPT_LINE = re.compile(r"^\[pod \d+\] " + re.escape(ATTEMPT_MARKER) + r"(\d{1,9})$")
-
-
-# Exit code of a job that ends because of a failure of this kind; TRAINING for the others.
-_CODES: Final = {
-    **dict.fromkeys(
-        ("oom", "lost", "preempted", "unkillable", "hang", "io", "disk_full", "gpu", "rendezvous"),
-        ExitCode.INFRASTRUCTURE,
-    ),
-    "deadline": ExitCode.TIMEOUT,
-    "usage": ExitCode.USAGE,
-}
 
 
 @dataclass(frozen=True)
 class Failure:
     """The failure of one rank, or of a whole pod (``rank`` is None)."""
 
-    # Of a rank: exception, exit, signal, oom, and exceptions of a kind of their own: io, disk_full, gpu, address (in
-    # use), rendezvous, usage. Of a pod: lost (also: it never joined), unkillable, deadline, usage.
+    # exception, exit, signal, oom, deadline, usage, or lost: the pod was lost or never joined
     kind: str
     pod: int
     rank: int | None = None
@@ -191,7 +161,7 @@ class Failure:
     secondary: bool = False  # a consequence of another rank's failure: the connection to the peer broke
     stderr: str = ""  # the last lines that the rank wrote to stderr
     count: int = 1  # number of ranks that failed in this way
-    step: int | None = None  # steps that the rank had completed; None: unknown
+    step: int | None = None  # optimizer steps that the rank had done; None if it does not tell (see system.progress)
 
     @property
     def details(self) -> str:
@@ -201,14 +171,11 @@ class Failure:
     @property
     def code(self) -> ExitCode:
         """Exit code of a job that ends because of this failure."""
-        if self.is_lost_connection:
+        if self.kind in ("oom", "lost"):
             return ExitCode.INFRASTRUCTURE
-        return _CODES.get(self.kind, ExitCode.TRAINING)
-
-    @property
-    def is_lost_connection(self) -> bool:
-        """Whether a rank lost its connection to a peer, which did not fail itself as far as is known."""
-        return self.secondary and self.kind == "exception" and not _TIMEOUT.search(self.message)
+        if self.kind == "deadline":
+            return ExitCode.TIMEOUT
+        return ExitCode.USAGE if self.kind == "usage" else ExitCode.TRAINING
 
     @property
     def summary(self) -> str:
@@ -218,9 +185,10 @@ class Failure:
             subject = f"rank {self.rank} in {subject}"
         if self.count > 1:
             subject = f"{subject} and {self.count - 1} other {'rank' if self.count == 2 else 'ranks'}"
-        first_line = _SOURCE_FILE.sub("", self.message.splitlines()[0]) if self.message else ""
-        if self.kind in ("exception", "io", "disk_full", "gpu", "address", "rendezvous"):
-            return f"{subject} raised {self.type}" + (f": {first_line}" if first_line else "")
+        first_line = _SOURCE_FILE.sub("", self.message.splitlines()[0])[:_LINE_LIMIT] if self.message else ""
+        after = f" after step {self.step}" if self.step else ""
+        if self.kind == "exception":
+            return f"{subject} raised {self.type}{after}" + (f": {first_line}" if first_line else "")
         if self.kind == "lost":
             return f"{subject} {first_line or 'was lost'}"
         predicate = {
@@ -229,9 +197,8 @@ class Failure:
             "oom": "ran out of memory (killed by the kernel at the container's memory limit)",
             "deadline": "reached the job's deadline",
             "usage": "could not start",
-            "unkillable": "has a rank that survives SIGKILL",
         }.get(self.kind, self.kind)
-        return f"{subject} {predicate}" + (f": {first_line}" if first_line else "")
+        return f"{subject} {predicate}{after}" + (f": {first_line}" if first_line else "")
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Failure:
@@ -248,9 +215,6 @@ class Attempt:
     started: float  # seconds since the epoch, as `ended`
     ended: float | None = None
     failure: Failure | None = None  # None while the attempt runs, and when it succeeded
-    restarts: int = 0  # that the job had used when this attempt started
-    disruptions: int = 0
-    step: int | None = None  # most steps that a rank has completed; None: unknown
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Attempt:
@@ -261,9 +225,6 @@ class Attempt:
             float(data["started"]),
             data.get("ended"),
             Failure.from_dict(failure) if failure else None,
-            int(data.get("restarts", 0)),
-            int(data.get("disruptions", 0)),
-            data.get("step"),
         )
 
 
@@ -273,19 +234,15 @@ class JobRecord:
 
     outcome: str  # running, succeeded, failed, preempted
     code: int  # exit code of the launcher
-    max_restarts: int = 0  # how many the job may use
+    restarts: int = 0  # how many the job may use
     failure: Failure | None = None
     attempts: list[Attempt] = field(default_factory=list)
-    max_disruptions: int = 0
-    restarts: int = 0  # used: attempts that followed failures of the training code
-    disruptions: int = 0  # used: attempts that followed disruptions
-    verdict: str = ""  # why no attempt follows a failure
 
     def to_json(self, limit: int | None = None) -> str:
         """The record as one line of JSON of at most ``limit`` bytes.
 
-        A longer one is shortened: first the tracebacks of the attempts are dropped, then the oldest attempts, then
-        parts of the failure's stderr, traceback and message.
+        A longer one is shortened: first the tracebacks of the attempts are dropped, then the failure's stderr,
+        traceback and message are cut, then the oldest attempts are dropped, then the failure's texts are cut further.
         """
         data = asdict(self)
         text = _dump(data)
@@ -295,15 +252,10 @@ class JobRecord:
             if attempt["failure"]:
                 attempt["failure"]["traceback"] = attempt["failure"]["stderr"] = ""
                 attempt["failure"]["message"] = attempt["failure"]["message"][:200]
+        _shorten_failure(data, limit, least=800)
         while len(_dump(data).encode()) > limit and data["attempts"]:
             del data["attempts"][0]
-        if failure := data["failure"]:
-            for key in ("stderr", "traceback", "message"):
-                excess = len(_dump(data).encode()) - limit
-                if excess > 0:
-                    # A character takes at least one byte of JSON, so dropping as many characters as bytes suffices.
-                    kept = max(0, len(failure[key]) - excess)
-                    failure[key] = failure[key][-kept:] if key != "message" and kept else failure[key][:kept]
+        _shorten_failure(data, limit, least=0)
         return _dump(data)
 
     @classmethod
@@ -321,13 +273,9 @@ class JobRecord:
         return cls(
             outcome=str(data["outcome"]),
             code=int(data["code"]),
-            max_restarts=int(data.get("max_restarts", 0)),
+            restarts=int(data.get("restarts", 0)),
             failure=Failure.from_dict(failure) if failure else None,
             attempts=[Attempt.from_dict(attempt) for attempt in data.get("attempts", [])],
-            max_disruptions=int(data.get("max_disruptions", 0)),
-            restarts=int(data.get("restarts", 0)),
-            disruptions=int(data.get("disruptions", 0)),
-            verdict=str(data.get("verdict", "")),
         )
 
 
@@ -348,8 +296,10 @@ def is_record(line: str) -> bool:
     return _RECORD_LINE.match(line) is not None or _ATTEMPT_LINE.match(line) is not None
 
 
-# Exceptions of a rank that lost the connection to a peer: they come from gloo, NCCL or the store.
-_SECONDARY_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionResetError"})
+# Exceptions of a rank that lost the connection to a peer: they come from gloo, NCCL or the store. An OSError is none of
+# them, since it comes from a socket or a pipe that the script has opened itself.
+_SECONDARY_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
+_TORCH_TYPES = frozenset({"", "RuntimeError"})  # of exceptions whose text tells; empty: lines of stderr
 _SECONDARY_WORDS = (
     "gloo/transport",
     "Connection closed by peer",
@@ -364,7 +314,9 @@ _SECONDARY_WORDS = (
 
 def is_secondary(type_name: str, message: str) -> bool:
     """Return whether an exception says that the connection to a peer broke, so that it is not the root cause."""
-    return type_name in _SECONDARY_TYPES or any(word in message for word in _SECONDARY_WORDS)
+    if type_name in _SECONDARY_TYPES:
+        return True
+    return type_name in _TORCH_TYPES and any(word in message for word in _SECONDARY_WORDS)
 
 
 def _signal_name(number: int | None) -> str:
@@ -372,6 +324,17 @@ def _signal_name(number: int | None) -> str:
         return signal.Signals(number or 0).name
     except ValueError:
         return f"signal {number}"
+
+
+def _shorten_failure(data: dict[str, Any], limit: int, least: int) -> None:
+    """Cut the texts of the failure of a record to ``least`` characters each, as far as the record exceeds ``limit``."""
+    failure = data["failure"]
+    for key in ("stderr", "traceback", "message") if failure else ():
+        excess = len(_dump(data).encode()) - limit
+        if excess > 0:
+            # A character takes at least one byte of JSON, so dropping as many characters as bytes suffices.
+            kept = max(least, len(failure[key]) - excess)
+            failure[key] = failure[key][-kept:] if key != "message" and kept else failure[key][:kept]
 
 
 def _dump(data: Any) -> str:

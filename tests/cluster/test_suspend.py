@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import flk as api
-from flk.jobs import creation
 from flk.jobs.client import JobClient
+from flk.jobs.lifecycle import create_job
 from flk.jobs.submission import prepare
 
 SMALL = ["--cpu", "50m", "--restarts", "0"]
@@ -35,7 +35,7 @@ def test_submission_that_is_killed_holds_no_node(
         raise Killed
 
     with pytest.raises(Killed):
-        creation.create_job(submission.client, submission.manifests, kill)
+        create_job(submission.client, submission.manifests, kill)
     kubectl("wait", "--for=condition=Suspended", "pytorchjob/killed", "--timeout=60s")
     assert kubectl("get", "pods", "-o", "name") == ""
 
@@ -46,3 +46,67 @@ def test_submission_that_is_killed_holds_no_node(
     assert flk("delete", "killed").code == 0
     assert flk("submit", "train.py", "--name", "killed", "--image", image, *SMALL, cwd=folder).code == 0
     assert flk("wait", "killed").code == 0
+
+
+def uids(kubectl: Any, name: str) -> tuple[str, str]:
+    """The UIDs of a job and of its first pod; that of the pod is empty without one."""
+    job = kubectl("get", "pytorchjob", name, "-o", "jsonpath={.metadata.uid}")
+    return job, kubectl("get", "pods", f"{name}-worker-0", "--ignore-not-found", "-o", "jsonpath={.metadata.uid}")
+
+
+def test_suspend_resume_and_restart(flk: Any, kubectl: Any, image: str, folder: Path, eventually: Any) -> None:
+    """Each run counts itself in the checkpoint's folder."""
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "kept"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "10Mi"}}},
+    }
+    kubectl("create", "-f", "-", stdin=claim)
+    (folder / "train.py").write_text(
+        "import os, pathlib, sys, time\n"
+        "folder = pathlib.Path(os.environ['FLK_CHECKPOINT'])\n"
+        "folder.mkdir(exist_ok=True)\n"
+        "runs = folder / 'runs'\n"
+        "count = len(runs.read_text()) if runs.exists() else 0\n"
+        "runs.write_text('x' * (count + 1))\n"
+        "print(f'run {count}', flush=True)\n"
+        "time.sleep(1000 if count < 3 else 0)\n"
+        "sys.exit(1 if count == 3 else 0)\n"
+    )
+    args = ["submit", "train.py", "--name", "kept", "--image", image, "--checkpoint", "kept:/kept", *SMALL]
+    submitted = flk(*args, cwd=folder)
+    assert submitted.code == 0, submitted.stderr
+
+    def runs(number: int) -> Any:
+        return lambda: f"[rank 0] run {number}" in flk("logs", "kept", "--no-follow").stdout.splitlines()
+
+    eventually("the first run", runs(0))
+    job, pod = uids(kubectl, "kept")
+    suspended = flk("suspend", "kept")
+    assert suspended.code == 0, suspended.stderr
+    assert uids(kubectl, "kept") == (job, "")
+    assert flk("status", "kept", "-o", "json").code == 0
+    assert "Suspended" in flk("list").stdout
+
+    assert flk("resume", "kept").code == 0
+    eventually("the second run", runs(1))
+    second = uids(kubectl, "kept")
+    assert second[0] == job
+    assert second[1] != pod
+
+    restarted = flk("restart", "kept")
+    assert restarted.code == 0, restarted.stderr
+    eventually("the third run", runs(2))
+    third = uids(kubectl, "kept")
+    assert third[0] == job
+    assert third[1] != second[1]
+
+    assert flk("restart", "kept").code == 0
+    assert flk("wait", "kept").code == 100
+    failed = flk("restart", "kept")
+    assert failed.code == 0, failed.stderr
+    waited = flk("wait", "kept")
+    assert waited.code == 0, waited.stderr
+    assert runs(4)()
+    assert uids(kubectl, "kept")[0] != job

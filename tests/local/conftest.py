@@ -37,3 +37,19 @@ def pods(tmp_path: Path) -> Iterator[Callable[..., Pods]]:
         yield make
         for each in made:
             each.kill()
+
+
+@pytest.fixture
+def forked_pods(fork_server: ForkServerContext, tmp_path: Path) -> Iterator[Callable[..., Pods]]:
+    """As ``pods``, with launchers that are forked from a process that has imported torch."""
+    made: list[Pods] = []
+
+    def make(pods: int = 1, processes: int = 1, script: str = TRAIN, **variables: str) -> Pods:
+        made.append(Pods(tmp_path, free_port(), pods, processes, fork_server, **variables))
+        made[-1].write(script)
+        return made[-1]
+
+    with held_ports() as free_port:
+        yield make
+        for each in made:
+            each.kill()

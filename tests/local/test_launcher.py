@@ -135,7 +135,7 @@ def test_a_killed_fork_server_is_a_lost_pod(pods: Callable[..., Pods]) -> None:
 
 
 def test_restarts_are_counted_and_used_up(pods: Callable[..., Pods]) -> None:
-    job = pods(2, 1, FLK_RESTARTS="2", script="import os, sys; sys.exit(int(os.environ['FLK_ATTEMPT']) + 5)")
+    job = pods(2, 1, FLK_RESTARTS="2", script="import sys; sys.exit(7)")
     job.start("train.py")
     assert job.wait() == [ExitCode.TRAINING] * 2, job.logs_of_all()
     for index in range(2):
@@ -373,7 +373,7 @@ def test_a_setup_error_of_a_rank_is_final(pods: Callable[..., Pods]) -> None:
 
 
 def test_a_port_that_is_taken_is_named(pods: Callable[..., Pods]) -> None:
-    job = pods(2, 1)
+    job = pods(2, 1, FLK_JOIN_TIMEOUT="1")
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the test holds the port itself
         taken.bind(("", int(job.variables[contract.RDZV_ENDPOINT].rpartition(":")[2])))
@@ -381,7 +381,7 @@ def test_a_port_that_is_taken_is_named(pods: Callable[..., Pods]) -> None:
         job.start("train.py", "1", only=0)
         assert job.running[0].wait(END) == ExitCode.USAGE
     (line,) = job.log(0).splitlines()
-    assert line.startswith("[pod 0] error: cannot serve the rendezvous store on port ")
+    assert line.startswith("[pod 0] error: cannot serve the rendezvous on port ")
 
 
 def test_forked_ranks_draw_different_random_numbers(pods: Callable[..., Pods]) -> None:
@@ -421,7 +421,7 @@ COUNT = """
 @pytest.mark.timeout(1800)
 def test_random_faults_never_stop_a_job(pods: Callable[..., Pods]) -> None:
     """Ranks, fork servers and launchers get SIGKILL or SIGTERM, sometimes while an attempt is starting."""
-    job = pods(3, 2, FLK_RESTARTS=str(FAULTS * 2), FLK_DISRUPTIONS=str(FAULTS * 2), FLK_BACKOFF="0", script=COUNT)
+    job = pods(3, 2, FLK_RESTARTS=str(FAULTS * 2), script=COUNT)
     job.start("train.py")
     draw = random.Random(1)
     hit = -1  # the latest attempt that a fault has ended

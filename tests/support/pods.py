@@ -6,8 +6,10 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import Protocol
 
 from flk_runtime import contract
 from flk_runtime.contract import JobRecord
@@ -35,12 +37,84 @@ TRAIN = """
 """
 
 
+# What the process of a launcher runs that is forked from a process with torch: `python -m flk_runtime` without the
+# start of the interpreter and the imports.
+FORKED = """
+import os, signal, sys
+for number in (signal.SIGINT, signal.SIGCHLD):
+    signal.signal(number, signal.SIG_DFL)
+os.environ.clear()
+os.environ.update(environment)
+os.chdir(folder)
+sys.path.insert(0, folder)
+file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+os.dup2(file, 1), os.dup2(file, 2), os.close(file)
+from flk_runtime.launcher import start
+start.main(command)
+"""
+
+
+class Running(Protocol):
+    """The process of a launcher, as subprocess.Popen."""
+
+    def wait(self, timeout: float | None = None) -> int: ...
+    def poll(self) -> int | None: ...
+    def kill(self) -> None: ...
+    def terminate(self) -> None: ...
+    def send_signal(self, sig: int) -> None: ...
+
+
+class ForkedLauncher:
+    """A launcher that was forked from a process with torch, so that its start takes no import."""
+
+    def __init__(
+        self, server: ForkServerContext, command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path
+    ) -> None:
+        names = {
+            "command": list(command),
+            "environment": dict(environment),
+            "folder": str(folder),
+            "output": str(log),
+        }
+        self._process = server.Process(target=exec, args=(FORKED, names))
+        self._process.start()
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        code = self._process.exitcode
+        if code is None:
+            raise subprocess.TimeoutExpired("launcher", timeout or 0)
+        return code
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def send_signal(self, sig: int) -> None:
+        os.kill(int(self._process.pid or 0), sig)
+
+
 class Pods:
     """The launchers of one job, one for each pod."""
 
-    def __init__(self, folder: Path, port: int, pods: int, processes: int, **variables: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        port: int,
+        pods: int,
+        processes: int,
+        fork_server: ForkServerContext | None = None,
+        **variables: str,
+    ) -> None:
+        """With ``fork_server``, the launchers are forks of it, which start faster than new interpreters."""
         self.folder = folder
         self.pods = pods
+        self.fork_server = fork_server
         self.variables = {
             contract.JOB: "test",
             contract.PODS: str(pods),
@@ -51,7 +125,7 @@ class Pods:
             "OMP_NUM_THREADS": "1",
             **variables,
         }
-        self.running: dict[int, subprocess.Popen[str]] = {}
+        self.running: dict[int, Running] = {}
         self.logs: dict[int, list[Path]] = {index: [] for index in range(pods)}
 
     def write(self, script: str, name: str = "train.py") -> None:
@@ -66,10 +140,15 @@ class Pods:
                 contract.POD_NAME: f"test-worker-{index}",
                 contract.TERMINATION_LOG: str(self.folder / f"termination.{index}"),
             }
+            environment = os.environ | self.variables | own
+            if self.fork_server:
+                log.touch()
+                self.running[index] = ForkedLauncher(self.fork_server, command, environment, self.folder, log)
+                continue
             with log.open("w") as file:
                 self.running[index] = subprocess.Popen(
                     [sys.executable, "-m", "flk_runtime", "--", *command],
-                    env=os.environ | self.variables | own,
+                    env=environment,
                     cwd=self.folder,
                     stdout=file,
                     stderr=subprocess.STDOUT,
@@ -81,7 +160,7 @@ class Pods:
         return [self.running[index].wait(END) for index in range(self.pods)]
 
     def log(self, index: int = 0) -> str:
-        return "".join(path.read_text() for path in self.logs[index])
+        return "".join(path.read_text(errors="replace") for path in self.logs[index])
 
     def logs_of_all(self) -> str:
         return "".join(self.log(index) for index in range(self.pods))

@@ -1,12 +1,14 @@
-"""The fake API server of a unit test, and the kubeconfig that points to it."""
+"""The fake API server of a unit test, the kubeconfig that points to it, and the command line in this process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from flk.__main__ import main
 from tests.support.api_server import FakeApiServer, write_kubeconfig
 
 
@@ -33,3 +35,20 @@ def kubeconfig(fake: FakeApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.delenv(name, raising=False)
     return path
+
+
+@pytest.fixture
+def run(
+    fake: Any, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command line: its exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.delenv("FLK_IMAGE", raising=False)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        code = main(words)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run

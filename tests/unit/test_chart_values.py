@@ -63,13 +63,7 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "gpus": {"replicas": 16, "resources": {"cpu": 8, "memory": "64Gi", "gpu": 8, "shm": "16Gi"}, "fabric": "efa"},
     "amounts": {"resources": {"cpu": 0.5, "memory": 4294967296, "shm": 1000000000}, "processes": 2},
-    "rights and limits": {
-        "restarts": 0,
-        "disruptions": 0,
-        "deadline": "1d2h90m",
-        "save_every": 1000000,
-        "strategy": "none",
-    },
+    "rights and limits": {"restarts": 0, "deadline": "1d2h90m", "save_every": 1000000, "strategy": "none"},
     "a strategy as torch writes it": {"strategy": "_HYBRID_SHARD_ZERO2"},
     "deadline in seconds": {"deadline": 5400, "replicas": 100000, "restarts": 100000},
     "volumes": {

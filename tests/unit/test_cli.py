@@ -183,8 +183,9 @@ def test_version(run: Run, words: list[str]) -> None:
 def test_help_lists_every_command(run: Run, words: list[str]) -> None:
     code, stdout, stderr = run(*words)
     assert (code, stderr) == (0, "")
+    width = max(map(len, cli.COMMANDS))
     for name, (_, line) in cli.COMMANDS.items():
-        assert f"{name:<6}  {line}\n" in stdout
+        assert f"{name:<{width}}  {line}\n" in stdout
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])

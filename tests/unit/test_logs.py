@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Any
 
@@ -10,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flk.cli.logs import parse_ranks
-from flk.errors import ApiError, UsageError
+from flk.errors import ApiError, JobNotFoundError, UsageError
 from flk.jobs.client import JobClient
-from flk.jobs.logs import LogLine, LogOptions, LogPosition, dump, follow
+from flk.jobs.logs import LogLine, LogOptions, LogPosition, dump, first_error, follow
 from flk.jobs.logs.lines import LineFilter
-from flk.jobs.logs.reader import PodReader
+from flk.jobs.logs.position import split_stamp
+from flk.jobs.logs.reader import PodLog, PodReader
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.terminal import printable
@@ -25,11 +27,13 @@ def line(second: int, text: str, fraction: str = ".123") -> bytes:
 
 
 def test_time_stamps_are_taken_off() -> None:
-    assert LogPosition().accept(line(1, "hello 2026-01-01T00:00:00Z ")) == b"hello 2026-01-01T00:00:00Z "
+    text = "hello 2026-01-01T00:00:00Z "
+    assert split_stamp(line(1, text)) == ("2026-01-01T00:00:01.123Z", text)
 
 
 def test_words_of_the_kubelet_have_none() -> None:
-    assert LogPosition().accept(b"unable to retrieve container logs") == b"unable to retrieve container logs"
+    assert split_stamp(b"unable to retrieve container logs") == ("", "unable to retrieve container logs")
+    assert LogPosition().accept(b"unable to retrieve container logs")
 
 
 @given(
@@ -39,18 +43,17 @@ def test_words_of_the_kubelet_have_none() -> None:
 def test_stream_that_breaks_anywhere_goes_on_where_it_was(lines: list[tuple[int, str, str]], cut: int) -> None:
     log = [line(second, text, fraction) for second, text, fraction in sorted(lines, key=lambda item: item[0])]
     position = LogPosition()
-    got = [position.accept(one) for one in log[:cut]]
+    got = [one for one in log[:cut] if position.accept(one)]
     since = position.resume()[:19].encode()
-    again = [position.accept(one) for one in log if one[:19] >= since]
-    fresh = [one for one in got + again if one is not None]
-    assert fresh == [one.partition(b" ")[2] for one in log]
+    again = [one for one in log if one[:19] >= since and position.accept(one)]
+    assert got + again == log
 
 
 def test_equal_lines_of_one_moment_stay_as_many_as_they_are() -> None:
     position = LogPosition()
-    assert [position.accept(line(1, "x")) for _ in range(3)] == [b"x"] * 3
+    assert [position.accept(line(1, "x")) for _ in range(3)] == [True] * 3
     assert position.resume() == "2026-01-01T00:00:00Z"
-    assert [position.accept(line(1, "x")) for _ in range(4)] == [None, None, None, b"x"]
+    assert [position.accept(line(1, "x")) for _ in range(4)] == [False, False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -196,11 +199,11 @@ def test_node_that_does_not_answer_hides_no_other_pod(fake: Any, client: JobClie
     add_job(fake, 2)
     fake.logs["gpt-worker-1"] = queue_of(b"[rank 2] hello\n")
     fake.refused[f"{PODS_PATH}/gpt-worker-0/log"] = (500, "dial tcp 10.0.0.1:10250: no route to host")
-    first, second = dump(client, "gpt", LogOptions())
-    assert first.note
-    assert "the log of gpt-worker-0 cannot be read" in first.text
-    assert "no route to host" in first.text
-    assert second == LogLine("[rank 2] hello")
+    line, note = dump(client, "gpt", LogOptions())
+    assert line.text == "[rank 2] hello"
+    assert note.note
+    assert "gpt-worker-0 has a log that cannot be read" in note.text
+    assert "no route to host" in note.text
     fake.refused[f"{PODS_PATH}/gpt-worker-1/log"] = (500, "no route to host")
     with pytest.raises(ApiError, match="no route to host"):
         list(dump(client, "gpt", LogOptions()))
@@ -220,16 +223,13 @@ class Closed(threading.Event):
         return self.is_set()
 
 
-def read(fake: Any, client: JobClient, closed: threading.Event) -> tuple[list[str], PodReader]:
-    """The lines that a reader of the first pod gives until it ends."""
+def read(client: JobClient, pod: Any, closed: threading.Event) -> tuple[list[str], PodLog]:
+    """The lines that a reader of a pod gives until it ends."""
     lines: list[str] = []
-    pod = client.find_pod("gpt-worker-0")
-    assert pod is not None
     chosen = LineFilter(client.get_job("gpt"), LogOptions())
-    reader = PodReader(client, pod, chosen, lambda some: lines.extend(x.text for x in some), closed, fresh=True)
-    reader.join(30)
-    assert not reader.running
-    return lines, reader
+    log = PodLog(client, pod, chosen, lambda some: lines.extend(x.text for x in some), closed, fresh=True)
+    PodReader(log, closed).join(30)
+    return lines, log
 
 
 def test_log_without_new_lines_is_requested_with_growing_pauses(fake: Any, client: JobClient) -> None:
@@ -237,10 +237,10 @@ def test_log_without_new_lines_is_requested_with_growing_pauses(fake: Any, clien
     add_job(fake, 1, "Running")
     fake.written["gpt-worker-0"] = "[rank 0] hello\n"
     closed = Closed(6)
-    lines, reader = read(fake, client, closed)
+    lines, log = read(client, client.find_pod("gpt-worker-0"), closed)
     assert lines == ["[rank 0] hello"]
     assert closed.pauses == [0.2, 0.5, 1.0, 2.0, 5.0, 5.0]
-    assert reader.error is None
+    assert (log.error, log.complete) == (None, False)
 
 
 def test_log_of_a_replaced_pod_is_not_read_from_its_successor(fake: Any, client: JobClient) -> None:
@@ -249,10 +249,8 @@ def test_log_of_a_replaced_pod_is_not_read_from_its_successor(fake: Any, client:
     assert old is not None
     fake.objects[PODS_PATH]["gpt-worker-0"] = {**old, "metadata": {**old["metadata"], "uid": "another"}}
     fake.written["gpt-worker-0"] = "[rank 0] of the new pod\n"
-    chosen, lines = LineFilter(client.get_job("gpt"), LogOptions()), list[LogLine]()
-    reader = PodReader(client, old, chosen, lines.extend, threading.Event(), fresh=True)
-    reader.join(30)
-    assert (lines, reader.running) == ([], False)
+    lines, log = read(client, old, threading.Event())
+    assert (lines, log.complete) == ([], True)
 
 
 def test_error_of_any_kind_while_following_is_raised(
@@ -268,10 +266,122 @@ def test_error_of_any_kind_while_following_is_raised(
         list(follow(client, "gpt", LogOptions()))
 
 
-def test_note_about_the_number_of_followed_pods_comes_once(
+def test_pods_beyond_the_connections_are_polled_and_lose_nothing(
     fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flk.jobs.logs.stream.FOLLOWED", 0)
-    add_job(fake, 20)
-    notes = [line.text for line in follow(client, "gpt", LogOptions()) if line.note]
-    assert notes == ["following the logs of 0 pods; choose others with --rank"]
+    monkeypatch.setattr("flk.jobs.logs.stream.FOLLOWED", 5)
+    add_job(fake, 60)
+    for number in range(60):
+        fake.written[f"gpt-worker-{number}"] = "".join(f"[rank {2 * number}] {step}\n" for step in range(20))
+    found = list(follow(client, "gpt", LogOptions()))
+    for number in range(60):
+        of_rank = [line.message for line in found if line.rank == 2 * number]
+        assert of_rank == [str(step) for step in range(20)]
+    (note,) = [line.text for line in found if line.note]
+    assert note == "following the logs of 5 pods; lines of 55 other pods come every 15s. --rank and --pod choose pods"
+
+
+def test_lines_know_their_rank_pod_time_and_attempt(fake: Any, client: JobClient) -> None:
+    add_job(fake, 1)
+    fake.written["gpt-worker-0"] = "[pod 0] flk-attempt 1\n[rank 1] a\n[pod 0] flk-attempt 2\n[rank 0] b\nc\n"
+    for read_logs in (dump, follow):
+        lines = [one.to_dict() for one in read_logs(client, "gpt", LogOptions())]
+        assert [(one["rank"], one["attempt"], one["message"]) for one in lines] == [
+            (1, 1, "a"),
+            (0, 2, "b"),
+            (None, 2, "c"),
+        ]
+        assert {(one["pod"], one["time"]) for one in lines} == {("gpt-worker-0", "2026-01-01T00:00:10.5Z")}
+
+
+def test_an_attempt_is_marked_where_the_first_launcher_does_not_say_it(fake: Any, client: JobClient) -> None:
+    add_job(fake, 2)
+    log = "[pod 1] flk-attempt 1\n[rank 2] a\n[pod 1] flk-attempt 2\n[rank 2] a\n"
+    fake.written |= {"gpt-worker-0": "[pod 0] flk-attempt 1\n[pod 0] attempt 1: 4 ranks\n", "gpt-worker-1": log}
+    shown = [one.text for one in dump(client, "gpt", LogOptions(ranks=frozenset({2})))]
+    assert shown == ["[rank 2] a", "[pod 1] attempt 2", "[rank 2] a"]
+    everything = [one.text for one in dump(client, "gpt", LogOptions())]
+    assert everything == ["[pod 0] attempt 1: 4 ranks", "[rank 2] a", "[rank 2] a"]
+
+
+def test_pods_and_patterns_choose_lines(fake: Any, client: JobClient) -> None:
+    add_job(fake, 3)
+    for number in range(3):
+        fake.written[f"gpt-worker-{number}"] = f"[rank {2 * number}] loss 1\n[rank {2 * number}] other\n"
+    options = LogOptions(pods=frozenset({"0", "gpt-worker-2"}), grep=re.compile("loss [0-9]"))
+    assert [one.text for one in dump(client, "gpt", options)] == ["[rank 0] loss 1", "[rank 4] loss 1"]
+    for wrong in ("3", "gpt-worker-3", "-1", "x"):
+        with pytest.raises(UsageError, match="--pod: job gpt has pods gpt-worker-0 to gpt-worker-2"):
+            list(dump(client, "gpt", LogOptions(pods=frozenset({wrong}))))
+
+
+def test_pods_without_a_log_are_one_note(fake: Any, client: JobClient) -> None:
+    add_job(fake, 40)
+    fake.written["gpt-worker-3"] = "[rank 6] hello\n"
+    lines = list(dump(client, "gpt", LogOptions()))
+    assert [one.text for one in lines] == ["[rank 6] hello", "gpt-worker-0 and 38 other pods have no log"]
+
+
+def test_job_without_pods_is_said(fake: Any, client: JobClient) -> None:
+    add_job(fake, 0)
+    fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"]["gpt"]["spec"]["runPolicy"] = {"suspend": True}
+    (line,) = dump(client, "gpt", LogOptions())
+    assert line.note
+    assert "there is no pod with a log: job gpt is suspended" in line.text
+
+
+def test_job_that_flk_did_not_make(fake: Any, client: JobClient) -> None:
+    add_job(fake, 2)
+    fake.written |= {"gpt-worker-0": "epoch 1\n", "gpt-worker-1": "epoch 1\n"}
+    assert [one.text for one in dump(client, "gpt", LogOptions())] == ["[pod 0] epoch 1", "[pod 1] epoch 1"]
+    assert [one.text for one in dump(client, "gpt", LogOptions(fold=True))] == ["[pods 0-1] epoch 1"]
+
+
+# What is kept
+
+
+def test_lines_of_pods_that_are_gone_come_from_this_machine(fake: Any, client: JobClient) -> None:
+    add_job(fake, 3)
+    for number in range(3):
+        fake.written[f"gpt-worker-{number}"] = f"[rank {2 * number}] hello\n[rank {2 * number}] bye\n"
+    assert len(list(follow(client, "gpt", LogOptions()))) == 6
+    del fake.objects[PODS_PATH]["gpt-worker-1"]
+    shown = [one.text for one in dump(client, "gpt", LogOptions(tail=1))]
+    note = "gpt-worker-1 is gone; these are its last lines that flk kept"
+    assert shown == ["[rank 0] bye", "[rank 4] bye", note, "[rank 2] bye"]
+    for collection in fake.objects.values():
+        collection.clear()
+    shown = [one.text for one in dump(client, "gpt", LogOptions(ranks=frozenset({2})))]
+    assert "job gpt is gone; these are its last lines, which flk kept on this machine" in shown[0]
+    assert shown[1:] == ["[rank 2] hello", "[rank 2] bye"]
+    with pytest.raises(JobNotFoundError):
+        list(dump(client, "other", LogOptions()))
+
+
+# The first error
+
+TRACE = 'Traceback (most recent call last):\n{0}  File "train.py", line 9, in <module>\n{0}{1}'
+
+
+def trace(rank: int, error: str) -> str:
+    return f"[rank {rank}] step 5\n[rank {rank}] " + TRACE.format(f"[rank {rank}] ", error) + "\n"
+
+
+def test_first_error_shows_one_rank_and_counts_consequences(fake: Any, client: JobClient) -> None:
+    add_job(fake, 4)
+    broken = "RuntimeError: [pair.cc:534] Connection closed by peer [10.0.0.1]:1"
+    for number in range(4):
+        cause = "ValueError: sample 371" if number == 2 else broken
+        fake.written[f"gpt-worker-{number}"] = trace(2 * number, cause)
+    lines = list(first_error(client, "gpt", LogOptions()))
+    shown = [one.text for one in lines if not one.note]
+    assert shown[0] == "[rank 4] step 5"
+    assert shown[-1] == "[rank 4] ValueError: sample 371"
+    (note,) = [one.text for one in lines if one.note]
+    assert note == f"3 other ranks failed as a consequence (ranks 0,2,6), most with: {broken}"
+
+
+def test_first_error_of_a_job_without_one(fake: Any, client: JobClient) -> None:
+    add_job(fake, 1)
+    fake.written["gpt-worker-0"] = "[rank 0] hello\n"
+    assert [one.text for one in first_error(client, "gpt", LogOptions())] == ["no rank of job gpt has printed an error"]

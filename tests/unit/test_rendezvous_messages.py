@@ -1,34 +1,71 @@
-"""Messages of the rendezvous: each decodes to what was encoded."""
+"""Messages of the rendezvous: each decodes to what was encoded, and what is no message is refused."""
 
 from __future__ import annotations
 
 import pytest
 
 from flk_runtime.contract import Attempt, Failure, JobRecord
-from flk_runtime.launcher.rendezvous import AttemptStarted, JobEnded
-from flk_runtime.launcher.rendezvous.messages import Join, decode_end, decode_start, encode_end, encode_start
+from flk_runtime.launcher.rendezvous import AttemptEnded, AttemptStarted, JobEnded
+from flk_runtime.launcher.rendezvous.messages import (
+    Challenge,
+    FailureReport,
+    Heartbeat,
+    Hello,
+    Join,
+    Leave,
+    Message,
+    MessageError,
+    Refused,
+    SuccessReport,
+    decode,
+    encode,
+)
 
 FAILURE = Failure("exception", 1, 3, "gpt-worker-1", "node-a", 2, 10.5, "ValueError", "bad\nshard", secondary=True)
 HISTORY = [Attempt(2, 1.0, 2.0, FAILURE), Attempt(3, 2.5)]
 
 
-def test_join() -> None:
-    join = Join("a1b2", "gpt-worker-1", "node-a", HISTORY, [FAILURE])
-    assert Join.from_json(join.to_json().encode()) == join
-
-
 @pytest.mark.parametrize(
-    "decision",
+    "message",
     [
-        AttemptStarted(round=4, number=3, master_address="10.0.0.1", master_port=4711, history=HISTORY),
+        Hello("gpt", "uid", 1, 2, "a1b2", "nonce"),
+        Challenge("leader", "nonce", "proof"),
+        Refused("why"),
+        Join("gpt-worker-1", "node-a", HISTORY, [FAILURE]),
+        FailureReport(3, FAILURE),
+        SuccessReport(3),
+        Heartbeat({"step": 12}),
+        Leave(),
+        AttemptStarted(number=3, master_address="10.0.0.1", master_port=4711, history=HISTORY),
+        AttemptEnded(3, FAILURE),
         JobEnded(JobRecord("failed", 100, 3, FAILURE, HISTORY)),
         JobEnded(JobRecord("succeeded", 0)),
     ],
+    ids=lambda message: type(message).__name__,
 )
-def test_decision_of_the_leader(decision: AttemptStarted | JobEnded) -> None:
-    assert decode_start(encode_start(decision).encode()) == decision
+def test_a_message_is_one_line_and_decodes_to_itself(message: Message) -> None:
+    line = encode(message)
+    assert b"\n" not in line
+    assert decode(line) == message
 
 
-@pytest.mark.parametrize("failure", [FAILURE, None])
-def test_end_of_an_attempt(failure: Failure | None) -> None:
-    assert decode_end(encode_end(failure).encode()) == failure
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"GET / HTTP/1.1",
+        b"\xff\xfe",
+        b"[]",
+        b"{}",
+        b'{"type": "Event"}',
+        b'{"type": "Leave", "extra": 1}',
+        b'{"type": "SuccessReport", "attempt": "3"}',
+        b'{"type": "SuccessReport", "attempt": true}',
+        b'{"type": "Hello", "job": "gpt"}',
+        b'{"type": "JobEnded", "record": []}',
+        b"[" * 3000,
+    ],
+)
+def test_what_is_no_message_is_refused(line: bytes) -> None:
+    with pytest.raises(MessageError):
+        decode(line)

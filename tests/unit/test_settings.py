@@ -20,12 +20,17 @@ def test_settings_of_a_pod() -> None:
     settings = Settings.from_environment(["--", "train.py", "--lr", "1"], POD)
     assert settings.command == ("train.py", "--lr", "1")
     assert (settings.pod, settings.pods, settings.processes, settings.world_size) == (3, 4, 2, 8)
-    assert (settings.store_host, settings.store_port) == ("gpt-worker-0", 29400)
+    assert (settings.rendezvous_host, settings.rendezvous_port) == ("gpt-worker-0", 29400)
 
 
 def test_without_variables_there_is_one_pod_with_one_rank() -> None:
     settings = Settings.from_environment(["train.py"], {})
-    assert (settings.pods, settings.world_size, settings.store_host, settings.store_port) == (1, 1, "127.0.0.1", 0)
+    assert (settings.pods, settings.world_size, settings.rendezvous_host, settings.rendezvous_port) == (
+        1,
+        1,
+        "127.0.0.1",
+        0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,7 +48,7 @@ def test_the_launcher_removes_only_the_first_double_dash() -> None:
 
 def test_ipv6_addresses_are_in_brackets() -> None:
     settings = Settings.from_environment(["t.py"], POD | {"FLK_RDZV_ENDPOINT": "[fd00::1]:29400"})
-    assert (settings.store_host, settings.store_port) == ("fd00::1", 29400)
+    assert (settings.rendezvous_host, settings.rendezvous_port) == ("fd00::1", 29400)
 
 
 @pytest.mark.parametrize(
@@ -78,13 +83,14 @@ MASTER_AND_WORKER = {
 def test_the_variables_of_torchrun_are_used_in_pods_of_other_operators() -> None:
     settings = Settings.from_environment(["train.py"], MASTER_AND_WORKER)
     assert (settings.pod, settings.pods, settings.processes, settings.world_size) == (1, 2, 2, 4)
-    assert (settings.store_host, settings.store_port) == ("gpt-master-0", 23456)
+    assert (settings.rendezvous_host, settings.rendezvous_port) == ("gpt-master-0", 23456)
     assert (
-        Settings.from_environment(["t.py"], MASTER_AND_WORKER | {"PET_MASTER_ADDR": "fd00::1"}).store_host == "fd00::1"
+        Settings.from_environment(["t.py"], MASTER_AND_WORKER | {"PET_MASTER_ADDR": "fd00::1"}).rendezvous_host
+        == "fd00::1"
     )
     assert Settings.from_environment(["t.py"], MASTER_AND_WORKER | {"FLK_PROCESSES": "8"}).world_size == 16
     alone = Settings.from_environment(["t.py"], {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "3"})
-    assert (alone.pods, alone.processes, alone.store_port) == (1, 3, 0)
+    assert (alone.pods, alone.processes, alone.rendezvous_port) == (1, 3, 0)
 
 
 def test_the_variables_of_flk_take_precedence_over_those_of_torchrun() -> None:

@@ -31,6 +31,9 @@ COMMANDS: Final = {
     "list": ("flk.cli.list", "List jobs"),
     "logs": ("flk.cli.logs", "Show what every rank prints"),
     "wait": ("flk.cli.wait", "Wait until a job ends, and exit with its exit code"),
+    "suspend": ("flk.cli.suspend", "End the pods of a job and keep the job"),
+    "resume": ("flk.cli.resume", "Start a suspended job again"),
+    "restart": ("flk.cli.restart", "Run a job anew from its last checkpoint"),
     "delete": ("flk.cli.delete", "Delete jobs with their pods and ConfigMaps"),
 }
 _FUNCTIONS: Final = {"list": "list_"}  # functions whose name would hide a builtin

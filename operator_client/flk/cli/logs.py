@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,10 +15,9 @@ from flk.errors import UsageError
 from flk_runtime.contract import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
+    from flk.cli.log_output import LogOutput
     from flk.jobs.client import JobClient
-    from flk.jobs.logs import LogLine
+    from flk.jobs.logs import LogOptions
 
 
 def logs(
@@ -28,6 +29,9 @@ def logs(
         typer.Option("--follow/--no-follow", "-f", help="Show lines until the job ends (default), or those so far."),
     ] = True,
     rank: Annotated[str | None, typer.Option("--rank", metavar="R,…", help="Only these ranks: 0,2 or 0-3.")] = None,
+    pod: Annotated[
+        str | None, typer.Option("--pod", metavar="P,…", help="Only these pods, by index or name: 0,gpt-worker-3.")
+    ] = None,
     tail: Annotated[
         int | None, typer.Option("--tail", metavar="N", min=0, help="Begin with the last N lines of each pod.")
     ] = None,
@@ -38,38 +42,107 @@ def logs(
         bool,
         typer.Option("--previous", "-p", help="Logs of the containers before their last restart; does not follow."),
     ] = False,
+    grep: Annotated[
+        str | None, typer.Option("--grep", metavar="REGEX", help="Only lines that contain this regular expression.")
+    ] = None,
+    first_error: Annotated[
+        bool,
+        typer.Option(
+            "--first-error",
+            help="Only the rank that failed first, around its error, and how many others failed because of it; does "
+            "not follow.",
+        ),
+    ] = False,
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", help="Put the time before each line at which the node has received it.")
+    ] = False,
+    fold: Annotated[
+        bool | None,
+        typer.Option(
+            "--fold/--no-fold",
+            help="Show equal lines of several ranks as one: [ranks 0-7]. Default: on a terminal only.",
+        ),
+    ] = None,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FORMAT", help="Output format: text, or jsonl: an object a line.")
+    ] = "text",
+    output_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--output-folder", metavar="DIR", help="Write a file for each rank into this new folder, not to stdout."
+        ),
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Keep control characters and flk's records.")] = False,
 ) -> int | None:
-    """Show what every rank of a job prints, from all its pods, until it ends.
+    """Show what every rank of a job prints, from all its pods, until it ends, and exit with the job's exit code.
 
-    Waits for pods that are not up yet. Ctrl-C detaches: the job goes on.
+    Waits for pods that are not up yet. Ctrl-C detaches: the job goes on. With --no-follow the exit code is 0. Of a job
+    or of pods that are gone, shows the last lines that flk has kept on this machine.
     """
     ranks, seconds_ago = parse_ranks(rank), seconds(since, "--since")
+    if output not in ("text", "jsonl"):
+        raise UsageError(f"--output: must be text or jsonl (is {output!r})")
+    if fold and (output == "jsonl" or output_folder):
+        raise UsageError("--fold: needs text on stdout")
+    if first_error and (previous or rank or grep):
+        raise UsageError("--first-error: excludes --previous, --rank and --grep")
+    from flk.cli.log_output import LogOutput
     from flk.jobs import logs as job_logs
     from flk.jobs.client import JobClient
 
+    on_stdout = output == "text" and output_folder is None
     options = job_logs.LogOptions(
-        ranks=ranks, tail=tail, since=seconds_ago, previous=previous, raw=raw, colour=_is_coloured()
+        ranks=ranks,
+        pods=_parse_pods(pod),
+        tail=tail,
+        since=seconds_ago,
+        previous=previous,
+        grep=_parse_pattern(grep),
+        fold=on_stdout and (sys.stdout.isatty() if fold is None else fold),
+        raw=raw,
+        colour=on_stdout and _is_coloured(),
     )
     client = JobClient.connect(context, namespace)
-    if follow and not previous:
-        try:
-            _print(job_logs.follow(client, job, options))
-        except KeyboardInterrupt:
-            note_detached(client, job)
-            return int(ExitCode.INTERRUPTED)
+    written = LogOutput(form=output, timestamps=timestamps, folder=output_folder)
+    if first_error:
+        written.write_all(job_logs.first_error(client, job, options))
+    elif previous or not follow:
+        written.write_all(job_logs.dump(client, job, options))
     else:
-        _print(job_logs.dump(client, job, options))
+        return _follow(client, job, options, written)
     return None
 
 
-def follow_to_end(client: JobClient, name: str, uid: str | None, *, timeout: float | None = None) -> int | None:
+def _follow(client: JobClient, name: str, options: LogOptions, written: LogOutput) -> int | None:
+    from flk.errors import JobNotFoundError
+    from flk.jobs import logs as job_logs
+
+    try:
+        uid = client.get_job(name)["metadata"]["uid"]
+    except JobNotFoundError:
+        written.write_all(job_logs.dump(client, name, options))  # what is kept; raises the error if nothing is
+        return int(ExitCode.NOT_FOUND)
+    return follow_to_end(client, name, uid, options, written)
+
+
+def follow_to_end(
+    client: JobClient,
+    name: str,
+    uid: str | None,
+    options: LogOptions | None = None,
+    written: LogOutput | None = None,
+    *,
+    timeout: float | None = None,
+) -> int | None:
     """Print the lines of a job until it ends, then raise the error of a job that failed: `flk submit --follow`."""
+    from flk.cli.log_output import LogOutput
     from flk.jobs import logs as job_logs
     from flk.jobs.wait import raise_for_state, run_time_text, wait_until_finished
 
+    written = written or LogOutput()
+    options = options or job_logs.LogOptions(colour=_is_coloured(), fold=sys.stdout.isatty())
     try:
-        _print(job_logs.follow(client, name, job_logs.LogOptions(colour=_is_coloured()), timeout=timeout))
+        written.write_all(job_logs.follow(client, name, options, timeout=timeout, note=note))
         state = wait_until_finished(client, name, uid=uid)
     except KeyboardInterrupt:
         note_detached(client, name)
@@ -98,14 +171,22 @@ def parse_ranks(text: str | None) -> frozenset[int]:
     return frozenset(chosen)
 
 
+def _parse_pods(text: str | None) -> frozenset[str]:
+    """Return the names and indexes in ``0,gpt-worker-3``. Raises UsageError if there is none."""
+    if text is None:
+        return frozenset()
+    pods = [part.strip().rpartition("/")[2] for part in text.split(",")]
+    if not all(pods):
+        raise UsageError(f"--pod: must be indexes or names of pods like 0,gpt-worker-3 (is {text!r})")
+    return frozenset(pods)
+
+
+def _parse_pattern(text: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if text is None else re.compile(text)
+    except re.error as error:
+        raise UsageError(f"--grep: {text!r} is not a regular expression: {error}") from None
+
+
 def _is_coloured() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-
-
-def _print(lines: Iterable[LogLine]) -> None:
-    for line in lines:
-        if line.note:
-            note(line.text)
-        else:
-            sys.stdout.write(line.text + "\n")
-            sys.stdout.flush()

@@ -47,7 +47,7 @@ def submit(
     limit = seconds(timeout, "--timeout")
     if limit is not None and not follow:
         raise UsageError("--timeout needs --follow", hint="--deadline limits the job itself")
-    from flk.jobs import creation
+    from flk.jobs import lifecycle
     from flk.jobs.client import JobClient
     from flk.jobs.submission import prepare
 
@@ -57,7 +57,7 @@ def submit(
     if dry_run:
         made = submission.manifests
         if dry_run == "server":
-            made = creation.dry_run(submission.client, submission.manifests)
+            made = lifecycle.dry_run(submission.client, submission.manifests)
         note(f"{submission.name}: nothing was created (dry run)")
         _show(output, submission, made)
         return None

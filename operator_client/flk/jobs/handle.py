@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from flk.errors import WaitTimeoutError
-from flk.jobs import logs, wait
+from flk.jobs import lifecycle, logs, wait
 from flk.jobs.client import JobClient
 from flk.jobs.listing import list_states
 from flk.jobs.state import State
@@ -43,6 +43,18 @@ class JobHandle:
         """Yield the lines that the ranks print until the job ends, or without ``follow`` those that are there now."""
         read = logs.follow if follow else logs.dump
         return (line.text for line in read(self.client, self.name, logs.LogOptions()) if not line.note)
+
+    def suspend(self, timeout: float | None = None) -> None:
+        """Delete the job's pods, after they could save, and keep the job. Returns when they are gone.
+
+        Raises UsageError if the job has ended or Kueue manages it, WaitTimeoutError if pods are left after ``timeout``
+        seconds.
+        """
+        lifecycle.suspend(self.client, self.name, wait=True, timeout=timeout, report=lambda text: None)
+
+    def resume(self) -> None:
+        """Let a suspended job start again, at its last checkpoint. Raises UsageError as `suspend` does."""
+        lifecycle.resume(self.client, self.name)
 
     def delete(self) -> None:
         """Delete the job with its pods and ConfigMaps. Returns before the pods are gone."""

@@ -12,8 +12,8 @@ from typing import Any
 from flk import manifest
 from flk.errors import UnreachableError
 from flk.jobs.client import JobClient
-from flk.jobs.creation import create_job
 from flk.jobs.handle import JobHandle
+from flk.jobs.lifecycle import create_job
 from flk.kube import Object
 from flk.manifest import Bundle, make_bundle
 from flk.spec import defaults
@@ -35,21 +35,17 @@ class Submission:
         return str(self.job.name)
 
     def create(self) -> JobHandle:
-        """Create the job with all its objects, and let it start. See `flk.jobs.creation` for errors and Ctrl-C.
+        """Create the job with all its objects, and let it start. See `flk.jobs.lifecycle` for errors and Ctrl-C.
 
         May be called again after an error: objects that this submission created are recognised.
         """
         try:
-            created = create_job(self.client, self.manifests, self.objects_with_uid)
+            created = create_job(self.client, self.manifests, objects_with_uid)
         except UnreachableError as error:
             command = self.client.command("status", self.name)
             error.hint = f"{command} shows whether it was created; {error.hint}"
             raise
         return JobHandle(self.client, self.name, created["metadata"]["uid"])
-
-    def objects_with_uid(self, job: Object) -> list[Object]:
-        """Return the manifests of objects that need the UID of the created job. The job owns them."""
-        return []
 
 
 def prepare(job: Job, root: Path, client: JobClient) -> Submission:
@@ -60,6 +56,11 @@ def prepare(job: Job, root: Path, client: JobClient) -> Submission:
         job, bundle, namespace=client.namespace, submission=str(uuid.uuid4()), owner=current_user()
     )
     return Submission(client, job, bundle, manifests)
+
+
+def objects_with_uid(job: Object) -> list[Object]:
+    """Return the manifests of objects that need the UID of the created job. The job owns them."""
+    return []
 
 
 def submit(job: Job, root: str | Path = ".", *, namespace: str | None = None, context: str | None = None) -> JobHandle:

@@ -44,8 +44,8 @@ def wait_until_finished(
     failed_at: float | None = None
     with closing(_states(client, name, uid, timeout, note)) as states:
         for current in states:
-            if (current.headline, current.attempt) != reported and not current.finished:
-                reported = (current.headline, current.attempt)
+            if (current.headline, current.restarts) != reported and not current.finished:
+                reported = (current.headline, current.restarts)
                 report(current)
             if current.finished:
                 # The first pod that ends may not know the cause. Wait a moment for the records of the others.
@@ -64,7 +64,7 @@ def describe(state: State) -> str:
     if state.phase == Phase.RUNNING:
         line += f", {state.ready} of {state.replicas} pods"
         if len(state.attempts) > 1:
-            line += f", attempt {state.attempt} after: {state.attempts[-2].cause}"
+            line += f", attempt {state.restarts + 1} after: {state.attempts[-2].cause}"
     elif not state.finished and not state.reason:
         line += f", {state.ready} of {state.replicas} pods are running"
     return line
@@ -74,7 +74,7 @@ def run_time_text(state: State) -> str:
     """Return how long a finished job ran and in how many attempts: `` after 5m and 2 attempts``; empty if unknown."""
     if not state.started or not state.ended:
         return ""
-    attempts = f" and {state.attempt} attempts" if state.attempt > 1 else ""
+    attempts = f" and {state.restarts + 1} attempts" if state.restarts else ""
     return f" after {short_duration(state.ended - state.started)}{attempts}"
 
 
@@ -88,9 +88,8 @@ def raise_for_state(state: State, client: JobClient, timeout: float | None = Non
         return
     if state.phase == Phase.FAILED:
         rank = f" --rank {state.failure.rank}" if state.failure and state.failure.rank is not None else ""
-        verdict = f"; {state.verdict}" if state.verdict else ""
         raise JobFailedError(
-            f"job {name} failed{run_time_text(state)}: {state.message or 'the operator gives no reason'}{verdict}",
+            f"job {name} failed{run_time_text(state)}: {state.message or 'the operator gives no reason'}",
             hint=f"{client.command('status', name)} shows more; {client.command('logs', name)}{rank} shows what was "
             "printed",
             code=contract.ExitCode(state.code),

@@ -22,7 +22,7 @@ EXAMPLE: Final = Path(__file__).parents[1] / "bundled_gpt"
 EXAMPLE_SCRIPT: Final = "train.py"
 
 _TEXTS: Final = ("name", "image", "cpu", "memory", "shm", "strategy", "fabric", "deadline", "checkpoint", "queue")
-_NUMBERS: Final = ("replicas", "processes", "gpu", "save_every", "restarts", "disruptions")
+_NUMBERS: Final = ("replicas", "processes", "gpu", "save_every", "restarts")
 _RESOURCES: Final = ("cpu", "memory", "gpu", "shm")
 
 

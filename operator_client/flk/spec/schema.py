@@ -19,7 +19,6 @@ _EXAMPLES: Final = {
     "strategy": "ddp",
     "fabric": "auto",
     "restarts": "3",
-    "disruptions": "100",
     "deadline": "2h",
     "checkpoint": "my-pvc:/checkpoints",
     "save_every": "100",

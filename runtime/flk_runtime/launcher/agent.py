@@ -22,9 +22,9 @@ from flk_runtime.launcher.rendezvous import (
     AttemptStarted,
     Event,
     JobEnded,
-    Leader,
     LeaderLost,
     Member,
+    Server,
     ThreadFailed,
 )
 from flk_runtime.launcher.settings import Settings
@@ -56,14 +56,14 @@ class Agent:
         self.finished: list[Failure] = []  # its ranks that ended with code 0, which is a failure only if others fail
         self.stop_signal: int | None = None  # the signal that stops this launcher
         self.final_record: JobRecord | None = None
-        self.leader = Leader(settings, wakeup.post, self.records.log) if settings.pod == 0 else None
-        port = self.leader.port if self.leader else settings.store_port
+        self.rendezvous = Server(settings, wakeup.post, self.records.log) if settings.pod == 0 else None
+        port = self.rendezvous.port if self.rendezvous else settings.rendezvous_port
         self.member = Member(settings, port, wakeup.post, self.records.log)
 
     def run(self) -> int:
         """Run attempts until the job ends or a signal stops this launcher. Returns the exit code."""
-        if self.leader:
-            self.leader.start()
+        if self.rendezvous:
+            self.rendezvous.start()
         self.member.start()
         while True:
             rank_ended = False
@@ -101,7 +101,7 @@ class Agent:
                 self._start_attempt(event)
             case AttemptEnded():
                 self._terminate_ranks()
-                if self.leader and self.attempt and event.failure:
+                if self.rendezvous and self.attempt and event.failure:
                     # The cause is chosen when all pods have reported. The line of the next attempt names it.
                     cause = "" if event.failure.secondary else f": {event.failure.summary}"
                     self.records.log(f"attempt {self.attempt.number + 1} ended{cause}")
@@ -120,12 +120,13 @@ class Agent:
             return
         settings = self.settings
         self.records.mark_attempt(attempt.number + 1)
-        if self.leader:
+        if self.rendezvous:
             self.records.write_running(attempt.history)
+            limit = f" of at most {settings.restarts + 1}" if settings.restarts else ""
             size = f"{plural(settings.world_size, 'rank')} on {plural(settings.pods, 'pod')}"
             cause = attempt.history[-2].failure if len(attempt.history) > 1 else None
             reason = f", after {cause.summary}" if cause else ""
-            self.records.log(f"attempt {attempt.number + 1}: {size}{reason}")
+            self.records.log(f"attempt {attempt.number + 1}{limit}: {size}{reason}")
         self.ranks.start(attempt)
 
     def _terminate_ranks(self) -> None:
@@ -216,10 +217,10 @@ class Agent:
         failure = self.ranks.failure_of_server(str(error))
         if self.attempt:
             self.member.report_failure(self.attempt, failure)
-        return self.records.finish_without_ranks(failure, self.attempt.history if self.attempt else [])
+        return self.records.finish_without_ranks(failure)
 
     def _finish(self, record: JobRecord) -> int:
-        code = self.records.finish(record, leader=self.leader is not None)
-        if self.leader:
-            self.leader.wait_for_members_to_leave()
+        code = self.records.finish(record, leader=self.rendezvous is not None)
+        if self.rendezvous:
+            self.rendezvous.wait_for_members_to_leave()
         return code

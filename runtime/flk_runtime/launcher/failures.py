@@ -1,4 +1,4 @@
-"""Failures as data: how a rank failed, the root cause of several failures, and the job's record."""
+"""Failures as data: how a rank failed, the root cause of several failures, the restarts left, and the job's record."""
 
 from __future__ import annotations
 
@@ -10,27 +10,32 @@ from dataclasses import replace
 
 from flk_runtime import contract
 from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord
-from flk_runtime.launcher.policy import Limits
+from flk_runtime.system.text import last_exception
 
 _HISTORY_LIMIT = 20  # attempts that are kept
 _MESSAGE_LIMIT = 300  # characters that are kept of the messages of former attempts
+_FINAL_KINDS = ("deadline", "usage")  # would happen again in the next attempt
 # Kinds in the order in which they count as the cause, whatever the clocks of the nodes say.
-_CAUSES = {
-    **dict.fromkeys(("usage", "deadline"), 0),
-    **dict.fromkeys(("exception", "io", "disk_full", "gpu", "address"), 1),
-    **dict.fromkeys(("oom", "signal"), 2),
-    "exit": 3,
-    **dict.fromkeys(("lost", "unkillable"), 4),
-    "rendezvous": 4.5,  # a rank that failed earlier could not be met
-}
+_CAUSES = {"usage": 0, "deadline": 0, "exception": 1, "oom": 2, "signal": 2, "exit": 3, "lost": 4}
 _EXIT_0 = 5  # a rank that succeeded is the cause only if nothing else is: the others may have had little left to do
-_SECONDARY = 6
+_TIMED_OUT = 6  # a collective that timed out; where several did, none is known to be the first
+_SECONDARY = 7
 _STDERR_LINES = 20  # that are kept
 # In what faulthandler writes: frames that started the script, and a list of all extension modules.
 _NOISE = re.compile(
     r'\s*$|Extension modules: |  File ".*flk_runtime/(launcher/\w+|__main__)\.py"|  File "<frozen runpy>"'
 )
-_LAST_WORDS = (re.compile(r"\s*what\(\): "), re.compile(r'  File ".+", line \d+ in '))
+# Lines on stderr of a process that a signal has ended, from the most to the least telling: of std::terminate, of Python
+# or the C library before they abort (not faulthandler's name of the signal), and the innermost frame.
+_LAST_WORDS = (
+    re.compile(r"\s*what\(\): "),
+    re.compile(r"Fatal Python error: (?!Aborted|Segmentation fault|Bus error|Floating point|Illegal instruction)"),
+    re.compile(r".*: Assertion .* failed\.|\*\*\* .+ \*\*\*: terminated"),
+    re.compile(r"(double free or corruption|corrupted |(free|malloc|realloc|munmap_chunk|malloc_consolidate)\(\): )"),
+    re.compile(r'  File ".+", line \d+ in '),
+)
+_TRAILING_LINES = 2  # that may follow the traceback which ended a process
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 _REPORTED_FIELDS = ("kind", "type", "message", "traceback", "time", "secondary")
 
 
@@ -55,7 +60,9 @@ def from_exit_code(failure: Failure, code: int, stderr: str, *, oom: bool) -> Fa
     lines = [line for line in stderr.splitlines() if not _NOISE.match(line)][-_STDERR_LINES:]
     failure = replace(failure, stderr="\n".join(lines))
     if code >= 0:
-        return replace(failure, kind="exit", exit_code=code)
+        ended = last_exception("\n".join(lines)) if code else ""
+        message = ended if ended in lines[-1 - _TRAILING_LINES :] else ""
+        return replace(failure, kind="exit", exit_code=code, message=message)
     kind = "oom" if oom and code == -signal.SIGKILL else "signal"
     secondary = code == -signal.SIGABRT and contract.is_secondary("", stderr)
     words = [
@@ -68,25 +75,41 @@ def root_cause(failures: Sequence[Failure]) -> Failure:
     """The failure that led to the others, with the number of ranks that failed in the same way.
 
     An exception counts before a signal, a signal before an exit code, and that before a lost pod. A secondary failure
-    is chosen only if there is no other. Among failures of one kind the earliest is chosen.
+    is chosen only if there is no other, a timeout before a broken connection: the rank that gives up closes its
+    connections. Among failures of one kind the earliest is chosen.
     """
     cause = min(failures, key=lambda failure: (_precedence(failure), failure.time))
     same = {failure.rank for failure in failures if _signature(failure) == _signature(cause)}
     return replace(cause, count=len(same))
 
 
-def _precedence(failure: Failure) -> float:
+def _precedence(failure: Failure) -> int:
     if failure.secondary:
-        return _SECONDARY
+        text = failure.message.lower()
+        return _TIMED_OUT if "timed out" in text or "timeout" in text else _SECONDARY
     if failure.exit_code == 0:
         return _EXIT_0
     return _CAUSES[failure.kind]
 
 
 def _signature(failure: Failure) -> tuple[object, ...]:
+    """What equal failures of several ranks have in common; process ids, ports and addresses may differ."""
     if failure.kind == "lost":
         return ("lost", failure.pod)
-    return failure.kind, failure.type, failure.message, failure.exit_code, failure.signal
+    return failure.kind, failure.type, _NUMBER.sub("", failure.message), failure.exit_code, failure.signal
+
+
+def restarts_used(history: Sequence[Attempt]) -> int:
+    """Number of failed attempts. It is derived from the last number, because the history may have been shortened."""
+    return history[-1].number + (history[-1].failure is not None) if history else 0
+
+
+def may_restart(history: Sequence[Attempt], restarts: int) -> bool:
+    """Return whether an attempt may follow this history in a job that may restart ``restarts`` times."""
+    if not history:
+        return True
+    failure = history[-1].failure
+    return restarts_used(history) <= restarts and not (failure and failure.kind in _FINAL_KINDS)
 
 
 def progress(history: Sequence[Attempt]) -> tuple[int, bool]:
@@ -106,30 +129,7 @@ def shorten(history: Sequence[Attempt]) -> list[Attempt]:
     ]
 
 
-def job_record(failure: Failure | None, history: Sequence[Attempt], limits: Limits, verdict: str = "") -> JobRecord:
-    """The record of a job that has ended with this failure, or with success (None); ``verdict`` as in `Decision`."""
+def job_record(failure: Failure | None, history: Sequence[Attempt], restarts: int) -> JobRecord:
+    """The record of a job that has ended with this failure, or with success (None)."""
     outcome, code = ("failed", failure.code) if failure else ("succeeded", ExitCode.DONE)
-    return new_record(outcome, int(code), failure, history, limits, verdict)
-
-
-def new_record(
-    outcome: str,
-    code: int,
-    failure: Failure | None,
-    history: Sequence[Attempt],
-    limits: Limits,
-    verdict: str = "",
-) -> JobRecord:
-    """The job record with what the history has used of the limits."""
-    last = history[-1] if history else None
-    return JobRecord(
-        outcome,
-        code,
-        limits.restarts,
-        failure,
-        shorten(history),
-        limits.disruptions,
-        last.restarts if last else 0,
-        last.disruptions if last else 0,
-        verdict,
-    )
+    return JobRecord(outcome, int(code), restarts, failure, shorten(history))

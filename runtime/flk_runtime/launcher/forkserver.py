@@ -20,6 +20,7 @@ import selectors
 import signal
 import socket
 import sys
+import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -204,6 +205,8 @@ class _Server:
                 os.execv(sys.executable, python)
             os.set_inheritable(fds[2], False)
             code = _run_forked(request["command"])
+        except BaseException:
+            traceback.print_exc()
         finally:
             # sys.exit would unwind into the server's own frames.
             os._exit(code)

@@ -148,11 +148,11 @@ class Ranks:
     def new_failure(self, kind: str, rank: RankProcess | None = None) -> Failure:
         """A failure of a rank, or of this pod, in the current attempt at this time."""
         settings = self._settings
-        number = rank.rank if rank else None
-        step = rank.progress.step if rank and rank.progress.step >= 0 else None
-        return Failure(
-            kind, settings.pod, number, settings.pod_name, settings.node, self._attempt, time.time(), step=step
-        )
+        failure = Failure(kind, settings.pod, None, settings.pod_name, settings.node, self._attempt, time.time())
+        if rank is None:
+            return failure
+        step = rank.progress.step
+        return replace(failure, rank=rank.rank, step=step if step >= 0 else None)
 
     def terminate(self, number: int, timeout: float) -> None:
         """Send a signal to all ranks, and SIGKILL ``timeout`` seconds later (see RankProcess.terminate)."""

@@ -6,13 +6,13 @@ import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from flk_runtime import contract
-from flk_runtime.launcher.policy import Limits
 from flk_runtime.system import host
 
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
+_SHORTEST_LEASE = 0.5  # seconds
 
 
 class SettingsError(ValueError):
@@ -25,8 +25,10 @@ class Settings:
 
     command: tuple[str, ...]  # script.py args, or -m module args
     job: str = "local"
-    store_host: str = "127.0.0.1"  # of the rendezvous store, which the launcher of pod 0 serves
-    store_port: int = 0  # 0: any free port, in a job of one pod
+    job_uid: str = ""  # of the PyTorchJob; empty: not known
+    secret: str = ""  # with which the launchers of the job authenticate each other; empty: there is none
+    rendezvous_host: str = "127.0.0.1"  # of the launcher of pod 0
+    rendezvous_port: int = 0  # 0: any free port, in a job of one pod
     pod: int = 0  # index of this pod
     pods: int = 1  # number of pods
     processes: int = 1  # number of ranks in each pod
@@ -34,9 +36,10 @@ class Settings:
     pod_ip: str = ""
     node: str = ""
     cpus: int = 0  # CPU request of the pod; 0: no request
-    limits: Limits = field(default_factory=Limits)
+    restarts: int = 0
     deadline: float = 0.0  # from the start of the launcher; 0: no deadline
     join_timeout: float = 1800.0
+    lease: float = 15.0  # silence after which the launchers give up a connection between them
     grace: float = 10.0
     fork: bool = True
     code: str = ""  # folder of the archive; empty: the code is in the working folder already
@@ -91,7 +94,7 @@ class Settings:
         pod = integer(contract.POD_INDEX, 0)
         if pod >= pods:
             raise SettingsError(f"{contract.POD_INDEX} is {pod}, but there are {pods} pods ({contract.PODS})")
-        address, port = _store_address(environ.get(contract.RDZV_ENDPOINT, ""), pods)
+        address, port = _rendezvous_address(environ.get(contract.RDZV_ENDPOINT, ""), pods)
         start = environ.get(contract.START, "fork")
         if start not in ("fork", "spawn"):
             raise SettingsError(f"{contract.START} must be fork or spawn, not {start!r}")
@@ -100,8 +103,10 @@ class Settings:
         return cls(
             command=tuple(command),
             job=environ.get(contract.JOB, "") or "local",
-            store_host=address,
-            store_port=port,
+            job_uid=environ.get(contract.JOB_UID, ""),
+            secret=environ.get(contract.RDZV_SECRET, ""),
+            rendezvous_host=address,
+            rendezvous_port=port,
             pod=pod,
             pods=pods,
             processes=integer(contract.PROCESSES, 1, 1),
@@ -109,15 +114,10 @@ class Settings:
             pod_ip=environ.get(contract.POD_IP, ""),
             node=environ.get(contract.NODE_NAME, ""),
             cpus=integer(contract.CPUS, 0),
-            limits=Limits(
-                restarts=integer(contract.RESTARTS, 0),
-                disruptions=integer(contract.DISRUPTIONS, contract.MAX_DISRUPTIONS),
-                reset=number(contract.BUDGET_RESET, Limits.reset),
-                backoff=number(contract.BACKOFF, Limits.backoff),
-                retry_same=bool(integer(contract.RETRY_SAME_FAILURE, 0)),
-            ),
+            restarts=integer(contract.RESTARTS, 0),
             deadline=deadline,
             join_timeout=min(join_timeout, deadline or join_timeout),
+            lease=number(contract.LEASE, cls.lease, _SHORTEST_LEASE),
             grace=number(contract.GRACE, cls.grace),
             fork=start == "fork",
             code=environ.get(contract.CODE, ""),
@@ -173,8 +173,8 @@ def _processes(text: str) -> str:
     return text
 
 
-def _store_address(text: str, pods: int) -> tuple[str, int]:
-    """Host and port of the rendezvous store. A job of one pod uses any free port of this machine."""
+def _rendezvous_address(text: str, pods: int) -> tuple[str, int]:
+    """Host and port of the leader. A job of one pod uses any free port of this machine."""
     if pods == 1:
         return "127.0.0.1", 0
     host, colon, port = text.rpartition(":")

@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from flk_runtime import contract
-from flk_runtime.contract import ExitCode, Failure
+from flk_runtime.contract import ExitCode, Failure, JobRecord
 from flk_runtime.launcher import forkserver
 from flk_runtime.launcher.agent import Agent
 from flk_runtime.launcher.environment import prepare_environment
-from flk_runtime.launcher.failures import job_record
 from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
 from flk_runtime.launcher.logs import redirected_stderr
-from flk_runtime.launcher.policy import rule_for
 from flk_runtime.launcher.records import write_termination_message
 from flk_runtime.launcher.settings import Settings, SettingsError
 from flk_runtime.launcher.signals import Wakeup
@@ -36,6 +34,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
     settings: Settings | None = None
     try:
         settings = Settings.from_environment(arguments, os.environ)
+        os.environ.pop(contract.RDZV_SECRET, None)  # the ranks must not inherit it
+        host.raise_open_files_limit()
         if settings.parent:
             host.die_with_parent(settings.parent, signal.SIGTERM)
         code = _run(settings, wakeup)
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
         code = ExitCode.ERROR
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # not sys.exit: threads of the rendezvous may wait in C++ for a store that is gone
+    os._exit(code)  # not sys.exit: the threads of the rendezvous still run
 
 
 def _run(settings: Settings, wakeup: Wakeup) -> int:
@@ -62,7 +62,7 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
     try:
         if settings.fork:
             forkserver.preload(script, os.environ.get(contract.STRATEGY, ""))
-        import torch.distributed  # noqa: F401 - the rendezvous needs its store
+        import torch.distributed  # noqa: F401 - the rendezvous needs its store for the ranks
     except ImportError as error:
         raise SettingsError(f"{sys.executable} cannot import torch: {error}") from error
     unsafe = forkserver.why_unsafe() if settings.fork else None
@@ -88,6 +88,6 @@ def _refuse(settings: Settings | None, arguments: Sequence[str], message: str) -
     prefix = contract.LAUNCHER_PREFIX.format(index=settings.pod)
     write_all(2, f"{prefix}error: {message}\n".encode())
     failure = Failure("usage", settings.pod, None, settings.pod_name, settings.node, time=time.time(), message=message)
-    verdict = f"not retried: {rule_for(failure).reason}"
-    write_termination_message(settings.termination_log, job_record(failure, [], settings.limits, verdict))
+    record = JobRecord("failed", int(ExitCode.USAGE), settings.restarts, failure)
+    write_termination_message(settings.termination_log, record)
     return ExitCode.USAGE

@@ -39,7 +39,10 @@ def run(command: Sequence[str]) -> int:
             return contract.ExitCode.INTERRUPTED
         # torch.distributed's own hook prefixes each line with the rank, which the launcher does already.
         hook = sys.__excepthook__ if sys.excepthook.__module__.startswith("torch") else sys.excepthook
-        hook(type(error), error.with_traceback(report.user_frames(error.__traceback__)), error.__traceback__)
+        try:
+            hook(type(error), error.with_traceback(report.user_frames(error.__traceback__)), error.__traceback__)
+        except Exception:
+            sys.__excepthook__(type(error), error, error.__traceback__)
         return 1
     return 0
 
@@ -122,10 +125,9 @@ def _find(name: str) -> tuple[types.CodeType, ModuleSpec]:
 def _exit_code(exit_: SystemExit) -> int:
     if exit_.code is None or isinstance(exit_.code, int):
         return (exit_.code or 0) & 0xFF
-    print(exit_.code, file=sys.stderr)
-    report.send(
-        {"kind": "exit", "type": "SystemExit", "message": str(exit_.code), "traceback": "", "time": time.time()}
-    )
+    text = report.text_of(exit_.code)
+    print(text, file=sys.stderr)
+    report.send({"kind": "exit", "type": "SystemExit", "message": text, "traceback": "", "time": time.time()})
     return 1
 
 

@@ -7,6 +7,7 @@ import ctypes
 import fcntl
 import math
 import os
+import resource
 import signal
 import socket
 import struct
@@ -16,6 +17,7 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SIOCGIFADDR = 0x8915
+_OPEN_FILES = 1 << 20  # a process needs no more, and some programs close all descriptors below the limit
 _LISTEN = "0A"  # state of a socket in /proc/net/tcp
 
 
@@ -124,3 +126,15 @@ def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent ends, as process 1 does (Linux only)."""
     if os.uname().sysname == "Linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def raise_open_files_limit() -> None:
+    """Raise the limit of open files to the hard limit, at most 1,048,576, for this process and its children.
+
+    The launcher of pod 0 holds a connection to each pod, and ranks hold many to each other.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

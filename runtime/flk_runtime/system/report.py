@@ -8,37 +8,69 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 import traceback
 import types
 from typing import Any
 
 from flk_runtime import contract
-from flk_runtime.system import faults
+from flk_runtime.system.text import last_exception
 
 _LAUNCHER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "launcher", "")
 _TRACEBACK_LIMIT = 6000  # characters of a traceback that go into the report
+_MESSAGE_LIMIT = 4000  # characters of a message
+_WRAPPED = re.compile(r"Caught \w+ (in .+)\.\nOriginal ")  # torch/_utils.py, ExceptionWrapper
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """The exception as fields of a contract.Failure."""
+    """The exception as fields of a contract.Failure. Raises nothing, whatever methods the exception has."""
     name = type(error).__name__
-    message = str(error)
-    lines = traceback.format_exception(type(error), error, user_frames(error.__traceback__))
-    kind = faults.kind_of(error)
+    usage = getattr(error, "code", None) is contract.ExitCode.USAGE  # an error of flk_runtime that a restart repeats
     return {
-        "kind": kind,
+        "kind": "usage" if usage else "exception",
         "type": name,
-        "message": message + (faults.full_file_system(error) if kind == "disk_full" else ""),
-        "traceback": "".join(lines)[-_TRACEBACK_LIMIT:],
+        "message": _of_worker(name, text_of(error))[:_MESSAGE_LIMIT],
+        "traceback": _traceback_of(error),
         "time": time.time(),
-        "secondary": kind == "exception" and _has_secondary_cause(error),  # a usage error may mention NCCL
+        "secondary": not usage and _has_secondary_cause(error),  # a usage error may mention NCCL
     }
+
+
+def text_of(value: object) -> str:
+    """``str(value)``, or a text in its place if that raises."""
+    try:
+        return str(value)
+    except Exception as error:
+        return f"<its text raised {type(error).__name__}>"
+
+
+def _of_worker(name: str, message: str) -> str:
+    """The message of the original exception where torch has wrapped one of a DataLoader worker or of a replica."""
+    match = _WRAPPED.match(message)
+    original = last_exception(message) if match else ""
+    return f"{original.removeprefix(f'{name}: ')} ({match[1]})" if match and original else message
+
+
+def _traceback_of(error: BaseException) -> str:
+    """The end of the traceback, as Python prints it."""
+    try:
+        lines = traceback.format_exception(type(error), error, user_frames(error.__traceback__))
+    except Exception:  # a method of the exception, or of one in its chain, raises
+        lines = traceback.format_tb(user_frames(error.__traceback__))
+    return "".join(lines)[-_TRACEBACK_LIMIT:]
 
 
 def _has_secondary_cause(error: BaseException) -> bool:
     """Return whether the exception, or one that it was raised from, is secondary."""
-    return any(contract.is_secondary(type(link).__name__, str(link)) for link in faults.chain(error))
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        if contract.is_secondary(type(link).__name__, text_of(link)):
+            return True
+        seen.add(id(link))
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return False
 
 
 def send(report: dict[str, Any]) -> None:

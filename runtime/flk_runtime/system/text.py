@@ -6,3 +6,14 @@ from __future__ import annotations
 def plural(count: int, noun: str) -> str:
     """The count with its noun: ``plural(2, "pod")`` is ``2 pods``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def last_exception(text: str) -> str:
+    """The line that ends the last Python traceback in ``text``, as ``ValueError: bad sample``; empty without one."""
+    found, inside = "", False
+    for line in text.splitlines():
+        if line.endswith("Traceback (most recent call last):"):
+            inside = True
+        elif inside and line and not line[0].isspace():
+            found, inside = line, False
+    return found

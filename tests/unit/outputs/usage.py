@@ -40,7 +40,6 @@ JOB_OPTIONS = [
     "--queue 'gold queue'",
     "--restarts -1",
     "--restarts many",
-    "--disruptions -1",
     "--deadline 1x",
     "--deadline 0",
     "--patch nope.yaml",

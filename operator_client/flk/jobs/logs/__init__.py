@@ -1,11 +1,13 @@
-"""The output of all ranks of a job: one reader for each pod's log, and the two ways to merge them.
+"""The output of all ranks of a job: one reader for each pod's log, and two ways to merge them.
 
-`follow` yields lines as they come until the job ends, `dump` those that are there now, pod by pod. `LogOptions` chooses
-pods and lines. Commands and `JobHandle.logs` use it.
+`follow` yields lines as they come until the job ends, `dump` those that are there now, pod by pod, and `first_error`
+those of the rank that failed first. `LogOptions` chooses pods and lines. Commands and `JobHandle.logs` use it.
 """
 
+from flk.jobs.logs.dump import dump
+from flk.jobs.logs.first_error import first_error
 from flk.jobs.logs.lines import LogLine, LogOptions
 from flk.jobs.logs.position import LogPosition
-from flk.jobs.logs.stream import dump, follow
+from flk.jobs.logs.stream import follow
 
-__all__ = ["LogLine", "LogOptions", "LogPosition", "dump", "follow"]
+__all__ = ["LogLine", "LogOptions", "LogPosition", "dump", "first_error", "follow"]

@@ -1,9 +1,9 @@
-"""Choose the pods and the lines of a job's output, and make lines fit to print."""
+"""LogOptions, LogLine and LineFilter: choose the pods and the lines of a job's output, and make lines fit to print."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,8 +14,7 @@ from flk.kube import Object
 from flk.terminal import printable
 from flk_runtime import contract
 
-_RANK: Final = re.compile(r"\[rank (\d+)\] ")
-_TAGGED: Final = re.compile(r"\[(?:rank|pod) \d+\] ")
+_TAG: Final = re.compile(r"\[(rank|pod) (\d{1,9})\] ")
 
 
 @dataclass(frozen=True)
@@ -23,9 +22,12 @@ class LogOptions:
     """Which lines to show, and how."""
 
     ranks: frozenset[int] = frozenset()  # empty: all ranks, and the lines of the launchers
+    pods: frozenset[str] = frozenset()  # names or indexes of pods; empty: all
     tail: int | None = None  # number of lines of each pod to begin with
     since: int | None = None  # only lines of the last so many seconds
     previous: bool = False  # of the container before the last restart
+    grep: re.Pattern[str] | None = None  # only lines in which it is found
+    fold: bool = False  # show equal lines of several ranks as one
     raw: bool = False  # keep control characters and flk's records
     colour: bool = False  # keep ANSI colours
 
@@ -38,45 +40,105 @@ class LogOptions:
 class LogLine:
     """A line of output, or (``note``) something that flk says about it."""
 
-    text: str
+    message: str
     note: bool = False
+    tag: str = ""  # "[rank 3] ": what the launcher puts before each line; "[pod 1] " for its own
+    rank: int | None = None
+    pod: str = ""  # name of the pod
+    index: int = 0  # of the pod
+    time: str = ""  # when the kubelet has received it, as RFC 3339; empty if unknown
+    attempt: int = 0  # number of the attempt, from 1; 0 if unknown
+
+    @property
+    def text(self) -> str:
+        """The line with its tag."""
+        return self.tag + self.message
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for `-o jsonl`."""
+        return {
+            "time": self.time or None,
+            "pod": self.pod,
+            "rank": self.rank,
+            "attempt": self.attempt or None,
+            "message": self.message,
+        }
 
 
 class LineFilter:
-    """The pods and lines of one job that options choose. Raises UsageError for a rank that the job does not have."""
+    """The pods and lines of one job that options choose. Raises UsageError for a rank or a pod that the job lacks."""
 
     def __init__(self, job: Object, options: LogOptions) -> None:
         self.options = options
         state = derive(Picture(job, [], now=0))
         self._processes = state.processes
-        self._indexes = {pod.name: pod.index for pod in state.pods}
+        self.names = [pod.name for pod in state.pods]
+        self._indexes: Mapping[str, int] = {name: index for index, name in enumerate(self.names)}
         absent = [rank for rank in sorted(options.ranks) if rank >= state.world_size]
         if absent:
             last = state.world_size - 1
             raise UsageError(f"--rank: job {state.name} has ranks 0 to {last}, no rank {absent[0]}")
+        self._chosen = {self._index_of(pod, state.name) for pod in options.pods}
 
     def index(self, pod: Object) -> int:
         """Return the position of a pod in its job."""
         return self._indexes.get(pod["metadata"]["name"], len(self._indexes))
 
     def wants(self, pod: Object) -> bool:
-        """Return whether a pod has one of the ranks."""
-        index = self.index(pod)
+        """Return whether a pod is chosen, or has one of the chosen ranks."""
+        return self.wants_index(self.index(pod))
+
+    def wants_index(self, index: int) -> bool:
+        """Return whether the pod at this position is chosen, or has one of the chosen ranks."""
+        if self._chosen and index not in self._chosen:
+            return False
         return not self.options.ranks or any(rank // self._processes == index for rank in self.options.ranks)
 
-    def shown(self, pod: Object, lines: Iterable[bytes]) -> Iterator[LogLine]:
-        """Yield the chosen lines of a pod: each with a tag, without records and without control characters."""
-        tag = contract.LAUNCHER_PREFIX.format(index=self.index(pod))
-        ranks = self.options.ranks
-        for raw in lines:
-            text = raw.decode(errors="replace")
-            if contract.is_record(text) and not self.options.raw:
-                continue
-            tagged = _TAGGED.match(text)
-            if ranks and tagged:
-                match = _RANK.match(text)
-                if match is None or int(match[1]) not in ranks:
-                    continue
-            if not self.options.raw:
-                text = printable(text, colour=self.options.colour)
-            yield LogLine(text if tagged else tag + text)
+    def lines(self, name: str) -> PodLines:
+        """Return the parser of the log of the pod of that name."""
+        return PodLines(self, name, self._indexes.get(name, len(self._indexes)))
+
+    def _index_of(self, pod: str, job: str) -> int:
+        index = self._indexes.get(pod, int(pod) if pod.isascii() and pod.isdigit() and len(pod) < 10 else -1)
+        if not 0 <= index < len(self.names):
+            last = len(self.names) - 1
+            raise UsageError(f"--pod: job {job} has pods {self.names[0]} to {self.names[-1]} (0 to {last}), no {pod}")
+        return index
+
+
+class PodLines:
+    """Parses the log of one pod, line by line: the attempt of a line is known from those before it."""
+
+    def __init__(self, chosen: LineFilter, name: str, index: int) -> None:
+        self._chosen, self._name, self._index = chosen, name, index
+        self._attempt = 0
+
+    def chosen(self, lines: Iterable[tuple[str, str]]) -> Iterator[LogLine]:
+        """Yield the chosen ones among lines, pairs of a time and a text: tagged and without control characters."""
+        for time, text in lines:
+            if line := self._parsed(time, text):
+                yield line
+
+    def _parsed(self, time: str, text: str) -> LogLine | None:
+        options, launcher = self._chosen.options, contract.LAUNCHER_PREFIX.format(index=self._index)
+        number = contract.parse_attempt(text)
+        if number is not None:
+            self._attempt = number
+            # The launcher of pod 0 announces attempts in words.
+            if number > 1 and (options.ranks or (options.pods and self._index)) and not options.raw:
+                return LogLine(f"attempt {number}", tag=launcher, **self._where(time))
+        if contract.is_record(text) and not options.raw:
+            return None
+        match = _TAG.match(text)
+        rank = int(match[2]) if match and match[1] == "rank" else None
+        if options.ranks and match and rank not in options.ranks:
+            return None
+        tag, message = (match[0], text[match.end() :]) if match else (launcher, text)
+        if not options.raw:
+            message = printable(message, colour=options.colour)
+        if options.grep and not options.grep.search(message):
+            return None
+        return LogLine(message, tag=tag, rank=rank, **self._where(time))
+
+    def _where(self, time: str) -> dict[str, Any]:
+        return {"pod": self._name, "index": self._index, "time": time, "attempt": self._attempt}

@@ -11,7 +11,15 @@ from collections import Counter, deque
 from datetime import datetime, timedelta
 from typing import Final
 
-_STAMP: Final = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d) ")
+_STAMP: Final = re.compile(rb"((\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)) ")
+
+
+def split_stamp(line: bytes) -> tuple[str, str]:
+    """Return the time stamp and the text of a line of a log; the first is empty for a message of the kubelet."""
+    match = _STAMP.match(line)
+    if match is None:
+        return "", line.decode(errors="replace")
+    return match[1].decode(), line[match.end() :].decode(errors="replace")
 
 
 class LogPosition:
@@ -30,22 +38,22 @@ class LogPosition:
         self._repeated = Counter(line for _, line in self._recent)
         return (_second_before(self._second) + self._zone).decode()
 
-    def accept(self, line: bytes) -> bytes | None:
-        """Return the line without its time stamp, None if it was seen before a resumption."""
+    def accept(self, line: bytes) -> bool:
+        """Return whether a line, with its time stamp, is new: it was not seen before a resumption."""
         match = _STAMP.match(line)
         if match is None:
-            return line  # a message of the kubelet
+            return True  # a message of the kubelet
         if self._repeated.get(line):
             self._repeated[line] -= 1
-            return None
-        second, self._zone = match[1], match[2]
+            return False
+        second, self._zone = match[2], match[3]
         if second > self._second:
             self._second = second
             oldest = _second_before(second)
             while self._recent and self._recent[0][0] < oldest:
                 self._recent.popleft()
         self._recent.append((second, line))
-        return line[match.end() :]
+        return True
 
 
 def _second_before(second: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""PodReader: reads the log of one pod to its end, over broken connections and restarts of its container."""
+"""PodLog: reads the log of one pod, over broken connections and restarts of its container."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from flk.errors import ApiError, ForbiddenError
 from flk.jobs.client import JobClient
 from flk.jobs.logs.lines import LineFilter, LogLine
-from flk.jobs.logs.position import LogPosition
+from flk.jobs.logs.position import LogPosition, split_stamp
 from flk.kube import Object
 
 IDLE: Final = 240.0  # seconds without a line after which a log is requested again: its connection may be dead
@@ -23,11 +23,10 @@ class _Container(enum.Enum):
     GONE = "gone: the name has no pod, or another one"
 
 
-class PodReader:
-    """A thread that passes the lines of one pod to ``put`` until the pod has ended or ``closed`` is set.
+class PodLog:
+    """The log of one pod, read request by request. The chosen lines go to ``put``, and all texts to ``keep``.
 
-    ``error`` is what ended it early. ``fresh`` is False for a pod that replaces another: its log is read from the
-    start, whatever the options say.
+    ``fresh`` is False for a pod that replaces another: its log is read from the start, whatever the options say.
     """
 
     def __init__(
@@ -39,64 +38,61 @@ class PodReader:
         closed: threading.Event,
         *,
         fresh: bool,
+        keep: Callable[[str, str], None] = lambda pod, line: None,
     ) -> None:
-        self.error: Exception | None = None
-        self._client, self._pod, self._filter, self._put, self._closed = client, pod, chosen, put, closed
-        self._name = str(pod["metadata"]["name"])
+        self.error: Exception | None = None  # what has ended the reading early
+        self.complete = False  # whether no line can come any more
+        self.name = str(pod["metadata"]["name"])
+        self._client, self._pod, self._put, self._closed, self._keep = client, pod, put, closed, keep
+        self._lines = chosen.lines(self.name)
         self._position = LogPosition()
         self._query = chosen.options.query() if fresh else {}
-        self._thread = threading.Thread(target=self._run, daemon=True, name=f"flk-log-{self._name}")
-        self._thread.start()
 
-    @property
-    def running(self) -> bool:
-        """Whether lines may still come."""
-        return self._thread.is_alive()
+    def read(self, *, follow: bool) -> bool:
+        """Send one request, pass on what is new, and return whether there was anything. Raises nothing.
 
-    def join(self, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds for the last line."""
-        self._thread.join(timeout)
-
-    def _run(self) -> None:
+        With ``follow`` the request ends when the container does.
+        """
         try:
-            self._read()
+            return self._read(follow)
         except Exception as error:  # of any kind: the thread that prints raises it
-            self.error = error
+            self.error, self.complete = error, True
+            return False
 
-    def _read(self) -> None:
-        idle = 0  # requests in a row that brought no new line
-        while not self._closed.is_set():
-            container = self._container()
-            if container == _Container.GONE:
-                return  # a request by the name would read the log of the pod that has it now
-            new_lines = False
-            try:
-                # After the container's end, one more request reads what a broken stream may have missed.
-                follow = container == _Container.RUNNING
-                with self._client.stream_log(self._name, IDLE, follow=follow, timestamps=True, **self._query) as lines:
-                    for line in lines:
-                        text = self._position.accept(line)
-                        if text is not None:
-                            new_lines = True
-                            self._put(self._filter.shown(self._pod, [text]))
-                        if self._closed.is_set():
-                            return
-                if container == _Container.ENDED:
-                    return
-            except ForbiddenError:
-                raise
-            except ApiError as error:
-                if error.status == 404 or (container == _Container.ENDED and error.status == 400):
-                    return
-            idle = 0 if new_lines else idle + 1
-            self._closed.wait(_BACKOFFS[min(idle, len(_BACKOFFS) - 1)])
-            since = self._position.resume()
-            if since:
-                self._query = {"sinceTime": since}
+    def _read(self, follow: bool) -> bool:
+        container = self._container()
+        if container == _Container.GONE:
+            self.complete = True  # a request by the name would read the log of the pod that has it now
+            return False
+        new_lines = False
+        try:
+            # After the container's end, one more request reads what a broken stream may have missed.
+            follow = follow and container == _Container.RUNNING
+            with self._client.stream_log(self.name, IDLE, follow=follow, timestamps=True, **self._query) as lines:
+                for line in lines:
+                    if self._position.accept(line):
+                        new_lines = True
+                        self._pass_on(line)
+                    if self._closed.is_set():
+                        return new_lines
+            self.complete = container == _Container.ENDED
+        except ForbiddenError:
+            raise
+        except ApiError as error:
+            self.complete = error.status == 404 or (container == _Container.ENDED and error.status == 400)
+        since = self._position.resume()
+        if since:
+            self._query = {"sinceTime": since}
+        return new_lines
+
+    def _pass_on(self, line: bytes) -> None:
+        time, text = split_stamp(line)
+        self._keep(self.name, text)
+        self._put(self._lines.chosen([(time, text)]))
 
     def _container(self) -> _Container:
         try:
-            pod = self._client.find_pod(self._name)
+            pod = self._client.find_pod(self.name)
         except ForbiddenError:
             raise
         except ApiError:
@@ -105,3 +101,25 @@ class PodReader:
             return _Container.GONE
         ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
         return _Container.ENDED if ended else _Container.RUNNING
+
+
+class PodReader:
+    """A thread that follows the log of one pod until it is complete or ``closed`` is set."""
+
+    def __init__(self, log: PodLog, closed: threading.Event) -> None:
+        self.log = log
+        self._closed = closed
+        self._thread = threading.Thread(target=self._run, daemon=True, name=f"flk-log-{log.name}")
+        self._thread.start()
+
+    def join(self, timeout: float) -> None:
+        """Wait up to ``timeout`` seconds for the last line."""
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        idle = 0  # requests in a row that brought no new line
+        while not self._closed.is_set():
+            idle = 0 if self.log.read(follow=True) else idle + 1
+            if self.log.complete:
+                return
+            self._closed.wait(_BACKOFFS[min(idle, len(_BACKOFFS) - 1)])

@@ -1,77 +1,69 @@
-"""Merge the logs of all pods of a job: `follow` as lines come, `dump` those that are there now."""
+"""Follow the logs of all pods of a job: one merged stream that ends with the job."""
 
 from __future__ import annotations
 
-import itertools
 import queue
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Final
 
 from flk.diagnose import Picture
 from flk.diagnose.pods import has_log
-from flk.errors import ApiError, ForbiddenError, WaitTimeoutError
+from flk.errors import WaitTimeoutError
 from flk.jobs.client import JobClient
-from flk.jobs.follower import Follower, is_owned_by
+from flk.jobs.evidence import Recorder
+from flk.jobs.follower import Follower
+from flk.jobs.logs.folding import Folder
 from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions
-from flk.jobs.logs.reader import IDLE, PodReader
+from flk.jobs.logs.poller import RATE, ROUND, Poller
+from flk.jobs.logs.reader import PodLog, PodReader
 from flk.jobs.state import Phase, PodPhase, State, derive
 from flk.kube import Object
+from flk.units import plural, short_duration
+from flk_runtime.contract import JobRecord, parse_record
 
-FOLLOWED: Final = 200  # pods whose logs are followed at once
-DUMPED: Final = 8  # pods whose logs are read at once, and held until it is their turn
+FOLLOWED: Final = 200  # pods whose logs are followed at once, each over a connection; those of others are polled
 QUEUED: Final = 5000  # lines that may wait to be printed
 _INTERVAL: Final = 0.3  # seconds between two looks at a job in which nothing changes
 _AFTER_END: Final = 30.0  # seconds after the job's end in which the last lines must come
+_PER_POLLED: Final = 0.1  # seconds more for each pod that is polled
+_WAITING: Final = (Phase.PENDING, Phase.STUCK, Phase.QUEUED, Phase.SUSPENDED)
 
 
-def dump(client: JobClient, name: str, options: LogOptions) -> Iterator[LogLine]:
-    """Yield the lines that are there now, pod by pod.
-
-    A pod whose log cannot be read gets a note. Raises the error of a pod if no log could be read at all.
-    """
-    job = client.get_job(name)
-    chosen = LineFilter(job, options)
-    pods = [pod for pod in client.list_pods(name) if is_owned_by(pod, job["metadata"]["uid"]) and chosen.wants(pod)]
-    remaining = iter(sorted(pods, key=chosen.index))
-    failure, readable = None, False
-    with ThreadPoolExecutor(DUMPED) as pool:
-        reading: deque[tuple[Object, Future[list[bytes]]]] = deque()
-        for pod in itertools.islice(remaining, DUMPED):
-            reading.append((pod, pool.submit(_read_all, client, pod, options)))
-        while reading:
-            pod, future = reading.popleft()
-            for following in itertools.islice(remaining, 1):
-                reading.append((following, pool.submit(_read_all, client, following, options)))
-            try:
-                lines = future.result()
-            except ForbiddenError:
-                raise
-            except ApiError as error:
-                if error.status == 400:  # its container has not started, or was never restarted
-                    readable = True
-                    of_container = " of an earlier container" if options.previous else ""
-                    yield LogLine(f"{pod['metadata']['name']} has no log{of_container}", note=True)
-                else:
-                    failure = error
-                    yield LogLine(f"the log of {pod['metadata']['name']} cannot be read: {error}", note=True)
-                continue
-            readable = True
-            yield from chosen.shown(pod, lines)
-    if failure is not None and not readable:
-        raise failure
-
-
-def follow(client: JobClient, name: str, options: LogOptions, *, timeout: float | None = None) -> Iterator[LogLine]:
+def follow(
+    client: JobClient,
+    name: str,
+    options: LogOptions,
+    *,
+    timeout: float | None = None,
+    note: Callable[[str], None] = lambda text: None,
+) -> Generator[LogLine, None, None]:
     """Yield all lines of a job, those that are there first, until it has ended and its last line has come.
 
-    Raises JobNotFoundError if there is no such job, and WaitTimeoutError after ``timeout`` seconds.
+    What is seen is kept as evidence; ``note`` is called if that is impossible. Raises JobNotFoundError if there is no
+    such job, and WaitTimeoutError after ``timeout`` seconds.
     """
+    lines = _merged(client, name, options, timeout, note)
+    folder = Folder() if options.fold else None
+    for line in lines:
+        if folder is None:
+            if line is not None:
+                yield line
+        elif line is None:
+            yield from folder.due()
+        else:
+            yield from folder.add(line)
+    if folder is not None:
+        yield from folder.rest()
+
+
+def _merged(
+    client: JobClient, name: str, options: LogOptions, timeout: float | None, note: Callable[[str], None]
+) -> Iterator[LogLine | None]:
+    """Yield the lines of all pods as they come, and None after a moment without one."""
     until = None if timeout is None else time.monotonic() + timeout
-    merger = _Merger(client, name, options)
+    merger = _Merger(client, name, options, Recorder(client, note=note))
     try:
         while True:
             if until is not None and time.monotonic() >= until:
@@ -84,6 +76,7 @@ def follow(client: JobClient, name: str, options: LogOptions, *, timeout: float 
             except queue.Empty:
                 if not merger.running and merger.lines.empty():
                     break
+                yield None
         if merger.error is not None:
             raise merger.error
     finally:
@@ -91,16 +84,19 @@ def follow(client: JobClient, name: str, options: LogOptions, *, timeout: float 
 
 
 class _Merger:
-    """A thread that follows a job and starts a reader for every pod that it gets."""
+    """A thread that follows a job and has the log of every pod read that it gets."""
 
-    def __init__(self, client: JobClient, name: str, options: LogOptions) -> None:
+    def __init__(self, client: JobClient, name: str, options: LogOptions, recorder: Recorder) -> None:
         self.lines: queue.Queue[LogLine] = queue.Queue(QUEUED)
         self.error: Exception | None = None
-        self._client, self._name, self._options = client, name, options
+        self._client, self._name, self._options, self._recorder = client, name, options, recorder
         self._closed = threading.Event()
-        self._readers: dict[str, PodReader] = {}  # by the pods' UIDs
-        self._names: set[str] = set()  # of pods that have or had a reader
+        self._logs: dict[str, PodLog] = {}  # by the pods' UIDs
+        self._readers: list[PodReader] = []
+        self._poller: Poller | None = None
+        self._names: set[str] = set()  # of pods whose log is or was read
         self._noted: set[str] = set()  # notes that are given once
+        self._record: JobRecord | None = None  # the last one in the logs
         self._thread = threading.Thread(target=self._run, daemon=True, name="flk-logs")
         self._thread.start()
 
@@ -110,8 +106,9 @@ class _Merger:
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Have all threads end."""
+        """Have all threads end, and write what was kept."""
         self._closed.set()
+        self._recorder.close()
 
     def _run(self) -> None:
         try:
@@ -119,30 +116,32 @@ class _Merger:
         except Exception as error:  # of any kind: the thread that prints raises it
             self.error = error
         finally:
-            self._await_readers()
+            self._await_last_lines()
 
     def _follow(self) -> None:
         with Follower(self._client, self._name) as follower:
             for seen in follower.updates(interval=_INTERVAL):
-                if self._closed.is_set() or any(reader.error for reader in self._readers.values()):
+                if self._closed.is_set() or any(log.error for log in self._logs.values()):
                     return
                 if seen.job is None:
+                    self._recorder.observe(seen)
                     self._note("deleted", f"job {self._name} was deleted")
                     return
                 chosen = LineFilter(seen.job, self._options)
                 for pod in sorted(seen.pods, key=chosen.index):
-                    self._start_reader(pod, chosen)
+                    self._start(pod, chosen)
                 state = derive(Picture(seen.job, seen.pods, now=self._client.now()))
+                self._recorder.observe(seen, record=self._record, state=state)
                 if self._is_complete(state):
                     return
-                if state.phase in (Phase.PENDING, Phase.STUCK, Phase.QUEUED, Phase.SUSPENDED) and state.message:
+                if state.phase in _WAITING and state.message:
                     self._note("waiting", f"job {self._name} is {state.headline}")
 
     def _is_complete(self, state: State) -> bool:
-        """Return whether no line can come any more, but from readers that are at work."""
+        """Return whether no line can come any more, but from logs that are being read."""
         if not state.finished:
             return False
-        if not any(reader.running for reader in self._readers.values()):
+        if all(log.complete for log in self._logs.values()):
             return True
         if state.phase != Phase.FAILED:
             return False
@@ -150,26 +149,52 @@ class _Merger:
         running = any(pod.phase == PodPhase.RUNNING for pod in state.pods)
         return not running or (state.ended is not None and self._client.now() - state.ended > _AFTER_END)
 
-    def _start_reader(self, pod: Object, chosen: LineFilter) -> None:
+    def _start(self, pod: Object, chosen: LineFilter) -> None:
+        """Begin to read the log of a pod, unless it is being read or there is none yet."""
         uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
-        if uid in self._readers or not chosen.wants(pod) or not has_log(pod):
-            return
-        if sum(reader.running for reader in self._readers.values()) >= FOLLOWED:
-            self._note("limit", f"following the logs of {FOLLOWED} pods; choose others with --rank")
+        if uid in self._logs or not chosen.wants(pod) or not has_log(pod):
             return
         recreated = name in self._names
         if recreated:
             node = (pod.get("spec") or {}).get("nodeName")
             self._note(uid, f"{name} was recreated{f' on {node}' if node else ''}")
         self._names.add(name)
-        self._readers[uid] = PodReader(self._client, pod, chosen, self._put, self._closed, fresh=not recreated)
+        log = PodLog(self._client, pod, chosen, self._put, self._closed, fresh=not recreated, keep=self._keep)
+        self._logs[uid] = log
+        self._readers = [reader for reader in self._readers if not reader.log.complete]
+        if len(self._readers) < FOLLOWED:
+            self._readers.append(PodReader(log, self._closed))
+        else:
+            self._poll(log, sum(map(chosen.wants_index, range(len(chosen.names)))))
 
-    def _await_readers(self) -> None:
+    def _poll(self, log: PodLog, pods: int) -> None:
+        if self._poller is None:
+            self._poller = Poller(self._closed)
+            others = max(1, pods - FOLLOWED)
+            every = short_duration(max(ROUND, others / RATE))
+            self._note(
+                "polled",
+                f"following the logs of {plural(FOLLOWED, 'pod')}; lines of {plural(others, 'other pod')} come every "
+                f"{every}. --rank and --pod choose pods",
+            )
+        self._poller.add(log)
+
+    def _await_last_lines(self) -> None:
         until = time.monotonic() + _AFTER_END
-        for reader in self._readers.values():
-            while reader.running and not self._closed.is_set() and time.monotonic() < until:
+        if self._poller is not None:
+            self._poller.hurry()
+            self._poller.join(_AFTER_END + _PER_POLLED * self._poller.left)
+        for reader in self._readers:
+            while not reader.log.complete and not self._closed.is_set() and time.monotonic() < until:
                 reader.join(0.2)
-            self.error = self.error or reader.error
+        self.error = self.error or next((log.error for log in self._logs.values() if log.error), None)
+
+    def _keep(self, pod: str, line: str) -> None:
+        """Keep a line as evidence. Called by the threads that read logs."""
+        if record := parse_record(line):
+            self._record = record
+        else:
+            self._recorder.add_line(pod, line)
 
     def _note(self, key: str, text: str) -> None:
         """Pass a note on, unless one with this key was."""
@@ -185,8 +210,3 @@ class _Merger:
                     break
                 except queue.Full:
                     continue
-
-
-def _read_all(client: JobClient, pod: Object, options: LogOptions) -> list[bytes]:
-    with client.stream_log(pod["metadata"]["name"], IDLE, **options.query()) as lines:
-        return list(lines)

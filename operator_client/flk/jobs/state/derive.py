@@ -34,10 +34,7 @@ def derive(picture: Picture) -> State:
         replicas=len(seen.pods),
         processes=seen.processes,
         ready=sum(pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED) for pod in seen.pods),
-        restarts=seen.record.restarts if seen.record else 0,
-        max_restarts=seen.record.max_restarts if seen.record else None,
-        disruptions=seen.record.disruptions if seen.record else 0,
-        max_disruptions=seen.record.max_disruptions if seen.record else None,
+        max_restarts=seen.record.restarts if seen.record else None,
         owner=annotations.get(labels.OWNER, ""),
         image=seen.image,
         code_hash=annotations.get(labels.CODE_HASH, ""),
@@ -52,7 +49,8 @@ def derive(picture: Picture) -> State:
     attempts = _attempts(seen, state)
     if not attempts:
         return state
-    return replace(state, attempts=attempts, started=state.started or attempts[0].started)
+    restarts, started = attempts[-1].number - 1, state.started or attempts[0].started
+    return replace(state, attempts=attempts, restarts=restarts, started=started)
 
 
 def deleted(last: State, *, name_reused: bool = False, now: float | None = None) -> State:
@@ -88,7 +86,6 @@ def _failed(base: State, seen: Picture) -> State:
         reason=reason_of(failure) or str(condition.get("reason", "")),
         message=failure.summary if failure else message,
         failure=failure,
-        verdict=next((record.verdict for record in seen.records if record.failure and record.verdict), ""),
         ended=seen.ended or timestamp(condition.get("lastTransitionTime")) or None,
     )
 

@@ -1,29 +1,25 @@
 """Rendezvous of the launchers of a job: which pods are there, which attempt runs, why it ended, what follows.
 
-The launcher of pod 0 leads. It serves the rendezvous store, a TCPStore of torch. Every launcher, also that of pod 0,
-is a member. A round is one attempt to run all ranks. These keys of the store carry the protocol:
+The launcher of pod 0 leads. Its `Server` accepts connections from the launchers of all pods, also from its own. They
+are its members. Each `Member` holds one TCP connection, on which both sides send messages (`messages`), one line of
+JSON each (`connection`), with an authentication code (`authentication`). The `Leader` decides:
 
-    leader               identifies the leader's process
-    round                number of the current round, for launchers that come late
-    <round>/join/<pod>   from each member: it has joined, and which failures it saw in the last attempt
-    <round>/start        from the leader, when all have joined: number of the attempt, and address of a TCPStore for
-                         its ranks, which is new for each attempt; or the job's record if no attempt follows
-    <round>/done         counter of the pods whose ranks have all succeeded
-    <round>/done/<pod>   counter of how often a pod has reported that, so that it counts once
-    <round>/primary      set when a launcher knows a failure that is not secondary: members that read a secondary one
-                         in <round>/end wait for it, for at most half a second, before they end their ranks
-    <round>/end          from the first pod that sees it: a failure (by compare-and-set); or success of every pod
-    left                 counter of the members that know how the job ended
+- When all members have sent Join, it sends AttemptStarted with the number of the attempt and the address of a TCPStore
+  of torch for the ranks (`store`), which is new for each attempt.
+- The first FailureReport, a connection that breaks and a lease that expires end the attempt: AttemptEnded. If the first
+  failure is a consequence of another one, the leader waits for a better one for at most half a second.
+- Each member ends its ranks and joins again, with all failures that it saw. The leader chooses the cause among them.
+- SuccessReports of all pods, a failure after which no attempt may follow, or a pod that never joins end the job:
+  JobEnded, which members answer with Leave.
 
-All members wait for ``<round>/end``, so one failure ends the attempt in every pod at once. A launcher that finds its
-own key in the current round belongs to a pod that was restarted: it ends that attempt. If pod 0 is restarted its store
-is empty. The other members then send the history of attempts, so numbers and restarts continue.
+Members and leader send heartbeats, and give a connection up on which nothing has arrived for the time of a lease. A
+member that loses its connection ends its ranks and connects again, however often, also to a new leader in the place of
+one that was lost. It then sends the history of attempts, so numbers and restarts continue.
 
-`Leader` and `Member` run in threads and post events to the loop of `launcher.agent`, which is their only user. torch is
-imported when the store is opened.
+Server and Member run in one thread each and post events to the loop of `launcher.agent`, which is their only user.
+torch is imported when the ranks' store is opened.
 """
 
-from flk_runtime.launcher.rendezvous.leader import Leader
 from flk_runtime.launcher.rendezvous.member import Member
 from flk_runtime.launcher.rendezvous.messages import (
     AttemptEnded,
@@ -33,5 +29,6 @@ from flk_runtime.launcher.rendezvous.messages import (
     LeaderLost,
     ThreadFailed,
 )
+from flk_runtime.launcher.rendezvous.server import Server
 
-__all__ = ["AttemptEnded", "AttemptStarted", "Event", "JobEnded", "Leader", "LeaderLost", "Member", "ThreadFailed"]
+__all__ = ["AttemptEnded", "AttemptStarted", "Event", "JobEnded", "LeaderLost", "Member", "Server", "ThreadFailed"]

@@ -1,161 +1,244 @@
-"""The leader of the rendezvous, in the launcher of pod 0: it serves the store, starts attempts and ends the job."""
+"""Decisions of the leader: when an attempt starts, when and why it ends, and whether another one follows.
+
+The leader has no sockets, threads or clock of its own. `server` tells it what the members send and what time it is.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import enum
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 
 from flk_runtime.contract import Attempt, Failure, JobRecord
-from flk_runtime.launcher.failures import job_record, progress, root_cause, shorten
-from flk_runtime.launcher.policy import decide
-from flk_runtime.launcher.rendezvous import store
+from flk_runtime.launcher.failures import job_record, may_restart, progress, root_cause, shorten
 from flk_runtime.launcher.rendezvous.messages import (
-    LEADER_KEY,
-    LEFT_KEY,
-    ROUND_KEY,
+    AttemptEnded,
     AttemptStarted,
-    Event,
+    FailureReport,
     JobEnded,
     Join,
-    decode_end,
-    encode_start,
-    end_key,
-    join_key,
-    start_key,
+    Leave,
+    Message,
+    SuccessReport,
 )
-from flk_runtime.launcher.settings import Settings, SettingsError
+from flk_runtime.launcher.settings import Settings
 
+_PRIMARY_TIMEOUT = 0.5  # seconds to wait for a primary failure after a secondary one has been reported
 _LAST_REPORTS_TIMEOUT = 5.0  # seconds to wait for the other pods' failures when no attempt follows
-_LEAVE_TIMEOUT = 5.0  # seconds to serve the store until all members have read how the job ended
-_LEAVE_POLL = 0.02  # seconds between two looks at their number
 _PROGRESS_INTERVAL = 30.0  # seconds between two lines about pods that have not joined
-_POLL_MIN = 0.05  # seconds that a wait for the members takes at least
+_SHOWN_PODS = 10  # missing pods that a message names
+
+_DISCONNECTED = "lost the connection to pod 0"
+_RESTARTED = "was restarted"
+
+
+class _Phase(enum.Enum):
+    JOINING = enum.auto()  # waits for all members to be ready for the next attempt
+    RUNNING = enum.auto()  # an attempt runs
+    DONE = enum.auto()  # the job has ended
 
 
 class Leader:
-    """The rendezvous store and a thread that decides, round by round, whether and how an attempt starts."""
+    """State of the job as the launcher of pod 0 knows it.
 
-    def __init__(self, settings: Settings, post: Callable[[Event], None], log: Callable[[str], None]) -> None:
+    Times are in seconds by the clock of the caller, which passes ``now``.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        send: Callable[[int, Message], None],
+        serve_ranks_store: Callable[[], int],
+        log: Callable[[str], None],
+        now: float,
+    ) -> None:
+        """``send`` sends a message to a pod, if that is connected. ``serve_ranks_store`` replaces the ranks' store.
+
+        It returns the port of the new one.
+        """
         self._settings = settings
-        self._post = post
+        self._send = send
+        self._serve_ranks_store = serve_ranks_store
         self._log = log
-        try:
-            self._store = store.serve(settings.store_port)
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise SettingsError(f"cannot serve the rendezvous store on port {settings.store_port}: {reason}") from error
-        self._store.set(LEADER_KEY, uuid.uuid4().hex)
-        self.port = int(self._store.port)
-        self._incarnations: dict[int, str] = {}  # by pod, in the last attempt
+        self._phase = _Phase.JOINING
+        self._connected: dict[int, str] = {}  # incarnation of each pod that is connected
+        self._joined: dict[int, Join] = {}  # members that are ready for the next attempt
+        self._admitted: dict[int, str] = {}  # incarnations that take part in the latest attempt
+        self._done: set[int] = set()  # pods whose ranks have all ended with success
+        self._left: set[int] = set()  # pods that know how the job ended
+        self._history: list[Attempt] = []
+        self._failures: list[Failure] = []  # in the latest attempt, of all pods
+        self._secondary: Failure | None = None  # has been reported and will end the attempt
+        self._end_at = 0.0  # time at which it does
+        self._record: JobRecord | None = None
+        self._join_deadline = self._progress_at = now
+        self._start_joining(now)
 
-    def start(self) -> None:
-        """Start the thread, which waits for the members to join."""
-        store.start_thread("leader", self._run, self._post)
+    # What happens ------------------------------------------------------------------------------------------------
 
-    def wait_for_members_to_leave(self) -> None:
-        """Serve the store until all members know how the job ended, for at most 5 seconds."""
-        deadline = time.monotonic() + _LEAVE_TIMEOUT
-        with contextlib.suppress(RuntimeError):
-            while self._store.add(LEFT_KEY, 0) < self._settings.pods and time.monotonic() < deadline:
-                time.sleep(_LEAVE_POLL)
+    def connected(self, pod: int, incarnation: str) -> None:
+        """A launcher of this pod has connected and authenticated itself. The former one has been disconnected."""
+        self._connected[pod] = incarnation
 
-    def _run(self) -> None:
+    def disconnected(self, pod: int, reason: str, now: float) -> None:
+        """The connection to this pod's launcher broke, or its lease expired, as ``reason`` says."""
+        lost = self._lost(pod, f"{_DISCONNECTED}: {reason}")
+        if self._phase is _Phase.RUNNING and pod not in self._done:
+            self._end_attempt(lost, now)
+        elif self._phase is _Phase.JOINING and pod not in self._joined:
+            self._failures.append(lost)  # its ranks had not ended, so this may be the cause of the others' failures
+        self._connected.pop(pod, None)
+        self._joined.pop(pod, None)
+
+    def received(self, pod: int, message: Message, now: float) -> None:
+        """Handle a message of a member."""
+        match message:
+            case Join():
+                self._join(pod, message, now)
+            case FailureReport(attempt, failure) if self._is_current(attempt):
+                self._handle_failure(failure, now)
+            case SuccessReport(attempt) if self._is_current(attempt):
+                self._done.add(pod)
+                if len(self._done) == self._settings.pods:
+                    self._history = self._ended(None)
+                    self._end_job(job_record(None, self._history, self._settings.restarts))
+            case Leave():
+                self._left.add(pod)
+
+    def tick(self, now: float) -> None:
+        """Do what is due at this time."""
+        if self._phase is _Phase.RUNNING and self._secondary and now >= self._end_at:
+            self._end_attempt(self._secondary, now)
+        elif self._phase is _Phase.JOINING:
+            if now >= self._join_deadline:
+                self._finish_joining(now)
+            elif now >= self._progress_at:
+                self._progress_at = now + _PROGRESS_INTERVAL
+                if may_restart(self._history, self._settings.restarts):
+                    missing = self._missing()
+                    count = f"{len(self._joined)} of {self._settings.pods}"
+                    self._log(f"{count} pods have joined; waiting for pod {missing[0]}")
+
+    def due(self) -> float | None:
+        """The time at which `tick` has something to do; None if nothing is planned."""
+        if self._phase is _Phase.RUNNING:
+            return self._end_at if self._secondary else None
+        return min(self._join_deadline, self._progress_at) if self._phase is _Phase.JOINING else None
+
+    @property
+    def all_know_the_end(self) -> bool:
+        """Whether the job has ended and every member of the latest attempt, or that is connected, knows the record."""
+        return self._phase is _Phase.DONE and self._left >= {*self._admitted, *self._connected}
+
+    # Rounds ------------------------------------------------------------------------------------------------------
+
+    def _start_joining(self, now: float) -> None:
+        restart = may_restart(self._history, self._settings.restarts)
+        self._phase = _Phase.JOINING
+        self._join_deadline = now + (self._settings.join_timeout if restart else _LAST_REPORTS_TIMEOUT)
+        self._progress_at = now + _PROGRESS_INTERVAL
+
+    def _join(self, pod: int, join: Join, now: float) -> None:
+        if self._phase is _Phase.DONE:
+            if self._record:
+                self._send(pod, JobEnded(self._record))
+            return
+        self._joined[pod] = join
+        if self._phase is _Phase.RUNNING:
+            return  # the pod had succeeded, and lost its connection afterwards
+        if not self._admitted:  # a leader that was restarted has no history; members that were there before send theirs
+            self._history = max(self._history, join.history, key=progress)
+        self._failures += join.failures
+        if len(self._joined) == self._settings.pods:
+            self._finish_joining(now)
+
+    def _finish_joining(self, now: float) -> None:
+        """All members have joined, or the time for it is over: start an attempt, or end the job."""
+        if self._history:
+            self._history[-1] = self._with_root_cause(self._history[-1])
+        record = self._final_record()
+        if record:
+            self._end_job(record)
+        else:
+            self._start_attempt(now)
+
+    def _start_attempt(self, now: float) -> None:
         settings = self._settings
-        number = 0
-        history: list[Attempt] = []
-        while True:
-            self._store.set(ROUND_KEY, str(number))
-            restart = decide(history, settings.limits).restart
-            joins = self._collect(number, settings.join_timeout if restart else _LAST_REPORTS_TIMEOUT)
-            # A leader that was restarted has no history; members that were there before send theirs.
-            history = max([history, *(join.history for join in joins.values())], key=progress)
-            if history:
-                history[-1] = self._with_root_cause(history[-1], joins)
-            record = self._final_record(history, joins)
-            if record:
-                self._store.set(start_key(number), encode_start(JobEnded(record)))
-                return
-            failure = self._run_attempt(number, history, joins)
-            if failure is None:
-                return
-            number += 1
+        number = self._history[-1].number + 1 if self._history else 0
+        self._history = [*shorten(self._history), Attempt(number, time.time())]
+        self._phase = _Phase.RUNNING
+        self._admitted = dict(self._connected)
+        self._failures, self._secondary = [], None
+        self._done.clear()
+        self._joined.clear()
+        address = "127.0.0.1" if settings.pods == 1 else settings.pod_ip or settings.rendezvous_host
+        start = AttemptStarted(number, address, self._serve_ranks_store(), self._history)
+        for pod in self._admitted:
+            self._send(pod, start)
 
-    def _run_attempt(self, number: int, history: list[Attempt], joins: dict[int, Join]) -> Failure | None:
-        """Start an attempt, add it to ``history``, and wait for its end. Returns its failure, or None for success."""
-        settings = self._settings
-        self._incarnations = {pod: join.incarnation for pod, join in joins.items()}
-        attempt = history[-1].number + 1 if history else 0
-        decision = decide(history, settings.limits)
-        self._delay(history, decision.delay)
-        started = Attempt(attempt, time.time(), restarts=decision.restarts, disruptions=decision.disruptions)
-        history[:] = [*shorten(history), started]
-        # The ranks' own store: new, on a port of its own, and closed with the attempt.
-        ranks_store = store.serve(0)
-        address = "127.0.0.1" if settings.pods == 1 else settings.pod_ip or settings.store_host
-        start = AttemptStarted(number, attempt, address, int(ranks_store.port), history)
-        self._store.set(start_key(number), encode_start(start))
-        failure = decode_end(store.wait_for(self._store, end_key(number)))
-        if failure:
-            failure = replace(failure, attempt=attempt)  # a pod that was restarted does not know the number
-            history[-1] = replace(history[-1], ended=time.time(), failure=failure)
-        return failure
+    def _handle_failure(self, failure: Failure, now: float) -> None:
+        if not failure.secondary:
+            self._end_attempt(failure, now)
+        elif self._secondary is None:
+            # The rank that failed first may still be ending. Its launcher must not end it before that is known.
+            self._secondary, self._end_at = failure, now + _PRIMARY_TIMEOUT
 
-    def _delay(self, history: list[Attempt], seconds: float) -> None:
-        """Wait until ``seconds`` after the end of the last attempt."""
-        if seconds:
-            self._log(f"waiting for {seconds:g} s, because attempts failed quickly in a row")
-            ended = history[-1].ended or time.time()
-            time.sleep(min(seconds, max(0.0, ended + seconds - time.time())))
+    def _end_attempt(self, failure: Failure, now: float) -> None:
+        self._failures.append(failure)
+        self._history = self._ended(failure)
+        for pod in self._admitted:
+            self._send(pod, AttemptEnded(failure.attempt, failure))
+        self._start_joining(now)
 
-    def _collect(self, number: int, timeout: float) -> dict[int, Join]:
-        """The members that have joined this round, by pod: all of them, or those of the first ``timeout`` seconds."""
-        began = time.monotonic()
-        keys = {pod: join_key(number, pod) for pod in range(self._settings.pods)}
-        while True:
-            left = timeout - (time.monotonic() - began)
-            try:
-                self._store.wait(list(keys.values()), timedelta(seconds=max(_POLL_MIN, min(left, _PROGRESS_INTERVAL))))
-                joined = list(keys)
-            except RuntimeError:
-                joined = [pod for pod, key in keys.items() if self._store.check([key])]
-                if len(joined) < len(keys) and left > 0:
-                    if left > _LAST_REPORTS_TIMEOUT:
-                        missing = next(pod for pod in keys if pod not in joined)
-                        self._log(f"{len(joined)} of {len(keys)} pods have joined; waiting for pod {missing}")
-                    continue
-            return {pod: Join.from_json(self._store.get(keys[pod])) for pod in joined}
+    def _end_job(self, record: JobRecord) -> None:
+        self._phase = _Phase.DONE
+        self._record = record
+        for pod in list(self._connected):
+            self._send(pod, JobEnded(record))
 
-    def _with_root_cause(self, attempt: Attempt, joins: dict[int, Join]) -> Attempt:
+    # Facts -------------------------------------------------------------------------------------------------------
+
+    def _is_current(self, attempt: int) -> bool:
+        return self._phase is _Phase.RUNNING and self._history[-1].number == attempt
+
+    def _ended(self, failure: Failure | None) -> list[Attempt]:
+        """The history with the end of the latest attempt."""
+        return [*self._history[:-1], replace(self._history[-1], ended=time.time(), failure=failure)]
+
+    def _missing(self) -> list[int]:
+        return [pod for pod in range(self._settings.pods) if pod not in self._joined]
+
+    def _lost(self, pod: int, message: str) -> Failure:
+        number = self._history[-1].number if self._history else 0
+        return Failure("lost", pod, attempt=number, time=time.time(), message=message)
+
+    def _with_root_cause(self, attempt: Attempt) -> Attempt:
         """The attempt with its root cause among the failures that all pods saw."""
-        seen = [failure for join in joins.values() for failure in join.failures if failure.attempt == attempt.number]
+        seen = [self._described(failure) for failure in self._failures if failure.attempt == attempt.number]
         if attempt.failure:
-            seen.append(attempt.failure)
-        for pod, join in joins.items():
-            restarted = self._incarnations.get(pod, join.incarnation) != join.incarnation
-            if restarted and not any(failure.pod == pod for failure in seen):
-                # No launcher reported why, so the pod was killed. Time 0 puts this before its consequences elsewhere.
-                lost = Failure("lost", pod, None, join.pod_name, join.node, attempt.number, message="was restarted")
-                seen.append(lost)
-        if not seen:
-            return attempt
-        steps = [failure.step for failure in seen if failure.step is not None]
-        return replace(attempt, failure=root_cause(seen), step=max(steps, default=None))
+            seen.append(self._described(attempt.failure))
+        return replace(attempt, failure=root_cause(seen)) if seen else attempt
 
-    def _final_record(self, history: list[Attempt], joins: dict[int, Join]) -> JobRecord | None:
+    def _described(self, failure: Failure) -> Failure:
+        """The failure, with the names of a pod that the leader lost, and what is known of it by now."""
+        join = self._joined.get(failure.pod)
+        if failure.kind != "lost" or failure.pod_name or join is None:
+            return failure
+        restarted = self._admitted.get(failure.pod) != self._connected.get(failure.pod)
+        message = _RESTARTED if restarted else failure.message
+        return replace(failure, pod_name=join.pod_name, node=join.node, message=message)
+
+    def _final_record(self) -> JobRecord | None:
         """The record of the job if no further attempt follows."""
-        settings = self._settings
-        decision = decide(history, settings.limits)
-        if not decision.restart:
-            return job_record(history[-1].failure, history, settings.limits, decision.verdict)
-        missing = [pod for pod in range(settings.pods) if pod not in joins]
+        settings, history = self._settings, self._history
+        if not may_restart(history, settings.restarts):
+            return job_record(history[-1].failure, history, settings.restarts)
+        missing = self._missing()
         if not missing:
             return None
-        pods = ", ".join(str(pod) for pod in missing[:10]) + (", …" if len(missing) > 10 else "")
+        pods = ", ".join(map(str, missing[:_SHOWN_PODS])) + (", …" if len(missing) > _SHOWN_PODS else "")
         message = f"never joined: waited {settings.join_timeout:.0f} s, missing of {settings.pods} pods: {pods}"
         attempt = history[-1].number if history else 0
         cause = Failure("lost", missing[0], attempt=attempt, time=time.time(), message=message)
-        return job_record(cause, history, settings.limits)
+        return job_record(cause, history, settings.restarts)

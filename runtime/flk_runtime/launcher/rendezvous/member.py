@@ -1,185 +1,293 @@
-"""One launcher's part in the rendezvous: it joins each round, and reports how its ranks ended."""
+"""A member of the rendezvous: a launcher's connection to the leader, which it makes again when it breaks."""
 
 from __future__ import annotations
 
 import contextlib
 import queue
+import selectors
 import socket
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from flk_runtime.contract import Attempt, Failure
+from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord
 from flk_runtime.launcher.failures import job_record
-from flk_runtime.launcher.rendezvous import store
+from flk_runtime.launcher.rendezvous import authentication
+from flk_runtime.launcher.rendezvous.connection import Connection
 from flk_runtime.launcher.rendezvous.messages import (
-    LEADER_KEY,
-    LEFT_KEY,
-    ROUND_KEY,
     AttemptEnded,
     AttemptStarted,
+    Challenge,
     Event,
+    FailureReport,
+    Heartbeat,
+    Hello,
     JobEnded,
     Join,
     LeaderLost,
-    decode_end,
-    decode_start,
-    done_key,
-    encode_end,
-    end_key,
-    join_key,
-    pod_done_key,
-    primary_key,
-    start_key,
+    Leave,
+    Message,
+    Refused,
+    SuccessReport,
 )
+from flk_runtime.launcher.rendezvous.thread import start_thread
 from flk_runtime.launcher.settings import Settings
 
-_PROBE_TIMEOUT = 3.0  # seconds to connect to the leader's port
+_CONNECT_TIMEOUT = 3.0  # seconds to connect to one address of the leader, and for its answer
 _POLL_MIN, _POLL_MAX = 0.05, 1.0  # seconds between two tries to connect
-_PRIMARY_TIMEOUT = 0.5  # seconds to wait for a primary failure after an attempt has ended with a secondary one
 _PROGRESS_INTERVAL = 30.0  # seconds between two lines about a leader that does not answer
+_LOOPBACK = ("127.0.0.1", "::1")  # where the launcher of pod 0 finds itself
+_TEXT_LIMIT = 1 << 20  # characters of the texts of all failures in one message
 
 _DISCONNECTED = "lost the connection to pod 0"
 
 
+@dataclass(frozen=True)
+class _Ready:
+    """The agent's ranks have ended, with these failures."""
+
+    failures: list[Failure]
+
+
+class _RefusedError(ConnectionError):
+    """The leader knows this launcher and refuses it."""
+
+
 class Member:
-    """A launcher's connection to the leader: a thread that follows the rounds and posts events."""
+    """A launcher's part in the rendezvous. Every method returns at once; a thread does the rest and posts events.
+
+    After each AttemptStarted exactly one event says that the attempt is over (AttemptEnded, LeaderLost or JobEnded).
+    """
 
     def __init__(
         self, settings: Settings, port: int, post: Callable[[Event], None], log: Callable[[str], None]
     ) -> None:
+        """``port`` is the leader's. ``post`` receives the events; ``log`` writes a line to the pod's log."""
         self._settings = settings
         self._port = port
         self._post = post
         self._log = log
         self._incarnation = uuid.uuid4().hex
-        self._leader = b""  # identifies the process of the leader to which this member was connected last
+        self._leader = ""  # identifies the leader's process
+        self._history_from = ""  # the leader that sent the history
         self._history: list[Attempt] = []
         self._failures: list[Failure] = []  # in the last attempt
-        self._ended: queue.SimpleQueue[list[Failure]] = queue.SimpleQueue()
-        self._writer: Any = None  # client for the agent's thread; that of the member's own thread waits for keys
+        self._ready = True  # for the next attempt: no rank runs
+        self._attempt: AttemptStarted | None = None  # that runs
+        self._over = False
+        self._status: dict[str, Any] = {}
+        self._outbox: queue.SimpleQueue[FailureReport | SuccessReport | _Ready] = queue.SimpleQueue()
+        self._wakeup, self._wake_end = socket.socketpair()
+        for end in (self._wakeup, self._wake_end):
+            end.setblocking(False)
 
     def start(self) -> None:
-        """Start the thread, which connects to the leader."""
-        store.start_thread("member", self._run, self._post)
+        """Start the thread, which connects to the leader and joins the first attempt."""
+        start_thread("rendezvous-member", self._run, self._post)
 
     def report_failure(self, attempt: AttemptStarted, failure: Failure) -> None:
         """End the attempt in all pods, unless another failure has ended it already."""
-        with contextlib.suppress(RuntimeError):  # the connection broke, which the thread notices too
-            self._writer.compare_set(end_key(attempt.round), "", encode_end(failure))
-            if not failure.secondary:
-                self._writer.set(primary_key(attempt.round), "")
+        self._put(FailureReport(attempt.number, _bounded([failure])[0]))
 
     def report_success(self, attempt: AttemptStarted) -> None:
-        """Count this pod as done: all its ranks succeeded. The last pod ends the attempt as a success."""
-        with contextlib.suppress(RuntimeError):
-            if self._writer.add(pod_done_key(attempt.round, self._settings.pod), 1) > 1:
-                return
-            if self._writer.add(done_key(attempt.round), 1) == self._settings.pods:
-                self._writer.compare_set(end_key(attempt.round), "", encode_end(None))
+        """Say that all ranks of this pod succeeded. When all pods have, the job has ended."""
+        self._put(SuccessReport(attempt.number))
 
     def join_next_round(self, failures: list[Failure]) -> None:
-        """Join the next round. Call when the ranks of the last attempt have ended, with the failures among them."""
-        self._ended.put(failures)
+        """Join the next attempt. Call when the ranks of the last attempt have ended, with the failures among them."""
+        self._put(_Ready(_bounded(failures)))
+
+    def post_status(self, status: dict[str, Any]) -> None:
+        """Replace the status of this pod's ranks, which the next heartbeats carry to the leader."""
+        self._status = status
+
+    def _put(self, item: FailureReport | SuccessReport | _Ready) -> None:
+        self._outbox.put(item)
+        with contextlib.suppress(BlockingIOError):  # the thread has not yet woken up for the former items
+            self._wake_end.send(b"\0")
+
+    # The thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while True:
+        while not self._over:
             try:
-                client = self._connect()
+                connection = self._connect()
             except TimeoutError as error:
                 cause = self._lost(0, str(error))
-                self._post(JobEnded(job_record(cause, self._history, self._settings.limits)))
+                self._end(job_record(cause, self._history, self._settings.restarts))
                 return
             try:
-                self._follow_rounds(client)
-                return
-            except RuntimeError as error:  # the store's exceptions, also DistNetworkError and DistStoreError
-                cause = self._lost(0, "closed the connection to the rendezvous store")
-                if self._history and self._history[-1].ended is None:
-                    self._end_attempt(cause)
-                reason = str(error).splitlines()[0][:200]
-                self._log(f"lost the connection to the launcher of pod 0 ({reason}); connecting again")
-                self._post(LeaderLost(cause))
-                self._failures = self._ended.get()
+                self._serve(connection)
+            except _RefusedError as error:
+                self._log(f"leaving the job: {error}")
+                self._end(JobRecord("preempted", int(ExitCode.PREEMPTED), self._settings.restarts, None, self._history))
+            except OSError as error:
+                self._handle_loss(error.strerror or str(error))
+            finally:
+                connection.close()
 
-    def _follow_rounds(self, client: Any) -> None:
-        """Take part in one round after the other, until the job ends. Raises RuntimeError if the connection breaks."""
-        pod = self._settings.pod
-        leader = store.wait_for(client, LEADER_KEY)
-        if leader == self._leader:  # pod 0 was there all the time, so this pod is the one that was lost
-            self._failures = [
-                self._lost(pod, _DISCONNECTED) if (failure.kind, failure.pod) == ("lost", 0) else failure
-                for failure in self._failures
-            ]
-        self._leader = leader
-        number = int(store.wait_for(client, ROUND_KEY))
-        if client.check([join_key(number, pod)]) and client.check([start_key(number)]):
-            decision = decode_start(client.get(start_key(number)))
-            if isinstance(decision, JobEnded):
-                self._leave(client, decision)
-                return
-            # The attempt runs without this pod: its ranks ended with the former launcher, or with the connection.
-            same = Join.from_json(client.get(join_key(number, pod))).incarnation == self._incarnation
-            lost = self._lost(pod, _DISCONNECTED if same else "was restarted")
-            client.compare_set(end_key(number), "", encode_end(lost))
-            client.set(primary_key(number), "")
-            number += 1
-        while True:
-            join = Join(self._incarnation, self._settings.pod_name, self._settings.node, self._history, self._failures)
-            client.set(join_key(number, pod), join.to_json())
-            start = decode_start(store.wait_for(client, start_key(number)))
-            if isinstance(start, JobEnded):
-                self._leave(client, start)
-                return
-            self._history = start.history
-            self._post(start)
-            failure = decode_end(store.wait_for(client, end_key(number)))
-            if failure and failure.secondary:
-                # The rank that failed first may still be ending. Its launcher must not end it before that is known.
-                store.wait_at_most(client, primary_key(number), _PRIMARY_TIMEOUT)
-            self._end_attempt(failure)
-            if failure is None:
-                self._leave(client, JobEnded(job_record(None, self._history, self._settings.limits)))
-                return
-            self._post(AttemptEnded(number, failure))
-            self._failures = self._ended.get()
-            number += 1
+    def _serve(self, connection: Connection) -> None:
+        """Exchange messages with the leader until the job ends. Raises OSError if the connection breaks."""
+        lease = self._settings.lease
+        heartbeat_at = 0.0
+        if self._ready:
+            self._join(connection)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wakeup, selectors.EVENT_READ)
+            selector.register(connection.socket, selectors.EVENT_READ)
+            while not self._over:
+                now = time.monotonic()
+                if now >= heartbeat_at:
+                    connection.send(Heartbeat(self._status))
+                    heartbeat_at = now + lease / 3
+                write = selectors.EVENT_WRITE if connection.has_unsent else 0
+                selector.modify(connection.socket, selectors.EVENT_READ | write)
+                selector.select(max(0.0, min(heartbeat_at, connection.heard + lease) - now))
+                self._send_outbox(connection)
+                connection.flush()
+                now = time.monotonic()
+                for message in connection.receive(now):
+                    self._handle(message, connection)
+                if now - connection.heard > lease:
+                    raise ConnectionError(f"was silent for {now - connection.heard:.0f} s")
 
-    def _end_attempt(self, failure: Failure | None) -> None:
-        self._history[-1] = replace(self._history[-1], ended=time.time(), failure=failure)
+    def _send_outbox(self, connection: Connection) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._wakeup.recv(4096):
+                pass
+        while not self._outbox.empty():
+            item = self._outbox.get()
+            if isinstance(item, _Ready):
+                self._failures, self._ready = item.failures, True
+                self._join(connection)
+            else:
+                connection.send(item)
 
-    def _leave(self, client: Any, event: JobEnded) -> None:
-        with contextlib.suppress(RuntimeError):
-            client.add(LEFT_KEY, 1)
-        self._post(event)
+    def _join(self, connection: Connection) -> None:
+        history, failures = self._history, self._failures
+        if self._history_from == self._leader:
+            # Pod 0 was there all the time, so if this pod lost the connection, it is the one that was lost.
+            history, failures = [], [self._blame_self(failure) for failure in failures]
+        connection.send(Join(self._settings.pod_name, self._settings.node, history, failures))
+
+    def _handle(self, message: Message, connection: Connection) -> None:
+        match message:
+            case AttemptStarted():
+                self._attempt, self._ready = message, False
+                self._history, self._history_from = message.history, self._leader
+                self._post(message)
+            case AttemptEnded() if self._attempt:
+                self._end_attempt(message.failure)
+                self._post(message)
+            case JobEnded():
+                with contextlib.suppress(OSError):
+                    connection.send(Leave())
+                self._end(message.record)
+            case Refused():
+                raise _RefusedError(message.reason)
+
+    def _handle_loss(self, reason: str) -> None:
+        """The connection broke: the attempt is over for this pod, because its ranks cannot be told anything."""
+        self._log(f"lost the connection to the launcher of pod 0 (it {reason}); connecting again")
+        if self._attempt:
+            cause = self._lost(0, f"closed the connection to the rendezvous: {reason}")
+            self._end_attempt(cause)
+            self._post(LeaderLost(cause))
+
+    def _end_attempt(self, failure: Failure) -> None:
+        self._attempt = None
+        self._history = [*self._history[:-1], replace(self._history[-1], ended=time.time(), failure=failure)]
+
+    def _end(self, record: JobRecord) -> None:
+        self._over = True
+        self._post(JobEnded(record))
 
     def _lost(self, pod: int, message: str) -> Failure:
-        name = self._settings.pod_name if pod == self._settings.pod else self._settings.store_host
+        name = self._settings.pod_name if pod == self._settings.pod else self._settings.rendezvous_host
         attempt = self._history[-1].number if self._history else 0
         return Failure("lost", pod, pod_name=name, attempt=attempt, time=time.time(), message=message)
 
-    def _connect(self) -> Any:
-        """Connect to the leader's store, again and again. Raises TimeoutError after the join timeout.
+    # Connecting --------------------------------------------------------------------------------------------------
 
-        A plain socket tries name and port first, because torch prints a C++ stack trace for each failed try.
-        """
-        host, port, timeout = self._settings.store_host, self._port, self._settings.join_timeout
+    def _connect(self) -> Connection:
+        """Connect to the leader, again and again. Raises TimeoutError after the join timeout."""
+        settings = self._settings
+        where = f"{settings.rendezvous_host}:{self._port}"
         began = logged = time.monotonic()
         interval = _POLL_MIN
         while True:
             try:
-                socket.create_connection((host, port), timeout=_PROBE_TIMEOUT).close()
-                client, self._writer = store.connect(host, port), store.connect(host, port)
-                return client
-            except (OSError, RuntimeError) as error:
+                return self._open()
+            except OSError as error:
                 now = time.monotonic()
-                if now - began > timeout:
-                    message = f"did not answer at {host}:{port} within {now - began:.0f} s: {error}"
-                    raise TimeoutError(message) from None
+                if now - began > settings.join_timeout:
+                    raise TimeoutError(f"did not answer at {where} within {now - began:.0f} s: {error}") from None
                 if now - logged > _PROGRESS_INTERVAL:
-                    self._log(f"waiting for the launcher of pod 0 at {host}:{port} since {now - began:.0f} s: {error}")
+                    self._log(f"waiting for the launcher of pod 0 at {where} since {now - began:.0f} s: {error}")
                     logged = now
                 time.sleep(interval)
                 interval = min(_POLL_MAX, interval * 1.5)
+
+    def _open(self) -> Connection:
+        """Connect once, and authenticate both sides. Raises OSError."""
+        settings = self._settings
+        hosts = _LOOPBACK if settings.pod == 0 else (settings.rendezvous_host,)
+        connection = Connection(_connect_to_any(hosts, self._port), settings.lease, time.monotonic())
+        try:
+            nonce = authentication.new_nonce()
+            hello = Hello(settings.job, settings.job_uid, settings.pod, settings.pods, self._incarnation, nonce)
+            connection.send(hello)
+            challenge = _first_message(connection)
+            if isinstance(challenge, Refused):
+                raise ConnectionError(challenge.reason)
+            if not isinstance(challenge, Challenge):
+                raise ConnectionError("the answer is not that of a leader")
+            key = authentication.session_key(settings.secret, hello, challenge.leader, challenge.nonce)
+            if not authentication.equal(challenge.proof, authentication.proof(key)):
+                raise ConnectionError("the leader does not know the secret of this job")
+            connection.seal(key, "member", "leader")
+        except BaseException:
+            connection.close()
+            raise
+        self._leader = challenge.leader
+        return connection
+
+    def _blame_self(self, failure: Failure) -> Failure:
+        lost_leader = (failure.kind, failure.pod) == ("lost", 0)
+        return self._lost(self._settings.pod, _DISCONNECTED) if lost_leader else failure
+
+
+def _connect_to_any(hosts: tuple[str, ...], port: int) -> socket.socket:
+    """Connect to the first of these hosts that accepts it. Names are resolved anew. Raises OSError."""
+    for host in hosts[:-1]:
+        with contextlib.suppress(OSError):
+            return socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT)
+    return socket.create_connection((hosts[-1], port), timeout=_CONNECT_TIMEOUT)
+
+
+def _first_message(connection: Connection) -> Message:
+    """Wait for the leader's answer. Raises OSError if there is none in time."""
+    deadline = time.monotonic() + _CONNECT_TIMEOUT
+    with selectors.DefaultSelector() as selector:
+        selector.register(connection.socket, selectors.EVENT_READ)
+        while (left := deadline - time.monotonic()) > 0:
+            selector.select(left)
+            for message in connection.receive(time.monotonic()):
+                return message
+    raise TimeoutError(f"no answer within {_CONNECT_TIMEOUT:g} s")
+
+
+def _bounded(failures: list[Failure]) -> list[Failure]:
+    """The failures with texts that are cut so that a message with all of them stays below the limit of a line."""
+    limit = _TEXT_LIMIT // (3 * max(1, len(failures)))
+    return [
+        replace(
+            failure,
+            message=failure.message[:limit],
+            traceback=failure.traceback[-limit:],
+            stderr=failure.stderr[-limit:],
+        )
+        for failure in failures
+    ]

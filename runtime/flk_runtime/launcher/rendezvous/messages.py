@@ -1,52 +1,100 @@
-"""Messages of the rendezvous: the events for a launcher's own loop, and what launchers write into the store."""
+"""Messages of the rendezvous: what launchers send each other, and the events for a launcher's own loop.
+
+Each message is a dataclass and travels as one line of JSON, whose key ``type`` is the name of the class.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
 from flk_runtime.contract import Attempt, Failure, JobRecord
 
-LEADER_KEY = "leader"
-ROUND_KEY = "round"
-LEFT_KEY = "left"
+
+class MessageError(ValueError):
+    """A line that was received is not a message of the rendezvous."""
 
 
-def join_key(round_number: int, pod: int) -> str:
-    """Key of the `Join` of a pod."""
-    return f"{round_number}/join/{pod}"
+# From a member to the leader -------------------------------------------------------------------------------------
 
 
-def start_key(round_number: int) -> str:
-    """Key of what `encode_start` returns."""
-    return f"{round_number}/start"
+@dataclass(frozen=True)
+class Hello:
+    """First message of a connection, not authenticated: who connects, and to which job it belongs."""
+
+    job: str
+    uid: str  # of the job; empty: the job has none
+    pod: int
+    pods: int
+    incarnation: str  # identifies the launcher's process: another one for the same pod means that the pod was restarted
+    nonce: str
 
 
-def done_key(round_number: int) -> str:
-    """Key of the number of pods whose ranks have all succeeded."""
-    return f"{round_number}/done"
+@dataclass(frozen=True)
+class Join:
+    """The member is ready for the next attempt: no rank of the last one runs any more."""
+
+    pod_name: str
+    node: str
+    history: list[Attempt] = field(default_factory=list)  # empty if the leader knows it
+    failures: list[Failure] = field(default_factory=list)  # of this pod's ranks in the last attempt
 
 
-def pod_done_key(round_number: int, pod: int) -> str:
-    """Key that counts how often a pod has reported success, so that it counts once."""
-    return f"{round_number}/done/{pod}"
+@dataclass(frozen=True)
+class FailureReport:
+    """A rank of this pod failed, or the pod cannot go on: end the attempt in all pods."""
+
+    attempt: int
+    failure: Failure
 
 
-def primary_key(round_number: int) -> str:
-    """Key that is set when a launcher knows a failure of the attempt that is not secondary."""
-    return f"{round_number}/primary"
+@dataclass(frozen=True)
+class SuccessReport:
+    """All ranks of this pod ended with success."""
+
+    attempt: int
 
 
-def end_key(round_number: int) -> str:
-    """Key of what `encode_end` returns."""
-    return f"{round_number}/end"
+@dataclass(frozen=True)
+class Leave:
+    """The member knows how the job ended."""
+
+
+# In both directions ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """The sender lives. A member sends it at intervals, and the leader answers it."""
+
+    status: dict[str, Any] = field(default_factory=dict)  # of the member's ranks
+
+
+# From the leader to a member -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """Answer to `Hello`, not authenticated by itself: ``proof`` shows that the leader knows the secret."""
+
+    leader: str  # identifies the leader's process
+    nonce: str
+    proof: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The leader does not admit this launcher. If the message is authenticated, the launcher has to leave."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
 class AttemptStarted:
     """An attempt starts: start the ranks."""
 
-    round: int
     number: int
     master_address: str  # MASTER_ADDR
     master_port: int  # MASTER_PORT
@@ -55,10 +103,10 @@ class AttemptStarted:
 
 @dataclass(frozen=True)
 class AttemptEnded:
-    """The attempt is over in every pod, with a failure, or with success (None)."""
+    """The attempt is over in every pod: end the ranks."""
 
-    round: int
-    failure: Failure | None
+    number: int
+    failure: Failure  # the first that the leader heard of; the cause is chosen when all members have joined again
 
 
 @dataclass(frozen=True)
@@ -66,6 +114,9 @@ class JobEnded:
     """No further attempt follows."""
 
     record: JobRecord
+
+
+# From the threads of the rendezvous to the launcher's loop, in the same process -----------------------------------
 
 
 @dataclass(frozen=True)
@@ -83,54 +134,61 @@ class ThreadFailed:
 
 
 Event = AttemptStarted | AttemptEnded | JobEnded | LeaderLost | ThreadFailed
+Message = (
+    Hello
+    | Join
+    | FailureReport
+    | SuccessReport
+    | Leave
+    | Heartbeat
+    | Challenge
+    | Refused
+    | AttemptStarted
+    | AttemptEnded
+    | JobEnded
+)
+
+_CLASSES: dict[str, Callable[..., Message]] = {
+    message.__name__: message
+    for message in (
+        Hello,
+        Join,
+        FailureReport,
+        SuccessReport,
+        Leave,
+        Heartbeat,
+        Challenge,
+        Refused,
+        AttemptStarted,
+        AttemptEnded,
+        JobEnded,
+    )
+}
+# How the fields of a message that are not plain values are read, by the name of the field.
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "failure": Failure.from_dict,
+    "failures": lambda data: [Failure.from_dict(failure) for failure in data],
+    "history": lambda data: [Attempt.from_dict(attempt) for attempt in data],
+    "record": JobRecord.from_dict,
+}
+_PLAIN = {"int": int, "str": str}  # annotations of fields that are checked
 
 
-@dataclass(frozen=True)
-class Join:
-    """A member's message to the leader: it has joined the round."""
-
-    incarnation: str  # identifies the launcher's process: another one for the same pod means that the pod was restarted
-    pod_name: str
-    node: str
-    history: list[Attempt] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)  # of this pod's ranks in the last attempt
-
-    def to_json(self) -> str:
-        """The message as stored."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: bytes) -> Join:
-        """The message from the store."""
-        data = json.loads(text)
-        return cls(
-            data["incarnation"],
-            data["pod_name"],
-            data["node"],
-            [Attempt.from_dict(attempt) for attempt in data["history"]],
-            [Failure.from_dict(failure) for failure in data["failures"]],
-        )
+def encode(message: Message) -> bytes:
+    """The message as one line of JSON, without the line break."""
+    return json.dumps({"type": type(message).__name__, **asdict(message)}, separators=(",", ":")).encode()
 
 
-def encode_start(event: AttemptStarted | JobEnded) -> str:
-    """The leader's decision after all members have joined, as stored: an attempt, or the end of the job."""
-    return json.dumps(asdict(event))
-
-
-def decode_start(text: bytes) -> AttemptStarted | JobEnded:
-    """The leader's decision from the store."""
-    data = json.loads(text)
-    if "record" in data:
-        return JobEnded(JobRecord.from_dict(data["record"]))
-    return AttemptStarted(**data | {"history": [Attempt.from_dict(attempt) for attempt in data["history"]]})
-
-
-def encode_end(failure: Failure | None) -> str:
-    """How the attempt ended, as stored: a failure, or success (None)."""
-    return json.dumps({"failure": asdict(failure) if failure else None})
-
-
-def decode_end(text: bytes) -> Failure | None:
-    """How the attempt ended, from the store."""
-    failure = json.loads(text)["failure"]
-    return Failure.from_dict(failure) if failure else None
+def decode(line: bytes) -> Message:
+    """The message that a line contains. Raises MessageError if it contains none."""
+    try:
+        data = json.loads(line)
+        create = _CLASSES[data.pop("type")]
+        message = create(**{name: _READERS[name](value) if name in _READERS else value for name, value in data.items()})
+        for each in fields(message):
+            value = getattr(message, each.name)
+            if each.type in _PLAIN and type(value) is not _PLAIN[str(each.type)]:
+                raise TypeError(f"{each.name} is {value!r}")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise MessageError(f"not a message: {error!r}"[:200]) from None
+    return message

@@ -1,0 +1,78 @@
+"""Where lines of logs go: to stdout as text or JSON, or to a file for each rank. Notes go to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import OrderedDict
+from collections.abc import Generator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Final
+
+from flk.cli.options import note
+from flk.errors import UsageError
+
+if TYPE_CHECKING:
+    from flk.jobs.logs import LogLine
+
+OPEN_FILES: Final = 64  # files that are open at once
+
+
+class LogOutput:
+    """Writes lines. ``form`` is text or jsonl, ``folder`` (None: stdout) gets a file for each rank and launcher."""
+
+    def __init__(self, *, form: str = "text", timestamps: bool = False, folder: Path | None = None) -> None:
+        """Raises UsageError if the folder has files already, or cannot be created."""
+        self._form, self._timestamps, self._folder = form, timestamps, folder
+        self._files: OrderedDict[str, IO[str]] = OrderedDict()  # by name, the one that was used last at the end
+        self._written: set[str] = set()
+        if folder is not None:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                if any(folder.iterdir()):
+                    raise UsageError(f"--output-folder: {folder} is not empty", hint="name a new folder")
+            except OSError as error:
+                raise UsageError(f"--output-folder: cannot create {folder}: {error.strerror}") from None
+
+    def write_all(self, lines: Generator[LogLine, None, None]) -> None:
+        """Write lines as they come. The generator is closed if that fails."""
+        with closing(lines), ExitStack() as files:
+            files.callback(self._close)
+            for line in lines:
+                if line.note:
+                    note(line.message)
+                else:
+                    self._write(line)
+        if self._folder is not None:
+            note(f"wrote {len(self._written)} files to {self._folder}")
+
+    def _write(self, line: LogLine) -> None:
+        if self._form == "jsonl":
+            text = json.dumps(line.to_dict(), ensure_ascii=False)
+        else:
+            stamp = f"{line.time} " if self._timestamps and line.time else ""
+            text = stamp + (line.message if self._folder else line.text)
+        if self._folder is None:
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+        else:
+            self._file(self._folder, line).write(text + "\n")
+
+    def _file(self, folder: Path, line: LogLine) -> IO[str]:
+        suffix = "jsonl" if self._form == "jsonl" else "log"
+        kind, number = ("rank", line.rank) if line.rank is not None else ("pod", line.index)
+        name = f"{kind}-{number}.{suffix}"
+        file = self._files.pop(name, None)
+        if file is None:
+            if len(self._files) >= OPEN_FILES:
+                self._files.popitem(last=False)[1].close()
+            file = open(folder / name, "a", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed by _close
+            self._written.add(name)
+        self._files[name] = file
+        return file
+
+    def _close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()

@@ -1,0 +1,28 @@
+"""`flk restart`: run a job anew."""
+
+from __future__ import annotations
+
+from flk.cli.options import Context, JobName, Namespace, Timeout, note, seconds
+from flk_runtime.contract import ExitCode
+
+
+def restart(job: JobName, context: Context = None, namespace: Namespace = None, timeout: Timeout = None) -> int | None:
+    """Run a job anew from its last checkpoint, with the same code and options. Its count of restarts begins anew.
+
+    The pods of a job that runs get SIGTERM and their grace period, in which a job that uses flk's library saves. A job
+    that has ended is deleted and created again under its name.
+    """
+    limit = seconds(timeout, "--timeout")
+    from flk.jobs import lifecycle
+    from flk.jobs.client import JobClient
+    from flk.jobs.submission import objects_with_uid
+
+    client = JobClient.connect(context, namespace)
+    try:
+        lifecycle.restart(client, job, timeout=limit, report=note, objects_with_uid=objects_with_uid)
+    except KeyboardInterrupt:
+        resume = client.command("resume", job)
+        note(f"interrupted while {job} was restarted: {client.command('status', job)} shows it; {resume} starts it")
+        return int(ExitCode.INTERRUPTED)
+    note(f"job {job} is restarted; this shows what its ranks print: {client.command('logs', job)}")
+    return None

@@ -1,0 +1,10 @@
+"""Change jobs in a cluster: create a job with all its objects, suspend and resume it, restart it.
+
+`flk.jobs.submission` and commands import it.
+"""
+
+from flk.jobs.lifecycle.creation import create_job, dry_run
+from flk.jobs.lifecycle.restart import restart
+from flk.jobs.lifecycle.suspension import resume, suspend
+
+__all__ = ["create_job", "dry_run", "restart", "resume", "suspend"]

@@ -1,0 +1,143 @@
+"""Restart a job: the same job runs anew from its last checkpoint, with new pods and no restarts used.
+
+A job that has not ended is suspended and resumed. The training operator never starts a job again that has ended, so
+such a job is deleted, and created from its own manifests.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from flk import labels
+from flk.errors import FlkError, UsageError
+from flk.jobs.client import CONFIG_MAPS, JobClient
+from flk.jobs.deletion import delete_jobs
+from flk.jobs.evidence.store import state_folder
+from flk.jobs.lifecycle.creation import OwnedObjects, create_job
+from flk.jobs.lifecycle.suspension import (
+    end_of,
+    is_suspended,
+    queue_of,
+    resume,
+    set_suspended,
+    wait_for_pods_to_end,
+)
+from flk.kube import Object
+
+_KEPT_METADATA: Final = ("name", "namespace", "labels", "annotations")
+_NOT_KEPT_ANNOTATION: Final = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+def restart(
+    client: JobClient,
+    name: str,
+    *,
+    timeout: float | None,
+    report: Callable[[str], None],
+    objects_with_uid: OwnedObjects = lambda job: (),
+) -> str:
+    """Run a job anew and return its UID, which is a new one if the job had ended.
+
+    ``objects_with_uid`` makes the objects that need the UID of a new job. ``report`` is called with a line while flk
+    waits for pods to end. Raises WaitTimeoutError if they do not within ``timeout`` seconds; a job that had not ended
+    is suspended then. Raises UsageError for a job in a queue that has not ended, JobNotFoundError if there is no job.
+    """
+    job = client.get_job(name)
+    if end_of(job):
+        return _recreate(client, job, objects_with_uid, timeout, report)
+    if queue_of(job):
+        raise UsageError(
+            f"job {name} is in queue {queue_of(job)} and has not ended: Kueue decides when it runs",
+            hint="kubectl get workloads.kueue.x-k8s.io shows its Workload, whose spec.active: false stops it",
+        )
+    if is_suspended(job):
+        resume(client, name)
+        return str(job["metadata"]["uid"])
+    set_suspended(client, job, True)
+    try:
+        wait_for_pods_to_end(client, job, timeout=timeout, report=report)
+    except UsageError:  # it ended before it noticed
+        return _recreate(client, job, objects_with_uid, timeout, report)
+    except (FlkError, KeyboardInterrupt) as error:
+        if isinstance(error, FlkError):
+            error.hint = f"this starts it again: {client.command('resume', name)}"
+        raise
+    set_suspended(client, job, False)
+    return str(job["metadata"]["uid"])
+
+
+def _recreate(
+    client: JobClient,
+    job: Object,
+    objects_with_uid: OwnedObjects,
+    timeout: float | None,
+    report: Callable[[str], None],
+) -> str:
+    """Delete a job that has ended, and create it again. Its manifests are in a file in between."""
+    name = job["metadata"]["name"]
+    manifests = [_manifest(job, new_submission=True), *map(_manifest, _config_maps_of(client, job))]
+    path = _write(client, name, manifests)
+    try:
+        for _ in delete_jobs(client, [name], wait=True, timeout=timeout, report=report):
+            pass
+        created = create_job(client, manifests, objects_with_uid)
+    except (FlkError, KeyboardInterrupt) as error:
+        command = f"kubectl create -n {client.namespace}{client.api.access.context.flag} -f {path}"
+        kept = f"its manifests are kept; if the job is gone, this creates it again: {command}"
+        if isinstance(error, FlkError):
+            error.hint = kept
+        else:
+            report(kept)
+        raise
+    path.unlink(missing_ok=True)
+    return str(created["metadata"]["uid"])
+
+
+def _config_maps_of(client: JobClient, job: Object) -> list[Object]:
+    """Return the ConfigMaps that the job owns. Raises FlkError, as without its code the job could not run again."""
+    selector = f"{labels.JOB}={job['metadata']['name']}"
+    found = client.api.list_all(client.target(CONFIG_MAPS), {"labelSelector": selector})[0]
+    owned = [
+        item
+        for item in found
+        if any(o.get("uid") == job["metadata"]["uid"] for o in item["metadata"].get("ownerReferences") or [])
+    ]
+    for item in owned:  # objects of a list have neither
+        item.update(apiVersion="v1", kind="ConfigMap")
+    return sorted(owned, key=lambda item: str(item["metadata"]["name"]))
+
+
+def _manifest(item: Object, new_submission: bool = False) -> Object:
+    """Return an object as it was created: without status and what the API server has added."""
+    made = {key: copy.deepcopy(value) for key, value in item.items() if key not in ("metadata", "status")}
+    metadata = {key: copy.deepcopy(item["metadata"][key]) for key in _KEPT_METADATA if key in item["metadata"]}
+    annotations: dict[str, Any] = metadata.get("annotations") or {}
+    annotations.pop(_NOT_KEPT_ANNOTATION, None)
+    if new_submission:
+        metadata["annotations"] = annotations | {labels.SUBMISSION: str(uuid.uuid4())}
+        made["apiVersion"], made["kind"] = labels.KUBEFLOW_API_VERSION, "PyTorchJob"
+        if not queue_of(item):
+            made["spec"].get("runPolicy", {}).pop("suspend", None)
+    return {**made, "metadata": metadata}
+
+
+def _write(client: JobClient, name: str, manifests: list[Object]) -> Path:
+    """Write manifests to a file of the user's state folder that only this user may read."""
+    folder = state_folder().parent / "restarts"
+    path = folder / f"{client.namespace}-{name}-{uuid.uuid4().hex[:8]}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump({"apiVersion": "v1", "kind": "List", "items": manifests}, file)
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written ({error.strerror}), and a job that has ended is deleted before it runs again",
+            hint="set XDG_STATE_HOME to a folder that you can write",
+        ) from None
+    return path

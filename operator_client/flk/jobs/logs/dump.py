@@ -1,0 +1,126 @@
+"""Show the logs that are there now, pod by pod, and what is kept of pods that are gone."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+
+from flk.errors import ApiError, ForbiddenError, JobNotFoundError
+from flk.jobs import evidence
+from flk.jobs.client import JobClient
+from flk.jobs.evidence import Evidence
+from flk.jobs.follower import is_owned_by
+from flk.jobs.logs.folding import Folder
+from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions
+from flk.jobs.logs.position import split_stamp
+from flk.jobs.logs.reader import IDLE
+from flk.jobs.wait import get_state
+from flk.units import plural, short_duration
+
+DUMPED: Final = 8  # pods whose logs are read at once, and held until it is their turn
+FOLDED: Final = 100_000  # lines among which equal ones are folded
+
+
+def dump(client: JobClient, name: str, options: LogOptions) -> Generator[LogLine, None, None]:
+    """Yield the lines that are there now, pod by pod; of pods that are gone, the last lines that flk has kept.
+
+    A pod whose log cannot be read gets a note. Raises the error of a pod if no log could be read at all, and
+    JobNotFoundError if there is no such job and nothing is kept of one.
+    """
+    lines = _dumped(client, name, options)
+    if not options.fold:
+        yield from lines
+        return
+    folder = Folder(delay=float("inf"), held=FOLDED)
+    for line in lines:
+        yield from folder.add(line)
+    yield from folder.rest()
+
+
+def _dumped(client: JobClient, name: str, options: LogOptions) -> Iterator[LogLine]:
+    try:
+        job = client.get_job(name)
+    except JobNotFoundError:
+        kept = evidence.find(client, name)
+        if kept is None or not kept.lines:
+            raise
+        seen = short_duration(client.now() - kept.updated)
+        yield LogLine(
+            f"job {name} is gone; these are its last lines, which flk kept on this machine {seen} ago", note=True
+        )
+        chosen = LineFilter(kept.job, options)
+        yield from _kept_lines(kept, chosen, [n for i, n in enumerate(chosen.names) if chosen.wants_index(i)])
+        return
+    chosen, uid = LineFilter(job, options), job["metadata"]["uid"]
+    pods = [pod for pod in client.list_pods(name) if is_owned_by(pod, uid) and chosen.wants(pod)]
+    found = {pod["metadata"]["name"] for pod in pods}
+    yield from _read(client, [pod["metadata"]["name"] for pod in sorted(pods, key=chosen.index)], chosen)
+    gone = [pod for index, pod in enumerate(chosen.names) if pod not in found and chosen.wants_index(index)]
+    if gone:
+        kept = evidence.find(client, name, uid)
+        known = [pod for pod in gone if kept is not None and kept.lines.get(pod)]
+        if kept is not None and known:
+            verb, whose = ("is", "its") if len(known) == 1 else ("are", "their")
+            yield LogLine(f"{_some(known)} {verb} gone; these are {whose} last lines that flk kept", note=True)
+            yield from _kept_lines(kept, chosen, known)
+        elif not pods:
+            yield LogLine(f"there is no pod with a log: job {name} is {get_state(client, name).headline}", note=True)
+
+
+def _read(client: JobClient, pods: list[str], chosen: LineFilter) -> Iterator[LogLine]:
+    """Yield the chosen lines of existing pods, in this order, then a note for each reason why logs cannot be read."""
+    options, remaining = chosen.options, iter(pods)
+    failure, readable = None, False
+    unread: dict[str, list[str]] = {}  # by reason: names of pods
+    with ThreadPoolExecutor(DUMPED) as pool:
+        reading: deque[tuple[str, Future[list[tuple[str, str]]]]] = deque()
+        for pod in itertools.islice(remaining, DUMPED):
+            reading.append((pod, pool.submit(read_log, client, pod, options)))
+        while reading:
+            pod, future = reading.popleft()
+            for following in itertools.islice(remaining, 1):
+                reading.append((following, pool.submit(read_log, client, following, options)))
+            try:
+                lines = future.result()
+            except ForbiddenError:
+                raise
+            except ApiError as error:
+                if error.status == 400:  # its container has not started, or was never restarted
+                    readable = True
+                    unread.setdefault("no log of an earlier container" if options.previous else "no log", []).append(
+                        pod
+                    )
+                else:
+                    failure = error
+                    unread.setdefault(f"a log that cannot be read: {str(error).replace(pod, 'POD')}", []).append(pod)
+                continue
+            readable = True
+            yield from chosen.lines(pod).chosen(lines)
+    for reason, names in unread.items():
+        verb = "has" if len(names) == 1 else "have"
+        yield LogLine(f"{_some(names)} {verb} {reason}", note=True)
+    if failure is not None and not readable:
+        raise failure
+
+
+def read_log(client: JobClient, pod: str, options: LogOptions) -> list[tuple[str, str]]:
+    """Return time and text of the lines that a pod's log has now. Raises ApiError."""
+    with client.stream_log(pod, IDLE, timestamps=True, **options.query()) as lines:
+        return [split_stamp(line) for line in lines]
+
+
+def _kept_lines(kept: Evidence, chosen: LineFilter, pods: Iterable[str]) -> Iterator[LogLine]:
+    """Yield the chosen lines that are kept of pods, in this order."""
+    tail = chosen.options.tail
+    for pod in pods:
+        lines = kept.lines.get(pod, [])
+        lines = lines[max(0, len(lines) - tail) :] if tail is not None else lines
+        yield from chosen.lines(pod).chosen(("", line) for line in lines)
+
+
+def _some(pods: list[str]) -> str:
+    """Return names of pods in short: ``gpt-worker-3 and 40 other pods``."""
+    return pods[0] if len(pods) == 1 else f"{pods[0]} and {plural(len(pods) - 1, 'other pod')}"

@@ -1,0 +1,256 @@
+"""The rendezvous server in the launcher of pod 0: it accepts and authenticates members, and watches their leases."""
+
+from __future__ import annotations
+
+import errno
+import selectors
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flk_runtime.launcher.rendezvous import authentication
+from flk_runtime.launcher.rendezvous.connection import Connection
+from flk_runtime.launcher.rendezvous.leader import Leader
+from flk_runtime.launcher.rendezvous.messages import Challenge, Event, Heartbeat, Hello, Message, Refused
+from flk_runtime.launcher.rendezvous.store import RanksStore
+from flk_runtime.launcher.rendezvous.thread import start_thread
+from flk_runtime.launcher.settings import Settings, SettingsError
+
+_AUTHENTICATION_TIMEOUT = 10.0  # seconds in which a connection must have authenticated itself
+_STRANGERS = 256  # connections that have not, and are open at once; the oldest is closed for a new one
+_SWEEP_INTERVAL = 1.0  # seconds between two looks at all leases
+_LOG_INTERVAL = 10.0  # seconds between two lines about connections that were dropped
+_BIND_TIMEOUT = 60.0  # seconds to wait for a port that is taken, for instance by a launcher that is ending
+_BIND_INTERVAL = 0.5  # seconds between two tries
+_ANY = "0.0.0.0"  # noqa: S104 - the pod's service leads to this port
+
+
+@dataclass(eq=False)
+class _Peer:
+    """The other end of a connection. ``hello`` and ``pod`` are set in the course of the authentication."""
+
+    connection: Connection
+    address: str
+    opened: float
+    hello: Hello | None = None
+    pod: int | None = None
+    refused: str = ""  # why it is not admitted; it is expected to read that and to close the connection
+    broken: str = ""  # why the connection cannot be used any more
+
+
+class Server:
+    """Connects the members to the `Leader`, in a thread of its own."""
+
+    def __init__(self, settings: Settings, post: Callable[[Event], None], log: Callable[[str], None]) -> None:
+        """``post`` receives the thread's exception, if it ends with one; ``log`` writes a line to the pod's log."""
+        self._settings = settings
+        self._post = post
+        self._log = log
+        self._identity = uuid.uuid4().hex
+        self._peers: dict[Connection, _Peer] = {}
+        self._members: dict[int, _Peer] = {}  # authenticated, by pod
+        self._replaced: set[str] = set()  # incarnations whose pod has another launcher by now
+        self._broken: list[_Peer] = []  # to be closed
+        self._dropped = 0  # connections since the last line about them
+        self._dropped_log_at = 0.0
+        self._ranks_store: RanksStore | None = None
+        self._leader = Leader(settings, self._send, self._serve_ranks_store, log, time.monotonic())
+        self._all_left = threading.Event()
+        self._selector = selectors.DefaultSelector()
+        self._listener = _listen(settings.rendezvous_port, min(_BIND_TIMEOUT, settings.join_timeout))
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self.port = int(self._listener.getsockname()[1])
+
+    def start(self) -> None:
+        """Start the thread, which waits for the members to join."""
+        start_thread("rendezvous-server", self._run, self._post)
+
+    def wait_for_members_to_leave(self) -> None:
+        """Serve until all members know how the job ended, for at most the time of a lease."""
+        self._all_left.wait(self._settings.lease)
+
+    def _run(self) -> None:
+        sweep_at = time.monotonic()
+        while True:
+            for key, mask in self._selector.select(self._timeout(sweep_at)):
+                if key.fileobj is self._listener:
+                    self._accept()
+                else:
+                    self._handle_io(key.data, mask)
+            # Leases are looked at after all that has arrived has been read. So nobody loses one because this process
+            # was stopped for a while.
+            now = time.monotonic()
+            if now >= sweep_at:
+                self._sweep(now)
+                sweep_at = now + _SWEEP_INTERVAL
+            self._leader.tick(now)
+            self._close_broken(now)
+            if self._leader.all_know_the_end:
+                self._all_left.set()
+
+    def _timeout(self, sweep_at: float) -> float:
+        due = self._leader.due()
+        return max(0.0, min(sweep_at, sweep_at if due is None else due) - time.monotonic())
+
+    # Connections -------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        try:
+            sock, address = self._listener.accept()
+        except OSError:  # the peer has gone again, or no descriptor is free
+            return
+        now = time.monotonic()
+        if len(self._peers) - len(self._members) >= _STRANGERS:
+            oldest = next(peer for peer in self._peers.values() if peer.pod is None)
+            self._break(oldest, f"is one of more than {_STRANGERS} that have not authenticated themselves")
+        peer = _Peer(Connection(sock, self._settings.lease, now), str(address[0]), now)
+        self._peers[peer.connection] = peer
+        self._selector.register(sock, selectors.EVENT_READ, peer)
+
+    def _handle_io(self, peer: _Peer, mask: int) -> None:
+        if peer.broken:
+            return
+        now = time.monotonic()
+        try:
+            if mask & selectors.EVENT_WRITE:
+                peer.connection.flush()
+                self._watch(peer)
+            if mask & selectors.EVENT_READ:
+                for message in peer.connection.receive(now):
+                    self._handle_message(peer, message, now)
+                    if peer.broken:
+                        return
+        except OSError as error:
+            self._break(peer, _reason(error))
+
+    def _handle_message(self, peer: _Peer, message: Message, now: float) -> None:
+        if peer.refused:
+            return
+        if peer.hello is None:
+            self._handle_hello(peer, message, now)
+            return
+        if peer.pod is None:  # the first line with the right code
+            self._admit(peer, peer.hello, now)
+        if peer.pod is None:
+            return
+        if isinstance(message, Heartbeat):
+            self._send_to(peer, Heartbeat())
+        self._leader.received(peer.pod, message, now)
+
+    def _handle_hello(self, peer: _Peer, message: Message, now: float) -> None:
+        settings = self._settings
+        if not isinstance(message, Hello):
+            self._break(peer, "did not introduce itself")
+        elif (message.job, message.uid, message.pods) != (settings.job, settings.job_uid, settings.pods):
+            self._refuse(peer, "the leader at this address belongs to another job", now)
+        elif not 0 <= message.pod < settings.pods:
+            self._break(peer, f"says it is pod {message.pod} of {settings.pods}")
+        else:
+            peer.hello = message
+            nonce = authentication.new_nonce()
+            key = authentication.session_key(settings.secret, message, self._identity, nonce)
+            self._send_to(peer, Challenge(self._identity, nonce, authentication.proof(key)))
+            peer.connection.seal(key, "leader", "member")
+
+    def _admit(self, peer: _Peer, hello: Hello, now: float) -> None:
+        """Make an authenticated peer the member of its pod, in the place of a former one."""
+        if hello.incarnation in self._replaced:
+            self._refuse(peer, f"another launcher has taken the place of pod {hello.pod}", now)
+            return
+        former = self._members.pop(hello.pod, None)
+        if former and former.hello:
+            self._leader.disconnected(hello.pod, "it connected again", now)
+            if former.hello.incarnation == hello.incarnation:
+                self._break(former, "connected again")
+            else:
+                self._replaced.add(former.hello.incarnation)
+                self._refuse(former, f"another launcher has taken the place of pod {hello.pod}", now)
+        peer.pod = hello.pod
+        self._members[hello.pod] = peer
+        self._leader.connected(hello.pod, hello.incarnation)
+
+    def _refuse(self, peer: _Peer, reason: str, now: float) -> None:
+        """Tell a launcher that it is not admitted. It closes the connection when it has read that."""
+        self._send_to(peer, Refused(reason))
+        peer.refused, peer.pod, peer.opened = reason, None, now
+
+    # Sending and closing -----------------------------------------------------------------------------------------
+
+    def _send(self, pod: int, message: Message) -> None:
+        peer = self._members.get(pod)
+        if peer:
+            self._send_to(peer, message)
+
+    def _send_to(self, peer: _Peer, message: Message) -> None:
+        if peer.broken:
+            return
+        try:
+            peer.connection.send(message)
+            self._watch(peer)
+        except OSError as error:
+            self._break(peer, _reason(error))
+
+    def _watch(self, peer: _Peer) -> None:
+        """Wait for the socket to become writable, as long as there is something to write."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.connection.has_unsent else 0)
+        if self._selector.get_key(peer.connection.socket).events != events:
+            self._selector.modify(peer.connection.socket, events, peer)
+
+    def _break(self, peer: _Peer, reason: str) -> None:
+        """Give a connection up. It is closed, and the leader told, when no message is being handled."""
+        if not peer.broken:
+            peer.broken = reason
+            self._broken.append(peer)
+
+    def _close_broken(self, now: float) -> None:
+        while self._broken:
+            peer = self._broken.pop()
+            self._selector.unregister(peer.connection.socket)
+            peer.connection.close()
+            del self._peers[peer.connection]
+            if peer.pod is None:
+                self._dropped += 1
+                if now >= self._dropped_log_at:
+                    others = f" ({self._dropped - 1} others before it)" if self._dropped > 1 else ""
+                    self._log(
+                        f"refused a connection from {peer.address}: {peer.refused or f'it {peer.broken}'}{others}"
+                    )
+                    self._dropped, self._dropped_log_at = 0, now + _LOG_INTERVAL
+            elif self._members.get(peer.pod) is peer:
+                del self._members[peer.pod]
+                self._leader.disconnected(peer.pod, f"it {peer.broken}", now)
+
+    def _sweep(self, now: float) -> None:
+        """Give up members whose lease is over, and connections that do not authenticate themselves."""
+        lease = self._settings.lease
+        for peer in self._peers.values():
+            if peer.pod is None and now - peer.opened > _AUTHENTICATION_TIMEOUT:
+                self._break(peer, f"did not authenticate itself within {_AUTHENTICATION_TIMEOUT:.0f} s")
+            elif peer.pod is not None and now - peer.connection.heard > lease:
+                self._break(peer, f"was silent for {now - peer.connection.heard:.0f} s")
+
+    def _serve_ranks_store(self) -> int:
+        self._ranks_store = RanksStore()
+        return self._ranks_store.port
+
+
+def _listen(port: int, timeout: float) -> socket.socket:
+    """Listen on this port of all addresses, IPv6 and IPv4. Raises SettingsError if the port stays taken."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            if socket.has_dualstack_ipv6():
+                return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=4096)
+            return socket.create_server((_ANY, port), backlog=4096)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
+                raise SettingsError(f"cannot serve the rendezvous on port {port}: {error.strerror}") from error
+            time.sleep(_BIND_INTERVAL)
+
+
+def _reason(error: OSError) -> str:
+    return f"failed: {error.strerror}" if error.strerror else str(error)

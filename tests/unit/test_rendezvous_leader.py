@@ -1,0 +1,221 @@
+"""Decisions of the leader of the rendezvous, on a clock of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from flk_runtime.contract import Attempt, Failure
+from flk_runtime.launcher.rendezvous import AttemptEnded, AttemptStarted, JobEnded
+from flk_runtime.launcher.rendezvous.leader import Leader
+from flk_runtime.launcher.rendezvous.messages import FailureReport, Join, Leave, Message, SuccessReport
+from flk_runtime.launcher.settings import Settings
+
+DAY = 86400.0
+
+
+class Job:
+    """A leader, and what it has sent to each pod."""
+
+    def __init__(self, pods: int = 3, restarts: int = 3, join_timeout: float = 60.0) -> None:
+        self.now = 1000.0
+        self.sent: dict[int, list[Message]] = {pod: [] for pod in range(pods)}
+        self.log: list[str] = []
+        self.ports: Iterator[int] = iter(range(5000, 6000))
+        settings = Settings(
+            ("train.py",), pods=pods, pod_ip="10.0.0.1", restarts=restarts, join_timeout=join_timeout, lease=15.0
+        )
+        self.leader = Leader(settings, self.send, lambda: next(self.ports), self.log.append, self.now)
+
+    def send(self, pod: int, message: Message) -> None:
+        self.sent[pod].append(message)
+
+    def connect(self, *pods: int, incarnation: str = "first") -> None:
+        for pod in pods:
+            self.leader.connected(pod, f"{incarnation} of {pod}")
+
+    def join(self, *pods: int, failures: list[Failure] | None = None, history: list[Attempt] | None = None) -> None:
+        for pod in pods:
+            self.leader.received(pod, Join(f"worker-{pod}", "node", history or [], failures or []), self.now)
+
+    def start(self) -> AttemptStarted:
+        self.connect(*self.sent)
+        self.join(*self.sent)
+        return self.latest(0)
+
+    def latest(self, pod: int) -> AttemptStarted:
+        message = self.sent[pod][-1]
+        assert isinstance(message, AttemptStarted)
+        return message
+
+    def fail(self, pod: int, *, secondary: bool = False, attempt: int = 0) -> Failure:
+        failure = Failure("exception", pod, pod, attempt=attempt, time=self.now, type="ValueError", secondary=secondary)
+        self.leader.received(pod, FailureReport(attempt, failure), self.now)
+        return failure
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.leader.tick(self.now)
+
+
+@pytest.fixture
+def job() -> Job:
+    return Job()
+
+
+def test_an_attempt_starts_when_all_members_have_joined(job: Job) -> None:
+    job.connect(0, 1, 2)
+    job.join(0, 2)
+    assert job.sent == {0: [], 1: [], 2: []}
+    job.join(1)
+    start = job.latest(1)
+    assert (start.number, start.master_address, start.master_port) == (0, "10.0.0.1", 5000)
+    assert job.sent[0] == job.sent[1] == job.sent[2]
+
+
+def test_a_failure_ends_the_attempt_in_all_pods_at_once(job: Job) -> None:
+    job.start()
+    failure = job.fail(1)
+    assert all(messages[-1] == AttemptEnded(0, failure) for messages in job.sent.values())
+    job.join(0, 1, 2)
+    assert (job.latest(0).number, job.latest(0).master_port) == (1, 5001)
+    assert job.latest(0).history[0].failure == failure
+
+
+def test_a_secondary_failure_ends_the_attempt_after_half_a_second(job: Job) -> None:
+    job.start()
+    secondary = job.fail(0, secondary=True)
+    job.wait(0.4)
+    job.latest(2)
+    job.wait(0.2)
+    assert job.sent[2][-1] == AttemptEnded(0, secondary)
+
+
+def test_a_primary_failure_after_a_secondary_one_ends_the_attempt_at_once(job: Job) -> None:
+    job.start()
+    job.fail(0, secondary=True)
+    primary = job.fail(1)
+    assert job.sent[2][-1] == AttemptEnded(0, primary)
+
+
+def test_reports_of_another_attempt_are_ignored(job: Job) -> None:
+    job.start()
+    job.fail(1, attempt=7)
+    job.latest(0)
+
+
+def test_a_pod_that_reports_success_twice_counts_once(job: Job) -> None:
+    job.start()
+    for pod in (0, 1, 1, 1):
+        job.leader.received(pod, SuccessReport(0), job.now)
+    job.latest(0)
+    job.leader.received(2, SuccessReport(0), job.now)
+    ended = job.sent[1][-1]
+    assert isinstance(ended, JobEnded)
+    assert ended.record.outcome == "succeeded"
+
+
+def test_a_pod_that_is_disconnected_ends_the_attempt(job: Job) -> None:
+    job.start()
+    job.leader.disconnected(2, "it was silent for 15 s", job.now)
+    ended = job.sent[0][-1]
+    assert isinstance(ended, AttemptEnded)
+    assert (ended.failure.kind, ended.failure.pod) == ("lost", 2)
+    assert ended.failure.message == "lost the connection to pod 0: it was silent for 15 s"
+
+
+def test_a_pod_that_is_disconnected_after_its_success_does_not_end_the_attempt(job: Job) -> None:
+    job.start()
+    job.leader.received(2, SuccessReport(0), job.now)
+    job.leader.disconnected(2, "it closed the connection", job.now)
+    job.latest(0)
+    job.connect(2)
+    job.join(2, failures=[Failure("lost", 2)], history=[Attempt(0, 1.0, 2.0, Failure("lost", 2))])
+    for pod in (0, 1):
+        job.leader.received(pod, SuccessReport(0), job.now)
+    ended = job.sent[2][-1]
+    assert isinstance(ended, JobEnded)
+    assert ended.record.outcome == "succeeded"
+    assert [attempt.failure for attempt in ended.record.attempts] == [None]
+
+
+def test_a_pod_with_another_launcher_was_restarted(job: Job) -> None:
+    job.start()
+    job.leader.disconnected(1, "it closed the connection", job.now)
+    job.connect(1, incarnation="second")
+    job.join(0, 1, 2)
+    cause = job.latest(0).history[0].failure
+    assert cause is not None
+    assert cause.summary == "worker-1 was restarted"
+
+
+def test_a_node_that_is_lost_is_the_cause_though_its_peers_are_heard_first(job: Job) -> None:
+    job.start()
+    job.fail(0, secondary=True)
+    job.wait(1.0)
+    job.wait(14.0)
+    job.leader.disconnected(2, "it was silent for 15 s", job.now)
+    job.connect(2, incarnation="second")
+    job.join(0, 1, 2)
+    cause = job.latest(0).history[0].failure
+    assert cause is not None
+    assert (cause.kind, cause.pod) == ("lost", 2)
+
+
+def test_a_leader_that_was_restarted_learns_the_history_from_the_members(job: Job) -> None:
+    job.connect(0, 1, 2)
+    failure = Failure("lost", 0, attempt=4, message="closed the connection")
+    job.join(0)
+    job.join(1, history=[Attempt(3, 1.0, 2.0, Failure("exit", 1, exit_code=1))])
+    job.join(2, history=[Attempt(3, 1.0, 2.0, Failure("exit", 1, exit_code=1)), Attempt(4, 2.0, 3.0, failure)])
+    ended = job.sent[0][-1]
+    assert isinstance(ended, JobEnded)  # with 3 restarts, attempt 4 does not leave another one
+    assert [attempt.number for attempt in ended.record.attempts] == [3, 4]
+
+
+def test_an_attempt_has_no_limit(job: Job) -> None:
+    job.start()
+    for _ in range(8 * 24):
+        job.wait(DAY / 24)
+    assert job.leader.due() is None
+    failure = job.fail(2)
+    assert job.sent[0][-1] == AttemptEnded(0, failure)
+
+
+def test_a_pod_that_never_joins_ends_the_job(job: Job) -> None:
+    job.connect(0, 1)
+    job.join(0, 1)
+    job.wait(30.0)
+    assert job.log == ["2 of 3 pods have joined; waiting for pod 2"]
+    job.wait(30.0)
+    ended = job.sent[1][-1]
+    assert isinstance(ended, JobEnded)
+    assert ended.record.failure is not None
+    assert (ended.record.failure.pod, ended.record.code) == (2, 104)
+
+
+def test_after_the_last_attempt_the_other_pods_have_five_seconds_for_their_failures() -> None:
+    job = Job(restarts=0)
+    job.start()
+    failure = job.fail(1)
+    job.join(0, 1)
+    job.wait(4.0)
+    assert job.sent[0][-1] == AttemptEnded(0, failure)
+    job.wait(1.0)
+    assert isinstance(job.sent[0][-1], JobEnded)
+
+
+def test_members_of_the_last_attempt_are_waited_for_until_they_know_the_end(job: Job) -> None:
+    job.start()
+    for pod in range(3):
+        job.leader.received(pod, SuccessReport(0), job.now)
+    for pod in range(2):
+        job.leader.received(pod, Leave(), job.now)
+    job.leader.disconnected(2, "it closed the connection", job.now)
+    assert not job.leader.all_know_the_end
+    job.connect(2)
+    job.join(2)
+    assert isinstance(job.sent[2][-1], JobEnded)
+    job.leader.received(2, Leave(), job.now)
+    assert job.leader.all_know_the_end

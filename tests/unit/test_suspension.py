@@ -1,0 +1,143 @@
+"""Suspending, resuming and restarting jobs against a fake API server: what is requested, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flk.labels import INCOMPLETE, QUEUE
+from tests.support.jobs import JobBuilder
+
+Run = Callable[..., tuple[int, str, str]]
+JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
+MAPS = "/api/v1/namespaces/team/configmaps"
+
+
+def is_suspended(fake: Any) -> bool:
+    return bool(fake.objects[JOBS]["gpt"]["spec"]["runPolicy"].get("suspend"))
+
+
+def test_suspend_and_resume(fake: Any, run: Run) -> None:
+    JobBuilder().add_to(fake)
+    code, _, stderr = run("suspend", "gpt")
+    assert (code, is_suspended(fake)) == (0, True)
+    assert "job gpt is suspended; this starts it again: flk resume gpt -n team" in stderr
+    code, _, stderr = run("suspend", "gpt")
+    assert (code, is_suspended(fake)) == (0, True)
+    assert "is suspended already" in stderr
+    assert run("resume", "gpt")[0] == 0
+    assert not is_suspended(fake)
+    code, _, stderr = run("resume", "gpt")
+    assert (code, is_suspended(fake)) == (0, False)
+    assert "was not suspended" in stderr
+
+
+def test_suspend_waits_for_the_pods(fake: Any, run: Run) -> None:
+    JobBuilder().all("pod").add_to(fake)
+    code, _, stderr = run("suspend", "gpt", "--timeout", "1s")
+    assert code == 124
+    assert "job gpt is suspended, and 3 pods of it have not ended yet" in stderr
+    assert run("suspend", "gpt", "--no-wait")[0] == 0
+
+
+@pytest.mark.parametrize("command", ["suspend", "resume"])
+def test_job_that_has_ended_is_neither_suspended_nor_resumed(fake: Any, run: Run, command: str) -> None:
+    JobBuilder().condition("Failed").add_to(fake)
+    code, _, stderr = run(command, "gpt")
+    assert code == 2
+    assert "job gpt has ended (Failed)" in stderr
+    assert "flk restart gpt -n team" in stderr
+    assert fake.asked("PATCH") == []
+
+
+@pytest.mark.parametrize("command", ["suspend", "resume", "restart"])
+def test_job_in_a_queue_is_left_to_the_queue(fake: Any, run: Run, command: str) -> None:
+    builder = JobBuilder()
+    builder.job["metadata"]["labels"][QUEUE] = "gold"
+    builder.add_to(fake)
+    code, _, stderr = run(command, "gpt")
+    assert code == 2
+    assert "job gpt is in queue gold" in stderr
+    assert fake.asked("PATCH") == []
+
+
+def test_job_whose_objects_are_missing_is_not_resumed(fake: Any, run: Run) -> None:
+    builder = JobBuilder()
+    builder.job["metadata"]["annotations"] = {INCOMPLETE: "true"}
+    builder.job["spec"]["runPolicy"]["suspend"] = True
+    builder.add_to(fake)
+    code, _, stderr = run("resume", "gpt")
+    assert code == 2
+    assert "its submission was interrupted" in stderr
+    assert "flk delete gpt" in stderr
+    assert is_suspended(fake)
+
+
+def test_restart_of_a_job_that_runs_suspends_and_resumes_it(fake: Any, run: Run) -> None:
+    JobBuilder().add_to(fake)
+    assert run("restart", "gpt")[0] == 0
+    patches = [request.body["spec"]["runPolicy"] for request in fake.requests if request.method == "PATCH"]
+    assert patches == [{"suspend": True}, {"suspend": False}]
+    assert fake.asked("DELETE") == []
+
+
+def test_restart_that_does_not_get_rid_of_the_pods_says_how_to_go_on(fake: Any, run: Run) -> None:
+    JobBuilder().all("pod").add_to(fake)
+    code, _, stderr = run("restart", "gpt", "--timeout", "1s")
+    assert code == 124
+    assert "this starts it again: flk resume gpt -n team" in stderr
+
+
+def add_ended(fake: Any) -> None:
+    builder = JobBuilder().condition("Failed")
+    builder.job["metadata"]["annotations"] = {"flk.dev/submission": "first", "flk.dev/owner": "ada@lab"}
+    builder.add_to(fake)
+    owner = {"uid": builder.job["metadata"]["uid"]}
+    labels = {"flk.dev/job": "gpt"}
+    code = {
+        "metadata": {"name": "gpt-code-0", "labels": labels, "ownerReferences": [owner]},
+        "binaryData": {"a": "eA=="},
+    }
+    fake.add("configmaps", code)
+    fake.add("configmaps", {"metadata": {"name": "another", "labels": labels}})
+
+
+def test_restart_of_a_job_that_has_ended_creates_it_again(fake: Any, run: Run, tmp_path: Path) -> None:
+    add_ended(fake)
+    before = fake.objects[JOBS]["gpt"]
+    fake.created = lambda item: fake.objects[MAPS].pop("gpt-code-0") if item["metadata"]["name"] == "gpt" else None
+    code, _, stderr = run("restart", "gpt")
+    assert code == 0, stderr
+    after = fake.objects[JOBS]["gpt"]
+    assert after["metadata"]["uid"] != before["metadata"]["uid"]
+    assert after["metadata"]["annotations"]["flk.dev/owner"] == "ada@lab"
+    assert after["metadata"]["annotations"]["flk.dev/submission"] != "first"
+    assert "status" not in after
+    assert not is_suspended(fake)
+    assert fake.objects[MAPS]["gpt-code-0"]["binaryData"] == {"a": "eA=="}
+    assert fake.objects[MAPS]["gpt-code-0"]["metadata"]["ownerReferences"][0]["uid"] == after["metadata"]["uid"]
+    assert not list(Path(tmp_path).rglob("restarts/*.json"))
+
+
+def test_manifests_of_a_job_that_cannot_be_created_again_are_kept(fake: Any, run: Run) -> None:
+    add_ended(fake)
+    post = f"{JOBS}"
+    fake.created = lambda item: None
+    original = fake._delete
+
+    def delete(*args: Any) -> None:
+        original(*args)
+        fake.refused[post] = (403, "exceeded quota: jobs")
+
+    fake._delete = delete
+    code, _, stderr = run("restart", "gpt")
+    assert code == 1
+    assert "exceeded quota: jobs" in stderr
+    path = stderr.rpartition(" -f ")[2].strip()
+    kinds = [item["kind"] for item in json.loads(Path(path).read_text())["items"]]
+    assert kinds == ["PyTorchJob", "ConfigMap"]
+    assert f"kubectl create -n team --context fake -f {path}" in stderr
