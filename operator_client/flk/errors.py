@@ -10,6 +10,7 @@
     │   └── ConflictError       1   an object of that name exists already
     ├── JobNotFoundError      102   no job of that name
     ├── JobFailedError   100, 104   the job failed: because of the user's code, or of the infrastructure
+    ├── JobStuckError    100, 104   the job cannot go on, and that does not resolve by itself
     ├── JobRunningError       101   the job has not ended, and flk was told not to wait
     ├── JobDeletedError       103   the job was deleted while flk watched it
     └── WaitTimeoutError      124   the time that flk may wait is over
@@ -79,6 +80,12 @@ class JobFailedError(FlkError):
     """The job failed. ``code`` says because of what."""
 
     code = ExitCode.TRAINING
+
+
+class JobStuckError(FlkError):
+    """The job cannot go on, and that does not resolve by itself. ``code`` says because of what."""
+
+    code = ExitCode.INFRASTRUCTURE
 
 
 class JobRunningError(FlkError):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from flk.jobs.client import JobClient
-from flk.jobs.evidence import Evidence, Recorder, StateChange, Store, find
+from flk.jobs.evidence import KeptJob, Recorder, StateChange, Store, find
 from flk.jobs.evidence.redaction import kept_job, kept_pod
 from flk.jobs.follower import ObservedJob
 from flk.jobs.wait import wait_until_finished
@@ -87,7 +87,7 @@ def test_a_second_command_adds_to_what_the_first_has_kept(client: JobClient) -> 
 def test_jobs_of_one_name_are_told_apart_by_their_uids(client: JobClient) -> None:
     for uid, modified in (("old", 1), ("new", 2)):
         store = Store(client)
-        store.write(Evidence(job(uid=uid)))
+        store.write(KeptJob(job(uid=uid)))
         os.utime(store.folder / f"gpt@{uid}.json.gz", (modified, modified))
     newest, old = find(client, "gpt"), find(client, "gpt", "old")
     assert newest is not None
@@ -98,7 +98,7 @@ def test_jobs_of_one_name_are_told_apart_by_their_uids(client: JobClient) -> Non
 
 
 def test_only_the_user_may_read_it(client: JobClient, state_folder: Path) -> None:
-    Store(client).write(Evidence(job()))
+    Store(client).write(KeptJob(job()))
     (path,) = state_folder.glob("*/*/*")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) & 0o077 == 0
@@ -107,7 +107,7 @@ def test_only_the_user_may_read_it(client: JobClient, state_folder: Path) -> Non
 @pytest.mark.parametrize("content", [b"", b"junk", gzip.compress(b"[]"), gzip.compress(b'{"job":1}')])
 def test_a_damaged_file_counts_as_none(client: JobClient, content: bytes) -> None:
     store = Store(client)
-    store.write(Evidence(job(uid="good")))
+    store.write(KeptJob(job(uid="good")))
     os.utime(next(store.folder.iterdir()), (1, 1))
     (store.folder / "gpt@bad.json.gz").write_bytes(content)
     found = find(client, "gpt")
@@ -118,7 +118,7 @@ def test_a_damaged_file_counts_as_none(client: JobClient, content: bytes) -> Non
 def test_old_files_are_deleted(client: JobClient) -> None:
     store = Store(client)
     for number in range(5):
-        store.write(Evidence(job(f"job-{number}")))
+        store.write(KeptJob(job(f"job-{number}")))
         os.utime(store.folder / f"job-{number}@uid-1.json.gz", (number + 1, number + 1))
     store.prune(files=2, age=1e12)
     assert sorted(path.name[:5] for path in store.folder.iterdir()) == ["job-3", "job-4"]
@@ -185,5 +185,5 @@ def test_alternating_states_are_bounded(client: JobClient, monkeypatch: pytest.M
 
 
 def test_it_survives_a_round_trip() -> None:
-    evidence = Evidence(job(), [pod()], {}, [], JobRecord("failed", 100), {"p": ["l"]}, [StateChange(1.0, "Failed")])
-    assert Evidence.from_json(evidence.to_json()) == evidence
+    evidence = KeptJob(job(), [pod()], {}, [], JobRecord("failed", 100), {"p": ["l"]}, [StateChange(1.0, "Failed")])
+    assert KeptJob.from_json(evidence.to_json()) == evidence

@@ -230,6 +230,6 @@ def test_interrupted_wait_detaches(fake: Any, run: Run, monkeypatch: pytest.Monk
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("flk.jobs.wait.wait_until_finished", interrupt)
+    monkeypatch.setattr("flk.jobs.wait.wait_for", interrupt)
     code, _, stderr = run("wait", "gpt")
     assert (code, stderr) == (130, "flk: detached: job gpt goes on. To attach again: flk logs gpt -n team\n")

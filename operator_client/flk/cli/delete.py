@@ -27,7 +27,7 @@ def delete(
     limit = seconds(timeout, "--timeout")
     names = list(dict.fromkeys(map(job_name, jobs)))
     from flk.jobs.client import JobClient
-    from flk.jobs.deletion import delete_jobs
+    from flk.jobs.lifecycle.deletion import delete_jobs
 
     client = JobClient.connect(context, namespace)
     missing = 0

@@ -29,15 +29,15 @@ class JobHandle:
         """Return the job's state now. Raises JobNotFoundError if there is no such job."""
         return wait.get_state(self.client, self.name)
 
-    def wait(self, timeout: float | None = None) -> State:
-        """Return the job's state once it has ended, well or badly.
+    def wait(self, timeout: float | None = None, *, fail_fast: bool = True) -> State:
+        """Return the job's state once it has ended, well or badly, or (with ``fail_fast``) once it is stuck.
 
-        Raises WaitTimeoutError if it has not ended within ``timeout`` seconds.
+        Raises WaitTimeoutError if neither is so within ``timeout`` seconds.
         """
-        state = wait.wait_until_finished(self.client, self.name, uid=self.uid, timeout=timeout)
-        if not state.finished:
-            raise WaitTimeoutError(f"the wait ended after {timeout:g} s: job {wait.describe(state)}")
-        return state
+        waited = wait.wait_for(self.client, self.name, uid=self.uid, timeout=timeout, fail_fast=fail_fast)
+        if waited.outcome == wait.Outcome.TIMEOUT:
+            raise WaitTimeoutError(f"the wait ended after {timeout:g} s: job {wait.describe(waited.state)}")
+        return waited.state
 
     def logs(self, follow: bool = True) -> Iterator[str]:
         """Yield the lines that the ranks print until the job ends, or without ``follow`` those that are there now."""

@@ -4,8 +4,8 @@ A `Recorder` writes it while flk follows or waits for a job, `find` reads it. Th
 records, states and last lines, and derives nothing. `flk.jobs` and `flk.cli` import it.
 """
 
-from flk.jobs.evidence.model import Evidence, StateChange
+from flk.jobs.evidence.model import KeptJob, StateChange
 from flk.jobs.evidence.recorder import Recorder
 from flk.jobs.evidence.store import Store, find
 
-__all__ = ["Evidence", "Recorder", "StateChange", "Store", "find"]
+__all__ = ["KeptJob", "Recorder", "StateChange", "Store", "find"]

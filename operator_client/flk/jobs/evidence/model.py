@@ -1,4 +1,4 @@
-"""Evidence and StateChange: what is kept of one job, as plain data, and its form as JSON."""
+"""KeptJob and StateChange: what is kept of one job, as plain data, and its form as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StateChange:
 
 
 @dataclass
-class Evidence:
+class KeptJob:
     """What was seen of one job. Objects are those of the API, without what nobody needs and without secrets."""
 
     job: Object
@@ -53,7 +53,7 @@ class Evidence:
         return json.dumps(data, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Evidence:
+    def from_json(cls, text: str | bytes) -> KeptJob:
         """Return what `to_json` has written. Raises ValueError for anything else."""
         try:
             return cls._from_dict(json.loads(text))
@@ -61,7 +61,7 @@ class Evidence:
             raise ValueError(f"not the evidence of a job: {error!r}") from None
 
     @classmethod
-    def _from_dict(cls, data: Mapping[str, Any]) -> Evidence:
+    def _from_dict(cls, data: Mapping[str, Any]) -> KeptJob:
         return cls(
             job=dict(data["job"]),
             pods=list(data["pods"]),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from flk.jobs.client import JobClient
-from flk.jobs.evidence.model import Evidence, StateChange
+from flk.jobs.evidence.model import KeptJob, StateChange
 from flk.jobs.evidence.redaction import kept_event, kept_job, kept_pod
 from flk.jobs.evidence.store import Store
 from flk.jobs.follower import ObservedJob
@@ -37,7 +37,7 @@ class Recorder:
     ) -> None:
         self._client, self._store, self._note = client, store or Store(client), note
         self._lock = threading.Lock()
-        self._evidence: Evidence | None = None
+        self._evidence: KeptJob | None = None
         self._pods: dict[str, Object] = {}
         self._versions: dict[str, str] = {}  # of the objects that are kept, by UID
         self._lines: dict[str, deque[str]] = {}
@@ -107,7 +107,7 @@ class Recorder:
         meta = job["metadata"]
         if self._evidence is None:
             kept = self._store.find(meta["name"], meta["uid"])
-            self._evidence = kept or Evidence(kept_job(job))
+            self._evidence = kept or KeptJob(kept_job(job))
             self._pods = {pod["metadata"]["name"]: pod for pod in self._evidence.pods}
             for pod, lines in self._evidence.lines.items():
                 # Lines that were read meanwhile are newer, and may be the same.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from flk.jobs.client import JobClient
-from flk.jobs.evidence.model import Evidence
+from flk.jobs.evidence.model import KeptJob
 
 MAX_FILES: Final = 500  # jobs that are kept
 MAX_BYTES: Final = 200 << 20  # of all files together
@@ -28,7 +28,7 @@ _SUFFIX: Final = ".json.gz"
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 
-def find(client: JobClient, name: str, uid: str | None = None) -> Evidence | None:
+def find(client: JobClient, name: str, uid: str | None = None) -> KeptJob | None:
     """Return what is kept of the job with that UID, or of the newest job of that name; None if nothing is."""
     return Store(client).find(name, uid)
 
@@ -42,7 +42,7 @@ class Store:
         server = hashlib.sha256(client.api.access.server.encode()).hexdigest()[:12]
         self.folder = self.root / server / _safe(client.namespace)
 
-    def find(self, name: str, uid: str | None = None) -> Evidence | None:
+    def find(self, name: str, uid: str | None = None) -> KeptJob | None:
         """Return the evidence of the job with that UID, or the newest of that name; None if there is none.
 
         A damaged file counts as none.
@@ -54,12 +54,12 @@ class Store:
         for path in reversed(paths):
             try:
                 with gzip.open(path) as file:
-                    return Evidence.from_json(file.read(MAX_READ))
+                    return KeptJob.from_json(file.read(MAX_READ))
             except (OSError, ValueError, EOFError, zlib.error):
                 continue
         return None
 
-    def write(self, evidence: Evidence) -> None:
+    def write(self, evidence: KeptJob) -> None:
         """Write the evidence of a job in place of what was kept of it. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = self.folder / f"{_safe(evidence.name)}@{_safe(evidence.uid)}{_SUFFIX}"

@@ -17,9 +17,9 @@ from typing import Any, Final
 from flk import labels
 from flk.errors import FlkError, UsageError
 from flk.jobs.client import CONFIG_MAPS, JobClient
-from flk.jobs.deletion import delete_jobs
 from flk.jobs.evidence.store import state_folder
 from flk.jobs.lifecycle.creation import OwnedObjects, create_job
+from flk.jobs.lifecycle.deletion import delete_jobs
 from flk.jobs.lifecycle.suspension import (
     end_of,
     is_suspended,

@@ -11,7 +11,7 @@ from typing import Final
 from flk.errors import ApiError, ForbiddenError, JobNotFoundError
 from flk.jobs import evidence
 from flk.jobs.client import JobClient
-from flk.jobs.evidence import Evidence
+from flk.jobs.evidence import KeptJob
 from flk.jobs.follower import is_owned_by
 from flk.jobs.logs.folding import Folder
 from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions
@@ -112,7 +112,7 @@ def read_log(client: JobClient, pod: str, options: LogOptions) -> list[tuple[str
         return [split_stamp(line) for line in lines]
 
 
-def _kept_lines(kept: Evidence, chosen: LineFilter, pods: Iterable[str]) -> Iterator[LogLine]:
+def _kept_lines(kept: KeptJob, chosen: LineFilter, pods: Iterable[str]) -> Iterator[LogLine]:
     """Yield the chosen lines that are kept of pods, in this order."""
     tail = chosen.options.tail
     for pod in pods:

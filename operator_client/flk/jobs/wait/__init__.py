@@ -1,0 +1,23 @@
+"""Follow the state of a job: until it ends, gets stuck, reaches a goal or is deleted.
+
+`wait_for` follows it, `Quiet` chooses the states that are worth a line, `raise_for_state` turns the last one into an
+exit code. `get_state` is the state now. Commands and `JobHandle` import it.
+"""
+
+from flk.jobs.wait.conclusion import describe, raise_for_state, run_time_text
+from flk.jobs.wait.follow import Outcome, Waited, get_state, wait_for, wait_until_finished
+from flk.jobs.wait.goal import Goal
+from flk.jobs.wait.quiet import Quiet
+
+__all__ = [
+    "Goal",
+    "Outcome",
+    "Quiet",
+    "Waited",
+    "describe",
+    "get_state",
+    "raise_for_state",
+    "run_time_text",
+    "wait_for",
+    "wait_until_finished",
+]

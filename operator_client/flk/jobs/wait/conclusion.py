@@ -1,0 +1,61 @@
+"""Say how a job stands or has ended: a line for people who wait, or the error with the exit code of the contract."""
+
+from __future__ import annotations
+
+from flk.errors import JobDeletedError, JobFailedError, JobRunningError, JobStuckError, WaitTimeoutError
+from flk.jobs.client import JobClient
+from flk.jobs.state import Phase, State
+from flk.units import short_duration
+from flk_runtime import contract
+
+
+def describe(state: State) -> str:
+    """Return one line about a job's state for people who wait."""
+    line = f"{state.name} is {state.headline}"
+    if state.phase == Phase.RUNNING:
+        line += f", {state.ready} of {state.replicas} pods"
+        if len(state.attempts) > 1:
+            line += f", attempt {state.restarts + 1} after: {state.attempts[-2].cause}"
+    elif not state.finished and not state.reason:
+        line += f", {state.ready} of {state.replicas} pods are running"
+    return line
+
+
+def run_time_text(state: State) -> str:
+    """Return how long a finished job ran and in how many attempts: `` after 5m and 2 attempts``; empty if unknown."""
+    if not state.started or not state.ended:
+        return ""
+    attempts = f" and {state.restarts + 1} attempts" if state.restarts else ""
+    return f" after {short_duration(state.ended - state.started)}{attempts}"
+
+
+def raise_for_state(state: State, client: JobClient, timeout: float | None = None) -> None:
+    """Return if the job has succeeded; else raise the error that has the exit code of the contract.
+
+    ``timeout`` is the time in seconds that flk has waited for a job that has not finished.
+    """
+    name = state.name
+    if state.phase == Phase.SUCCEEDED:
+        return
+    if state.phase == Phase.FAILED:
+        rank = f" --rank {state.failure.rank}" if state.failure and state.failure.rank is not None else ""
+        raise JobFailedError(
+            f"job {name} failed{run_time_text(state)}: {state.message or 'the operator gives no reason'}",
+            hint=f"{client.command('status', name)} shows more; {client.command('logs', name)}{rank} shows what was "
+            "printed",
+            code=contract.ExitCode(state.code),
+        )
+    if state.phase == Phase.STUCK and timeout != 0:
+        raise JobStuckError(
+            f"job {name} is stuck: {state.message or state.reason}",
+            hint=f"{client.command('why', name)} shows the cause and what to do; --no-fail-fast waits on",
+            code=contract.ExitCode((state.cause.exit_code if state.cause else 0) or contract.ExitCode.INFRASTRUCTURE),
+        )
+    if state.phase == Phase.DELETED:
+        raise JobDeletedError(f"job {name} is gone: {state.message}")
+    if timeout == 0:
+        raise JobRunningError(f"job {describe(state)}", hint=f"{client.command('wait', name)} waits for its end")
+    raise WaitTimeoutError(
+        f"the wait ended after {short_duration(timeout or 0)}: job {describe(state)}",
+        hint=f"the job goes on; {client.command('wait', name)} waits again",
+    )

@@ -1,0 +1,121 @@
+"""Get the state of a job now, or follow it until it ends, gets stuck or reaches a goal."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Final
+
+from flk.jobs.client import JobClient
+from flk.jobs.evidence import Recorder
+from flk.jobs.evidence.tails import TailReader
+from flk.jobs.follower import Follower
+from flk.jobs.picture import PictureReader, read_picture
+from flk.jobs.state import Phase, PodPhase, State, deleted, derive
+from flk.jobs.wait.goal import Goal
+from flk.jobs.wait.quiet import Quiet
+from flk.kube import Object
+from flk_runtime import contract
+
+FAILURE_DELAY: Final = 5.0  # seconds that pods of a failed job get to leave a record, after the first has ended
+_TAILS: Final = 10.0  # seconds in which the last lines of the pods must have been read
+
+
+class Outcome(str, enum.Enum):
+    """Why a wait has ended."""
+
+    FINISHED = "finished"  # the job has succeeded, failed or was deleted
+    REACHED = "reached"  # it is where --for wants it
+    STUCK = "stuck"  # it cannot go on, and that does not resolve by itself
+    TIMEOUT = "timeout"
+
+
+@dataclass(frozen=True)
+class Waited:
+    """The last state of a job that was waited for, and why the wait has ended."""
+
+    state: State
+    outcome: Outcome
+
+
+def get_state(client: JobClient, name: str) -> State:
+    """Return the state of a job now. Raises JobNotFoundError if there is none."""
+    return derive(read_picture(client, name))
+
+
+def wait_until_finished(client: JobClient, name: str, *, uid: str | None = None) -> State:
+    """Return the state of a job once it has succeeded, failed or was deleted."""
+    return wait_for(client, name, uid=uid, fail_fast=False).state
+
+
+def wait_for(
+    client: JobClient,
+    name: str,
+    *,
+    uid: str | None = None,
+    timeout: float | None = None,
+    goal: Goal | None = None,
+    fail_fast: bool = True,
+    report: Callable[[State], None] = lambda state: None,
+    note: Callable[[str], None] = lambda text: None,
+) -> Waited:
+    """Follow a job until it ends, reaches the goal, gets stuck (with ``fail_fast``) or ``timeout`` seconds are over.
+
+    ``report`` is called with every state that is news, ``note`` with what flk says of itself. Raises JobNotFoundError
+    if there is no such job at the beginning.
+    """
+    failed_at: float | None = None
+    current: State | None = None
+    quiet = Quiet()
+    with closing(_states(client, name, uid, timeout, note)) as states:
+        for current, job in states:
+            if goal is not None and goal.is_met(current, job):
+                return Waited(current, Outcome.REACHED)
+            if current.finished and not (goal is not None and goal.is_deletion and job is not None):
+                # The first pod that ends may not know the cause. Wait a moment for the records of the others.
+                failed_at = failed_at or time.monotonic()
+                running = any(pod.exit_code is None and pod.phase == PodPhase.RUNNING for pod in current.pods)
+                if current.phase == Phase.FAILED and running and time.monotonic() - failed_at < FAILURE_DELAY:
+                    continue
+                return Waited(current, Outcome.FINISHED)
+            if fail_fast and current.phase == Phase.STUCK:
+                return Waited(current, Outcome.STUCK)
+            if quiet.is_news(current):
+                report(current)
+    assert current is not None  # noqa: S101 - without a state the follower raises
+    return Waited(current, Outcome.FINISHED if current.finished else Outcome.TIMEOUT)
+
+
+def _states(
+    client: JobClient, name: str, uid: str | None, timeout: float | None, note: Callable[[str], None]
+) -> Generator[tuple[State, Object | None], None, None]:
+    """Yield the states of a job, each with its object, at least one a second.
+
+    Ends when the job was deleted, and when the time is over. What is seen is kept as evidence.
+    """
+    until = None if timeout is None else time.monotonic() + timeout
+    reader, recorder = PictureReader(client), Recorder(client, note=note)
+    tails = TailReader(client, recorder)
+    last: State | None = None
+    try:
+        with Follower(client, name, uid) as follower:
+            for seen in follower.updates():
+                if seen.job is None:
+                    if last is None:
+                        last = State(name, client.namespace, uid or "", Phase.PENDING, int(contract.ExitCode.RUNNING))
+                    last = deleted(last, name_reused=seen.name_reused, now=client.now())
+                    recorder.observe(seen, state=last)
+                    yield last, None
+                    return
+                last = derive(reader.picture(seen))
+                recorder.observe(seen, events=reader.last_events, record=reader.last_record, state=last)
+                tails.consider(seen.pods)
+                yield last, seen.job
+                if until is not None and time.monotonic() >= until:
+                    return
+    finally:
+        tails.close(_TAILS)
+        recorder.close()

@@ -1,0 +1,96 @@
+"""Waiting for jobs: goals, jobs that are stuck, and what is worth a line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flk.jobs.client import JobClient
+from flk.jobs.state import Phase, State
+from flk.jobs.wait import Goal, Outcome, Quiet, wait_for
+from flk.kube.client import ApiClient
+from flk.kube.credentials import connect
+from tests.support.api_server import FakeApiServer
+from tests.unit.outputs import jobs
+
+
+@pytest.fixture
+def client(kubeconfig: Path) -> JobClient:
+    return JobClient(ApiClient(connect(), sleep=lambda seconds: None))
+
+
+def state(phase: Phase, reason: str = "", message: str = "", **more: Any) -> State:
+    return replace(jobs.running().state(), phase=phase, reason=reason, message=message, **more)
+
+
+def news(quiet: Quiet, *states: State) -> list[str]:
+    return [f"{s.phase} {s.reason}".strip() for s in states if quiet.is_news(s)]
+
+
+def test_a_state_is_news_once() -> None:
+    pending, running = state(Phase.PENDING, "Unschedulable", "0/3 nodes"), state(Phase.RUNNING)
+    counting = state(Phase.PENDING, "Unschedulable", "0/4 nodes")
+    assert news(Quiet(), pending, pending, counting, running, running) == ["Pending Unschedulable", "Running"]
+
+
+def test_states_that_alternate_are_reported_ever_more_rarely() -> None:
+    now = [0.0]
+    quiet = Quiet(lambda: now[0])
+    count = 0
+    for number in range(12 * 3600):
+        now[0] = float(number)
+        phase = Phase.RUNNING if number % 20 < 10 else Phase.RESTARTING
+        count += quiet.is_news(state(phase))
+    assert 20 < count < 60
+
+
+def test_attempts_with_one_cause_are_one_line() -> None:
+    quiet = Quiet()
+    lines = 0
+    for number in range(2, 40):
+        history = jobs.failed(jobs.RAISED, *[jobs.RAISED] * number).state().attempts
+        lines += quiet.is_news(state(Phase.RUNNING, attempts=history))
+        lines += quiet.is_news(state(Phase.RESTARTING, attempts=history))
+    assert lines == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "met"),
+    [("running", True), ("Pending", False), ("condition=Running", True), ("condition=running=False", False)],
+)
+def test_goals(text: str, met: bool) -> None:
+    job = jobs.running()
+    assert Goal.parse(text).is_met(job.state(), job.job) is met
+
+
+@pytest.mark.parametrize("text", ["", "ready", "condition=", "condition", "Running=True"])
+def test_what_is_no_goal(text: str) -> None:
+    with pytest.raises(ValueError, match="must be Queued, Pending"):
+        Goal.parse(text)
+
+
+def test_a_job_that_has_succeeded_has_run() -> None:
+    assert Goal.parse("Running").is_met(jobs.succeeded().state(), {})
+
+
+def test_deletion_is_waited_for_beyond_the_end(fake: FakeApiServer, client: JobClient) -> None:
+    jobs.add(fake, "succeeded")
+    waited = wait_for(client, "gpt", goal=Goal.parse("delete"), timeout=0)
+    assert waited.outcome == Outcome.FINISHED
+    assert waited.state.phase == Phase.SUCCEEDED
+    waited = wait_for(client, "gpt", uid="an-earlier-one", goal=Goal.parse("delete"))
+    assert waited.outcome == Outcome.REACHED
+
+
+def test_a_stuck_job_ends_the_wait_unless_it_should_not(
+    fake: FakeApiServer, client: JobClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs.add(fake, "image missing")
+    stuck = state(Phase.STUCK, "ImageNotFound", "there is no image trian:1")
+    monkeypatch.setattr("flk.jobs.wait.follow.derive", lambda picture: stuck)
+    assert wait_for(client, "gpt").outcome == Outcome.STUCK
+    assert wait_for(client, "gpt", fail_fast=False, timeout=0).outcome == Outcome.TIMEOUT
+    assert wait_for(client, "gpt", goal=Goal.parse("stuck"), fail_fast=False).outcome == Outcome.REACHED
