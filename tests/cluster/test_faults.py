@@ -87,7 +87,7 @@ def test_a_rank_that_ends_without_an_exception_is_the_cause(flk: Any, image: str
         assert f"rank 2 in {crash}-worker-1 {words}" in text
         assert "Connection" not in text
     if crash == "segfault":
-        assert 'File "train.py", line' in ended.stderr
+        assert 'train.py", line' in ended.stderr
 
 
 def test_memory_limit(flk: Any, image: str, script: Any) -> None:

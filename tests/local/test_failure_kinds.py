@@ -116,6 +116,7 @@ SIGNALS = (
     Kind("illegal instruction", "os.kill(os.getpid(), signal.SIGILL)", kind="signal", signal=signal.SIGILL),
     Kind("SIGKILL", "os.kill(os.getpid(), signal.SIGKILL)", kind="signal", signal=signal.SIGKILL),
     Kind("SIGTERM", "os.kill(os.getpid(), signal.SIGTERM)", kind="signal", signal=signal.SIGTERM),
+    Kind("SIGQUIT", "os.kill(os.getpid(), signal.SIGQUIT)", kind="signal", signal=signal.SIGQUIT),
     Kind("SIGUSR1", "os.kill(os.getpid(), signal.SIGUSR1)", kind="signal", signal=signal.SIGUSR1),
     Kind("abort in C", "os.abort()", kind="signal", signal=signal.SIGABRT, words="in fail"),
     Kind(
@@ -154,7 +155,7 @@ SIGNALS = (
         """,
         kind="signal",
         signal=signal.SIGSEGV,
-        words='File "train.py"',
+        words="train.py",
     ),
     Kind(
         "limit of CPU time",

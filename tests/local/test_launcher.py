@@ -74,7 +74,8 @@ def test_a_script_sees_the_same_arguments_path_and_main_as_under_python(pods: Ca
     job.start("train.py", "a b", "--x")
     assert job.wait() == [0], job.log()
     folder = str(job.folder)
-    expected = [["train.py", "a b", "--x"], folder, folder, "train.py", "__main__", "train.py"]
+    path = f"{folder}/train.py"
+    expected = [["train.py", "a b", "--x"], folder, folder, path, "__main__", path]
     assert f"[rank 0] {expected}\n" in job.log()
 
 
@@ -163,7 +164,8 @@ def test_the_cause_is_the_rank_that_raised_and_not_its_peers(pods: Callable[...,
         assert "flk_runtime" not in failure.traceback  # the user's frames only
 
 
-def test_a_destroyed_group_lives_until_the_rank_ends(pods: Callable[..., Pods]) -> None:
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_destroyed_group_lives_until_the_rank_ends(pods: Callable[..., Pods], start: str) -> None:
     """Dropping its last reference can deadlock in torch; see worker.keep_destroyed_groups."""
     script = """
         import gc, weakref
@@ -175,7 +177,7 @@ def test_a_destroyed_group_lives_until_the_rank_ends(pods: Callable[..., Pods]) 
         gc.collect()
         print(dist.is_initialized(), group() is None)
     """
-    job = pods(script=script)
+    job = pods(script=script, FLK_START=start)
     job.start("train.py")
     assert job.wait() == [0], job.log()
     assert "[rank 0] False False\n" in job.log()
@@ -262,6 +264,40 @@ def test_child_processes_that_a_rank_leaves_are_killed(pods: Callable[..., Pods]
     assert job.wait() == [0], job.log()
     child = int((job.folder / "child").read_text())
     job.until(lambda: not alive(child), "the child process that the rank left ends")
+
+
+def test_processes_that_a_rank_leaves_in_their_own_session_end_before_the_next_attempt(
+    forked_pods: Callable[..., Pods],
+) -> None:
+    """They may hold a GPU or a port. The child has a child, and neither is in the rank's process group."""
+    script = """
+        import os, pathlib, subprocess, sys
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            subprocess.Popen(["sh", "-c", "sleep 600 & echo $$ $! > left; wait"], start_new_session=True)
+            while not (pathlib.Path("left").exists() and pathlib.Path("left").read_text()):
+                pass
+            sys.exit(3)
+        left = [pid for pid in pathlib.Path("left").read_text().split() if pathlib.Path("/proc", pid).exists()]
+        print("left:", left)
+    """
+    job = forked_pods(script=script, FLK_RESTARTS="1")
+    job.start("train.py")
+    assert job.wait() == [0], job.log()
+    assert "[rank 0] left: []\n" in job.log()
+
+
+def test_a_process_that_writes_without_end_does_not_stop_the_launcher(forked_pods: Callable[..., Pods]) -> None:
+    script = """
+        import os, subprocess, sys, time
+        for _ in range(8):
+            subprocess.Popen(["yes"], start_new_session=True)
+        time.sleep(0.1)
+        os._exit(3)
+    """
+    job = forked_pods(script=script)
+    job.start("train.py")
+    assert job.wait() == [ExitCode.TRAINING]
+    assert (job.record().failure or pytest.fail("no failure")).exit_code == 3
 
 
 def test_a_rank_has_the_grace_period_to_end_by_itself(pods: Callable[..., Pods]) -> None:

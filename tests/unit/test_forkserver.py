@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -112,3 +113,19 @@ def test_preload_imports_what_the_script_and_the_strategy_need(
     assert set(forkserver.PRELOAD) <= set(asked)
     assert (set(forkserver.PRELOAD_FOR_OPTIMIZERS) <= set(asked)) == optimizers
     assert (set(forkserver.PRELOAD_FOR_SHARDING) <= set(asked)) == sharding
+
+
+def test_a_rank_leads_a_process_group_when_its_start_is_known(tmp_path: Path) -> None:
+    """A signal to the group that follows at once reaches the rank."""
+    server = forkserver.ForkServer.start(fork=False)
+    read, write = os.pipe()
+    try:
+        for _ in range(20):
+            pid = server.launch(["missing.py"], {}, str(tmp_path), write, write, write)
+            assert os.getpgid(pid) == pid
+            os.killpg(pid, signal.SIGKILL)
+            assert server.ended() == forkserver.Exited(pid, signal.SIGKILL)
+    finally:
+        server.socket.close()
+        os.waitpid(server.pid, 0)
+        os.close(read), os.close(write)

@@ -33,6 +33,7 @@ from flk_runtime.system import host
 from flk_runtime.system.text import plural
 
 TERMINATE_TIMEOUT = 1.0  # seconds between SIGTERM and SIGKILL at the end of an attempt: ranks hang in a collective
+ORPHANS_TIMEOUT, ORPHANS_POLL = 5.0, 0.005  # seconds for processes that ranks have left to end after SIGKILL
 EXIT_TIMEOUT = 5.0  # seconds that a rank may run its exit handlers after it has reported an exception
 
 
@@ -56,6 +57,7 @@ class Agent:
         self.finished: list[Failure] = []  # its ranks that ended with code 0, which is a failure only if others fail
         self.stop_signal: int | None = None  # the signal that stops this launcher
         self.final_record: JobRecord | None = None
+        self.orphans_until: float | None = None  # processes that the ranks have left are ending; time.monotonic
         self.rendezvous = Server(settings, wakeup.post, self.records.log) if settings.pod == 0 else None
         port = self.rendezvous.port if self.rendezvous else settings.rendezvous_port
         self.member = Member(settings, port, wakeup.post, self.records.log)
@@ -83,7 +85,7 @@ class Agent:
                 self._handle_event(self.wakeup.events.get())
             self._handle_timeouts()
             host.reap_orphans()
-            if not self.ranks:
+            if not self.ranks and self._orphans_have_ended():
                 if self.stop_signal is not None:
                     return self.records.finish_stopped(self.stop_signal, self.attempt.history if self.attempt else [])
                 if self.final_record:
@@ -197,10 +199,23 @@ class Agent:
             self.failures.append(failure)
             self.member.report_failure(attempt, failure)
 
+    def _orphans_have_ended(self) -> bool:
+        """Kill what the ranks have left behind, and return whether the launcher may go on: it is gone, or stays."""
+        if not (self.attempt_over or self.final_record or self.stop_signal is not None):
+            return False
+        now = time.monotonic()
+        if self.ranks.kill_orphans():
+            self.orphans_until = None
+        elif self.orphans_until is None:
+            self.orphans_until = now + ORPHANS_TIMEOUT
+        return self.orphans_until is None or now >= self.orphans_until
+
     def _select_timeout(self) -> float | None:
         """Seconds until the next timeout; 0 if a rank has ended while others were started, None without timeouts."""
         if self.server.pending:
             return 0.0
+        if self.orphans_until is not None:
+            return ORPHANS_POLL
         times = [self.ranks.next_kill]
         if self.settings.deadline and self._healthy_attempt():
             times.append(self.started + self.settings.deadline)

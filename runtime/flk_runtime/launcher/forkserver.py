@@ -55,8 +55,10 @@ class ServerDiedError(ConnectionError):
 class ForkServer:
     """The launcher's client of the fork server. ``socket`` becomes readable when a rank has ended."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        """``pid`` is the process id of the server at the other end of ``connection``."""
         self.socket = connection
+        self.pid = pid
         self._exited: list[Exited] = []  # received while `launch` waited for its answer
 
     @classmethod
@@ -74,7 +76,8 @@ class ForkServer:
             gc.freeze()
             sys.stdout.flush()
             sys.stderr.flush()
-            if os.fork() == 0:
+            pid = os.fork()
+            if pid == 0:
                 ours.close()
                 host.die_with_parent(parent)
                 _Server(theirs, fork=True).run()
@@ -82,9 +85,9 @@ class ForkServer:
             # posix_spawn and not fork: this process may have threads that hold locks.
             theirs.set_inheritable(True)
             python = [sys.executable, "-m", "flk_runtime.launcher.forkserver", str(theirs.fileno()), str(parent)]
-            os.posix_spawn(sys.executable, python, os.environ, setsigmask=STOP_SIGNALS)
+            pid = os.posix_spawn(sys.executable, python, os.environ, setsigmask=STOP_SIGNALS)
         theirs.close()
-        return cls(ours)
+        return cls(ours, pid)
 
     def launch(
         self, command: Sequence[str], environment: Mapping[str, str], folder: str, stdout: int, stderr: int, report: int
@@ -167,6 +170,8 @@ class _Server:
         pid = os.fork()
         if pid == 0:
             self._become_rank(json.loads(data), list(fds))
+        with contextlib.suppress(PermissionError, ProcessLookupError):  # it has executed a program, or has ended
+            os.setpgid(pid, pid)  # as the rank itself does, so that the group exists when the launcher hears of it
         for fd in fds:
             os.close(fd)
         self._connection.send(json.dumps({"started": pid}).encode())

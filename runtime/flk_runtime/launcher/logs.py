@@ -15,6 +15,7 @@ from flk_runtime.system.report import write_all
 # A progress bar ends its lines with a carriage return alone; each state of it is passed on at once.
 _LINE_END = re.compile(rb"\r\n|\n|\r(?!$)")
 _CHUNK = 1 << 16  # bytes that are read at once
+_PIPE_LIMIT = 1 << 20  # bytes that a pipe can contain (pipe(7): pipe-max-size)
 LINES_PER_WRITE = 50  # after as many lines at most, the lines are counted, which may write a job record
 TAIL_LINES, TAIL_LINE_LIMIT = 80, 400  # last lines of a stream that are kept, and bytes of each
 LINE_LIMIT = 1 << 16  # bytes; a longer line is split, so that memory stays bounded
@@ -119,9 +120,10 @@ class RankPipes:
         return bool(data)
 
     def read_rest_and_close(self, fd: int) -> None:
-        """Pass on what a pipe still contains, and close it."""
-        while is_readable(fd) and self.read(fd):
-            pass
+        """Pass on what a pipe still contains, and close it. Another process may still write into it."""
+        for _ in range(_PIPE_LIMIT // _CHUNK):
+            if not is_readable(fd) or not self.read(fd):
+                break
         self.close(fd)
 
     def close(self, fd: int) -> None:

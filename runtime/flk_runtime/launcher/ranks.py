@@ -121,14 +121,21 @@ class Ranks:
         return from_report(self.new_failure("exception", rank), report) if report is not None else None
 
     def remove(self, pid: int) -> RankProcess | None:
-        """Remove a rank whose process has ended: pass on the rest of its output, and kill what it has left."""
+        """Remove a rank whose process has ended: kill what it has left, and pass on the rest of its output."""
         rank = self._by_pid.pop(pid, None)
         if rank:
+            rank.kill()  # first, because a process that writes without end may hold the pipes
             for fd in rank.pipes.read_ends:
                 self._selector.unregister(fd)
                 rank.pipes.read_rest_and_close(fd)
-            rank.kill()
         return rank
+
+    def kill_orphans(self) -> bool:
+        """Kill what the ranks have left, also in sessions of its own. Call without ranks; returns whether all is gone.
+
+        It may hold a GPU or a port that the next attempt needs.
+        """
+        return host.kill_adopted(keep=self._server.pid) == 0
 
     def failure_of_exit(self, rank: RankProcess, code: int) -> Failure:
         """The failure of a removed rank that has reported none: ``code`` is its exit code, negative for a signal."""

@@ -20,6 +20,8 @@ from typing import Any
 from flk_runtime import contract
 from flk_runtime.system import report
 
+_C10D = "torch.distributed.distributed_c10d"
+
 
 def run(command: Sequence[str]) -> int:
     """Run the user's script or module (``-m``, name) with its arguments, and return the exit code of this process.
@@ -54,18 +56,49 @@ def keep_destroyed_groups() -> None:
     hung there about once in a few hundred jobs. The last reference may be that of a DistributedDataParallel, so the
     destructor may run at the end of any function of the script.
     """
-    from torch.distributed import distributed_c10d
+    if _C10D in sys.modules:
+        _patch_destroy(sys.modules[_C10D])
+        sys.modules["torch.distributed"].destroy_process_group = (  # type: ignore[attr-defined]
+            sys.modules[_C10D].destroy_process_group
+        )
+    else:
+        sys.meta_path.insert(0, _AfterImport(_C10D, _patch_destroy))  # torch.distributed then exports the patched one
 
-    destroy = distributed_c10d.destroy_process_group
+
+def _patch_destroy(c10d: Any) -> None:
+    destroy = c10d.destroy_process_group
     kept: list[Any] = []
 
     @functools.wraps(destroy)
     def destroy_process_group(group: Any = None) -> None:
-        kept.extend(distributed_c10d._world.pg_map)
+        kept.extend(c10d._world.pg_map)
         destroy(group)
 
-    distributed_c10d.destroy_process_group = destroy_process_group
-    sys.modules["torch.distributed"].destroy_process_group = destroy_process_group  # type: ignore[attr-defined]
+    c10d.destroy_process_group = destroy_process_group
+
+
+class _AfterImport:
+    """A finder (sys.meta_path) that calls a function with one module when the script has imported it."""
+
+    def __init__(self, name: str, function: Callable[[types.ModuleType], None]) -> None:
+        self._name = name
+        self._function = function
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """The spec that the other finders have for the module; None for every other module."""
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec and spec.loader:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: types.ModuleType) -> None:
+                execute(module)
+                self._function(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
 
 
 def run_exit_handlers(code: int) -> int:
@@ -98,8 +131,8 @@ def _run(command: Sequence[str]) -> None:
         path, arguments = str(spec.origin), list(command[2:])
         sys.argv[:] = [path, *arguments]
     else:
-        path = command[0]
-        sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+        path = os.path.abspath(command[0])  # as in Python >= 3.9; sys.argv keeps the path as it was given
+        sys.path.insert(0, os.path.dirname(path))
         with open(path, "rb") as file:
             code = compile(file.read(), path, "exec")
         sys.argv[:] = list(command)
@@ -134,4 +167,5 @@ def _exit_code(exit_: SystemExit) -> int:
 if __name__ == "__main__":
     # Start of a rank without a fork: python -m flk_runtime.launcher.worker script.py args
     sys.path.pop(0)  # the working folder, from -m; _run inserts the folder that the script expects
+    keep_destroyed_groups()
     os._exit(run_exit_handlers(run(sys.argv[1:])))

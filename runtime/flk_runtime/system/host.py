@@ -138,3 +138,20 @@ def raise_open_files_limit() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def kill_adopted(keep: int) -> int:
+    """Send SIGKILL to all child processes of this process but ``keep``. Returns how many there were.
+
+    After `adopt_orphans` they are what other processes have left behind, also in a session of their own. The children
+    of those that end become children of this process, so call it again until it returns 0.
+    """
+    children: set[int] = set()
+    for thread in Path("/proc/self/task").glob("*/children"):  # of each thread (needs CONFIG_PROC_CHILDREN)
+        with contextlib.suppress(OSError):
+            children.update(map(int, thread.read_text().split()))
+    children.discard(keep)
+    for child in children:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(child, signal.SIGKILL)
+    return len(children)
