@@ -125,6 +125,8 @@ class Pods:
             "OMP_NUM_THREADS": "1",
             **variables,
         }
+        self.prefixes: dict[int, list[str]] = {}  # what the command of a pod begins with
+        self.variables_of: dict[int, dict[str, str]] = {}  # variables of one pod
         self.running: dict[int, Running] = {}
         self.logs: dict[int, list[Path]] = {index: [] for index in range(pods)}
 
@@ -139,6 +141,7 @@ class Pods:
                 contract.POD_INDEX: str(index),
                 contract.POD_NAME: f"test-worker-{index}",
                 contract.TERMINATION_LOG: str(self.folder / f"termination.{index}"),
+                **self.variables_of.get(index, {}),
             }
             environment = os.environ | self.variables | own
             if self.fork_server:
@@ -147,7 +150,7 @@ class Pods:
                 continue
             with log.open("w") as file:
                 self.running[index] = subprocess.Popen(
-                    [sys.executable, "-m", "flk_runtime", "--", *command],
+                    [*self.prefixes.get(index, []), sys.executable, "-m", "flk_runtime", "--", *command],
                     env=environment,
                     cwd=self.folder,
                     stdout=file,

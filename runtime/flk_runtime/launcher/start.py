@@ -62,7 +62,8 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
     try:
         if settings.fork:
             forkserver.preload(script, os.environ.get(contract.STRATEGY, ""))
-        import torch.distributed  # noqa: F401 - the rendezvous needs its store for the ranks
+        if settings.pod == 0:
+            import torch.distributed  # noqa: F401 - the rendezvous needs its store for the ranks
     except ImportError as error:
         raise SettingsError(f"{sys.executable} cannot import torch: {error}") from error
     unsafe = forkserver.why_unsafe() if settings.fork else None

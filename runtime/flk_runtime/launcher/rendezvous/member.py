@@ -115,6 +115,7 @@ class Member:
             try:
                 connection = self._connect()
             except TimeoutError as error:
+                self._log(f"leaving the job: pod 0 {error}")
                 cause = self._lost(0, str(error))
                 self._end(job_record(cause, self._history, self._settings.restarts))
                 return

@@ -106,7 +106,7 @@ class Server:
         now = time.monotonic()
         if len(self._peers) - len(self._members) >= _STRANGERS:
             oldest = next(peer for peer in self._peers.values() if peer.pod is None)
-            self._break(oldest, f"is one of more than {_STRANGERS} that have not authenticated themselves")
+            self._break(oldest, f"is one of more than {_STRANGERS}")
         peer = _Peer(Connection(sock, self._settings.lease, now), str(address[0]), now)
         self._peers[peer.connection] = peer
         self._selector.register(sock, selectors.EVENT_READ, peer)
@@ -229,7 +229,7 @@ class Server:
         lease = self._settings.lease
         for peer in self._peers.values():
             if peer.pod is None and now - peer.opened > _AUTHENTICATION_TIMEOUT:
-                self._break(peer, f"did not authenticate itself within {_AUTHENTICATION_TIMEOUT:.0f} s")
+                self._break(peer, f"was silent for {_AUTHENTICATION_TIMEOUT:.0f} s")
             elif peer.pod is not None and now - peer.connection.heard > lease:
                 self._break(peer, f"was silent for {now - peer.connection.heard:.0f} s")
 

@@ -1,0 +1,225 @@
+"""Launchers on hosts of their own: the network between them fails, and the job goes on when it can."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from flk_runtime import contract
+from tests.support.network import LEADER_NAME, Network, network
+from tests.support.pods import Pods
+from tests.support.processes import alive
+
+PORT = 29400
+LEASE = 3.0  # seconds
+# Ranks that do not talk to each other: what ends an attempt here is the rendezvous alone.
+SCRIPT = """
+    import os, pathlib, time
+
+    pathlib.Path(f"pid.{os.environ['FLK_ATTEMPT']}.{os.environ['RANK']}").write_text(str(os.getpid()))
+    while not pathlib.Path("stop").exists():
+        time.sleep(0.02)
+"""
+
+
+class Hosts(Pods):
+    """The launchers of a job of three pods, each on a host of its own. The leader is found by name."""
+
+    def __init__(self, folder: Path, net: Network, lease: float = LEASE, **variables: str) -> None:
+        super().__init__(folder, PORT, 3, 1, **variables)
+        self.net = net
+        self.variables |= {
+            contract.RDZV_ENDPOINT: f"{LEADER_NAME}:{PORT}",
+            contract.LEASE: str(lease),
+            contract.RESTARTS: "20",
+            contract.START: "spawn",  # does not import torch
+            contract.JOB_UID: "uid-1",
+            contract.RDZV_SECRET: "secret-1",
+            **variables,
+        }
+        for pod in range(3):
+            self.place(pod, pod)
+        net.name_leader(net.hosts[0].address)
+        self.write(SCRIPT)
+
+    def place(self, pod: int, host: int) -> None:
+        """Let the launchers of a pod that start from now on run on this host."""
+        self.prefixes[pod] = self.net.hosts[host].prefix
+        self.variables_of[pod] = {contract.POD_IP: self.net.hosts[host].address}
+
+    def run(self) -> list[int]:
+        """Start the job, and return the process ids of the ranks of its first attempt."""
+        self.start("train.py")
+        return self.ranks(0)
+
+    def ranks(self, attempt: int) -> list[int]:
+        return [self.pid(attempt, rank) for rank in range(3)]
+
+    def finish(self, attempts: int) -> None:
+        """Let the ranks succeed, and check the number of attempts."""
+        (self.folder / "stop").touch()
+        assert self.wait() == [0, 0, 0], self.logs_of_all()
+        assert [attempt.number for attempt in self.record().attempts] == list(range(attempts)), self.logs_of_all()
+
+    def lost_pod(self, attempt: int) -> int:
+        """The pod whose loss ended this attempt."""
+        failure = self.record().attempts[attempt].failure
+        assert failure is not None
+        assert failure.kind == "lost", failure
+        return failure.pod
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Callable[..., Hosts]]:
+    made: list[Hosts] = []
+    with network(3) as net:
+
+        def make(**variables: str) -> Hosts:
+            made.append(Hosts(tmp_path, net, **variables))
+            return made[-1]
+
+        yield make
+        for job in made:
+            job.kill()
+
+
+def test_a_cut_that_is_shorter_than_the_lease_costs_nothing(hosts: Callable[..., Hosts]) -> None:
+    job = hosts(FLK_LEASE="5")
+    ranks = job.run()
+    job.net.hosts[1].cut()
+    time.sleep(1.5)
+    job.net.hosts[1].heal()
+    time.sleep(5)  # a connection that did not recover would have been given up by now
+    assert all(alive(rank) for rank in ranks), job.logs_of_all()
+    job.finish(attempts=1)
+
+
+@pytest.mark.parametrize(
+    ("receives", "sends"), [(True, True), (True, False), (False, True)], ids=["both ways", "receives", "sends"]
+)
+def test_a_member_that_is_cut_off_ends_the_attempt_and_joins_the_next(
+    hosts: Callable[..., Hosts], receives: bool, sends: bool
+) -> None:
+    """The ranks on both sides of the cut end within the lease, without any packet between them."""
+    job = hosts()
+    ranks = job.run()
+    job.net.hosts[2].cut(receives=receives, sends=sends)
+    job.until(lambda: not any(alive(rank) for rank in ranks), "all ranks end")
+    assert job.running[2].poll() is None
+    job.net.hosts[2].heal()
+    job.ranks(1)
+    job.finish(attempts=2)
+    assert job.lost_pod(0) == 2
+    assert "lost the connection to pod 0" in job.record().attempts[0].failure.summary  # type: ignore[union-attr]
+
+
+def test_a_leader_that_is_cut_off_from_all_keeps_the_job(hosts: Callable[..., Hosts]) -> None:
+    job = hosts()
+    ranks = job.run()
+    job.net.hosts[0].cut()
+    job.until(lambda: not any(alive(rank) for rank in ranks), "all ranks end")
+    job.net.hosts[0].heal()
+    job.ranks(1)
+    job.finish(attempts=2)
+
+
+def test_two_members_that_do_not_reach_each_other_are_no_matter_of_the_launchers(hosts: Callable[..., Hosts]) -> None:
+    job = hosts()
+    ranks = job.run()
+    job.net.hosts[1].cut(job.net.hosts[2])
+    time.sleep(LEASE + 1)
+    assert all(alive(rank) for rank in ranks)
+    job.finish(attempts=1)
+
+
+@pytest.mark.parametrize("pod", [2, 0], ids=["a member", "the leader"])
+def test_a_node_that_vanishes_is_replaced(hosts: Callable[..., Hosts], pod: int) -> None:
+    """Nobody hears of the end of its processes. The operator starts the pod again on another node."""
+    job = hosts()
+    ranks = job.run()
+    job.net.hosts[pod].cut()
+    job.running[pod].kill()
+    job.running[pod].wait()
+    spare = len(job.net.hosts)
+    job.net.add()
+    job.place(pod, spare)
+    job.net.name_leader(job.net.hosts[spare if pod == 0 else 0].address)
+    job.start("train.py", only=pod)
+    job.ranks(1)
+    assert not any(alive(rank) for rank in ranks)
+    job.finish(attempts=2)
+    assert job.lost_pod(0) == pod
+
+
+def test_the_launcher_on_a_node_that_comes_back_leaves_its_place_to_the_new_one(hosts: Callable[..., Hosts]) -> None:
+    job = hosts()
+    job.run()
+    job.net.hosts[2].cut()
+    former = job.running.pop(2)
+    spare = len(job.net.hosts)
+    job.net.add()
+    job.place(2, spare)
+    job.net.name_leader(job.net.hosts[0].address)
+    job.start("train.py", only=2)
+    ranks = job.ranks(1)
+    job.net.hosts[2].heal()
+    assert former.wait(60) == contract.ExitCode.PREEMPTED
+    assert "[pod 2] leaving the job: another launcher has taken the place of pod 2\n" in job.log(2)
+    assert all(alive(rank) for rank in ranks)
+    job.finish(attempts=2)
+
+
+def test_an_address_that_another_job_has_taken_harms_neither_job(hosts: Callable[..., Hosts], tmp_path: Path) -> None:
+    """Pod 0 of a job is gone, its name still leads to its former address, and that is another job's pod 0 by now."""
+    job = hosts()
+    job.run()
+    job.running[0].kill()
+    job.running[0].wait()
+    (tmp_path / "other").mkdir()
+    other = Hosts(tmp_path / "other", job.net, FLK_JOB_UID="uid-2", FLK_RDZV_SECRET="secret-2")
+    try:
+        ranks = other.run()
+        refused = "the leader at this address belongs to another job"
+        other.until(lambda: refused in other.log(0), "members of the first job are refused")
+        assert all(alive(rank) for rank in ranks)
+        spare = len(job.net.hosts)
+        job.net.add()
+        job.place(0, spare)
+        job.net.name_leader(job.net.hosts[spare].address)
+        job.start("train.py", only=0)
+        job.ranks(1)
+        assert all(alive(rank) for rank in ranks)
+        job.finish(attempts=2)
+        other.finish(attempts=1)
+    finally:
+        other.kill()
+
+
+def test_a_launcher_without_the_secret_is_refused(hosts: Callable[..., Hosts]) -> None:
+    job = hosts()
+    ranks = job.run()
+    genuine = dict(job.running)
+    job.variables |= {contract.RDZV_SECRET: "guessed", contract.JOIN_TIMEOUT: "4"}
+    job.start("train.py", only=1)  # from the host of pod 1
+    assert job.running[1].wait(60) == contract.ExitCode.INFRASTRUCTURE
+    assert "the leader does not know the secret of this job" in job.log(1)
+    assert all(alive(rank) for rank in ranks)
+    job.running = genuine
+    job.finish(attempts=1)
+
+
+@pytest.mark.parametrize("fault", ["loss", "bandwidth"])
+def test_a_bad_network_is_no_fault(hosts: Callable[..., Hosts], fault: str) -> None:
+    job = hosts(FLK_LEASE="5")
+    for host in job.net.hosts:
+        if fault == "loss":
+            host.lose(0.05)
+        else:
+            host.limit("64kbit")
+    ranks = job.run()
+    time.sleep(6)
+    assert all(alive(rank) for rank in ranks), job.logs_of_all()
+    job.finish(attempts=1)
