@@ -59,6 +59,9 @@ START: Final = "FLK_START"  # start method of the ranks: fork (default) or spawn
 CODE: Final = "FLK_CODE"  # folder with the archive of the user's code; unset: the image has the code
 CODE_HASH: Final = "FLK_CODE_HASH"  # SHA-256 of the archive, in hex
 WORK: Final = "FLK_WORK"  # folder into which the code is unpacked; working folder of the ranks
+HANG_TIMEOUT: Final = "FLK_HANG_TIMEOUT"  # seconds without progress after which the job hangs; 0: never
+SLOW_FACTOR: Final = "FLK_SLOW_FACTOR"  # a rank that works this many times as long as the median rank is slow
+SLOW_WINDOW: Final = "FLK_SLOW_WINDOW"  # seconds over which ranks are compared for that
 TERMINATION_LOG: Final = "FLK_TERMINATION_LOG"  # file for the final job record; in a pod, the termination message
 
 # Environment of the ranks, in addition to torchrun's variables.
@@ -71,6 +74,8 @@ PREFLIGHT: Final = "FLK_PREFLIGHT"  # off: the ranks do not compare their settin
 PREFLIGHT_TIMEOUT: Final = "FLK_PREFLIGHT_TIMEOUT"  # seconds that each rank waits for the others in the preflight
 STEP_TIMEOUT: Final = "FLK_STEP_TIMEOUT"  # timeout of collectives after the first step, in seconds
 PROGRESS: Final = "FLK_PROGRESS"  # file of the progress page that a rank shares with its launcher
+OBSERVER: Final = "FLK_OBSERVER"  # path, without suffix, of the files through which the launcher reads a rank's stacks
+HEARTBEAT: Final = "FLK_HEARTBEAT"  # file that a script may touch to say that it makes progress
 ATTEMPT: Final = "FLK_ATTEMPT"  # number of the attempt, from 0; set by the launcher
 REPORT_FD: Final = "FLK_REPORT_FD"  # file descriptor of the pipe on which a rank reports its failure to the launcher
 
@@ -94,7 +99,21 @@ RESERVED_NAMES: Final = frozenset(
 )
 RESERVED_PREFIXES: Final = ("PET_", "TORCHELASTIC_", "FLK_")
 # FLK_ variables that users may set. They configure the runtime and do not describe the job.
-SETTABLE: Final = frozenset({SAVE_EVERY, SEED, START, JOIN_TIMEOUT, LEASE, PREFLIGHT, PREFLIGHT_TIMEOUT, STEP_TIMEOUT})
+SETTABLE: Final = frozenset(
+    {
+        SAVE_EVERY,
+        SEED,
+        START,
+        JOIN_TIMEOUT,
+        LEASE,
+        HANG_TIMEOUT,
+        SLOW_FACTOR,
+        SLOW_WINDOW,
+        PREFLIGHT,
+        PREFLIGHT_TIMEOUT,
+        STEP_TIMEOUT,
+    }
+)
 
 
 def is_reserved(name: str) -> bool:
@@ -145,7 +164,7 @@ _ATTEMPT_LINE = re.compile(r"^\[pod \d+\] " + re.escape(ATTEMPT_MARKER) + r"(\d{
 class Failure:
     """The failure of one rank, or of a whole pod (``rank`` is None)."""
 
-    # exception, exit, signal, oom, deadline, usage, or lost: the pod was lost or never joined
+    # exception, exit, signal, oom, deadline, usage, hang, or lost: the pod was lost or never joined
     kind: str
     pod: int
     rank: int | None = None
@@ -171,7 +190,7 @@ class Failure:
     @property
     def code(self) -> ExitCode:
         """Exit code of a job that ends because of this failure."""
-        if self.kind in ("oom", "lost"):
+        if self.kind in ("oom", "lost", "hang"):
             return ExitCode.INFRASTRUCTURE
         if self.kind == "deadline":
             return ExitCode.TIMEOUT
@@ -189,8 +208,8 @@ class Failure:
         after = f" after step {self.step}" if self.step else ""
         if self.kind == "exception":
             return f"{subject} raised {self.type}{after}" + (f": {first_line}" if first_line else "")
-        if self.kind == "lost":
-            return f"{subject} {first_line or 'was lost'}"
+        if self.kind in ("lost", "hang"):
+            return f"{subject} {first_line or ('was lost' if self.kind == 'lost' else 'makes no progress')}"
         predicate = {
             "exit": f"ended with exit code {self.exit_code}" + ("" if self.exit_code else " before the other ranks"),
             "signal": f"was killed by {_signal_name(self.signal)}",
@@ -229,6 +248,22 @@ class Attempt:
 
 
 @dataclass(frozen=True)
+class SlowRank:
+    """A rank that works longer in each step than the others, which wait for it."""
+
+    rank: int
+    pod_name: str
+    node: str
+    factor: float  # its work in a step, divided by that of the median rank
+
+    @property
+    def summary(self) -> str:
+        """One line that names the rank and its node."""
+        place = f"{self.pod_name} on {self.node}" if self.node else self.pod_name
+        return f"rank {self.rank} in {place} is slow: it works {self.factor:g} times as long as the others"
+
+
+@dataclass(frozen=True)
 class JobRecord:
     """State of a job as its launchers know it: a line of the log while it runs, the termination message at its end."""
 
@@ -237,6 +272,7 @@ class JobRecord:
     restarts: int = 0  # how many the job may use
     failure: Failure | None = None
     attempts: list[Attempt] = field(default_factory=list)
+    slow: list[SlowRank] = field(default_factory=list)  # ranks that the others wait for, while the job runs
 
     def to_json(self, limit: int | None = None) -> str:
         """The record as one line of JSON of at most ``limit`` bytes.
@@ -276,6 +312,7 @@ class JobRecord:
             restarts=int(data.get("restarts", 0)),
             failure=Failure.from_dict(failure) if failure else None,
             attempts=[Attempt.from_dict(attempt) for attempt in data.get("attempts", [])],
+            slow=[SlowRank(**slow) for slow in data.get("slow", [])],
         )
 
 

@@ -66,6 +66,8 @@ JOBS: dict[str, dict[str, Any]] = {
     "rights and limits": {"restarts": 0, "deadline": "1d2h90m", "save_every": 1000000, "strategy": "none"},
     "a strategy as torch writes it": {"strategy": "_HYBRID_SHARD_ZERO2"},
     "deadline in seconds": {"deadline": 5400, "replicas": 100000, "restarts": 100000},
+    "hang timeout": {"hang_timeout": "10m"},
+    "no hang timeout": {"hang_timeout": 0},
     "volumes": {
         "checkpoint": "shared:/data//ckpt/",
         "volumes": ["corpus:/corpus", "shared:/again", "other:/a/./b"],

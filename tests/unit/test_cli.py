@@ -97,6 +97,10 @@ MISTAKES = {
     ),
     "memory": (["--memory", "4GB"], "error: --memory: must be a quantity like 500m, 2 or 4Gi (is '4GB')\n"),
     "deadline": (["--deadline", "1x"], "error: --deadline: must be a duration like 75s, 30m or 1h30m (is '1x')\n"),
+    "hang_timeout": (
+        ["--hang-timeout", "x"],
+        "error: --hang-timeout: must be a duration like 75s, 30m or 1h30m (is 'x')\n",
+    ),
     "namespace": (
         ["--namespace", "A"],
         "error: --namespace: must be at most 63 lower-case letters, digits and '-' (is 'A')\n",

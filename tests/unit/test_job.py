@@ -201,6 +201,7 @@ def test_the_environment_of_every_rank() -> None:
             "processes": 2,
             "fabric": "socket",
             "deadline": "1m",
+            "hang_timeout": 0,
             "save_every": 5,
             "checkpoint": "c:/p",
             "env": {"NCCL_NET": "IB", "A": "$(B)"},
@@ -215,6 +216,7 @@ def test_the_environment_of_every_rank() -> None:
         contract.FABRIC: "socket",
         contract.CHECKPOINT: "/p/n",
         contract.DEADLINE: "60",
+        contract.HANG_TIMEOUT: "0",
         contract.SAVE_EVERY: "5",
         "NCCL_NET": "IB",  # the user's wins
         "NCCL_IB_DISABLE": "1",

@@ -75,6 +75,8 @@ def test_a_rank_gets_the_variables_of_torchrun_and_of_flks_library(tmp_path: Pat
         "TORCHELASTIC_ERROR_FILE": str(folder / "error.json"),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         contract.PROGRESS: str(folder / "progress"),
+        contract.OBSERVER: str(folder / "observer"),
+        contract.HEARTBEAT: str(folder / "heartbeat"),
         contract.ATTEMPT: "1",
     }
     assert folder.is_dir()

@@ -14,6 +14,12 @@ tests/unit/test_chart_values.py compares the two. A template returns text, so ot
 
 {{/* The seconds in a duration: 75s, 1h30m, or a number of seconds. */}}
 {{- define "flk.seconds" -}}
+{{- $seconds := include "flk.secondsOrZero" . }}
+{{- if lt (int64 $seconds) 1 }}{{ fail (printf "job.deadline must be at least one second (is %q)" (include "flk.text" .)) }}{{ end }}
+{{- $seconds }}
+{{- end }}
+
+{{- define "flk.secondsOrZero" -}}
 {{- $text := include "flk.text" . }}
 {{- $seconds := 0 }}
 {{- if regexMatch "^[0-9]+$" $text }}{{ $seconds = int64 $text }}{{ else }}
@@ -21,7 +27,6 @@ tests/unit/test_chart_values.py compares the two. A template returns text, so ot
 {{- $seconds = add $seconds (mul $length (regexFind (printf "[0-9]+%s" $unit) $text | trimSuffix $unit | int64)) }}
 {{- end }}
 {{- end }}
-{{- if lt (int64 $seconds) 1 }}{{ fail (printf "job.deadline must be at least one second (is %q)" $text) }}{{ end }}
 {{- $seconds }}
 {{- end }}
 
@@ -91,6 +96,9 @@ tests/unit/test_chart_values.py compares the two. A template returns text, so ot
 {{- with $job.image | default $defaults.image }}{{ $_ := set $spec "image" . }}{{ end }}
 {{- with $job.processes }}{{ $_ := set $spec "processes" (int64 .) }}{{ end }}
 {{- with $job.deadline }}{{ $_ := set $spec "deadline" (include "flk.seconds" . | include "flk.duration") }}{{ end }}
+{{- if not (has $job.hang_timeout (list nil "")) }}
+{{- $_ := set $spec "hang_timeout" (include "flk.secondsOrZero" $job.hang_timeout | include "flk.duration" | default "0s") }}
+{{- end }}
 {{- with $job.save_every }}{{ $_ := set $spec "save_every" (int64 .) }}{{ end }}
 {{- with $job.queue | default $defaults.queue }}{{ $_ := set $spec "queue" . }}{{ end }}
 {{- with $job.checkpoint }}
@@ -223,6 +231,7 @@ in operator_client/flk/manifest/patch.py, and tests/unit/data/patches.yaml has c
   "FLK_PROCESSES" $processes "FLK_RESTARTS" (include "flk.text" $spec.restarts) "FLK_STRATEGY" $spec.strategy
   "FLK_FABRIC" $spec.fabric "FLK_CHECKPOINT" $checkpoint }}
 {{- with $spec.deadline }}{{ $_ := set $plain "FLK_DEADLINE" (include "flk.seconds" .) }}{{ end }}
+{{- with $spec.hang_timeout }}{{ $_ := set $plain "FLK_HANG_TIMEOUT" (include "flk.secondsOrZero" .) }}{{ end }}
 {{- with $spec.save_every }}{{ $_ := set $plain "FLK_SAVE_EVERY" (include "flk.text" .) }}{{ end }}
 {{- $plain = include "flk.merged" (list $plain $fabric.env $spec.env) | fromJson }}
 {{- range $variable, $_ := $spec.secrets }}{{ $plain = omit $plain $variable }}{{ end }}

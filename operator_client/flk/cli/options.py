@@ -186,6 +186,14 @@ def _job_options(  # its signature is what `takes_job` adds to a command
         str | None,
         typer.Option("--deadline", metavar="DURATION", help="Time that the job may take: 75s, 1h30m."),
     ] = None,
+    hang_timeout: Annotated[
+        str | None,
+        typer.Option(
+            "--hang-timeout",
+            metavar="DURATION",
+            help="Time without progress that counts as a hang; 0: never. Default: 8m.",
+        ),
+    ] = None,
     patch: Annotated[
         str | None,
         typer.Option("--patch", metavar="FILE", help="YAML file that is merged into the pod template, last."),

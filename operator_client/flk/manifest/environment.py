@@ -35,6 +35,8 @@ def environment(job: Job) -> dict[str, str]:
     }
     if job.deadline is not None:
         own[contract.DEADLINE] = str(job.deadline)
+    if job.hang_timeout is not None:
+        own[contract.HANG_TIMEOUT] = str(job.hang_timeout)
     if job.save_every is not None:
         own[contract.SAVE_EVERY] = str(job.save_every)
     return own | fabrics()[job.fabric].env | job.env

@@ -107,6 +107,10 @@ def _seconds(value: Any) -> Any:
     return seconds
 
 
+def _seconds_or_zero(value: Any) -> Any:
+    return 0 if value in (0, "0") else units.parse_duration(value) if isinstance(value, str) else value
+
+
 def _strategy(value: str) -> str:
     try:
         return parse_strategy(value)
@@ -145,6 +149,13 @@ Seconds = Annotated[
     Field(ge=1, le=units.LONGEST_DURATION),
     PlainSerializer(units.duration_text, return_type=str),
     WithJsonSchema({"type": ["string", "integer"], "minimum": 1}),
+]
+SecondsOrZero = Annotated[
+    int,
+    BeforeValidator(_seconds_or_zero),
+    Field(ge=0, le=units.LONGEST_DURATION),
+    PlainSerializer(units.duration_text, return_type=str),
+    WithJsonSchema({"type": ["string", "integer"], "minimum": 0}),
 ]
 Strategy = Annotated[str, AfterValidator(_strategy), WithJsonSchema({"enum": [*STRATEGIES, *TORCH_STRATEGIES]})]
 FabricName = Annotated[str, one_of(fabrics()), WithJsonSchema({"enum": list(fabrics())})]

@@ -29,6 +29,7 @@ from flk.spec.fields import (
     Part,
     Queue,
     Seconds,
+    SecondsOrZero,
     SecretKey,
     Ship,
     Strategy,
@@ -90,6 +91,11 @@ class Job(Part):
     )
     restarts: int = Field(default=3, ge=0, le=100_000, description="how often all ranks start again after a failure")
     deadline: Seconds | None = Field(default=None, description="time that the job may take, from its start: 75s, 1h30m")
+    hang_timeout: SecondsOrZero | None = Field(
+        default=None,
+        description="time without progress of any rank after which the attempt ends as a hang: 10m; 0: never; "
+        "left out: 8m",
+    )
     checkpoint: Annotated[Checkpoint, OrText()] | None = Field(
         default=None,
         description="PersistentVolumeClaim for checkpoints, as PVC:/PATH; left out: they are lost with their pod",

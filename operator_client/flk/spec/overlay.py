@@ -21,7 +21,19 @@ IMAGE_VARIABLE: Final = "FLK_IMAGE"
 EXAMPLE: Final = Path(__file__).parents[1] / "bundled_gpt"
 EXAMPLE_SCRIPT: Final = "train.py"
 
-_TEXTS: Final = ("name", "image", "cpu", "memory", "shm", "strategy", "fabric", "deadline", "checkpoint", "queue")
+_TEXTS: Final = (
+    "name",
+    "image",
+    "cpu",
+    "memory",
+    "shm",
+    "strategy",
+    "fabric",
+    "deadline",
+    "hang_timeout",
+    "checkpoint",
+    "queue",
+)
 _NUMBERS: Final = ("replicas", "processes", "gpu", "save_every", "restarts")
 _RESOURCES: Final = ("cpu", "memory", "gpu", "shm")
 

@@ -20,6 +20,7 @@ _EXAMPLES: Final = {
     "fabric": "auto",
     "restarts": "3",
     "deadline": "2h",
+    "hang_timeout": "10m",
     "checkpoint": "my-pvc:/checkpoints",
     "save_every": "100",
     "queue": "my-queue",

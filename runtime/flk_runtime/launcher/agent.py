@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from flk_runtime.contract import Failure, JobRecord
 from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
+from flk_runtime.launcher.hangs.watch import Watch
 from flk_runtime.launcher.logs import is_readable
 from flk_runtime.launcher.ranks import RankProcess, Ranks
 from flk_runtime.launcher.records import Records
@@ -25,6 +26,8 @@ from flk_runtime.launcher.rendezvous import (
     LeaderLost,
     Member,
     Server,
+    SlowRanksChanged,
+    StacksRequested,
     ThreadFailed,
 )
 from flk_runtime.launcher.settings import Settings
@@ -61,6 +64,7 @@ class Agent:
         self.rendezvous = Server(settings, wakeup.post, self.records.log) if settings.pod == 0 else None
         port = self.rendezvous.port if self.rendezvous else settings.rendezvous_port
         self.member = Member(settings, port, wakeup.post, self.records.log)
+        self.watch = Watch(settings, self.member.post_status, self.member.report_stacks)
 
     def run(self) -> int:
         """Run attempts until the job ends or a signal stops this launcher. Returns the exit code."""
@@ -110,6 +114,10 @@ class Agent:
             case LeaderLost():
                 self.failures.append(event.failure)
                 self._terminate_ranks()
+            case StacksRequested():
+                self.watch.take_stacks(event.number)
+            case SlowRanksChanged():
+                self.records.write_slow(event.slow)
             case JobEnded():
                 self.final_record = event.record
                 self._terminate_ranks()
@@ -192,6 +200,8 @@ class Agent:
 
     def _handle_timeouts(self) -> None:
         self.ranks.kill_overdue()
+        if self.attempt and not self.attempt_over and time.monotonic() >= self.watch.due:
+            self.watch.update(self.attempt.number, self.ranks)
         attempt, deadline = self._healthy_attempt(), self.settings.deadline
         if attempt and deadline and time.monotonic() - self.started >= deadline:
             message = f"{deadline:g} s since the launcher started"
@@ -217,6 +227,8 @@ class Agent:
         if self.orphans_until is not None:
             return ORPHANS_POLL
         times = [self.ranks.next_kill]
+        if self.attempt and not self.attempt_over:
+            times.append(self.watch.due)
         if self.settings.deadline and self._healthy_attempt():
             times.append(self.started + self.settings.deadline)
         return min((max(0.0, due - time.monotonic()) for due in times if due is not None), default=None)

@@ -40,6 +40,8 @@ def rank_environment(settings: Settings, attempt: AttemptStarted, local_rank: in
         # The leader serves the store at MASTER_ADDR:MASTER_PORT, so rank 0 must not open one there.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         contract.PROGRESS: str(folder / "progress"),
+        contract.OBSERVER: str(folder / "observer"),
+        contract.HEARTBEAT: str(folder / "heartbeat"),
         contract.ATTEMPT: str(attempt.number),
     }
 

@@ -16,7 +16,7 @@ _HISTORY_LIMIT = 20  # attempts that are kept
 _MESSAGE_LIMIT = 300  # characters that are kept of the messages of former attempts
 _FINAL_KINDS = ("deadline", "usage")  # would happen again in the next attempt
 # Kinds in the order in which they count as the cause, whatever the clocks of the nodes say.
-_CAUSES = {"usage": 0, "deadline": 0, "exception": 1, "oom": 2, "signal": 2, "exit": 3, "lost": 4}
+_CAUSES = {"usage": 0, "deadline": 0, "hang": 0, "exception": 1, "oom": 2, "signal": 2, "exit": 3, "lost": 4}
 _EXIT_0 = 5  # a rank that succeeded is the cause only if nothing else is: the others may have had little left to do
 _TIMED_OUT = 6  # a collective that timed out; where several did, none is known to be the first
 _SECONDARY = 7
@@ -80,7 +80,7 @@ def root_cause(failures: Sequence[Failure]) -> Failure:
     """
     cause = min(failures, key=lambda failure: (_precedence(failure), failure.time))
     same = {failure.rank for failure in failures if _signature(failure) == _signature(cause)}
-    return replace(cause, count=len(same))
+    return replace(cause, count=max(cause.count, len(same)))
 
 
 def _precedence(failure: Failure) -> int:

@@ -7,7 +7,7 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,6 +31,8 @@ class RankProcess:
     pid: int
     pipes: RankPipes
     progress: ProgressPage
+    environment: Mapping[str, str]  # variables that the launcher has set for it
+    output_time: float = 0.0  # of its latest output, by time.monotonic; 0: none yet
     failure: Failure | None = None
     kill_at: float | None = None  # time of SIGKILL, by time.monotonic
     terminated: bool = False  # the launcher has told it to end
@@ -105,11 +107,13 @@ class Ranks:
         page = ProgressPage.create(Path(environment[contract.PROGRESS]))
         pid = self._server.launch(settings.command, environment, settings.work, *pipes.write_ends)
         pipes.close_write_ends()
-        self._by_pid[pid] = RankProcess(rank, pid, pipes, page)
+        self._by_pid[pid] = RankProcess(rank, pid, pipes, page, environment)
 
     def read(self, fd: int) -> RankProcess | None:
         """Pass on what a rank has written into the pipe ``fd``. Returns the rank, or None if it has ended."""
         rank = next((rank for rank in self if fd in rank.pipes.read_ends), None)
+        if rank:
+            rank.output_time = time.monotonic()
         if rank and not rank.pipes.read(fd):
             self._selector.unregister(fd)
             rank.pipes.close(fd)

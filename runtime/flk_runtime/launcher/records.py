@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from flk_runtime import contract
-from flk_runtime.contract import Attempt, Failure, JobRecord
+from flk_runtime.contract import Attempt, Failure, JobRecord, SlowRank
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import exit_code_of_signal
 from flk_runtime.system.report import write_all
@@ -41,6 +42,11 @@ class Records:
     def write_running(self, history: Sequence[Attempt]) -> None:
         """Write the record of a job whose last attempt is running."""
         self.write(JobRecord("running", 0, self._settings.restarts, None, list(history)))
+
+    def write_slow(self, slow: Sequence[SlowRank]) -> None:
+        """Write the record of the running job anew, with the ranks that are slow now."""
+        if self._latest and self._latest.outcome == "running":
+            self.write(replace(self._latest, slow=list(slow)))
 
     def count_lines(self, lines: int) -> None:
         """Count lines of the ranks, and repeat the record so that a tail of the log contains it."""

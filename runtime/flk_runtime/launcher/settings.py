@@ -41,6 +41,9 @@ class Settings:
     join_timeout: float = 1800.0
     lease: float = 15.0  # silence after which the launchers give up a connection between them
     grace: float = 10.0
+    hang_timeout: float = 480.0  # without progress; 0: never. Below the 10 minutes after which NCCL aborts a rank
+    slow_factor: float = 1.5
+    slow_window: float = 60.0
     fork: bool = True
     code: str = ""  # folder of the archive; empty: the code is in the working folder already
     code_hash: str = ""
@@ -119,6 +122,9 @@ class Settings:
             join_timeout=min(join_timeout, deadline or join_timeout),
             lease=number(contract.LEASE, cls.lease, _SHORTEST_LEASE),
             grace=number(contract.GRACE, cls.grace),
+            hang_timeout=number(contract.HANG_TIMEOUT, cls.hang_timeout),
+            slow_factor=number(contract.SLOW_FACTOR, cls.slow_factor, 1),
+            slow_window=number(contract.SLOW_WINDOW, cls.slow_window, 1),
             fork=start == "fork",
             code=environ.get(contract.CODE, ""),
             code_hash=environ.get(contract.CODE_HASH, ""),

@@ -18,7 +18,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 from flk_runtime import contract
-from flk_runtime.system import report
+from flk_runtime.system import observer, report
 
 _C10D = "torch.distributed.distributed_c10d"
 
@@ -30,6 +30,7 @@ def run(command: Sequence[str]) -> int:
     connection later, so their reports come after that of the root cause.
     """
     faulthandler.enable(all_threads=False)  # a fatal signal leaves the Python stack on stderr
+    observer.start()
     try:
         _run(command)
     except SystemExit as exit_:

@@ -68,6 +68,11 @@ class ProgressPage:
     saved = _Int(5)  # step of the latest checkpoint that this rank took part in; -1: none
     boundary = _Int(6)  # the step after which the rank last looked at `hold`; -1: it cannot stop at a step
     waiting = _Int(7)  # 1: the rank has found `hold` and waits at `boundary` until `target` is known
+    # The rank's observer writes these, a few times a second.
+    samples = _Int(10)  # how often it has looked whether a collective of this rank has not ended
+    pending_samples = _Int(11)  # how often one had not
+    pending = _Int(12)  # 1: one had not when it looked last
+    collective_time = _Float(13)  # when a collective was last seen to begin or end; 0: none yet
     # The launcher writes these.
     hold = _Int(8)  # 1: wait at the next step boundary
     target = _Int(9)  # the step after which all ranks save and end; -1: not known yet

@@ -42,6 +42,7 @@ JOB_OPTIONS = [
     "--restarts many",
     "--deadline 1x",
     "--deadline 0",
+    "--hang-timeout 1x",
     "--patch nope.yaml",
     "--ship 'nope*'",
     "--ship data --no-ship",

@@ -12,6 +12,9 @@ JSON each (`connection`), with an authentication code (`authentication`). The `L
 - SuccessReports of all pods, a failure after which no attempt may follow, or a pod that never joins end the job:
   JobEnded, which members answer with Leave.
 
+The leader also watches for hangs and slow ranks (`launcher.hangs`): heartbeats carry the progress of a pod's ranks, and
+StacksRequested asks each member for their stacks, because the job hangs or because somebody sent StacksWanted.
+
 Members and leader send heartbeats, and give a connection up on which nothing has arrived for the time of a lease. A
 member that loses its connection ends its ranks and connects again, however often, also to a new leader in the place of
 one that was lost. It then sends the history of attempts, so numbers and restarts continue.
@@ -27,8 +30,23 @@ from flk_runtime.launcher.rendezvous.messages import (
     Event,
     JobEnded,
     LeaderLost,
+    SlowRanksChanged,
+    StacksGathered,
+    StacksRequested,
     ThreadFailed,
 )
 from flk_runtime.launcher.rendezvous.server import Server
 
-__all__ = ["AttemptEnded", "AttemptStarted", "Event", "JobEnded", "LeaderLost", "Member", "Server", "ThreadFailed"]
+__all__ = [
+    "AttemptEnded",
+    "AttemptStarted",
+    "Event",
+    "JobEnded",
+    "LeaderLost",
+    "Member",
+    "Server",
+    "SlowRanksChanged",
+    "StacksGathered",
+    "StacksRequested",
+    "ThreadFailed",
+]

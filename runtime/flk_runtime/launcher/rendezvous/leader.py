@@ -12,14 +12,22 @@ from dataclasses import replace
 
 from flk_runtime.contract import Attempt, Failure, JobRecord
 from flk_runtime.launcher.failures import job_record, may_restart, progress, root_cause, shorten
+from flk_runtime.launcher.hangs.overseer import Overseer
+from flk_runtime.launcher.hangs.stragglers import Stragglers
 from flk_runtime.launcher.rendezvous.messages import (
     AttemptEnded,
     AttemptStarted,
     FailureReport,
+    Heartbeat,
     JobEnded,
     Join,
     Leave,
     Message,
+    SlowRanksChanged,
+    StacksGathered,
+    StacksReport,
+    StacksRequested,
+    StacksWanted,
     SuccessReport,
 )
 from flk_runtime.launcher.settings import Settings
@@ -73,6 +81,14 @@ class Leader:
         self._end_at = 0.0  # time at which it does
         self._record: JobRecord | None = None
         self._join_deadline = self._progress_at = now
+        self._overseer = Overseer(
+            settings.hang_timeout,
+            Stragglers(settings.slow_factor, settings.slow_window),
+            request=lambda pod, number: send(pod, StacksRequested(number)),
+            answer=lambda asker, report: send(asker[0], StacksGathered(asker[1], report)),
+            show_slow=lambda slow: send(0, SlowRanksChanged(slow)),
+            log=log,
+        )
         self._start_joining(now)
 
     # What happens ------------------------------------------------------------------------------------------------
@@ -105,9 +121,18 @@ class Leader:
                     self._end_job(job_record(None, self._history, self._settings.restarts))
             case Leave():
                 self._left.add(pod)
+            case Heartbeat(status) if status:
+                self._overseer.heartbeat(pod, status)
+            case StacksReport(number, snapshots):
+                self._overseer.received_stacks(pod, number, snapshots)
+            case StacksWanted(asker):
+                self._overseer.want_stacks((pod, asker), now)
 
     def tick(self, now: float) -> None:
         """Do what is due at this time."""
+        hang = self._overseer.tick(now)
+        if hang and self._is_current(hang.attempt):
+            self._end_attempt(hang, now)
         if self._phase is _Phase.RUNNING and self._secondary and now >= self._end_at:
             self._end_attempt(self._secondary, now)
         elif self._phase is _Phase.JOINING:
@@ -122,9 +147,12 @@ class Leader:
 
     def due(self) -> float | None:
         """The time at which `tick` has something to do; None if nothing is planned."""
-        if self._phase is _Phase.RUNNING:
-            return self._end_at if self._secondary else None
-        return min(self._join_deadline, self._progress_at) if self._phase is _Phase.JOINING else None
+        times = [self._overseer.due()]
+        if self._phase is _Phase.RUNNING and self._secondary:
+            times.append(self._end_at)
+        elif self._phase is _Phase.JOINING:
+            times += [self._join_deadline, self._progress_at]
+        return min((each for each in times if each is not None), default=None)
 
     @property
     def all_know_the_end(self) -> bool:
@@ -171,6 +199,8 @@ class Leader:
         self._admitted = dict(self._connected)
         self._failures, self._secondary = [], None
         self._done.clear()
+        places = {pod: (self._joined[pod].pod_name, self._joined[pod].node) for pod in self._admitted}
+        self._overseer.attempt_started(number, places, now)
         self._joined.clear()
         address = "127.0.0.1" if settings.pods == 1 else settings.pod_ip or settings.rendezvous_host
         start = AttemptStarted(number, address, self._serve_ranks_store(), self._history)
@@ -189,11 +219,13 @@ class Leader:
         self._history = self._ended(failure)
         for pod in self._admitted:
             self._send(pod, AttemptEnded(failure.attempt, failure))
+        self._overseer.attempt_ended()
         self._start_joining(now)
 
     def _end_job(self, record: JobRecord) -> None:
         self._phase = _Phase.DONE
         self._record = record
+        self._overseer.attempt_ended()
         for pod in list(self._connected):
             self._send(pod, JobEnded(record))
 

@@ -30,6 +30,11 @@ from flk_runtime.launcher.rendezvous.messages import (
     Leave,
     Message,
     Refused,
+    SlowRanksChanged,
+    StacksGathered,
+    StacksReport,
+    StacksRequested,
+    StacksWanted,
     SuccessReport,
 )
 from flk_runtime.launcher.rendezvous.thread import start_thread
@@ -40,6 +45,8 @@ _POLL_MIN, _POLL_MAX = 0.05, 1.0  # seconds between two tries to connect
 _PROGRESS_INTERVAL = 30.0  # seconds between two lines about a leader that does not answer
 _LOOPBACK = ("127.0.0.1", "::1")  # where the launcher of pod 0 finds itself
 _TEXT_LIMIT = 1 << 20  # characters of the texts of all failures in one message
+
+_Outgoing = FailureReport | SuccessReport | StacksReport | StacksWanted
 
 _DISCONNECTED = "lost the connection to pod 0"
 
@@ -78,7 +85,7 @@ class Member:
         self._attempt: AttemptStarted | None = None  # that runs
         self._over = False
         self._status: dict[str, Any] = {}
-        self._outbox: queue.SimpleQueue[FailureReport | SuccessReport | _Ready] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[_Outgoing | _Ready] = queue.SimpleQueue()
         self._wakeup, self._wake_end = socket.socketpair()
         for end in (self._wakeup, self._wake_end):
             end.setblocking(False)
@@ -103,7 +110,15 @@ class Member:
         """Replace the status of this pod's ranks, which the next heartbeats carry to the leader."""
         self._status = status
 
-    def _put(self, item: FailureReport | SuccessReport | _Ready) -> None:
+    def report_stacks(self, number: int, snapshots: list[dict[str, Any]]) -> None:
+        """Answer StacksRequested. Any thread may call this."""
+        self._put(StacksReport(number, snapshots))
+
+    def want_stacks(self, asker: str) -> None:
+        """Ask the leader for the stacks of all ranks of the job, which StacksGathered brings."""
+        self._put(StacksWanted(asker))
+
+    def _put(self, item: _Outgoing | _Ready) -> None:
         self._outbox.put(item)
         with contextlib.suppress(BlockingIOError):  # the thread has not yet woken up for the former items
             self._wake_end.send(b"\0")
@@ -181,6 +196,8 @@ class Member:
                 self._post(message)
             case AttemptEnded() if self._attempt:
                 self._end_attempt(message.failure)
+                self._post(message)
+            case StacksRequested() | StacksGathered() | SlowRanksChanged():
                 self._post(message)
             case JobEnded():
                 with contextlib.suppress(OSError):

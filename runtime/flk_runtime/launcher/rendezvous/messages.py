@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from flk_runtime.contract import Attempt, Failure, JobRecord
+from flk_runtime.contract import Attempt, Failure, JobRecord, SlowRank
 
 
 class MessageError(ValueError):
@@ -60,6 +60,21 @@ class SuccessReport:
 @dataclass(frozen=True)
 class Leave:
     """The member knows how the job ended."""
+
+
+@dataclass(frozen=True)
+class StacksReport:
+    """Stacks of all ranks of this pod, as the leader has asked for them."""
+
+    number: int  # of the request
+    snapshots: list[dict[str, Any]]  # of flk_runtime.launcher.hangs.snapshot.Snapshot
+
+
+@dataclass(frozen=True)
+class StacksWanted:
+    """Somebody wants to see the stacks of all ranks of the job."""
+
+    asker: str  # a name for `StacksGathered`
 
 
 # In both directions ----------------------------------------------------------------------------------------------
@@ -116,6 +131,28 @@ class JobEnded:
     record: JobRecord
 
 
+@dataclass(frozen=True)
+class StacksRequested:
+    """Take the stacks of this pod's ranks and send them."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class StacksGathered:
+    """The stacks of all ranks of the job, for somebody who has asked for them."""
+
+    asker: str
+    report: dict[str, Any]  # of flk_runtime.launcher.hangs.report.to_dict
+
+
+@dataclass(frozen=True)
+class SlowRanksChanged:
+    """Other ranks are slow than before. For the launcher of pod 0, which writes the job's record."""
+
+    slow: list[SlowRank]
+
+
 # From the threads of the rendezvous to the launcher's loop, in the same process -----------------------------------
 
 
@@ -133,7 +170,16 @@ class ThreadFailed:
     error: BaseException
 
 
-Event = AttemptStarted | AttemptEnded | JobEnded | LeaderLost | ThreadFailed
+Event = (
+    AttemptStarted
+    | AttemptEnded
+    | JobEnded
+    | StacksRequested
+    | StacksGathered
+    | SlowRanksChanged
+    | LeaderLost
+    | ThreadFailed
+)
 Message = (
     Hello
     | Join
@@ -146,6 +192,11 @@ Message = (
     | AttemptStarted
     | AttemptEnded
     | JobEnded
+    | StacksReport
+    | StacksWanted
+    | StacksRequested
+    | StacksGathered
+    | SlowRanksChanged
 )
 
 _CLASSES: dict[str, Callable[..., Message]] = {
@@ -162,6 +213,11 @@ _CLASSES: dict[str, Callable[..., Message]] = {
         AttemptStarted,
         AttemptEnded,
         JobEnded,
+        StacksReport,
+        StacksWanted,
+        StacksRequested,
+        StacksGathered,
+        SlowRanksChanged,
     )
 }
 # How the fields of a message that are not plain values are read, by the name of the field.
@@ -170,6 +226,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "failures": lambda data: [Failure.from_dict(failure) for failure in data],
     "history": lambda data: [Attempt.from_dict(attempt) for attempt in data],
     "record": JobRecord.from_dict,
+    "slow": lambda data: [SlowRank(**slow) for slow in data],
 }
 _PLAIN = {"int": int, "str": str}  # annotations of fields that are checked
 

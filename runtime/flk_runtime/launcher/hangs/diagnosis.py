@@ -1,0 +1,205 @@
+"""Name the ranks that a hang waits for, and say in one sentence what they do: pure functions over snapshots."""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from flk_runtime.launcher.hangs.snapshot import Frame, Pending, Snapshot
+
+_DATA_LOADER: Final = "waits in its DataLoader"
+_IMPORT: Final = "imports a module"
+# What a rank does, by file and function of a call on its main thread's stack. The first row that matches counts.
+_ACTIVITIES: Final = (
+    (r"torch/utils/data/dataloader\.py$", r"_try_get_data|_get_data|_next_data|__next__", _DATA_LOADER),
+    (r"<frozen importlib\._bootstrap>$", r"acquire|__enter__|_lock_unlock_module", "waits for another thread's import"),
+    (r"<frozen importlib\._bootstrap", r".*", _IMPORT),
+    (
+        r"(^|/)torch/distributed/",
+        r"store_based_barrier|.*rendezvous.*|_store_.*",
+        "waits for the other ranks in a store",
+    ),
+    (r"(^|/)subprocess\.py$", r"wait|_wait|communicate|_communicate|_try_wait", "waits for a process that it started"),
+    (r"(^|/)(ssl|socket|http/client|urllib3/.*)\.py$", r".*", "waits for the network"),
+    (r"(^|/)(queue|multiprocessing/queues)\.py$", r"get|put", "waits for a queue"),
+    (r"(^|/)threading\.py$", r"wait|acquire|join|_wait_for_tstate_lock|_shutdown", "waits for another thread"),
+    (r"(^|/)concurrent/futures/.*\.py$", r".*", "waits for another thread"),
+)
+_LIBRARY = re.compile(r"^<|^torch/|(^|/)python3\.\d+/|(^|/)flk_runtime/")
+_C10D = re.compile(r"(^|/)torch/distributed/(distributed_c10d|_functional_collectives)\.py$")
+_NOT_COLLECTIVES = ("wrapper", "<lambda>", "_object_to_tensor", "_tensor_to_object")
+_BACKWARD = "_engine_run_backward"
+_SHOWN_RANKS: Final = 8
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Why ranks wait for each other."""
+
+    ranks: tuple[int, ...]  # whose behaviour differs from that of the others; all ranks if none differs
+    predicate: str  # of these ranks: "did not reach all_reduce 812; it waits in its DataLoader"
+    collective: str = ""  # that the others wait in
+
+    def sentence(self) -> str:
+        """The cause in one sentence."""
+        return f"{name_ranks(self.ranks)} {self.predicate}"
+
+
+def diagnose(snapshots: Sequence[Snapshot]) -> Diagnosis:
+    """Find the ranks that the others wait for. Raises ValueError without snapshots.
+
+    In this order: ranks that did not reach a collective that others are in, ranks that are in another collective than
+    most, ranks that are not in torch.distributed while others are, ranks whose stack is rare.
+    """
+    if not snapshots:
+        raise ValueError("a diagnosis needs at least one snapshot")
+    return _by_flight_recorder(snapshots) or _by_stacks(snapshots)
+
+
+def activity(snapshot: Snapshot) -> str:
+    """What the rank does, as the predicate of a sentence."""
+    if snapshot.state == "T":
+        return "is stopped (SIGSTOP)"
+    if snapshot.state == "D":
+        return _at("waits for a disk or a device", snapshot)
+    stuck = "" if snapshot.answers else ", in native code that holds Python's lock (GIL)"
+    for file, function, predicate in _ACTIVITIES:
+        if not _contains(snapshot.main, file, function):
+            continue
+        worker = user_frame(snapshot.workers[0]) if snapshot.workers else None
+        if predicate == _DATA_LOADER and worker:
+            return f"{_at(f'{predicate} for a worker process', snapshot)}; the worker is at {worker.place}"
+        if predicate == _IMPORT and any(_contains(stack, *_ACTIVITIES[1][:2]) for stack in snapshot.threads):
+            predicate = "is in a deadlock of imports with another of its threads"
+        return _at(predicate, snapshot) + stuck
+    waits = in_collective(snapshot)
+    if waits:
+        return _at(f"is in {waits}", snapshot)
+    return (_at("is", snapshot) if snapshot.main else "shows no Python stack") + stuck
+
+
+def in_collective(snapshot: Snapshot) -> str:
+    """The collective that the rank waits in, or an empty string. By the flight recorder, else by its stack."""
+    if snapshot.pending:
+        return str(snapshot.pending[0])
+    function = ""
+    for frame in snapshot.main:
+        if frame.function == _BACKWARD:
+            return "the backward pass"
+        if _C10D.search(frame.file) and frame.function not in _NOT_COLLECTIVES:
+            function = frame.function  # the outermost: all_gather_object and not the all_gather that it calls
+    return function
+
+
+def odd_first(snapshots: Sequence[Snapshot], diagnosis: Diagnosis) -> list[list[Snapshot]]:
+    """The snapshots grouped by equal stacks: groups with a rank of the diagnosis first, then the smaller ones."""
+    groups: dict[str, list[Snapshot]] = {}
+    for snapshot in sorted(snapshots, key=lambda each: each.rank):
+        groups.setdefault(snapshot.key, []).append(snapshot)
+    named = set(diagnosis.ranks)
+    return sorted(
+        groups.values(), key=lambda group: (not any(each.rank in named for each in group), len(group), group[0].rank)
+    )
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 3, 5 and 8-15``; long lists are cut."""
+    ordered = sorted(set(ranks))
+    runs: list[list[int]] = []
+    for rank in ordered:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    words = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    if len(words) > _SHOWN_RANKS:
+        left = sum(len(run) for run in runs[_SHOWN_RANKS:])
+        return f"ranks {', '.join(words[:_SHOWN_RANKS])} and {left} more"
+    if len(ordered) == 1:
+        return f"rank {words[0]}"
+    return f"ranks {', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else f"ranks {words[0]}"
+
+
+def _by_flight_recorder(snapshots: Sequence[Snapshot]) -> Diagnosis | None:
+    waiting: dict[tuple[str, int], dict[int, Pending]] = {}  # ranks in each collective, by group and number
+    for snapshot in snapshots:
+        for pending in snapshot.pending[:1]:
+            waiting.setdefault((pending.group, pending.number), {})[snapshot.rank] = pending
+    # The collective that most ranks wait in; of those, the one that was begun first.
+    for (group, number), ranks in sorted(waiting.items(), key=lambda item: (-len(item[1]), item[0][1])):
+        usual = collections.Counter(pending.name for pending in ranks.values()).most_common(1)[0][0]
+        awaited = next(pending for pending in ranks.values() if pending.name == usual)
+        missing = [each for each in snapshots if each.rank not in ranks and _belongs(each, group, number)]
+        if missing:
+            predicate = f"did not reach {awaited}{_aside(missing)}"
+            return Diagnosis(tuple(each.rank for each in missing), predicate, str(awaited))
+        others = {rank: pending for rank, pending in ranks.items() if pending.name != usual}
+        if others:
+            first = min(others)
+            verb = "is" if len(others) == 1 else "are"
+            rest = "the others" if len(ranks) - len(others) > 1 else name_ranks([r for r in ranks if r not in others])
+            predicate = f"{verb} in {others[first]}, {rest} in {awaited}"
+            return Diagnosis(tuple(sorted(others)), predicate, str(awaited))
+        sizes = collections.Counter(pending.sizes for pending in ranks.values())
+        if len(sizes) > 1:
+            usual_size = sizes.most_common(1)[0][0]
+            differing = tuple(sorted(rank for rank, pending in ranks.items() if pending.sizes != usual_size))
+            sent = f"sizes {ranks[differing[0]].sizes} into {awaited}, the others {usual_size}"
+            return Diagnosis(differing, f"{'gives' if len(differing) == 1 else 'give'} tensors of {sent}", str(awaited))
+    if waiting:
+        (group, number), ranks = max(waiting.items(), key=lambda item: (len(item[1]), -item[0][1]))
+        awaited = next(iter(ranks.values()))
+        predicate = f"{'is' if len(ranks) == 1 else 'are all'} in {awaited}, which does not end"
+        return Diagnosis(tuple(sorted(ranks)), predicate, str(awaited))
+    return None
+
+
+def _belongs(snapshot: Snapshot, group: str, number: int) -> bool:
+    """Return whether the rank is a member of the group, as far as is known, and has not reached this collective."""
+    if group in snapshot.groups:
+        return snapshot.groups[group] < number
+    # A rank that does not answer, or has used no group yet, misses the default group.
+    return group == "0"
+
+
+def _by_stacks(snapshots: Sequence[Snapshot]) -> Diagnosis:
+    where = {each.rank: in_collective(each) for each in snapshots}
+    outside = [each for each in snapshots if not where[each.rank]]
+    inside = collections.Counter(name for name in where.values() if name).most_common()
+    if outside and inside:
+        predicate = f"did not reach {inside[0][0]}{_aside(outside)}"
+        return Diagnosis(tuple(each.rank for each in outside), predicate, inside[0][0])
+    if len(inside) > 1:
+        rare, usual = inside[-1][0], inside[0][0]
+        ranks = tuple(rank for rank, name in sorted(where.items()) if name == rare)
+        return Diagnosis(ranks, f"{'is' if len(ranks) == 1 else 'are'} in {rare}, others in {usual}", usual)
+    keys = collections.Counter(each.key for each in snapshots).most_common()
+    rare_key = keys[-1][0] if len(keys) > 1 and keys[-1][1] < keys[0][1] else None
+    odd = [each for each in snapshots if rare_key is None or each.key == rare_key]
+    return Diagnosis(tuple(sorted(each.rank for each in odd)), activity(odd[0]), inside[0][0] if inside else "")
+
+
+def _aside(missing: Sequence[Snapshot]) -> str:
+    """What the missing ranks do instead, if they all do the same."""
+    told = {activity(each) for each in missing}
+    if len(told) > 1:
+        return ""
+    return f"; {'it' if len(missing) == 1 else 'each'} {told.pop()}"
+
+
+def _contains(stack: Sequence[Frame], file: str, function: str) -> bool:
+    return any(re.search(file, frame.file) and re.fullmatch(function, frame.function) for frame in stack)
+
+
+def _at(predicate: str, snapshot: Snapshot) -> str:
+    """The predicate with the innermost line of the user's own code."""
+    frame = user_frame(snapshot.main)
+    return f"{predicate} at {frame.place}" if frame else predicate
+
+
+def user_frame(stack: Sequence[Frame]) -> Frame | None:
+    """The innermost frame that is neither of a library nor of Python itself; the innermost one if there is none."""
+    return next((frame for frame in stack if not _LIBRARY.search(frame.file)), stack[0] if stack else None)

@@ -1,0 +1,188 @@
+"""The leader's side of hangs and slow ranks: watches what all pods report, and gathers the stacks of all ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from flk_runtime.contract import Failure, SlowRank
+from flk_runtime.launcher.hangs import report, watchdog
+from flk_runtime.launcher.hangs.diagnosis import diagnose
+from flk_runtime.launcher.hangs.snapshot import Snapshot
+from flk_runtime.launcher.hangs.status import RankStatus
+from flk_runtime.launcher.hangs.stragglers import Stragglers
+
+_REPORT_TIMEOUT: Final = 12.0  # seconds to wait for the stacks of all pods
+_AGAIN: Final = 60.0  # seconds between two looks at the same hang, if the attempt does not end
+_SLOW_INTERVAL: Final = 30.0  # seconds between two changes of the list of slow ranks
+_SLOW_LIMIT: Final = 8  # ranks in the list
+
+Asker = tuple[int, str]  # index of a pod, and a name that is its own business
+
+
+@dataclass
+class _Collection:
+    """Stacks that are being gathered."""
+
+    number: int
+    deadline: float
+    asked: set[int]  # pods
+    askers: list[Asker]  # who wants to know; empty: because the job hangs
+    because_of_hang: bool
+    snapshots: list[Snapshot] = field(default_factory=list)
+    known: dict[str, Snapshot] = field(default_factory=dict)  # the first with each stack, by key
+
+
+class Overseer:
+    """Has no clock or sockets of its own: its callers pass the time in ``now`` and messages in both directions."""
+
+    def __init__(
+        self,
+        limit: float,
+        stragglers: Stragglers,
+        request: Callable[[int, int], None],
+        answer: Callable[[Asker, dict[str, Any]], None],
+        show_slow: Callable[[list[SlowRank]], None],
+        log: Callable[[str], None],
+    ) -> None:
+        """``limit`` is the time without progress after which the job hangs, in seconds; 0: never.
+
+        ``request`` asks a pod for its stacks and takes its index and the number of the request. ``answer`` sends a
+        report to one who asked for it. ``show_slow`` is called when other ranks are slow than before.
+        """
+        self._limit = limit
+        self._stragglers = stragglers
+        self._request = request
+        self._answer = answer
+        self._show_slow = show_slow
+        self._log = log
+        self._attempt = -1  # -1: none runs
+        self._places: dict[int, tuple[str, str]] = {}  # names of pod and node, by pod
+        self._statuses: dict[int, list[RankStatus]] = {}  # by pod
+        self._collection: _Collection | None = None
+        self._number = 0  # of the latest request
+        self._look_at = 0.0  # time of the next look at all ranks
+        self._slow: list[SlowRank] = []
+        self._slow_at = 0.0  # time of the latest change
+
+    def attempt_started(self, number: int, places: Mapping[int, tuple[str, str]], now: float) -> None:
+        """An attempt starts on these pods, whose names and nodes are ``places``."""
+        self.attempt_ended()
+        self._attempt = number
+        self._places = dict(places)
+        self._look_at = now + watchdog.interval(self._limit)
+
+    def attempt_ended(self) -> None:
+        """No attempt runs."""
+        self._attempt = -1
+        self._statuses.clear()
+        self._stragglers.clear()
+        self._slow, self._slow_at = [], 0.0
+        if self._collection and self._collection.because_of_hang:
+            self._collection = None
+
+    def heartbeat(self, pod: int, status: Mapping[str, Any]) -> None:
+        """Note what a pod says of its ranks."""
+        if status.get("attempt") == self._attempt and pod in self._places:
+            self._statuses[pod] = [RankStatus.from_list(each) for each in status["ranks"]]
+
+    def want_stacks(self, asker: Asker, now: float) -> None:
+        """Gather the stacks of all ranks, and send a report to ``asker``."""
+        if self._collection is None:
+            self._start_collection(now, because_of_hang=False)
+        if self._collection:
+            self._collection.askers.append(asker)
+
+    def received_stacks(self, pod: int, number: int, snapshots: Sequence[Mapping[str, Any]]) -> None:
+        """Add the snapshots of a pod. Those with equal stacks share them in memory."""
+        collection = self._collection
+        if collection is None or collection.number != number:
+            return
+        collection.asked.discard(pod)
+        for data in snapshots:
+            snapshot = Snapshot.from_dict(data)
+            first = collection.known.setdefault(snapshot.key, snapshot)
+            collection.snapshots.append(replace(snapshot, main=first.main, threads=(), workers=first.workers))
+
+    def tick(self, now: float) -> Failure | None:
+        """Do what is due. Returns the failure of a job that hangs."""
+        if self._collection and (not self._collection.asked or now >= self._collection.deadline):
+            return self._finish_collection(now)
+        if self._attempt < 0 or now < self._look_at:
+            return None
+        self._look_at = now + watchdog.interval(self._limit)
+        if len(self._statuses) == len(self._places):
+            ranks = [status for statuses in self._statuses.values() for status in statuses]
+            self._find_slow(ranks, now)
+            if self._limit and not self._collection and watchdog.hangs(ranks, self._limit):
+                self._start_collection(now, because_of_hang=True)
+        return None
+
+    def due(self) -> float | None:
+        """The time of the next `tick`; None if nothing is planned."""
+        times = [self._collection.deadline if self._collection.asked else 0.0] if self._collection else []
+        if self._attempt >= 0:
+            times.append(self._look_at)
+        return min(times, default=None)
+
+    def _start_collection(self, now: float, *, because_of_hang: bool) -> None:
+        self._number += 1
+        pods = set(self._places) if self._attempt >= 0 else set()
+        self._collection = _Collection(self._number, now + _REPORT_TIMEOUT, pods, [], because_of_hang)
+        for pod in sorted(pods):
+            self._request(pod, self._number)
+
+    def _finish_collection(self, now: float) -> Failure | None:
+        collection, self._collection = self._collection, None
+        if collection is None:
+            return None
+        silent = [self._places[pod][0] for pod in sorted(collection.asked) if pod in self._places]
+        if not collection.snapshots:
+            for asker in collection.askers:
+                self._answer(asker, {"cause": "", "groups": [], "silent": silent})
+            return None
+        diagnosis = diagnose(collection.snapshots)
+        for asker in collection.askers:
+            self._answer(asker, report.to_dict(self._full(collection), diagnosis, silent))
+        ranks = [status for statuses in self._statuses.values() for status in statuses]
+        if not collection.because_of_hang or not watchdog.hangs(ranks, self._limit):
+            return None
+        self._look_at = now + _AGAIN
+        idle = min(min(status.idle, status.beat) for status in ranks)
+        self._log(f"no rank has made progress for {idle:.0f} s: {diagnosis.sentence()}")
+        for line in report.lines(self._full(collection), diagnosis):
+            self._log(line)
+        if silent:
+            self._log(f"no stacks from {', '.join(silent[:_SLOW_LIMIT])}")
+        first = next(each for each in self._full(collection) if each.rank == diagnosis.ranks[0])
+        return Failure(
+            "hang",
+            first.pod,
+            first.rank,
+            first.pod_name,
+            first.node,
+            self._attempt,
+            time.time(),
+            message=diagnosis.predicate,
+            traceback="\n".join(report.stack_lines(first)),
+            count=len(diagnosis.ranks),
+        )
+
+    def _full(self, collection: _Collection) -> list[Snapshot]:
+        """The snapshots, with the threads of the first one of each stack."""
+        firsts = {each.rank: each for each in collection.known.values()}
+        return [firsts.get(each.rank, each) for each in collection.snapshots]
+
+    def _find_slow(self, ranks: Sequence[RankStatus], now: float) -> None:
+        found = self._stragglers.update(now, ranks)
+        pods = {status.rank: pod for pod, statuses in self._statuses.items() for status in statuses}
+        slowest = sorted(found, key=lambda rank: (-found[rank], rank))[:_SLOW_LIMIT]
+        if set(slowest) == {each.rank for each in self._slow} or now - self._slow_at < _SLOW_INTERVAL:
+            return
+        self._slow_at = now
+        self._slow = [SlowRank(rank, *self._places[pods[rank]], found[rank]) for rank in slowest]
+        self._show_slow(self._slow)
+        for slow in self._slow:
+            self._log(slow.summary)

@@ -1,0 +1,48 @@
+"""Signs of progress of a rank, as its own launcher sees them and sends them to the leader."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final, NamedTuple
+
+_BUSY: Final = 0.05  # share of one CPU that a rank and its processes must use to count as busy
+NEVER: Final = 1e9  # seconds since something that has not happened
+
+
+class RankStatus(NamedTuple):
+    """Signs of progress of one rank. Ages are in seconds."""
+
+    rank: int
+    step: int  # -1: unknown
+    idle: float  # since the last step, heartbeat, line of output, or begin or end of a collective; at most its age
+    beat: float  # since the last step or heartbeat
+    cpu_idle: float  # since the rank and the processes that it started last used CPU time
+    waits: float  # how long the rank has been in the same collective; 0: it is in none
+    samples: int  # how often its observer has looked whether a collective is pending, since the rank started
+    pending: int  # how often one was
+
+    @classmethod
+    def from_list(cls, values: list[Any]) -> RankStatus:
+        """The status from JSON. Raises TypeError if the number of values is wrong."""
+        return cls(*values)
+
+
+class CpuMeter:
+    """Notes when a process last used CPU time."""
+
+    def __init__(self, now: float) -> None:
+        self._time, self._seconds = now, 0.0
+        self.busy_time = now
+
+    def update(self, now: float, seconds: float) -> None:
+        """``seconds`` is the CPU time so far of the process and those that it started."""
+        if now <= self._time:
+            return
+        if seconds - self._seconds >= _BUSY * (now - self._time):
+            self.busy_time = now
+        self._time, self._seconds = now, seconds
+
+
+def age(moment: float, now: float | None = None) -> float:
+    """Seconds since ``moment``, by time.monotonic; NEVER if it is 0."""
+    return NEVER if not moment else max(0.0, (time.monotonic() if now is None else now) - moment)

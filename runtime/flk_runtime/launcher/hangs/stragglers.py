@@ -1,0 +1,56 @@
+"""Find ranks that are slower than the others.
+
+In synchronous training all ranks make the same number of steps in the same time: the fast ones wait for the slow one in
+collectives. So a rank's own work is the share of time in which no collective of it is pending, and a straggler is a
+rank that works much more of the time than the median rank does.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from flk_runtime.launcher.hangs.status import RankStatus
+
+_SAMPLES: Final = 40  # that a rank needs in the window: the share is then known to about 0.08
+_EXCESS: Final = 0.2  # by which the share must exceed the median's; without it, ranks that only wait would be compared
+
+
+class Stragglers:
+    """Compares the ranks over a sliding window of time."""
+
+    def __init__(self, factor: float, window: float) -> None:
+        """A rank counts as slow if it works ``factor`` times as long as the median in the last ``window`` seconds."""
+        self._factor = factor
+        self._window = window
+        self._seen: deque[tuple[float, Mapping[int, RankStatus]]] = deque()
+
+    def update(self, now: float, statuses: Sequence[RankStatus]) -> dict[int, float]:
+        """Add what all ranks report at the time ``now``. Returns the slow ranks, each with its factor."""
+        current = {status.rank: status for status in statuses}
+        self._seen.append((now, current))
+        while len(self._seen) > 1 and now - self._seen[1][0] >= self._window:
+            self._seen.popleft()
+        since, before = self._seen[0]
+        if now - since < self._window:
+            return {}
+        work = {}
+        for rank, status in current.items():
+            samples = status.samples - (before[rank].samples if rank in before else 0)
+            pending = status.pending - (before[rank].pending if rank in before else 0)
+            if samples >= _SAMPLES:
+                work[rank] = 1 - pending / samples
+        if len(work) < 2 or len(work) < len(current):
+            return {}
+        usual = statistics.median_low(work.values())
+        return {
+            rank: round(share / max(usual, 0.01), 1)
+            for rank, share in work.items()
+            if share >= self._factor * usual and share - usual >= _EXCESS
+        }
+
+    def clear(self) -> None:
+        """Forget everything: a new attempt begins."""
+        self._seen.clear()

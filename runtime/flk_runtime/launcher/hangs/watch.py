@@ -1,0 +1,126 @@
+"""A launcher's own side of hangs and slow ranks: it tells the leader how its ranks progress, and takes snapshots."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from flk_runtime import contract
+from flk_runtime.launcher.hangs import collect, watchdog
+from flk_runtime.launcher.hangs.status import CpuMeter, RankStatus, age
+from flk_runtime.launcher.settings import Settings
+from flk_runtime.system.progress import ProgressPage
+
+_MAX_INTERVAL: Final = 5.0  # seconds between two statuses
+
+
+class Process(Protocol):
+    """A running rank, as a launcher knows it."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def progress(self) -> ProgressPage: ...
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The variables that the launcher has set for it."""
+
+    @property
+    def output_time(self) -> float:
+        """When it last wrote a line, by time.monotonic; 0: never."""
+
+
+@dataclass
+class _Watched:
+    """A rank, and when it was last seen to make progress."""
+
+    process: Process
+    started: float
+    meter: CpuMeter
+
+
+class Watch:
+    """Watches the ranks of this pod. The launcher's loop calls `update` when it is due."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        post_status: Callable[[dict[str, Any]], None],
+        report_stacks: Callable[[int, list[dict[str, Any]]], None],
+    ) -> None:
+        """``post_status`` and ``report_stacks`` send to the leader; both return at once and work from any thread."""
+        self._settings = settings
+        self._post_status = post_status
+        self._report_stacks = report_stacks
+        self._interval = min(_MAX_INTERVAL, watchdog.interval(settings.hang_timeout))
+        self._watched: dict[int, _Watched] = {}  # by process id
+        self.due = time.monotonic()  # time of the next `update`
+
+    def update(self, attempt: int, ranks: Iterable[Process]) -> None:
+        """Tell the leader how the ranks that run progress."""
+        now = time.monotonic()
+        self.due = now + self._interval
+        watched = {}
+        for rank in ranks:
+            each = self._watched.get(rank.pid) or _Watched(rank, now, CpuMeter(now))
+            each.meter.update(now, collect.cpu_seconds(rank.pid))
+            watched[rank.pid] = each
+        self._watched = watched
+        self._post_status({"attempt": attempt, "ranks": [_status(each, now) for each in watched.values()]})
+
+    def take_stacks(self, number: int) -> None:
+        """Take snapshots of the ranks in a thread, which then sends them as the answer to request ``number``."""
+        settings = self._settings
+        now = time.monotonic()
+        targets = [
+            collect.Target(
+                each.process.rank,
+                each.process.pid,
+                each.process.environment[contract.OBSERVER],
+                each.process.progress.step,
+                min(_status(each, now).idle, now - each.started),
+            )
+            for each in self._watched.values()
+        ]
+
+        def run() -> None:
+            found = collect.take(targets, settings.pod, settings.pod_name, settings.node, settings.work)
+            self._report_stacks(number, [snapshot.to_dict() for snapshot in found])
+
+        threading.Thread(target=run, name="stacks", daemon=True).start()
+
+
+def _status(watched: _Watched, now: float) -> RankStatus:
+    process, page = watched.process, watched.process.progress
+    touched = _file_age(process.environment[contract.HEARTBEAT])
+    beats = [age(page.step_time, now), age(page.heartbeat_time, now), touched]
+    since_output, since_collective = age(process.output_time, now), age(page.collective_time, now)
+    idle = min(*beats, since_output, since_collective, now - watched.started)
+    waits = since_collective if page.pending else 0.0
+    return RankStatus(
+        process.rank,
+        page.step,
+        round(idle, 2),
+        round(min(beats), 2),
+        round(now - watched.meter.busy_time, 2),
+        round(waits, 2),
+        page.samples,
+        page.pending_samples,
+    )
+
+
+def _file_age(path: str) -> float:
+    """Seconds since a file was changed; NEVER if it does not exist."""
+    with contextlib.suppress(OSError):
+        return max(0.0, time.time() - os.stat(path).st_mtime)
+    return age(0.0)

@@ -1,0 +1,41 @@
+"""Decide whether a job hangs: a pure function of what all ranks last did.
+
+A rank makes progress when it makes a step, calls `flk_runtime.heartbeat`, writes a line of output, or begins or ends a
+collective. Two cases need more than that:
+
+- A rank that computes for long without any of these (it evaluates, compiles, reads data) uses CPU time. That counts
+  without limit while no other rank waits for it, and CPU_PATIENCE times as long as the limit while one does: an endless
+  loop uses CPU time too, and torch's own timeouts end collectives then.
+- A rank that waits in a collective may use CPU time (NCCL spins) and write lines (from another thread). Neither counts.
+
+A job hangs when none of its ranks makes progress. One rank that works is enough: in training with collectives, the
+others cannot get further than one collective ahead, so a rank that is stuck soon stops them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from flk_runtime.launcher.hangs.status import RankStatus
+
+CPU_PATIENCE: Final = 4  # with the default limit of 8 minutes a little more than torch's 30 minutes for gloo
+
+
+def hangs(statuses: Sequence[RankStatus], limit: float) -> bool:
+    """Return whether no rank has made progress for ``limit`` seconds. False if there is no rank."""
+    awaited = any(status.waits >= limit for status in statuses)
+    return bool(statuses) and not any(_progresses(status, limit, awaited=awaited) for status in statuses)
+
+
+def _progresses(status: RankStatus, limit: float, *, awaited: bool) -> bool:
+    if status.waits >= limit:
+        return status.beat < limit
+    if status.idle < limit:
+        return True
+    return status.cpu_idle < limit and (not awaited or status.idle < CPU_PATIENCE * limit)
+
+
+def interval(limit: float) -> float:
+    """Seconds between two looks at the ranks, so that a hang is found soon after ``limit`` seconds."""
+    return min(5.0, max(0.5, limit / 4)) if limit else 5.0
