@@ -168,6 +168,7 @@ class Overseer:
             message=diagnosis.predicate,
             traceback="\n".join(report.stack_lines(first)),
             count=len(diagnosis.ranks),
+            step=first.step if first.step >= 0 else None,
         )
 
     def _full(self, collection: _Collection) -> list[Snapshot]:
