@@ -206,7 +206,8 @@ class FakeApiServer:
     def _do_all(self, request: Request, collection: str) -> tuple[int, Any]:
         items = self.objects[collection]
         if request.method == "POST":
-            name = request.body["metadata"]["name"]
+            meta = request.body["metadata"]
+            name = meta.get("name") or f"{meta['generateName']}x"
             if name in items:
                 return 409, failure(409, f'"{name}" already exists')
             if request.query.get("dryRun"):

@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "run": ("flk.cli.run", "Train on this machine, in the same environment as in the cluster"),
     "submit": ("flk.cli.submit", "Train in a cluster: create a PyTorchJob"),
     "render": ("flk.cli.render", "Print the manifests that submit would create"),
+    "doctor": ("flk.cli.doctor", "Find what would prevent jobs from running"),
     "status": ("flk.cli.status", "Show the status of a job, and why it ended"),
     "list": ("flk.cli.list", "List jobs"),
     "logs": ("flk.cli.logs", "Show what every rank prints"),

@@ -227,6 +227,11 @@ def takes_job(function: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def load_job_file(file: str | None) -> LoadedJob:
+    """Return the job of a job file (None: flk.yaml), as a command that takes a job does without other options."""
+    return _load({name: parameter.default for name, parameter in _JOB_PARAMETERS.items()} | {"file": file})
+
+
 def _load(flags: dict[str, Any]) -> LoadedJob:
     from flk.manifest.environment import warnings
     from flk.manifest.files import find_script

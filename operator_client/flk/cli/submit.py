@@ -31,6 +31,12 @@ def submit(
             help="Create nothing. client: print the manifests; server: the API server checks them too.",
         ),
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="First check whether the cluster can run the job, as flk doctor does; if not, exit."
+        ),
+    ] = False,
     timeout: Timeout = None,
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FORMAT", help="Output format: name, json or yaml.")
@@ -54,6 +60,10 @@ def submit(
     submission = prepare(loaded.job, loaded.root, JobClient.connect(context, namespace))
     for sentence in submission.bundle.left_out:
         note(f"not shipped: {sentence}")
+    if check:
+        failed = _check(submission)
+        if failed is not None:
+            return failed
     if dry_run:
         made = submission.manifests
         if dry_run == "server":
@@ -73,6 +83,26 @@ def submit(
     from flk.cli.logs import follow_to_end
 
     return follow_to_end(job.client, job.name, job.uid, timeout=limit)
+
+
+def _check(submission: Submission) -> int | None:
+    """Print on stderr what would prevent the job from running, and return the exit code if something does."""
+    from flk import doctor
+
+    pods = doctor.Pods(submission.manifests[0])
+    results = doctor.examine(doctor.read(submission.client, pods), pods)
+    failed = False
+    for result in results:
+        if result.level in (doctor.Level.FAILED, doctor.Level.WARNING):
+            note(
+                f"check {result.level.value}: {result.check}: {result.found}"
+                + f"; {result.remedy}" * bool(result.remedy)
+            )
+            failed = failed or result.level is doctor.Level.FAILED
+    if failed:
+        note(f"{submission.name}: nothing was created")
+        return int(ExitCode.INFRASTRUCTURE)
+    return None
 
 
 def _show(output: str, submission: Submission, manifests: list[dict[str, object]]) -> None:

@@ -51,6 +51,11 @@ class JobClient:
         words = [program_name(), verb, *([job] if job else []), "-n", self.namespace]
         return " ".join(words + (["--context", self._context] if self._context else []))
 
+    @property
+    def kubectl_flags(self) -> str:
+        """The options with which kubectl uses the same namespace and context, for hints."""
+        return f" -n {self.namespace}{self.api.access.context.flag}"
+
     # Reading
 
     def get_job(self, name: str) -> Object:

@@ -6,13 +6,14 @@ package knows nothing of flk but its errors. Only `flk.jobs` and the packages ab
 
 from flk.kube.client import ApiClient, RetryPolicy
 from flk.kube.credentials import Access, connect
-from flk.kube.resources import Object, Resource, Target
+from flk.kube.resources import Document, Object, Resource, Target
 from flk.kube.watch import Changed, Listed, list_and_watch
 
 __all__ = [
     "Access",
     "ApiClient",
     "Changed",
+    "Document",
     "Listed",
     "Object",
     "Resource",

@@ -68,6 +68,18 @@ class Target:
         return self.resource.path(self.namespace, self.name)
 
 
+@dataclass(frozen=True)
+class Document(Target):
+    """A fixed path that is neither a collection nor an object: the server's version, the resources of an API group."""
+
+    document: str = ""
+
+    @property
+    def path(self) -> str:
+        """Path of the URL."""
+        return self.document
+
+
 def _segment(kind: str, name: str) -> str:
     if name in ("", ".", ".."):
         raise UsageError(f"{name!r} is not the name of {'a namespace' if kind == 'namespace' else 'an object'}")

@@ -1,0 +1,84 @@
+"""`flk doctor`: find what would prevent jobs from running."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flk.cli.options import Context, Namespace, Timeout, load_job_file, note, seconds
+from flk.cli.table import table
+from flk.errors import UsageError
+from flk.terminal import one_line
+from flk_runtime.contract import ExitCode
+
+if TYPE_CHECKING:
+    from flk.doctor import Result
+
+
+def doctor(
+    file: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[FILE]",
+            help="Job file to check the cluster for. Default: flk.yaml, if it exists.",
+            show_default=False,
+        ),
+    ] = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    start_pods: Annotated[
+        bool,
+        typer.Option(
+            "--start-pods",
+            help="Also start the pods of the job for a moment, without its script: image, volumes, name resolution, "
+            "network. Without a job file: two small pods.",
+        ),
+    ] = False,
+    timeout: Timeout = None,
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FORMAT", help="table or json.")] = "table",
+) -> int | None:
+    """Check whether a cluster and a namespace can run jobs, and with a job file whether they can run this one.
+
+    Creates nothing unless --start-pods is given. Exits with 104 if a check has failed. A check that needs objects which
+    you may not read is unknown, and does not count as failed.
+    """
+    if output not in ("table", "json"):
+        raise UsageError(f"--output: must be table or json (is {output!r})")
+    limit = seconds(timeout, "--timeout")
+    from flk import doctor as checks
+    from flk.doctor import Pods
+    from flk.jobs.client import JobClient
+    from flk.jobs.submission import prepare
+    from flk.spec.job import Job
+
+    client = JobClient.connect(context, namespace)
+    job, root, pods = Job(command=["-m", "flk_runtime.check"], replicas=2), Path.cwd(), None
+    if file is not None or Path("flk.yaml").exists():
+        loaded = load_job_file(file)
+        job, root = loaded.job, loaded.root
+        pods = Pods(prepare(job, root, client).manifests[0])
+    results = checks.examine(checks.read(client, pods), pods)
+    if start_pods:
+        results.append(checks.trial(job, root, client, timeout=limit, report=note))
+    return report(results, output)
+
+
+def report(results: Sequence[Result], output: str = "table") -> int | None:
+    """Print what the checks found, and return the exit code."""
+    from flk.doctor import Level
+
+    if output == "json":
+        document = [{**vars(result), "level": result.level.value} for result in results]
+        print(json.dumps({"checks": document}, indent=2))
+    else:
+        rows: list[tuple[str, str, str]] = []
+        for result in results:
+            rows.append((result.level.value, result.check, one_line(result.found)))
+            if result.remedy and result.level is not Level.OK:
+                rows.append((" ", " ", f"remedy: {one_line(result.remedy)}"))
+        print("\n".join(table(("RESULT", "CHECK", "FOUND"), rows)))
+    return int(ExitCode.INFRASTRUCTURE) if any(r.level is Level.FAILED for r in results) else None

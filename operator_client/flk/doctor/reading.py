@@ -1,0 +1,155 @@
+"""Read what the checks need of a cluster: many small requests at once, each of which may be refused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+from flk.doctor.model import Facts, Pods, Unreadable
+from flk.doctor.references import names_of
+from flk.doctor.rights import all_rights
+from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, NoConfigError, UnreachableError
+from flk.jobs.client import JobClient
+from flk.kube import Document, Object, Resource, Target
+
+_THREADS: Final = 8
+_OPERATOR: Final = "control-plane=kubeflow-training-operator"
+_RESOURCES: Final = {
+    "secrets": Resource("", "v1", "secrets"),
+    "configmaps": Resource("", "v1", "configmaps"),
+    "persistentvolumeclaims": Resource("", "v1", "persistentvolumeclaims"),
+    "serviceaccounts": Resource("", "v1", "serviceaccounts"),
+    "priorityclasses": Resource("scheduling.k8s.io", "v1", "priorityclasses"),
+    "storageclasses": Resource("storage.k8s.io", "v1", "storageclasses"),
+    "localqueues": Resource("kueue.x-k8s.io", "v1beta1", "localqueues"),
+}
+_OF_CLUSTER: Final = ("priorityclasses", "storageclasses")
+_PODS: Final = Resource("", "v1", "pods")
+_NAMESPACES: Final = Resource("", "v1", "namespaces")
+_NODES: Final = Resource("", "v1", "nodes")
+_QUOTAS: Final = Resource("", "v1", "resourcequotas")
+_LIMIT_RANGES: Final = Resource("", "v1", "limitranges")
+_DEPLOYMENTS: Final = Resource("apps", "v1", "deployments")
+_VERSION: Final = Document(Resource("", "v1", "version"), document="/version")
+_KUBEFLOW: Final = Document(Resource("kubeflow.org", "v1", ""), document="/apis/kubeflow.org/v1")
+_REVIEWS: Final = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
+
+T = TypeVar("T")
+
+
+def read(client: JobClient, pods: Pods | None = None) -> Facts:
+    """Return what there is to know of the cluster and of the client's namespace; with ``pods`` also of what they name.
+
+    Raises UnreachableError and NoConfigError if the API server does not answer or refuses the credentials. Whatever
+    else cannot be read becomes Unreadable.
+    """
+    version = _call(client, "get", _VERSION)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        futures: dict[str, Future[Any]] = {
+            "api": pool.submit(_call, client, "get", _KUBEFLOW),
+            "operators": pool.submit(_operators, client),
+            "rights": pool.submit(_rights, client),
+            "space": pool.submit(_call, client, "get", Target(_NAMESPACES, None, client.namespace)),
+            "quotas": pool.submit(_list, client, client.target(_QUOTAS)),
+            "limit_ranges": pool.submit(_list, client, client.target(_LIMIT_RANGES)),
+            "nodes": pool.submit(_list, client, Target(_NODES)),
+            "running": pool.submit(_list, client, Target(_PODS), "status.phase!=Succeeded,status.phase!=Failed"),
+        }
+        named = {key: pool.submit(_named, client, *key) for key in (names_of(pods) if pods else [])}
+        admission = pool.submit(_admission, client, pods) if pods else None
+        values: dict[str, Any] = {name: future.result() for name, future in futures.items()}
+        objects = {key: future.result() for key, future in named.items()}
+        tried = admission.result() if admission else None
+    if isinstance(values["rights"], dict) and not values["rights"].get(("create", "pods")):
+        tried = None  # users of flk need not create pods, so its refusal says nothing
+    for storage_class in _storage_classes(objects):
+        objects["storageclasses", storage_class] = _named(client, "storageclasses", storage_class)
+    return Facts(
+        namespace=client.namespace,
+        flags=client.kubectl_flags,
+        version=version,
+        skew=client.now() - time.time(),
+        named=objects,
+        admission=tried,
+        **values,
+    )
+
+
+def _attempt(request: Callable[[], T]) -> T | Unreadable:
+    try:
+        return request()
+    except (UnreachableError, NoConfigError):
+        raise
+    except ForbiddenError as error:
+        return Unreadable(str(error))
+    except JobNotFoundError as error:
+        return Unreadable(str(error), missing=True)
+    except ApiError as error:
+        return Unreadable(str(error), missing=error.status == 404)
+    except FlkError as error:
+        return Unreadable(str(error))
+
+
+def _call(client: JobClient, verb: str, target: Target, **how: Any) -> Object | Unreadable:
+    return _attempt(lambda: client.api.call(verb, target, **how))
+
+
+def _list(client: JobClient, target: Target, fields: str = "") -> list[Object] | Unreadable:
+    query = {"fieldSelector": fields} if fields else None
+    return _attempt(lambda: client.api.list_all(target, query)[0])
+
+
+def _named(client: JobClient, kind: str, name: str) -> Object | Unreadable:
+    namespace = None if kind in _OF_CLUSTER else client.namespace
+    return _call(client, "get", Target(_RESOURCES[kind], namespace, name))
+
+
+def _storage_classes(objects: Mapping[tuple[str, str], Object | Unreadable]) -> list[str]:
+    claims = [item for (kind, _), item in objects.items() if kind == "persistentvolumeclaims"]
+    names = {str(c["spec"].get("storageClassName") or "") for c in claims if not isinstance(c, Unreadable)}
+    return sorted(names - {""})
+
+
+def _operators(client: JobClient) -> list[Object] | Unreadable:
+    """Return the operator's Deployments in all namespaces, or in its usual one where the user may not read all."""
+    query = {"labelSelector": _OPERATOR}
+    everywhere = _attempt(lambda: client.api.list_all(Target(_DEPLOYMENTS), query)[0])
+    if not isinstance(everywhere, Unreadable):
+        return everywhere
+    usual = _attempt(lambda: client.api.list_all(Target(_DEPLOYMENTS, "kubeflow"), query)[0])
+    return everywhere if isinstance(usual, Unreadable) else usual
+
+
+def _rights(client: JobClient) -> dict[tuple[str, str], bool] | Unreadable:
+    """Ask for every right that flk's commands need, and for that to create pods, with which a pod can be tried."""
+    questions = [*all_rights(), ("create", "pods")]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        answers = list(pool.map(lambda question: _may(client, *question), questions))
+    for answer in answers:
+        if isinstance(answer, Unreadable):
+            return answer
+    return {question: bool(answer) for question, answer in zip(questions, answers, strict=True)}
+
+
+def _may(client: JobClient, verb: str, resource: str) -> bool | Unreadable:
+    name, _, subresource = resource.partition("/")
+    plural, _, group = name.partition(".")
+    attributes = {"namespace": client.namespace, "verb": verb, "group": group, "resource": plural}
+    if subresource:
+        attributes["subresource"] = subresource
+    body = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    }
+    answer = _call(client, "create", Target(_REVIEWS), body=body)
+    return answer if isinstance(answer, Unreadable) else bool((answer.get("status") or {}).get("allowed"))
+
+
+def _admission(client: JobClient, pods: Pods) -> Object | Unreadable:
+    """Have the API server check a pod of the job, without creating it."""
+    metadata = {"generateName": "flk-doctor-", **(pods.template.get("metadata") or {})}
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {**pods.spec, "restartPolicy": "Never"}}
+    return _call(client, "create", client.target(_PODS), query={"dryRun": "All"}, body=body)
