@@ -35,7 +35,7 @@ class JobBuilder:
                 "namespace": "team",
                 "uid": f"uid-{name}",
                 "creationTimestamp": MADE,
-                "labels": {},
+                "labels": {"flk.dev/job": name},
             },
             "spec": {"nprocPerNode": str(processes), "runPolicy": {}, "pytorchReplicaSpecs": {"Worker": worker}},
             "status": {},

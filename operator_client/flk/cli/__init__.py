@@ -29,6 +29,8 @@ COMMANDS: Final = {
     "render": ("flk.cli.render", "Print the manifests that submit would create"),
     "doctor": ("flk.cli.doctor", "Find what would prevent jobs from running"),
     "status": ("flk.cli.status", "Show the status of a job, and why it ended"),
+    "why": ("flk.cli.why", "Say why a job does not run, or why it ended"),
+    "explain": ("flk.cli.explain", "Print what a cause means and what to do about it"),
     "list": ("flk.cli.list", "List jobs"),
     "logs": ("flk.cli.logs", "Show what every rank prints"),
     "wait": ("flk.cli.wait", "Wait until a job ends, and exit with its exit code"),

@@ -1,22 +1,30 @@
 """What the objects of a job mean: why it does not run, or why it ended, by pure functions.
 
-`Picture` holds the objects of one job at one moment. Nothing here sends a request or prints. `flk.jobs` reads the
-objects and makes the picture; `flk.jobs` and `flk.cli` import this package, and it imports neither of them.
+`Picture` holds the objects of one job at one moment, and `find` applies the table of causes to it. Nothing here sends a
+request or prints. `flk.jobs` reads the objects; `flk.jobs` and `flk.cli` import this package, and it imports neither.
 """
 
-from flk.diagnose.failure import reason_of, root_failure, with_memory_limit
+from flk.diagnose.causes import CAUSES, Cause, find, job_failure
+from flk.diagnose.failure import with_memory_limit
 from flk.diagnose.model import Evidence, Finding, PodPhase, PodState
+from flk.diagnose.page import page
 from flk.diagnose.picture import Picture, Surroundings, event_time
+from flk.diagnose.why import Report, report
 
 __all__ = [
+    "CAUSES",
+    "Cause",
     "Evidence",
     "Finding",
     "Picture",
     "PodPhase",
     "PodState",
+    "Report",
     "Surroundings",
     "event_time",
-    "reason_of",
-    "root_failure",
+    "find",
+    "job_failure",
+    "page",
+    "report",
     "with_memory_limit",
 ]

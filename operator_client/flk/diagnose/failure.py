@@ -8,19 +8,12 @@ from typing import Final
 
 from flk.diagnose.picture import Picture
 from flk.units import timestamp
-from flk_runtime.contract import Failure
+from flk_runtime.contract import ExitCode, Failure
 
 _CONTAINER_ENDED: Final = re.compile(
     r"Error pod (\S+) container \S+ exitCode: (\d+) terminated message: (.*)", re.DOTALL
 )
-_REASONS: Final = {
-    "exit": "ExitCode",
-    "signal": "Signal",
-    "oom": "OutOfMemory",
-    "lost": "PodLost",
-    "deadline": "Deadline",
-    "usage": "Usage",
-}
+_LAUNCHER_CODES: Final = (ExitCode.USAGE, ExitCode.TRAINING, ExitCode.INFRASTRUCTURE, ExitCode.TIMEOUT)
 
 
 def root_failure(picture: Picture) -> Failure | None:
@@ -53,11 +46,11 @@ def with_memory_limit(failure: Failure | None, picture: Picture) -> Failure | No
     return failure
 
 
-def reason_of(failure: Failure | None) -> str:
-    """Return the failure as one word; empty for none."""
-    if failure is None:
-        return ""
-    return failure.type if failure.kind == "exception" else _REASONS.get(failure.kind, failure.kind)
+def exit_code_of(failure: Failure) -> ExitCode:
+    """Return the exit code of a job that this failure has ended."""
+    if failure.kind == "exit" and failure.exit_code in _LAUNCHER_CODES:
+        return ExitCode(failure.exit_code)  # a launcher's own code, whose record was lost
+    return failure.code
 
 
 def _failure_in_events(picture: Picture) -> Failure | None:

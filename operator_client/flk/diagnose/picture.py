@@ -13,8 +13,9 @@ from flk import labels
 from flk.diagnose.model import PodPhase, PodState
 from flk.diagnose.pods import existing_pod, memory_limit, missing_pod, was_killed_by_memory_limit
 from flk.kube import Object
+from flk.terminal import program_name
 from flk.units import timestamp
-from flk_runtime.contract import CONTAINER, JobRecord
+from flk_runtime.contract import CONTAINER, JOB, JobRecord
 
 _ROLES: Final = ("Master", "Worker")  # in the order of the pods' indexes
 _CLOCK_SKEW: Final = 5.0  # seconds by which the clocks of nodes may differ
@@ -53,13 +54,14 @@ class Picture:
         record: JobRecord | None = None,
         replaced_pods: Mapping[str, Object] | None = None,
         surroundings: Surroundings | None = None,
+        context: str | None = None,
     ) -> None:
         """``events`` are those of the job and of its pods, oldest first. ``record`` is the last one in pod 0's log.
 
         ``replaced_pods`` are pods that ended and were recreated, by name. ``now`` is in seconds since the epoch by the
-        API server's clock.
+        API server's clock. ``context`` is what the user gave with --context, for the commands that are suggested.
         """
-        self.job, self.events, self.now = job, events, now
+        self.job, self.events, self.now, self.context = job, events, now, context
         self.replaced_pods = replaced_pods or {}
         self.around = surroundings or Surroundings()
         self.objects = {pod["metadata"]["name"]: pod for pod in pods}
@@ -104,7 +106,8 @@ class Picture:
     @property
     def from_flk(self) -> bool:
         """Whether flk's launcher starts the ranks: the manifest is flk's."""
-        return labels.JOB in self.labels or labels.VERSION in self.annotations
+        environment = {variable.get("name") for variable in self.container.get("env") or []}
+        return labels.JOB in self.labels or JOB in environment
 
     @property
     def record(self) -> JobRecord | None:
@@ -183,6 +186,16 @@ class Picture:
                 if container.get("name") == CONTAINER:
                     return dict(container)
         return {}
+
+    def flk(self, verb: str, *, job: str | None = None) -> str:
+        """Return a command of flk about this job, or about another one."""
+        words = [program_name(), verb, self.name if job is None else job, "-n", self.namespace]
+        return " ".join(filter(None, words + (["--context", self.context] if self.context else [])))
+
+    def kubectl(self, words: str) -> str:
+        """Return a command of kubectl in the job's namespace."""
+        context = f"--context {self.context} " if self.context else ""
+        return f"kubectl {context}-n {self.namespace} {words}"
 
     def killed_by_memory_limit(self, pod_name: str, since: float) -> bool:
         """Return whether the container of a pod was killed at its memory limit after ``since``."""

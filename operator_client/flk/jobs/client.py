@@ -27,7 +27,7 @@ class JobClient:
     def __init__(self, api: ApiClient, namespace: str | None = None, *, context: str | None = None) -> None:
         self.api = api
         self.namespace = namespace or api.access.namespace
-        self._context = context  # as the user has named it
+        self.chosen_context = context  # with --context; None for the current one
 
     @classmethod
     def connect(cls, context: str | None = None, namespace: str | None = None) -> JobClient:
@@ -49,7 +49,7 @@ class JobClient:
     def command(self, verb: str, job: str = "") -> str:
         """Return the flk command that does something with a job of this namespace, for hints."""
         words = [program_name(), verb, *([job] if job else []), "-n", self.namespace]
-        return " ".join(words + (["--context", self._context] if self._context else []))
+        return " ".join(words + (["--context", self.chosen_context] if self.chosen_context else []))
 
     @property
     def kubectl_flags(self) -> str:

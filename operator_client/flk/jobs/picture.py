@@ -60,8 +60,8 @@ class PictureReader:
     def picture(self, seen: ObservedJob) -> Picture:
         """Return the picture of a job that exists."""
         assert seen.job is not None  # noqa: S101
-        now = self.client.now()
-        plain = Picture(seen.job, seen.pods, now=now, replaced_pods=seen.replaced_pods)
+        now, context = self.client.now(), self.client.chosen_context
+        plain = Picture(seen.job, seen.pods, now=now, replaced_pods=seen.replaced_pods, context=context)
         if plain.succeeded and not plain.failed:
             return plain
         if seen.job["metadata"].get("deletionTimestamp"):
@@ -69,7 +69,7 @@ class PictureReader:
         known_end = any(r.outcome == "failed" and r.failure and r.failure.kind != "lost" for r in plain.records)
         if plain.failed and known_end:
             return plain
-        record = None if plain.suspended else self._read_record(seen)
+        record = None if plain.suspended or not plain.from_flk else self._read_record(seen)
         undisturbed = all(pod.phase == PodPhase.RUNNING for pod in plain.pods) and not plain.began
         if not undisturbed and time.monotonic() - self._events_read >= EVENTS_EVERY:
             self._read_events(plain)
@@ -86,6 +86,7 @@ class PictureReader:
             record=record,
             replaced_pods=seen.replaced_pods,
             surroundings=around,
+            context=context,
         )
 
     def _read_events(self, plain: Picture) -> None:
@@ -126,6 +127,9 @@ class PictureReader:
             self._get(self.client.target(POD_GROUPS, picture.name), groups, missing, unreadable)
             pod_groups = [*groups.values()]
         logs = self._foreign_logs(picture) if picture.failed and not picture.records else {}
+        for pod in pods:
+            if pod.reason == "CrashLoopBackOff":
+                logs[pod.name] = self._log(pod.name, LOG_LINES, previous=True) or self._log(pod.name, LOG_LINES)
         return Surroundings(
             nodes=nodes,
             claims=claims,
@@ -179,6 +183,9 @@ class PictureReader:
         for line in lines:
             record = contract.parse_record(line) or record
         self._logs = {name: [line for line in lines if not contract.is_record(line)][-LOG_LINES:]}
+        if not lines and len(seen.pods) > 1:  # its launcher has not started; another one says what it waits for
+            other = next(pod["metadata"]["name"] for pod in seen.pods if pod is not first[0])
+            self._logs[other] = self._log(other, LOG_LINES)
         return record
 
     def _foreign_logs(self, picture: Picture) -> dict[str, list[str]]:

@@ -5,23 +5,18 @@ The operator's conditions are not enough: they say Running while a container can
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
 
 from flk import labels
-from flk.diagnose import Picture, PodPhase, PodState, reason_of, root_failure, with_memory_limit
+from flk.diagnose import Finding, Picture, PodPhase, find, job_failure, with_memory_limit
 from flk.jobs.state.model import AttemptState, Phase, State
-from flk.units import short_duration, timestamp
+from flk.units import timestamp
 from flk_runtime.contract import ExitCode, Failure
-
-OPERATOR_DELAY: Final = 15.0  # seconds after a job's creation in which the operator should have seen it
-_LAUNCHER_CODES: Final = (ExitCode.USAGE, ExitCode.TRAINING, ExitCode.INFRASTRUCTURE, ExitCode.TIMEOUT)
 
 
 def derive(picture: Picture) -> State:
     """Return the state of a job that exists."""
-    seen, now = picture, picture.now
+    seen = picture
     meta, annotations = seen.job["metadata"], seen.annotations
     base = State(
         name=meta["name"],
@@ -40,17 +35,19 @@ def derive(picture: Picture) -> State:
         code_hash=annotations.get(labels.CODE_HASH, ""),
         pods=seen.pods,
     )
+    cause = next(iter(find(seen)), None)
+    base = replace(base, cause=cause)
     if seen.failed:
-        state = _failed(base, seen)
+        state = _failed(base, seen, cause)
     elif seen.succeeded:
         state = _succeeded(base, seen)
     else:
-        state = _unfinished(base, seen, now)
+        state = _unfinished(base, seen, cause)
     attempts = _attempts(seen, state)
-    if not attempts:
-        return state
-    restarts, started = attempts[-1].number - 1, state.started or attempts[0].started
-    return replace(state, attempts=attempts, restarts=restarts, started=started)
+    if attempts:
+        restarts, started = attempts[-1].number - 1, state.started or attempts[0].started
+        state = replace(state, attempts=attempts, restarts=restarts, started=started)
+    return replace(state, since=_since(state, seen))
 
 
 def deleted(last: State, *, name_reused: bool = False, now: float | None = None) -> State:
@@ -63,31 +60,26 @@ def deleted(last: State, *, name_reused: bool = False, now: float | None = None)
     )
 
 
-def _failed(base: State, seen: Picture) -> State:
-    failure = root_failure(seen)
+def _failed(base: State, seen: Picture, cause: Finding | None) -> State:
+    failure = job_failure(seen)
     condition = seen.conditions.get("Failed") or {}
     message = " ".join(str(condition.get("message", "")).split())
-    if failure is None or (failure.kind == "signal" and "deadline" in message):
-        if "deadline" in message or condition.get("reason") == "DeadlineExceeded":
-            failure = Failure("deadline", 0, pod_name=f"job {base.name}")
-            code = ExitCode.TIMEOUT
-        else:
-            # The operator refused the job, or its pods left no trace. Nothing points to the user's code.
-            refused = "Validation" in str(condition.get("reason", ""))
-            code = ExitCode.USAGE if refused else ExitCode.INFRASTRUCTURE
-    else:
-        code = failure.code
-        if failure.kind == "exit" and failure.exit_code in _LAUNCHER_CODES:
-            code = ExitCode(failure.exit_code)  # a launcher's own code, whose record was lost
     return replace(
         base,
         phase=Phase.FAILED,
-        code=int(code),
-        reason=reason_of(failure) or str(condition.get("reason", "")),
-        message=failure.summary if failure else message,
-        failure=failure,
+        code=cause.exit_code if cause else int(ExitCode.INFRASTRUCTURE),
+        reason=cause.code if cause else "",
+        message=cause.sentence if cause else message,
+        failure=_deadline(base, failure) if cause and cause.code == "DeadlineExceeded" else failure,
         ended=seen.ended or timestamp(condition.get("lastTransitionTime")) or None,
     )
+
+
+def _deadline(base: State, failure: Failure | None) -> Failure:
+    """Return the failure of a job whose deadline has passed: the operator's signals to its pods are no cause."""
+    if failure is not None and failure.kind == "deadline":
+        return failure
+    return Failure("deadline", 0, pod_name=f"job {base.name}")
 
 
 def _succeeded(base: State, seen: Picture) -> State:
@@ -106,39 +98,45 @@ def _succeeded(base: State, seen: Picture) -> State:
     )
 
 
-def _unfinished(base: State, seen: Picture, now: float) -> State:
+def _unfinished(base: State, seen: Picture, cause: Finding | None) -> State:
     if seen.job["metadata"].get("deletionTimestamp"):
-        return replace(base, phase=Phase.TERMINATING, reason="Deleted", message="it is being deleted")
+        return replace(base, phase=Phase.TERMINATING, reason="Deleted", message="it is being deleted", cause=None)
+    if cause is not None:
+        base = replace(base, reason=cause.code, message=cause.sentence)
     if seen.suspended:
-        if seen.queue:
-            return replace(base, phase=Phase.QUEUED, message=f"it waits in queue {seen.queue}")
-        return replace(base, phase=Phase.SUSPENDED, message="its spec.runPolicy.suspend is true")
-    if not seen.seen_by_operator and all(pod.phase == PodPhase.MISSING for pod in seen.pods):
-        age = now - base.created
-        if age < OPERATOR_DELAY:
-            return base
-        message = f"the training operator has not touched it for {short_duration(age)}; does it run in this cluster?"
-        return replace(base, reason="NoOperator", message=message)
+        preempted = cause is not None and cause.code == "PreemptedByQueue"
+        return replace(base, phase=Phase.PREEMPTED if preempted else Phase.QUEUED if seen.queue else Phase.SUSPENDED)
+    if cause is not None and cause.is_stuck(seen.now):
+        return replace(base, phase=Phase.STUCK, code=cause.exit_code)
+    if cause is not None and cause.code == "Preempted":
+        return replace(base, phase=Phase.PREEMPTED)
     if base.ready == base.replicas:
         last = seen.record.attempts[-1] if seen.record and seen.record.attempts else None
-        attempt_ended = last is not None and last.failure is not None
-        return replace(base, phase=Phase.RESTARTING if attempt_ended else Phase.RUNNING)
-    reason, message = _obstacle(seen.pods)
-    without_node = any(pod.stuck or pod.phase in (PodPhase.MISSING, PodPhase.PENDING) for pod in seen.pods)
+        if last is not None and last.failure is not None:
+            return replace(base, phase=Phase.RESTARTING)
+        if cause is not None and last is None and seen.from_flk:
+            return replace(base, phase=Phase.STARTING)  # the launchers have not met yet
+        return replace(base, phase=Phase.RESTARTING if cause is not None else Phase.RUNNING)
+    without_node = any(pod.phase in (PodPhase.MISSING, PodPhase.PENDING) for pod in seen.pods)
     phase = Phase.RESTARTING if seen.began else Phase.PENDING if without_node else Phase.STARTING
-    return replace(base, phase=phase, reason=reason, message=message)
+    return replace(base, phase=phase)
 
 
-def _obstacle(pods: Sequence[PodState]) -> tuple[str, str]:
-    """Return reason and message of what keeps pods from running: the reason that most of them have."""
-    stuck = [pod for pod in pods if pod.stuck or pod.phase == PodPhase.UNKNOWN]
-    if not stuck:
-        return "", ""
-    reasons = [pod.reason for pod in stuck]
-    reason = max(reasons, key=reasons.count)
-    same = [pod for pod in stuck if pod.reason == reason]
-    others = f" and {len(same) - 1} other pods" if len(same) > 2 else " and one other pod" if len(same) == 2 else ""
-    return reason, f"{same[0].name}{others}: {same[0].message or 'Kubernetes gives no details'}"
+def _since(state: State, seen: Picture) -> float | None:
+    """Return when the phase began, as far as the objects tell."""
+    meta, suspended = seen.job["metadata"], seen.conditions.get("Suspended") or {}
+    last = state.attempts[-1] if state.attempts else None
+    begun: dict[Phase, object] = {
+        Phase.SUCCEEDED: state.ended,
+        Phase.FAILED: state.ended,
+        Phase.TERMINATING: timestamp(meta.get("deletionTimestamp")),
+        Phase.SUSPENDED: timestamp(suspended.get("lastTransitionTime")),
+        Phase.QUEUED: timestamp(suspended.get("lastTransitionTime")),
+        Phase.RUNNING: last.started if last else max((pod.started or 0.0 for pod in seen.pods), default=0.0),
+        Phase.RESTARTING: last.ended if last else None,
+    }
+    found = begun.get(state.phase) or (state.cause.since if state.cause else None) or state.created
+    return float(found) if isinstance(found, int | float) and found else None
 
 
 def _attempts(seen: Picture, state: State) -> list[AttemptState]:

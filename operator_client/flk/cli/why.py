@@ -1,0 +1,75 @@
+"""`flk why`: say why a job does not run, or why it ended."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flk.cli.options import Context, JobName, Namespace
+from flk.errors import UsageError
+
+if TYPE_CHECKING:
+    from flk.diagnose import Report
+
+
+def why(
+    job: JobName,
+    context: Context = None,
+    namespace: Namespace = None,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FORMAT", help="Output format: text, json, yaml.")
+    ] = "text",
+) -> None:
+    """Say why a job does not run, or why it ended: the cause, its evidence, and the remedy.
+
+    Then come the other things that were found, and why they are not the cause. `flk explain CODE` tells more about a
+    cause. Works for every PyTorchJob. Exits with 0 whatever the state of the job is.
+    """
+    if output not in ("text", "json", "yaml"):
+        raise UsageError(f"--output: must be text, json or yaml (is {output!r})")
+    from flk.diagnose import report
+    from flk.jobs.client import JobClient
+    from flk.jobs.picture import read_picture
+
+    client = JobClient.connect(context, namespace)
+    answer = report(read_picture(client, job))
+    if output == "json":
+        print(json.dumps(answer.to_dict(), indent=2))
+    elif output == "yaml":
+        import yaml
+
+        print(yaml.safe_dump(json.loads(json.dumps(answer.to_dict())), sort_keys=False, allow_unicode=True), end="")
+    else:
+        sys.stdout.write(text(answer, client.now()))
+
+
+def text(answer: Report, now: float) -> str:
+    """Return the answer for people. Times are told as ages, as kubectl does."""
+    from flk.terminal import printable
+    from flk.units import short_duration
+
+    def ago(time: float) -> str:
+        return f" ({short_duration(now - time)} ago)" if time else ""
+
+    cause = answer.cause
+    lines = [f"{cause.code}: {answer.summary}" if cause else f"{answer.job}: {answer.summary}"]
+    if cause:
+        lines += ["", "evidence:"]
+        for item in cause.evidence:
+            lines += [f"  {item.where}{ago(item.time)}", f"    {' '.join(item.text.split())}"]
+        lines += ["", "remedy:", f"  {cause.remedy}"]
+        if answer.stuck:
+            lines.append("  It does not resolve by itself.")
+        elif cause.resolves_itself:
+            lines.append("  It may resolve by itself.")
+    if answer.others:
+        lines += ["", "not the cause:"]
+        for other in answer.others:
+            count = f" (x{other.count})" if other.count > 1 else ""
+            lines += [f"  {other.text}{count}{ago(other.time)}", f"    {other.why_not}"]
+    if not answer.known:
+        lines += ["", "examined:", *(f"  {item}" for item in answer.examined)]
+    return "".join(printable(line) + "\n" for line in lines)

@@ -1,0 +1,335 @@
+"""Causes of jobs that have failed: what ended the first rank or pod."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+from flk.diagnose.causes.row import Cause, Found
+from flk.diagnose.failure import exit_code_of, root_failure
+from flk.diagnose.foreign_logs import first_exception
+from flk.diagnose.model import Evidence
+from flk.diagnose.picture import Picture
+from flk.units import timestamp
+from flk_runtime.contract import ExitCode, Failure
+
+_DISK: Final = re.compile(r"No space left on device|Errno 28\b|ENOSPC|Disk quota exceeded|Errno 122\b")
+_READ_ONLY: Final = re.compile(r"Read-only file system|Errno 30\b|EROFS")
+_GPU_MEMORY: Final = re.compile(r"CUDA out of memory|CUDA error: out of memory|HIP out of memory")
+_BUS: Final = 7  # SIGBUS: a rank has used more of /dev/shm than there is
+_TERMINATED: Final = "status.containerStatuses[pytorch].state.terminated"
+
+
+def job_failure(picture: Picture) -> Failure | None:
+    """Return the failure that ended the job; None if it has not failed, or if nothing is known.
+
+    Without a record of flk's launcher it is the first exception in the logs of all pods that is not a consequence of
+    another rank's end, else what the containers show.
+    """
+    if not picture.failed:
+        return None
+    if not picture.records:
+        raised = first_exception(picture)
+        if raised:
+            return raised
+    return root_failure(picture)
+
+
+def failure_evidence(picture: Picture, failure: Failure) -> list[Evidence]:
+    """Return where a failure was read."""
+    source = f"rank {failure.rank}" if failure.rank is not None else failure.pod_name or f"pod {failure.pod}"
+    recorded = any(failure.pod_name and record.failure for record in picture.records)
+    found = []
+    last = [line for line in failure.details.strip().splitlines() if line.strip()]
+    if failure.details:
+        where = f"{'record of the launcher' if recorded else 'log'} of {source}"
+        found.append(Evidence(where, last[-1].strip(), time=failure.time))
+    else:
+        where = f"record of the launcher of {source}" if recorded else f"pod {failure.pod_name or failure.pod}"
+        found.append(Evidence(where, failure.summary, "" if recorded else _TERMINATED, failure.time))
+    condition = picture.conditions.get("Failed")
+    if condition:
+        text = " ".join(str(condition.get("message", "")).split())
+        time = timestamp(condition.get("lastTransitionTime"))
+        found.append(Evidence(f"PyTorchJob {picture.name}", text, "status.conditions[Failed]", time))
+    return found
+
+
+def _ended(
+    matches: Callable[[Failure], bool], remedy: Callable[[Picture, Failure], str]
+) -> Callable[[Picture], Found | None]:
+    def find(picture: Picture) -> Found | None:
+        failure = job_failure(picture)
+        if failure is None or not matches(failure):
+            return None
+        name = failure.pod_name or next((p.name for p in picture.pods if p.index == failure.pod), "")
+        return Found(
+            failure.summary,
+            remedy(picture, failure),
+            failure_evidence(picture, failure),
+            [name] if name else [],
+            since=failure.time,
+            exit_code=exit_code_of(failure),
+        )
+
+    return find
+
+
+def _logs(picture: Picture, failure: Failure) -> str:
+    rank = f" --rank {failure.rank}" if failure.rank is not None else ""
+    return f"{picture.flk('logs')}{rank} shows what was printed before"
+
+
+def _raised(failure: Failure, *types: str) -> bool:
+    return failure.kind == "exception" and failure.type.rpartition(".")[2] in types
+
+
+def _missing_module(failure: Failure) -> str:
+    match = re.search(r"No module named '([^']+)'", failure.message)
+    return match[1] if match else ""
+
+
+def _text(failure: Failure) -> str:
+    return f"{failure.type}: {failure.message}\n{failure.stderr}"
+
+
+def _deadline(picture: Picture) -> Found | None:
+    condition = picture.conditions.get("Failed") or {}
+    message = " ".join(str(condition.get("message", "")).split())
+    failure = job_failure(picture)
+    by_operator = condition.get("reason") == "DeadlineExceeded" or "deadline" in message
+    by_launcher = failure is not None and failure.kind == "deadline"
+    if not by_launcher and not (by_operator and (failure is None or failure.kind == "signal")):
+        return None
+    text = failure.summary if failure and by_launcher else f"job {picture.name} reached the job's deadline"
+    evidence = failure_evidence(picture, failure) if failure and by_launcher else []
+    if by_operator:
+        time = timestamp(condition.get("lastTransitionTime"))
+        evidence.append(Evidence(f"PyTorchJob {picture.name}", message, "status.conditions[Failed]", time))
+    return Found(text, "submit with a longer --deadline; with --checkpoint the job continues where it ended", evidence)
+
+
+def _invalid_job(picture: Picture) -> Found | None:
+    condition = picture.conditions.get("Failed") or {}
+    if "Validation" not in str(condition.get("reason", "")):
+        return None
+    message = " ".join(str(condition.get("message", "")).split())
+    evidence = Evidence(
+        f"PyTorchJob {picture.name}",
+        message,
+        "status.conditions[Failed]",
+        timestamp(condition.get("lastTransitionTime")),
+    )
+    return Found(
+        f"the operator refuses the job: {message}", "correct the manifest and create the job again", [evidence]
+    )
+
+
+def _unknown_end(picture: Picture) -> Found | None:
+    if not picture.failed or job_failure(picture) is not None:
+        return None
+    condition = picture.conditions.get("Failed") or {}
+    message = " ".join(str(condition.get("message", "")).split()) or "the operator gives no reason"
+    evidence = Evidence(
+        f"PyTorchJob {picture.name}",
+        message,
+        "status.conditions[Failed]",
+        timestamp(condition.get("lastTransitionTime")),
+    )
+    return Found(
+        f"the job failed, and its pods have left no trace: {message}",
+        f"{picture.flk('logs')} shows what is left of the logs; flk wait keeps evidence while it runs",
+        [evidence],
+    )
+
+
+def _larger_memory(picture: Picture, failure: Failure) -> str:
+    limit = picture.memory_limit(failure.pod_name)
+    return f"submit with a larger --memory{f' than {limit}' if limit else ''}, or use a smaller batch or fewer workers"
+
+
+_RECORD: Final = "flk reads it in the record that the launchers leave, before any log."
+_FOREIGN: Final = (
+    "For a job that flk's launcher did not start, flk searches the logs of all pods for the first exception that is "
+    "not a "
+    "consequence of another rank's end."
+)
+ENDING: Final = (
+    Cause(
+        "DeadlineExceeded",
+        "The job's deadline has passed",
+        "The job ran longer than its deadline allows. The launchers or the operator ended it.",
+        "Submit with a longer --deadline. A job with checkpoints continues where it ended.",
+        _deadline,
+        ExitCode.TIMEOUT,
+    ),
+    Cause(
+        "JobInvalid",
+        "The operator refuses the job",
+        "The operator has marked the job as failed because its manifest is not valid.",
+        "Correct the manifest and create the job again.",
+        _invalid_job,
+        ExitCode.USAGE,
+    ),
+    Cause(
+        "OutOfMemory",
+        "A rank or a pod ran out of memory",
+        f"The kernel killed a process at the memory limit of its container (OOMKilled). {_RECORD}",
+        "Submit with a larger --memory, or use less: a smaller batch, fewer workers of the data loader.",
+        _ended(lambda failure: failure.kind == "oom", _larger_memory),
+    ),
+    Cause(
+        "GpuOutOfMemory",
+        "A GPU ran out of memory",
+        f"torch could not allocate memory on the GPU. {_RECORD}",
+        "Use a smaller batch, --strategy full_shard, activation checkpointing, or a larger GPU.",
+        _ended(
+            lambda f: _raised(f, "OutOfMemoryError") or bool(f.kind == "exception" and _GPU_MEMORY.search(f.message)),
+            lambda picture, failure: "use a smaller batch, --strategy full_shard, or activation checkpointing",
+        ),
+        ExitCode.TRAINING,
+    ),
+    Cause(
+        "DiskFull",
+        "There is no space left on a disk",
+        f"A write failed because a volume or the pod's own disk is full (ENOSPC). {_RECORD}",
+        "Free space, keep fewer checkpoints, or use a larger volume.",
+        _ended(
+            lambda failure: failure.kind in ("exception", "exit", "io") and bool(_DISK.search(_text(failure))),
+            lambda picture, failure: (
+                "free space or use a larger volume; the traceback names the file: " + picture.flk("status")
+            ),
+        ),
+    ),
+    Cause(
+        "ReadOnlyVolume",
+        "A rank writes to a volume that is read-only",
+        f"A write failed because the file system is mounted read-only (EROFS). {_RECORD}",
+        "Write to another folder, or mount the volume for writing.",
+        _ended(
+            lambda failure: failure.kind in ("exception", "exit", "io") and bool(_READ_ONLY.search(_text(failure))),
+            lambda picture, failure: (
+                "write to another folder, such as the one of --checkpoint, or remove readOnly from the volume"
+            ),
+        ),
+    ),
+    Cause(
+        "TorchMissing",
+        "The image has no torch",
+        f"Python in the image cannot import torch. {_RECORD}",
+        "Choose an image with torch.",
+        _ended(
+            lambda f: f.kind in ("exception", "usage") and "No module named 'torch'" in f"{f.message}{f.stderr}",
+            lambda picture, failure: f"choose an image with torch; {picture.image} has none: --image",
+        ),
+        ExitCode.USAGE,
+    ),
+    Cause(
+        "ImportFailed",
+        "A module cannot be imported",
+        f"The script imports a module that the image and the shipped code do not have. {_RECORD}",
+        "Add the package to the image, or ship the module with the code (files in the job file).",
+        _ended(
+            lambda failure: _raised(failure, "ModuleNotFoundError", "ImportError"),
+            lambda picture, failure: (
+                f"add {_missing_module(failure) or 'the package'} to the image, or ship it with the code"
+            ),
+        ),
+        ExitCode.TRAINING,
+    ),
+    Cause(
+        "RankHung",
+        "A rank made no progress",
+        f"A rank stopped making steps, and the launchers ended the attempt. {_RECORD}",
+        "The record has the stack of the rank that hung: `flk status` prints it.",
+        _ended(
+            lambda failure: failure.kind == "hang",
+            lambda picture, failure: f"{picture.flk('status')} shows the stack of the rank that hung",
+        ),
+        ExitCode.TRAINING,
+    ),
+    Cause(
+        "RendezvousTimeout",
+        "A pod did not join the others in time",
+        f"The launchers waited for a pod (FLK_JOIN_TIMEOUT) and gave up. {_RECORD}",
+        "Find out why the pod did not start; `flk why` names its obstacle while the pods exist.",
+        _ended(
+            lambda f: f.kind == "lost" and ("never joined" in f.message or "did not answer" in f.message),
+            lambda picture, failure: (
+                f"{picture.kubectl('get pods')} shows which pods did not run; a larger FLK_JOIN_TIMEOUT waits longer"
+            ),
+        ),
+    ),
+    Cause(
+        "PodLost",
+        "A pod was lost",
+        "A pod ended from outside: its node was lost, or it was deleted, evicted or preempted, and no restart was "
+        "left.",
+        "Submit with more --max-restarts. With --checkpoint the job continues where it ended.",
+        _ended(
+            lambda failure: failure.kind == "lost",
+            lambda picture, failure: (
+                f"{picture.kubectl('get events')} shows what happened to the pod; submit with more --max-restarts"
+            ),
+        ),
+    ),
+    Cause(
+        "InvalidStart",
+        "The ranks could not start with this command or environment",
+        f"The launcher found the command line or the environment wrong. {_RECORD} Another attempt would not help.",
+        "Correct what the message names and submit again.",
+        _ended(lambda failure: failure.kind == "usage", _logs),
+        ExitCode.USAGE,
+    ),
+    Cause(
+        "ExceptionRaised",
+        "A rank raised an exception",
+        f"The training code raised an exception that nobody caught. {_RECORD} {_FOREIGN}",
+        "Read the traceback, correct the script and submit again.",
+        _ended(lambda failure: failure.kind == "exception", _logs),
+        ExitCode.TRAINING,
+    ),
+    Cause(
+        "SharedMemoryTooSmall",
+        "A rank was killed because /dev/shm is too small",
+        f"A rank was killed by SIGBUS, which most often means that /dev/shm is full. {_RECORD}",
+        "Submit with a larger --shm, or use fewer workers of the data loader.",
+        _ended(
+            lambda failure: failure.kind == "signal" and failure.signal == _BUS,
+            lambda picture, failure: "submit with a larger --shm, or use fewer workers of the data loader",
+        ),
+        ExitCode.TRAINING,
+    ),
+    Cause(
+        "KilledBySignal",
+        "A rank was killed by a signal",
+        f"A process of the job was ended by a signal: a crash in native code (SIGSEGV, SIGABRT), or a kill. {_RECORD}",
+        "Read what the rank printed last. For a crash, the stack of faulthandler is in the log.",
+        _ended(lambda failure: failure.kind == "signal", _logs),
+        ExitCode.TRAINING,
+    ),
+    Cause(
+        "ExitedWithCode",
+        "A rank ended with an exit code",
+        f"The training code ended the process itself, without an exception. {_RECORD} {_FOREIGN}",
+        "Read what the rank printed last.",
+        _ended(lambda failure: failure.kind == "exit", _logs),
+        ExitCode.TRAINING,
+    ),
+    Cause(
+        "Failed",
+        "The job failed",
+        f"A rank failed in a way that flk does not know more about. {_RECORD}",
+        "Read what the rank printed last.",
+        _ended(lambda failure: True, _logs),
+        ExitCode.TRAINING,
+    ),
+    Cause(
+        "FailedWithoutTrace",
+        "The job failed, and nothing of its pods is left",
+        "The operator says that the job failed. The pods are gone, and neither record nor event tells why.",
+        "`flk wait` and `flk logs` keep evidence while they follow a job; run one of them beside the next job.",
+        _unknown_end,
+    ),
+)

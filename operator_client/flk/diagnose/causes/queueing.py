@@ -1,0 +1,143 @@
+"""Causes of jobs that are held back: suspended, waiting in a queue, preempted by a queue, or waiting for their gang."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flk.diagnose.causes.row import Cause, Found, names
+from flk.diagnose.model import Evidence, PodPhase
+from flk.diagnose.picture import Picture
+from flk.kube import Object
+from flk.units import timestamp
+from flk_runtime.contract import ExitCode
+
+
+def _condition(item: Object, kind: str) -> Object:
+    found = [c for c in (item.get("status") or {}).get("conditions") or [] if c.get("type") == kind]
+    return dict(found[0]) if found else {}
+
+
+def _workload_evidence(workload: Object, condition: Object) -> Evidence:
+    text = ": ".join(filter(None, (str(condition.get("reason") or ""), str(condition.get("message") or ""))))
+    field = f"status.conditions[{condition.get('type')}]"
+    name = workload["metadata"]["name"]
+    return Evidence(f"Workload {name}", text, field, timestamp(condition.get("lastTransitionTime")))
+
+
+def _suspend_evidence(picture: Picture) -> Evidence:
+    condition = picture.conditions.get("Suspended") or {}
+    since = timestamp(condition.get("lastTransitionTime")) or picture.created
+    return Evidence(f"PyTorchJob {picture.name}", "true", "spec.runPolicy.suspend", since)
+
+
+def _preempted(picture: Picture) -> Found | None:
+    for workload in picture.around.workloads if picture.suspended else ():
+        evicted = _condition(workload, "Evicted")
+        if evicted.get("status") == "True":
+            return Found(
+                f"queue {picture.queue} has taken the job's place back ({evicted.get('reason', 'Evicted')}): "
+                f"{evicted.get('message', 'it gives no reason')}",
+                f"{picture.flk('wait')} waits; the queue starts the job again when there is room",
+                [_workload_evidence(workload, evicted), _suspend_evidence(picture)],
+            )
+    return None
+
+
+def _queued(picture: Picture) -> Found | None:
+    if not picture.suspended or not picture.queue:
+        return None
+    evidence = [
+        Evidence(f"PyTorchJob {picture.name}", picture.queue, "metadata.labels[kueue.x-k8s.io/queue-name]"),
+        _suspend_evidence(picture),
+    ]
+    for workload in picture.around.workloads:
+        reserved = _condition(workload, "QuotaReserved")
+        if reserved.get("status") == "False" and reserved.get("message"):
+            evidence.insert(0, _workload_evidence(workload, reserved))
+            return Found(
+                f"it waits in queue {picture.queue}: {reserved['message']}",
+                f"{picture.flk('wait')} waits; {picture.kubectl('get localqueues,workloads')} shows the queue",
+                evidence,
+            )
+    unknown = "" if picture.around.workloads else "; Kueue has no Workload for it yet"
+    return Found(
+        f"it waits in queue {picture.queue}{unknown}",
+        f"{picture.flk('wait')} waits; {picture.kubectl(f'get localqueue {picture.queue}')} shows whether the queue "
+        "exists",
+        evidence,
+    )
+
+
+def _suspended(picture: Picture) -> Found | None:
+    if not picture.suspended or picture.queue:
+        return None
+    return Found(
+        "the job is suspended: spec.runPolicy.suspend is true, and no queue has set it",
+        f"{picture.flk('resume')} starts it",
+        [_suspend_evidence(picture)],
+    )
+
+
+def _waiting_for_gang(picture: Picture) -> Found | None:
+    waiting = [pod for pod in picture.pods if pod.phase in (PodPhase.MISSING, PodPhase.PENDING)]
+    for group in picture.around.pod_groups if waiting else ():
+        phase = str((group.get("status") or {}).get("phase") or "")
+        unscheduled = _condition(group, "Unschedulable")
+        if phase in ("Pending", "Inqueue", "Unknown") or unscheduled.get("status") == "True":
+            message = str(unscheduled.get("message") or f"its pod group is {phase}")
+            need = (group.get("spec") or {}).get("minMember")
+            return Found(
+                f"the scheduler starts {need} pods together or none, and there is no room for all: {message}",
+                f"{picture.kubectl(f'describe podgroup {picture.name}')} shows what is missing",
+                [
+                    Evidence(
+                        f"PodGroup {group['metadata']['name']}",
+                        message,
+                        "status.conditions[Unschedulable]" if unscheduled else "status.phase",
+                        timestamp(unscheduled.get("lastTransitionTime")),
+                    )
+                ],
+                names(waiting),
+            )
+    return None
+
+
+QUEUEING: Final = (
+    Cause(
+        "PreemptedByQueue",
+        "The queue has taken the job's place back",
+        "Kueue has evicted the job, for example for a job of higher priority. flk reads the condition Evicted of the "
+        "job's Workload. The pods were ended; the job starts again from its newest checkpoint.",
+        "Wait. `flk status` shows when the job runs again.",
+        _preempted,
+        resolves_itself=True,
+    ),
+    Cause(
+        "WaitingInQueue",
+        "The job waits in a queue",
+        "The job names a queue, and the queue has not admitted it. flk reads the condition QuotaReserved of the job's "
+        "Workload, which says what is missing.",
+        "Wait, or ask for less. A queue that does not exist never admits a job: check its name.",
+        _queued,
+        resolves_itself=True,
+    ),
+    Cause(
+        "Suspended",
+        "The job is suspended",
+        "spec.runPolicy.suspend is true, and the job is in no queue. Somebody has suspended it.",
+        "`flk resume JOB` starts it again.",
+        _suspended,
+        ExitCode.RUNNING,
+        resolves_itself=True,
+    ),
+    Cause(
+        "WaitingForGang",
+        "The scheduler waits until all pods of the job fit",
+        "A gang scheduler starts the pods of a job together or not at all. flk reads the phase and the conditions of "
+        "the "
+        "job's PodGroup.",
+        "Wait for other jobs to end, or ask for less.",
+        _waiting_for_gang,
+        resolves_itself=True,
+    ),
+)

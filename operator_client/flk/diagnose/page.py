@@ -1,0 +1,23 @@
+"""The page of a cause, for `flk explain` and for the reference."""
+
+from __future__ import annotations
+
+from flk.diagnose.causes import Cause
+from flk.units import short_duration
+
+
+def page(cause: Cause) -> str:
+    """Return what a cause means, whether it resolves by itself, and what to do, as plain text."""
+    if cause.resolves_itself:
+        resolves = "It may resolve by itself; `flk wait` waits."
+    elif cause.grace:
+        resolves = (
+            f"It does not resolve by itself: after {short_duration(cause.grace)} the job is Stuck, and `flk wait` "
+            "ends with "
+            f"exit code {int(cause.exit_code)}."
+        )
+    else:
+        resolves = (
+            f"`flk wait` ends with exit code {int(cause.exit_code)}, or with the code that the failure itself has."
+        )
+    return f"{cause.code}: {cause.title}.\n\n{cause.meaning}\n\n{resolves}\n\nWhat to do: {cause.remedy}"

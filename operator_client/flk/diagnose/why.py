@@ -1,0 +1,222 @@
+"""Report: the answer of `flk why`: the cause, what else was found and why it is not the cause, what was examined."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from flk.diagnose.causes import find
+from flk.diagnose.model import Evidence, Finding, PodPhase, PodState
+from flk.diagnose.picture import Picture, event_time
+from flk.kube import Object
+from flk.units import plural
+
+SCHEMA: Final = "flk.dev/why/v1"  # of the JSON that `flk why -o json` prints
+OTHERS: Final = 12  # other observations that are told; the rest is counted
+_NUMBERS: Final = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Other:
+    """Something else that was found, and why it is not the cause."""
+
+    text: str
+    why_not: str
+    count: int = 1
+    code: str = ""  # of a cause of the table; empty for an event or the end of a pod
+    time: float = 0.0  # seconds since the epoch; 0 if unknown
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `flk why` says about a job."""
+
+    job: str
+    namespace: str
+    cause: Finding | None  # None: nothing is wrong, or the cause is unknown
+    summary: str  # one sentence: the cause, that nothing is wrong, or that the cause is unknown
+    known: bool  # whether the cause is known, or nothing is wrong
+    stuck: bool = False  # the job does not go on by itself
+    others: list[Other] = field(default_factory=list)
+    examined: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for `-o json`, with the version of its schema."""
+        data = asdict(self)
+        if self.cause:
+            data["cause"]["evidence"] = [asdict(item) | {"where": item.where} for item in self.cause.evidence]
+        return {"schema": SCHEMA, "code": self.cause.code if self.cause else "", **data}
+
+
+def report(picture: Picture) -> Report:
+    """Return the cause of a job's state, and everything else that was found."""
+    found = find(picture)
+    cause = found[0] if found else None
+    summary, known = _summary(picture, cause)
+    return Report(
+        job=picture.name,
+        namespace=picture.namespace,
+        cause=cause,
+        summary=summary,
+        known=known,
+        stuck=bool(cause and not picture.failed and cause.is_stuck(picture.now)),
+        others=_limited(
+            [*_other_findings(picture, found), *_attempts(picture), *_ends(picture, cause), *_events(picture, cause)]
+        ),
+        examined=examined(picture),
+    )
+
+
+def examined(picture: Picture) -> list[str]:
+    """Return what was read of a job, for the case that no cause was found."""
+    conditions = ", ".join(picture.conditions) or "none"
+    counts: dict[str, int] = {}
+    for pod in picture.pods:
+        counts[str(pod.phase)] = counts.get(str(pod.phase), 0) + 1
+    phases = ", ".join(f"{count} {phase}" for phase, count in counts.items())
+    lines = [f"PyTorchJob {picture.name}: conditions {conditions}", f"{plural(len(picture.pods), 'pod')}: {phases}"]
+    lines.append(f"{plural(len(picture.events), 'event')} of the job and of its pods that do not run")
+    attempts = len(picture.record.attempts) if picture.record else 0
+    lines.append(f"record of the launchers: {plural(attempts, 'attempt') if picture.record else 'none'}")
+    around = picture.around
+    for things, noun in (
+        (around.logs, "log"),
+        (around.nodes, "node"),
+        (around.claims, "PersistentVolumeClaim"),
+        (around.workloads, "Workload"),
+        (around.pod_groups, "PodGroup"),
+    ):
+        if things:
+            lines.append(plural(len(things), noun))
+    lines += [f"{name}: you have no permission to read them" for name in sorted(around.unreadable)]
+    return lines
+
+
+def _summary(picture: Picture, cause: Finding | None) -> tuple[str, bool]:
+    if cause:
+        return cause.sentence, True
+    if picture.succeeded and not picture.failed:
+        return "the job has succeeded", True
+    ready = sum(pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED) for pod in picture.pods)
+    if picture.job["metadata"].get("deletionTimestamp"):
+        return "the job is being deleted", True
+    if ready == len(picture.pods):
+        return f"nothing is wrong: {plural(ready, 'pod')} of {len(picture.pods)} run", True
+    if not picture.pods or picture.now - picture.created < 60:
+        return f"nothing is wrong yet: {ready} of {len(picture.pods)} pods run, and the others are starting", True
+    return f"unknown: {ready} of {len(picture.pods)} pods run, and nothing that flk has read says why", False
+
+
+def _other_findings(picture: Picture, found: list[Finding]) -> list[Other]:
+    others = []
+    for finding in found[1:]:
+        if picture.failed:
+            why_not = "it did not end the job"
+        elif finding.resolves_itself and not found[0].resolves_itself:
+            why_not = "it resolves by itself"
+        elif set(finding.pods) & set(found[0].pods):
+            why_not = "it is a consequence of the cause, in the same pod"
+        else:
+            why_not = "it stands in the way too; the cause above comes first"
+        others.append(Other(finding.sentence, why_not, code=finding.code, time=finding.since))
+    return others
+
+
+def _attempts(picture: Picture) -> list[Other]:
+    """Return the earlier attempts by their causes, equal ones together."""
+    history = picture.record.attempts if picture.record else []
+    earlier = [attempt for attempt in history if attempt.failure]
+    if picture.failed:
+        earlier = earlier[:-1]
+    folded: dict[str, list[int]] = {}
+    for attempt in earlier:
+        if attempt.failure:
+            folded.setdefault(attempt.failure.summary, []).append(attempt.number + 1)
+    others = []
+    for text, numbers in folded.items():
+        word = "attempt" if len(numbers) == 1 else "attempts"
+        listed = ", ".join(map(str, numbers[:6])) + (", …" if len(numbers) > 6 else "")
+        others.append(Other(f"{text} ({word} {listed})", "it ended an earlier attempt, and another attempt followed"))
+    return others
+
+
+def _ends(picture: Picture, cause: Finding | None) -> list[Other]:
+    """Return how other pods ended, equal ends together."""
+    named = set(cause.pods) if cause else set()
+    ended = [pod for pod in picture.pods if pod.exit_code not in (None, 0) and pod.name not in named]
+    folded: dict[str, list[PodState]] = {}
+    for pod in ended:
+        folded.setdefault(f"exit code {pod.exit_code}", []).append(pod)
+    others = []
+    for text, pods in folded.items():
+        words = pods[0].name if len(pods) == 1 else f"{pods[0].name} and {plural(len(pods) - 1, 'other pod')}"
+        why_not = (
+            "the launchers end with the code of the cause"
+            if picture.records
+            else "a consequence: they ended after the pod of the cause"
+        )
+        others.append(Other(f"{words} ended with {text}", why_not, time=pods[0].ended or 0.0))
+    return others
+
+
+def _events(picture: Picture, cause: Finding | None) -> list[Other]:
+    """Return the warnings that are no evidence of the cause, equal ones together."""
+    used = {item.text for item in cause.evidence} if cause else set()
+    states = {pod.name: pod for pod in picture.pods}
+    folded: dict[tuple[str, str], tuple[Object, int]] = {}
+    for event in picture.events:
+        text = " ".join(str(event.get("message", "")).split())
+        reason = str(event.get("reason", ""))
+        if event.get("type") != "Warning" or f"{reason}: {text}" in used:
+            continue
+        key = reason, _NUMBERS.sub("", text)[:80]
+        count = int(event.get("count") or 1)
+        folded[key] = event, count + (folded[key][1] if key in folded else 0)
+    others = []
+    for (reason, _), (event, count) in folded.items():
+        about = event.get("involvedObject") or {}
+        text = " ".join(str(event.get("message", "")).split())
+        pod = states.get(str(about.get("name")))
+        why_not = _why_not(reason, pod, picture, cause)
+        source = Evidence(f"event of {about.get('kind', '')} {about.get('name', '')}", text)
+        others.append(Other(f"{source.where}: {reason}: {text}", why_not, count, time=event_time(event)))
+    return sorted(others, key=lambda other: other.time)
+
+
+def _why_not(reason: str, pod: PodState | None, picture: Picture, cause: Finding | None) -> str:
+    """Return why an event of this reason is not the cause."""
+    if reason == "SetPodTemplateRestartPolicy":
+        return "harmless: the operator sets the restart policy of the pods itself"
+    if reason == "DNSConfigForming":
+        return "harmless: the node shortens the list of search domains"
+    if reason == "FailedScheduling" and pod is not None and pod.node:
+        return f"resolved: the pod has node {pod.node} since"
+    if reason in ("FailedMount", "FailedAttachVolume") and pod is not None and (pod.started or pod.ended):
+        return "resolved: the volumes were mounted after it"
+    if reason.startswith("FailedCreate") and all(p.phase != PodPhase.MISSING for p in picture.pods):
+        return "resolved: all pods exist now"
+    if cause is None:
+        return "flk does not know this event as a cause"
+    if reason in (
+        "BackOff",
+        "Failed",
+        "FailedScheduling",
+        "FailedMount",
+        "FailedCreatePod",
+        "InspectFailed",
+        "ErrImagePull",
+    ):
+        return "it repeats the cause"
+    if reason in ("Error", "ExitedWithCode", "ImagePullBackOff", "CrashLoopBackOff", "StartError", "Unschedulable"):
+        return "it repeats the cause, as the operator sees it"
+    return "flk does not know this event as a cause"
+
+
+def _limited(others: Iterable[Other]) -> list[Other]:
+    every = list(others)
+    if len(every) <= OTHERS:
+        return every
+    left = sum(other.count for other in every[OTHERS:])
+    return [*every[:OTHERS], Other(f"{plural(left, 'further event')}", "kubectl get events shows them")]
