@@ -2,39 +2,94 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flk.cli.options import Context, Namespace, Timeout, job_name, note, seconds
+from flk.errors import UsageError
+from flk.terminal import program_name
 from flk_runtime.contract import ExitCode
+
+if TYPE_CHECKING:
+    from flk.jobs.lifecycle.deletion import Selection
 
 
 def delete(
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Names of the jobs.", show_default=False)],
+    jobs: Annotated[
+        list[str] | None, typer.Argument(metavar="JOB...", help="Names of the jobs.", show_default=False)
+    ] = None,
     context: Context = None,
     namespace: Namespace = None,
+    everything: Annotated[bool, typer.Option("--all", help="Delete all jobs of the namespace.")] = False,
+    selector: Annotated[
+        str | None, typer.Option("--selector", "-l", metavar="LABELS", help="Delete jobs with these labels: team=nlp.")
+    ] = None,
+    finished: Annotated[
+        bool, typer.Option("--finished", help="Delete jobs that have succeeded or failed, and no others.")
+    ] = False,
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            "--older-than",
+            metavar="DURATION",
+            help="Of these, only jobs that ended before this time, or were created before it if they have not ended: "
+            "12h, 7d.",
+        ),
+    ] = None,
+    ignore_not_found: Annotated[
+        bool, typer.Option("--ignore-not-found", help="Exit with 0 if there is no job of one of the names.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the names and delete nothing.")] = False,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Wait until the pods are gone (default), or return at once.")
     ] = True,
     timeout: Timeout = None,
 ) -> int | None:
-    """Delete jobs with their pods and ConfigMaps.
+    """Delete jobs with their pods and ConfigMaps: by name, or all that --all, -l and --finished choose.
 
     Prints the names of the deleted jobs on stdout. Exits with 102 if there is no job of one of the names; the others
-    are deleted all the same.
+    are deleted all the same. A job that was created under the same name meanwhile is left alone.
     """
     limit = seconds(timeout, "--timeout")
-    names = list(dict.fromkeys(map(job_name, jobs)))
+    names = list(dict.fromkeys(map(job_name, jobs or [])))
+    selection = _selection(names, everything, selector, finished, seconds(older_than, "--older-than"))
     from flk.jobs.client import JobClient
     from flk.jobs.lifecycle.deletion import delete_jobs
 
     client = JobClient.connect(context, namespace)
+    chosen = selection.chosen(client) if selection else names
+    if not chosen:
+        note(f"there is no such job in namespace {client.namespace}")
+    if dry_run:
+        for job in chosen:
+            print(job if isinstance(job, str) else job[0])
+        note("nothing was deleted (dry run)")
+        return None
     missing = 0
-    for name, existed in delete_jobs(client, names, wait=wait, timeout=limit, report=note):
+    for name, existed in delete_jobs(client, chosen, wait=wait, timeout=limit, report=note):
         if existed:
             print(name, flush=True)
-        else:
-            missing += 1
+        elif selection is None:
+            missing += not ignore_not_found
             note(f"there is no job {name} in namespace {client.namespace}")
     return int(ExitCode.NOT_FOUND) if missing else None
+
+
+def _selection(
+    names: list[str], everything: bool, selector: str | None, finished: bool, older_than: int | None
+) -> Selection | None:
+    """Return what chooses the jobs, None if their names do. Raises UsageError for neither and for both."""
+    from flk.jobs.lifecycle.deletion import Selection
+
+    if selector is not None and not selector.strip():
+        raise UsageError("--selector: is empty", hint="--all deletes all jobs of the namespace")
+    chosen = everything or selector is not None or finished
+    if names and (chosen or older_than is not None):
+        raise UsageError("name jobs, or choose them with --all, -l, --finished and --older-than, but not both")
+    if not names and not chosen:
+        hint = f"{program_name()} delete JOB..., or --all, --finished or -l LABELS"
+        if older_than is not None:
+            raise UsageError("--older-than: needs --finished, --all or -l, which say what may be deleted", hint=hint)
+        raise UsageError("nothing to delete was named", hint=hint)
+    return Selection(selector, finished, older_than) if chosen else None

@@ -66,9 +66,10 @@ class JobClient:
             error.hint = f"{self.command('list')} lists those that exist"
             raise
 
-    def list_jobs(self, *, all_namespaces: bool = False) -> list[Object]:
-        """Return the PyTorchJobs of the namespace, or of all namespaces."""
-        return self.api.list_all(Target(JOBS, None if all_namespaces else self.namespace))[0]
+    def list_jobs(self, *, all_namespaces: bool = False, selector: str | None = None) -> list[Object]:
+        """Return the PyTorchJobs of the namespace, or of all namespaces, whose labels match the selector."""
+        target = Target(JOBS, None if all_namespaces else self.namespace)
+        return self.api.list_all(target, {"labelSelector": selector})[0]
 
     def list_pods(self, job: str | None = None, *, all_namespaces: bool = False) -> list[Object]:
         """Return the pods of one job, or of all jobs."""

@@ -12,9 +12,12 @@ from flk.jobs.state import State, derive
 from flk.kube import Object
 
 
-def list_states(client: JobClient, *, all_namespaces: bool = False) -> list[State]:
-    """Return the states of all jobs of the namespace, or of all namespaces, the newest last."""
-    jobs = client.list_jobs(all_namespaces=all_namespaces)
+def list_states(client: JobClient, *, all_namespaces: bool = False, selector: str | None = None) -> list[State]:
+    """Return the states of the jobs of the namespace, or of all namespaces, the newest last.
+
+    ``selector`` chooses jobs by their labels, as kubectl's does.
+    """
+    jobs = client.list_jobs(all_namespaces=all_namespaces, selector=selector)
     pods: dict[tuple[str, str], list[Object]] = defaultdict(list)
     for pod in client.list_pods(all_namespaces=all_namespaces) if jobs else []:
         pods[pod["metadata"].get("namespace", ""), _job_name(pod)].append(pod)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from flk.jobs.client import JobClient
+from flk.jobs.lifecycle.deletion import delete_jobs
+from flk.kube.client import ApiClient
+from flk.kube.credentials import connect
 from tests.support.api_server import FakeApiServer, failure
 from tests.unit.outputs import jobs
 from tests.unit.outputs.conftest import Terminal
@@ -16,6 +22,31 @@ def test_delete(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAsser
     jobs.succeeded("resnet").add_to(fake)
     fake.objects["/api/v1/namespaces/team/pods"].clear()  # as if the garbage collector had been there
     assert terminal(line) == snapshot
+
+
+SELECTIONS = ["--all", "--finished", "-l team=nlp", "--finished --older-than 1h", "--finished --older-than 3h"]
+
+
+@pytest.mark.parametrize("options", [*SELECTIONS, "--all --dry-run", "-l team=none", "nope --ignore-not-found"])
+def test_selection(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, options: str) -> None:
+    jobs.succeeded("old").add_to(fake)
+    labelled = jobs.running("busy")
+    labelled.job["metadata"]["labels"]["team"] = "nlp"
+    labelled.add_to(fake)
+    leaving = jobs.succeeded("leaving")
+    leaving.job["metadata"]["deletionTimestamp"] = "2026-01-01T02:05:00Z"
+    leaving.add_to(fake)
+    for pod in fake.objects["/api/v1/namespaces/team/pods"].values():
+        pod["metadata"]["ownerReferences"] = []
+    assert terminal(f"flk delete {options}") == snapshot
+
+
+def test_a_job_that_has_taken_the_name_meanwhile_is_left_alone(fake: FakeApiServer, kubeconfig: Path) -> None:
+    jobs.succeeded("gpt").add_to(fake)
+    client = JobClient(ApiClient(connect()))
+    deleted = delete_jobs(client, [("gpt", "an-older-uid")], wait=False, timeout=None, report=print)
+    assert list(deleted) == [("gpt", False)]
+    assert fake.asked("DELETE") == []
 
 
 def test_pods_that_stay(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion) -> None:
@@ -31,7 +62,21 @@ def test_no_permission(terminal: Terminal, fake: FakeApiServer, snapshot: Snapsh
     assert terminal("flk delete gpt") == snapshot
 
 
-@pytest.mark.parametrize("options", ["--timeout soon", "-n A", "--context nowhere"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        "gpt --timeout soon",
+        "gpt -n A",
+        "gpt --context nowhere",
+        "",
+        "''",
+        "gpt --all",
+        "gpt --older-than 1h",
+        "--older-than 1h",
+        "--finished --older-than x",
+        "-l ''",
+    ],
+)
 def test_wrong_option(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, options: str) -> None:
-    assert terminal(f"flk delete gpt {options}") == snapshot
+    assert terminal(f"flk delete {options}") == snapshot
     assert fake.requests == []

@@ -1,35 +1,70 @@
-"""Delete jobs, and wait until nothing of them is left."""
+"""Delete jobs by name or by what they have in common, and wait until nothing of them is left."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from flk.errors import FlkError, JobNotFoundError, WaitTimeoutError
 from flk.jobs.client import JobClient
 from flk.jobs.follower import Follower
+from flk.jobs.listing import list_states
+from flk.jobs.state import Phase, State
 from flk.units import plural
 
 REPORT_EVERY: Final = 5.0  # seconds between two reports of what is awaited
+_ENDED: Final = (Phase.SUCCEEDED, Phase.FAILED)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which jobs of a namespace to delete: those for which everything that is set is true."""
+
+    selector: str | None = None  # of labels, as kubectl's
+    finished: bool = False  # only jobs that have succeeded or failed
+    older_than: float | None = None  # seconds since the job ended, or since its creation if it has not
+
+    def chosen(self, client: JobClient) -> list[tuple[str, str]]:
+        """Return name and UID of each chosen job, the oldest first."""
+        states = list_states(client, selector=self.selector)
+        return [(state.name, state.uid) for state in states if self._chooses(state, client.now())]
+
+    def _chooses(self, state: State, now: float) -> bool:
+        ended = state.phase in _ENDED
+        if state.phase == Phase.TERMINATING or (self.finished and not ended):
+            return False
+        since = state.ended if ended and state.ended else state.created
+        return self.older_than is None or now - since > self.older_than
 
 
 def delete_jobs(
-    client: JobClient, names: Sequence[str], *, wait: bool, timeout: float | None, report: Callable[[str], None]
+    client: JobClient,
+    jobs: Sequence[str | tuple[str, str]],
+    *,
+    wait: bool,
+    timeout: float | None,
+    report: Callable[[str], None],
 ) -> Iterator[tuple[str, bool]]:
     """Delete all jobs at once, then yield each name and whether the job existed; with ``wait`` once its pods are gone.
 
-    An error of one job is raised after the others were yielded. Raises WaitTimeoutError if pods are left after
-    ``timeout`` seconds. ``report`` is called with a line while flk waits.
+    A job is a name, or a name and a UID: another job that has the name by then is left alone, and yielded as one that
+    did not exist. An error of one job is raised after the others were yielded. Raises WaitTimeoutError if pods are
+    left after ``timeout`` seconds. ``report`` is called with a line while flk waits.
     """
     until = None if timeout is None else time.monotonic() + timeout
     uids: dict[str, str] = {}
     failure: FlkError | None = None
-    for name in names:
+    for job in jobs:
+        name, uid = (job, None) if isinstance(job, str) else job
         try:
-            uid = client.get_job(name)["metadata"]["uid"]
-            client.delete_job(name, uid)
-            uids[name] = uid
+            found = client.get_job(name)["metadata"]["uid"]
+            if uid is not None and found != uid:
+                yield name, False
+                continue
+            client.delete_job(name, found)
+            uids[name] = found
         except JobNotFoundError:
             yield name, False
         except FlkError as error:
