@@ -6,13 +6,14 @@ import contextlib
 import sys
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from flk_runtime import contract
 from flk_runtime.checkpoint import CheckpointFolder, CheckpointManager, Stateful
 from flk_runtime.data import EpochLoader, LoaderContext, join_batches, make_loader
 from flk_runtime.discovery import RankInfo
@@ -263,6 +264,8 @@ class Run:
         give one, and rank 0's ``values``; tensors have one element and are read only then. Every ``save_every`` steps
         a checkpoint is written. At the first step CheckpointError is raised if the checkpoint that was resumed holds a
         model and none was parallelized; see also `save`.
+
+        After a pod has received SIGTERM, all ranks save after the same step, and this raises SystemExit with code 143.
         """
         first = not self._first_step_done
         if first:
@@ -279,6 +282,8 @@ class Run:
             self.save()
         if first:
             self._timeouts.shorten()
+        if self._checkpoints.can_save and self._page.must_stop(self.steps):
+            self._stop()
 
     def save(self) -> None:
         """Write a checkpoint now, if there is a checkpoint folder and a parallelized model. Collective.
@@ -362,6 +367,12 @@ class Run:
             self.close()
         else:
             self.abandon()
+
+    def _stop(self) -> NoReturn:
+        """Save, and end this rank, because a pod of the job received SIGTERM. Collective."""
+        self._save_progress()
+        self.print(f"flk: stopped after step {self.steps}, which is saved")
+        raise SystemExit(int(contract.ExitCode.PREEMPTED))
 
     def _leave(self, *, at_once: bool) -> None:
         self.closed = True

@@ -18,6 +18,7 @@ from typing import Final
 from flk_runtime import contract
 
 _SIZE: Final = mmap.PAGESIZE
+_POLL: Final = 0.002  # seconds between two looks of a rank that waits
 _WEIGHT: Final = 0.1  # of the latest step in the mean step time
 
 
@@ -113,6 +114,27 @@ class ProgressPage:
             self.step_seconds = mean + _WEIGHT * (duration - mean) if mean else duration
         self.step = step
         self.step_time = now
+
+    def reach_boundary(self, step: int) -> bool | None:
+        """Whether this rank must save and end after ``step``; None: it must wait, and call this again.
+
+        The rank writes `boundary` before it reads `hold`. So when the launcher has set `hold`, a rank that does not
+        wait at `boundary` stops at the next one: no rank gets further than its launcher has read.
+        """
+        self.boundary = step
+        if not self.hold:
+            self.waiting = 0
+            return False
+        target = self.target
+        self.waiting = int(target < 0)
+        return None if target < 0 else step >= target
+
+    def must_stop(self, step: int) -> bool:
+        """Whether this rank must save and end after ``step``. Waits while the launchers agree on the last step."""
+        while (answer := self.reach_boundary(step)) is None:
+            self.heartbeat_time = time.monotonic()
+            time.sleep(_POLL)
+        return answer
 
     @property
     def progress_time(self) -> float:
