@@ -31,8 +31,7 @@ from flk.spec.job import Job
 from flk_runtime import contract
 from flk_runtime.contract import ExitCode, JobRecord, is_record, parse_record
 
-GRACE = 5.0  # seconds in which ranks may end by themselves after Ctrl-C or SIGTERM
-KILL_AFTER = GRACE + 3.0  # seconds after which all processes are killed
+KILL_AFTER = 3.0  # seconds after the ranks' grace period after which all processes are killed
 STATE_FOLDER = Path(".flk")  # has the folders that stand for volumes: .flk/volumes/<PersistentVolumeClaim>
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -69,7 +68,10 @@ class LocalRun:
         """The last record of the launcher of pod 0."""
 
     def run(self) -> int:
-        """Start all launchers and wait until they have ended. Ctrl-C and SIGTERM end them within KILL_AFTER seconds."""
+        """Start all launchers and wait until they have ended.
+
+        SIGTERM lets the ranks save, as in a pod, within the job's grace period. Ctrl-C gives them 5 seconds to end.
+        """
         with tempfile.TemporaryDirectory(prefix="flk-") as scratch, self._handled_signals():
             self._base = self._environment(Path(scratch))
             try:
@@ -103,7 +105,6 @@ class LocalRun:
             contract.WORK: str(self._folder),
             contract.CHECKPOINT: str(checkpoint_folder(job, self._folder) or scratch / "checkpoint"),
             contract.PARENT: str(os.getpid()),
-            contract.GRACE: f"{GRACE:g}",
         }
         if self._path:
             values["PYTHONPATH"] = os.pathsep.join(filter(None, [self._path, values.get("PYTHONPATH", "")]))
@@ -195,11 +196,13 @@ class LocalRun:
             del pod.rest[fd]
 
     def _handle_signal(self, number: int) -> None:
-        if self._stopped_by is not None:  # the second signal kills at once
-            self._kill()
+        if self._stopped_by is not None:
+            if number == signal.SIGINT:  # Ctrl-C again kills at once
+                self._kill()
             return
         self._stopped_by = number
-        self._kill_at = time.monotonic() + KILL_AFTER
+        grace = contract.INTERRUPT_GRACE if number == signal.SIGINT else self._job.grace
+        self._kill_at = time.monotonic() + grace + KILL_AFTER
         self._say(f"{signal.Signals(number).name}: ending {len(self._pods)} pods")
         for pod in self._pods.values():
             with contextlib.suppress(ProcessLookupError):

@@ -137,6 +137,7 @@ def parse_strategy(text: str) -> str:
 
 
 RDZV_PORT: Final = 29400
+INTERRUPT_GRACE: Final = 5.0  # seconds that ranks have after SIGINT, in place of the grace period after SIGTERM
 CONTAINER: Final = "pytorch"  # the training operator looks for a container with this name
 
 # Paths in the pod, and keys of the ConfigMaps that are mounted there.

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import BaseModel
+from pydantic import BaseModel, PlainSerializer
 
 from flk import cli
 from flk.errors import FlkError
@@ -225,7 +225,10 @@ def _fields(model: type[BaseModel], flags: dict[str, str], above: str = "") -> I
         if field.is_required():
             default = "the bundled example" if path == "command" else "required"
         elif field.default_factory is None and field.default is not None:
-            default = f"`{str(field.default).lower() if isinstance(field.default, bool) else field.default}`"
+            value = field.default
+            for item in field.metadata:  # durations are shown with their units
+                value = item.func(value) if isinstance(item, PlainSerializer) else value
+            default = f"`{str(value).lower() if isinstance(value, bool) else value}`"
         yield path, flags.pop(path, "none"), default, field.description or ""
 
 

@@ -12,10 +12,10 @@ tests/unit/test_chart_values.py compares the two. A template returns text, so ot
 {{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ int64 . }}{{ else }}{{ . }}{{ end }}
 {{- end }}
 
-{{/* The seconds in a duration: 75s, 1h30m, or a number of seconds. */}}
+{{/* The seconds in a duration, 75s, 1h30m, or a number of seconds; takes a list of the field's name and the duration. */}}
 {{- define "flk.seconds" -}}
-{{- $seconds := include "flk.secondsOrZero" . }}
-{{- if lt (int64 $seconds) 1 }}{{ fail (printf "job.deadline must be at least one second (is %q)" (include "flk.text" .)) }}{{ end }}
+{{- $seconds := include "flk.secondsOrZero" (last .) }}
+{{- if lt (int64 $seconds) 1 }}{{ fail (printf "job.%s must be at least one second (is %q)" (first .) (include "flk.text" (last .))) }}{{ end }}
 {{- $seconds }}
 {{- end }}
 
@@ -95,7 +95,8 @@ tests/unit/test_chart_values.py compares the two. A template returns text, so ot
   "patch" ($job.patch | default dict) "ship" false }}
 {{- with $job.image | default $defaults.image }}{{ $_ := set $spec "image" . }}{{ end }}
 {{- with $job.processes }}{{ $_ := set $spec "processes" (int64 .) }}{{ end }}
-{{- with $job.deadline }}{{ $_ := set $spec "deadline" (include "flk.seconds" . | include "flk.duration") }}{{ end }}
+{{- with $job.deadline }}{{ $_ := set $spec "deadline" (include "flk.seconds" (list "deadline" .) | include "flk.duration") }}{{ end }}
+{{- $_ := set $spec "grace" (include "flk.seconds" (list "grace" $job.grace) | include "flk.duration") }}
 {{- if not (has $job.hang_timeout (list nil "")) }}
 {{- $_ := set $spec "hang_timeout" (include "flk.secondsOrZero" $job.hang_timeout | include "flk.duration" | default "0s") }}
 {{- end }}
@@ -228,9 +229,10 @@ in operator_client/flk/manifest/patch.py, and tests/unit/data/patches.yaml has c
 
 {{- $plain := dict "FLK_RDZV_ENDPOINT" (printf "%s-worker-0:29400" $spec.name) "FLK_WORK" "/flk/work" "HOME" "/flk/work"
   "FLK_TERMINATION_LOG" "/dev/termination-log" "FLK_JOB" $spec.name "FLK_PODS" (include "flk.text" $spec.replicas)
-  "FLK_PROCESSES" $processes "FLK_RESTARTS" (include "flk.text" $spec.restarts) "FLK_STRATEGY" $spec.strategy
+  "FLK_PROCESSES" $processes "FLK_RESTARTS" (include "flk.text" $spec.restarts)
+  "FLK_GRACE" (include "flk.seconds" (list "grace" $spec.grace)) "FLK_STRATEGY" $spec.strategy
   "FLK_FABRIC" $spec.fabric "FLK_CHECKPOINT" $checkpoint }}
-{{- with $spec.deadline }}{{ $_ := set $plain "FLK_DEADLINE" (include "flk.seconds" .) }}{{ end }}
+{{- with $spec.deadline }}{{ $_ := set $plain "FLK_DEADLINE" (include "flk.seconds" (list "deadline" .)) }}{{ end }}
 {{- with $spec.hang_timeout }}{{ $_ := set $plain "FLK_HANG_TIMEOUT" (include "flk.secondsOrZero" .) }}{{ end }}
 {{- with $spec.save_every }}{{ $_ := set $plain "FLK_SAVE_EVERY" (include "flk.text" .) }}{{ end }}
 {{- $plain = include "flk.merged" (list $plain $fabric.env $spec.env) | fromJson }}
@@ -274,7 +276,7 @@ in operator_client/flk/manifest/patch.py, and tests/unit/data/patches.yaml has c
 {{- with $requests }}{{ $_ := set $resources "requests" . }}{{ end }}
 {{- with $resources }}{{ $_ := set $container "resources" . }}{{ end }}
 
-{{- $pod := dict "automountServiceAccountToken" false "enableServiceLinks" false "terminationGracePeriodSeconds" 30
+{{- $pod := dict "automountServiceAccountToken" false "enableServiceLinks" false "terminationGracePeriodSeconds" (include "flk.seconds" (list "grace" $spec.grace) | int64 | add 5)
   "securityContext" (dict "runAsNonRoot" true "runAsUser" 10001 "runAsGroup" 10001 "fsGroup" 10001
     "fsGroupChangePolicy" "OnRootMismatch" "seccompProfile" (dict "type" "RuntimeDefault"))
   "containers" (list $container) "volumes" $volumes }}
@@ -298,7 +300,7 @@ in operator_client/flk/manifest/patch.py, and tests/unit/data/patches.yaml has c
 
 {{- $policy := dict "cleanPodPolicy" "None"
   "backoffLimit" (min 2147483647 (mul (add 1 (int64 $spec.restarts)) (int64 $spec.replicas))) }}
-{{- with $spec.deadline }}{{ $_ := set $policy "activeDeadlineSeconds" (include "flk.seconds" . | int64) }}{{ end }}
+{{- with $spec.deadline }}{{ $_ := set $policy "activeDeadlineSeconds" (include "flk.seconds" (list "deadline" .) | int64) }}{{ end }}
 {{- $own := deepCopy $labels }}
 {{- with $spec.queue }}
 {{- $_ := set $policy "suspend" true }}

@@ -194,6 +194,14 @@ def _job_options(  # its signature is what `takes_job` adds to a command
             help="Time without progress that counts as a hang; 0: never. Default: 8m.",
         ),
     ] = None,
+    grace: Annotated[
+        str | None,
+        typer.Option(
+            "--grace",
+            metavar="DURATION",
+            help="Time that the ranks have to save and end when their pod is stopped: 30s, 5m. Default: 30s.",
+        ),
+    ] = None,
     patch: Annotated[
         str | None,
         typer.Option("--patch", metavar="FILE", help="YAML file that is merged into the pod template, last."),

@@ -14,7 +14,7 @@ from flk.spec.job import Job
 from flk_runtime import contract
 
 USER: Final = 10001  # no image has this user; it is numeric, so that Kubernetes can check runAsNonRoot
-GRACE: Final = 30  # seconds from SIGTERM to SIGKILL
+LAUNCHER_GRACE: Final = 5  # seconds after the ranks' grace period in which the launcher ends them and reports
 _SHM: Final = "/dev/shm"  # noqa: S108 - not a temporary file; its default size of 64 MiB is too small for NCCL
 
 
@@ -57,7 +57,7 @@ def _template(job: Job, bundle: Bundle, config_maps: list[str]) -> dict[str, Any
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": GRACE,
+            "terminationGracePeriodSeconds": job.grace + LAUNCHER_GRACE,
             "securityContext": {
                 "runAsNonRoot": True,
                 "runAsUser": USER,

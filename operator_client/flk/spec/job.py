@@ -96,6 +96,9 @@ class Job(Part):
         description="time without progress of any rank after which the attempt ends as a hang: 10m; 0: never; "
         "left out: 8m",
     )
+    grace: Seconds = Field(
+        default=30, description="time that the ranks have to save and end when their pod is stopped: 30s, 5m"
+    )
     checkpoint: Annotated[Checkpoint, OrText()] | None = Field(
         default=None,
         description="PersistentVolumeClaim for checkpoints, as PVC:/PATH; left out: they are lost with their pod",

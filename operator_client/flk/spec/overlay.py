@@ -31,6 +31,7 @@ _TEXTS: Final = (
     "fabric",
     "deadline",
     "hang_timeout",
+    "grace",
     "checkpoint",
     "queue",
 )

@@ -21,6 +21,7 @@ _EXAMPLES: Final = {
     "restarts": "3",
     "deadline": "2h",
     "hang_timeout": "10m",
+    "grace": "30s",
     "checkpoint": "my-pvc:/checkpoints",
     "save_every": "100",
     "queue": "my-queue",

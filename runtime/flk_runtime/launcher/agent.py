@@ -12,7 +12,7 @@ import signal
 import time
 from dataclasses import replace
 
-from flk_runtime.contract import Failure, JobRecord
+from flk_runtime.contract import INTERRUPT_GRACE, Failure, JobRecord
 from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
 from flk_runtime.launcher.hangs.watch import Watch
 from flk_runtime.launcher.logs import is_readable
@@ -196,7 +196,8 @@ class Agent:
             message = f"received {signal.Signals(number).name}"
             self.member.report_failure(self.attempt, replace(self.ranks.new_failure("lost"), message=message))
         self.stop_signal = number
-        self.ranks.terminate(number, self.settings.grace)
+        grace = self.settings.grace
+        self.ranks.terminate(number, min(grace, INTERRUPT_GRACE) if number == signal.SIGINT else grace)
 
     def _handle_timeouts(self) -> None:
         self.ranks.kill_overdue()

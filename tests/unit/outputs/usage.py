@@ -43,6 +43,8 @@ JOB_OPTIONS = [
     "--deadline 1x",
     "--deadline 0",
     "--hang-timeout 1x",
+    "--grace soon",
+    "--grace 0s",
     "--patch nope.yaml",
     "--ship 'nope*'",
     "--ship data --no-ship",
