@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,8 @@ JOBS: dict[str, dict[str, Any]] = {
             },
         },
     },
+    "network of the node": {"replicas": 2, "patch": {"spec": {"hostNetwork": True}}},
+    "network of the pod": {"replicas": 2, "patch": {"spec": {"hostNetwork": False}}},
     "empty values": {"env": {"NCCL_IB_HCA": ""}, "fabric": "roce"},
     "limits of the fabric for a part of a node": {"fabric": "efa", "resources": {"gpu": 2, "memory": "1Gi"}},
     "a limit of the fabric": {"fabric": "infiniband", "resources": {"memory": "1Gi", "cpu": "1"}},
@@ -155,6 +158,15 @@ def test_chart_takes_the_sites_defaults_as_flk_does(helm: Any, tmp_path: Path) -
     job = namespace_defaults.apply(validated({"command": EXAMPLE, **values, "name": "gpt", "ship": False}), read)
     assert job.image == "team/torch:2"
     assert normal(of_kind(documents, "PyTorchJob")[0]) == rendered(job, tmp_path)
+
+
+def test_pods_recognise_each_other_by_a_secret(helm: Any) -> None:
+    several = {"enabled": True, "replicas": 2}
+    (secret,) = of_kind(helm({"job": several})[1], "Secret")
+    assert secret["metadata"]["name"] == "gpt-rendezvous"
+    assert len(base64.b64decode(secret["data"]["secret"])) == 43
+    assert of_kind(helm({"job": {"enabled": True, "replicas": 1}})[1], "Secret") == []
+    assert of_kind(helm({"job": several, "rendezvousSecret": False})[1], "Secret") == []
 
 
 PATCHES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "data" / "patches.yaml").read_text())

@@ -9,9 +9,12 @@ import pytest
 from flk.errors import ApiError, ConflictError
 from flk.jobs.client import JobClient
 from flk.jobs.lifecycle.creation import create_job, dry_run
+from flk.jobs.submission import objects_with_uid
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.labels import INCOMPLETE, OWNER, QUEUE, SUBMISSION
+from flk.manifest import Bundle, render
+from flk.spec.job import validated
 
 JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
 MAPS = "/api/v1/namespaces/team/configmaps"
@@ -77,6 +80,27 @@ def test_objects_with_the_uid_of_the_job_belong_to_it(fake: Any, client: JobClie
     secret = fake.objects[SECRETS]["gpt-rendezvous"]
     assert secret["stringData"] == {"uid": uid}
     assert [owner["uid"] for owner in secret["metadata"]["ownerReferences"]] == [uid]
+
+
+def rendered(replicas: int) -> list[dict[str, Any]]:
+    return render(validated({"command": "a.py", "name": "gpt", "replicas": replicas}), Bundle(), submission="mine")
+
+
+def test_pods_of_a_job_recognise_each_other_by_a_secret_of_its_own(fake: Any, client: JobClient) -> None:
+    created = create_job(client, rendered(replicas=2), objects_with_uid)
+    data = fake.objects[SECRETS]["gpt-rendezvous"]["stringData"]
+    assert data["uid"] == created["metadata"]["uid"]
+    assert len(data["secret"]) >= 43  # 32 random bytes
+    assert data["secret"] != objects_with_uid(created)[0]["stringData"]["secret"]
+    container = created["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    references = {each["name"]: each.get("valueFrom", {}).get("secretKeyRef") for each in container["env"]}
+    assert references["FLK_JOB_UID"] == {"name": "gpt-rendezvous", "key": "uid", "optional": True}
+    assert references["FLK_RDZV_SECRET"] == {"name": "gpt-rendezvous", "key": "secret", "optional": True}
+
+
+def test_a_job_of_one_pod_has_no_secret(fake: Any, client: JobClient) -> None:
+    create_job(client, rendered(replicas=1), objects_with_uid)
+    assert not fake.objects.get(SECRETS)
 
 
 def test_secret_of_a_job_that_was_just_deleted_is_waited_for_without_reading_it(fake: Any, kubeconfig: Any) -> None:

@@ -48,3 +48,23 @@ def test_a_submission_is_on_record() -> None:
     annotations = render(job, Bundle(), submission="id", owner="ada@host")[0]["metadata"]["annotations"]
     assert (annotations["flk.dev/submission"], annotations["flk.dev/owner"]) == ("id", "ada@host")
     assert "flk.dev/code-hash" not in annotations
+
+
+def endpoint(name: str, namespace: str | None, patch: Any = None) -> str:
+    """The address of the launcher of pod 0, which must also be a port of the container."""
+    data = {"command": "a.py", "name": name, **({"patch": patch} if patch else {})}
+    template = render(validated(data), Bundle(), namespace=namespace)[0]["spec"]["pytorchReplicaSpecs"]["Worker"]
+    container = template["template"]["spec"]["containers"][0]
+    (address,) = [each["value"] for each in container["env"] if each["name"] == "FLK_RDZV_ENDPOINT"]
+    assert address.endswith(f":{container['ports'][0]['containerPort']}")
+    return str(address)
+
+
+def test_jobs_that_share_the_address_of_a_node_have_ports_of_their_own() -> None:
+    host = {"spec": {"hostNetwork": True}}
+    assert endpoint("gpt", None) == endpoint("gpt", "team", {"spec": {"hostNetwork": False}}) == "gpt-worker-0:29400"
+    assert endpoint("gpt", "team", host) == endpoint("gpt", "team", host)
+    names = [(name, namespace) for name in ("gpt", "gpt-2", "bert", "a" * 50) for namespace in (None, "team", "other")]
+    ports = {int(endpoint(name, namespace, host).rpartition(":")[2]) for name, namespace in names}
+    assert len(ports) == len(names)
+    assert all(24_000 <= port < 29_000 for port in ports)

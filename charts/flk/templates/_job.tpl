@@ -227,7 +227,12 @@ in operator_client/flk/manifest/patch.py, and tests/unit/data/patches.yaml has c
 {{- $mounts = append $mounts (dict "name" (get $known $parts._0) "mountPath" $parts._1) }}
 {{- end }}
 
-{{- $plain := dict "FLK_RDZV_ENDPOINT" (printf "%s-worker-0:29400" $spec.name) "FLK_WORK" "/flk/work" "HOME" "/flk/work"
+{{- $port := 29400 }}
+{{- if eq (dig "spec" "hostNetwork" false ($spec.patch | default dict) | toString) "true" }}
+{{- /* The pods of two jobs may share the address of a node. */}}
+{{- $port = add 24000 (mod (adler32sum (printf "%s/%s" .Release.Namespace $spec.name) | int64) 5000) }}
+{{- end }}
+{{- $plain := dict "FLK_RDZV_ENDPOINT" (printf "%s-worker-0:%d" $spec.name (int64 $port)) "FLK_WORK" "/flk/work" "HOME" "/flk/work"
   "FLK_TERMINATION_LOG" "/dev/termination-log" "FLK_JOB" $spec.name "FLK_PODS" (include "flk.text" $spec.replicas)
   "FLK_PROCESSES" $processes "FLK_RESTARTS" (include "flk.text" $spec.restarts)
   "FLK_GRACE" (include "flk.seconds" (list "grace" $spec.grace)) "FLK_STRATEGY" $spec.strategy
@@ -243,6 +248,10 @@ in operator_client/flk/manifest/patch.py, and tests/unit/data/patches.yaml has c
 {{- $env = append $env (dict "name" $variable "valueFrom" (dict "fieldRef" (dict "fieldPath" $path))) }}
 {{- end }}
 {{- $env = append $env (dict "name" "FLK_CPUS" "valueFrom" (dict "resourceFieldRef" (dict "resource" "requests.cpu" "divisor" "1"))) }}
+{{- range $variable, $key := dict "FLK_JOB_UID" "uid" "FLK_RDZV_SECRET" "secret" }}
+{{- $reference := dict "name" (printf "%s-rendezvous" $spec.name) "key" $key "optional" true }}
+{{- $env = append $env (dict "name" $variable "valueFrom" (dict "secretKeyRef" $reference)) }}
+{{- end }}
 {{- range $variable, $value := $plain }}
 {{- $env = append $env (dict "name" $variable "value" (replace "$" "$$" $value)) }}
 {{- end }}
@@ -255,7 +264,7 @@ in operator_client/flk/manifest/patch.py, and tests/unit/data/patches.yaml has c
 {{- range $spec.command }}{{ $command = append $command (replace "$" "$$" .) }}{{ end }}
 {{- $container := dict "name" "pytorch" "image" ($spec.image | default (printf "flktrain/flk:%s-%s" .Chart.AppVersion (ternary "cuda" "cpu" (gt $gpu 0))))
   "imagePullPolicy" "IfNotPresent" "command" $command "env" $env
-  "ports" (list (dict "name" "pytorchjob-port" "containerPort" 29400)) "volumeMounts" $mounts
+  "ports" (list (dict "name" "pytorchjob-port" "containerPort" $port)) "volumeMounts" $mounts
   "securityContext" (dict "allowPrivilegeEscalation" false "capabilities" (dict "drop" (list "ALL")))
   "terminationMessagePath" "/dev/termination-log" "terminationMessagePolicy" "FallbackToLogsOnError" }}
 {{- $limits := pick $spec.resources "memory" }}

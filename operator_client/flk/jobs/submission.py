@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import secrets
 import socket
 import uuid
 from dataclasses import dataclass
@@ -60,7 +61,9 @@ def prepare(job: Job, root: Path, client: JobClient) -> Submission:
 
 def objects_with_uid(job: Object) -> list[Object]:
     """Return the manifests of objects that need the UID of the created job. The job owns them."""
-    return []
+    if int(job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"]) == 1:
+        return []  # its launcher has nobody to recognise
+    return [manifest.rendezvous_secret(job, secrets.token_urlsafe(32))]
 
 
 def submit(job: Job, root: str | Path = ".", *, namespace: str | None = None, context: str | None = None) -> JobHandle:

@@ -6,6 +6,7 @@
 from flk.manifest.bundle import Bundle, make_bundle, runtime_archive
 from flk.manifest.patch import patched
 from flk.manifest.render import render
+from flk.manifest.rendezvous import rendezvous_secret
 from flk.manifest.text import to_json, to_yaml
 
-__all__ = ["Bundle", "make_bundle", "patched", "render", "runtime_archive", "to_json", "to_yaml"]
+__all__ = ["Bundle", "make_bundle", "patched", "render", "rendezvous_secret", "runtime_archive", "to_json", "to_yaml"]

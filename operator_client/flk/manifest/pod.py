@@ -9,6 +9,7 @@ from flk.errors import UsageError
 from flk.manifest.bundle import Bundle
 from flk.manifest.environment import environment
 from flk.manifest.patch import patched
+from flk.manifest.rendezvous import rendezvous_port, secret_variables
 from flk.spec.fabric import fabrics
 from flk.spec.job import Job
 from flk_runtime import contract
@@ -18,12 +19,12 @@ LAUNCHER_GRACE: Final = 5  # seconds after the ranks' grace period in which the 
 _SHM: Final = "/dev/shm"  # noqa: S108 - not a temporary file; its default size of 64 MiB is too small for NCCL
 
 
-def pod_template(job: Job, bundle: Bundle, config_maps: list[str]) -> dict[str, Any]:
+def pod_template(job: Job, bundle: Bundle, config_maps: list[str], namespace: str | None = None) -> dict[str, Any]:
     """Return the template of the pods, with the job's patch merged into it.
 
     ``config_maps`` are the names of those that hold the bundle. Raises UsageError if the patch removes the container.
     """
-    template = _template(job, bundle, config_maps)
+    template = _template(job, bundle, config_maps, rendezvous_port(job, namespace))
     if not job.patch:
         return template
     merged: dict[str, Any] = patched(template, job.patch)
@@ -33,15 +34,15 @@ def pod_template(job: Job, bundle: Bundle, config_maps: list[str]) -> dict[str, 
     return merged
 
 
-def _template(job: Job, bundle: Bundle, config_maps: list[str]) -> dict[str, Any]:
+def _template(job: Job, bundle: Bundle, config_maps: list[str], port: int) -> dict[str, Any]:
     volumes, mounts = _volumes(job, config_maps)
     container = {
         "name": contract.CONTAINER,
         "image": job.image_or_default,
         "imagePullPolicy": "IfNotPresent",
         "command": [_literal(word) for word in _command(job, bundle)],
-        "env": _env(job, bundle),
-        "ports": [{"name": "pytorchjob-port", "containerPort": contract.RDZV_PORT}],
+        "env": _env(job, bundle, port),
+        "ports": [{"name": "pytorchjob-port", "containerPort": port}],
         **_resources(job),
         "volumeMounts": mounts,
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
@@ -81,9 +82,9 @@ def _command(job: Job, bundle: Bundle) -> list[str]:
     return ["python3", "-u", f"{contract.SHIP_FOLDER}/{contract.RUNTIME_ARCHIVE}", "--", *command]
 
 
-def _env(job: Job, bundle: Bundle) -> list[dict[str, Any]]:
+def _env(job: Job, bundle: Bundle, port: int) -> list[dict[str, Any]]:
     of_pods = {
-        contract.RDZV_ENDPOINT: f"{job.name}-worker-0:{contract.RDZV_PORT}",
+        contract.RDZV_ENDPOINT: f"{job.name}-worker-0:{port}",
         contract.WORK: contract.WORK_FOLDER,
         contract.TERMINATION_LOG: contract.TERMINATION_LOG_PATH,
         "HOME": contract.WORK_FOLDER,  # a numeric user has no home folder
@@ -101,6 +102,7 @@ def _env(job: Job, bundle: Bundle) -> list[dict[str, Any]]:
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
         {"name": contract.CPUS, "valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}},
+        *secret_variables(job),
         *({"name": name, "value": _literal(value)} for name, value in plain.items()),
         *({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}} for name, secret, key in secrets),
     ]

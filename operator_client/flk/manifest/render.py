@@ -52,7 +52,9 @@ def render(
     worker = {
         "replicas": job.replicas,
         "restartPolicy": "ExitCode",
-        "template": pod_template(job, bundle, [config_map["metadata"]["name"] for config_map in config_maps]),
+        "template": pod_template(
+            job, bundle, [config_map["metadata"]["name"] for config_map in config_maps], namespace
+        ),
     }
     manifest = {
         "apiVersion": labels.KUBEFLOW_API_VERSION,

@@ -25,6 +25,7 @@ _SWEEP_INTERVAL = 1.0  # seconds between two looks at all leases
 _LOG_INTERVAL = 10.0  # seconds between two lines about connections that were dropped
 _BIND_TIMEOUT = 60.0  # seconds to wait for a port that is taken, for instance by a launcher that is ending
 _BIND_INTERVAL = 0.5  # seconds between two tries
+_BACKLOG = 4096  # connections that wait to be accepted
 _ANY = "0.0.0.0"  # noqa: S104 - the pod's service leads to this port
 
 
@@ -60,7 +61,7 @@ class Server:
         self._leader = Leader(settings, self._send, self._serve_ranks_store, log, time.monotonic())
         self._all_left = threading.Event()
         self._selector = selectors.DefaultSelector()
-        self._listener = _listen(settings.rendezvous_port, min(_BIND_TIMEOUT, settings.join_timeout))
+        self._listener = _listen(settings)
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self.port = int(self._listener.getsockname()[1])
@@ -238,17 +239,26 @@ class Server:
         return self._ranks_store.port
 
 
-def _listen(port: int, timeout: float) -> socket.socket:
-    """Listen on this port of all addresses, IPv6 and IPv4. Raises SettingsError if the port stays taken."""
-    deadline = time.monotonic() + timeout
+def _listen(settings: Settings) -> socket.socket:
+    """Listen on all addresses, IPv6 and IPv4; in a job of one pod on the loopback interface only.
+
+    Raises SettingsError if the port stays taken.
+    """
+    port = settings.rendezvous_port
+    deadline = time.monotonic() + min(_BIND_TIMEOUT, settings.join_timeout)
     while True:
         try:
+            if settings.pods == 1:
+                return socket.create_server(("127.0.0.1", port))
             if socket.has_dualstack_ipv6():
-                return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=4096)
-            return socket.create_server((_ANY, port), backlog=4096)
+                return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
+            return socket.create_server((_ANY, port), backlog=_BACKLOG)
         except OSError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
-                raise SettingsError(f"cannot serve the rendezvous on port {port}: {error.strerror}") from error
+                raise SettingsError(
+                    f"cannot serve the rendezvous on port {port}: {error.strerror}; another process in this pod, or on "
+                    "this node with hostNetwork, holds it"
+                ) from error
             time.sleep(_BIND_INTERVAL)
 
 

@@ -1,0 +1,57 @@
+"""The rendezvous of a job's pods: its port, and the Secret by which the launchers recognise each other."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, Final
+
+from flk import labels
+from flk.spec.job import Job
+from flk_runtime import contract
+
+_UID, _SECRET = "uid", "secret"  # keys of the Secret
+# Ports for pods that use the network of their node: below those of Services (NodePort) and of outgoing connections.
+_NODE_PORTS: Final = range(24_000, 29_000)
+
+
+def rendezvous_port(job: Job, namespace: str | None) -> int:
+    """Return the port of the launcher of pod 0.
+
+    Pods have an address of their own, so all jobs use the same port. With ``hostNetwork``, which a job's patch can set,
+    the pods of two jobs may share the address of a node: then the port is derived from namespace and name.
+    """
+    spec = job.patch.get("spec") if job.patch else None
+    if not (isinstance(spec, dict) and spec.get("hostNetwork") is True):
+        return contract.RDZV_PORT
+    return _NODE_PORTS[zlib.adler32(f"{namespace or 'default'}/{job.name}".encode()) % len(_NODE_PORTS)]
+
+
+def rendezvous_secret(job_manifest: dict[str, Any], secret: str) -> dict[str, Any]:
+    """Return the Secret of a PyTorchJob that has been created, with its UID and this random text."""
+    name = job_manifest["metadata"]["name"]
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": _secret_name(name), "labels": {**labels.MANAGED_BY, labels.JOB: name}},
+        "immutable": True,
+        "stringData": {_UID: job_manifest["metadata"]["uid"], _SECRET: secret},
+    }
+
+
+def secret_variables(job: Job) -> list[dict[str, Any]]:
+    """Return the variables of a pod that come from the Secret.
+
+    They are optional, so that a job that kubectl creates, without a Secret, starts as well.
+    """
+    variables = {contract.JOB_UID: _UID, contract.RDZV_SECRET: _SECRET}
+    return [
+        {
+            "name": variable,
+            "valueFrom": {"secretKeyRef": {"name": _secret_name(str(job.name)), "key": key, "optional": True}},
+        }
+        for variable, key in variables.items()
+    ]
+
+
+def _secret_name(job: str) -> str:
+    return f"{job}-rendezvous"
