@@ -143,20 +143,21 @@ class Overseer:
             for asker in collection.askers:
                 self._answer(asker, {"cause": "", "groups": [], "silent": silent})
             return None
-        diagnosis = diagnose(collection.snapshots)
+        snapshots = self._full(collection)
+        diagnosis = diagnose(snapshots)
         for asker in collection.askers:
-            self._answer(asker, report.to_dict(self._full(collection), diagnosis, silent))
+            self._answer(asker, report.to_dict(snapshots, diagnosis, silent))
         ranks = [status for statuses in self._statuses.values() for status in statuses]
         if not collection.because_of_hang or not watchdog.hangs(ranks, self._limit):
             return None
         self._look_at = now + _AGAIN
         idle = min(min(status.idle, status.beat) for status in ranks)
         self._log(f"no rank has made progress for {idle:.0f} s: {diagnosis.sentence()}")
-        for line in report.lines(self._full(collection), diagnosis):
+        for line in report.lines(snapshots, diagnosis):
             self._log(line)
         if silent:
             self._log(f"no stacks from {', '.join(silent[:_SLOW_LIMIT])}")
-        first = next(each for each in self._full(collection) if each.rank == diagnosis.ranks[0])
+        first = next(each for each in snapshots if each.rank == diagnosis.ranks[0])
         return Failure(
             "hang",
             first.pod,
