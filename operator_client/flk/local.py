@@ -33,7 +33,7 @@ from flk_runtime.contract import ExitCode, JobRecord, is_record, parse_record
 
 KILL_AFTER = 3.0  # seconds after the ranks' grace period after which all processes are killed
 STATE_FOLDER = Path(".flk")  # has the folders that stand for volumes: .flk/volumes/<PersistentVolumeClaim>
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 @dataclass
@@ -196,6 +196,10 @@ class LocalRun:
             del pod.rest[fd]
 
     def _handle_signal(self, number: int) -> None:
+        if number == signal.SIGQUIT:  # its launcher prints the stacks of all ranks
+            if 0 in self._pods:
+                self._pods[0].process.send_signal(number)
+            return
         if self._stopped_by is not None:
             if number == signal.SIGINT:  # Ctrl-C again kills at once
                 self._kill()

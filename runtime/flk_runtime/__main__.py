@@ -1,6 +1,7 @@
 """``python -m flk_runtime [--] script.py args``, or ``-m module args``: runs the launcher of one pod.
 
-``python -m flk_runtime check`` runs `flk_runtime.check` instead; a script with the name ``check`` needs the ``--``.
+``python -m flk_runtime check`` runs `flk_runtime.check` instead, and ``python -m flk_runtime stacks`` prints the stacks
+of all ranks of the job whose launcher runs in this container. A script with one of these names needs the ``--``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ def main() -> None:
         if not check.must_launch_ranks():
             os._exit(worker.run_exit_handlers(check.main()))
         arguments = ["-m", check.MODULE]
+    if arguments == ["stacks"]:
+        from flk_runtime.launcher.hangs import control
+
+        sys.exit(control.main())
     from flk_runtime.launcher import start
 
     start.main(arguments)

@@ -195,7 +195,7 @@ def test_a_report_of_a_thousand_ranks_is_short_and_shows_the_odd_one_first() -> 
     ranks[371] = elsewhere(371, Frame("train.py", 12, "load", "time.sleep(9)"))
     diagnosis = diagnose(ranks)
     assert [len(group) for group in odd_first(ranks, diagnosis)] == [1, 999]
-    lines = report.lines(ranks, diagnosis)
+    _, *lines = report.lines_of(report.to_dict(ranks, diagnosis, []))
     assert lines[:2] == [
         "rank 371 in gpt-worker-371 on node-b: is at train.py:12 in load",
         "  train.py:12 in load: time.sleep(9)",
@@ -206,9 +206,9 @@ def test_a_report_of_a_thousand_ranks_is_short_and_shows_the_odd_one_first() -> 
 
 def test_a_report_of_ranks_that_all_differ_is_bounded() -> None:
     ranks = [elsewhere(rank, Frame("train.py", rank, "f")) for rank in range(1000)]
-    lines = report.lines(ranks, diagnose(ranks))
+    lines = report.lines_of(report.to_dict(ranks, diagnose(ranks), []))
     assert len(lines) < 100
-    assert lines[-1].startswith("992 more stacks, of ranks ")
+    assert lines[-1].startswith("other stacks of ranks ")
 
 
 def test_snapshots_travel_as_json() -> None:

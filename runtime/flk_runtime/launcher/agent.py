@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from flk_runtime.contract import INTERRUPT_GRACE, Failure, JobRecord
 from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
+from flk_runtime.launcher.hangs.control import Control
 from flk_runtime.launcher.hangs.watch import Watch
 from flk_runtime.launcher.logs import is_readable
 from flk_runtime.launcher.ranks import RankProcess, Ranks
@@ -27,11 +28,12 @@ from flk_runtime.launcher.rendezvous import (
     Member,
     Server,
     SlowRanksChanged,
+    StacksGathered,
     StacksRequested,
     ThreadFailed,
 )
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.signals import Wakeup
+from flk_runtime.launcher.signals import STACKS_SIGNAL, Wakeup
 from flk_runtime.system import host
 from flk_runtime.system.text import plural
 
@@ -64,6 +66,7 @@ class Agent:
         self.rendezvous = Server(settings, wakeup.post, self.records.log) if settings.pod == 0 else None
         port = self.rendezvous.port if self.rendezvous else settings.rendezvous_port
         self.member = Member(settings, port, wakeup.post, self.records.log)
+        self.control = Control(error_folder, self.member.want_stacks, self.records.log)
         self.watch = Watch(settings, self.member.post_status, self.member.report_stacks)
 
     def run(self) -> int:
@@ -116,6 +119,8 @@ class Agent:
                 self._terminate_ranks()
             case StacksRequested():
                 self.watch.take_stacks(event.number)
+            case StacksGathered():
+                self.control.answer(event.asker, event.report)
             case SlowRanksChanged():
                 self.records.write_slow(event.slow)
             case JobEnded():
@@ -189,6 +194,9 @@ class Agent:
     # Signals and timeouts ----------------------------------------------------------------------------------------
 
     def _handle_signal(self, number: int) -> None:
+        if number == STACKS_SIGNAL:
+            self.control.print_stacks()
+            return
         if self.stop_signal is not None:  # the second signal ends the ranks at once
             self.ranks.kill()
             return

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from flk_runtime.launcher import worker
-from flk_runtime.launcher.signals import STOP_SIGNALS
+from flk_runtime.launcher.signals import HANDLED_SIGNALS
 from flk_runtime.system import host
 from flk_runtime.system.text import plural
 
@@ -85,7 +85,7 @@ class ForkServer:
             # posix_spawn and not fork: this process may have threads that hold locks.
             theirs.set_inheritable(True)
             python = [sys.executable, "-m", "flk_runtime.launcher.forkserver", str(theirs.fileno()), str(parent)]
-            pid = os.posix_spawn(sys.executable, python, os.environ, setsigmask=STOP_SIGNALS)
+            pid = os.posix_spawn(sys.executable, python, os.environ, setsigmask=HANDLED_SIGNALS)
         theirs.close()
         return cls(ours, pid)
 
@@ -139,9 +139,9 @@ class _Server:
 
     def run(self) -> NoReturn:
         """Serve until the launcher closes its end of the socket."""
-        for number in STOP_SIGNALS:
+        for number in HANDLED_SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # a stop signal ends the launcher, which closes the socket
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked while a new interpreter started
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)  # blocked while a new interpreter started
         wakeup, write_end = socket.socketpair()
         for end in (wakeup, write_end):
             end.setblocking(False)
@@ -191,7 +191,7 @@ class _Server:
         try:
             server = os.getppid()
             signal.set_wakeup_fd(-1)
-            for number in (*STOP_SIGNALS, signal.SIGCHLD):
+            for number in (*HANDLED_SIGNALS, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.setpgid(0, 0)

@@ -14,7 +14,9 @@ from flk_runtime.contract import ExitCode
 if TYPE_CHECKING:
     from flk_runtime.launcher.rendezvous import Event
 
-STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STACKS_SIGNAL: Final = signal.SIGQUIT  # prints the stacks of all ranks of the job, as a JVM prints its threads
+HANDLED_SIGNALS: Final = (*STOP_SIGNALS, STACKS_SIGNAL)
 
 
 def exit_code_of_signal(number: int) -> int:
@@ -34,8 +36,8 @@ class Wakeup:
         self.starting = True  # while it is true, a signal ends the process at once
 
     def install(self) -> None:
-        """Handle the signals that stop a launcher. Process 1 of a container ignores those that it does not handle."""
-        for number in STOP_SIGNALS:
+        """Handle the launcher's signals. Process 1 of a container ignores those that it does not handle."""
+        for number in HANDLED_SIGNALS:
             signal.signal(number, self._handle)
 
     def post(self, event: Event) -> None:
@@ -51,6 +53,8 @@ class Wakeup:
 
     def _handle(self, number: int, frame: object) -> None:
         if self.starting:  # there are no ranks yet
+            if number == STACKS_SIGNAL:
+                return
             os._exit(exit_code_of_signal(number))
         self.signals.append(number)
         self._wake()

@@ -18,6 +18,7 @@ from flk_runtime.launcher import forkserver
 from flk_runtime.launcher.agent import Agent
 from flk_runtime.launcher.environment import prepare_environment
 from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
+from flk_runtime.launcher.hangs.control import FOLDER_PREFIX
 from flk_runtime.launcher.logs import redirected_stderr
 from flk_runtime.launcher.records import write_termination_message
 from flk_runtime.launcher.settings import Settings, SettingsError
@@ -69,7 +70,7 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
     unsafe = forkserver.why_unsafe() if settings.fork else None
     server = ForkServer.start(fork=settings.fork and not unsafe)
     with (
-        tempfile.TemporaryDirectory(prefix="flk-", ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, ignore_cleanup_errors=True) as folder,
         redirected_stderr(Path(folder, "launcher.log")) as stderr,
     ):
         agent = Agent(settings, wakeup, server, stderr, folder)

@@ -141,22 +141,22 @@ class Overseer:
         silent = [self._places[pod][0] for pod in sorted(collection.asked) if pod in self._places]
         if not collection.snapshots:
             for asker in collection.askers:
-                self._answer(asker, {"cause": "", "groups": [], "silent": silent})
+                self._answer(asker, {"cause": "", "ranks": [], "groups": [], "left": [], "silent": silent})
             return None
         snapshots = self._full(collection)
         diagnosis = diagnose(snapshots)
+        found = report.to_dict(snapshots, diagnosis, silent)
         for asker in collection.askers:
-            self._answer(asker, report.to_dict(snapshots, diagnosis, silent))
+            self._answer(asker, found)
         ranks = [status for statuses in self._statuses.values() for status in statuses]
         if not collection.because_of_hang or not watchdog.hangs(ranks, self._limit):
             return None
         self._look_at = now + _AGAIN
         idle = min(min(status.idle, status.beat) for status in ranks)
-        self._log(f"no rank has made progress for {idle:.0f} s: {diagnosis.sentence()}")
-        for line in report.lines(snapshots, diagnosis):
+        cause, *lines = report.lines_of(found)
+        self._log(f"no rank has made progress for {idle:.0f} s: {cause}")
+        for line in lines:
             self._log(line)
-        if silent:
-            self._log(f"no stacks from {', '.join(silent[:_SLOW_LIMIT])}")
         first = next(each for each in snapshots if each.rank == diagnosis.ranks[0])
         return Failure(
             "hang",

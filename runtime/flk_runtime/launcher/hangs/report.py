@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from flk_runtime.launcher.hangs.diagnosis import Diagnosis, activity, in_collective, name_ranks, odd_first, user_frame
@@ -20,15 +20,17 @@ _DATA_GROUPS: Final = 32  # of equal stacks in a report for programs
 _THREADS: Final = 2  # other threads of a group's first rank
 
 
-def lines(snapshots: Sequence[Snapshot], diagnosis: Diagnosis) -> list[str]:
-    """The report, without the diagnosis itself. At most a few hundred lines for any number of ranks."""
-    groups = odd_first(snapshots, diagnosis)
-    result = []
+def lines_of(report: Mapping[str, Any]) -> list[str]:
+    """The report for people of what `to_dict` returns: the cause, and the first groups of equal stacks."""
+    groups = report["groups"]
+    result = [report["cause"] or "no rank runs"]
     for group in groups[:_GROUPS]:
-        result += [_heading(group), *stack_lines(group[0])]
-    if len(groups) > _GROUPS:
-        ranks = [each.rank for group in groups[_GROUPS:] for each in group]
-        result.append(f"{len(groups) - _GROUPS} more stacks, of {name_ranks(ranks)}")
+        result += [group["heading"], *group["lines"]]
+    left = [rank for group in groups[_GROUPS:] for rank in group["ranks"]] + report["left"]
+    if left:
+        result.append(f"other stacks of {name_ranks(left)} are left out")
+    if report["silent"]:
+        result.append(f"no stacks from {', '.join(report['silent'][:_GROUPS])}")
     return result
 
 

@@ -1,0 +1,84 @@
+"""Stacks on demand: whoever is in the pod asks the launcher for the stacks of all ranks of the job.
+
+``kill -QUIT`` makes the launcher print them into its log. ``python -m flk_runtime stacks``, in the same container,
+prints them as JSON; `flk stacks` runs it in a pod. It finds the launcher by a Unix socket in the launcher's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from flk_runtime.contract import ExitCode
+from flk_runtime.launcher.hangs import report
+
+FOLDER_PREFIX: Final = "flk-"  # of the launcher's temporary folder
+_SOCKET: Final = "control"
+_LOG: Final = "log"  # who asks when the report goes into the launcher's log
+_TIMEOUT: Final = 30.0  # seconds in which the leader answers
+
+
+class Control:
+    """Answers those who ask this launcher for stacks."""
+
+    def __init__(self, folder: str, want_stacks: Callable[[str], None], log: Callable[[str], None]) -> None:
+        """``folder`` is the launcher's temporary folder. ``want_stacks`` asks the leader; `answer` gets its report."""
+        self._want_stacks = want_stacks
+        self._log = log
+        self._waiting: dict[str, socket.socket] = {}  # connections, by the name under which the leader was asked
+        self._count = 0
+        self._listener = socket.socket(socket.AF_UNIX)
+        with contextlib.suppress(OSError):  # a path that is too long
+            self._listener.bind(os.path.join(folder, _SOCKET))
+            self._listener.listen()
+            threading.Thread(target=self._accept, name="control", daemon=True).start()
+
+    def print_stacks(self) -> None:
+        """Print the stacks of all ranks into the log, as soon as they are gathered."""
+        self._want_stacks(_LOG)
+
+    def answer(self, asker: str, found: dict[str, Any]) -> None:
+        """Give a report to the one who has asked for it."""
+        if asker == _LOG:
+            for line in report.lines_of(found):
+                self._log(line)
+            return
+        connection = self._waiting.pop(asker, None)
+        if connection:
+            threading.Thread(target=_send, args=(connection, found), daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            connection, _ = self._listener.accept()
+            self._count += 1
+            self._waiting[str(self._count)] = connection
+            self._want_stacks(str(self._count))
+
+
+def main() -> int:
+    """Print the report of this container's launcher as JSON. Returns the exit code of the process."""
+    for path in sorted(Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*/{_SOCKET}")):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(_TIMEOUT)
+            connection.connect(str(path))
+            with connection.makefile("rb") as file:
+                data = file.read()
+            if data:
+                print(data.decode())
+                return ExitCode.DONE
+    print("error: no launcher of flk answers in this container", file=sys.stderr)
+    return ExitCode.NOT_FOUND
+
+
+def _send(connection: socket.socket, found: dict[str, Any]) -> None:
+    with connection, contextlib.suppress(OSError):
+        connection.settimeout(_TIMEOUT)
+        connection.sendall(json.dumps(found).encode())

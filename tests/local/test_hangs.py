@@ -1,0 +1,184 @@
+"""Hangs in real processes: which rank is named, why, with which stack; and jobs that are slow but do not hang."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Callable
+
+import pytest
+
+from flk_runtime import contract
+from flk_runtime.contract import ExitCode, JobRecord
+from tests.support.pods import Pods
+
+LIMIT = 2  # seconds without progress
+ALLOWED = 15  # seconds after the limit within which the job must have ended
+QUICK = {contract.HANG_TIMEOUT: str(LIMIT), contract.LEASE: "3"}  # launchers speak every second
+
+# Three ranks in three pods reduce in a loop; from step 5 on rank 1 is stuck, as {fault} says.
+SCRIPT = """
+    import ctypes, os, pathlib, signal, sys, threading, time
+    import torch, torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+
+    def stuck():
+        {fault}
+
+    for step in range(1_000_000):
+        if step == 5 and rank == 1:
+            pathlib.Path("stuck").touch()
+            stuck()
+        dist.all_reduce(torch.ones(1))
+        time.sleep(0.01)
+"""
+SLEEP = "time.sleep(1000)"
+LOCK = "lock = threading.Lock(); lock.acquire(); lock.acquire()"
+# The signal for the stacks ends a sleep of C early.
+NATIVE = """
+        while True:
+            ctypes.PyDLL(None).sleep(1000)  # PyDLL keeps the GIL
+"""
+IMPORT = """
+        pathlib.Path("first.py").write_text(
+            "import threading, time\\ndef load():\\n    import second\\n"
+            "thread = threading.Thread(target=load); thread.start(); time.sleep(0.3); thread.join()\\n"
+        )
+        pathlib.Path("second.py").write_text("from first import name\\n")
+        import first
+"""
+LOADER = """
+        from torch.utils.data import DataLoader
+
+        class Numbers(torch.utils.data.Dataset):
+            def __len__(self):
+                return 8
+
+            def __getitem__(self, index):
+                time.sleep(1000)
+
+        for batch in DataLoader(Numbers(), num_workers=1):
+            pass
+"""
+SKIP = "dist.broadcast(torch.ones(1), 0)"
+STOP = "os.kill(os.getpid(), signal.SIGSTOP)"
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "line"),
+    [
+        (SLEEP, "did not reach all_reduce 6; it is at train.py:9 in stuck", "time.sleep(1000)"),
+        (LOCK, "did not reach all_reduce 6; it is at train.py:9 in stuck", "lock.acquire()"),
+        (NATIVE, "in native code that holds Python's lock (GIL)", "ctypes.PyDLL(None).sleep(1000)"),
+        (IMPORT, "it is in a deadlock of imports with another of its threads", "from first import name"),
+        (LOADER, "it waits in its DataLoader for a worker process", "in __getitem__: time.sleep(1000)"),
+        (SKIP, "is in broadcast 6, the others in all_reduce 6", "dist.broadcast(torch.ones(1), 0)"),
+        (STOP, "did not reach all_reduce 6; it is stopped (SIGSTOP)", "no Python stack"),
+    ],
+    ids=["sleep", "lock", "native code with the GIL", "import", "DataLoader", "other collective", "SIGSTOP"],
+)
+def test_a_hang_ends_with_the_rank_that_is_stuck(pods: Callable[..., Pods], fault: str, cause: str, line: str) -> None:
+    job = pods(3, 1, script=SCRIPT.replace("{fault}", textwrap.indent(fault, " " * 0).lstrip("\n ")), **QUICK)
+    job.start("train.py")
+    job.until((job.folder / "stuck").exists, "rank 1 is stuck")
+    began = time.monotonic()
+    assert job.wait() == [ExitCode.INFRASTRUCTURE] * 3, job.logs_of_all()
+    assert time.monotonic() - began < LIMIT + ALLOWED
+    for pod in range(3):
+        failure = job.record(pod).failure
+        assert failure is not None
+        assert (failure.kind, failure.rank, failure.pod_name) == ("hang", 1, "test-worker-1")
+        assert cause in failure.summary
+        assert line in failure.details, failure.details
+    log = job.log()
+    assert log.index("rank 1 in test-worker-1") < log.index("ranks 0 and 2"), log
+
+
+def test_a_hang_in_ranks_that_do_not_share_an_interpreter_is_found_too(pods: Callable[..., Pods]) -> None:
+    job = pods(1, 2, script=SCRIPT.format(fault=SLEEP), **QUICK, FLK_START="spawn")
+    job.start("train.py")
+    assert job.wait() == [ExitCode.INFRASTRUCTURE], job.log()
+    failure = job.record().failure
+    assert failure is not None
+    assert "did not reach all_reduce 6; it is at train.py:9 in stuck" in failure.summary
+
+
+def test_a_hang_is_followed_by_the_next_attempt(pods: Callable[..., Pods]) -> None:
+    script = SCRIPT.replace("1_000_000", "8").replace("rank == 1:", "rank == 1 and os.environ['FLK_ATTEMPT'] == '0':")
+    job = pods(2, 1, script=script.format(fault=SLEEP), FLK_RESTARTS="1", **QUICK)
+    job.start("train.py")
+    assert job.wait() == [ExitCode.DONE] * 2, job.logs_of_all()
+    failures = [attempt.failure for attempt in job.record().attempts]
+    assert [failure and failure.kind for failure in failures] == ["hang", None]
+
+
+# While rank 0 waits in a collective, rank 1 works for twice the limit in each of these ways, without a step.
+SLOW = """
+    import os, pathlib, subprocess, sys, time
+    import torch, torch.distributed as dist
+    import flk_runtime
+
+    dist.init_process_group("gloo")
+
+    def work(sign, interval=0.5):
+        end = time.monotonic() + 2 * {limit}
+        while time.monotonic() < end:
+            sign()
+            time.sleep(interval)
+
+    if dist.get_rank() == 1:
+        work(lambda: None, 0)  # compiles
+        work(lambda: print("evaluated another batch"))
+        work(flk_runtime.heartbeat)
+        work(pathlib.Path(os.environ["FLK_HEARTBEAT"]).touch)
+    dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_a_rank_that_works_for_long_is_no_hang(pods: Callable[..., Pods]) -> None:
+    job = pods(2, 1, script=SLOW.format(limit=LIMIT), **QUICK)
+    job.start("train.py")
+    assert job.wait() == [ExitCode.DONE] * 2, job.logs_of_all()
+
+
+def test_ranks_that_all_compute_without_a_word_are_no_hang(pods: Callable[..., Pods]) -> None:
+    script = f"import time\nend = time.monotonic() + {6 * LIMIT}\nwhile time.monotonic() < end: pass"
+    job = pods(1, 2, script=script, **QUICK)
+    job.start("train.py")
+    assert job.wait() == [ExitCode.DONE], job.log()
+
+
+def test_a_hang_timeout_of_zero_is_none(pods: Callable[..., Pods]) -> None:
+    job = pods(1, 1, script="import time; time.sleep(8)", **{**QUICK, contract.HANG_TIMEOUT: "0"})
+    job.start("train.py")
+    assert job.wait() == [ExitCode.DONE], job.log()
+
+
+# Rank 2 computes for longer than the others in each step.
+STRAGGLER = """
+    import pathlib, time
+    import torch, torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    while not pathlib.Path("enough").exists():
+        time.sleep(0.05 if dist.get_rank() == 2 else 0.01)
+        dist.all_reduce(torch.ones(1))
+    dist.barrier()
+"""
+
+
+def test_a_slow_rank_is_in_the_record(pods: Callable[..., Pods]) -> None:
+    job = pods(3, 1, script=STRAGGLER, **QUICK, FLK_NODE_NAME="node-a", FLK_SLOW_WINDOW="10")
+    job.start("train.py")
+
+    def records() -> list[JobRecord]:
+        found = [contract.parse_record(line) for line in job.log().splitlines()]
+        return [record for record in found if record and record.slow]
+
+    job.until(lambda: bool(records()), "a rank is slow")
+    slow = records()[0].slow
+    assert [(each.rank, each.pod_name, each.node) for each in slow] == [(2, "test-worker-2", "node-a")]
+    assert slow[0].factor >= 1.5
+    job.kill()
