@@ -13,6 +13,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ class FakeApiServer:
         self.written: dict[str, str] = {}  # by pod: the log that every request gets, where ``logs`` has nothing
         self.date = ""  # the header Date of answers, by which clients know the server's clock
         self.created: Callable[[dict[str, Any]], None] = lambda item: None  # called with each object that is created
+        self.heard: Callable[[Message], None] = lambda headers: None  # called with the headers of each request
         self.documents: dict[str, dict[str, Any]] = {}  # fixed answers by path, such as those of API discovery
         self.refused: dict[str, tuple[int, str]] = {}  # by path: status and message of the error that it always gets
         self.requests: list[Request] = []
@@ -124,6 +126,7 @@ class FakeApiServer:
         return made
 
     def _answer(self, handler: BaseHTTPRequestHandler) -> None:
+        self.heard(handler.headers)
         parts = urlsplit(handler.path)
         length = int(handler.headers.get("Content-Length") or 0)
         body = json.loads(handler.rfile.read(length)) if length else None

@@ -173,8 +173,8 @@ def test_unknown_commands(run: Run) -> None:
         "",
         "error: there is no command 'statsu'\nhint: did you mean status? flk --help lists them\n",
     )
-    hint = "hint: options of a command follow it: flk list --context …\n"
-    assert run("--context", "x", "list") == (2, "", f"error: flk itself has no option --context\n{hint}")
+    hint = "hint: options of a command follow it: flk list --all …\n"
+    assert run("--all", "list") == (2, "", f"error: flk itself has no option --all\n{hint}")
     assert run("--nope") == (2, "", "error: flk has no option --nope\nhint: flk --help lists what there is\n")
 
 

@@ -18,6 +18,7 @@ import typer
 import typer.core
 import typer.main
 
+from flk.cli.global_options import takes_global_options, with_global_options
 from flk.errors import UsageError
 from flk.terminal import program_name
 from flk_runtime.contract import VERSION, ExitCode
@@ -66,7 +67,7 @@ def load(name: str) -> Any:
     """Import the command of that name and return it as a Typer command."""
     function = getattr(import_module(COMMANDS[name][0]), _FUNCTIONS.get(name, name))
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(name=name, help=function.__doc__ or COMMANDS[name][1])(function)
+    app.command(name=name, help=function.__doc__ or COMMANDS[name][1])(with_global_options(function))
     return typer.main.get_command(app)
 
 
@@ -105,15 +106,16 @@ def call(words: Sequence[str]) -> int:
     return result if isinstance(result, int) else int(ExitCode.DONE)
 
 
+@takes_global_options
 def _root(
-    context: typer.Context,
+    typer_context: typer.Context,
     version: Annotated[bool, typer.Option("--version", "-V", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
         print(f"flk {VERSION}")
         raise typer.Exit
-    if context.invoked_subcommand is None:
-        print(context.get_help())
+    if typer_context.invoked_subcommand is None:
+        print(typer_context.get_help())
 
 
 def _translated(error: Any, path: str) -> UsageError:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from flk import labels
 from flk.errors import ApiError, ForbiddenError, JobNotFoundError
-from flk.kube import ApiClient, Object, Resource, Target, connect
+from flk.kube import ApiClient, Object, Resource, Target, connect, connection_options
 from flk.terminal import program_name
 from flk.units import short_duration, timestamp
 from flk_runtime.contract import CONTAINER
@@ -49,7 +49,10 @@ class JobClient:
     def command(self, verb: str, job: str = "") -> str:
         """Return the flk command that does something with a job of this namespace, for hints."""
         words = [program_name(), verb, *([job] if job else []), "-n", self.namespace]
-        return " ".join(words + (["--context", self.chosen_context] if self.chosen_context else []))
+        return (
+            " ".join(words + (["--context", self.chosen_context] if self.chosen_context else []))
+            + connection_options().flags
+        )
 
     @property
     def kubectl_flags(self) -> str:

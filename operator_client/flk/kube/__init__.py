@@ -6,6 +6,8 @@ package knows nothing of flk but its errors. Only `flk.jobs` and the packages ab
 
 from flk.kube.client import ApiClient, RetryPolicy
 from flk.kube.credentials import Access, connect
+from flk.kube.kubectl import kubectl_command
+from flk.kube.options import ConnectionOptions, Exchange, connection_options, set_connection_options
 from flk.kube.resources import Document, Object, Resource, Target
 from flk.kube.watch import Changed, Listed, list_and_watch
 
@@ -13,12 +15,17 @@ __all__ = [
     "Access",
     "ApiClient",
     "Changed",
+    "ConnectionOptions",
     "Document",
+    "Exchange",
     "Listed",
     "Object",
     "Resource",
     "RetryPolicy",
     "Target",
     "connect",
+    "connection_options",
+    "kubectl_command",
     "list_and_watch",
+    "set_connection_options",
 ]

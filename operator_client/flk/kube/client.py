@@ -21,6 +21,7 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError, LocationParseErro
 from flk.errors import ApiError, FlkError
 from flk.kube.credentials import Access
 from flk.kube.errors import RETRIED, error_from_connection, error_from_response, status_object
+from flk.kube.options import Exchange, connection_options
 from flk.kube.resources import Object, Target
 
 PAGE: Final = 500  # objects in one answer to a list request
@@ -43,6 +44,14 @@ class RetryPolicy:
     busy_budget: float = 30.0  # for all attempts together, while the server answers 429 or 5xx
     backoffs: tuple[float, ...] = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0)  # before the second attempt, the third, …
 
+    @classmethod
+    def within(cls, seconds: float | None) -> RetryPolicy:
+        """Return the policy for requests that may take so many seconds with all attempts; 0 means without a limit."""
+        if seconds is None:
+            return cls()
+        limit = seconds or 86_400.0
+        return cls(min(limit, 30.0), limit, limit, limit, limit)
+
 
 class ApiClient:
     """Requests to one API server. Many threads may use one client."""
@@ -51,7 +60,9 @@ class ApiClient:
         self, access: Access, *, retries: RetryPolicy | None = None, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self.access = access
-        self.retries = retries or RetryPolicy()
+        options = connection_options()
+        self.retries = retries or RetryPolicy.within(options.request_timeout)
+        self._observe = options.observe
         self._sleep = sleep
         self._skew = 0.0
 
@@ -187,16 +198,23 @@ class ApiClient:
             headers["User-Agent"] = "flk"
             if body is not None:
                 headers["Content-Type"] = "application/merge-patch+json" if verb == "patch" else "application/json"
-            reply = self.access.pool.request(
-                _METHODS[verb],
-                url,
-                body=None if body is None else json.dumps(body),
-                headers=headers,
-                timeout=urllib3.Timeout(connect=min(self.retries.connect_timeout, timeout), read=timeout),
-                retries=False,
-                redirect=False,
-                preload_content=whole,
-            )
+            outcome, began = "no answer", time.monotonic()
+            try:
+                reply = self.access.pool.request(
+                    _METHODS[verb],
+                    url,
+                    body=None if body is None else json.dumps(body),
+                    headers=headers,
+                    timeout=urllib3.Timeout(connect=min(self.retries.connect_timeout, timeout), read=timeout),
+                    retries=False,
+                    redirect=False,
+                    preload_content=whole,
+                )
+                outcome = str(reply.status)
+            finally:
+                if self._observe:
+                    took = time.monotonic() - began
+                    self._observe(Exchange(verb, target, given, body, _METHODS[verb], url, outcome, took))
             if reply.status != 401 or attempt == 2:
                 break
             reply.drain_conn()

@@ -26,6 +26,7 @@ from flk.errors import NoConfigError
 from flk.kube import kubeconfig
 from flk.kube.connection import open_pool
 from flk.kube.kubeconfig import HINT, Context
+from flk.kube.options import connection_options
 
 _REREAD: Final = 60.0  # seconds after which a token file is read again
 
@@ -171,7 +172,10 @@ def _from_auth_provider(context: Context) -> Credential:
 
 def _impersonation(context: Context) -> urllib3.HTTPHeaderDict:
     """Return the headers for `as`, `as-uid`, `as-groups` and `as-user-extra` of a kubeconfig's user."""
-    user, headers = context.user, urllib3.HTTPHeaderDict()
+    user, headers = dict(context.user), urllib3.HTTPHeaderDict()
+    options = connection_options()
+    if options.user or options.groups:  # as kubectl: they count instead of those of the kubeconfig
+        user |= {"as": options.user or user.get("as"), "as-groups": options.groups or user.get("as-groups")}
     if user.get("as"):
         headers.add("Impersonate-User", str(user["as"]))
     if user.get("as-uid"):

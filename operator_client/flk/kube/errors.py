@@ -55,7 +55,10 @@ def error_from_response(status: int, body: bytes, verb: str, target: Target, con
     ]
     reason = "; ".join([message, *causes]) if message else f"HTTP status {status}"
     if status in RETRIED:
-        return ApiError(f"the API server {context.server} failed to {verb} {target}: {reason}", status=status)
+        problem = f"the API server {context.server} failed to {verb} {target}: {reason}"
+        operator = "training-operator" in reason and "webhook" in reason
+        hint = "the training operator, which checks PyTorchJobs, may not be running: flk doctor shows it" * operator
+        return ApiError(problem, hint=hint, status=status)
     return ApiError(f"the API server refused to {verb} {target}: {reason}", status=status)
 
 

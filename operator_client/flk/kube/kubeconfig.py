@@ -15,6 +15,7 @@ from typing import Any, Final
 import yaml
 
 from flk.errors import NoConfigError
+from flk.kube.options import connection_options
 
 IN_CLUSTER: Final = "in-cluster"  # name of the context of a pod that has no kubeconfig
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # of a pod
@@ -45,8 +46,8 @@ class Context:
 
     @property
     def flag(self) -> str:
-        """The option that makes kubectl and flk use this context; empty in a pod without a kubeconfig."""
-        return "" if self.name == IN_CLUSTER else f" --context {self.name}"
+        """The options that make kubectl and flk use this context; empty in a pod without a kubeconfig."""
+        return ("" if self.name == IN_CLUSTER else f" --context {self.name}") + connection_options().flags
 
 
 def load(name: str | None = None) -> Context:
@@ -54,7 +55,11 @@ def load(name: str | None = None) -> Context:
 
     Raises NoConfigError if there is neither, or if a file or the context cannot be used.
     """
-    wanted = [Path(p).expanduser() for p in os.environ.get("KUBECONFIG", "").split(os.pathsep) if p]
+    given = connection_options().kubeconfig
+    if given and not Path(given).expanduser().exists():
+        raise NoConfigError(f"there is no kubeconfig: {given} does not exist", hint="check --kubeconfig")
+    wanted = [Path(given).expanduser()] if given else []
+    wanted = wanted or [Path(p).expanduser() for p in os.environ.get("KUBECONFIG", "").split(os.pathsep) if p]
     wanted = wanted or [Path("~/.kube/config").expanduser()]
     contents = {path: content for path in wanted if path.exists() and (content := _read(path))}
     if not contents:

@@ -1,0 +1,132 @@
+"""kubectl's global options, before and after the subcommand: which cluster, as whom, and what is shown of requests.
+
+`takes_global_options` gives them to `flk` itself, `with_global_options` to each subcommand that talks to a cluster.
+What stands after the subcommand wins.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from flk.cli.options import Context, Namespace, seconds
+
+if TYPE_CHECKING:
+    from flk.kube import Exchange
+
+
+def _connection(  # its signature is what the decorators add
+    kubeconfig: Annotated[
+        str, typer.Option("--kubeconfig", metavar="FILE", help="Kubeconfig to use instead of $KUBECONFIG.")
+    ] = "",
+    request_timeout: Annotated[
+        str | None,
+        typer.Option(
+            "--request-timeout",
+            metavar="DURATION",
+            help="Time for one request with all its attempts: 10s, 1m; 0 for no limit. Default: 5s for an answer to a "
+            "read, 35s to a write, 30s for attempts while the server is busy.",
+        ),
+    ] = None,
+    as_user: Annotated[str, typer.Option("--as", metavar="USER", help="User to impersonate.")] = "",
+    as_group: Annotated[
+        list[str] | None, typer.Option("--as-group", metavar="GROUP", help="Group to impersonate. Repeatable.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show each request on stderr.")] = False,
+    show_kubectl: Annotated[
+        bool, typer.Option("--show-kubectl", help="Show on stderr the kubectl command for each request.")
+    ] = False,
+) -> None: ...
+
+
+def _place(context: Context = None, namespace: Namespace = None) -> None: ...
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(function, eval_str=True).parameters)
+
+
+_CONNECTION: Final = _parameters(_connection)
+_PLACE: Final = _parameters(_place)
+_before: dict[str, Any] = {}  # values of the options that stand before the subcommand
+
+
+def takes_global_options(root: Callable[..., None]) -> Callable[..., None]:
+    """Give the function of `flk` itself all global options, and keep their values for the subcommand."""
+
+    @functools.wraps(root)
+    def command(**given: Any) -> None:
+        _before.clear()
+        _before.update({name: given.pop(name) for name in (*_PLACE, *_CONNECTION)})
+        root(**given)
+
+    return _with_signature(command, {**_parameters(root), **_PLACE, **_CONNECTION})
+
+
+def with_global_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command that has ``context`` the options of connections, and those that stand before the subcommand."""
+    own = _parameters(function)
+    added = _CONNECTION if "context" in own else {}
+    if not own.keys() & _PLACE.keys():
+        return function
+
+    @functools.wraps(function)
+    def command(**given: Any) -> Any:
+        for name in own.keys() & _PLACE.keys():
+            given[name] = given[name] if given[name] is not None else _before.get(name)
+        values = {name: given.pop(name) or _before.get(name) for name in added}
+        if added:
+            _connect(**values)
+        return function(**given)
+
+    return _with_signature(command, {**own, **added})
+
+
+def _with_signature(command: Callable[..., Any], parameters: dict[str, inspect.Parameter]) -> Callable[..., Any]:
+    keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters.values()]
+    command.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
+    del command.__wrapped__  # type: ignore[attr-defined]  # Typer would read the parameters of the inner function
+    return command
+
+
+def _connect(
+    kubeconfig: str | None,
+    request_timeout: str | None,
+    as_user: str | None,
+    as_group: list[str] | None,
+    verbose: bool | None,
+    show_kubectl: bool | None,
+) -> None:
+    from flk.kube import ConnectionOptions, set_connection_options
+
+    limit = seconds(request_timeout, "--request-timeout")
+    observe = _Observer(bool(verbose), bool(show_kubectl)) if verbose or show_kubectl else None
+    set_connection_options(ConnectionOptions(kubeconfig or "", limit, as_user or "", tuple(as_group or ()), observe))
+
+
+class _Observer:
+    """Prints requests, and each kubectl command once: flk asks for some things again and again."""
+
+    def __init__(self, verbose: bool, show_kubectl: bool) -> None:
+        self._verbose, self._show_kubectl = verbose, show_kubectl
+        self._shown: set[str] = set()
+
+    def __call__(self, exchange: Exchange) -> None:
+        from flk.kube import kubectl_command
+        from flk.terminal import one_line
+
+        if self._verbose:
+            milliseconds = exchange.seconds * 1000
+            line = f"{exchange.method} {exchange.url}: {exchange.outcome} after {milliseconds:.0f} ms"
+            print(f"flk: {one_line(line)}", file=sys.stderr)
+        if self._show_kubectl:
+            command = kubectl_command(exchange.verb, exchange.target, exchange.query, exchange.body)
+            if command not in self._shown:
+                self._shown.add(command)
+                print(one_line(command), file=sys.stderr)

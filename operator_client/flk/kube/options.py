@@ -1,0 +1,58 @@
+"""ConnectionOptions: what a command line says about all connections, beside the kubeconfig; kubectl's global flags.
+
+They are set once, before the first connection, and hold for the whole process.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flk.kube.resources import Target
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A request and what became of it. Neither headers nor answers are in it, as these may hold secrets."""
+
+    verb: str
+    target: Target
+    query: Mapping[str, Any]
+    body: Any
+    method: str
+    url: str
+    outcome: str  # the HTTP status, or the error of the connection
+    seconds: float  # until the answer's first byte
+
+
+@dataclass(frozen=True)
+class ConnectionOptions:
+    """Options of all connections of this process."""
+
+    kubeconfig: str = ""  # a file instead of $KUBECONFIG
+    request_timeout: float | None = None  # seconds for one request with all its attempts; 0: no limit of flk's own
+    user: str = ""  # the user to impersonate
+    groups: tuple[str, ...] = ()  # the groups to impersonate
+    observe: Callable[[Exchange], None] | None = None  # called after each request, in the thread that sent it
+
+    @property
+    def flags(self) -> str:
+        """The options with which kubectl and flk make the same connections, for hints; empty for none."""
+        pairs = [("--kubeconfig", self.kubeconfig), ("--as", self.user), *(("--as-group", g) for g in self.groups)]
+        return "".join(f" {flag} {shlex.quote(value)}" for flag, value in pairs if value)
+
+
+_options = ConnectionOptions()
+
+
+def connection_options() -> ConnectionOptions:
+    """Return the options of this process."""
+    return _options
+
+
+def set_connection_options(options: ConnectionOptions) -> None:
+    """Set the options of connections that are opened from now on."""
+    global _options
+    _options = options

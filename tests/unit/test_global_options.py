@@ -1,0 +1,154 @@
+"""kubectl's global options: before and after the subcommand, in hints, and what they show of requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flk.jobs.client import CONFIG_MAPS, EVENTS, JOBS, LOGS, PODS
+from flk.kube import ConnectionOptions, Document, Resource, Target, kubectl_command, set_connection_options
+from tests.support.api_server import TOKEN, write_kubeconfig
+from tests.support.jobs import JobBuilder
+
+Run = Callable[..., tuple[int, str, str]]
+REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
+
+
+@pytest.fixture(autouse=True)
+def default_options() -> Iterator[None]:
+    """Other tests must not see the options of these."""
+    yield
+    set_connection_options(ConnectionOptions())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-n", "team", "--context", "fake", "status", "nowhere"],
+        ["status", "-n", "team", "--context", "fake", "nowhere"],
+        ["-n", "other", "--context", "another", "status", "nowhere", "-n", "team", "--context", "fake"],
+    ],
+)
+def test_options_before_and_after_the_subcommand(fake: Any, run: Run, words: list[str]) -> None:
+    code, _, stderr = run(*words)
+    assert code == 102
+    assert "there is no job nowhere in namespace team" in stderr
+    assert "flk list -n team --context fake lists" in stderr
+
+
+def test_options_of_one_command_line_do_not_reach_the_next(fake: Any, run: Run) -> None:
+    assert "in namespace other" in run("-n", "other", "-v", "status", "nowhere")[2]
+    stderr = run("status", "nowhere")[2]
+    assert "in namespace team" in stderr
+    assert "GET" not in stderr
+
+
+def test_bad_namespace_before_the_subcommand(fake: Any, run: Run) -> None:
+    code, _, stderr = run("-n", "a/b", "list")
+    assert code == 2
+    assert "--namespace: must" in stderr
+    assert fake.requests == []
+
+
+def test_kubeconfig_is_named_in_hints(fake: Any, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_kubeconfig(tmp_path / "my config", fake.url)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nowhere"))
+    code, _, stderr = run("--kubeconfig", str(path), "status", "nowhere")
+    assert code == 102
+    assert f"flk list -n team --kubeconfig '{path}' lists" in stderr
+    code, _, stderr = run("status", "nowhere", "--kubeconfig", str(tmp_path / "gone"))
+    assert code == 1
+    assert "gone does not exist" in stderr
+
+
+def test_impersonation(fake: Any, run: Run) -> None:
+    headers: list[Any] = []
+    fake.heard = headers.append
+    run("list", "--as", "ada", "--as-group", "a", "--as-group", "b")
+    assert headers[-1]["Impersonate-User"] == "ada"
+    assert headers[-1].get_all("Impersonate-Group") == ["a", "b"]
+    code, _, stderr = run("--as-group", "a", "list")
+    assert code == 1
+    assert "of no user" in stderr
+
+
+def test_request_timeout(fake: Any, run: Run) -> None:
+    fake.fail(hang=True, times=9)
+    began = time.monotonic()
+    code, _, stderr = run("--request-timeout", "1s", "list")
+    assert code == 1
+    assert "does not answer" in stderr
+    assert time.monotonic() - began < 5
+    assert run("list", "--request-timeout", "soon")[0] == 2
+
+
+def test_plugin_of_kubectl_is_named_in_hints(fake: Any, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/usr/bin/kubectl-flk"])
+    assert "kubectl flk list -n team lists" in run("status", "nowhere")[2]
+
+
+def test_verbose_shows_requests_without_secrets(fake: Any, run: Run) -> None:
+    JobBuilder().add_to(fake)
+    stderr = run("status", "gpt", "-v")[2]
+    assert f"flk: GET {fake.url}/apis/kubeflow.org/v1/namespaces/team/pytorchjobs/gpt: 200 after" in stderr
+    assert TOKEN not in stderr
+    fake.fail(0, times=9)
+    assert "/pytorchjobs/gpt: no answer after" in run("-v", "--request-timeout", "1s", "status", "gpt")[2]
+
+
+def test_show_kubectl_prints_each_command_once(fake: Any, run: Run) -> None:
+    JobBuilder().add_to(fake)
+    lines = run("--show-kubectl", "suspend", "gpt", "--timeout", "1s")[2].splitlines()
+    commands = [line for line in lines if line.startswith("kubectl ")]
+    assert commands[0] == "kubectl get pytorchjobs.kubeflow.org gpt -o json -n team"
+    patch = """'{"metadata": {"uid": "uid-gpt"}, "spec": {"runPolicy": {"suspend": true}}}'"""
+    assert f"kubectl patch pytorchjobs.kubeflow.org gpt --type=merge -p {patch} -n team" in commands
+    assert len(commands) == len(set(commands))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (("get", Target(PODS, "team", "a"), {}, None), "get pods a -o json -n team"),
+        (("list", Target(PODS, None), {"labelSelector": "a=b c"}, None), "get pods -l 'a=b c' -o json -A"),
+        (
+            ("list", Target(EVENTS, "team"), {"fieldSelector": "involvedObject.name=a"}, None),
+            "get events --field-selector involvedObject.name=a -o json -n team",
+        ),
+        (("watch", Target(JOBS, "team"), {}, None), "get pytorchjobs.kubeflow.org --watch -n team"),
+        (
+            ("get", Target(LOGS, "team", "a"), {"container": "pytorch", "follow": "true", "tailLines": "5"}, None),
+            "logs a -c pytorch --follow --tail=5 -n team",
+        ),
+        (("create", Target(CONFIG_MAPS, "team"), {"dryRun": "All"}, {}), "create -f FILE --dry-run=server -n team"),
+        (
+            ("delete", Target(JOBS, "team", "a"), {}, {"propagationPolicy": "Foreground"}),
+            "delete pytorchjobs.kubeflow.org a --cascade=foreground --wait=false -n team",
+        ),
+        (("get", Document(JOBS, document="/version"), {}, None), "get --raw /version"),
+        (
+            (
+                "create",
+                Target(REVIEWS),
+                {},
+                {
+                    "spec": {
+                        "resourceAttributes": {
+                            "verb": "get",
+                            "resource": "pods",
+                            "subresource": "log",
+                            "namespace": "t",
+                        }
+                    }
+                },
+            ),
+            "auth can-i get pods --subresource=log -n t",
+        ),
+    ],
+)
+def test_equivalent_kubectl_command(arguments: Any, command: str) -> None:
+    assert kubectl_command(*arguments) == f"kubectl {command}"
