@@ -210,6 +210,51 @@ def test_the_record_is_repeated_so_that_a_tail_of_the_log_has_it(pods: Callable[
     assert sum(line.startswith("[rank 0] ") for line in lines) == 3500
 
 
+def test_a_stalled_reader_of_the_output_holds_up_the_rank_and_nothing_else(pods: Callable[..., Pods]) -> None:
+    """The launchers of both pods stay in touch, and nothing is lost."""
+    script = """
+        import os, pathlib, time
+        pathlib.Path(f"pid.0.{os.environ['RANK']}").write_text(str(os.getpid()))
+        if os.environ["RANK"] == "1":
+            for line in range(30000):
+                print(f"{line:06} " + "x" * 192)
+            pathlib.Path("printed").touch()
+        while not pathlib.Path("printed").exists():
+            time.sleep(0.01)
+    """
+    job = pods(2, 1, script=script, FLK_LEASE="2")
+    read, write = os.pipe()
+    job.start("train.py", only=0)
+    job.start("train.py", only=1, stdout=write)
+    os.close(write)
+    job.pid(0, 1)
+    time.sleep(4)  # two leases
+    assert not (job.folder / "printed").exists()
+    with open(read, encoding="utf-8") as reader:
+        lines = [line for line in reader if line.startswith("[rank 1] ")]
+    assert [line[9:15] for line in lines] == [f"{number:06}" for number in range(30000)]
+    assert job.wait() == [0, 0], job.logs_of_all()
+    assert len(job.record().attempts) == 1
+
+
+def test_a_launcher_whose_output_nobody_reads_ends_on_a_signal(pods: Callable[..., Pods]) -> None:
+    script = """
+        import os, pathlib
+        pathlib.Path("pid.0.0").write_text(str(os.getpid()))
+        while True:
+            print("x" * 200)
+    """
+    job = pods(script=script)
+    read, write = os.pipe()
+    job.start("train.py", stdout=write)
+    os.close(write)
+    rank = job.pid(0, 0)
+    job.running[0].terminate()
+    assert job.running[0].wait(END) == ExitCode.PREEMPTED
+    assert not alive(rank)
+    os.close(read)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_ranks_and_their_children(pods: Callable[..., Pods], number: int, code: int) -> None:
     script = """

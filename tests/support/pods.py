@@ -133,7 +133,8 @@ class Pods:
     def write(self, script: str, name: str = "train.py") -> None:
         (self.folder / name).write_text(textwrap.dedent(script))
 
-    def start(self, *command: str, only: int | None = None) -> None:
+    def start(self, *command: str, only: int | None = None, stdout: int | None = None) -> None:
+        """Start the launcher of each pod, or of one. Its output goes to its log, or to the descriptor ``stdout``."""
         for index in range(self.pods) if only is None else [only]:
             log = self.folder / f"log.{index}.{len(self.logs[index])}"
             self.logs[index].append(log)
@@ -153,7 +154,7 @@ class Pods:
                     [*self.prefixes.get(index, []), sys.executable, "-m", "flk_runtime", "--", *command],
                     env=environment,
                     cwd=self.folder,
-                    stdout=file,
+                    stdout=file if stdout is None else stdout,
                     stderr=subprocess.STDOUT,
                     stdin=subprocess.DEVNULL,
                     text=True,

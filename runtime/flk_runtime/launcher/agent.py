@@ -17,6 +17,7 @@ from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
 from flk_runtime.launcher.hangs.control import Control
 from flk_runtime.launcher.hangs.watch import Watch
 from flk_runtime.launcher.logs import is_readable
+from flk_runtime.launcher.output import Output
 from flk_runtime.launcher.ranks import RankProcess, Ranks
 from flk_runtime.launcher.records import Records
 from flk_runtime.launcher.rendezvous import (
@@ -45,8 +46,10 @@ EXIT_TIMEOUT = 5.0  # seconds that a rank may run its exit handlers after it has
 class Agent:
     """The launcher of one pod."""
 
-    def __init__(self, settings: Settings, wakeup: Wakeup, server: ForkServer, stderr: int, error_folder: str) -> None:
-        """``stderr`` is the descriptor of the real stderr; ``error_folder`` is for files of the ranks."""
+    def __init__(
+        self, settings: Settings, wakeup: Wakeup, server: ForkServer, output: Output, error_folder: str
+    ) -> None:
+        """``error_folder`` is for files of the ranks."""
         self.settings = settings
         self.wakeup = wakeup
         self.server = server
@@ -54,8 +57,8 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.selector.register(wakeup.socket, selectors.EVENT_READ)
         self.selector.register(server.socket, selectors.EVENT_READ)
-        self.records = Records(settings, stderr)
-        self.ranks = Ranks(settings, server, self.selector, stderr, error_folder, self.records.count_lines)
+        self.records = Records(settings, output.write_stderr)
+        self.ranks = Ranks(settings, server, self.selector, output, error_folder, self.records.count_lines)
         self.attempt: AttemptStarted | None = None
         self.attempt_over = False  # it ended for all pods; this pod's ranks are being terminated
         self.failures: list[Failure] = []  # of this pod in this attempt
@@ -79,6 +82,7 @@ class Agent:
             for key, _ in self.selector.select(self._select_timeout()):
                 if key.fileobj is self.wakeup.socket:
                     self.wakeup.clear()
+                    self.ranks.pause_or_resume()
                 elif key.fileobj is self.server.socket:
                     rank_ended = True
                 else:

@@ -10,8 +10,6 @@ import selectors
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from flk_runtime.system.report import write_all
-
 # A progress bar ends its lines with a carriage return alone; each state of it is passed on at once.
 _LINE_END = re.compile(rb"\r\n|\n|\r(?!$)")
 _CHUNK = 1 << 16  # bytes that are read at once
@@ -41,11 +39,14 @@ def redirected_stderr(log: Path) -> Iterator[int]:
 class Prefixer:
     """Splits a stream of bytes into lines and writes each with a prefix, several whole lines in one write."""
 
-    def __init__(self, prefix: str, fd: int, count: Callable[[int], None] = lambda lines: None) -> None:
+    def __init__(
+        self, prefix: str, write: Callable[[bytes], None], count: Callable[[int], None] = lambda lines: None
+    ) -> None:
+        """``write`` receives whole lines; ``count`` is called with the number of lines written."""
         self._prefix = prefix.encode()
-        self._fd = fd
+        self._write_lines = write
         self._rest = b""
-        self._count = count  # called with the number of lines written
+        self._count = count
         self._tail: collections.deque[bytes] = collections.deque(maxlen=TAIL_LINES)
 
     @property
@@ -72,7 +73,7 @@ class Prefixer:
         for begin in range(0, len(lines), LINES_PER_WRITE):
             batch = lines[begin : begin + LINES_PER_WRITE]
             self._tail.extend(line[:TAIL_LINE_LIMIT] for line in batch)
-            write_all(self._fd, b"".join(self._prefix + line + b"\n" for line in batch))
+            self._write_lines(b"".join(self._prefix + line + b"\n" for line in batch))
             self._count(len(batch))
 
 
@@ -94,6 +95,11 @@ class RankPipes:
     def read_ends(self) -> list[int]:
         """The descriptors that are still open for reading."""
         return list(self._targets)
+
+    @property
+    def output_ends(self) -> list[int]:
+        """Those of stdout and stderr that are still open for reading."""
+        return [fd for fd, target in self._targets.items() if target]
 
     @property
     def stderr_tail(self) -> str:

@@ -17,6 +17,7 @@ from flk_runtime.launcher.environment import rank_environment
 from flk_runtime.launcher.failures import from_exit_code, from_report
 from flk_runtime.launcher.forkserver import ForkServer
 from flk_runtime.launcher.logs import Prefixer, RankPipes
+from flk_runtime.launcher.output import Output
 from flk_runtime.launcher.rendezvous import AttemptStarted
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.system import host
@@ -66,18 +67,19 @@ class Ranks:
         settings: Settings,
         server: ForkServer,
         selector: selectors.BaseSelector,
-        stderr: int,
+        output: Output,
         error_folder: str,
         count_lines: Callable[[int], None],
     ) -> None:
-        """``selector`` watches the ranks' pipes; ``stderr`` is the descriptor of the launcher's real stderr.
+        """``selector`` watches the ranks' pipes, and ``output`` passes on what they contain.
 
         ``error_folder`` is for files of the ranks; ``count_lines`` is called with the number of lines written.
         """
         self._settings = settings
         self._server = server
         self._selector = selector
-        self._stderr = stderr
+        self._output = output
+        self._paused = False  # the ranks' output is not read, because the launcher's own output is full
         self._error_folder = error_folder
         self._count_lines = count_lines
         self._by_pid: dict[int, RankProcess] = {}
@@ -100,9 +102,13 @@ class Ranks:
         settings = self._settings
         rank = settings.rank(local_rank)
         prefix = contract.RANK_PREFIX.format(rank=rank)
-        pipes = RankPipes(Prefixer(prefix, 1, self._count_lines), Prefixer(prefix, self._stderr, self._count_lines))
+        pipes = RankPipes(
+            Prefixer(prefix, self._output.write_stdout, self._count_lines),
+            Prefixer(prefix, self._output.write_stderr, self._count_lines),
+        )
         for fd in pipes.read_ends:
-            self._selector.register(fd, selectors.EVENT_READ)
+            if not (self._paused and fd in pipes.output_ends):
+                self._selector.register(fd, selectors.EVENT_READ)
         environment = rank_environment(settings, attempt, local_rank, self._error_folder)
         page = ProgressPage.create(Path(environment[contract.PROGRESS]))
         pid = self._server.launch(settings.command, environment, settings.work, *pipes.write_ends)
@@ -115,9 +121,29 @@ class Ranks:
         if rank:
             rank.output_time = time.monotonic()
         if rank and not rank.pipes.read(fd):
-            self._selector.unregister(fd)
+            self._stop_watching(fd)
             rank.pipes.close(fd)
+        self.pause_or_resume()
         return rank
+
+    def pause_or_resume(self) -> None:
+        """Read the ranks' output only while it can be passed on. A rank that writes more waits, and nothing else does.
+
+        Call when the launcher's output has room again.
+        """
+        if self._paused == self._output.is_full:
+            return
+        self._paused = not self._paused
+        for rank in self:
+            for fd in rank.pipes.output_ends:
+                if self._paused:
+                    self._stop_watching(fd)
+                else:
+                    self._selector.register(fd, selectors.EVENT_READ)
+
+    def _stop_watching(self, fd: int) -> None:
+        with contextlib.suppress(KeyError):  # it is paused
+            self._selector.unregister(fd)
 
     def report_of(self, rank: RankProcess) -> Failure | None:
         """The exception that the rank has reported, if there is a new one."""
@@ -130,7 +156,7 @@ class Ranks:
         if rank:
             rank.kill()  # first, because a process that writes without end may hold the pipes
             for fd in rank.pipes.read_ends:
-                self._selector.unregister(fd)
+                self._stop_watching(fd)
                 rank.pipes.read_rest_and_close(fd)
         return rank
 

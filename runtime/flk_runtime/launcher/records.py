@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,23 +12,22 @@ from flk_runtime import contract
 from flk_runtime.contract import Attempt, Failure, JobRecord, SlowRank
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import exit_code_of_signal
-from flk_runtime.system.report import write_all
 
 
 class Records:
     """Writes what one launcher reports: lines for people, and records of the job for programs."""
 
-    def __init__(self, settings: Settings, stderr: int) -> None:
-        """``stderr`` is the descriptor of the launcher's real stderr."""
+    def __init__(self, settings: Settings, write: Callable[[bytes], None]) -> None:
+        """``write`` writes to the launcher's stderr and returns at once."""
         self._settings = settings
-        self._stderr = stderr
+        self._write = write
         self._latest: JobRecord | None = None
         self._lines = 0  # of the ranks, since the latest record was written
 
     def log(self, text: str) -> None:
         """Write a line of the launcher's own to stderr."""
         prefix = contract.LAUNCHER_PREFIX.format(index=self._settings.pod)
-        write_all(self._stderr, f"{prefix}{text}\n".encode(errors="replace"))
+        self._write(f"{prefix}{text}\n".encode(errors="replace"))
 
     def write(self, record: JobRecord) -> None:
         """Write the record as a line of the log."""

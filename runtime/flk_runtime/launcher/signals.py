@@ -43,7 +43,7 @@ class Wakeup:
     def post(self, event: Event) -> None:
         """Add an event, from any thread."""
         self.events.put(event)
-        self._wake()
+        self.wake()
 
     def clear(self) -> None:
         """Make the socket unreadable again. Call before reading ``signals`` and ``events``."""
@@ -57,8 +57,9 @@ class Wakeup:
                 return
             os._exit(exit_code_of_signal(number))
         self.signals.append(number)
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Make the socket readable, from any thread."""
         with contextlib.suppress(BlockingIOError):  # the socket's buffer is full, so the loop wakes up anyway
             self._write_end.send(b"\0")

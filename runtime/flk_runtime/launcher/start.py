@@ -20,12 +20,15 @@ from flk_runtime.launcher.environment import prepare_environment
 from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
 from flk_runtime.launcher.hangs.control import FOLDER_PREFIX
 from flk_runtime.launcher.logs import redirected_stderr
+from flk_runtime.launcher.output import Output
 from flk_runtime.launcher.records import write_termination_message
 from flk_runtime.launcher.settings import Settings, SettingsError
 from flk_runtime.launcher.signals import Wakeup
 from flk_runtime.launcher.unpack import CodeError, unpack
 from flk_runtime.system import host
 from flk_runtime.system.report import write_all
+
+_FLUSH_TIMEOUT = 5.0  # seconds in which the reader of the output may take the last lines
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
@@ -73,7 +76,8 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
         tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, ignore_cleanup_errors=True) as folder,
         redirected_stderr(Path(folder, "launcher.log")) as stderr,
     ):
-        agent = Agent(settings, wakeup, server, stderr, folder)
+        output = Output(1, stderr, wakeup.wake)
+        agent = Agent(settings, wakeup, server, output, folder)
         if unsafe:
             agent.records.log(f"falling back to {contract.START}=spawn: {unsafe}")
         wakeup.starting = False
@@ -81,6 +85,8 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
             return agent.run()
         except ServerDiedError as error:
             return agent.fail_without_server(error)
+        finally:
+            output.flush(_FLUSH_TIMEOUT)
 
 
 def _refuse(settings: Settings | None, arguments: Sequence[str], message: str) -> int:
