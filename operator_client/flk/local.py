@@ -154,8 +154,8 @@ class LocalRun:
                 del self._pods[pod.index]
                 if (code < 0 or code >= 128) and self._kill_at is None:
                     self._killed += 1
-                    if self._killed > self._job.restarts:
-                        self._say(f"the launcher of pod {pod.index} was killed, and no restarts are left")
+                    if self._killed > self._job.disruptions:
+                        self._say(f"the launcher of pod {pod.index} was killed, and no disruptions are left")
                         self._kill()
                         return int(ExitCode.INFRASTRUCTURE)
                     self._say(f"the launcher of pod {pod.index} was killed; restarting it, as the operator would")
@@ -244,7 +244,7 @@ class LocalRun:
 
 def as_check(job: Job) -> Job:
     """Return a job that only checks whether this one can start: its ranks run flk_runtime/check.py."""
-    return job.changed(command=["-m", "flk_runtime.check"], restarts=0, checkpoint=None)
+    return job.changed(command=["-m", "flk_runtime.check"], restarts=0, disruptions=0, checkpoint=None)
 
 
 def checkpoint_folder(job: Job, folder: Path) -> Path | None:

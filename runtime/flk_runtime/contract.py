@@ -35,6 +35,7 @@ class ExitCode(enum.IntEnum):
     TIMEOUT = 124  # the job's deadline passed, or the time that a command was given
     INTERRUPTED = 130  # Ctrl-C (SIGINT)
     PREEMPTED = 143  # in pods only: the launcher received SIGTERM; the pod may be started again
+    UNUSABLE = 144  # in pods only: a GPU was lost or a rank survives SIGKILL, so another pod has to replace this one
 
 
 # Environment of the launcher. The manifest or `flk run` sets these variables.
@@ -49,7 +50,13 @@ POD_NAME: Final = "FLK_POD_NAME"  # name of this pod
 POD_IP: Final = "FLK_POD_IP"  # IP address of this pod
 NODE_NAME: Final = "FLK_NODE_NAME"  # name of the node that this pod runs on
 CPUS: Final = "FLK_CPUS"  # CPU request of the pod, rounded up; 0 or unset: no request
-RESTARTS: Final = "FLK_RESTARTS"  # how many further attempts may follow failed ones
+RESTARTS: Final = "FLK_RESTARTS"  # how many attempts may follow failures of the training code
+DISRUPTIONS: Final = "FLK_DISRUPTIONS"  # how many attempts may follow disruptions: lost pods, preemptions, connections
+BUDGET_RESET: Final = (
+    "FLK_BUDGET_RESET"  # seconds after which an attempt has renewed restarts and disruptions; 0: never
+)
+BACKOFF: Final = "FLK_BACKOFF"  # longest delay in seconds after quick failures in a row, 60 by default; 0: no delay
+RETRY_SAME_FAILURE: Final = "FLK_RETRY_SAME_FAILURE"  # 1: the same failure twice without progress is retried too
 DEADLINE: Final = "FLK_DEADLINE"  # seconds from the start of the launcher; 0 or unset: no deadline
 GRACE: Final = "FLK_GRACE"  # seconds between the signal that stops the pod and SIGKILL for its ranks
 PARENT: Final = "FLK_PARENT"  # process id; the launcher ends when this process ends (set by `flk run`)
@@ -112,8 +119,12 @@ SETTABLE: Final = frozenset(
         PREFLIGHT,
         PREFLIGHT_TIMEOUT,
         STEP_TIMEOUT,
+        BUDGET_RESET,
+        BACKOFF,
+        RETRY_SAME_FAILURE,
     }
 )
+MAX_DISRUPTIONS: Final = 100  # default of DISRUPTIONS and of the job's field
 
 
 def is_reserved(name: str) -> bool:
@@ -157,15 +168,28 @@ ATTEMPT_MARKER: Final = "flk-attempt "  # between the launcher's prefix and the 
 RECORD_INTERVAL: Final = 1000  # lines after which the launcher of pod 0 repeats the record, so that a tail contains it
 _SOURCE_FILE = re.compile(r"\[[^\[\]\s]*\.(?:c|cc|cpp|cu|cuh|h|hpp):\d+\]\s*")  # of torch, on the machine that built it
 _LINE_LIMIT = 300  # characters of a message in a line for people
+_TIMEOUT = re.compile(r"(?i)tim(ed |e)out|Watchdog caught")  # a rank waited for a peer that still ran
 _RECORD_LINE = re.compile(r"^\[pod \d+\] " + re.escape(RECORD_MARKER))
 _ATTEMPT_LINE = re.compile(r"^\[pod \d+\] " + re.escape(ATTEMPT_MARKER) + r"(\d{1,9})$")
+
+
+# Exit code of a job that ends because of a failure of this kind; TRAINING for the others.
+_CODES: Final = {
+    **dict.fromkeys(
+        ("oom", "lost", "preempted", "unkillable", "hang", "io", "disk_full", "gpu", "rendezvous"),
+        ExitCode.INFRASTRUCTURE,
+    ),
+    "deadline": ExitCode.TIMEOUT,
+    "usage": ExitCode.USAGE,
+}
 
 
 @dataclass(frozen=True)
 class Failure:
     """The failure of one rank, or of a whole pod (``rank`` is None)."""
 
-    # exception, exit, signal, oom, deadline, usage, hang, or lost: the pod was lost or never joined
+    # Of a rank: exception, exit, signal, oom, hang, and exceptions of a kind of their own: io, disk_full, gpu, address
+    # (in use), rendezvous, usage. Of a pod: lost (also: it never joined), unkillable, deadline, usage.
     kind: str
     pod: int
     rank: int | None = None
@@ -191,11 +215,14 @@ class Failure:
     @property
     def code(self) -> ExitCode:
         """Exit code of a job that ends because of this failure."""
-        if self.kind in ("oom", "lost", "hang"):
+        if self.is_lost_connection:
             return ExitCode.INFRASTRUCTURE
-        if self.kind == "deadline":
-            return ExitCode.TIMEOUT
-        return ExitCode.USAGE if self.kind == "usage" else ExitCode.TRAINING
+        return _CODES.get(self.kind, ExitCode.TRAINING)
+
+    @property
+    def is_lost_connection(self) -> bool:
+        """Whether a rank lost its connection to a peer, which did not fail itself as far as is known."""
+        return self.secondary and self.kind == "exception" and not _TIMEOUT.search(self.message)
 
     @property
     def summary(self) -> str:
@@ -207,7 +234,7 @@ class Failure:
             subject = f"{subject} and {self.count - 1} other {'rank' if self.count == 2 else 'ranks'}"
         first_line = _SOURCE_FILE.sub("", self.message.splitlines()[0])[:_LINE_LIMIT] if self.message else ""
         after = f" after step {self.step}" if self.step else ""
-        if self.kind == "exception":
+        if self.kind in ("exception", "io", "disk_full", "gpu", "address", "rendezvous"):
             return f"{subject} raised {self.type}{after}" + (f": {first_line}" if first_line else "")
         if self.kind in ("lost", "hang"):
             return f"{subject} {first_line or ('was lost' if self.kind == 'lost' else 'makes no progress')}"
@@ -217,6 +244,7 @@ class Failure:
             "oom": "ran out of memory (killed by the kernel at the container's memory limit)",
             "deadline": "reached the job's deadline",
             "usage": "could not start",
+            "unkillable": "has a rank that survives SIGKILL",
         }.get(self.kind, self.kind)
         return f"{subject} {predicate}{after}" + (f": {first_line}" if first_line else "")
 
@@ -235,6 +263,9 @@ class Attempt:
     started: float  # seconds since the epoch, as `ended`
     ended: float | None = None
     failure: Failure | None = None  # None while the attempt runs, and when it succeeded
+    restarts: int = 0  # that the job had used when this attempt started
+    disruptions: int = 0
+    step: int | None = None  # most steps that a rank has completed; None: unknown
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Attempt:
@@ -245,6 +276,9 @@ class Attempt:
             float(data["started"]),
             data.get("ended"),
             Failure.from_dict(failure) if failure else None,
+            int(data.get("restarts", 0)),
+            int(data.get("disruptions", 0)),
+            data.get("step"),
         )
 
 
@@ -270,9 +304,13 @@ class JobRecord:
 
     outcome: str  # running, succeeded, failed, preempted
     code: int  # exit code of the launcher
-    restarts: int = 0  # how many the job may use
+    max_restarts: int = 0  # how many the job may use
     failure: Failure | None = None
     attempts: list[Attempt] = field(default_factory=list)
+    max_disruptions: int = 0
+    restarts: int = 0  # used: attempts that followed failures of the training code
+    disruptions: int = 0  # used: attempts that followed disruptions
+    verdict: str = ""  # why no attempt follows a failure
     slow: list[SlowRank] = field(default_factory=list)  # ranks that the others wait for, while the job runs
 
     def to_json(self, limit: int | None = None) -> str:
@@ -310,9 +348,13 @@ class JobRecord:
         return cls(
             outcome=str(data["outcome"]),
             code=int(data["code"]),
-            restarts=int(data.get("restarts", 0)),
+            max_restarts=int(data.get("max_restarts", 0)),
             failure=Failure.from_dict(failure) if failure else None,
             attempts=[Attempt.from_dict(attempt) for attempt in data.get("attempts", [])],
+            max_disruptions=int(data.get("max_disruptions", 0)),
+            restarts=int(data.get("restarts", 0)),
+            disruptions=int(data.get("disruptions", 0)),
+            verdict=str(data.get("verdict", "")),
             slow=[SlowRank(**slow) for slow in data.get("slow", [])],
         )
 

@@ -131,6 +131,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "processes": st.integers(1, 1024),
     "fabric": st.sampled_from(list(fabrics())),
     "restarts": st.integers(0, 100_000),
+    "disruptions": st.integers(0, 100_000),
     "deadline": st.integers(1, 2**31 - 1) | st.from_regex(r"\A[0-9]{1,3}[dhms]\Z"),
     "queue": LABELISH,
     "ship": st.just(False),

@@ -136,7 +136,7 @@ def test_a_killed_fork_server_is_a_lost_pod(pods: Callable[..., Pods]) -> None:
 
 
 def test_restarts_are_counted_and_used_up(pods: Callable[..., Pods]) -> None:
-    job = pods(2, 1, FLK_RESTARTS="2", script="import sys; sys.exit(7)")
+    job = pods(2, 1, FLK_RESTARTS="2", script="import os, sys; sys.exit(int(os.environ['FLK_ATTEMPT']) + 5)")
     job.start("train.py")
     assert job.wait() == [ExitCode.TRAINING] * 2, job.logs_of_all()
     for index in range(2):
@@ -502,7 +502,7 @@ COUNT = """
 @pytest.mark.timeout(1800)
 def test_random_faults_never_stop_a_job(pods: Callable[..., Pods]) -> None:
     """Ranks, fork servers and launchers get SIGKILL or SIGTERM, sometimes while an attempt is starting."""
-    job = pods(3, 2, FLK_RESTARTS=str(FAULTS * 2), script=COUNT)
+    job = pods(3, 2, FLK_RESTARTS=str(FAULTS * 2), FLK_DISRUPTIONS=str(FAULTS * 2), FLK_BACKOFF="0", script=COUNT)
     job.start("train.py")
     draw = random.Random(1)
     hit = -1  # the latest attempt that a fault has ended

@@ -8,6 +8,8 @@ from flk.diagnose import Picture, Surroundings
 from flk.jobs import state as states
 from flk.jobs.state import State
 from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord
+from flk_runtime.launcher.failures import new_record
+from flk_runtime.launcher.policy import Limits, decide
 from tests.support.api_server import FakeApiServer
 
 MADE = "2026-01-01T00:00:00Z"
@@ -126,6 +128,11 @@ class JobBuilder:
 
 def record(failure: Failure | None, *attempts: Failure | None, outcome: str = "") -> JobRecord:
     """The record of a job that has ended, whose attempts ended with these failures (None: without one)."""
-    history = [Attempt(n, NOW - 50 + n, NOW - 40 + n if f else None, f) for n, f in enumerate(attempts or (failure,))]
+    limits = Limits(restarts=3)
+    history: list[Attempt] = []
+    for n, f in enumerate(attempts or (failure,)):
+        used = decide(history, limits)
+        end = NOW - 40 + n if f else None
+        history.append(Attempt(n, NOW - 50 + n, end, f, used.restarts, used.disruptions))
     code = failure.code if failure else ExitCode.DONE
-    return JobRecord(outcome or ("failed" if failure else "succeeded"), int(code), 3, failure, history)
+    return new_record(outcome or ("failed" if failure else "succeeded"), int(code), failure, history, limits)

@@ -66,6 +66,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "amounts": {"resources": {"cpu": 0.5, "memory": 4294967296, "shm": 1000000000}, "processes": 2},
     "rights and limits": {
         "restarts": 0,
+        "disruptions": 0,
         "deadline": "1d2h90m",
         "grace": "90s",
         "save_every": 1000000,

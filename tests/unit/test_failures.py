@@ -1,4 +1,4 @@
-"""Failures as data: root cause, secondary failures, exit codes and reports of ranks, whether an attempt may follow."""
+"""Failures as data: root cause, secondary failures, exit codes and reports of ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from flk_runtime.contract import Attempt, Failure, is_secondary
-from flk_runtime.launcher.failures import from_exit_code, from_report, may_restart, root_cause, shorten
+from flk_runtime.launcher.failures import from_exit_code, from_report, root_cause, shorten
 from flk_runtime.system.report import describe
 
 CAUSE = Failure("exception", 1, rank=2, time=10.0, type="ValueError")
@@ -149,23 +149,6 @@ def test_failure_of_a_rank_by_its_own_report() -> None:
 
 def attempts(*failures: Failure | None, first: int = 0) -> list[Attempt]:
     return [Attempt(number, 1.0, 2.0, failure) for number, failure in enumerate(failures, first)]
-
-
-@pytest.mark.parametrize(
-    ("history", "restarts", "expected"),
-    [
-        ([], 0, True),
-        (attempts(CAUSE), 0, False),
-        (attempts(CAUSE), 1, True),
-        (attempts(CAUSE, LATER), 1, False),
-        (attempts(CAUSE, first=5), 5, False),  # the numbers count, since older attempts are dropped
-        (attempts(Failure("usage", 0)), 3, False),
-        (attempts(Failure("deadline", 0)), 3, False),
-        (attempts(None), 0, True),
-    ],
-)
-def test_when_an_attempt_may_follow(history: list[Attempt], restarts: int, expected: bool) -> None:
-    assert may_restart(history, restarts) is expected
 
 
 def test_a_shortened_history_keeps_the_latest_attempts_and_their_numbers() -> None:

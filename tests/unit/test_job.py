@@ -212,6 +212,7 @@ def test_the_environment_of_every_rank() -> None:
         contract.PODS: "4",
         contract.PROCESSES: "2",
         contract.RESTARTS: "3",
+        contract.DISRUPTIONS: "100",
         contract.GRACE: "30",
         contract.STRATEGY: "ddp",
         contract.FABRIC: "socket",

@@ -8,6 +8,7 @@ import pytest
 
 from flk_runtime import contract
 from flk_runtime.launcher.environment import prepare_environment, rank_environment
+from flk_runtime.launcher.policy import Limits
 from flk_runtime.launcher.rendezvous import AttemptStarted
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.system import host
@@ -54,7 +55,7 @@ def test_variables_of_the_user_are_kept() -> None:
 
 
 def test_a_rank_gets_the_variables_of_torchrun_and_of_flks_library(tmp_path: Path) -> None:
-    settings = Settings(("train.py",), job="gpt", pod=2, pods=3, processes=4, restarts=5)
+    settings = Settings(("train.py",), job="gpt", pod=2, pods=3, processes=4, limits=Limits(restarts=5))
     attempt = AttemptStarted(number=1, master_address="10.0.0.1", master_port=4711, history=[])
     folder = tmp_path / "attempt_1" / "3"
     assert rank_environment(settings, attempt, 3, str(tmp_path)) == {

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from flk_runtime.contract import Attempt, Failure
+from flk_runtime.contract import Attempt, Failure, JobRecord
+from flk_runtime.launcher.policy import Limits
 from flk_runtime.launcher.rendezvous import AttemptEnded, AttemptStarted, JobEnded
 from flk_runtime.launcher.rendezvous.leader import Leader
 from flk_runtime.launcher.rendezvous.messages import FailureReport, Join, Leave, Message, SuccessReport
@@ -24,7 +26,12 @@ class Job:
         self.log: list[str] = []
         self.ports: Iterator[int] = iter(range(5000, 6000))
         settings = Settings(
-            ("train.py",), pods=pods, pod_ip="10.0.0.1", restarts=restarts, join_timeout=join_timeout, lease=15.0
+            ("train.py",),
+            pods=pods,
+            pod_ip="10.0.0.1",
+            limits=Limits(restarts),
+            join_timeout=join_timeout,
+            lease=15.0,
         )
         self.leader = Leader(settings, self.send, lambda: next(self.ports), self.log.append, self.now)
 
@@ -48,6 +55,16 @@ class Job:
         message = self.sent[pod][-1]
         assert isinstance(message, AttemptStarted)
         return message
+
+    def latest_or_none(self, pod: int) -> AttemptStarted | None:
+        """The message of an attempt that runs."""
+        message = self.sent[pod][-1]
+        return message if isinstance(message, AttemptStarted) else None
+
+    def ended(self) -> JobRecord:
+        message = self.sent[0][-1]
+        assert isinstance(message, JobEnded)
+        return message.record
 
     def fail(self, pod: int, *, secondary: bool = False, attempt: int = 0) -> Failure:
         failure = Failure("exception", pod, pod, attempt=attempt, time=self.now, type="ValueError", secondary=secondary)
@@ -165,13 +182,63 @@ def test_a_node_that_is_lost_is_the_cause_though_its_peers_are_heard_first(job: 
 
 def test_a_leader_that_was_restarted_learns_the_history_from_the_members(job: Job) -> None:
     job.connect(0, 1, 2)
-    failure = Failure("lost", 0, attempt=4, message="closed the connection")
+    known = [
+        Attempt(30, 1.0, 99.0, Failure("exit", 1, exit_code=1), 2, 28),
+        Attempt(31, 99.0, 199.0, Failure("lost", 0, attempt=31, message="closed the connection"), 3, 28),
+    ]
     job.join(0)
-    job.join(1, history=[Attempt(3, 1.0, 2.0, Failure("exit", 1, exit_code=1))])
-    job.join(2, history=[Attempt(3, 1.0, 2.0, Failure("exit", 1, exit_code=1)), Attempt(4, 2.0, 3.0, failure)])
-    ended = job.sent[0][-1]
-    assert isinstance(ended, JobEnded)  # with 3 restarts, attempt 4 does not leave another one
-    assert [attempt.number for attempt in ended.record.attempts] == [3, 4]
+    job.join(1, history=known[:1])
+    job.join(2, history=known)
+    started = job.latest(0).history
+    assert [(attempt.number, attempt.restarts, attempt.disruptions) for attempt in started] == [
+        (30, 2, 28),
+        (31, 3, 28),
+        (32, 3, 29),
+    ]
+    job.fail(1, attempt=32)
+    job.join(0, 1, 2)
+    assert job.ended().verdict == "not retried: all 3 restarts are used"
+    assert (job.ended().restarts, job.ended().disruptions) == (3, 29)
+
+
+def test_the_same_failure_twice_at_one_step_ends_the_job_though_a_peer_had_come_further(job: Job) -> None:
+    job.start()
+    for attempt, step in enumerate((7, 5)):
+        failure = job.fail(1, attempt=attempt)
+        job.join(0, 1, failures=[replace(failure, step=step)])
+        job.join(2)
+    ended = job.ended()
+    assert ended.verdict == "not retried: failed twice at step 5 with the same error"
+    assert [attempt.step for attempt in ended.attempts] == [7, 5]
+
+
+def test_the_second_quick_failure_in_a_row_delays_the_next_attempt(job: Job) -> None:
+    job.start()
+    for attempt, kind in enumerate(("signal", "lost")):
+        failure = Failure(kind, 1, attempt=attempt, signal=9 if kind == "signal" else None)
+        job.leader.received(1, FailureReport(attempt, failure), job.now)
+        job.join(0, 1, 2)
+        assert (job.latest_or_none(0) is None) == (attempt == 1)
+    assert job.leader.due() == job.now + 1
+    job.wait(0.5)
+    assert job.latest_or_none(0) is None
+    job.leader.disconnected(2, "it was killed", job.now)  # while the others wait
+    job.wait(1.0)
+    assert job.latest_or_none(0) is None
+    job.connect(2, incarnation="second")
+    job.join(2)
+    assert job.latest(0).number == 2
+
+
+def test_a_pod_is_waited_for_if_the_cause_turns_out_to_be_one_that_is_retried() -> None:
+    job = Job(restarts=0)
+    job.start()
+    failure = job.fail(1)  # no restart is left for this one
+    job.connect(2, incarnation="second")
+    job.join(0, 1, failures=[Failure("io", 1, 1, attempt=0, time=failure.time - 1, type="OSError")])
+    job.wait(5.0)
+    job.join(2)
+    assert job.latest(2).number == 1
 
 
 def test_an_attempt_has_no_limit(job: Job) -> None:

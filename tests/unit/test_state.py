@@ -138,7 +138,8 @@ def test_attempts_of_a_running_job_are_in_its_record() -> None:
     running = JobBuilder().all("pod")
     running.record = record(None, RAISED, LOST, None, outcome="running")
     state = running.state()
-    assert (state.phase, state.restarts, state.max_restarts) == (Phase.RUNNING, 2, 3)
+    assert (state.phase, state.attempt, state.restarts, state.max_restarts) == (Phase.RUNNING, 3, 1, 3)
+    assert (state.disruptions, state.max_disruptions) == (1, 100)
     assert [attempt.outcome for attempt in state.attempts] == ["failed", "failed", "running"]
     assert state.attempts[0].cause == "rank 2 in gpt-worker-2 raised ValueError: bad shard"
     assert state.failure is None

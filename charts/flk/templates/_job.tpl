@@ -90,7 +90,7 @@ tests/unit/test_chart_values.py compares the two. A template returns text, so ot
 {{- range $job.volumes }}{{ $volumes = append $volumes (include "flk.claim" .) }}{{ end }}
 {{- $spec := dict "name" $name "command" $command "replicas" (int64 $job.replicas) "resources" $resources
   "strategy" ($job.strategy | lower | trimPrefix "_") "fabric" ($job.fabric | default $defaults.fabric | default "auto")
-  "restarts" (int64 $job.restarts) "env" ($job.env | default dict) "secrets" ($job.secrets | default dict)
+  "restarts" (int64 $job.restarts) "disruptions" (int64 $job.disruptions) "env" ($job.env | default dict) "secrets" ($job.secrets | default dict)
   "volumes" $volumes "nodes" (dict "selector" ($nodes.selector | default dict) "tolerations" $tolerations)
   "patch" ($job.patch | default dict) "ship" false }}
 {{- with $job.image | default $defaults.image }}{{ $_ := set $spec "image" . }}{{ end }}
@@ -235,6 +235,7 @@ in operator_client/flk/manifest/patch.py, and tests/unit/data/patches.yaml has c
 {{- $plain := dict "FLK_RDZV_ENDPOINT" (printf "%s-worker-0:%d" $spec.name (int64 $port)) "FLK_WORK" "/flk/work" "HOME" "/flk/work"
   "FLK_TERMINATION_LOG" "/dev/termination-log" "FLK_JOB" $spec.name "FLK_PODS" (include "flk.text" $spec.replicas)
   "FLK_PROCESSES" $processes "FLK_RESTARTS" (include "flk.text" $spec.restarts)
+  "FLK_DISRUPTIONS" (include "flk.text" $spec.disruptions)
   "FLK_GRACE" (include "flk.seconds" (list "grace" $spec.grace)) "FLK_STRATEGY" $spec.strategy
   "FLK_FABRIC" $spec.fabric "FLK_CHECKPOINT" $checkpoint }}
 {{- with $spec.deadline }}{{ $_ := set $plain "FLK_DEADLINE" (include "flk.seconds" (list "deadline" .)) }}{{ end }}
@@ -308,7 +309,7 @@ in operator_client/flk/manifest/patch.py, and tests/unit/data/patches.yaml has c
 {{- end }}
 
 {{- $policy := dict "cleanPodPolicy" "None"
-  "backoffLimit" (min 2147483647 (mul (add 1 (int64 $spec.restarts)) (int64 $spec.replicas))) }}
+  "backoffLimit" (min 2147483647 (mul (add 1 (int64 $spec.restarts) (int64 $spec.disruptions)) (int64 $spec.replicas))) }}
 {{- with $spec.deadline }}{{ $_ := set $policy "activeDeadlineSeconds" (include "flk.seconds" (list "deadline" .) | int64) }}{{ end }}
 {{- $own := deepCopy $labels }}
 {{- with $spec.queue }}

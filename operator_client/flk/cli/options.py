@@ -179,7 +179,19 @@ def _job_options(  # its signature is what `takes_job` adds to a command
     restarts: Annotated[
         str | None,
         typer.Option(
-            "--restarts", "--max-restarts", metavar="N", help="How often all ranks start again after a failure."
+            "--restarts",
+            "--max-restarts",
+            metavar="N",
+            help="How often all ranks start again after a failure of the training code.",
+        ),
+    ] = None,
+    disruptions: Annotated[
+        str | None,
+        typer.Option(
+            "--disruptions",
+            "--max-disruptions",
+            metavar="N",
+            help="How often all ranks start again after a disruption: a lost or preempted pod, a lost connection.",
         ),
     ] = None,
     deadline: Annotated[

@@ -61,9 +61,10 @@ def _text(state: State, now: float, *, all_pods: bool) -> str:
     ]
     if state.message:
         lines.append(f"{state.reason}: {state.message}" if state.reason and not state.failure else state.message)
+    if state.verdict:
+        lines.append(state.verdict)
     if state.attempts:
-        of = f" of at most {state.max_restarts + 1}" if state.max_restarts is not None else ""
-        lines += ["", f"attempt {state.attempts[-1].number}{of}:"]
+        lines += ["", f"attempt {state.attempt}{_used(state)}:"]
         rows = [
             [
                 str(attempt.number),
@@ -86,6 +87,16 @@ def _text(state: State, now: float, *, all_pods: bool) -> str:
     if state.failure and state.failure.details:
         lines += ["", *(f"  {line}" for line in state.failure.details.splitlines())]
     return "".join(printable(line) + "\n" for line in lines)
+
+
+def _used(state: State) -> str:
+    """Return what the job has used of its restarts and disruptions."""
+    if state.max_restarts is None:
+        return ""
+    return (
+        f", {state.restarts} of {state.max_restarts} restarts and "
+        f"{state.disruptions} of {state.max_disruptions} disruptions used"
+    )
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -29,6 +29,7 @@ def environment(job: Job) -> dict[str, str]:
         contract.PODS: str(job.replicas),
         contract.PROCESSES: str(job.processes_per_pod),
         contract.RESTARTS: str(job.restarts),
+        contract.DISRUPTIONS: str(job.disruptions),
         contract.GRACE: str(job.grace),
         contract.STRATEGY: job.strategy,
         contract.FABRIC: job.fabric,

@@ -71,7 +71,7 @@ def render(
                 "cleanPodPolicy": "None",
                 # flk counts the attempts. The operator's own count must not end a job earlier; with zero it would, at
                 # the first pod that it recreates.
-                "backoffLimit": min(_LARGEST_INT, (job.restarts + 1) * job.replicas),
+                "backoffLimit": min(_LARGEST_INT, (job.restarts + job.disruptions + 1) * job.replicas),
                 **({"activeDeadlineSeconds": job.deadline} if job.deadline is not None else {}),
                 **({"suspend": True} if job.queue else {}),  # Kueue starts it
             },

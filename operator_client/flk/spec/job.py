@@ -38,7 +38,7 @@ from flk.spec.fields import (
     Variable,
 )
 from flk.spec.validation import usage_error
-from flk_runtime.contract import STRATEGIES, VERSION
+from flk_runtime.contract import MAX_DISRUPTIONS, STRATEGIES, VERSION
 
 DEFAULT_IMAGE: Final = {"cpu": f"flktrain/flk:{VERSION}-cpu", "cuda": f"flktrain/flk:{VERSION}-cuda"}
 # The job is recorded in an annotation of its PyTorchJob, and all annotations of an object may have 256 KiB.
@@ -89,7 +89,15 @@ class Job(Part):
     fabric: FabricName = Field(
         default="auto", description="preset of NCCL's variables for the network between the GPUs"
     )
-    restarts: int = Field(default=3, ge=0, le=100_000, description="how often all ranks start again after a failure")
+    restarts: int = Field(
+        default=3, ge=0, le=100_000, description="how often all ranks start again after a failure of the training code"
+    )
+    disruptions: int = Field(
+        default=MAX_DISRUPTIONS,
+        ge=0,
+        le=100_000,
+        description="how often all ranks start again after a disruption: a lost or preempted pod, a lost connection",
+    )
     deadline: Seconds | None = Field(default=None, description="time that the job may take, from its start: 75s, 1h30m")
     hang_timeout: SecondsOrZero | None = Field(
         default=None,

@@ -35,7 +35,7 @@ _TEXTS: Final = (
     "checkpoint",
     "queue",
 )
-_NUMBERS: Final = ("replicas", "processes", "gpu", "save_every", "restarts")
+_NUMBERS: Final = ("replicas", "processes", "gpu", "save_every", "restarts", "disruptions")
 _RESOURCES: Final = ("cpu", "memory", "gpu", "shm")
 
 

@@ -19,6 +19,7 @@ _EXAMPLES: Final = {
     "strategy": "ddp",
     "fabric": "auto",
     "restarts": "3",
+    "disruptions": "100",
     "deadline": "2h",
     "hang_timeout": "10m",
     "grace": "30s",

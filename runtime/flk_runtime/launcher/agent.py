@@ -141,11 +141,10 @@ class Agent:
         self.records.mark_attempt(attempt.number + 1)
         if self.rendezvous:
             self.records.write_running(attempt.history)
-            limit = f" of at most {settings.restarts + 1}" if settings.restarts else ""
             size = f"{plural(settings.world_size, 'rank')} on {plural(settings.pods, 'pod')}"
             cause = attempt.history[-2].failure if len(attempt.history) > 1 else None
             reason = f", after {cause.summary}" if cause else ""
-            self.records.log(f"attempt {attempt.number + 1}{limit}: {size}{reason}")
+            self.records.log(f"attempt {attempt.number + 1}: {size}{reason}")
         self.ranks.start(attempt)
 
     def _terminate_ranks(self) -> None:
@@ -257,7 +256,7 @@ class Agent:
         failure = self.ranks.failure_of_server(str(error))
         if self.attempt:
             self.member.report_failure(self.attempt, failure)
-        return self.records.finish_without_ranks(failure)
+        return self.records.finish_without_ranks(failure, self.attempt.history if self.attempt else [])
 
     def _finish(self, record: JobRecord) -> int:
         code = self.records.finish(record, leader=self.rendezvous is not None)

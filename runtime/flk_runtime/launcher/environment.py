@@ -34,7 +34,7 @@ def rank_environment(settings: Settings, attempt: AttemptStarted, local_rank: in
         "MASTER_ADDR": attempt.master_address,
         "MASTER_PORT": str(attempt.master_port),
         "TORCHELASTIC_RESTART_COUNT": str(attempt.number),
-        "TORCHELASTIC_MAX_RESTARTS": str(settings.restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(settings.limits.restarts),
         "TORCHELASTIC_RUN_ID": settings.job,
         "TORCHELASTIC_ERROR_FILE": str(folder / "error.json"),
         # The leader serves the store at MASTER_ADDR:MASTER_PORT, so rank 0 must not open one there.

@@ -1,4 +1,4 @@
-"""Failures as data: how a rank failed, the root cause of several failures, the restarts left, and the job's record."""
+"""Failures as data: how a rank failed, the root cause of several failures, and the job's record."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ from dataclasses import replace
 
 from flk_runtime import contract
 from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord
+from flk_runtime.launcher.policy import Limits
 from flk_runtime.system.text import last_exception
 
 _HISTORY_LIMIT = 20  # attempts that are kept
 _MESSAGE_LIMIT = 300  # characters that are kept of the messages of former attempts
-_FINAL_KINDS = ("deadline", "usage")  # would happen again in the next attempt
 # Kinds in the order in which they count as the cause, whatever the clocks of the nodes say.
-_CAUSES = {"usage": 0, "deadline": 0, "hang": 0, "exception": 1, "oom": 2, "signal": 2, "exit": 3, "lost": 4}
+_CAUSES = {
+    **dict.fromkeys(("usage", "deadline", "hang"), 0),
+    **dict.fromkeys(("exception", "io", "disk_full", "gpu", "address"), 1),
+    **dict.fromkeys(("oom", "signal"), 2),
+    "exit": 3,
+    **dict.fromkeys(("lost", "unkillable"), 4),
+    "rendezvous": 4.5,  # a rank that failed earlier could not be met
+}
 _EXIT_0 = 5  # a rank that succeeded is the cause only if nothing else is: the others may have had little left to do
 _TIMED_OUT = 6  # a collective that timed out; where several did, none is known to be the first
 _SECONDARY = 7
@@ -83,7 +90,7 @@ def root_cause(failures: Sequence[Failure]) -> Failure:
     return replace(cause, count=max(cause.count, len(same)))
 
 
-def _precedence(failure: Failure) -> int:
+def _precedence(failure: Failure) -> float:
     if failure.secondary:
         text = failure.message.lower()
         return _TIMED_OUT if "timed out" in text or "timeout" in text else _SECONDARY
@@ -97,19 +104,6 @@ def _signature(failure: Failure) -> tuple[object, ...]:
     if failure.kind == "lost":
         return ("lost", failure.pod)
     return failure.kind, failure.type, _NUMBER.sub("", failure.message), failure.exit_code, failure.signal
-
-
-def restarts_used(history: Sequence[Attempt]) -> int:
-    """Number of failed attempts. It is derived from the last number, because the history may have been shortened."""
-    return history[-1].number + (history[-1].failure is not None) if history else 0
-
-
-def may_restart(history: Sequence[Attempt], restarts: int) -> bool:
-    """Return whether an attempt may follow this history in a job that may restart ``restarts`` times."""
-    if not history:
-        return True
-    failure = history[-1].failure
-    return restarts_used(history) <= restarts and not (failure and failure.kind in _FINAL_KINDS)
 
 
 def progress(history: Sequence[Attempt]) -> tuple[int, bool]:
@@ -129,7 +123,30 @@ def shorten(history: Sequence[Attempt]) -> list[Attempt]:
     ]
 
 
-def job_record(failure: Failure | None, history: Sequence[Attempt], restarts: int) -> JobRecord:
-    """The record of a job that has ended with this failure, or with success (None)."""
+def job_record(failure: Failure | None, history: Sequence[Attempt], limits: Limits, verdict: str = "") -> JobRecord:
+    """The record of a job that has ended with this failure, or with success (None); ``verdict`` as in `Decision`."""
     outcome, code = ("failed", failure.code) if failure else ("succeeded", ExitCode.DONE)
-    return JobRecord(outcome, int(code), restarts, failure, shorten(history))
+    return new_record(outcome, int(code), failure, history, limits, verdict)
+
+
+def new_record(
+    outcome: str,
+    code: int,
+    failure: Failure | None,
+    history: Sequence[Attempt],
+    limits: Limits,
+    verdict: str = "",
+) -> JobRecord:
+    """The job record with what the history has used of the limits."""
+    last = history[-1] if history else None
+    return JobRecord(
+        outcome,
+        code,
+        limits.restarts,
+        failure,
+        shorten(history),
+        limits.disruptions,
+        last.restarts if last else 0,
+        last.disruptions if last else 0,
+        verdict,
+    )

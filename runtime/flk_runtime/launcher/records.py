@@ -10,6 +10,7 @@ from pathlib import Path
 
 from flk_runtime import contract
 from flk_runtime.contract import Attempt, Failure, JobRecord, SlowRank
+from flk_runtime.launcher.failures import job_record, new_record
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import exit_code_of_signal
 
@@ -40,7 +41,7 @@ class Records:
 
     def write_running(self, history: Sequence[Attempt]) -> None:
         """Write the record of a job whose last attempt is running."""
-        self.write(JobRecord("running", 0, self._settings.restarts, None, list(history)))
+        self.write(new_record("running", 0, None, history, self._settings.limits))
 
     def write_slow(self, slow: Sequence[SlowRank]) -> None:
         """Write the record of the running job anew, with the ranks that are slow now."""
@@ -60,23 +61,24 @@ class Records:
         if leader:
             self.write(record)
             if record.failure:
-                self.log(f"failed: {record.failure.summary}")
+                verdict = f"; {record.verdict}" if record.verdict else ""
+                self.log(f"failed: {record.failure.summary}{verdict}")
         return record.code
 
     def finish_stopped(self, number: int, history: Sequence[Attempt]) -> int:
         """Write that a signal has stopped this launcher. Returns its exit code."""
         code = exit_code_of_signal(number)
         self.log(f"received {signal.Signals(number).name}; all ranks of this pod have ended")
-        record = JobRecord("preempted", code, self._settings.restarts, None, list(history))
+        record = new_record("preempted", code, None, history, self._settings.limits)
         write_termination_message(self._settings.termination_log, record)
         return code
 
-    def finish_without_ranks(self, failure: Failure) -> int:
+    def finish_without_ranks(self, failure: Failure, history: Sequence[Attempt]) -> int:
         """Write that this pod has lost its ranks. Returns the launcher's exit code.
 
         With several pods the code makes the operator start this pod again, for the next attempt.
         """
-        record = JobRecord("failed", failure.code, self._settings.restarts, failure)
+        record = job_record(failure, history, self._settings.limits)
         write_termination_message(self._settings.termination_log, record)
         self.log(f"failed: {failure.summary}")
         return failure.code if self._settings.pods == 1 else 128 + signal.SIGKILL

@@ -6,9 +6,10 @@ import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flk_runtime import contract
+from flk_runtime.launcher.policy import Limits
 from flk_runtime.system import host
 
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
@@ -36,7 +37,7 @@ class Settings:
     pod_ip: str = ""
     node: str = ""
     cpus: int = 0  # CPU request of the pod; 0: no request
-    restarts: int = 0
+    limits: Limits = field(default_factory=Limits)
     deadline: float = 0.0  # from the start of the launcher; 0: no deadline
     join_timeout: float = 1800.0
     lease: float = 15.0  # silence after which the launchers give up a connection between them
@@ -117,7 +118,13 @@ class Settings:
             pod_ip=environ.get(contract.POD_IP, ""),
             node=environ.get(contract.NODE_NAME, ""),
             cpus=integer(contract.CPUS, 0),
-            restarts=integer(contract.RESTARTS, 0),
+            limits=Limits(
+                restarts=integer(contract.RESTARTS, 0),
+                disruptions=integer(contract.DISRUPTIONS, contract.MAX_DISRUPTIONS),
+                reset=number(contract.BUDGET_RESET, Limits.reset),
+                backoff=number(contract.BACKOFF, Limits.backoff),
+                retry_same=bool(integer(contract.RETRY_SAME_FAILURE, 0)),
+            ),
             deadline=deadline,
             join_timeout=min(join_timeout, deadline or join_timeout),
             lease=number(contract.LEASE, cls.lease, _SHORTEST_LEASE),

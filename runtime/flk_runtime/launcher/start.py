@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import NoReturn
 
 from flk_runtime import contract
-from flk_runtime.contract import ExitCode, Failure, JobRecord
+from flk_runtime.contract import ExitCode, Failure
 from flk_runtime.launcher import forkserver
 from flk_runtime.launcher.agent import Agent
 from flk_runtime.launcher.environment import prepare_environment
+from flk_runtime.launcher.failures import job_record
 from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
 from flk_runtime.launcher.hangs.control import FOLDER_PREFIX
 from flk_runtime.launcher.logs import redirected_stderr
 from flk_runtime.launcher.output import Output
+from flk_runtime.launcher.policy import rule_for
 from flk_runtime.launcher.records import write_termination_message
 from flk_runtime.launcher.settings import Settings, SettingsError
 from flk_runtime.launcher.signals import Wakeup
@@ -96,6 +98,6 @@ def _refuse(settings: Settings | None, arguments: Sequence[str], message: str) -
     prefix = contract.LAUNCHER_PREFIX.format(index=settings.pod)
     write_all(2, f"{prefix}error: {message}\n".encode())
     failure = Failure("usage", settings.pod, None, settings.pod_name, settings.node, time=time.time(), message=message)
-    record = JobRecord("failed", int(ExitCode.USAGE), settings.restarts, failure)
-    write_termination_message(settings.termination_log, record)
+    verdict = f"not retried: {rule_for(failure).reason}"
+    write_termination_message(settings.termination_log, job_record(failure, [], settings.limits, verdict))
     return ExitCode.USAGE

@@ -19,6 +19,7 @@ from typing import Any
 
 from flk_runtime import contract
 from flk_runtime.system import observer, report
+from flk_runtime.system.text import text_of
 
 _C10D = "torch.distributed.distributed_c10d"
 
@@ -159,7 +160,7 @@ def _find(name: str) -> tuple[types.CodeType, ModuleSpec]:
 def _exit_code(exit_: SystemExit) -> int:
     if exit_.code is None or isinstance(exit_.code, int):
         return (exit_.code or 0) & 0xFF
-    text = report.text_of(exit_.code)
+    text = text_of(exit_.code)
     print(text, file=sys.stderr)
     report.send({"kind": "exit", "type": "SystemExit", "message": text, "traceback": "", "time": time.time()})
     return 1

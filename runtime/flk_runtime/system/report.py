@@ -15,7 +15,8 @@ import types
 from typing import Any
 
 from flk_runtime import contract
-from flk_runtime.system.text import last_exception
+from flk_runtime.system import faults
+from flk_runtime.system.text import last_exception, text_of
 
 _LAUNCHER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "launcher", "")
 _TRACEBACK_LIMIT = 6000  # characters of a traceback that go into the report
@@ -26,23 +27,16 @@ _WRAPPED = re.compile(r"Caught \w+ (in .+)\.\nOriginal ")  # torch/_utils.py, Ex
 def describe(error: BaseException) -> dict[str, Any]:
     """The exception as fields of a contract.Failure. Raises nothing, whatever methods the exception has."""
     name = type(error).__name__
-    usage = getattr(error, "code", None) is contract.ExitCode.USAGE  # an error of flk_runtime that a restart repeats
+    kind = faults.kind_of(error)
+    message = _of_worker(name, text_of(error))[:_MESSAGE_LIMIT]
     return {
-        "kind": "usage" if usage else "exception",
+        "kind": kind,
         "type": name,
-        "message": _of_worker(name, text_of(error))[:_MESSAGE_LIMIT],
+        "message": message + (faults.full_file_system(error) if kind == "disk_full" else ""),
         "traceback": _traceback_of(error),
         "time": time.time(),
-        "secondary": not usage and _has_secondary_cause(error),  # a usage error may mention NCCL
+        "secondary": kind == "exception" and _has_secondary_cause(error),  # a usage error may mention NCCL
     }
-
-
-def text_of(value: object) -> str:
-    """``str(value)``, or a text in its place if that raises."""
-    try:
-        return str(value)
-    except Exception as error:
-        return f"<its text raised {type(error).__name__}>"
 
 
 def _of_worker(name: str, message: str) -> str:
@@ -63,14 +57,7 @@ def _traceback_of(error: BaseException) -> str:
 
 def _has_secondary_cause(error: BaseException) -> bool:
     """Return whether the exception, or one that it was raised from, is secondary."""
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        if contract.is_secondary(type(link).__name__, text_of(link)):
-            return True
-        seen.add(id(link))
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
-    return False
+    return any(contract.is_secondary(type(link).__name__, text_of(link)) for link in faults.chain(error))
 
 
 def send(report: dict[str, Any]) -> None:

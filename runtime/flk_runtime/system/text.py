@@ -17,3 +17,11 @@ def last_exception(text: str) -> str:
         elif inside and line and not line[0].isspace():
             found, inside = line, False
     return found
+
+
+def text_of(value: object) -> str:
+    """``str(value)``, or a text in its place if that raises."""
+    try:
+        return str(value)
+    except Exception as error:
+        return f"<its text raised {type(error).__name__}>"

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from flk_runtime.contract import RECORD_MARKER, Attempt, ExitCode, Failure, JobRecord
+from flk_runtime.contract import RECORD_MARKER, Attempt, Failure, JobRecord
+from flk_runtime.launcher.failures import job_record, new_record
+from flk_runtime.launcher.policy import Limits, decide
 from tests.support.api_server import FakeApiServer
 from tests.support.jobs import MADE, NOW, JobBuilder
 
@@ -55,17 +57,17 @@ PULL = {
 def attempts(*failures: Failure | None) -> list[Attempt]:
     """Attempts of 40 s each; the last one runs if its failure is None."""
     begun = [START + 5 + 60 * number for number in range(len(failures))]
-    return [
-        Attempt(n, start, start + 40 if failure else None, failure and replace(failure, attempt=n))
-        for n, (start, failure) in enumerate(zip(begun, failures, strict=True))
-    ]
+    made: list[Attempt] = []
+    for n, (start, failure) in enumerate(zip(begun, failures, strict=True)):
+        used = decide(made, Limits(restarts=100))
+        end = start + 40 if failure else None
+        made.append(Attempt(n, start, end, failure and replace(failure, attempt=n), used.restarts, used.disruptions))
+    return made
 
 
 def ended_with(failure: Failure | None, *history: Failure | None, restarts: int = 3) -> JobRecord:
-    code = failure.code if failure else ExitCode.DONE
-    return JobRecord(
-        "failed" if failure else "succeeded", int(code), restarts, failure, attempts(*(history or (failure,)))
-    )
+    ended, limits = attempts(*(history or (failure,))), Limits(restarts)
+    return job_record(failure, ended, limits, decide(ended, limits).verdict)
 
 
 def log_of(rank: int, record: JobRecord | None = None) -> str:
@@ -166,8 +168,8 @@ JOBS = {
     "restarting": restarting,
     "succeeded": succeeded,
     "exception on rank 1": lambda: failed(RAISED, restarts=0),
-    "exception after three attempts": lambda: failed(RAISED, KILLED, LOST, RAISED, restarts=2),
-    "out of memory": lambda: failed(OUT_OF_MEMORY),
+    "exception after three attempts": lambda: failed(RAISED, KILLED, LOST, RAISED, restarts=1),
+    "out of memory": lambda: failed(OUT_OF_MEMORY, restarts=0),
     "deadline": lambda: failed(DEADLINE),
     "usage error in a rank": lambda: failed(USAGE),
     "evicted": evicted,
@@ -175,8 +177,8 @@ JOBS = {
 }
 # How the records of jobs that run are found: in the log of pod 0.
 RECORDS = {
-    "running": JobRecord("running", 0, 3, None, attempts(None)),
-    "restarting": JobRecord("running", 0, 3, None, attempts(LOST)),
+    "running": new_record("running", 0, None, attempts(None), Limits(3)),
+    "restarting": new_record("running", 0, None, attempts(LOST), Limits(3)),
 }
 
 

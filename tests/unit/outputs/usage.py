@@ -40,6 +40,7 @@ JOB_OPTIONS = [
     "--queue 'gold queue'",
     "--restarts -1",
     "--restarts many",
+    "--disruptions -1",
     "--deadline 1x",
     "--deadline 0",
     "--hang-timeout 1x",

@@ -29,7 +29,10 @@ def derive(picture: Picture) -> State:
         replicas=len(seen.pods),
         processes=seen.processes,
         ready=sum(pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED) for pod in seen.pods),
-        max_restarts=seen.record.restarts if seen.record else None,
+        restarts=seen.record.restarts if seen.record else 0,
+        max_restarts=seen.record.max_restarts if seen.record else None,
+        disruptions=seen.record.disruptions if seen.record else 0,
+        max_disruptions=seen.record.max_disruptions if seen.record else None,
         owner=annotations.get(labels.OWNER, ""),
         image=seen.image,
         code_hash=annotations.get(labels.CODE_HASH, ""),
@@ -45,8 +48,7 @@ def derive(picture: Picture) -> State:
         state = _unfinished(base, seen, cause)
     attempts = _attempts(seen, state)
     if attempts:
-        restarts, started = attempts[-1].number - 1, state.started or attempts[0].started
-        state = replace(state, attempts=attempts, restarts=restarts, started=started)
+        state = replace(state, attempts=attempts, started=state.started or attempts[0].started)
     return replace(state, since=_since(state, seen))
 
 
@@ -71,6 +73,7 @@ def _failed(base: State, seen: Picture, cause: Finding | None) -> State:
         reason=cause.code if cause else "",
         message=cause.sentence if cause else message,
         failure=_deadline(base, failure) if cause and cause.code == "DeadlineExceeded" else failure,
+        verdict=next((record.verdict for record in seen.records if record.failure and record.verdict), ""),
         ended=seen.ended or timestamp(condition.get("lastTransitionTime")) or None,
     )
 

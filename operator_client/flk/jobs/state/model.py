@@ -63,14 +63,22 @@ class State:
     replicas: int = 0
     processes: int = 1  # ranks in each pod
     ready: int = 0  # pods that run or have succeeded
-    restarts: int = 0  # attempts after the first
+    restarts: int = 0  # used: attempts that followed failures of the training code
     max_restarts: int | None = None
+    disruptions: int = 0  # used: attempts that followed disruptions, lost or preempted pods for example
+    max_disruptions: int | None = None
+    verdict: str = ""  # why no attempt follows its failure
     owner: str = ""
     image: str = ""
     code_hash: str = ""
     failure: Failure | None = None
     attempts: list[AttemptState] = field(default_factory=list)
     pods: list[PodState] = field(default_factory=list)
+
+    @property
+    def attempt(self) -> int:
+        """Number of the latest attempt, from 1."""
+        return self.attempts[-1].number if self.attempts else 1
 
     @property
     def finished(self) -> bool:

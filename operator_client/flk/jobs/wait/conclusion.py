@@ -15,7 +15,7 @@ def describe(state: State) -> str:
     if state.phase == Phase.RUNNING:
         line += f", {state.ready} of {state.replicas} pods"
         if len(state.attempts) > 1:
-            line += f", attempt {state.restarts + 1} after: {state.attempts[-2].cause}"
+            line += f", attempt {state.attempt} after: {state.attempts[-2].cause}"
     elif not state.finished and not state.reason:
         line += f", {state.ready} of {state.replicas} pods are running"
     return line
@@ -25,7 +25,7 @@ def run_time_text(state: State) -> str:
     """Return how long a finished job ran and in how many attempts: `` after 5m and 2 attempts``; empty if unknown."""
     if not state.started or not state.ended:
         return ""
-    attempts = f" and {state.restarts + 1} attempts" if state.restarts else ""
+    attempts = f" and {state.attempt} attempts" if state.attempt > 1 else ""
     return f" after {short_duration(state.ended - state.started)}{attempts}"
 
 
@@ -39,8 +39,9 @@ def raise_for_state(state: State, client: JobClient, timeout: float | None = Non
         return
     if state.phase == Phase.FAILED:
         rank = f" --rank {state.failure.rank}" if state.failure and state.failure.rank is not None else ""
+        verdict = f"; {state.verdict}" if state.verdict else ""
         raise JobFailedError(
-            f"job {name} failed{run_time_text(state)}: {state.message or 'the operator gives no reason'}",
+            f"job {name} failed{run_time_text(state)}: {state.message or 'the operator gives no reason'}{verdict}",
             hint=f"{client.command('status', name)} shows more; {client.command('logs', name)}{rank} shows what was "
             "printed",
             code=contract.ExitCode(state.code),

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from flk_runtime.contract import Attempt, Failure, JobRecord
-from flk_runtime.launcher.failures import job_record, may_restart, progress, root_cause, shorten
+from flk_runtime.launcher.failures import job_record, progress, root_cause, shorten
 from flk_runtime.launcher.hangs.overseer import Overseer
 from flk_runtime.launcher.hangs.stragglers import Stragglers
+from flk_runtime.launcher.policy import Decision, decide
 from flk_runtime.launcher.rendezvous.messages import (
     AttemptEnded,
     AttemptStarted,
@@ -80,7 +81,8 @@ class Leader:
         self._secondary: Failure | None = None  # has been reported and will end the attempt
         self._end_at = 0.0  # time at which it does
         self._record: JobRecord | None = None
-        self._join_deadline = self._progress_at = now
+        self._join_deadline = self._progress_at = self._joining_since = now
+        self._start_at: float | None = None  # when the next attempt starts, if all members have joined until then
         self._overseer = Overseer(
             settings.hang_timeout,
             Stragglers(settings.slow_factor, settings.slow_window),
@@ -105,7 +107,8 @@ class Leader:
         elif self._phase is _Phase.JOINING and pod not in self._joined:
             self._failures.append(lost)  # its ranks had not ended, so this may be the cause of the others' failures
         self._connected.pop(pod, None)
-        self._joined.pop(pod, None)
+        if self._joined.pop(pod, None):
+            self._start_at = None
 
     def received(self, pod: int, message: Message, now: float) -> None:
         """Handle a message of a member."""
@@ -118,7 +121,7 @@ class Leader:
                 self._done.add(pod)
                 if len(self._done) == self._settings.pods:
                     self._history = self._ended(None)
-                    self._end_job(job_record(None, self._history, self._settings.restarts))
+                    self._end_job(job_record(None, self._history, self._settings.limits))
             case Leave():
                 self._left.add(pod)
             case Heartbeat(status) if status:
@@ -135,12 +138,15 @@ class Leader:
             self._end_attempt(hang, now)
         if self._phase is _Phase.RUNNING and self._secondary and now >= self._end_at:
             self._end_attempt(self._secondary, now)
+        elif self._phase is _Phase.JOINING and self._start_at is not None:
+            if now >= self._start_at:
+                self._finish_joining(now)
         elif self._phase is _Phase.JOINING:
             if now >= self._join_deadline:
                 self._finish_joining(now)
             elif now >= self._progress_at:
                 self._progress_at = now + _PROGRESS_INTERVAL
-                if may_restart(self._history, self._settings.restarts):
+                if decide(self._history, self._settings.limits).restart:
                     missing = self._missing()
                     count = f"{len(self._joined)} of {self._settings.pods}"
                     self._log(f"{count} pods have joined; waiting for pod {missing[0]}")
@@ -150,6 +156,8 @@ class Leader:
         times = [self._overseer.due()]
         if self._phase is _Phase.RUNNING and self._secondary:
             times.append(self._end_at)
+        elif self._phase is _Phase.JOINING and self._start_at is not None:
+            times.append(self._start_at)
         elif self._phase is _Phase.JOINING:
             times += [self._join_deadline, self._progress_at]
         return min((each for each in times if each is not None), default=None)
@@ -162,8 +170,9 @@ class Leader:
     # Rounds ------------------------------------------------------------------------------------------------------
 
     def _start_joining(self, now: float) -> None:
-        restart = may_restart(self._history, self._settings.restarts)
+        restart = decide(self._history, self._settings.limits).restart
         self._phase = _Phase.JOINING
+        self._joining_since, self._start_at = now, None
         self._join_deadline = now + (self._settings.join_timeout if restart else _LAST_REPORTS_TIMEOUT)
         self._progress_at = now + _PROGRESS_INTERVAL
 
@@ -185,16 +194,26 @@ class Leader:
         """All members have joined, or the time for it is over: start an attempt, or end the job."""
         if self._history:
             self._history[-1] = self._with_root_cause(self._history[-1])
-        record = self._final_record()
+        decision = decide(self._history, self._settings.limits)
+        deadline = self._joining_since + self._settings.join_timeout
+        if decision.restart and self._missing() and now < deadline:
+            self._join_deadline = deadline  # the first failure was final, and the cause is not
+            return
+        record = self._final_record(decision)
         if record:
             self._end_job(record)
+        elif now < self._joining_since + decision.delay:
+            self._start_at = self._joining_since + decision.delay
+            self._log(f"the next attempt starts in {self._start_at - now:.0f} s")
         else:
-            self._start_attempt(now)
+            self._start_attempt(decision, now)
 
-    def _start_attempt(self, now: float) -> None:
+    def _start_attempt(self, decision: Decision, now: float) -> None:
         settings = self._settings
         number = self._history[-1].number + 1 if self._history else 0
-        self._history = [*shorten(self._history), Attempt(number, time.time())]
+        attempt = Attempt(number, time.time(), restarts=decision.restarts, disruptions=decision.disruptions)
+        self._history = [*shorten(self._history), attempt]
+        self._start_at = None
         self._phase = _Phase.RUNNING
         self._admitted = dict(self._connected)
         self._failures, self._secondary = [], None
@@ -250,7 +269,10 @@ class Leader:
         seen = [self._described(failure) for failure in self._failures if failure.attempt == attempt.number]
         if attempt.failure:
             seen.append(self._described(attempt.failure))
-        return replace(attempt, failure=root_cause(seen)) if seen else attempt
+        if not seen:
+            return attempt
+        steps = [failure.step for failure in seen if failure.step is not None]
+        return replace(attempt, failure=root_cause(seen), step=max(steps, default=None))
 
     def _described(self, failure: Failure) -> Failure:
         """The failure, with the names of a pod that the leader lost, and what is known of it by now."""
@@ -261,11 +283,11 @@ class Leader:
         message = _RESTARTED if restarted else failure.message
         return replace(failure, pod_name=join.pod_name, node=join.node, message=message)
 
-    def _final_record(self) -> JobRecord | None:
+    def _final_record(self, decision: Decision) -> JobRecord | None:
         """The record of the job if no further attempt follows."""
         settings, history = self._settings, self._history
-        if not may_restart(history, settings.restarts):
-            return job_record(history[-1].failure, history, settings.restarts)
+        if not decision.restart:
+            return job_record(history[-1].failure, history, settings.limits, decision.verdict)
         missing = self._missing()
         if not missing:
             return None
@@ -273,4 +295,4 @@ class Leader:
         message = f"never joined: waited {settings.join_timeout:.0f} s, missing of {settings.pods} pods: {pods}"
         attempt = history[-1].number if history else 0
         cause = Failure("lost", missing[0], attempt=attempt, time=time.time(), message=message)
-        return job_record(cause, history, settings.restarts)
+        return job_record(cause, history, settings.limits)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord
-from flk_runtime.launcher.failures import job_record
+from flk_runtime.launcher.failures import job_record, new_record
 from flk_runtime.launcher.rendezvous import authentication
 from flk_runtime.launcher.rendezvous.connection import Connection
 from flk_runtime.launcher.rendezvous.messages import (
@@ -132,13 +132,13 @@ class Member:
             except TimeoutError as error:
                 self._log(f"leaving the job: pod 0 {error}")
                 cause = self._lost(0, str(error))
-                self._end(job_record(cause, self._history, self._settings.restarts))
+                self._end(job_record(cause, self._history, self._settings.limits))
                 return
             try:
                 self._serve(connection)
             except _RefusedError as error:
                 self._log(f"leaving the job: {error}")
-                self._end(JobRecord("preempted", int(ExitCode.PREEMPTED), self._settings.restarts, None, self._history))
+                self._end(new_record("preempted", int(ExitCode.PREEMPTED), None, self._history, self._settings.limits))
             except OSError as error:
                 self._handle_loss(error.strerror or str(error))
             finally:

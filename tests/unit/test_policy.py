@@ -1,0 +1,227 @@
+"""The restart policy: what follows each kind of failure, what the budgets allow, when the next attempt starts."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flk_runtime.contract import Attempt, ExitCode, Failure
+from flk_runtime.launcher.failures import shorten
+from flk_runtime.launcher.policy import QUICK, RULES, Decision, Limits, decide, rule_for, signature
+
+RAISED = Failure("exception", 1, rank=2, type="ValueError", message="sample 371 has no label")
+OTHER = Failure("exception", 1, rank=2, type="KeyError", message="'x'")
+LOST = Failure("lost", 3, message="was restarted")
+KILLED = Failure("signal", 1, rank=2, signal=signal.SIGKILL)
+DURATION = 2 * QUICK  # of an attempt, unless a test says otherwise
+
+
+def run(
+    failures: Iterable[Failure | None], limits: Limits, *, steps: Iterable[int | None] = (), duration: float = DURATION
+) -> tuple[list[Attempt], Decision]:
+    """The attempts of a job that fails in this way, until the policy ends it, and the last decision."""
+    history: list[Attempt] = []
+    decision = decide(history, limits)
+    for failure, step in zip(failures, itertools.chain(steps, itertools.repeat(None)), strict=False):
+        number = history[-1].number + 1 if history else 0
+        attempt = Attempt(number, 0.0, duration, failure, decision.restarts, decision.disruptions, step)
+        history = [*shorten(history), attempt]
+        decision = decide(history, limits)
+        if not decision.restart:
+            break
+    return history, decision
+
+
+FINAL = "final"
+FAILURES = {
+    "an exception": (RAISED, "restarts", ExitCode.TRAINING),
+    "an exit code": (Failure("exit", 0, rank=0, exit_code=7), "restarts", ExitCode.TRAINING),
+    "an early end": (Failure("exit", 0, rank=0, exit_code=0), "restarts", ExitCode.TRAINING),
+    "a segmentation fault": (Failure("signal", 0, rank=0, signal=signal.SIGSEGV), "restarts", ExitCode.TRAINING),
+    "a killed rank": (KILLED, "restarts", ExitCode.TRAINING),
+    "a rank that answers SIGTERM": (Failure("exit", 0, rank=0, exit_code=143), "restarts", ExitCode.TRAINING),
+    "a rank out of memory": (Failure("oom", 0, rank=0), "restarts", ExitCode.INFRASTRUCTURE),
+    "ranks that do not meet": (Failure("rendezvous", 0, rank=0), "restarts", ExitCode.INFRASTRUCTURE),
+    "an address in use": (Failure("address", 0, rank=0), "restarts", ExitCode.TRAINING),
+    "a lost connection": (
+        Failure("exception", 0, rank=0, message="Connection closed by peer", secondary=True),
+        "disruptions",
+        ExitCode.INFRASTRUCTURE,
+    ),
+    "a timeout of a collective": (
+        Failure("exception", 0, rank=0, message="Watchdog caught collective operation timeout", secondary=True),
+        "restarts",
+        ExitCode.TRAINING,
+    ),
+    "a lost pod": (LOST, "disruptions", ExitCode.INFRASTRUCTURE),
+    "an unkillable rank": (Failure("unkillable", 0), "disruptions", ExitCode.INFRASTRUCTURE),
+    "a lost GPU": (Failure("gpu", 0, rank=0), "disruptions", ExitCode.INFRASTRUCTURE),
+    "a stale file handle": (Failure("io", 0, rank=0), "disruptions", ExitCode.INFRASTRUCTURE),
+    "a full disk": (Failure("disk_full", 0, rank=0), FINAL, ExitCode.INFRASTRUCTURE),
+    "a usage error": (Failure("usage", 0), FINAL, ExitCode.USAGE),
+    "the deadline": (Failure("deadline", 0), FINAL, ExitCode.TIMEOUT),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_each_kind_of_failure_uses_its_budget_and_has_its_code(name: str) -> None:
+    failure, budget, code = FAILURES[name]
+    assert failure.code == code == rule_for(failure).code
+    _, decision = run([failure], Limits(restarts=3))
+    if budget == FINAL:
+        assert decision.verdict == f"not retried: {rule_for(failure).reason}"
+    else:
+        assert decision.restart
+        assert (decision.restarts, decision.disruptions) == ((1, 0) if budget == "restarts" else (0, 1))
+        _, spent = run([failure], Limits(restarts=0, disruptions=0))
+        assert spent.verdict == f"not retried: the job allows no {budget}"
+
+
+def test_the_rules_say_who_retries_and_why_nobody_does() -> None:
+    for rule in RULES:
+        assert bool(rule.reason) == (rule.retried_by == "")
+        if rule.matches:
+            assert bool(rule.budget) == bool(rule.retried_by)
+    catch_all = [rule for rule in RULES if rule.matches and rule.matches(Failure("nothing known", 0))]
+    assert len(catch_all) == 1  # each rule before it matches only what it names
+
+
+def test_a_disruption_leaves_the_restarts_and_a_failure_the_disruptions() -> None:
+    history, decision = run([LOST, RAISED, LOST, OTHER, RAISED, LOST, OTHER], Limits(restarts=3))
+    assert [(attempt.restarts, attempt.disruptions) for attempt in history] == [
+        (0, 0), (0, 1), (1, 1), (1, 2), (2, 2), (3, 2), (3, 3),
+    ]  # fmt: skip
+    assert decision.verdict == "not retried: all 3 restarts are used"
+    assert run([LOST, LOST, LOST], Limits(disruptions=1))[1].verdict == "not retried: its only disruption is used"
+
+
+def test_counts_outlive_the_attempts_that_a_shortened_history_drops() -> None:
+    history, decision = run([LOST] * 200, Limits(disruptions=150))
+    assert history[-1].number == 150
+    assert len(history) < 30
+    assert decision.verdict == "not retried: all 150 disruptions are used"
+
+
+@pytest.mark.parametrize(
+    ("steps", "attempts", "where"),
+    [
+        ((120, 120), 2, " at step 120"),
+        ((120, 100), 2, " at step 100"),  # resumed from a checkpoint, and did not come as far
+        ((120, 121, 121), 3, " at step 121"),
+        ((120, 130, 140, 150), 4, None),  # each one comes further: the budget decides
+        ((None, 5, 5), 3, " at step 5"),
+        ((5, None), 2, ""),  # failed before its first step
+    ],
+)
+def test_the_same_failure_twice_without_progress_is_final(
+    steps: tuple[int | None, ...], attempts: int, where: str | None
+) -> None:
+    failures = [replace(RAISED, rank=number, message=f"sample {number} has no label") for number in range(4)]
+    history, decision = run(failures, Limits(restarts=3), steps=steps)
+    assert len(history) == attempts
+    expected = "all 3 restarts are used" if where is None else f"failed twice{where} with the same error"
+    assert decision.verdict == f"not retried: {expected}"
+    assert run(failures, Limits(restarts=3, retry_same=True), steps=steps)[1].verdict.endswith("are used")
+
+
+def test_without_steps_only_quick_attempts_count_as_without_progress() -> None:
+    assert len(run([RAISED] * 4, Limits(restarts=3), duration=QUICK - 1)[0]) == 2
+    assert len(run([RAISED] * 4, Limits(restarts=3), duration=QUICK + 1)[0]) == 4
+
+
+@pytest.mark.parametrize("failure", [KILLED, LOST, Failure("io", 0, rank=0), Failure("rendezvous", 0, rank=0)])
+def test_what_may_pass_by_itself_is_retried_although_it_is_the_same(failure: Failure) -> None:
+    history, decision = run([failure] * 9, Limits(restarts=3, disruptions=3), steps=[7] * 9, duration=1.0)
+    assert len(history) == 4
+    assert decision.verdict.endswith("are used")
+
+
+@pytest.mark.parametrize("between", [OTHER, LOST])
+def test_the_same_failure_counts_only_if_it_comes_twice_in_a_row(between: Failure) -> None:
+    assert run([RAISED, between, RAISED], Limits(restarts=5), steps=[7, 7, 7])[1].restart
+
+
+def test_equal_failures_may_differ_in_numbers_addresses_and_rank() -> None:
+    first = replace(RAISED, message="bad tensor at 0x7f3a, sample 371 on 10.0.0.1:4711")
+    again = replace(first, rank=0, pod=0, time=5.0, message="bad tensor at 0x1b, sample 2 on 10.0.0.2:99", count=3)
+    assert signature(first) == signature(again)
+    for other in (OTHER, KILLED, replace(first, message="bad label")):
+        assert signature(other) != signature(first)
+
+
+def test_a_long_attempt_with_progress_renews_both_budgets() -> None:
+    limits = Limits(restarts=1, disruptions=1, reset=3600)
+    short = [Attempt(0, 0.0, 9.0, RAISED, 0, 0, 5), Attempt(1, 9.0, 20.0, OTHER, 1, 1, 9)]
+    assert not decide(short, limits).restart
+    for step, expected in ((9, (1, 0)), (None, None), (5, None)):
+        history = [short[0], Attempt(1, 9.0, 4000.0, OTHER, 1, 1, step)]
+        decision = decide(history, limits)
+        assert (decision.restarts, decision.disruptions) == (expected or (1, 1))
+        assert decision.restart == (expected is not None)
+    assert not decide([short[0], Attempt(1, 9.0, 4000.0, OTHER, 1, 1, 9)], replace(limits, reset=0.0)).restart
+
+
+def test_the_first_restart_is_immediate_and_quick_failures_in_a_row_wait_longer_each_time() -> None:
+    limits = Limits(restarts=100)
+    delays = [run([KILLED] * number, limits, duration=1.0)[1].delay for number in range(1, 11)]
+    assert delays == [0, 1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert run([KILLED] * 9, replace(limits, backoff=0), duration=1.0)[1].delay == 0
+    assert run([KILLED] * 9, limits, duration=QUICK)[1].delay == 0
+    assert run([KILLED] * 9, limits, duration=1.0, steps=range(1, 10))[1].delay == 0  # each attempt comes further
+
+
+def test_an_address_in_use_is_tried_again_after_a_second() -> None:
+    assert run([Failure("address", 0, rank=0)], Limits(restarts=3))[1].delay == 1
+    assert run([Failure("address", 0, rank=0)], Limits(restarts=3, backoff=0))[1].delay == 0
+
+
+KINDS = ("exception", "exit", "signal", "oom", "io", "gpu", "address", "rendezvous", "lost", "unkillable", "hang")
+ANY = st.builds(
+    Failure,
+    kind=st.sampled_from(KINDS),
+    pod=st.integers(0, 3),
+    rank=st.none() | st.integers(0, 7),
+    type=st.sampled_from(["", "ValueError", "OSError"]),
+    message=st.sampled_from(["", "sample 1", "sample 2", "timeout"]),
+    signal=st.none() | st.sampled_from([int(signal.SIGKILL), int(signal.SIGSEGV)]),
+    exit_code=st.none() | st.integers(0, 143),
+    secondary=st.booleans(),
+)
+LIMITS = st.builds(
+    Limits,
+    restarts=st.integers(0, 5),
+    disruptions=st.integers(0, 30),
+    reset=st.just(0.0) | st.floats(1, 1e4),
+    backoff=st.floats(0, 100),
+    retry_same=st.booleans(),
+)
+
+
+@given(st.lists(st.tuples(ANY, st.none() | st.integers(0, 50), st.floats(0, 2e4)), min_size=60, max_size=60), LIMITS)
+def test_any_history_ends_within_its_budgets_and_is_judged_alike_by_who_knows_less_of_it(
+    failures: list[tuple[Failure, int | None, float]], limits: Limits
+) -> None:
+    history: list[Attempt] = []
+    decision = decide(history, limits)
+    renewed = False
+    for number, (failure, step, duration) in enumerate(failures):
+        renewed |= limits.reset > 0 and duration >= limits.reset
+        attempt = Attempt(number, 100.0, 100.0 + duration, failure, decision.restarts, decision.disruptions, step)
+        history.append(attempt)
+        decision = decide(history, limits)
+        assert decide(shorten(history), limits) == decision  # what the launcher of a new pod 0 gets from the others
+        assert 0 <= decision.delay <= limits.backoff
+        assert decision.restarts <= limits.restarts
+        assert decision.disruptions <= limits.disruptions
+        if not decision.restart:
+            assert decision.verdict.startswith("not retried: ")
+            break
+    else:
+        assert renewed
+    assert renewed or len(history) <= limits.restarts + limits.disruptions + 1
