@@ -331,20 +331,6 @@ def test_processes_that_a_rank_leaves_in_their_own_session_end_before_the_next_a
     assert "[rank 0] left: []\n" in job.log()
 
 
-def test_a_process_that_writes_without_end_does_not_stop_the_launcher(forked_pods: Callable[..., Pods]) -> None:
-    script = """
-        import os, subprocess, sys, time
-        for _ in range(8):
-            subprocess.Popen(["yes"], start_new_session=True)
-        time.sleep(0.1)
-        os._exit(3)
-    """
-    job = forked_pods(script=script)
-    job.start("train.py")
-    assert job.wait() == [ExitCode.TRAINING]
-    assert (job.record().failure or pytest.fail("no failure")).exit_code == 3
-
-
 def test_a_rank_has_the_grace_period_to_end_by_itself(pods: Callable[..., Pods]) -> None:
     script = """
         import os, pathlib, signal, sys, time

@@ -59,3 +59,14 @@ def test_a_closed_reader_is_no_error() -> None:
     os.close(read)
     write_all(write, b"nobody hears this")
     os.close(write)
+
+
+def test_the_rest_of_a_pipe_is_bounded_if_another_process_writes_without_end() -> None:
+    pipes = logs.RankPipes(logs.Prefixer("", 1), logs.Prefixer("", 2))
+    pipes.close_write_ends()
+    endless = os.open("/dev/zero", os.O_RDONLY)
+    report = pipes.read_ends[2]
+    os.dup2(endless, report)
+    os.close(endless)
+    pipes.read_rest_and_close(report)
+    assert report not in pipes.read_ends
