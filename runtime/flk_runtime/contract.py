@@ -48,6 +48,7 @@ PODS: Final = "FLK_PODS"  # number of pods
 PROCESSES: Final = "FLK_PROCESSES"  # number of ranks in each pod
 POD_NAME: Final = "FLK_POD_NAME"  # name of this pod
 POD_IP: Final = "FLK_POD_IP"  # IP address of this pod
+GPUS: Final = "FLK_GPUS"  # number of GPUs that this pod has requested; 0 or unset: none
 NODE_NAME: Final = "FLK_NODE_NAME"  # name of the node that this pod runs on
 CPUS: Final = "FLK_CPUS"  # CPU request of the pod, rounded up; 0 or unset: no request
 RESTARTS: Final = "FLK_RESTARTS"  # how many attempts may follow failures of the training code
@@ -77,7 +78,7 @@ FABRIC: Final = "FLK_FABRIC"  # preset of NCCL's variables that the job uses
 CHECKPOINT: Final = "FLK_CHECKPOINT"  # folder of the checkpoints
 SAVE_EVERY: Final = "FLK_SAVE_EVERY"  # steps between two checkpoints
 SEED: Final = "FLK_SEED"  # seed of the random number generators, 0 by default
-PREFLIGHT: Final = "FLK_PREFLIGHT"  # off: the ranks do not compare their settings before they start
+PREFLIGHT: Final = "FLK_PREFLIGHT"  # checks before the start: on, off, or some of them off, as in -shm,-code
 PREFLIGHT_TIMEOUT: Final = "FLK_PREFLIGHT_TIMEOUT"  # seconds that each rank waits for the others in the preflight
 STEP_TIMEOUT: Final = "FLK_STEP_TIMEOUT"  # timeout of collectives after the first step, in seconds
 PROGRESS: Final = "FLK_PROGRESS"  # file of the progress page that a rank shares with its launcher
@@ -145,6 +146,42 @@ def parse_strategy(text: str) -> str:
     if name not in STRATEGIES:
         raise ValueError(f"unknown strategy {text!r}: expected one of {', '.join(STRATEGIES)}")
     return name
+
+
+# Checks of the preflight that FLK_PREFLIGHT can switch off. docs/concepts/preflight.md describes them.
+PREFLIGHT_CHECKS: Final = (
+    "world-size",
+    "torch",
+    "flk",
+    "code",
+    "backend",
+    "strategy",
+    "seed",
+    "interface",
+    "loopback",
+    "gpu",
+    "local-rank",
+    "shm",
+    "options",
+)
+
+
+def parse_preflight(text: str) -> frozenset[str]:
+    """Return the checks that a value of FLK_PREFLIGHT switches off: none for on, all for off, or those of a list.
+
+    Raises ValueError if the value is neither on nor off nor a list of checks, each with a minus sign before its name.
+    """
+    if text in ("", "on"):
+        return frozenset()
+    if text == "off":
+        return frozenset(PREFLIGHT_CHECKS)
+    names = [part.strip() for part in text.split(",")]
+    for name in names:
+        if name.removeprefix("-") not in PREFLIGHT_CHECKS or not name.startswith("-"):
+            raise ValueError(
+                f"{PREFLIGHT}={text}: {name!r} is not on, off, or a minus sign and one of {', '.join(PREFLIGHT_CHECKS)}"
+            )
+    return frozenset(name.removeprefix("-") for name in names)
 
 
 RDZV_PORT: Final = 29400

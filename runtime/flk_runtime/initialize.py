@@ -25,6 +25,7 @@ from flk_runtime.parallel import choose_strategy
 from flk_runtime.preflight import TIMEOUT as PREFLIGHT_TIMEOUT
 from flk_runtime.preflight import RankReport, exchange_reports, report
 from flk_runtime.preflight.bootstrap import connect_store
+from flk_runtime.preflight.options import skipped_checks
 from flk_runtime.run import Run
 from flk_runtime.system import device as devices
 from flk_runtime.system import progress, rng
@@ -69,7 +70,7 @@ def init(
     - ``step_timeout``: seconds that a collective may take after the first step; default $FLK_STEP_TIMEOUT, else
       ``timeout``.
     - ``preflight``: seconds that the ranks may take to connect and to compare their environments before the group
-      opens; default $FLK_PREFLIGHT_TIMEOUT, else 30; 0 or FLK_PREFLIGHT=off: they do not compare.
+      opens; default $FLK_PREFLIGHT_TIMEOUT, else 300; 0 or FLK_PREFLIGHT=off: they do not compare.
 
     Raises SetupError, on all ranks, if an argument or a variable is wrong or the ranks' environments do not match:
     DiscoveryError if the launcher's variables contradict each other, RendezvousError if a rank cannot connect,
@@ -133,6 +134,7 @@ class InitOptions:
     timeout: float = _TIMEOUT
     step_timeout: float | None = None
     preflight: float = PREFLIGHT_TIMEOUT
+    skipped: frozenset[str] = frozenset()  # checks of contract.PREFLIGHT_CHECKS that are switched off
     error: SetupError | None = None  # what is wrong with the options, if the other ranks are still to be told
 
     @classmethod
@@ -144,10 +146,9 @@ class InitOptions:
         """
         limit = _seconds("preflight", given.get("preflight"), contract.PREFLIGHT_TIMEOUT)
         limit = PREFLIGHT_TIMEOUT if limit is None else limit
-        switch = os.environ.get(contract.PREFLIGHT) or "on"
-        if switch not in ("on", "off"):
-            raise SetupError(f"{contract.PREFLIGHT}={switch}: expected on or off")
-        defaults = cls(preflight=0.0 if switch == "off" else limit)
+        skipped = skipped_checks()
+        off = len(skipped) == len(contract.PREFLIGHT_CHECKS)
+        defaults = cls(preflight=0.0 if off else limit, skipped=skipped)
         try:
             device = devices.select(rank_info, given.get("device"))
             if device.type == "cuda":
@@ -163,6 +164,7 @@ class InitOptions:
                 timeout=given.get("timeout", _TIMEOUT),
                 step_timeout=_step_timeout(given.get("step_timeout")),
                 preflight=defaults.preflight,
+                skipped=skipped,
             )
         except SetupError as error:
             if not (defer_error and defaults.preflight and rank_info.world_size > 1):
@@ -181,11 +183,14 @@ def open_group(rank_info: RankInfo, options: InitOptions) -> list[RankReport]:
         began = time.monotonic()
         store = connect_store(rank_info, options.preflight or options.timeout)
         if options.preflight:
-            reports = _run_preflight(store, rank_report(rank_info, options), options.preflight, began)
+            reports = _run_preflight(store, rank_report(rank_info, options), options, began)
         store.set_timeout(timedelta(seconds=options.timeout))
     else:
         store = dist.HashStore()  # type: ignore[attr-defined]
     bound: dict[str, Any] = {"device_id": options.device} if "nccl" in options.backend else {}
+    if bound:
+        # The gloo group beside NCCL's serves small collectives. Without this, all ranks connect to all at the start.
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     dist.init_process_group(
         options.backend,
         store=distributed_c10d.PrefixStore("group", store),
@@ -197,8 +202,8 @@ def open_group(rank_info: RankInfo, options: InitOptions) -> list[RankReport]:
     return reports
 
 
-def _run_preflight(store: Any, own: RankReport, timeout: float, began: float) -> list[RankReport]:
-    result, reports = exchange_reports(store, own, timeout, began)
+def _run_preflight(store: Any, own: RankReport, options: InitOptions, began: float) -> list[RankReport]:
+    result, reports = exchange_reports(store, own, options.preflight, began, options.skipped)
     if result.faults:
         raise result.error
     if own.rank == 0:

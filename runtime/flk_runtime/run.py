@@ -20,7 +20,16 @@ from flk_runtime.discovery import RankInfo
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.metrics import logging, mfu
-from flk_runtime.parallel import Blocks, OptimizerState, ParallelModel, ParallelOptions, Precision, parallelize
+from flk_runtime.parallel import (
+    STRATEGIES,
+    Blocks,
+    OptimizerState,
+    ParallelModel,
+    ParallelOptions,
+    Precision,
+    parallelize,
+)
+from flk_runtime.preflight.options import compare_options
 from flk_runtime.system import progress
 from flk_runtime.system.progress import Phase
 
@@ -53,6 +62,7 @@ class Run:
         self.world_size = dist.get_world_size()
         self.local_rank = rank_info.local_rank
         self.local_world_size = rank_info.local_world_size
+        self._node_rank = rank_info.node_rank
         self.attempt = rank_info.attempt
         self.is_main = self.rank == 0
         self.device = device
@@ -143,6 +153,8 @@ class Run:
         if any(model in (each.model, each.module) for each in self._models):
             raise SetupError("this model has already been parallelized: call parallelize once per model")
         options = ParallelOptions(api, precision, blocks, recompute, compile, shard_size, find_unused_parameters)
+        if self.strategy != "none":
+            self._compare_parallel(name, options)
         self._checkpoints.check_model(name, model)
         self._meter.prepare(model)
         parallel = parallelize(
@@ -163,6 +175,18 @@ class Run:
             )
         self._checkpoints.start_rank_rng()
         return parallel.module if optimizer is None else (parallel.module, optimizer)
+
+    def _compare_parallel(self, name: str, options: ParallelOptions) -> None:
+        """Compare the options of `parallelize` across ranks; check that the ranks of a node can be a shard group."""
+        per_node = STRATEGIES[self.strategy].replicates and options.shard_size is None
+        nodes = {"ranks on this node (pass shard_size where nodes differ)": self.local_world_size} if per_node else {}
+        compare_options(f"parallelize of {name}", vars(options) | nodes)
+        in_order = self.rank // self.local_world_size == self._node_rank
+        if per_node and not process_group.all_true(in_order)():
+            raise SetupError(
+                f"strategy {self.strategy} shards a model over the ranks of a node, and here neighbouring ranks are on "
+                "different nodes: number ranks node by node (srun -m block, mpirun --map-by slot), or pass shard_size"
+            )
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -243,6 +267,9 @@ class Run:
             on_batch=self._count_samples,
             on_end=self._save_progress,
         )
+        shared = {"batch_size": batch_size, "shuffle": shuffle, "split": split, "drop_last": drop_last}
+        length = len(dataset) if split and hasattr(dataset, "__len__") else None
+        compare_options(f"loader {name!r}", shared | {"seed": context.seed, "length of the dataset": length})
         loader = make_loader(dataset, context, shuffle=shuffle, split=split, drop_last=drop_last, **options)
         self.register(name, loader)
         return loader

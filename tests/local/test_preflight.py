@@ -242,7 +242,115 @@ def test_a_tiny_shared_memory(ranks: Ranks) -> None:
 def test_switched_off_the_ranks_only_meet(ranks: Ranks) -> None:
     assert the_same(ranks(INIT, 2, {"FLK_PREFLIGHT": "off"}, {1: {"FLK_SEED": "7"}})) == "began 2 0.5"
     line = the_same(ranks(INIT, 2, {"FLK_PREFLIGHT": "never"}))
-    assert line == "SetupError: FLK_PREFLIGHT=never: expected on or off"
+    assert line.startswith("SetupError: FLK_PREFLIGHT=never: 'never' is not on, off, or a minus sign and one of world-")
+
+
+def test_one_check_is_switched_off(ranks: Ranks) -> None:
+    differing = {1: {"FLK_SEED": "7"}}
+    assert the_same(ranks(INIT, 2, {"FLK_PREFLIGHT": "-shm,-seed"}, differing)) == "began 2 0.5"
+    assert the_same(ranks(INIT, 2, {"FLK_PREFLIGHT": "-shm"}, differing)).startswith("SetupError: 2 seeds")
+
+
+# How each line differs between the ranks: what rank 1 does in place of rank 0.
+OPTIONS = {
+    "parallelize(model, shard_size=1 + rank)": "parallelize of model: the ranks differ, so nothing was exchanged: "
+    "shard_size is 1 on rank 0, and 2 on rank 1",
+    "parallelize(model, recompute=bool(rank), blocks='Linear')": "recompute is False on rank 0, and True on rank 1",
+    "loader(range(8), 1 + rank)": "loader 'loader': the ranks differ, so nothing was exchanged: batch_size is 1 on "
+    "rank 0, and 2 on rank 1",
+    "loader(range(8 + rank), 1)": "length of the dataset is 8 on rank 0, and 9 on rank 1",
+    "loader(range(8), 1) if rank else run.parallelize(model)": "the call is parallelize of model on rank 0, and loader "
+    "'loader' on rank 1",
+}
+
+
+@pytest.mark.parametrize(("call", "words"), OPTIONS.items(), ids=OPTIONS)
+def test_options_that_differ_between_ranks(ranks: Ranks, call: str, words: str) -> None:
+    script = f"""
+        import flk_runtime as flk, torch
+        with flk.init(device="cpu", strategy="hybrid_shard") as run:
+            rank, model = run.rank, torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+            try:
+                run.{call}
+            except flk.SetupError as error:
+                print(error)
+    """
+    assert all(words in line for line in said(ranks(script, 2)))
+
+
+HYBRID = """
+    import flk_runtime as flk, torch
+    with flk.init(device="cpu", strategy="hybrid_shard") as run:
+        try:
+            run.parallelize(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)))
+            print("built")
+        except flk.SetupError as error:
+            print(error)
+"""
+
+
+def of_nodes(nodes: list[int]) -> dict[int, dict[str, str]]:
+    """Variables of ranks by the node that each runs on."""
+    found = {}
+    for rank, node in enumerate(nodes):
+        found[rank] = {
+            "GROUP_RANK": str(node),
+            "GROUP_WORLD_SIZE": str(len(set(nodes))),
+            "LOCAL_RANK": str(nodes[:rank].count(node)),
+            "LOCAL_WORLD_SIZE": str(nodes.count(node)),
+            "FLK_NODE_NAME": f"node-{node}",
+            "FLK_PREFLIGHT": "-loopback",
+        }
+    return found
+
+
+def test_hybrid_sharding_on_nodes_of_different_sizes_is_refused(ranks: Ranks) -> None:
+    line = the_same(ranks(HYBRID, 4, {}, of_nodes([0, 0, 1, 2])))
+    assert "ranks on this node (pass shard_size where nodes differ) is 2 on ranks 0, 1, and 1 on ranks 2, 3" in line
+
+
+def test_hybrid_sharding_of_ranks_that_are_dealt_to_nodes_in_turn_is_refused(ranks: Ranks) -> None:
+    """As srun -m cyclic deals them: shard groups would span nodes."""
+    assert the_same(ranks(HYBRID, 4, {}, of_nodes([0, 0, 1, 1]))) == "built"
+    assert "neighbouring ranks are on different nodes" in the_same(ranks(HYBRID, 4, {}, of_nodes([0, 1, 0, 1])))
+
+
+def test_ranks_that_wait_name_the_missing_ones_after_ten_seconds(ranks: Ranks) -> None:
+    environment = {"FLK_PREFLIGHT_TIMEOUT": "13", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "PROCESSES": "2"}
+    first, second = ranks(AT_ONCE + INIT, 2, environment)
+    assert re.search(r"^flk: waiting for ranks 2-3 of 4, for 1\d s; giving up in \d s$", first.output, re.MULTILINE)
+    assert "flk: waiting" not in second.output
+
+
+def test_gpus_that_torch_cannot_use_are_an_error(ranks: Ranks) -> None:
+    script = INIT.replace('device="cpu"', "")
+    line = the_same(ranks(script, 2, {"FLK_GPUS": "2", "CUDA_VISIBLE_DEVICES": ""}))
+    assert line.startswith("SetupError: 2 GPUs for each pod, but torch ")
+    assert "is built for the CPU" in line or "can use none" in line
+    assert the_same(ranks(script, 2, {"FLK_GPUS": "2", "FLK_PREFLIGHT": "-gpu", "CUDA_VISIBLE_DEVICES": ""})) == (
+        "began 2 0.5"
+    )
+
+
+def test_a_group_of_many_ranks_need_not_connect_all_to_all(ranks: Ranks) -> None:
+    """What `init` sets for the gloo group beside NCCL's: connections are made by the collectives that need them."""
+    script = """
+        import os, torch, torch.distributed as dist
+        def sockets():
+            folder = "/proc/self/fd"
+            return sum(os.path.islink(f"{folder}/{n}") and os.readlink(f"{folder}/{n}").startswith("socket")
+                       for n in os.listdir(folder))
+        before = sockets()
+        dist.init_process_group("gloo")
+        dist.barrier()
+        dist.all_reduce(torch.ones(1))
+        print(sockets() - before)
+    """
+    # Rank 0 serves the store.
+    lazy, eager = (
+        sum(int(line) for line in said(ranks(script, 16, {"TORCH_GLOO_LAZY_INIT": value}))[1:]) for value in "10"
+    )
+    assert lazy < 0.8 * eager
 
 
 def test_a_process_can_begin_a_second_time(ranks: Ranks) -> None:

@@ -56,6 +56,22 @@ def test_too_few_gpus_are_refused_with_the_reason(
     assert words in str(refused.value)
 
 
+@pytest.mark.parametrize("variable", ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"])
+def test_one_gpu_that_a_launcher_has_shown_is_the_first(variable: str) -> None:
+    """AMD's variables count as NVIDIA's do."""
+    assert device.select(rank_info(3, 4), gpus=1, environ={variable: "7"}) == torch.device("cuda", 0)
+    with pytest.raises(SetupError, match=variable):
+        device.select(rank_info(3, 4), gpus=2, environ={variable: "6,7"})
+
+
+def test_gpus_that_were_requested_and_cannot_be_used_are_an_error() -> None:
+    with pytest.raises(SetupError, match="8 GPUs for each pod, but torch "):
+        device.select(rank_info(), gpus=0, environ={"FLK_GPUS": "8"})
+    for environ in ({"FLK_GPUS": "0"}, {"FLK_GPUS": "8", "FLK_PREFLIGHT": "-gpu"}):
+        assert device.select(rank_info(), gpus=0, environ=environ) == torch.device("cpu")
+    assert device.select(rank_info(), "cpu", gpus=0, environ={"FLK_GPUS": "8"}) == torch.device("cpu")
+
+
 def test_backends() -> None:
     assert device.backend(torch.device("cpu")) == "gloo"
     assert device.backend(torch.device("cuda", 1)) == "cpu:gloo,cuda:nccl"

@@ -51,6 +51,15 @@ def test_a_launcher_inside_an_operators_pod_is_believed() -> None:
     assert discover({**TORCHRUN, "PET_NNODES": "2", "PET_NODE_RANK": "1"}).launcher == "torchrun"
 
 
+def test_deepspeed() -> None:
+    """As deepspeed/launcher/launch.py sets them."""
+    variables = {
+        "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "29500", "WORLD_SIZE": "8", "CROSS_RANK": "1", "CROSS_SIZE": "2",
+        "LOCAL_SIZE": "4", "RANK": "5", "LOCAL_RANK": "1",
+    }  # fmt: skip
+    assert discover(variables) == RankInfo(5, 1, 8, 4, 1, "deepspeed", ("10.0.0.7", 29500), 0, 2)
+
+
 def test_variables_set_by_hand() -> None:
     by_hand = {
         name: value for name, value in TORCHRUN.items() if not name.startswith("TORCHELASTIC") and name != "GROUP_RANK"

@@ -54,6 +54,33 @@ def test_gpu_count(tmp_path: Path, visible: str | None, expected: int) -> None:
     assert host.gpu_count({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}, tmp_path) == expected
 
 
+def test_gpu_count_of_amds_devices(tmp_path: Path) -> None:
+    (tmp_path / "dri").mkdir()
+    for name in ("dri/renderD128", "dri/renderD129", "dri/card0"):
+        (tmp_path / name).touch()
+    assert host.gpu_count({}, tmp_path) == 0  # a graphics card without the compute driver
+    (tmp_path / "kfd").touch()
+    assert host.gpu_count({}, tmp_path) == 2
+    assert host.gpu_count({"HIP_VISIBLE_DEVICES": "0"}, tmp_path) == 1
+    assert host.gpu_count({"ROCR_VISIBLE_DEVICES": "0,1"}, tmp_path) == 2
+
+
+def test_interface_with_an_ipv6_address(tmp_path: Path) -> None:
+    table = tmp_path / "if_inet6"
+    table.write_text(
+        "fd000000000000000000000000000007 02 40 00 80     eth0\n00000000000000000000000000000001 01 80 10 80       lo\n"
+    )
+    assert host.interface_with_address("fd00::7", table) == "eth0"
+    assert host.interface_with_address("::1", table) == "lo"
+    assert host.interface_with_address("fd00::8", table) == ""
+    assert host.interface_with_address("fe80::1%eth0", tmp_path / "missing") == ""
+
+
+def test_source_address() -> None:
+    assert host.source_address("127.0.0.1") == "127.0.0.1"
+    assert host.source_address("no.such.name.invalid") == ""
+
+
 def test_interface_with_address() -> None:
     assert host.interface_with_address("127.0.0.1") == "lo"
     assert host.interface_with_address("192.0.2.1") == ""

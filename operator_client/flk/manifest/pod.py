@@ -89,6 +89,8 @@ def _env(job: Job, bundle: Bundle, port: int) -> list[dict[str, Any]]:
         contract.TERMINATION_LOG: contract.TERMINATION_LOG_PATH,
         "HOME": contract.WORK_FOLDER,  # a numeric user has no home folder
     }
+    if job.resources.gpu:
+        of_pods[contract.GPUS] = str(job.resources.gpu)
     if bundle.code is not None:
         of_pods |= {contract.CODE: contract.SHIP_FOLDER, contract.CODE_HASH: bundle.sha256}
     fields = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flk_runtime import contract
 from flk_runtime.discovery.readers import (
+    is_deepspeed,
     is_pytorchjob,
     is_set_by_hand,
     is_srun,
@@ -24,6 +25,10 @@ LAUNCHERS = (
     Launcher(
         "torchrun", "TORCHELASTIC_RUN_ID", read_torchrun, node_rank="GROUP_RANK", nodes="GROUP_WORLD_SIZE",
         attempt="TORCHELASTIC_RESTART_COUNT", agent_store=True, final=True,
+    ),
+    Launcher(  # DeepSpeed's launcher, which has its own name for torchrun's LOCAL_WORLD_SIZE
+        "deepspeed", "LOCAL_SIZE", read_numbers, local_world_size="LOCAL_SIZE", node_rank="CROSS_RANK",
+        nodes="CROSS_SIZE", recognise=is_deepspeed,
     ),
     Launcher(  # by hand, or by a launcher like torchrun
         "env", "LOCAL_RANK", read_numbers, node_rank="GROUP_RANK", nodes="GROUP_WORLD_SIZE",

@@ -83,8 +83,17 @@ def is_srun(environ: Environ) -> bool:
     return "SLURM_STEP_ID" in environ and environ["SLURM_STEP_ID"] not in _STEPS_WITHOUT_SRUN
 
 
+def is_deepspeed(environ: Environ) -> bool:
+    """Whether DeepSpeed's launcher started this process (deepspeed/launcher/launch.py)."""
+    return {"LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "LOCAL_RANK"} <= environ.keys() and (
+        "LOCAL_WORLD_SIZE" not in environ
+    )
+
+
 def is_set_by_hand(environ: Environ) -> bool:
-    """Whether somebody set torch.distributed's variables, and not an operator those of a pod."""
+    """Whether somebody set torch.distributed's variables, and not an operator those of a pod or DeepSpeed its own."""
+    if is_deepspeed(environ):
+        return False
     return "LOCAL_RANK" in environ or (
         "PET_NODE_RANK" not in environ and ("RANK" in environ or "WORLD_SIZE" in environ)
     )

@@ -33,6 +33,7 @@ class Settings:
     pod: int = 0  # index of this pod
     pods: int = 1  # number of pods
     processes: int = 1  # number of ranks in each pod
+    gpus: int = 0  # number of GPUs that the pod has requested
     pod_name: str = ""
     pod_ip: str = ""
     node: str = ""
@@ -114,6 +115,7 @@ class Settings:
             pod=pod,
             pods=pods,
             processes=integer(contract.PROCESSES, 1, 1),
+            gpus=_gpus(integer(contract.GPUS, 0), environ.get(contract.PREFLIGHT, "")),
             pod_name=environ.get(contract.POD_NAME, "") or socket.gethostname(),
             pod_ip=environ.get(contract.POD_IP, ""),
             node=environ.get(contract.NODE_NAME, ""),
@@ -139,6 +141,14 @@ class Settings:
             termination_log=environ.get(contract.TERMINATION_LOG, ""),
             parent=integer(contract.PARENT, 0),
         )
+
+
+def _gpus(requested: int, preflight: str) -> int:
+    """The number of GPUs that the ranks must be able to use: none if FLK_PREFLIGHT switches that check off."""
+    try:
+        return 0 if "gpu" in contract.parse_preflight(preflight) else requested
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
 
 
 def _from_torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:

@@ -29,6 +29,7 @@ from flk_runtime.launcher.signals import Wakeup
 from flk_runtime.launcher.unpack import CodeError, unpack
 from flk_runtime.system import host
 from flk_runtime.system.report import write_all
+from flk_runtime.system.text import plural
 
 _FLUSH_TIMEOUT = 5.0  # seconds in which the reader of the output may take the last lines
 
@@ -72,6 +73,7 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
             import torch.distributed  # noqa: F401 - the rendezvous needs its store for the ranks
     except ImportError as error:
         raise SettingsError(f"{sys.executable} cannot import torch: {error}") from error
+    _check_build_of_torch(settings)
     unsafe = forkserver.why_unsafe() if settings.fork else None
     server = ForkServer.start(fork=settings.fork and not unsafe)
     with (
@@ -89,6 +91,16 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
             return agent.fail_without_server(error)
         finally:
             output.flush(_FLUSH_TIMEOUT)
+
+
+def _check_build_of_torch(settings: Settings) -> None:
+    """Raise SettingsError if the pod has GPUs and the imported torch, if any, is built for the CPU."""
+    torch = sys.modules.get("torch")
+    if settings.gpus and torch and torch.version.cuda is None and torch.version.hip is None:
+        raise SettingsError(
+            f"this pod has requested {plural(settings.gpus, 'GPU')} ({contract.GPUS}), but torch {torch.__version__} "
+            f"is built for the CPU: use an image with a build for its GPUs, or set {contract.PREFLIGHT}=-gpu"
+        )
 
 
 def _refuse(settings: Settings | None, arguments: Sequence[str], message: str) -> int:

@@ -14,6 +14,7 @@ from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import RendezvousError
 from flk_runtime.preflight import communicators, store
 from flk_runtime.preflight.report import node_name
+from flk_runtime.preflight.waiting import Waiting
 
 _POLL_MIN = 0.002  # seconds: rank 0's first poll interval, doubled up to _POLL_MAX
 _POLL_MAX = 0.05
@@ -67,6 +68,7 @@ def _attempt_prefix(shared: Any, info: RankInfo, master: tuple[str, int], deadli
     prefix = f"flk/{nonce}"
     answered: set[str] = set()
     interval = _POLL_MIN
+    waiting = Waiting(deadline)
     while shared.add(f"{prefix}/answered", 0) < info.world_size - 1 and time.monotonic() < deadline:
         lines = shared.get(_ROSTER).decode().splitlines() if shared.check([_ROSTER]) else []
         nonces = [line.partition(" ")[2] for line in lines if int(line.partition(" ")[0]) < info.world_size]
@@ -75,6 +77,9 @@ def _attempt_prefix(shared: Any, info: RankInfo, master: tuple[str, int], deadli
             shared.multi_set([f"flk/call/{nonce}" for nonce in new], [prefix] * len(new))
             answered.update(new)
             interval = _POLL_MIN
+        if waiting.is_due():
+            joined = shared.add(f"{prefix}/answered", 0) + 1
+            waiting.say(f"{joined} of {info.world_size} ranks have joined after {waiting.seconds:.0f} s")
         time.sleep(interval)
         interval = min(_POLL_MAX, interval * 2)
     return prefix

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 from flk_runtime.preflight.report import SHM, RankReport
@@ -16,7 +16,8 @@ DOCKER_SHM = 64 << 20  # bytes of /dev/shm in a container by default
 GOOD_SHM = 1 << 30  # bytes that NVIDIA's containers ask for (NCCL user guide, troubleshooting: shared memory)
 _SHOWN = 3  # nodes that a sentence names
 
-# Fields that must be the same on all ranks: their name, the noun of the sentence, and the cure.
+# Fields that must be the same on all ranks: their name, the noun of the sentence, and the cure. A check of
+# contract.PREFLIGHT_CHECKS has the name of its field, with a hyphen.
 _EQUAL = (
     ("world_size", "world sizes", "start every node with the same number of nodes and of processes per node"),
     ("torch", "versions of torch", "use one image or one environment on all nodes"),
@@ -28,8 +29,12 @@ _EQUAL = (
 )  # fmt: skip
 
 
-def compare(reports: Sequence[RankReport]) -> list[str]:
-    """The faults in the reports of the ranks that have joined; an empty list if there are none."""
+def compare(reports: Sequence[RankReport], skipped: Collection[str] = ()) -> list[str]:
+    """The faults in the reports of the ranks that have joined; an empty list if there are none.
+
+    ``skipped`` are checks of contract.PREFLIGHT_CHECKS that are not made. A rank that joined twice, and what a rank
+    says itself, are always faults.
+    """
     problems = _groups((report for report in reports if report.problem), lambda report: report.problem)
     faults = [f"{_describe_ranks(same)}: {problem}" for problem, same in problems[:_SHOWN]]
     for rank, same in _groups(reports, lambda report: report.rank):
@@ -40,27 +45,28 @@ def compare(reports: Sequence[RankReport]) -> list[str]:
             )
     del faults[2 * _SHOWN :]
     for name, noun, cure in _EQUAL:
+        if name.replace("_", "-") in skipped:
+            continue
         values = _groups((report for report in reports if not report.problem), operator.attrgetter(name))
         if len(values) > 1:
             shown = ", ".join(
                 f"{'none' if value == '' else value} on {_describe_ranks(same)}" for value, same in values[:_SHOWN]
             )
             faults.append(f"{len(values)} {noun}: {shown}; {cure}")
-    return faults + _network_faults(reports) + _gpu_faults(reports) + _local_rank_faults(reports) + _shm_faults(reports)
+    for check, find in _CHECKS.items():
+        if check not in skipped:
+            faults += find(reports)
+    return faults
 
 
 def missing(reports: Sequence[RankReport], waited: float) -> str:
     """A sentence that names the ranks that did not join within ``waited`` seconds; empty if all joined."""
-    world_size = next((one.world_size for one in reports if one.rank == 0), max(one.world_size for one in reports))
-    present = {report.rank for report in reports}
-    absent = [rank for rank in range(world_size) if rank not in present]
+    absent, world_size, size = _absent(reports)
     if not absent:
         return ""
-    # Launchers number ranks node by node by default, and the ranks that joined know how many a node has.
-    size = max(report.local_world_size for report in reports)
+    present = {report.rank for report in reports}
     nodes = sorted({rank // size for rank in absent})
     empty = [node for node in nodes if not any(node * size <= rank < (node + 1) * size for rank in present)]
-    where = "" if size == world_size else f" (on {_plural(len(nodes), 'node')} {_ranges(nodes)}, numbered from 0)"
     cure = (
         f"no rank of {_plural(len(empty), 'node')} {_ranges(empty)} joined, so check that it was started, with the "
         "right node rank and master address"
@@ -68,9 +74,34 @@ def missing(reports: Sequence[RankReport], waited: float) -> str:
         else "read the logs of these ranks"
     )
     return (
-        f"{_ranks(absent)} of {world_size}{where} did not join within {waited:g} s, {len(present)} joined: {cure}; "
-        "where ranks start slowly, raise FLK_PREFLIGHT_TIMEOUT"
+        f"{_describe_absent(absent, world_size, size)} did not join within {waited:g} s, {len(present)} joined: "
+        f"{cure}; where ranks start slowly, raise FLK_PREFLIGHT_TIMEOUT"
     )
+
+
+def waiting_for(reports: Sequence[RankReport], waited: float) -> str:
+    """A line for people that names the ranks which have not joined in ``waited`` seconds; empty if all have."""
+    absent, world_size, size = _absent(reports)
+    shown = f"{_describe_absent(absent, world_size, size)}, for {waited:.0f} s" if absent else ""
+    return f"waiting for {shown}" if shown else ""
+
+
+def _absent(reports: Sequence[RankReport]) -> tuple[list[int], int, int]:
+    """The ranks that have not joined, the world size, and the number of ranks of a node.
+
+    Launchers number ranks node by node by default, and the ranks that have joined know how many a node has.
+    """
+    world_size = next((one.world_size for one in reports if one.rank == 0), max(one.world_size for one in reports))
+    present = {report.rank for report in reports}
+    size = max(report.local_world_size for report in reports)
+    return [rank for rank in range(world_size) if rank not in present], world_size, size
+
+
+def _describe_absent(absent: Sequence[int], world_size: int, size: int) -> str:
+    """``ranks 2-5 of 6 (on nodes 1-2, numbered from 0)``; the nodes where there are several."""
+    nodes = {rank // size for rank in absent}
+    where = "" if size == world_size else f" (on {_plural(len(nodes), 'node')} {_ranges(nodes)}, numbered from 0)"
+    return f"{_ranks(absent)} of {world_size}{where}"
 
 
 def warnings(reports: Sequence[RankReport]) -> list[str]:
@@ -96,8 +127,8 @@ def describe_process(report: RankReport) -> str:
     return f"process {report.pid} on node {report.node}"
 
 
-def _network_faults(reports: Sequence[RankReport]) -> list[str]:
-    """Interfaces that do not exist, and loopback interfaces between nodes."""
+def _interface_faults(reports: Sequence[RankReport]) -> list[str]:
+    """Interfaces that do not exist."""
     faults = []
     for shown, same in _groups((one for one in reports if one.missing_interface), lambda one: one.missing_interface):
         variable, _, name = shown.partition("=")
@@ -108,6 +139,12 @@ def _network_faults(reports: Sequence[RankReport]) -> list[str]:
             else f"set {variable} to one that does (`ip link` lists them), or unset it: {name} is not a default"
         )
         faults.append(f"{shown} names a network interface that does not exist on {_describe_ranks(same)}: {cure}")
+    return faults
+
+
+def _loopback_faults(reports: Sequence[RankReport]) -> list[str]:
+    """Loopback interfaces between nodes."""
+    faults = []
     if len({report.network for report in reports}) > 1:
         loopbacks = _groups((one for one in reports if one.loopback), lambda one: (one.loopback, one.interface))
         for (why, interface), same in loopbacks:
@@ -154,9 +191,19 @@ def _shm_faults(reports: Sequence[RankReport]) -> list[str]:
     ]
 
 
+# By their names in contract.PREFLIGHT_CHECKS.
+_CHECKS: dict[str, Callable[[Sequence[RankReport]], list[str]]] = {
+    "interface": _interface_faults,
+    "loopback": _loopback_faults,
+    "gpu": _gpu_faults,
+    "local-rank": _local_rank_faults,
+    "shm": _shm_faults,
+}
+
+
 def _uses_shm(report: RankReport) -> bool:
-    """Whether NCCL uses shared memory there: between ranks of a node."""
-    return "nccl" in report.backend and report.local_world_size > 1
+    """Whether NCCL uses shared memory there: between ranks of a node, unless NCCL_SHM_DISABLE is set."""
+    return "nccl" in report.backend and report.local_world_size > 1 and report.nccl_shm
 
 
 def _groups(reports: Iterable[RankReport], key: Callable[[RankReport], Any]) -> list[tuple[Any, list[RankReport]]]:

@@ -8,21 +8,23 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from flk_runtime.errors import RendezvousError, SetupError
-from flk_runtime.preflight.compare import compare, describe_process, missing, warnings
+from flk_runtime.preflight.compare import compare, describe_process, missing, waiting_for, warnings
 from flk_runtime.preflight.report import RankReport
+from flk_runtime.preflight.waiting import Waiting
 
-TIMEOUT = 30.0  # seconds; the default of init(preflight=)
+TIMEOUT = 300.0  # seconds; the default of init(preflight=)
 
 _COMPARE_EVERY = 1.0  # seconds between two comparisons of the reports that are there already
 _POLL_MIN = 0.001  # seconds: rank 0's first poll interval, doubled up to _POLL_MAX
 _POLL_MAX = 0.05
 _GRACE = 5.0  # seconds that a rank which reached the store just before the deadline still waits
+_SLICE = 1.0  # seconds that the first rank waits between two looks at whether rank 0 has joined
 _LINGER = 5.0  # seconds that a failing rank waits for the others to read the faults
 
 
@@ -43,11 +45,12 @@ class PreflightResult:
 
 
 def exchange_reports(
-    store: Any, own: RankReport, timeout: float, started: float
+    store: Any, own: RankReport, timeout: float, started: float, skipped: Collection[str] = ()
 ) -> tuple[PreflightResult, list[RankReport]]:
     """The result of the comparison, and on rank 0 the reports of all ranks that joined. Collective.
 
-    Waits until ``timeout`` seconds after ``started`` (a time of time.monotonic()). Raises RendezvousError where rank 0
+    Waits until ``timeout`` seconds after ``started`` (a time of time.monotonic()), and prints the missing ranks
+    meanwhile. ``skipped`` are the checks that are not made (see `compare`). Raises RendezvousError where rank 0
     does not join, and SetupError on a rank that joins after all ranks have joined.
     """
     # A rank that reaches the store just before the deadline must still hear from rank 0, which may join as late.
@@ -57,26 +60,33 @@ def exchange_reports(
     if joined >= own.world_size:
         store.set("all", "")
     if own.rank == 0 and store.add("leader", 1) == 1:
-        return _lead(store, own, timeout, deadline)
-    result = _follow(store, own, timeout, deadline)
+        store.set("leader/node", own.node)
+        return _lead(store, own, timeout, deadline, skipped)
+    result = _follow(store, own, timeout, deadline, first=joined == 1)
     if joined > own.world_size and not result.faults:  # rank 0 had compared before this rank joined
         raise SetupError(_too_late(own, _roster(store)))
     return result, []
 
 
-def _lead(store: Any, own: RankReport, timeout: float, deadline: float) -> tuple[PreflightResult, list[RankReport]]:
+def _lead(
+    store: Any, own: RankReport, timeout: float, deadline: float, skipped: Collection[str]
+) -> tuple[PreflightResult, list[RankReport]]:
     """Rank 0: wait for all reports, compare them, publish the result."""
     interval, next_comparison = _POLL_MIN, time.monotonic() + _COMPARE_EVERY
     faults: list[str] = []
+    waiting = Waiting(deadline)
     while not store.check(["all"]) and time.monotonic() < deadline and not faults:
         time.sleep(interval)
         interval = min(_POLL_MAX, interval * 2)
         if time.monotonic() >= next_comparison:
             before = time.monotonic()
-            faults = compare(_roster(store))  # two ranks that differ end the start at once, without the missing ones
+            present = _roster(store)
+            faults = compare(present, skipped)  # two ranks that differ end the start at once, without the missing ones
+            if waiting.is_due():
+                waiting.say(waiting_for(present, waiting.seconds))
             next_comparison = time.monotonic() + max(_COMPARE_EVERY, 10 * (time.monotonic() - before))
     reports = _roster(store)
-    faults = compare(reports)
+    faults = compare(reports, skipped)
     absent = missing(reports, timeout) if time.monotonic() >= deadline or not faults else ""
     result = PreflightResult(faults + [absent] * bool(absent), warnings(reports), retryable=not faults and bool(absent))
     store.set("result", json.dumps([result.faults, result.warnings, result.retryable, len(reports)]))
@@ -85,22 +95,29 @@ def _lead(store: Any, own: RankReport, timeout: float, deadline: float) -> tuple
     return result, reports
 
 
-def _follow(store: Any, own: RankReport, timeout: float, deadline: float) -> PreflightResult:
-    """Every other rank: wait for the result."""
+def _follow(store: Any, own: RankReport, timeout: float, deadline: float, *, first: bool) -> PreflightResult:
+    """Every other rank: wait for the result. The ``first`` rank that has joined says that rank 0 is missing."""
     me = f"rank {own.rank} on node {own.node}"
     try:
+        waiting = Waiting(deadline)
+        while first and not _wait(store, "result", min(_SLICE, deadline - time.monotonic())):
+            if time.monotonic() >= deadline:
+                break
+            if waiting.is_due() and not store.check(["leader/node"]):
+                waiting.say(f"waiting for rank 0 of {own.world_size}, for {waiting.seconds:.0f} s")
         if not _wait(store, "result", deadline - time.monotonic()):
-            # Rank 0 may have joined last; then its time is not over yet.
-            roster = _roster(store)
-            leader = next((report for report in roster if report.rank == 0), None)
-            if leader is None:
+            # Rank 0 may have joined last; then its time is not over yet. Only counters are read here: with thousands of
+            # ranks, all their reports read by each of them would be too much for the store.
+            if not store.check(["leader/node"]):
                 raise RendezvousError(
-                    f"rank 0 did not join within {timeout:g} s; {len(roster)} of {own.world_size} ranks joined, one of "
-                    f"them {me}: read the log of rank 0, or raise FLK_PREFLIGHT_TIMEOUT if ranks start slowly"
+                    f"rank 0 did not join within {timeout:g} s; {store.add('joined', 0)} of {own.world_size} ranks "
+                    f"joined, one of them {me}: read the log of rank 0, or raise FLK_PREFLIGHT_TIMEOUT if ranks start "
+                    "slowly"
                 )
             if not _wait(store, "result", timeout + _LINGER):
                 raise RendezvousError(
-                    f"{me} got no result from rank 0 on node {leader.node}, which had joined: read the log of rank 0"
+                    f"{me} got no result from rank 0 on node {store.get('leader/node').decode()}, which had joined: "
+                    "read the log of rank 0"
                 )
         faults, warned, retryable, joined = json.loads(store.get("result"))
     except RuntimeError as error:

@@ -43,6 +43,7 @@ class RankReport:
     device: str = ""
     gpu: str = ""  # see system.device.unique_id
     shm: int = -1  # size of /dev/shm in bytes
+    nccl_shm: bool = True  # whether NCCL may use it (NCCL_SHM_DISABLE)
     loopback: str = ""  # why collectives would use the loopback interface
     missing_interface: str = ""  # the variable, with its value, that names an interface which does not exist
     interface: str = ""  # the interface that leads to the master
@@ -66,6 +67,7 @@ def node_fields(
 ) -> dict[str, Any]:
     """The fields of a RankReport about the node and its network, by name."""
     found: dict[str, Any] = {"node": node_name(environ), "network": _network(environ), "shm": _size(shm)}
+    found["nccl_shm"] = environ.get("NCCL_SHM_DISABLE", "0") in ("", "0")
     if info.nodes > 1 or "GLOO_SOCKET_IFNAME" in environ or "NCCL_SOCKET_IFNAME" in environ:
         # Resolving the host's own name can take seconds where name service is broken: only if there are several nodes.
         found |= _interface_faults(backend, environ, resolve=info.nodes > 1)
@@ -95,11 +97,9 @@ def code_version(environ: Mapping[str, str] = os.environ, script: str | None = N
 
 
 def interface_to(address: str) -> str:
-    """The network interface that leads to this address, or an empty string. Sends nothing."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))
-        return host.interface_with_address(probe.getsockname()[0])
-    return ""
+    """The network interface that leads to this address or host name, or an empty string. Sends nothing."""
+    source = host.source_address(address)
+    return host.interface_with_address(source) if source else ""
 
 
 def nccl_interfaces(value: str, names: Sequence[str]) -> list[str]:
@@ -149,7 +149,7 @@ def _interface_faults(backend: str, environ: Mapping[str, str], *, resolve: bool
             found.setdefault("missing_interface", shown)
         elif chosen[variable] and loopbacks.issuperset(chosen[variable]):
             found.setdefault("loopback", shown)
-    if resolve and not gloo and "gloo" in backend and (address := _gloo_default()).startswith("127."):
+    if resolve and not gloo and "gloo" in backend and host.is_loopback(address := _gloo_default()):
         found.setdefault("loopback", f"the host name {socket.gethostname()} resolves to {address} there")
     return found
 
@@ -162,9 +162,12 @@ def _is_loopback(name: str) -> bool:
 
 
 def _gloo_default() -> str:
-    """The address that gloo uses by default: what the host name resolves to, else the loopback address."""
+    """The address that gloo uses by default: what the host name resolves to (IPv4 or IPv6), else the loopback address.
+
+    As in torch, ProcessGroupGloo::createDefaultDevice (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp).
+    """
     try:
-        found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET, socket.SOCK_STREAM)
+        found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_UNSPEC, socket.SOCK_STREAM)
     except OSError:
         return "127.0.0.1"
     for *_, address in found:

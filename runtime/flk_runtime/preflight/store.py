@@ -22,6 +22,7 @@ import torch.distributed as dist
 from flk_runtime.discovery import RankInfo, discover
 from flk_runtime.errors import DiscoveryError, RendezvousError, SetupError
 from flk_runtime.preflight.report import node_name
+from flk_runtime.preflight.waiting import Waiting
 from flk_runtime.system import host
 
 _ATTEMPT = 3.0  # seconds for one attempt to connect to the master's port
@@ -30,8 +31,12 @@ _POLL = 0.05  # seconds
 
 
 def connect(info: RankInfo, address: str, port: int, deadline: float) -> Any:
-    """A client of the store at this address. Raises RendezvousError at the deadline, with the last failure."""
+    """A client of the store at this address. Raises RendezvousError at the deadline, with the last failure.
+
+    The first rank of each node prints a line when it has waited for 10 seconds.
+    """
     interval = _POLL
+    waiting = Waiting(deadline) if info.local_rank == 0 else None
     while True:
         left = deadline - time.monotonic()
         try:
@@ -40,6 +45,8 @@ def connect(info: RankInfo, address: str, port: int, deadline: float) -> Any:
         except (OSError, RuntimeError) as error:
             if deadline - time.monotonic() <= interval:
                 raise RendezvousError(_connection_error(info, address, port, error)) from error
+            if waiting and waiting.is_due():
+                waiting.say(_connection_error(info, address, port, error))
         time.sleep(interval)
         interval = min(1.0, interval * 1.5)
 
@@ -95,11 +102,12 @@ def open_store(info: RankInfo, address: str, port: int, deadline: float) -> Any:
 
 def own_address() -> str:
     """An address of this node for other nodes: the default route's source, else what the host name resolves to."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("203.0.113.1", 9))  # an address reserved for documentation (RFC 5737); nothing is sent
-        return str(probe.getsockname()[0])
+    for outside in ("203.0.113.1", "2001:db8::1"):  # reserved for documentation (RFC 5737, RFC 3849); nothing is sent
+        source = host.source_address(outside)
+        if source:
+            return source
     with contextlib.suppress(OSError):
-        return socket.gethostbyname(socket.gethostname())
+        return str(socket.getaddrinfo(socket.gethostname(), None)[0][4][0])
     return "127.0.0.1"
 
 
@@ -170,7 +178,7 @@ def _connection_error(info: RankInfo, address: str, port: int, error: Exception)
 
 def _is_loopback(address: str) -> bool:
     with contextlib.suppress(OSError):
-        return all(str(found[4][0]).startswith(("127.", "::1")) for found in socket.getaddrinfo(address, None))
+        return all(host.is_loopback(str(found[4][0])) for found in socket.getaddrinfo(address, None))
     return False
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 
 import torch
 
+from flk_runtime import contract
 from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import SetupError
+from flk_runtime.system import host
 from flk_runtime.system.text import plural
 
 
@@ -24,7 +27,8 @@ def select(
     ``gpus`` is the number of GPUs that this process sees, by default torch's. A launcher may show each process a single
     GPU of its own (Slurm's --gpus-per-task, torchrun's --virtual-local-rank), which is cuda:0 for every local rank.
 
-    Raises SetupError if there are fewer GPUs than processes. The preflight finds processes that share a GPU.
+    Raises SetupError if there are fewer GPUs than processes, or if the pod has requested GPUs (FLK_GPUS) and torch can
+    use none. The preflight finds processes that share a GPU.
     """
     try:
         device = torch.device("cuda" if requested is None else requested)
@@ -35,9 +39,14 @@ def select(
     if gpus is None:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus == 0 and requested is None:
+        if environ.get(contract.GPUS, "0") not in ("", "0") and "gpu" not in _skipped(environ):
+            raise SetupError(
+                f"{plural(int(environ[contract.GPUS]), 'GPU')} for each pod, but {_why_unusable()}; to train on the "
+                "CPU, pass device='cpu'"
+            )
         return torch.device("cpu")
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    shown = f"CUDA_VISIBLE_DEVICES={visible if visible is not None else 'not set'}"
+    variable, visible = host.visible_devices(environ)
+    shown = f"{variable}={visible if visible is not None else 'not set'}"
     if gpus == 0:
         raise SetupError(f"device={requested!r}: torch {torch.__version__} sees no GPU ({shown})")
     if device.index is not None:
@@ -55,6 +64,25 @@ def select(
     return torch.device("cuda", rank_info.local_rank)
 
 
+def _skipped(environ: Mapping[str, str]) -> frozenset[str]:
+    with contextlib.suppress(ValueError):  # `init` reports it
+        return contract.parse_preflight(environ.get(contract.PREFLIGHT, ""))
+    return frozenset()
+
+
+def _why_unusable() -> str:
+    """Why torch sees no GPU: its build, or the driver on the node."""
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"torch {torch.__version__} is built for the CPU: use an image with a build for its GPUs"
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+    reason = "it sees none"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+    return f"torch {torch.__version__}, built for {built}, can use none ({reason}): the driver of the node must fit it"
+
+
 def backend(device: torch.device) -> str:
     """The backends of a process group for this device.
 
@@ -67,7 +95,7 @@ def unique_id(device: torch.device, environ: Mapping[str, str] = os.environ) -> 
     """A name that no other GPU has: its UUID, else its address on the PCI bus. Empty for the CPU."""
     if device.type != "cuda":
         return ""
-    visible = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    visible = (host.visible_devices(environ)[1] or "").split(",")
     if len(visible) == 1 and visible[0].startswith("MIG-"):  # a MIG instance: other instances share the GPU's UUID
         return visible[0]
     properties = torch.cuda.get_device_properties(device)

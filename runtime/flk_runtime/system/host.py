@@ -13,6 +13,7 @@ import socket
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -35,12 +36,26 @@ def cpu_count(root: Path = Path("/sys/fs/cgroup")) -> int:
     return count
 
 
+# They hide GPUs from a process: NVIDIA's, and AMD's from the most to the least specific.
+VISIBLE_DEVICES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+def visible_devices(environ: Mapping[str, str]) -> tuple[str, str | None]:
+    """The variable that hides GPUs from a process, and its value; CUDA_VISIBLE_DEVICES and None if there is none."""
+    name = next((name for name in VISIBLE_DEVICES if name in environ), VISIBLE_DEVICES[0])
+    return name, environ.get(name)
+
+
 def gpu_count(environ: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> int:
-    """Number of NVIDIA GPUs that this container may use: those in CUDA_VISIBLE_DEVICES, else its device files."""
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    """Number of GPUs that this container may use: those that a variable shows (VISIBLE_DEVICES), else device files.
+
+    The device files are NVIDIA's, or AMD's render nodes where there is its compute driver (/dev/kfd).
+    """
+    _, visible = visible_devices(environ)
     if visible is not None:
         return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
-    return len(list(devices.glob("nvidia[0-9]*")))
+    nvidia = list(devices.glob("nvidia[0-9]*"))
+    return len(nvidia) if nvidia or not (devices / "kfd").exists() else len(list(devices.glob("dri/renderD*")))
 
 
 def oom_kills(root: Path = Path("/sys/fs/cgroup")) -> int:
@@ -54,8 +69,37 @@ def oom_kills(root: Path = Path("/sys/fs/cgroup")) -> int:
     return 0
 
 
-def interface_with_address(address: str) -> str:
-    """Name of the network interface that has this IPv4 address, or an empty string."""
+def source_address(destination: str) -> str:
+    """The address of this container from which packets to an address or host name leave; empty if there is no route.
+
+    Sends nothing.
+    """
+    with contextlib.suppress(OSError):
+        for family, _, _, _, address in socket.getaddrinfo(destination, 9, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(address)
+                return str(probe.getsockname()[0])
+    return ""
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether this IPv4 or IPv6 address is one of the loopback interface."""
+    return address.startswith("127.") or address == "::1"
+
+
+def interface_with_address(address: str, table: Path = Path("/proc/net/if_inet6")) -> str:
+    """Name of the network interface that has this IPv4 or IPv6 address, or an empty string.
+
+    ``table`` lists the IPv6 addresses, in hex without colons in the first column, and the interface in the last one.
+    """
+    if ":" in address:
+        with contextlib.suppress(OSError):
+            wanted = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
+            for line in table.read_text().splitlines():
+                words = line.split()
+                if words[0] == wanted:
+                    return words[-1]
+        return ""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):

@@ -1,0 +1,44 @@
+"""compare_options(): before ranks exchange a model or data, compare what the script asks for on each of them.
+
+Needs an open process group.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+from flk_runtime import contract
+from flk_runtime.distributed.consistency import check_consistent
+from flk_runtime.errors import SetupError
+
+
+def skipped_checks(environ: Mapping[str, str] = os.environ) -> frozenset[str]:
+    """The checks that FLK_PREFLIGHT switches off. Raises SetupError if its value is not valid."""
+    try:
+        return contract.parse_preflight(environ.get(contract.PREFLIGHT, ""))
+    except ValueError as error:
+        raise SetupError(str(error)) from None
+
+
+def compare_options(call: str, options: Mapping[str, Any]) -> None:
+    """Check that all ranks make the same ``call`` with the same ``options``. Collective: one all-reduce of 16 bytes.
+
+    Nothing is compared in a world of one rank, or where FLK_PREFLIGHT switches the check "options" off. Raises
+    SetupError on every rank, with the first option that differs and the ranks on each side.
+    """
+    if dist.get_world_size() > 1 and "options" not in skipped_checks():
+        check_consistent(call, [(name, describe(value)) for name, value in options.items()])
+
+
+def describe(value: object) -> str:
+    """A text that is equal on all ranks for equal values: no address in memory, and names in place of functions."""
+    if isinstance(value, type) or callable(value):
+        return str(getattr(value, "__qualname__", type(value).__qualname__))
+    if isinstance(value, (list, tuple, set, frozenset)):
+        texts = map(describe, value)
+        return f"({', '.join(sorted(texts) if isinstance(value, (set, frozenset)) else texts)})"
+    return repr(value)
