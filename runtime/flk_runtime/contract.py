@@ -219,6 +219,8 @@ _CODES: Final = {
     "deadline": ExitCode.TIMEOUT,
     "usage": ExitCode.USAGE,
 }
+# Kinds whose message is a predicate of the pod or the rank, and the predicate where the message is empty.
+_PREDICATES: Final = {"lost": "was lost", "preempted": "was preempted", "hang": "makes no progress"}
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,8 @@ class Failure:
     """The failure of one rank, or of a whole pod (``rank`` is None)."""
 
     # Of a rank: exception, exit, signal, oom, hang, and exceptions of a kind of their own: io, disk_full, gpu, address
-    # (in use), rendezvous, usage. Of a pod: lost (also: it never joined), unkillable, deadline, usage.
+    # (in use), rendezvous, usage. Of a pod: preempted (it had to stop), lost (also: it never joined), unkillable,
+    # deadline, usage.
     kind: str
     pod: int
     rank: int | None = None
@@ -235,7 +238,9 @@ class Failure:
     attempt: int = 0
     time: float = 0.0  # seconds since the epoch, by the clock of the pod's node
     type: str = ""  # class name of the exception
-    message: str = ""  # of the exception or the container; for kind lost a predicate of the pod: "received SIGTERM"
+    message: str = (
+        ""  # of the exception or the container; or a predicate of the pod, see _PREDICATES: "received SIGTERM"
+    )
     traceback: str = ""  # its last characters
     exit_code: int | None = None
     signal: int | None = None
@@ -273,8 +278,8 @@ class Failure:
         after = f" after step {self.step}" if self.step else ""
         if self.kind in ("exception", "io", "disk_full", "gpu", "address", "rendezvous"):
             return f"{subject} raised {self.type}{after}" + (f": {first_line}" if first_line else "")
-        if self.kind in ("lost", "hang"):
-            return f"{subject} {first_line or ('was lost' if self.kind == 'lost' else 'makes no progress')}"
+        if self.kind in _PREDICATES:
+            return f"{subject} {first_line or _PREDICATES[self.kind]}"
         predicate = {
             "exit": f"ended with exit code {self.exit_code}" + ("" if self.exit_code else " before the other ranks"),
             "signal": f"was killed by {_signal_name(self.signal)}",

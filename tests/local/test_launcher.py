@@ -120,7 +120,7 @@ def test_a_pod_that_receives_sigterm_ends_preempted_and_the_others_wait_for_it(p
     assert job.wait() == [0, 0], job.logs_of_all()
     failure = job.record(0).attempts[0].failure
     assert failure is not None
-    assert (failure.kind, failure.pod, failure.message) == ("lost", 1, "received SIGTERM")
+    assert (failure.kind, failure.pod, failure.message) == ("preempted", 1, "received SIGTERM")
 
 
 def test_a_killed_fork_server_is_a_lost_pod(pods: Callable[..., Pods]) -> None:

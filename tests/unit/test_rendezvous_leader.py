@@ -9,9 +9,21 @@ import pytest
 
 from flk_runtime.contract import Attempt, Failure, JobRecord
 from flk_runtime.launcher.policy import Limits
+from flk_runtime.launcher.preemption import NO_STEP, Boundary
 from flk_runtime.launcher.rendezvous import AttemptEnded, AttemptStarted, JobEnded
 from flk_runtime.launcher.rendezvous.leader import Leader
-from flk_runtime.launcher.rendezvous.messages import FailureReport, Join, Leave, Message, SuccessReport
+from flk_runtime.launcher.rendezvous.messages import (
+    BoundaryReport,
+    FailureReport,
+    Join,
+    Leave,
+    Message,
+    PreemptionRequest,
+    PreemptionStarted,
+    RanksEnded,
+    SaveAt,
+    SuccessReport,
+)
 from flk_runtime.launcher.settings import Settings
 
 DAY = 86400.0
@@ -286,3 +298,68 @@ def test_members_of_the_last_attempt_are_waited_for_until_they_know_the_end(job:
     assert isinstance(job.sent[2][-1], JobEnded)
     job.leader.received(2, Leave(), job.now)
     assert job.leader.all_know_the_end
+
+
+def preempt(job: Job, pod: int) -> Failure:
+    failure = Failure("preempted", pod, pod_name=f"worker-{pod}", time=job.now, message="received SIGTERM")
+    job.leader.received(pod, PreemptionRequest(0, failure), job.now)
+    return failure
+
+
+def test_a_preemption_ends_when_the_ranks_of_all_pods_have_saved_and_ended(job: Job) -> None:
+    job.start()
+    failure = preempt(job, 1)
+    assert all(messages[-1] == PreemptionStarted(0, failure) for messages in job.sent.values())
+    preempt(job, 2)
+    for pod in range(3):
+        job.leader.received(pod, BoundaryReport(0, [Boundary(7, pod != 2)]), job.now)
+    assert all(messages[-1] == SaveAt(0, 8) for messages in job.sent.values())
+    for pod in (0, 1):
+        job.leader.received(pod, RanksEnded(0, 8), job.now)
+    job.leader.disconnected(1, "it closed the connection", job.now)  # its ranks have ended
+    assert job.sent[0][-1] == SaveAt(0, 8)
+    job.leader.received(2, RanksEnded(0, 8), job.now)
+    ended = job.sent[0][-1]
+    assert isinstance(ended, AttemptEnded)
+    assert (ended.failure.kind, ended.failure.message) == ("preempted", "received SIGTERM; saved after step 8")
+    job.connect(1, incarnation="second")
+    job.join(0, 1, 2)
+    assert job.latest(1).history[0].failure == ended.failure
+
+
+def test_ranks_that_got_sigterm_are_waited_for_also_when_a_pod_is_gone(job: Job) -> None:
+    job.start()
+    failure = preempt(job, 1)
+    job.leader.received(0, BoundaryReport(0, [Boundary(-1, False)]), job.now)
+    assert job.sent[2][-1] == SaveAt(0, NO_STEP)
+    job.leader.disconnected(1, "it closed the connection", job.now)
+    job.leader.received(0, RanksEnded(0, None), job.now)
+    assert job.sent[2][-1] == SaveAt(0, NO_STEP)
+    job.leader.received(2, RanksEnded(0, None), job.now)
+    assert job.sent[2][-1] == AttemptEnded(0, failure)
+
+
+def test_a_pod_that_is_gone_before_all_have_saved_ends_the_attempt_for_the_same_cause(job: Job) -> None:
+    job.start()
+    failure = preempt(job, 1)
+    job.leader.disconnected(1, "it closed the connection", job.now)
+    assert job.sent[0][-1] == AttemptEnded(0, failure)
+
+
+def test_a_failure_while_the_ranks_save_is_the_cause(job: Job) -> None:
+    job.start()
+    preempt(job, 1)
+    failure = job.fail(2)
+    assert job.sent[0][-1] == AttemptEnded(0, failure)
+    job.join(0, 1, 2)
+    assert job.latest(0).history[0].failure == failure
+
+
+def test_a_job_whose_ranks_all_succeed_after_all_has_succeeded(job: Job) -> None:
+    job.start()
+    preempt(job, 1)
+    for pod in range(3):
+        job.leader.received(pod, SuccessReport(0), job.now)
+    ended = job.sent[1][-1]
+    assert isinstance(ended, JobEnded)
+    assert ended.record.outcome == "succeeded"

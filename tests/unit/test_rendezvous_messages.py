@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from flk_runtime.contract import Attempt, Failure, JobRecord
+from flk_runtime.launcher.preemption import Boundary
 from flk_runtime.launcher.rendezvous import AttemptEnded, AttemptStarted, JobEnded
 from flk_runtime.launcher.rendezvous.messages import (
+    BoundaryReport,
     Challenge,
     FailureReport,
     Heartbeat,
@@ -15,7 +17,11 @@ from flk_runtime.launcher.rendezvous.messages import (
     Leave,
     Message,
     MessageError,
+    PreemptionRequest,
+    PreemptionStarted,
+    RanksEnded,
     Refused,
+    SaveAt,
     SuccessReport,
     decode,
     encode,
@@ -36,6 +42,12 @@ HISTORY = [Attempt(2, 1.0, 2.0, FAILURE), Attempt(3, 2.5)]
         SuccessReport(3),
         Heartbeat({"step": 12}),
         Leave(),
+        PreemptionRequest(3, FAILURE),
+        PreemptionStarted(3, FAILURE),
+        BoundaryReport(3, [Boundary(7, True), Boundary(-1, False)]),
+        SaveAt(3, 8),
+        RanksEnded(3, 8),
+        RanksEnded(3, None),
         AttemptStarted(number=3, master_address="10.0.0.1", master_port=4711, history=HISTORY),
         AttemptEnded(3, FAILURE),
         JobEnded(JobRecord("failed", 100, 3, FAILURE, HISTORY)),

@@ -12,12 +12,13 @@ import signal
 import time
 from dataclasses import replace
 
-from flk_runtime.contract import INTERRUPT_GRACE, Failure, JobRecord
+from flk_runtime.contract import INTERRUPT_GRACE, ExitCode, Failure, JobRecord
 from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
 from flk_runtime.launcher.hangs.control import Control
 from flk_runtime.launcher.hangs.watch import Watch
 from flk_runtime.launcher.logs import is_readable
 from flk_runtime.launcher.output import Output
+from flk_runtime.launcher.preemption import NO_STEP, PodPreemption
 from flk_runtime.launcher.ranks import RankProcess, Ranks
 from flk_runtime.launcher.records import Records
 from flk_runtime.launcher.rendezvous import (
@@ -27,6 +28,8 @@ from flk_runtime.launcher.rendezvous import (
     JobEnded,
     LeaderLost,
     Member,
+    PreemptionStarted,
+    SaveAt,
     Server,
     SlowRanksChanged,
     StacksGathered,
@@ -40,6 +43,7 @@ from flk_runtime.system.text import plural
 
 TERMINATE_TIMEOUT = 1.0  # seconds between SIGTERM and SIGKILL at the end of an attempt: ranks hang in a collective
 ORPHANS_TIMEOUT, ORPHANS_POLL = 5.0, 0.005  # seconds for processes that ranks have left to end after SIGKILL
+LAST_WAIT = 2.0  # seconds after the grace period in which a launcher that has to stop hears that all ranks have ended
 EXIT_TIMEOUT = 5.0  # seconds that a rank may run its exit handlers after it has reported an exception
 
 
@@ -64,6 +68,9 @@ class Agent:
         self.failures: list[Failure] = []  # of this pod in this attempt
         self.finished: list[Failure] = []  # its ranks that ended with code 0, which is a failure only if others fail
         self.stop_signal: int | None = None  # the signal that stops this launcher
+        self.stop_at = 0.0  # time by which it stops, also if other pods have not ended; time.monotonic
+        self.preemption: PodPreemption | None = None  # of this attempt
+        self.end: Failure | None = None  # why the attempt ended
         self.final_record: JobRecord | None = None
         self.orphans_until: float | None = None  # processes that the ranks have left are ending; time.monotonic
         self.rendezvous = Server(settings, wakeup.post, self.records.log) if settings.pod == 0 else None
@@ -97,10 +104,11 @@ class Agent:
             self._handle_timeouts()
             host.reap_orphans()
             if not self.ranks and self._orphans_have_ended():
-                if self.stop_signal is not None:
-                    return self.records.finish_stopped(self.stop_signal, self.attempt.history if self.attempt else [])
                 if self.final_record:
                     return self._finish(self.final_record)
+                if self.stop_signal is not None and not self._must_wait_for_others():
+                    history = self.attempt.history if self.attempt else []
+                    return self.records.finish_stopped(self.stop_signal, self.end, history)
                 if self.attempt_over:
                     self.attempt_over, self.attempt = False, None
                     # A rank that ends early with success breaks the connections of the others.
@@ -112,7 +120,15 @@ class Agent:
         match event:
             case AttemptStarted():
                 self._start_attempt(event)
+            case PreemptionStarted() if self.attempt and not self.attempt_over:
+                self.preemption = PodPreemption([rank.progress for rank in self.ranks], time.monotonic())
+                self.ranks.kill_within(self.settings.grace)
+                if self.rendezvous:
+                    self.records.log(f"{event.failure.summary}; all ranks save and end")
+            case SaveAt() if self.preemption and not self.attempt_over:
+                self._stop_ranks(self.preemption, event.step)
             case AttemptEnded():
+                self.end = event.failure
                 self._terminate_ranks()
                 if self.rendezvous and self.attempt and event.failure:
                     # The cause is chosen when all pods have reported. The line of the next attempt names it.
@@ -135,6 +151,7 @@ class Agent:
 
     def _start_attempt(self, attempt: AttemptStarted) -> None:
         self.attempt, self.failures, self.finished, self.attempt_over = attempt, [], [], False
+        self.preemption = self.end = None
         if self.stop_signal is not None:
             return
         settings = self.settings
@@ -150,11 +167,19 @@ class Agent:
     def _terminate_ranks(self) -> None:
         """End the ranks of this pod, because the attempt is over in all pods."""
         self.attempt_over = True
-        if self.stop_signal is not None:
-            return  # they have been told to end, and have the grace period for it
+        if self.preemption:
+            self.preemption.release()
         for rank in self.ranks:
-            if rank.failure is None:
+            if rank.failure is None and not rank.terminated:  # those that have been told to end have time for it
                 rank.terminate(signal.SIGTERM, TERMINATE_TIMEOUT)
+
+    def _stop_ranks(self, preemption: PodPreemption, step: int) -> None:
+        """Have the ranks save after ``step`` and end, or send them SIGTERM, as the leader has decided."""
+        if step == NO_STEP:
+            preemption.release()
+            self.ranks.terminate_within_grace(self.stop_signal or signal.SIGTERM)
+        else:
+            preemption.stop_at(step)
 
     # Ranks -------------------------------------------------------------------------------------------------------
 
@@ -178,21 +203,29 @@ class Agent:
         code = os.waitstatus_to_exitcode(status)
         if code == 0 and not rank.terminated:
             self.finished.append(self.ranks.failure_of_exit(rank, 0))
-        elif code != 0 and rank.failure is None:
+        elif code != 0 and rank.failure is None and not self._stopped_as_told(rank, code):
             self._handle_failure(rank, self.ranks.failure_of_exit(rank, code))
         attempt = self._healthy_attempt()
-        if attempt and not self.ranks and self.stop_signal is None:
-            self.member.report_success(attempt)
+        if attempt and not self.ranks:
+            if len(self.finished) == self.settings.processes:
+                self.member.report_success(attempt)
+            elif self.preemption:
+                self.member.report_ranks_ended(attempt, self.preemption.saved)
 
     def _handle_failure(self, rank: RankProcess, failure: Failure) -> None:
-        if self.stop_signal is not None or self.attempt is None or rank.ended_by_launcher(failure):
+        if self.stop_signal == signal.SIGINT or self.attempt is None or rank.ended_by_launcher(failure):
             return  # the launcher has ended this rank
         if rank.terminated and failure.kind in ("exception", "exit"):
             failure = replace(failure, secondary=True)  # probably how the script answers SIGTERM
         rank.failure = failure
+        if rank.terminated and self.preemption:
+            return  # a rank may end in any way after SIGTERM: the attempt ends when all have
         self.failures.append(failure)
         if not self.attempt_over:
             self.member.report_failure(self.attempt, failure)
+
+    def _stopped_as_told(self, rank: RankProcess, code: int) -> bool:
+        return code == ExitCode.PREEMPTED and self.preemption is not None and self.preemption.stopped(rank.progress)
 
     # Signals and timeouts ----------------------------------------------------------------------------------------
 
@@ -200,18 +233,32 @@ class Agent:
         if number == STACKS_SIGNAL:
             self.control.print_stacks()
             return
-        if self.stop_signal is not None:  # the second signal ends the ranks at once
-            self.ranks.kill()
+        if self.stop_signal is not None:
+            if number == signal.SIGINT:  # Ctrl-C again; the kubelet may repeat SIGTERM, while the ranks save
+                self.ranks.kill()
             return
-        if self.attempt and not self.attempt_over:
-            message = f"received {signal.Signals(number).name}"
-            self.member.report_failure(self.attempt, replace(self.ranks.new_failure("lost"), message=message))
         self.stop_signal = number
-        grace = self.settings.grace
-        self.ranks.terminate(number, min(grace, INTERRUPT_GRACE) if number == signal.SIGINT else grace)
+        if self.attempt is None or self.attempt_over or not self.ranks:
+            return
+        message = f"received {signal.Signals(number).name}"
+        if number == signal.SIGINT:
+            self.member.report_failure(self.attempt, replace(self.ranks.new_failure("lost"), message=message))
+            self.ranks.terminate(number, min(self.settings.grace, INTERRUPT_GRACE))
+        else:
+            self.stop_at = time.monotonic() + self.settings.grace + LAST_WAIT
+            self.ranks.kill_within(self.settings.grace)
+            self.member.request_preemption(self.attempt, replace(self.ranks.new_failure("preempted"), message=message))
+
+    def _must_wait_for_others(self) -> bool:
+        """Whether this launcher, told to stop, waits until the ranks of all pods have ended: pod 0 leads until then."""
+        return self.preemption is not None and not self.attempt_over and time.monotonic() < self.stop_at
 
     def _handle_timeouts(self) -> None:
         self.ranks.kill_overdue()
+        if self.attempt and self.preemption and not self.attempt_over:
+            boundaries = self.preemption.boundaries(time.monotonic())
+            if boundaries is not None:
+                self.member.report_boundaries(self.attempt, boundaries)
         if self.attempt and not self.attempt_over and time.monotonic() >= self.watch.due:
             self.watch.update(self.attempt.number, self.ranks)
         attempt, deadline = self._healthy_attempt(), self.settings.deadline
@@ -238,7 +285,9 @@ class Agent:
             return 0.0
         if self.orphans_until is not None:
             return ORPHANS_POLL
-        times = [self.ranks.next_kill]
+        times = [self.ranks.next_kill, self.preemption.settled_at if self.preemption else None]
+        if self.stop_signal is not None and not self.ranks:
+            times.append(self.stop_at)
         if self.attempt and not self.attempt_over:
             times.append(self.watch.due)
         if self.settings.deadline and self._healthy_attempt():

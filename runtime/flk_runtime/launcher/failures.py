@@ -21,7 +21,7 @@ _CAUSES = {
     **dict.fromkeys(("exception", "io", "disk_full", "gpu", "address"), 1),
     **dict.fromkeys(("oom", "signal"), 2),
     "exit": 3,
-    **dict.fromkeys(("lost", "unkillable"), 4),
+    **dict.fromkeys(("preempted", "lost", "unkillable"), 4),
     "rendezvous": 4.5,  # a rank that failed earlier could not be met
 }
 _EXIT_0 = 5  # a rank that succeeded is the cause only if nothing else is: the others may have had little left to do

@@ -68,7 +68,7 @@ class Preemption:
     def add_end(self, pod: int, saved: int | None) -> int | None:
         """Note that all ranks of a pod have ended: ``saved`` is the step after which they saved, None if they did not.
 
-        Also for a pod that is lost. Returns `target` if this decides it, else None.
+        Returns `target` if this decides it, else None.
         """
         if pod not in self._running:
             return None
@@ -79,6 +79,19 @@ class Preemption:
         self._silent.discard(pod)
         self._boundaries.append(Boundary(NO_STEP, False))
         return self._decide()
+
+    def lose(self, pod: int) -> bool:
+        """Note that the launcher of a pod is gone, and return whether the attempt has to end now.
+
+        Ranks that got SIGTERM may still save on their own. Ranks that save together cannot without those of this pod.
+        """
+        if pod not in self._running:
+            return False
+        if self.target == NO_STEP:
+            self._running.discard(pod)
+            return self.over
+        self._saved.append(NO_STEP)
+        return True
 
     @property
     def over(self) -> bool:
@@ -136,6 +149,10 @@ class PodPreemption:
         for page in self._pages:
             page.hold = 0
 
+    def stopped(self, page: ProgressPage) -> bool:
+        """Whether the rank with this page has reached the step to stop at, so that it ends because it was told to."""
+        return self._target is not None and page.boundary >= self._target
+
     @property
     def by_steps(self) -> bool:
         """Whether the ranks stop at a step boundary, or may still do so; if not, they get SIGTERM."""
@@ -144,5 +161,5 @@ class PodPreemption:
     @property
     def saved(self) -> int | None:
         """The step after which all ranks of this pod have saved and ended; None if they have not."""
-        done = self._target is not None and all(page.saved == self._target for page in self._pages)
+        done = all(page.saved == self._target for page in self._pages)
         return self._target if done else None

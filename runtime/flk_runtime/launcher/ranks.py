@@ -196,6 +196,17 @@ class Ranks:
         for rank in self:
             rank.terminate(number, timeout)
 
+    def terminate_within_grace(self, number: int) -> None:
+        """Send a signal to all ranks, and keep the time of SIGKILL that `kill_within` has set."""
+        for rank in self:
+            rank.terminate(number, max(0.0, (rank.kill_at or 0.0) - time.monotonic()))
+
+    def kill_within(self, seconds: float) -> None:
+        """Send SIGKILL to all ranks ``seconds`` later, unless they get it earlier."""
+        at = time.monotonic() + seconds
+        for rank in self:
+            rank.kill_at = at if rank.kill_at is None else min(at, rank.kill_at)
+
     def kill(self) -> None:
         """Send SIGKILL to all ranks and to the processes that they have started."""
         for rank in self:
@@ -207,7 +218,7 @@ class Ranks:
         for rank in self:
             if rank.kill_at is not None and now >= rank.kill_at:
                 rank.kill()
-                rank.kill_at = None
+                rank.terminated, rank.kill_at = True, None
 
     @property
     def next_kill(self) -> float | None:

@@ -65,11 +65,14 @@ class Records:
                 self.log(f"failed: {record.failure.summary}{verdict}")
         return record.code
 
-    def finish_stopped(self, number: int, history: Sequence[Attempt]) -> int:
-        """Write that a signal has stopped this launcher. Returns its exit code."""
+    def finish_stopped(self, number: int, failure: Failure | None, history: Sequence[Attempt]) -> int:
+        """Write that a signal has stopped this launcher. Returns its exit code.
+
+        ``failure`` says why the attempt ended in all pods, if that is known.
+        """
         code = exit_code_of_signal(number)
         self.log(f"received {signal.Signals(number).name}; all ranks of this pod have ended")
-        record = new_record("preempted", code, None, history, self._settings.limits)
+        record = new_record("preempted", code, failure, history, self._settings.limits)
         write_termination_message(self._settings.termination_log, record)
         return code
 

@@ -8,6 +8,8 @@ JSON each (`connection`), with an authentication code (`authentication`). The `L
   of torch for the ranks (`store`), which is new for each attempt.
 - The first FailureReport, a connection that breaks and a lease that expires end the attempt: AttemptEnded. If the first
   failure is a consequence of another one, the leader waits for a better one for at most half a second.
+- A PreemptionRequest, of a pod that has received SIGTERM, has all ranks save after the same step and end (see
+  `launcher.preemption`). The attempt is over when the ranks of all pods have ended.
 - Each member ends its ranks and joins again, with all failures that it saw. The leader chooses the cause among them.
 - SuccessReports of all pods, a failure after which no attempt may follow, or a pod that never joins end the job:
   JobEnded, which members answer with Leave.
@@ -30,6 +32,8 @@ from flk_runtime.launcher.rendezvous.messages import (
     Event,
     JobEnded,
     LeaderLost,
+    PreemptionStarted,
+    SaveAt,
     SlowRanksChanged,
     StacksGathered,
     StacksRequested,
@@ -44,6 +48,8 @@ __all__ = [
     "JobEnded",
     "LeaderLost",
     "Member",
+    "PreemptionStarted",
+    "SaveAt",
     "Server",
     "SlowRanksChanged",
     "StacksGathered",

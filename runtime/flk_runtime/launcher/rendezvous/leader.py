@@ -15,15 +15,21 @@ from flk_runtime.launcher.failures import job_record, progress, root_cause, shor
 from flk_runtime.launcher.hangs.overseer import Overseer
 from flk_runtime.launcher.hangs.stragglers import Stragglers
 from flk_runtime.launcher.policy import Decision, decide
+from flk_runtime.launcher.preemption import Preemption
 from flk_runtime.launcher.rendezvous.messages import (
     AttemptEnded,
     AttemptStarted,
+    BoundaryReport,
     FailureReport,
     Heartbeat,
     JobEnded,
     Join,
     Leave,
     Message,
+    PreemptionRequest,
+    PreemptionStarted,
+    RanksEnded,
+    SaveAt,
     SlowRanksChanged,
     StacksGathered,
     StacksReport,
@@ -79,6 +85,7 @@ class Leader:
         self._history: list[Attempt] = []
         self._failures: list[Failure] = []  # in the latest attempt, of all pods
         self._secondary: Failure | None = None  # has been reported and will end the attempt
+        self._preemption: Preemption | None = None  # of the running attempt
         self._end_at = 0.0  # time at which it does
         self._record: JobRecord | None = None
         self._join_deadline = self._progress_at = self._joining_since = now
@@ -102,7 +109,10 @@ class Leader:
     def disconnected(self, pod: int, reason: str, now: float) -> None:
         """The connection to this pod's launcher broke, or its lease expired, as ``reason`` says."""
         lost = self._lost(pod, f"{_DISCONNECTED}: {reason}")
-        if self._phase is _Phase.RUNNING and pod not in self._done:
+        if self._phase is _Phase.RUNNING and self._preemption:
+            if self._preemption.lose(pod):
+                self._end_attempt(self._preemption.failure, now)
+        elif self._phase is _Phase.RUNNING and pod not in self._done:
             self._end_attempt(lost, now)
         elif self._phase is _Phase.JOINING and pod not in self._joined:
             self._failures.append(lost)  # its ranks had not ended, so this may be the cause of the others' failures
@@ -122,6 +132,14 @@ class Leader:
                 if len(self._done) == self._settings.pods:
                     self._history = self._ended(None)
                     self._end_job(job_record(None, self._history, self._settings.limits))
+                else:
+                    self._handle_ranks_end(pod, None, now)
+            case PreemptionRequest(attempt, failure) if self._is_current(attempt):
+                self._start_preemption(failure)
+            case BoundaryReport(attempt, boundaries) if self._is_current(attempt) and self._preemption:
+                self._send_target(self._preemption.add_boundaries(pod, boundaries))
+            case RanksEnded(attempt, saved) if self._is_current(attempt):
+                self._handle_ranks_end(pod, saved, now)
             case Leave():
                 self._left.add(pod)
             case Heartbeat(status) if status:
@@ -223,8 +241,7 @@ class Leader:
         self._joined.clear()
         address = "127.0.0.1" if settings.pods == 1 else settings.pod_ip or settings.rendezvous_host
         start = AttemptStarted(number, address, self._serve_ranks_store(), self._history)
-        for pod in self._admitted:
-            self._send(pod, start)
+        self._send_to_all(start)
 
     def _handle_failure(self, failure: Failure, now: float) -> None:
         if not failure.secondary:
@@ -233,11 +250,32 @@ class Leader:
             # The rank that failed first may still be ending. Its launcher must not end it before that is known.
             self._secondary, self._end_at = failure, now + _PRIMARY_TIMEOUT
 
+    def _start_preemption(self, failure: Failure) -> None:
+        if self._preemption is None:
+            self._preemption = Preemption(self._admitted, failure)
+            self._send_to_all(PreemptionStarted(self._history[-1].number, failure))
+
+    def _send_target(self, step: int | None) -> None:
+        if step is not None:
+            self._send_to_all(SaveAt(self._history[-1].number, step))
+
+    def _handle_ranks_end(self, pod: int, saved: int | None, now: float) -> None:
+        if self._preemption:
+            self._send_target(self._preemption.add_end(pod, saved))
+            if self._preemption.over:
+                self._end_attempt(self._preemption.failure, now)
+
+    def _send_to_all(self, message: Message) -> None:
+        for pod in self._admitted:
+            self._send(pod, message)
+
     def _end_attempt(self, failure: Failure, now: float) -> None:
         self._failures.append(failure)
+        if self._preemption:
+            self._failures.append(self._preemption.failure)
+            self._preemption = None
         self._history = self._ended(failure)
-        for pod in self._admitted:
-            self._send(pod, AttemptEnded(failure.attempt, failure))
+        self._send_to_all(AttemptEnded(failure.attempt, failure))
         self._overseer.attempt_ended()
         self._start_joining(now)
 

@@ -14,11 +14,13 @@ from typing import Any
 
 from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord
 from flk_runtime.launcher.failures import job_record, new_record
+from flk_runtime.launcher.preemption import Boundary
 from flk_runtime.launcher.rendezvous import authentication
 from flk_runtime.launcher.rendezvous.connection import Connection
 from flk_runtime.launcher.rendezvous.messages import (
     AttemptEnded,
     AttemptStarted,
+    BoundaryReport,
     Challenge,
     Event,
     FailureReport,
@@ -29,7 +31,11 @@ from flk_runtime.launcher.rendezvous.messages import (
     LeaderLost,
     Leave,
     Message,
+    PreemptionRequest,
+    PreemptionStarted,
+    RanksEnded,
     Refused,
+    SaveAt,
     SlowRanksChanged,
     StacksGathered,
     StacksReport,
@@ -46,7 +52,9 @@ _PROGRESS_INTERVAL = 30.0  # seconds between two lines about a leader that does 
 _LOOPBACK = ("127.0.0.1", "::1")  # where the launcher of pod 0 finds itself
 _TEXT_LIMIT = 1 << 20  # characters of the texts of all failures in one message
 
-_Outgoing = FailureReport | SuccessReport | StacksReport | StacksWanted
+_Outgoing = (
+    FailureReport | SuccessReport | PreemptionRequest | BoundaryReport | RanksEnded | StacksReport | StacksWanted
+)
 
 _DISCONNECTED = "lost the connection to pod 0"
 
@@ -101,6 +109,18 @@ class Member:
     def report_success(self, attempt: AttemptStarted) -> None:
         """Say that all ranks of this pod succeeded. When all pods have, the job has ended."""
         self._put(SuccessReport(attempt.number))
+
+    def request_preemption(self, attempt: AttemptStarted, failure: Failure) -> None:
+        """Have all ranks of the job save and end, because this pod has to stop, as ``failure`` says."""
+        self._put(PreemptionRequest(attempt.number, failure))
+
+    def report_boundaries(self, attempt: AttemptStarted, boundaries: list[Boundary]) -> None:
+        """Say how far the ranks of this pod have come, after PreemptionStarted."""
+        self._put(BoundaryReport(attempt.number, boundaries))
+
+    def report_ranks_ended(self, attempt: AttemptStarted, saved: int | None) -> None:
+        """Say that all ranks of this pod have ended in a preemption, and after which step they have saved."""
+        self._put(RanksEnded(attempt.number, saved))
 
     def join_next_round(self, failures: list[Failure]) -> None:
         """Join the next attempt. Call when the ranks of the last attempt have ended, with the failures among them."""
@@ -193,6 +213,8 @@ class Member:
             case AttemptStarted():
                 self._attempt, self._ready = message, False
                 self._history, self._history_from = message.history, self._leader
+                self._post(message)
+            case PreemptionStarted() | SaveAt() if self._attempt:
                 self._post(message)
             case AttemptEnded() if self._attempt:
                 self._end_attempt(message.failure)

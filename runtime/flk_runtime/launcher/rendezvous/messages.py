@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from flk_runtime.contract import Attempt, Failure, JobRecord, SlowRank
+from flk_runtime.launcher.preemption import Boundary
 
 
 class MessageError(ValueError):
@@ -55,6 +56,30 @@ class SuccessReport:
     """All ranks of this pod ended with success."""
 
     attempt: int
+
+
+@dataclass(frozen=True)
+class PreemptionRequest:
+    """This pod has to stop, as ``failure`` says: have all ranks save and end."""
+
+    attempt: int
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class BoundaryReport:
+    """How far the ranks of this pod have come. Follows `PreemptionStarted`."""
+
+    attempt: int
+    boundaries: list[Boundary]
+
+
+@dataclass(frozen=True)
+class RanksEnded:
+    """All ranks of this pod have ended in a preemption, after ``saved`` if they have saved after that step."""
+
+    attempt: int
+    saved: int | None
 
 
 @dataclass(frozen=True)
@@ -117,6 +142,22 @@ class AttemptStarted:
 
 
 @dataclass(frozen=True)
+class PreemptionStarted:
+    """A pod has to stop, as ``failure`` says: hold the ranks at their next step boundary."""
+
+    attempt: int
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class SaveAt:
+    """Have all ranks save and end after ``step``; NO_STEP: send them SIGTERM."""
+
+    attempt: int
+    step: int
+
+
+@dataclass(frozen=True)
 class AttemptEnded:
     """The attempt is over in every pod: end the ranks."""
 
@@ -172,6 +213,8 @@ class ThreadFailed:
 
 Event = (
     AttemptStarted
+    | PreemptionStarted
+    | SaveAt
     | AttemptEnded
     | JobEnded
     | StacksRequested
@@ -185,11 +228,16 @@ Message = (
     | Join
     | FailureReport
     | SuccessReport
+    | PreemptionRequest
+    | BoundaryReport
+    | RanksEnded
     | Leave
     | Heartbeat
     | Challenge
     | Refused
     | AttemptStarted
+    | PreemptionStarted
+    | SaveAt
     | AttemptEnded
     | JobEnded
     | StacksReport
@@ -206,11 +254,16 @@ _CLASSES: dict[str, Callable[..., Message]] = {
         Join,
         FailureReport,
         SuccessReport,
+        PreemptionRequest,
+        BoundaryReport,
+        RanksEnded,
         Leave,
         Heartbeat,
         Challenge,
         Refused,
         AttemptStarted,
+        PreemptionStarted,
+        SaveAt,
         AttemptEnded,
         JobEnded,
         StacksReport,
@@ -222,6 +275,7 @@ _CLASSES: dict[str, Callable[..., Message]] = {
 }
 # How the fields of a message that are not plain values are read, by the name of the field.
 _READERS: dict[str, Callable[[Any], Any]] = {
+    "boundaries": lambda data: [Boundary(int(each["step"]), bool(each["waiting"])) for each in data],
     "failure": Failure.from_dict,
     "failures": lambda data: [Failure.from_dict(failure) for failure in data],
     "history": lambda data: [Attempt.from_dict(attempt) for attempt in data],

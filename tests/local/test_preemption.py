@@ -1,0 +1,218 @@
+"""SIGTERM to one pod of a job, or to all: what is saved, who waits for whom, and where the next attempt begins."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flk_runtime.contract import ExitCode
+from tests.support.pods import END, Pods
+from tests.support.preemption import TRAIN
+
+STEPS = 30
+
+
+@pytest.fixture
+def train(pods: Callable[..., Pods], tmp_path: Path) -> Callable[..., Pods]:
+    """Starts a job of several pods that trains with flk's library."""
+
+    def start(steps: int = STEPS, *, count: int = 2, pause: float = 0.02, save: float = 0.0, **variables: str) -> Pods:
+        settings = {"FLK_CHECKPOINT": str(tmp_path / "checkpoint"), "FLK_SAVE_EVERY": "1000", "FLK_GRACE": "60"}
+        job = pods(count, 1, script=TRAIN, FLK_RESTARTS="3", **settings | variables)
+        job.start("train.py", str(steps), str(pause), str(save))
+        return job
+
+    return start
+
+
+def reached(job: Pods, step: int) -> None:
+    path = job.folder / "step.0"
+    job.until(lambda: path.exists() and int(path.read_text() or 0) >= step, f"rank 0 reaches step {step}")
+
+
+def saved_step(job: Pods, index: int) -> int:
+    """The step that the termination message of a preempted pod names."""
+    record = job.record(index)
+    assert record.outcome == "preempted"
+    assert record.failure is not None
+    match = re.search(r"received SIGTERM; saved after step (\d+)$", record.failure.message)
+    assert match, record.failure
+    return int(match[1])
+
+
+def checkpoints(job: Pods) -> list[str]:
+    return sorted(path.name for path in (job.folder / "checkpoint").iterdir())
+
+
+def final_loss(job: Pods) -> str:
+    (line,) = re.findall(r'\[rank 0\] (\{.*"final".*\})', job.log(0))
+    return str(line)
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[int, str]:
+    """Final loss of a job that nothing has stopped, by its number of pods."""
+    return {}
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_sigterm_to_one_pod_saves_on_all_ranks_and_no_step_is_lost(
+    train: Callable[..., Pods], undisturbed: dict[int, str], victim: int
+) -> None:
+    if not undisturbed:
+        job = train(pause=0, FLK_CHECKPOINT="")
+        assert job.wait() == [0, 0], job.logs_of_all()
+        undisturbed[2] = final_loss(job)
+        (job.folder / "step.0").unlink()
+    job = train()
+    reached(job, 3)
+    job.running[victim].terminate()
+    assert job.running[victim].wait(END) == ExitCode.PREEMPTED, job.logs_of_all()
+    saved = saved_step(job, victim)
+    assert checkpoints(job) == [f"step-{saved:09}.pt"]
+    job.start("train.py", str(STEPS), "0", "0", only=victim)
+    assert job.wait() == [0, 0], job.logs_of_all()
+    assert f"[rank 1] begins at step {saved}\n" in job.log(1)
+    failure = job.record(0).attempts[0].failure
+    assert failure is not None
+    assert failure.summary == f"test-worker-{victim} received SIGTERM; saved after step {saved}"
+    assert final_loss(job) == undisturbed[2]
+
+
+def test_a_save_of_five_seconds_completes_on_sigterm_to_one_pod_of_four(train: Callable[..., Pods]) -> None:
+    job = train(count=4, save=5.0, FLK_GRACE="30")
+    reached(job, 3)
+    job.running[2].terminate()
+    job.until(lambda: (job.folder / "saving").exists(), "rank 0 saves")
+    assert job.running[2].wait(END) == ExitCode.PREEMPTED, job.logs_of_all()
+    assert checkpoints(job) == [f"step-{saved_step(job, 2):09}.pt"]
+    assert [job.running[pod].poll() for pod in (0, 1, 3)] == [None] * 3  # they wait for pod 2
+
+
+def test_sigterm_to_all_pods_twice_saves_once(train: Callable[..., Pods]) -> None:
+    job = train(save=2.0)
+    reached(job, 3)
+    for process in job.running.values():
+        process.terminate()
+    job.until(lambda: (job.folder / "saving").exists(), "rank 0 saves")
+    for process in job.running.values():
+        process.terminate()  # as a kubelet that was restarted meanwhile
+    assert job.wait() == [ExitCode.PREEMPTED] * 2, job.logs_of_all()
+    assert checkpoints(job) == [f"step-{saved_step(job, 0):09}.pt"]
+    assert saved_step(job, 1) == saved_step(job, 0)
+
+
+def test_sigterm_while_a_checkpoint_is_written_does_not_write_another(train: Callable[..., Pods]) -> None:
+    job = train(save=2.0, FLK_SAVE_EVERY="4")
+    job.until(lambda: (job.folder / "saving").exists(), "rank 0 saves")
+    job.running[0].terminate()
+    assert job.running[0].wait(END) == ExitCode.PREEMPTED, job.logs_of_all()
+    assert saved_step(job, 0) in (4, 5)  # rank 1 may have begun the next step while rank 0 wrote
+    assert checkpoints(job)[-1] == f"step-{saved_step(job, 0):09}.pt"
+
+
+def test_a_step_that_takes_longer_than_the_grace_period_ends_without_a_save(train: Callable[..., Pods]) -> None:
+    job = train(FLK_GRACE="1")
+    reached(job, 1)
+    (job.folder / "evaluate").touch()
+    job.until(lambda: (job.folder / "evaluating").exists(), "rank 0 evaluates")
+    job.running[1].terminate()
+    assert job.running[1].wait(END) == ExitCode.PREEMPTED, job.logs_of_all()
+    failure = job.record(1).failure
+    assert failure is None or "saved after" not in failure.message
+    assert checkpoints(job) == []
+
+
+def test_sigterm_before_the_rendezvous_ends_the_pod_at_once(train: Callable[..., Pods]) -> None:
+    job = train(3)
+    job.running[1].terminate()
+    assert job.running[1].wait(END) == ExitCode.PREEMPTED
+    job.start("train.py", "3", "0", "0", only=1)
+    assert job.wait() == [0, 0], job.logs_of_all()
+    assert [attempt.number for attempt in job.record(0).attempts][-1] <= 1
+
+
+OWN_HANDLER = """
+    import os, pathlib, signal, sys, time
+    rank, folder = os.environ["RANK"], pathlib.Path.cwd()
+
+    def save(number, frame):
+        if rank == "0":
+            time.sleep(5)
+            (folder / "saved").touch()
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, save)
+    (folder / f"ready.{rank}").touch()
+    time.sleep(600)
+"""
+
+
+def test_a_script_without_flks_library_saves_in_its_own_handler_of_sigterm(pods: Callable[..., Pods]) -> None:
+    job = pods(4, 1, script=OWN_HANDLER, FLK_RESTARTS="3", FLK_GRACE="30")
+    job.start("train.py")
+    job.until(lambda: len(list(job.folder.glob("ready.*"))) == 4, "all ranks have begun")
+    job.running[3].terminate()
+    assert job.running[3].wait(END) == ExitCode.PREEMPTED, job.logs_of_all()
+    assert (job.folder / "saved").exists()  # by rank 0 in pod 0, which was not stopped itself
+    assert job.running[0].poll() is None
+    failure = job.record(3).failure
+    assert failure is not None
+    assert (failure.kind, failure.pod, failure.message) == ("preempted", 3, "received SIGTERM")
+
+
+LIGHTNING = """
+    import os, pathlib, time
+    import lightning, torch
+    from lightning.pytorch.callbacks import Callback
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.network = torch.nn.Linear(8, 1)
+
+        def training_step(self, batch, index):
+            if index == 2:
+                pathlib.Path(f"ready.{self.global_rank}").touch()
+                while not pathlib.Path("go").exists():
+                    time.sleep(0.05)
+            return self.network(batch[0]).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=1e-2)
+
+    class Save(Callback):
+        def on_exception(self, trainer, module, exception):
+            time.sleep(5)
+            trainer.save_checkpoint("exception.ckpt")
+
+    trainer = lightning.Trainer(
+        accelerator="cpu", devices=1, num_nodes=int(os.environ["GROUP_WORLD_SIZE"]), strategy="ddp", max_epochs=1,
+        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[Save()],
+    )
+    trainer.fit(Model(), DataLoader(TensorDataset(torch.randn(400, 8)), batch_size=4))
+"""
+
+
+def test_lightning_saves_for_five_seconds_on_sigterm_to_one_pod_of_four(pods: Callable[..., Pods]) -> None:
+    if not importlib.util.find_spec("lightning"):
+        pytest.skip("needs the package lightning")
+    import torch
+
+    job = pods(4, 1, script=LIGHTNING, FLK_RESTARTS="3", FLK_GRACE="30")
+    job.start("train.py")
+    job.until(lambda: len(list(job.folder.glob("ready.*"))) == 4, "all ranks are in the same step")
+    job.running[2].terminate()
+    # Lightning communicates in its signal handler, so all ranks must be in it before one goes on.
+    job.until(lambda: all("Received SIGTERM" in job.log(pod) for pod in range(4)), "all ranks get SIGTERM")
+    (job.folder / "go").touch()
+    assert job.running[2].wait(END) == ExitCode.PREEMPTED, job.logs_of_all()
+    checkpoint = torch.load(job.folder / "exception.ckpt", weights_only=False)
+    assert checkpoint["global_step"] == 3
+    assert [job.running[pod].poll() for pod in (0, 1, 3)] == [None] * 3
