@@ -5,6 +5,7 @@ A job that runs undisturbed costs no request beyond the job and its pods.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -22,9 +23,9 @@ from flk_runtime.contract import JobRecord
 
 STUCK_AFTER: Final = 10.0  # seconds in which a pod may be pending before its events are read
 STUCK_PODS: Final = 3  # pods whose events are read, so that a thousand pending ones cost three requests
-EVENTS_EVERY: Final = 5.0  # seconds between two requests for the events of a job that does not start
-RECORD_EVERY: Final = 1.0  # seconds between two requests for the record when pods have changed
-RECORD_REFRESH: Final = 10.0  # the same when they have not: a new attempt need not change a pod
+# Seconds between two requests while the pods change, and the longest pause to which they double while they do not.
+EVENTS_EVERY: Final = (5.0, 20.0)  # for the events of a job that does not run undisturbed
+RECORD_EVERY: Final = (1.0, 10.0)  # for the record: a new attempt need not change a pod
 LOG_LINES: Final = 40  # last lines of a log that are kept for the search for a cause
 FOREIGN_LOGS: Final = 32  # pods of a job without flk's launcher whose logs are searched
 FOREIGN_LINES: Final = 400  # last lines of each of these logs
@@ -51,11 +52,10 @@ class PictureReader:
         self.client = client
         self.last_events: list[Object] = []  # as they were read last, as `last_record`
         self._around = Surroundings()
-        self._events_read = -EVENTS_EVERY
-        self._pods: tuple[str, ...] = ()
+        self._events_turn = _Turn(*EVENTS_EVERY)
+        self._record_turn = _Turn(*RECORD_EVERY)
         self.last_record: JobRecord | None = None
         self._logs: dict[str, list[str]] = {}
-        self._record_read = -RECORD_REFRESH
 
     def picture(self, seen: ObservedJob) -> Picture:
         """Return the picture of a job that exists."""
@@ -71,9 +71,9 @@ class PictureReader:
             return plain
         record = None if plain.suspended or not plain.from_flk else self._read_record(seen)
         undisturbed = all(pod.phase == PodPhase.RUNNING for pod in plain.pods) and not plain.began
-        if not undisturbed and time.monotonic() - self._events_read >= EVENTS_EVERY:
-            self._read_events(plain)
-            self._events_read = time.monotonic()
+        if not undisturbed and self._events_turn.has_come(seen.pods):
+            with contextlib.suppress(ApiError):  # an outage is the follower's to wait out; the last events still count
+                self._read_events(plain)
         around = self._around
         if self._logs:
             logs = {**around.logs, **self._logs}
@@ -165,12 +165,8 @@ class PictureReader:
 
     def _read_record(self, seen: ObservedJob) -> JobRecord | None:
         """Return the last record in the log of pod 0, read again soon after a pod has changed, and now and then."""
-        pods = tuple(sorted(f"{pod['metadata']['uid']} {pod.get('status', {}).get('phase')}" for pod in seen.pods))
-        unchanged = pods == self._pods and self.last_record is not None
-        if time.monotonic() - self._record_read >= (RECORD_REFRESH if unchanged else RECORD_EVERY):
-            self._pods = pods
+        if self._record_turn.has_come(seen.pods):
             self.last_record = self._record_in_log(seen)
-            self._record_read = time.monotonic()
         return self.last_record
 
     def _record_in_log(self, seen: ObservedJob) -> JobRecord | None:
@@ -203,6 +199,27 @@ class PictureReader:
         except FlkError:
             return lines
         return lines
+
+
+class _Turn:
+    """When something is read again: after a pause that doubles, up to a longest one, while the pods do not change."""
+
+    def __init__(self, shortest: float, longest: float) -> None:
+        self._shortest, self._longest = shortest, longest
+        self._pause = shortest
+        self._pods: frozenset[tuple[str, str]] | None = None
+        self._read = -longest
+
+    def has_come(self, pods: Iterable[Object]) -> bool:
+        """Return whether it is read now. ``pods`` are those of the job."""
+        phases = frozenset((pod["metadata"]["uid"], (pod.get("status") or {}).get("phase", "")) for pod in pods)
+        if phases != self._pods:
+            self._pods, self._pause = phases, self._shortest
+        now = time.monotonic()
+        if now - self._read < self._pause:
+            return False
+        self._read, self._pause = now, min(2 * self._pause, self._longest)
+        return True
 
 
 def _representatives(picture: Picture) -> list[PodState]:
