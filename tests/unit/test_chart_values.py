@@ -126,6 +126,17 @@ JOBS: dict[str, dict[str, Any]] = {
             },
         },
     },
+    "settings of the pods": {
+        "pods": {
+            "labels": {"team": "vision", "kueue.x-k8s.io/priority-class": "high"},
+            "annotations": {"example.com/note": "a: {b}\n$(C)", "sidecar.istio.io/inject": "true"},
+            "service_account": "trainer",
+            "pull_secrets": ["registry", "mirror"],
+            "priority_class": "high",
+        }
+    },
+    "labels only": {"pods": {"labels": {"team": "vision"}}},
+    "GPUs of another vendor": {"resources": {"cpu": 1, "extended": {"amd.com/gpu": 8, "rdma/hca": 1}}},
     "network of the node": {"replicas": 2, "patch": {"spec": {"hostNetwork": True}}},
     "network of the pod": {"replicas": 2, "patch": {"spec": {"hostNetwork": False}}},
     "empty values": {"env": {"NCCL_IB_HCA": ""}, "fabric": "roce"},

@@ -80,6 +80,11 @@ tests/unit/test_chart_values.py compares the two. A template returns text, so ot
 {{- $amount := get $asked . }}
 {{- if $amount }}{{ $_ := set $resources . (include "flk.text" $amount) }}{{ end }}
 {{- end }}
+{{- with $asked.extended }}
+{{- $extended := dict }}
+{{- range $resource, $amount := . }}{{ $_ := set $extended $resource (int64 $amount) }}{{ end }}
+{{- $_ := set $resources "extended" $extended }}
+{{- end }}
 {{- $nodes := $job.nodes | default dict }}
 {{- $tolerations := list }}
 {{- range concat ($nodes.tolerations | default list) ($defaults.tolerations | default list) }}
@@ -99,6 +104,12 @@ tests/unit/test_chart_values.py compares the two. A template returns text, so ot
 {{- $_ := set $spec "grace" (include "flk.seconds" (list "grace" $job.grace) | include "flk.duration") }}
 {{- if not (has $job.hang_timeout (list nil "")) }}
 {{- $_ := set $spec "hang_timeout" (include "flk.secondsOrZero" $job.hang_timeout | include "flk.duration" | default "0s") }}
+{{- end }}
+{{- with $job.pods }}
+{{- $pods := dict "labels" (.labels | default dict) "annotations" (.annotations | default dict) "pull_secrets" (.pull_secrets | default list) }}
+{{- with .service_account }}{{ $_ := set $pods "service_account" . }}{{ end }}
+{{- with .priority_class }}{{ $_ := set $pods "priority_class" . }}{{ end }}
+{{- $_ := set $spec "pods" $pods }}
 {{- end }}
 {{- with $job.save_every }}{{ $_ := set $spec "save_every" (int64 .) }}{{ end }}
 {{- with $job.queue | default $defaults.queue }}{{ $_ := set $spec "queue" . }}{{ end }}
@@ -199,9 +210,16 @@ in operator_client/flk/manifest/patch.py, and tests/unit/data/patches.yaml has c
 {{- define "flk.pytorchjob" -}}
 {{- $spec := include "flk.spec" . | fromJson }}
 {{- $gpu := int64 $spec.resources.gpu }}
-{{- $processes := $spec.processes | default (max 1 $gpu) | int64 | toString }}
+{{- $accelerators := $gpu }}
+{{- $extended := dict }}
+{{- range $resource, $amount := $spec.resources.extended }}
+{{- $_ := set $extended $resource (include "flk.text" $amount) }}
+{{- if hasSuffix "/gpu" $resource }}{{ $accelerators = add $accelerators (int64 $amount) }}{{ end }}
+{{- end }}
+{{- $processes := $spec.processes | default (max 1 $accelerators) | int64 | toString }}
+{{- $pods := $spec.pods | default (dict "labels" dict "annotations" dict) }}
 {{- $fabric := get (.Files.Get "files/fabrics.json" | fromJson) $spec.fabric }}
-{{- $labels := dict "app.kubernetes.io/managed-by" "flk" "flk.dev/job" $spec.name }}
+{{- $labels := include "flk.merged" (list $pods.labels (dict "app.kubernetes.io/managed-by" "flk" "flk.dev/job" $spec.name)) | fromJson }}
 
 {{- $volumes := list (dict "name" "work" "emptyDir" dict) }}
 {{- $shm := dict "medium" "Memory" }}
@@ -270,7 +288,7 @@ in operator_client/flk/manifest/patch.py, and tests/unit/data/patches.yaml has c
   "terminationMessagePath" "/dev/termination-log" "terminationMessagePolicy" "FallbackToLogsOnError" }}
 {{- $limits := pick $spec.resources "memory" }}
 {{- if $gpu }}{{ $_ := set $limits "nvidia.com/gpu" (toString $gpu) }}{{ end }}
-{{- $limits = include "flk.merged" (list $limits ($fabric.limits | default dict)) | fromJson }}
+{{- $limits = include "flk.merged" (list $limits $extended ($fabric.limits | default dict)) | fromJson }}
 {{- range $name, $amount := $fabric.limits_per_gpu }}
 {{- $number := regexFind "^[0-9]+" $amount }}
 {{- if $gpu }}{{ $_ := set $limits $name (printf "%d%s" (mul $gpu (int64 $number)) (trimPrefix $number $amount)) }}{{ end }}
@@ -290,6 +308,11 @@ in operator_client/flk/manifest/patch.py, and tests/unit/data/patches.yaml has c
   "securityContext" (dict "runAsNonRoot" true "runAsUser" 10001 "runAsGroup" 10001 "fsGroup" 10001
     "fsGroupChangePolicy" "OnRootMismatch" "seccompProfile" (dict "type" "RuntimeDefault"))
   "containers" (list $container) "volumes" $volumes }}
+{{- with $pods.service_account }}{{ $_ := set $pod "serviceAccountName" . }}{{ end }}
+{{- with $pods.priority_class }}{{ $_ := set $pod "priorityClassName" . }}{{ end }}
+{{- $pull := list }}
+{{- range $pods.pull_secrets }}{{ $pull = append $pull (dict "name" .) }}{{ end }}
+{{- with $pull }}{{ $_ := set $pod "imagePullSecrets" . }}{{ end }}
 {{- with $spec.nodes.selector }}{{ $_ := set $pod "nodeSelector" . }}{{ end }}
 {{- $tolerations := list }}
 {{- range $spec.nodes.tolerations }}
@@ -300,7 +323,7 @@ in operator_client/flk/manifest/patch.py, and tests/unit/data/patches.yaml has c
 {{- $tolerations = append $tolerations $toleration }}
 {{- end }}
 {{- with $tolerations }}{{ $_ := set $pod "tolerations" . }}{{ end }}
-{{- $template := dict "metadata" (dict "labels" $labels "annotations" (dict "sidecar.istio.io/inject" "false")) "spec" $pod }}
+{{- $template := dict "metadata" (dict "labels" $labels "annotations" (include "flk.merged" (list (dict "sidecar.istio.io/inject" "false") $pods.annotations) | fromJson)) "spec" $pod }}
 {{- with $spec.patch }}
 {{- $template = (include "flk.patched" (dict "base" ($template | toJson | fromJson) "patch" . "path" "job.patch") | fromJson).value }}
 {{- $found := false }}
@@ -319,6 +342,6 @@ in operator_client/flk/manifest/patch.py, and tests/unit/data/patches.yaml has c
 {{- $worker := dict "replicas" $spec.replicas "restartPolicy" "ExitCode" "template" $template }}
 {{- dict "apiVersion" "kubeflow.org/v1" "kind" "PyTorchJob"
   "metadata" (dict "name" $spec.name "labels" $own
-    "annotations" (dict "flk.dev/version" .Chart.AppVersion "flk.dev/spec" (toJson $spec)))
+    "annotations" (include "flk.merged" (list $pods.annotations (dict "flk.dev/version" .Chart.AppVersion "flk.dev/spec" (toJson $spec))) | fromJson))
   "spec" (dict "nprocPerNode" $processes "runPolicy" $policy "pytorchReplicaSpecs" (dict "Worker" $worker)) | toJson }}
 {{- end }}

@@ -77,7 +77,8 @@ def application() -> Any:
         name="flk",
         cls=Registry,
         help="Train PyTorch on Kubernetes: submit a script as a PyTorchJob, follow it, and see why it ended.",
-        epilog="A first job: flk run --replicas 2   and in a cluster: flk submit --replicas 4",
+        epilog="A first job: flk run --replicas 2   and in a cluster: flk submit --replicas 4. "
+        "The options above may also follow a command that uses a cluster.",
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},

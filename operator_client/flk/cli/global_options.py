@@ -6,11 +6,12 @@ What stands after the subcommand wins.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
 import typer
 
@@ -84,7 +85,15 @@ def with_global_options(function: Callable[..., Any]) -> Callable[..., Any]:
             _connect(**values)
         return function(**given)
 
-    return _with_signature(command, {**own, **added})
+    return _with_signature(command, {**own, **{name: _hidden(parameter) for name, parameter in added.items()}})
+
+
+def _hidden(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Return the option without its place in the help: that of `flk` itself lists it."""
+    kind, option = get_args(parameter.annotation)
+    hidden = copy.copy(option)
+    hidden.hidden = True
+    return parameter.replace(annotation=Annotated[kind, hidden])
 
 
 def _with_signature(command: Callable[..., Any], parameters: dict[str, inspect.Parameter]) -> Callable[..., Any]:

@@ -173,6 +173,27 @@ def _job_options(  # its signature is what `takes_job` adds to a command
         list[str] | None,
         typer.Option("--toleration", metavar="KEY[=VALUE][:EFFECT]", help="Taint that pods tolerate. Repeatable."),
     ] = None,
+    resource: Annotated[
+        list[str] | None,
+        typer.Option("--resource", metavar="NAME=N", help="Resource of a device plugin: amd.com/gpu=8. Repeatable."),
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", metavar="K=V", help="Label of the job and its pods. Repeatable.")
+    ] = None,
+    annotation: Annotated[
+        list[str] | None,
+        typer.Option("--annotation", metavar="K=V", help="Annotation of the job and its pods. Repeatable."),
+    ] = None,
+    service_account: Annotated[
+        str | None, typer.Option("--service-account", metavar="NAME", help="ServiceAccount of the pods.")
+    ] = None,
+    pull_secret: Annotated[
+        list[str] | None,
+        typer.Option("--pull-secret", metavar="NAME", help="Secret with which nodes pull the image. Repeatable."),
+    ] = None,
+    priority_class: Annotated[
+        str | None, typer.Option("--priority-class", metavar="NAME", help="PriorityClass of the pods.")
+    ] = None,
     queue: Annotated[
         str | None, typer.Option("--queue", metavar="NAME", help="Kueue queue in which the job waits.")
     ] = None,

@@ -11,7 +11,7 @@ from flk.manifest.environment import environment
 from flk.manifest.patch import patched
 from flk.manifest.rendezvous import rendezvous_port, secret_variables
 from flk.spec.fabric import fabrics
-from flk.spec.job import Job
+from flk.spec.job import Job, PodSettings
 from flk_runtime import contract
 
 USER: Final = 10001  # no image has this user; it is numeric, so that Kubernetes can check runAsNonRoot
@@ -49,11 +49,12 @@ def _template(job: Job, bundle: Bundle, config_maps: list[str], port: int) -> di
         "terminationMessagePath": contract.TERMINATION_LOG_PATH,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
+    pods = job.pods or PodSettings()
     tolerations = [t.model_dump(exclude_defaults=True) for t in job.nodes.tolerations]
     return {
         "metadata": {
-            "labels": {**labels.MANAGED_BY, labels.JOB: job.name},
-            "annotations": {"sidecar.istio.io/inject": "false"},  # pods with a sidecar do not complete
+            "labels": {**pods.labels, **labels.MANAGED_BY, labels.JOB: job.name},
+            "annotations": {"sidecar.istio.io/inject": "false", **pods.annotations},  # a pod with a sidecar goes on
         },
         "spec": {
             "automountServiceAccountToken": False,
@@ -67,6 +68,9 @@ def _template(job: Job, bundle: Bundle, config_maps: list[str], port: int) -> di
                 "fsGroupChangePolicy": "OnRootMismatch",  # otherwise each start changes all files of a volume
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
+            **({"serviceAccountName": pods.service_account} if pods.service_account else {}),
+            **({"imagePullSecrets": [{"name": name} for name in pods.pull_secrets]} if pods.pull_secrets else {}),
+            **({"priorityClassName": pods.priority_class} if pods.priority_class else {}),
             **({"nodeSelector": dict(job.nodes.selector)} if job.nodes.selector else {}),
             **({"tolerations": tolerations} if tolerations else {}),
             "containers": [container],
@@ -123,6 +127,7 @@ def _resources(job: Job) -> dict[str, Any]:
     amounts = {
         "memory": job.resources.memory,
         "nvidia.com/gpu": str(job.resources.gpu) if job.resources.gpu else None,
+        **{name: str(amount) for name, amount in (job.resources.extended or {}).items()},
         **fabrics()[job.fabric].pod_limits(job.resources.gpu),
     }
     limits = {name: amount for name, amount in amounts.items() if amount is not None}

@@ -13,7 +13,7 @@ from typing import Any, Final
 from flk import labels
 from flk.manifest.bundle import Bundle
 from flk.manifest.pod import pod_template
-from flk.spec.job import Job
+from flk.spec.job import Job, PodSettings
 from flk_runtime import contract
 
 CHUNK: Final = 900_000  # bytes of data in a ConfigMap; the API server accepts 1 MiB
@@ -42,7 +42,9 @@ def render(
         }
         for number, data in enumerate(_chunks(bundle))
     ]
+    pods = job.pods or PodSettings()
     annotations = {
+        **pods.annotations,
         labels.VERSION: contract.VERSION,
         labels.SPEC: job.model_dump_json(exclude_none=True),
         **({labels.CODE_HASH: bundle.sha256} if bundle.code is not None else {}),
@@ -62,7 +64,7 @@ def render(
         "metadata": {
             "name": job.name,
             **in_namespace,
-            "labels": {**own_labels, **({labels.QUEUE: job.queue} if job.queue else {})},
+            "labels": {**pods.labels, **own_labels, **({labels.QUEUE: job.queue} if job.queue else {})},
             "annotations": annotations,
         },
         "spec": {

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from flk.spec import file, names
 from flk.spec.fabric import fabrics
@@ -19,13 +19,16 @@ from flk.spec.fields import (
     Checkpoint,
     Command,
     Cpu,
+    ExtendedResource,
     FabricName,
     Image,
     LabelKey,
     LabelValue,
     Memory,
     Mount,
+    ObjectName,
     OrText,
+    OwnKey,
     Part,
     Queue,
     Seconds,
@@ -55,6 +58,36 @@ class Resources(Part):
     shm: Memory | None = Field(
         default=None, description="size of /dev/shm, which counts as memory; left out: limited by the memory only"
     )
+
+    extended: dict[ExtendedResource, int] | None = Field(
+        default=None, description="resources of other device plugins for each pod: {amd.com/gpu: 8}"
+    )
+
+    @field_validator("extended")
+    @classmethod
+    def _check_extended(cls, value: dict[str, int] | None) -> dict[str, int] | None:
+        for name, amount in (value or {}).items():
+            if amount < 1:
+                raise ValueError(f"{name} must be at least 1 (is {amount})")
+        return value
+
+    @property
+    def accelerators(self) -> int:
+        """GPUs of each pod, of any vendor."""
+        others = sum(amount for name, amount in (self.extended or {}).items() if name.endswith("/gpu"))
+        return self.gpu + others
+
+
+class PodSettings(Part):
+    """What the pods are called and what they may use."""
+
+    labels: dict[OwnKey, LabelValue] = Field(default_factory=dict, description="labels of the job and its pods")
+    annotations: dict[OwnKey, Text] = Field(default_factory=dict, description="annotations of the job and its pods")
+    service_account: ObjectName | None = Field(default=None, description="ServiceAccount of the pods")
+    pull_secrets: list[ObjectName] = Field(
+        default_factory=list, description="Secrets with which the nodes pull the image"
+    )
+    priority_class: ObjectName | None = Field(default=None, description="PriorityClass of the pods")
 
 
 class Nodes(Part):
@@ -119,6 +152,9 @@ class Job(Part):
     )
     volumes: list[Mount] = Field(default_factory=list, description="PersistentVolumeClaims to mount, each as PVC:/PATH")
     nodes: Nodes = Field(default=Nodes(), description="which nodes the pods may run on")
+    pods: PodSettings | None = Field(
+        default=None, description="labels, annotations, service_account, pull_secrets and priority_class of the pods"
+    )
     patch: dict[str, Any] = Field(
         default_factory=dict, description="metadata and spec that are merged into the pod template, last"
     )
@@ -167,7 +203,7 @@ class Job(Part):
     @property
     def processes_per_pod(self) -> int:
         """Ranks in each pod."""
-        return self.processes if self.processes is not None else max(1, self.resources.gpu)
+        return self.processes if self.processes is not None else max(1, self.resources.accelerators)
 
     @property
     def world_size(self) -> int:

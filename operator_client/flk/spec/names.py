@@ -14,6 +14,7 @@ import string
 from pathlib import PurePosixPath
 from typing import Final
 
+from flk import labels
 from flk_runtime import contract
 
 LABEL_LIMIT: Final = 63  # characters of a DNS label, of a label's value and of a service's name
@@ -34,6 +35,8 @@ _IMAGE: Final = re.compile(
     r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@[a-z0-9]+:[0-9a-f]{32,})?",
     re.ASCII,
 )
+_OWN_KEYS: Final = (*labels.MANAGED_BY, labels.QUEUE)
+_OWN_PREFIXES: Final = ("flk.dev/", "training.kubeflow.org/")
 _MODULE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -90,6 +93,23 @@ def data_key(key: str) -> str:
     if len(key) > SUBDOMAIN_LIMIT or not _DATA_KEY.fullmatch(key) or key == "." or key.startswith(".."):
         raise ValueError(f"must be letters, digits, '-', '_' and '.' (is {key!r})")
     return key
+
+
+def extended_resource(name: str) -> str:
+    """Check the name of a resource that a device plugin offers: ``amd.com/gpu``."""
+    domain = label_key(name).rpartition("/")[0]
+    if not domain or domain == "kubernetes.io" or domain.endswith(".kubernetes.io"):
+        raise ValueError(f"must be the name of a device plugin's resource, like amd.com/gpu (is {name!r})")
+    if name == "nvidia.com/gpu":
+        raise ValueError("nvidia.com/gpu is requested by gpu")
+    return name
+
+
+def own_key(key: str) -> str:
+    """Check the key of a label or an annotation that a user may set: not one of flk, the operator or Kueue's queue."""
+    if key in _OWN_KEYS or key.startswith(_OWN_PREFIXES):
+        raise ValueError("queue sets it" if key == labels.QUEUE else f"flk or the training operator sets {key}")
+    return label_key(key)
 
 
 def label_key(key: str) -> str:

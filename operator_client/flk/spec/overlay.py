@@ -111,6 +111,15 @@ def lay_over(fields: dict[str, Any], flags: Mapping[str, Any], environment: Mapp
         overlay.set(["secrets", name], value, "--secret")
     for name, value in _pairs(flags["node_selector"] or [], "--node-selector", "K=V"):
         overlay.set(["nodes", "selector", name], value, "--node-selector")
+    for name, value in _pairs(flags["resource"] or [], "--resource", "NAME=N"):
+        overlay.set(["resources", "extended", name], _number(value), "--resource")
+    for name, value in _pairs(flags["label"] or [], "--label", "K=V"):
+        overlay.set(["pods", "labels", name], value, "--label")
+    for name, value in _pairs(flags["annotation"] or [], "--annotation", "K=V"):
+        overlay.set(["pods", "annotations", name], value, "--annotation")
+    for name in ("service_account", "priority_class"):
+        overlay.set(["pods", name], flags[name], f"--{name.replace('_', '-')}")
+    overlay.append(["pods", "pull_secrets"], flags["pull_secret"], "--pull-secret")
     overlay.append(["volumes"], flags["volume"], "--volume")
     overlay.append(["nodes", "tolerations"], flags["toleration"], "--toleration")
     if flags["patch"] is not None:

@@ -30,7 +30,8 @@ _EXAMPLES: Final = {
     "secrets": "{WANDB_API_KEY: wandb:key}",
     "volumes": "[my-data:/data]",
     "nodes": "{selector: {pool: gpu}, tolerations: [nvidia.com/gpu:NoSchedule]}",
-    "patch": "{spec: {priorityClassName: high}}",
+    "pods": "{labels: {team: vision}, service_account: trainer, pull_secrets: [registry], priority_class: high}",
+    "patch": "{spec: {runtimeClassName: nvidia}}",
     "ship": "[config/*.yaml]",
 }
 

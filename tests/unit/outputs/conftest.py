@@ -80,7 +80,7 @@ def terminal(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("socket.gethostname", lambda: "laptop")
     retries = RetryPolicy(backoffs=(0.0, 0.0))  # three attempts, without a pause
-    monkeypatch.setattr("flk.kube.client.RetryPolicy", lambda: retries)
+    monkeypatch.setattr(RetryPolicy, "within", lambda seconds: retries)
     fake.date = NOW
     terminal = Terminal(folder, fake, capsys)
     terminal.write({"train.py": "print('trained')\n"})

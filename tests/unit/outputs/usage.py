@@ -37,6 +37,12 @@ JOB_OPTIONS = [
     "--save-every often",
     "--node-selector gpu",
     "--toleration a:Never",
+    "--resource gpu=8",
+    "--label team",
+    "--annotation 'a b=c'",
+    "--service-account A",
+    "--pull-secret A_B",
+    "--priority-class ''",
     "--queue 'gold queue'",
     "--restarts -1",
     "--restarts many",
@@ -52,7 +58,7 @@ JOB_OPTIONS = [
 ]
 # What `flk run` and `flk render`, which read the same options, are tested with.
 SOME_JOB_OPTIONS = ["--file nope.yaml", "--replicas 0", "--env RANK=1", "--volume /data", "--ship 'nope*'"]
-CLUSTER_OPTIONS = ["--context nowhere", "--namespace A", "--namespace ''"]
+CLUSTER_OPTIONS = ["--context nowhere", "--namespace A", "--namespace ''", "--kubeconfig nope", "--request-timeout 1x"]
 
 JOB_FILES = {
     "unknown key": "command: train.py\nreplica: 4\n",

@@ -1,0 +1,78 @@
+"""Settings of the pods and other vendors' devices: flags, the job file, what is refused, and the manifest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flk
+from flk.errors import UsageError
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def rendered(run: Run, *flags: str) -> Any:
+    Path("train.py").write_text("")
+    code, stdout, stderr = run("render", "train.py", "--name", "gpt", *flags, "-o", "json")
+    assert code == 0, stderr
+    return json.loads(stdout)["items"][0]
+
+
+def test_flags_reach_the_manifest(run: Run) -> None:
+    job = rendered(
+        run,
+        *("--label", "team=vision", "--annotation", "example.com/note=a b", "--service-account", "trainer"),
+        *("--pull-secret", "registry", "--pull-secret", "mirror", "--priority-class", "high"),
+    )
+    template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    for metadata in (job["metadata"], template["metadata"]):
+        assert metadata["labels"]["team"] == "vision"
+        assert metadata["labels"]["flk.dev/job"] == "gpt"
+        assert metadata["annotations"]["example.com/note"] == "a b"
+    assert template["spec"]["serviceAccountName"] == "trainer"
+    assert template["spec"]["imagePullSecrets"] == [{"name": "registry"}, {"name": "mirror"}]
+    assert template["spec"]["priorityClassName"] == "high"
+    assert template["spec"]["automountServiceAccountToken"] is False
+
+
+def test_devices_of_another_vendor(run: Run) -> None:
+    job = rendered(run, "--resource", "amd.com/gpu=8", "--resource", "rdma/hca=1")
+    container = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    assert container["resources"]["limits"] == {"amd.com/gpu": "8", "rdma/hca": "1"}
+    assert job["spec"]["nprocPerNode"] == "8"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--resource", "gpu=8"], "--resource: must be the name of a device plugin's resource"),
+        (["--resource", "nvidia.com/gpu=8"], "--resource: nvidia.com/gpu is requested by gpu"),
+        (["--resource", "amd.com/gpu=0"], "amd.com/gpu must be at least 1"),
+        (["--resource", "amd.com/gpu=some"], "--resource: must be a whole number"),
+        (["--label", "flk.dev/job=other"], "--label: flk or the training operator sets flk.dev/job"),
+        (["--label", "kueue.x-k8s.io/queue-name=q"], "--label: queue sets it"),
+        (["--label", "team"], "--label"),
+        (["--label", "team=a b"], "--label: must be at most 63 letters"),
+        (["--annotation", "a b=c"], "--annotation: must be at most 63"),
+        (["--pull-secret", "A_B"], "--pull-secret: must be lower-case"),
+        (["--service-account", ""], "--service-account: must be lower-case"),
+        (["--priority-class", "high!"], "--priority-class: must be lower-case"),
+    ],
+)
+def test_bad_values_are_refused(run: Run, flags: list[str], message: str) -> None:
+    Path("train.py").write_text("")
+    code, _, stderr = run("render", "train.py", *flags)
+    assert code == 2
+    assert message in stderr
+
+
+def test_python_api() -> None:
+    job = flk.Job(command=["train.py"], pods={"labels": {"team": "vision"}})
+    assert job.pods is not None
+    assert job.pods.labels == {"team": "vision"}
+    with pytest.raises(UsageError, match=r"pods\.label: unknown key"):
+        job.changed(pods={"label": {}})
