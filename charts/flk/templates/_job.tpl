@@ -259,6 +259,7 @@ in operator_client/flk/manifest/patch.py, and tests/unit/data/patches.yaml has c
 {{- with $spec.deadline }}{{ $_ := set $plain "FLK_DEADLINE" (include "flk.seconds" (list "deadline" .)) }}{{ end }}
 {{- with $spec.hang_timeout }}{{ $_ := set $plain "FLK_HANG_TIMEOUT" (include "flk.secondsOrZero" .) }}{{ end }}
 {{- with $spec.save_every }}{{ $_ := set $plain "FLK_SAVE_EVERY" (include "flk.text" .) }}{{ end }}
+{{- if $gpu }}{{ $_ := set $plain "FLK_GPUS" (toString $gpu) }}{{ end }}
 {{- $plain = include "flk.merged" (list $plain $fabric.env $spec.env) | fromJson }}
 {{- range $variable, $_ := $spec.secrets }}{{ $plain = omit $plain $variable }}{{ end }}
 {{- $env := list }}
