@@ -34,6 +34,7 @@ COMMANDS: Final = {
     "explain": ("flk.cli.explain", "Print what a cause means and what to do about it"),
     "list": ("flk.cli.list", "List jobs"),
     "logs": ("flk.cli.logs", "Show what every rank prints"),
+    "stacks": ("flk.cli.stacks", "Show what every rank of a running job is doing"),
     "wait": ("flk.cli.wait", "Wait until a job ends, and exit with its exit code"),
     "suspend": ("flk.cli.suspend", "End the pods of a job and keep the job"),
     "resume": ("flk.cli.resume", "Start a suspended job again"),

@@ -84,6 +84,8 @@ def _text(state: State, now: float, *, all_pods: bool) -> str:
     left = len(state.pods) - len(shown)
     if left:
         lines.append(f"and {left} more pods (-o wide shows all)")
+    if state.slow:
+        lines += ["", *(slow.summary for slow in state.slow)]
     if state.failure and state.failure.details:
         lines += ["", *(f"  {line}" for line in state.failure.details.splitlines())]
     return "".join(printable(line) + "\n" for line in lines)

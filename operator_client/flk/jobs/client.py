@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flk import labels
 from flk.errors import ApiError, ForbiddenError, JobNotFoundError
@@ -12,6 +12,9 @@ from flk.kube import ApiClient, Object, Resource, Target, connect, connection_op
 from flk.terminal import program_name
 from flk.units import short_duration, timestamp
 from flk_runtime.contract import CONTAINER
+
+if TYPE_CHECKING:
+    from flk.kube.execute import Executed
 
 JOBS: Final = Resource(labels.KUBEFLOW_GROUP, "v1", "pytorchjobs")
 PODS: Final = Resource("", "v1", "pods")
@@ -114,6 +117,12 @@ class JobClient:
         given = {key: value for key, value in options.items() if value is not None and value is not False}
         query = {key: "true" if value is True else str(value) for key, value in given.items()}
         return self.api.stream("get", self.target(LOGS, pod), query={"container": CONTAINER, **query}, idle=idle)
+
+    def execute(self, pod: str, command: list[str], timeout: float) -> Executed:
+        """Run a command in a pod's training container (see flk.kube.execute)."""
+        from flk.kube.execute import EXEC, execute
+
+        return execute(self.api.access, self.target(EXEC, pod), CONTAINER, command, timeout)
 
     # Changing
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from flk_runtime.contract import RECORD_MARKER, Attempt, Failure, JobRecord
+from flk_runtime.contract import RECORD_MARKER, Attempt, Failure, JobRecord, SlowRank
 from flk_runtime.launcher.failures import job_record, new_record
 from flk_runtime.launcher.policy import Limits, decide
 from tests.support.api_server import FakeApiServer
@@ -35,6 +35,17 @@ RAISED = Failure(
 KILLED = Failure("signal", 2, 2, "gpt-worker-2", "node-c", 0, START + 40, signal=9)
 LOST = Failure("lost", 2, None, "gpt-worker-2", time=START + 40, message="was restarted")
 OUT_OF_MEMORY = Failure("oom", 0, 0, "gpt-worker-0", "node-a", 0, START + 40, exit_code=137)
+HANG = Failure(
+    "hang",
+    1,
+    1,
+    "gpt-worker-1",
+    "node-b",
+    0,
+    START + 40,
+    message="did not reach all_reduce 812; it waits in its DataLoader at train.py:31",
+    traceback="torch/utils/data/dataloader.py:1291 in _try_get_data\ntrain.py:31: for batch in loader:",
+)
 DEADLINE = Failure(
     "deadline", 0, None, "gpt-worker-0", "node-a", 0, START + 50, message="50 s since the launcher started"
 )
@@ -170,6 +181,8 @@ JOBS = {
     "exception on rank 1": lambda: failed(RAISED, restarts=0),
     "exception after three attempts": lambda: failed(RAISED, KILLED, LOST, RAISED, restarts=1),
     "out of memory": lambda: failed(OUT_OF_MEMORY, restarts=0),
+    "hang": lambda: failed(HANG, restarts=0),
+    "slow rank": running,
     "deadline": lambda: failed(DEADLINE),
     "usage error in a rank": lambda: failed(USAGE),
     "evicted": evicted,
@@ -179,6 +192,9 @@ JOBS = {
 RECORDS = {
     "running": new_record("running", 0, None, attempts(None), Limits(3)),
     "restarting": new_record("running", 0, None, attempts(LOST), Limits(3)),
+    "slow rank": replace(
+        new_record("running", 0, None, attempts(None), Limits(3)), slow=[SlowRank(1, "gpt-worker-1", "node-b", 2.1)]
+    ),
 }
 
 

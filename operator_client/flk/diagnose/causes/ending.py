@@ -241,13 +241,17 @@ ENDING: Final = (
     Cause(
         "RankHung",
         "A rank made no progress",
-        f"A rank stopped making steps, and the launchers ended the attempt. {_RECORD}",
-        "The record has the stack of the rank that hung: `flk status` prints it.",
+        "No rank made a step, sent a heartbeat, wrote a line or began a collective within the hang timeout, so the "
+        f"launchers ended the attempt. The cause names the rank that the others waited for. {_RECORD}",
+        "Read the stack of that rank, which `flk status` prints; the log of pod 0 has those of all ranks. Work that "
+        "takes longer than the hang timeout has to write a line or to call flk_runtime.heartbeat().",
         _ended(
             lambda failure: failure.kind == "hang",
-            lambda picture, failure: f"{picture.flk('status')} shows the stack of the rank that hung",
+            lambda picture, failure: (
+                f"{picture.flk('status')} shows the stack of the rank that hung, and {picture.flk('logs')} all stacks; "
+                "a larger --hang-timeout waits longer"
+            ),
         ),
-        ExitCode.TRAINING,
     ),
     Cause(
         "RendezvousTimeout",

@@ -35,6 +35,7 @@ def derive(picture: Picture) -> State:
         max_disruptions=seen.record.max_disruptions if seen.record else None,
         owner=annotations.get(labels.OWNER, ""),
         image=seen.image,
+        slow=seen.record.slow if seen.record and seen.record.outcome == "running" and not seen.failed else [],
         code_hash=annotations.get(labels.CODE_HASH, ""),
         pods=seen.pods,
     )

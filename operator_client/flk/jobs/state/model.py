@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from flk.diagnose import Finding, PodState
-from flk_runtime.contract import Failure
+from flk_runtime.contract import Failure, SlowRank
 
 SCHEMA: Final = "flk.dev/state/v1"  # of the JSON that `-o json` prints
 
@@ -73,6 +73,7 @@ class State:
     code_hash: str = ""
     failure: Failure | None = None
     attempts: list[AttemptState] = field(default_factory=list)
+    slow: list[SlowRank] = field(default_factory=list)  # ranks that the others wait for
     pods: list[PodState] = field(default_factory=list)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -167,7 +168,7 @@ class Overseer:
             self._attempt,
             time.time(),
             message=diagnosis.predicate,
-            traceback="\n".join(report.stack_lines(first)),
+            traceback=textwrap.dedent("\n".join(report.stack_lines(first))),
             count=len(diagnosis.ranks),
             step=first.step if first.step >= 0 else None,
         )

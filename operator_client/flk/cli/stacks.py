@@ -1,0 +1,127 @@
+"""`flk stacks`: show what every rank of a running job is doing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from flk.cli.options import Context, JobName, Namespace
+from flk.errors import ApiError, UsageError
+from flk_runtime.contract import CONTAINER
+
+if TYPE_CHECKING:
+    from flk.jobs.client import JobClient
+    from flk.kube import Object
+
+SCHEMA: Final = "flk.dev/stacks/v1"
+_TIMEOUT: Final = 45.0  # seconds; the leader waits 12 for the stacks of all pods
+_PODS: Final = 32  # of a job without flk's launcher that are looked at
+# For a container without flk's launcher. Every Python process that has a rank is shown.
+_PY_SPY: Final = """
+command -v py-spy >/dev/null || exit 127
+for folder in /proc/[0-9]*; do
+  rank=$(tr '\\0' '\\n' 2>/dev/null <$folder/environ | sed -n 's/^RANK=//p')
+  case $(cat $folder/comm 2>/dev/null) in python*|pt_main*) ;; *) continue ;; esac
+  if [ -n "$rank" ]; then echo "rank $rank"; py-spy dump --pid ${folder#/proc/} 2>&1 | tail -n +4; fi
+done
+"""
+
+
+def stacks(
+    job: JobName,
+    context: Context = None,
+    namespace: Namespace = None,
+    rank: Annotated[int | None, typer.Option("--rank", metavar="N", min=0, help="Show only this rank.")] = None,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FORMAT", help="Output format: text, json.")
+    ] = "text",
+) -> None:
+    """Show the stacks of all ranks of a running job: equal ones once, the odd ones first. The job runs on.
+
+    The first line says which rank the others wait for. Needs the right to create pods/exec. In jobs without flk's
+    launcher it uses py-spy, if the image has it.
+    """
+    if output not in ("text", "json"):
+        raise UsageError(f"--output: must be text or json (is {output!r})")
+    from flk.jobs.client import JobClient
+
+    client = JobClient.connect(context, namespace)
+    client.get_job(job)
+    running = [pod for pod in client.list_pods(job) if (pod.get("status") or {}).get("phase") == "Running"]
+    if not running:
+        raise ApiError(f"no pod of {job} runs", hint=f"{client.command('why', job)} says why")
+    launchers = [pod for pod in running if _launcher(pod)]
+    report = _of_launcher(client, launchers) if launchers else _of_py_spy(client, running)
+    if rank is not None:
+        report["groups"] = [group for group in report["groups"] if rank in group["ranks"]]
+        if not report["groups"]:
+            raise ApiError(f"no stack of rank {rank}", hint=f"{client.command('stacks', job)} shows all that there are")
+    if output == "json":
+        print(json.dumps({"schema": SCHEMA, "job": job, **report}, indent=2))
+    else:
+        sys.stdout.write(_text(report))
+
+
+def _of_launcher(client: JobClient, pods: Sequence[Object]) -> dict[str, Any]:
+    """Ask the launcher of one pod, which asks the others."""
+    pod = min(pods, key=lambda each: each["metadata"]["name"])
+    done = client.execute(pod["metadata"]["name"], [*_launcher(pod), "stacks"], _TIMEOUT)
+    try:
+        report: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        words = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
+        why = words[-1] if words else f"exit code {done.code}"
+        raise ApiError(f"the launcher in {pod['metadata']['name']} does not answer: {why}") from None
+    return report
+
+
+def _launcher(pod: Object) -> list[str]:
+    """The command that starts flk's launcher in this pod, without the script; empty if another program starts it."""
+    containers = [each for each in pod["spec"]["containers"] if each["name"] == CONTAINER]
+    command: list[str] = (containers[0].get("command") or []) if containers else []
+    found = next((i for i, word in enumerate(command) if word.rpartition("/")[2].startswith("flk_runtime")), None)
+    return [] if found is None else command[: found + 1]
+
+
+def _of_py_spy(client: JobClient, pods: Sequence[Object]) -> dict[str, Any]:
+    """Ask py-spy in each pod."""
+    by_stack: dict[str, list[int]] = {}
+    without: list[str] = []
+    for pod in pods[:_PODS]:
+        name = pod["metadata"]["name"]
+        done = client.execute(name, ["sh", "-c", _PY_SPY], _TIMEOUT)
+        if done.code in (126, 127):
+            without.append(name)
+        for text in done.stdout.decode(errors="replace").split("rank ")[1:]:
+            number, _, stack = text.partition("\n")
+            if number.isdigit():
+                by_stack.setdefault(stack.rstrip(), []).append(int(number))
+    if not by_stack:
+        raise ApiError(
+            f"{without[0] if without else pods[0]['metadata']['name']} has neither flk's launcher nor py-spy",
+            hint="install py-spy in the image, or start the script with python -m flk_runtime",
+        )
+    groups = [
+        {"ranks": sorted(ranks), "heading": f"rank {', '.join(map(str, sorted(ranks)))}", "lines": stack.splitlines()}
+        for stack, ranks in sorted(by_stack.items(), key=lambda item: (len(item[1]), item[1]))
+    ]
+    return {"cause": "", "ranks": [], "groups": groups, "left": [], "silent": without}
+
+
+def _text(report: dict[str, Any]) -> str:
+    from flk.terminal import printable
+
+    lines = [report["cause"], ""] if report["cause"] else []
+    for group in report["groups"]:
+        lines += [group["heading"], *group["lines"], ""]
+    if not report["groups"]:
+        lines.append("no rank runs")
+    if report["left"]:
+        lines.append(f"the stacks of {len(report['left'])} more ranks are left out")
+    if report["silent"]:
+        lines.append(f"no stacks from {', '.join(report['silent'])}")
+    return "".join(printable(line) + "\n" for line in lines)

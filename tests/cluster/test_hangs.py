@@ -1,0 +1,104 @@
+"""Hangs and slow ranks on a cluster: what `status`, `wait`, `stacks` and the pods' termination messages say."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flk_runtime.contract import JobRecord
+
+SMALL = ["--cpu", "100m"]
+SCRIPT = """
+    import os, time
+    import torch, torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+
+    def fetch():
+        {fault}
+
+    for step in range(1_000_000):
+        if rank == 2 and step >= {begin}:
+            fetch()
+        time.sleep(0.01)
+        dist.all_reduce(torch.ones(1))
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], Path]:
+    """Writes train.py into a folder of its own and gives the folder."""
+
+    def write(text: str) -> Path:
+        (tmp_path / "train.py").write_text(textwrap.dedent(text))
+        return tmp_path
+
+    return write
+
+
+def submit(flk: Any, image: str, folder: Path, name: str, *args: str) -> None:
+    words = ["--name", name, "--replicas", "2", "--processes", "2", "--restarts", "0", "--image", image, *SMALL]
+    result = flk("submit", "train.py", *words, *args, cwd=folder)
+    assert result.code == 0, result.stderr
+
+
+def status(flk: Any, job: str) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads(flk("status", job, "-o", "json").stdout)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("time.sleep(10_000)", "rank 2 in {name}-worker-1 did not reach all_reduce 6; it is at train.py:9 in fetch"),
+        (
+            "dist.broadcast(torch.ones(1), 0)",
+            "rank 2 in {name}-worker-1 is in broadcast 6, the others in all_reduce 6",
+        ),
+    ],
+    ids=["sleep", "other-collective"],
+)
+def test_a_hang_is_the_cause(
+    flk: Any, kubectl: Any, image: str, script: Any, request: pytest.FixtureRequest, fault: str, cause: str
+) -> None:
+    name = request.node.callspec.id
+    submit(flk, image, script(SCRIPT.format(fault=fault, begin=5)), name, "--hang-timeout", "10s")
+    ended = flk("wait", name)
+    assert ended.code == 104, ended.stderr
+    assert cause.format(name=name) in ended.stderr
+    shown = flk("status", name).stdout
+    assert cause.format(name=name) in shown
+    assert f"train.py:9 in fetch: {fault}" in shown
+    state = status(flk, name)
+    assert (state["phase"], state["code"], state["reason"]) == ("Failed", 104, "RankHung")
+    assert (state["failure"]["rank"], state["failure"]["kind"]) == (2, "hang")
+    for pod in range(2):
+        found = json.loads(kubectl("get", "pod", f"{name}-worker-{pod}", "-o", "json"))
+        end = found["status"]["containerStatuses"][0]["state"]["terminated"]
+        record = JobRecord.from_json(end["message"])
+        assert record is not None
+        assert record.failure is not None
+        assert (end["exitCode"], record.failure.kind, record.failure.rank) == (104, "hang", 2)
+
+
+def test_stacks_and_slow_ranks_of_a_running_job(flk: Any, image: str, script: Any, eventually: Any) -> None:
+    folder = script(SCRIPT.format(fault="time.sleep(0.06)", begin=0))
+    submit(flk, image, folder, "slow", "--env", "FLK_SLOW_WINDOW=15")
+    eventually("all ranks run", lambda: flk("status", "slow", "-o", "json").stdout.count('"running"'))
+    found = eventually("stacks", lambda: json.loads(flk("stacks", "slow", "-o", "json").stdout or "{}").get("groups"))
+    assert sorted(rank for group in found for rank in group["ranks"]) == [0, 1, 2, 3]
+    text = flk("stacks", "slow", "--rank", "2")
+    assert text.code == 0, text.stderr
+    assert "rank 2 in slow-worker-1 on " in text.stdout
+    assert "train.py" in text.stdout
+    eventually("rank 2 is slow", lambda: status(flk, "slow")["slow"])
+    slow = status(flk, "slow")["slow"]
+    assert [(each["rank"], each["pod_name"]) for each in slow] == [(2, "slow-worker-1")]
+    assert "rank 2 in slow-worker-1 on " in flk("status", "slow").stdout
+    assert status(flk, "slow")["phase"] == "Running"
