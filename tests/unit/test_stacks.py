@@ -9,7 +9,6 @@ from flk.errors import ApiError, ForbiddenError, JobNotFoundError, UsageError
 from tests.support.api_server import FakeApiServer, failure
 from tests.support.jobs import JobBuilder
 
-
 pytestmark = pytest.mark.usefixtures("kubeconfig")
 
 
