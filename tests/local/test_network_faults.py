@@ -28,19 +28,19 @@ SCRIPT = """
 class Hosts(Pods):
     """The launchers of a job of three pods, each on a host of its own. The leader is found by name."""
 
-    def __init__(self, folder: Path, net: Network, lease: float = LEASE, **variables: str) -> None:
-        super().__init__(folder, PORT, 3, 1, **variables)
+    def __init__(self, folder: Path, net: Network, pods: int = 3, **variables: str) -> None:
+        super().__init__(folder, PORT, pods, 1, **variables)
         self.net = net
         self.variables |= {
             contract.RDZV_ENDPOINT: f"{LEADER_NAME}:{PORT}",
-            contract.LEASE: str(lease),
+            contract.LEASE: str(LEASE),
             contract.RESTARTS: "20",
             contract.START: "spawn",  # does not import torch
             contract.JOB_UID: "uid-1",
             contract.RDZV_SECRET: "secret-1",
             **variables,
         }
-        for pod in range(3):
+        for pod in range(pods):
             self.place(pod, pod)
         net.name_leader(net.hosts[0].address)
         self.write(SCRIPT)
@@ -223,3 +223,25 @@ def test_a_bad_network_is_no_fault(hosts: Callable[..., Hosts], fault: str) -> N
     time.sleep(6)
     assert all(alive(rank) for rank in ranks), job.logs_of_all()
     job.finish(attempts=1)
+
+
+def test_ranks_of_pods_that_have_only_ipv6_addresses_form_a_group(tmp_path: Path) -> None:
+    script = """
+        import os
+        import torch, torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        print(os.environ["MASTER_ADDR"], os.environ.get("GLOO_SOCKET_IFNAME"), int(total))
+    """
+    with network(2, ipv6=True) as net:
+        job = Hosts(tmp_path, net, pods=2, FLK_START="fork")
+        job.write(script)
+        job.start("train.py")
+        try:
+            assert job.wait() == [0, 0], job.logs_of_all()
+        finally:
+            job.kill()
+        for rank in range(2):
+            assert f"[rank {rank}] {net.hosts[0].address} eth0 2\n" in job.log(rank)

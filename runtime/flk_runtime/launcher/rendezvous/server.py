@@ -20,7 +20,7 @@ from flk_runtime.launcher.rendezvous.thread import start_thread
 from flk_runtime.launcher.settings import Settings, SettingsError
 
 _AUTHENTICATION_TIMEOUT = 10.0  # seconds in which a connection must have authenticated itself
-_STRANGERS = 256  # connections that have not, and are open at once; the oldest is closed for a new one
+_STRANGERS = 256  # connections beside those of all pods that may be open at once; the oldest is closed for a new one
 _SWEEP_INTERVAL = 1.0  # seconds between two looks at all leases
 _LOG_INTERVAL = 10.0  # seconds between two lines about connections that were dropped
 _BIND_TIMEOUT = 60.0  # seconds to wait for a port that is taken, for instance by a launcher that is ending
@@ -105,9 +105,9 @@ class Server:
         except OSError:  # the peer has gone again, or no descriptor is free
             return
         now = time.monotonic()
-        if len(self._peers) - len(self._members) >= _STRANGERS:
+        if len(self._peers) >= self._settings.pods + _STRANGERS:
             oldest = next(peer for peer in self._peers.values() if peer.pod is None)
-            self._break(oldest, f"is one of more than {_STRANGERS}")
+            self._break(oldest, "made room for newer ones")
         peer = _Peer(Connection(sock, self._settings.lease, now), str(address[0]), now)
         self._peers[peer.connection] = peer
         self._selector.register(sock, selectors.EVENT_READ, peer)
