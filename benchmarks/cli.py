@@ -43,6 +43,7 @@ GOALS = {  # each command of flk, the one of kubectl that it is compared with, a
     "flk status": (GET, measure.at_most(3)),
     "flk list": (GET, measure.at_most(3)),
     "flk wait": (GET, measure.at_most(3)),
+    "completion of job names": (GET, measure.at_most(3)),
 }
 
 
@@ -59,6 +60,13 @@ def commands(flk: str) -> dict[str, list[str]]:
         "flk status": [flk, "status", JOB],
         "flk list": [flk, "list"],
         "flk wait": [flk, "wait", JOB],
+        "completion of job names": [
+            "env",
+            "_FLK_COMPLETE=complete_bash",
+            "COMP_WORDS=flk status ",
+            "COMP_CWORD=2",
+            flk,
+        ],
     }
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flk.cli.options import Context, Namespace, Timeout, job_name, note, seconds
+from flk.cli.options import Context, Namespace, Timeout, complete_jobs, job_name, note, seconds
 from flk.errors import UsageError
 from flk.terminal import program_name
 from flk_runtime.contract import ExitCode
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 def delete(
     jobs: Annotated[
-        list[str] | None, typer.Argument(metavar="JOB...", help="Names of the jobs.", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="JOB...", help="Names of the jobs.", show_default=False, autocompletion=complete_jobs),
     ] = None,
     context: Context = None,
     namespace: Namespace = None,

@@ -67,12 +67,24 @@ def _checked(flag: str, check: Callable[[str], Any], value: str) -> Any:
         raise UsageError(f"{flag}: {error}") from None
 
 
+def complete_jobs(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the names of jobs that begin with what the user has typed; none if the cluster does not answer at once."""
+    from flk.cli.completion import job_names
+
+    return [name for name in job_names(context) if name.startswith(incomplete)]
+
+
 Context = Annotated[str | None, typer.Option("--context", metavar="NAME", help="Context of the kubeconfig.")]
 Namespace = Annotated[
     str | None,
     typer.Option("--namespace", "-n", metavar="NAME", callback=_namespace, help="Namespace of the job."),
 ]
-JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.", show_default=False, callback=job_name)]
+JobName = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB", help="Name of the job.", show_default=False, callback=job_name, autocompletion=complete_jobs
+    ),
+]
 Timeout = Annotated[
     str | None,
     typer.Option("--timeout", metavar="DURATION", help="Give up after this time: 75s, 1h30m."),

@@ -194,7 +194,7 @@ class ApiClient:
         for attempt in (1, 2):
             credentials = self.access.headers()
             headers = credentials.copy()
-            headers["Accept"] = "*/*" if target.resource.subresource else "application/json"
+            headers["Accept"] = _accepted(target)
             headers["User-Agent"] = "flk"
             if body is not None:
                 headers["Content-Type"] = "application/merge-patch+json" if verb == "patch" else "application/json"
@@ -241,6 +241,14 @@ class ApiClient:
                 status=reply.status,
             )
         return data
+
+
+def _accepted(target: Target) -> str:
+    """Return the types of answers that are understood, the best first."""
+    if target.resource.subresource:
+        return "*/*"
+    metadata = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,"
+    return metadata * target.metadata_only + "application/json"
 
 
 def _retry_after(reply: Any) -> float:

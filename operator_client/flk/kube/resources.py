@@ -52,6 +52,7 @@ class Target:
     resource: Resource
     namespace: str | None = None
     name: str | None = None
+    metadata_only: bool = False  # the server leaves spec and status out of its answer
 
     def __str__(self) -> str:
         name = f" {self.name}" if self.name is not None else ""

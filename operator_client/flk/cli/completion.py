@@ -1,0 +1,32 @@
+"""Names of jobs for the completion of shells, read from the cluster within a second."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import typer
+
+from flk.errors import FlkError
+
+TIMEOUT: Final = 1.0  # seconds for the API server: nobody waits longer for a completion
+
+
+def job_names(context: typer.Context) -> list[str]:
+    """Return the names of the jobs in the namespace that the words so far choose, sorted; none after an error."""
+    from flk.jobs.client import JOBS, JobClient
+    from flk.kube import ConnectionOptions, Target, set_connection_options
+
+    try:
+        kubeconfig = str(_chosen(context, "kubeconfig") or "")
+        set_connection_options(ConnectionOptions(kubeconfig=kubeconfig, request_timeout=TIMEOUT))
+        client = JobClient.connect(_chosen(context, "context"), _chosen(context, "namespace"))
+        items = client.api.list_all(Target(JOBS, client.namespace, metadata_only=True))[0]
+    except FlkError:
+        return []
+    return sorted(str(item["metadata"]["name"]) for item in items)
+
+
+def _chosen(context: typer.Context, name: str) -> Any:
+    """Return the value of an option that stands after the subcommand, or before it."""
+    parent = context.parent.params if context.parent else {}
+    return context.params.get(name) or parent.get(name)
