@@ -61,6 +61,7 @@ RETRY_SAME_FAILURE: Final = "FLK_RETRY_SAME_FAILURE"  # 1: the same failure twic
 DEADLINE: Final = "FLK_DEADLINE"  # seconds from the start of the launcher; 0 or unset: no deadline
 GRACE: Final = "FLK_GRACE"  # seconds between the signal that stops the pod and SIGKILL for its ranks
 PARENT: Final = "FLK_PARENT"  # process id; the launcher ends when this process ends (set by `flk run`)
+KILL_TIMEOUT: Final = "FLK_KILL_TIMEOUT"  # seconds after SIGKILL in which a rank has to end, or its pod is replaced
 JOIN_TIMEOUT: Final = "FLK_JOIN_TIMEOUT"  # seconds that a launcher waits for the other pods
 LEASE: Final = "FLK_LEASE"  # seconds of silence after which the launchers give up a connection between them
 START: Final = "FLK_START"  # start method of the ranks: fork (default) or spawn
@@ -120,6 +121,7 @@ SETTABLE: Final = frozenset(
         PREFLIGHT,
         PREFLIGHT_TIMEOUT,
         STEP_TIMEOUT,
+        KILL_TIMEOUT,
         BUDGET_RESET,
         BACKOFF,
         RETRY_SAME_FAILURE,
@@ -344,7 +346,9 @@ class SlowRank:
 class JobRecord:
     """State of a job as its launchers know it: a line of the log while it runs, the termination message at its end."""
 
-    outcome: str  # running, succeeded, failed, preempted
+    outcome: (
+        str  # running, succeeded, failed, preempted, replaced: the job goes on with another pod in place of this one
+    )
     code: int  # exit code of the launcher
     max_restarts: int = 0  # how many the job may use
     failure: Failure | None = None

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from flk_runtime.contract import Attempt, Failure, JobRecord
+from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord
 from flk_runtime.launcher.policy import Limits
 from flk_runtime.launcher.preemption import NO_STEP, Boundary
 from flk_runtime.launcher.rendezvous import AttemptEnded, AttemptStarted, JobEnded
@@ -32,7 +32,7 @@ DAY = 86400.0
 class Job:
     """A leader, and what it has sent to each pod."""
 
-    def __init__(self, pods: int = 3, restarts: int = 3, join_timeout: float = 60.0) -> None:
+    def __init__(self, pods: int = 3, restarts: int = 3, join_timeout: float = 60.0, disruptions: int = 100) -> None:
         self.now = 1000.0
         self.sent: dict[int, list[Message]] = {pod: [] for pod in range(pods)}
         self.log: list[str] = []
@@ -41,7 +41,7 @@ class Job:
             ("train.py",),
             pods=pods,
             pod_ip="10.0.0.1",
-            limits=Limits(restarts),
+            limits=Limits(restarts, disruptions),
             join_timeout=join_timeout,
             lease=15.0,
         )
@@ -363,3 +363,34 @@ def test_a_job_whose_ranks_all_succeed_after_all_has_succeeded(job: Job) -> None
     ended = job.sent[1][-1]
     assert isinstance(ended, JobEnded)
     assert ended.record.outcome == "succeeded"
+
+
+@pytest.mark.parametrize("kind", ["gpu", "unkillable"])
+def test_a_pod_that_cannot_run_ranks_any_more_is_replaced_before_the_next_attempt(job: Job, kind: str) -> None:
+    job.start()
+    job.fail(0, secondary=True)
+    unusable = Failure(kind, 1, attempt=0, time=job.now)
+    job.leader.received(1, FailureReport(0, unusable), job.now)
+    job.join(1, failures=[unusable])
+    job.join(0, 2)
+    sent_away = job.sent[1][-1]
+    assert isinstance(sent_away, JobEnded)
+    assert (sent_away.record.outcome, sent_away.record.code) == ("replaced", ExitCode.UNUSABLE)
+    assert job.latest_or_none(0) is None
+    job.leader.received(1, Leave(), job.now)
+    job.leader.disconnected(1, "it closed the connection", job.now)
+    job.connect(1, incarnation="second")
+    job.join(1)
+    attempt = job.latest(1).history[-1]
+    assert (attempt.number, attempt.restarts, attempt.disruptions) == (1, 0, 1)
+
+
+def test_a_pod_that_cannot_run_ranks_ends_with_the_others_when_no_disruption_is_left() -> None:
+    job = Job(disruptions=0)
+    job.start()
+    unusable = Failure("gpu", 1, 1, attempt=0, time=job.now, type="AcceleratorError")
+    job.join(1, failures=[unusable])
+    job.leader.received(1, FailureReport(0, unusable), job.now)
+    job.join(0, 1, 2)
+    assert job.ended().code == ExitCode.INFRASTRUCTURE
+    assert job.sent[1][-1] == job.sent[0][-1]

@@ -280,7 +280,9 @@ in operator_client/flk/manifest/patch.py, and tests/unit/data/patches.yaml has c
 {{- $env = append $env (dict "name" $variable "valueFrom" (dict "secretKeyRef" (dict "name" $parts._0 "key" $parts._1))) }}
 {{- end }}
 
-{{- $command := list "python3" "-u" "-m" "flk_runtime" "--" }}
+{{- /* As in operator_client/flk/manifest/pod.py: an image without Python ends the job with the reason. */}}
+{{- $start := `command -v "$1" >/dev/null && exec "$@"; echo "[pod $FLK_POD_INDEX] error: the image has no $1" >&2; printf '{"outcome":"failed","code":2,"verdict":"not retried: the next attempt would fail in the same way","failure":{"kind":"usage","pod":%s,"pod_name":"%s","node":"%s","message":"the image has no %s"}}' "$FLK_POD_INDEX" "$FLK_POD_NAME" "$FLK_NODE_NAME" "$1" >"$FLK_TERMINATION_LOG"; exit 2` }}
+{{- $command := list "/bin/sh" "-c" (replace "$" "$$" $start) "flk" "python3" "-u" "-m" "flk_runtime" "--" }}
 {{- range $spec.command }}{{ $command = append $command (replace "$" "$$" .) }}{{ end }}
 {{- $container := dict "name" "pytorch" "image" ($spec.image | default (printf "flktrain/flk:%s-%s" .Chart.AppVersion (ternary "cuda" "cpu" (gt $gpu 0))))
   "imagePullPolicy" "IfNotPresent" "command" $command "env" $env

@@ -16,6 +16,15 @@ from flk_runtime import contract
 
 USER: Final = 10001  # no image has this user; it is numeric, so that Kubernetes can check runAsNonRoot
 LAUNCHER_GRACE: Final = 5  # seconds after the ranks' grace period in which the launcher ends them and reports
+# Kubernetes gives a container whose program does not exist the exit code 128, after which the operator starts the pod
+# again, for ever. With this script it is a usage error with a job record, which is final.
+START: Final = (
+    'command -v "$1" >/dev/null && exec "$@"; '
+    'echo "[pod $FLK_POD_INDEX] error: the image has no $1" >&2; '
+    """printf '{"outcome":"failed","code":2,"verdict":"not retried: the next attempt would fail in the same way","""
+    + """"failure":{"kind":"usage","pod":%s,"pod_name":"%s","node":"%s","message":"the image has no %s"}}' """
+    + '"$FLK_POD_INDEX" "$FLK_POD_NAME" "$FLK_NODE_NAME" "$1" >"$FLK_TERMINATION_LOG"; exit 2'
+)
 _SHM: Final = "/dev/shm"  # noqa: S108 - not a temporary file; its default size of 64 MiB is too small for NCCL
 
 
@@ -81,9 +90,10 @@ def _template(job: Job, bundle: Bundle, config_maps: list[str], port: int) -> di
 
 def _command(job: Job, bundle: Bundle) -> list[str]:
     command = [bundle.script, *job.command[1:]] if bundle.script else job.command
-    if bundle.runtime is None:
-        return ["python3", "-u", "-m", "flk_runtime", "--", *command]
-    return ["python3", "-u", f"{contract.SHIP_FOLDER}/{contract.RUNTIME_ARCHIVE}", "--", *command]
+    runtime = ["-m", "flk_runtime"]
+    if bundle.runtime is not None:
+        runtime = [f"{contract.SHIP_FOLDER}/{contract.RUNTIME_ARCHIVE}"]
+    return ["/bin/sh", "-c", START, "flk", "python3", "-u", *runtime, "--", *command]
 
 
 def _env(job: Job, bundle: Bundle, port: int) -> list[dict[str, Any]]:

@@ -255,6 +255,7 @@ class Agent:
 
     def _handle_timeouts(self) -> None:
         self.ranks.kill_overdue()
+        self.failures += self.ranks.abandon_unkillable()
         if self.attempt and self.preemption and not self.attempt_over:
             boundaries = self.preemption.boundaries(time.monotonic())
             if boundaries is not None:
@@ -309,6 +310,6 @@ class Agent:
 
     def _finish(self, record: JobRecord) -> int:
         code = self.records.finish(record, leader=self.rendezvous is not None)
-        if self.rendezvous:
+        if self.rendezvous and record.outcome != "replaced":
             self.rendezvous.wait_for_members_to_leave()
         return code

@@ -141,7 +141,7 @@ def new_record(
     last = history[-1] if history else None
     return JobRecord(
         outcome,
-        code,
+        int(code),
         limits.restarts,
         failure,
         shorten(history),

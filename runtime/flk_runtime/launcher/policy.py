@@ -17,7 +17,6 @@ from flk_runtime import contract
 from flk_runtime.contract import Attempt, ExitCode, Failure
 
 QUICK: Final = 60.0  # seconds; an attempt that failed sooner and without progress counts for the delay
-UNKILLABLE_AFTER: Final = 30.0  # seconds after SIGKILL in which a rank has to end
 ADDRESS_DELAY: Final = 1.0  # seconds in which the process that holds an address may end
 _SIGNATURE_LIMIT: Final = 200  # characters of a message that are compared; histories keep 300
 _VARYING: Final = re.compile(r"0x[0-9a-fA-F]+|\d+")  # addresses and numbers
@@ -79,7 +78,7 @@ RULES: Final = (
         _kind("gpu"), ExitCode.INFRASTRUCTURE, OPERATOR, DISRUPTIONS,
     ),
     Rule(
-        f"a rank survives SIGKILL for {UNKILLABLE_AFTER:g} s",
+        "a rank survives SIGKILL for FLK_KILL_TIMEOUT (30 s)",
         _kind("unkillable"), ExitCode.INFRASTRUCTURE, OPERATOR, DISRUPTIONS,
     ),
     Rule(
@@ -158,6 +157,11 @@ class Decision:
 def rule_for(failure: Failure) -> Rule:
     """The rule for a failure."""
     return next(rule for rule in RULES if rule.matches and rule.matches(failure))
+
+
+def needs_new_pod(failure: Failure) -> bool:
+    """Return whether the pod of a failure exists, but must be replaced before another attempt."""
+    return failure.kind in ("gpu", "unkillable")
 
 
 def decide(history: Sequence[Attempt], limits: Limits) -> Decision:

@@ -36,6 +36,7 @@ class RankProcess:
     output_time: float = 0.0  # of its latest output, by time.monotonic; 0: none yet
     failure: Failure | None = None
     kill_at: float | None = None  # time of SIGKILL, by time.monotonic
+    killed_at: float | None = None  # when it was sent
     terminated: bool = False  # the launcher has told it to end
 
     def terminate(self, number: int, timeout: float) -> None:
@@ -50,6 +51,7 @@ class RankProcess:
 
     def kill(self) -> None:
         """Send SIGKILL to the rank and to the processes that it has started, unless all have ended."""
+        self.killed_at = self.killed_at or time.monotonic()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -220,7 +222,23 @@ class Ranks:
                 rank.kill()
                 rank.terminated, rank.kill_at = True, None
 
+    def abandon_unkillable(self) -> list[Failure]:
+        """Give up the ranks that have survived SIGKILL for the kill timeout, and return their failures.
+
+        Such a process waits in the kernel, for a file server or a driver, and can keep its GPU as long.
+        """
+        limit = time.monotonic() - self._settings.kill_timeout
+        survivors = [rank for rank in self if rank.killed_at is not None and rank.killed_at <= limit]
+        for rank in survivors:
+            self.remove(rank.pid)
+        return [
+            replace(self.new_failure("unkillable", rank), rank=None, message=f"rank {rank.rank}, process {rank.pid}")
+            for rank in survivors
+        ]
+
     @property
     def next_kill(self) -> float | None:
-        """Time of the next SIGKILL, by time.monotonic; None if none is due."""
-        return min((rank.kill_at for rank in self if rank.kill_at is not None), default=None)
+        """Time at which `kill_overdue` or `abandon_unkillable` has something to do; None if nothing is planned."""
+        times = [rank.kill_at for rank in self]
+        times += [rank.killed_at + self._settings.kill_timeout for rank in self if rank.killed_at is not None]
+        return min((due for due in times if due is not None), default=None)

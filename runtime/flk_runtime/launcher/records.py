@@ -60,7 +60,9 @@ class Records:
         write_termination_message(self._settings.termination_log, record)
         if leader:
             self.write(record)
-            if record.failure:
+            if record.outcome == "replaced" and record.failure:
+                self.log(f"leaving, so that another pod replaces this one: {record.failure.summary}")
+            elif record.failure:
                 verdict = f"; {record.verdict}" if record.verdict else ""
                 self.log(f"failed: {record.failure.summary}{verdict}")
         return record.code

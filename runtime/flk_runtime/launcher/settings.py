@@ -42,6 +42,7 @@ class Settings:
     deadline: float = 0.0  # from the start of the launcher; 0: no deadline
     join_timeout: float = 1800.0
     lease: float = 15.0  # silence after which the launchers give up a connection between them
+    kill_timeout: float = 30.0  # in which a rank has to end after SIGKILL
     grace: float = 10.0
     hang_timeout: float = 480.0  # without progress; 0: never. Below the 10 minutes after which NCCL aborts a rank
     slow_factor: float = 1.5
@@ -130,6 +131,7 @@ class Settings:
             deadline=deadline,
             join_timeout=min(join_timeout, deadline or join_timeout),
             lease=number(contract.LEASE, cls.lease, _SHORTEST_LEASE),
+            kill_timeout=number(contract.KILL_TIMEOUT, cls.kill_timeout),
             grace=number(contract.GRACE, cls.grace),
             hang_timeout=number(contract.HANG_TIMEOUT, cls.hang_timeout),
             slow_factor=number(contract.SLOW_FACTOR, cls.slow_factor, 1),

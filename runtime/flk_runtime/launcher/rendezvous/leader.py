@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from flk_runtime.contract import Attempt, Failure, JobRecord
-from flk_runtime.launcher.failures import job_record, progress, root_cause, shorten
+from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord
+from flk_runtime.launcher.failures import job_record, new_record, progress, root_cause, shorten
 from flk_runtime.launcher.hangs.overseer import Overseer
 from flk_runtime.launcher.hangs.stragglers import Stragglers
-from flk_runtime.launcher.policy import Decision, decide
+from flk_runtime.launcher.policy import Decision, decide, needs_new_pod
 from flk_runtime.launcher.preemption import Preemption
 from flk_runtime.launcher.rendezvous.messages import (
     AttemptEnded,
@@ -105,6 +105,7 @@ class Leader:
     def connected(self, pod: int, incarnation: str) -> None:
         """A launcher of this pod has connected and authenticated itself. The former one has been disconnected."""
         self._connected[pod] = incarnation
+        self._left.discard(pod)
 
     def disconnected(self, pod: int, reason: str, now: float) -> None:
         """The connection to this pod's launcher broke, or its lease expired, as ``reason`` says."""
@@ -220,11 +221,30 @@ class Leader:
         record = self._final_record(decision)
         if record:
             self._end_job(record)
+        elif self._replace_unusable_pods():
+            self._join_deadline = now + self._settings.join_timeout
         elif now < self._joining_since + decision.delay:
             self._start_at = self._joining_since + decision.delay
             self._log(f"the next attempt starts in {self._start_at - now:.0f} s")
         else:
             self._start_attempt(decision, now)
+
+    def _replace_unusable_pods(self) -> bool:
+        """Send away the launchers whose pods cannot run ranks any more, and return whether there are any.
+
+        They end with a code after which the operator starts other pods in their place.
+        """
+        unusable = {}
+        for failure in self._failures:
+            pod = failure.pod
+            same = self._admitted.get(pod) == self._connected.get(pod)  # else it has been replaced already
+            if needs_new_pod(failure) and pod in self._joined and same:
+                unusable[pod] = failure
+        for pod, failure in unusable.items():
+            self._joined.pop(pod)
+            record = new_record("replaced", ExitCode.UNUSABLE, failure, self._history, self._settings.limits)
+            self._send(pod, JobEnded(record))
+        return bool(unusable)
 
     def _start_attempt(self, decision: Decision, now: float) -> None:
         settings = self._settings
