@@ -159,7 +159,7 @@ def test_status_as_data(fake: Any, run: Run, output: str, parse: Callable[[str],
 
 def test_status_wide_shows_all_pods(fake: Any, run: Run) -> None:
     JobBuilder(40).all("pod").add_to(fake)
-    assert "and 40 more pods" in run("status", "gpt")[1]
+    assert "and 39 more pods" in run("status", "gpt")[1]
     assert "gpt-worker-39" in run("status", "gpt", "-o", "wide")[1]
 
 

@@ -4,108 +4,93 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flk.cli.options import Context, JobName, Namespace
 from flk.errors import UsageError
+from flk_runtime.contract import ExitCode
 
 if TYPE_CHECKING:
+    from flk.jobs.client import JobClient
     from flk.jobs.state import State
-
-_SHOWN: Final = 32  # pods in the text format
 
 
 def status(
     job: JobName,
     context: Context = None,
     namespace: Namespace = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show the status again whenever it changes, until the job ends.")
+    ] = False,
     output: Annotated[
         str,
-        typer.Option("--output", "-o", metavar="FORMAT", help="Output format: text, wide (all pods), json, yaml."),
+        typer.Option(
+            "--output", "-o", metavar="FORMAT", help="Output format: text, wide (all pods, in full), json, yaml, name."
+        ),
     ] = "text",
-) -> None:
+) -> int | None:
     """Show the status of a job: its phase, its attempts and why each ended, its pods and why they do not run.
 
-    Exits with 0 whatever the state of the job is; `flk wait --timeout 0` exits with the job's exit code.
+    Exits with 0 whatever the state of the job is; `flk wait --timeout 0` exits with the job's exit code. On a terminal
+    --watch renews the screen; elsewhere it prints a line for each change.
     """
-    if output not in ("text", "wide", "json", "yaml"):
-        raise UsageError(f"--output: must be text, wide, json or yaml (is {output!r})")
+    if output not in ("text", "wide", "json", "yaml", "name"):
+        raise UsageError(f"--output: must be text, wide, json, yaml or name (is {output!r})")
+    if watch and output in ("yaml", "name"):
+        raise UsageError(f"--watch and --output {output} exclude each other")
     from flk.jobs.client import JobClient
     from flk.jobs.wait import get_state
 
     client = JobClient.connect(context, namespace)
-    state = get_state(client, job)
+    if watch:
+        try:
+            _watch(client, job, output)
+        except KeyboardInterrupt:
+            return int(ExitCode.INTERRUPTED)
+        return None
+    _print(get_state(client, job), client, output)
+    return None
+
+
+def _print(state: State, client: JobClient, output: str) -> None:
     if output == "json":
         print(json.dumps(state.to_dict(), indent=2))
     elif output == "yaml":
         import yaml
 
         print(yaml.safe_dump(json.loads(json.dumps(state.to_dict())), sort_keys=False, allow_unicode=True), end="")
+    elif output == "name":
+        from flk.jobs.client import JOBS
+
+        print(f"{JOBS.singular}/{state.name}")
     else:
-        sys.stdout.write(_text(state, client.now(), all_pods=output == "wide"))
+        from flk.cli.status_text import status_text
+
+        sys.stdout.write(status_text(state, client.now(), wide=output == "wide"))
 
 
-def _text(state: State, now: float, *, all_pods: bool) -> str:
-    from flk.cli.table import table
-    from flk.terminal import printable
-    from flk.units import plural, short_duration
+def _watch(client: JobClient, job: str, output: str) -> None:
+    """Print the status at each change, until the job has ended."""
+    from flk.cli.screen import Screen
+    from flk.cli.status_text import progress_line, status_text
+    from flk.jobs.wait import describe, follow_states
 
-    pods, ranks = plural(state.replicas, "pod"), plural(state.processes, "rank")
-    shape = f"{pods} x {ranks}" if state.processes > 1 else plural(state.replicas, "rank")
-    lines = [
-        f"{state.name}   {state.phase}   in namespace {state.namespace}",
-        f"{shape}, created {short_duration(now - state.created)} ago{f' by {state.owner}' if state.owner else ''}, "
-        f"image {state.image}",
-    ]
-    if state.message:
-        lines.append(f"{state.reason}: {state.message}" if state.reason and not state.failure else state.message)
-    if state.verdict:
-        lines.append(state.verdict)
-    if state.attempts:
-        lines += ["", f"attempt {state.attempt}{_used(state)}:"]
-        rows = [
-            [
-                str(attempt.number),
-                attempt.outcome,
-                short_duration((attempt.ended or now) - attempt.started),
-                attempt.cause,
-            ]
-            for attempt in state.attempts
-        ]
-        lines += table(["ATTEMPT", "OUTCOME", "TIME", "CAUSE"], rows)
-    shown = [
-        [pod.name, _ranks(pod.ranks), pod.phase, str(pod.restarts), pod.node, _why(pod.reason, pod.message)]
-        for pod in state.pods
-        if all_pods or len(state.pods) <= _SHOWN or pod.phase not in ("Running", "Succeeded")
-    ][: None if all_pods else _SHOWN]
-    lines += ["", *table(["POD", "RANKS", "PHASE", "RESTARTS", "NODE", "REASON"], shown)]
-    left = len(state.pods) - len(shown)
-    if left:
-        lines.append(f"and {left} more pods (-o wide shows all)")
-    if state.slow:
-        lines += ["", *(slow.summary for slow in state.slow)]
-    if state.failure and state.failure.details:
-        lines += ["", *(f"  {line}" for line in state.failure.details.splitlines())]
-    return "".join(printable(line) + "\n" for line in lines)
-
-
-def _used(state: State) -> str:
-    """Return what the job has used of its restarts and disruptions."""
-    if state.max_restarts is None:
-        return ""
-    return (
-        f", {state.restarts} of {state.max_restarts} restarts and "
-        f"{state.disruptions} of {state.max_disruptions} disruptions used"
-    )
-
-
-def _ranks(ranks: list[int]) -> str:
-    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
-
-
-def _why(reason: str, message: str) -> str:
-    last = message.strip().splitlines()[-1] if message.strip() else ""
-    text = f"{reason}: {last}" if reason and last else reason or last
-    return text if len(text) <= 160 else text[:157] + "…"
+    screen = Screen(sys.stdout)
+    shown = ""
+    for state in follow_states(client, job):
+        if output == "json":
+            text = json.dumps(state.to_dict()) + "\n"
+        elif screen.is_terminal:
+            text = status_text(state, client.now(), wide=output == "wide") + progress_line(state) + "\n"
+        else:
+            text = f"{describe(state)}\n"
+        if screen.is_terminal and output != "json":
+            screen.show(text)
+        elif text != shown:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        shown = text
+        if state.finished:
+            return

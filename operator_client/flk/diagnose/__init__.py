@@ -9,6 +9,7 @@ from flk.diagnose.failure import with_memory_limit
 from flk.diagnose.model import Evidence, Finding, PodPhase, PodState
 from flk.diagnose.page import page
 from flk.diagnose.picture import Picture, Surroundings, event_time
+from flk.diagnose.progress import Progress, read_progress
 from flk.diagnose.why import Report, report
 
 __all__ = [
@@ -19,12 +20,14 @@ __all__ = [
     "Picture",
     "PodPhase",
     "PodState",
+    "Progress",
     "Report",
     "Surroundings",
     "event_time",
     "find",
     "job_failure",
     "page",
+    "read_progress",
     "report",
     "with_memory_limit",
 ]

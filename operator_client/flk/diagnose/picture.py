@@ -12,6 +12,7 @@ from typing import Any, Final
 from flk import labels
 from flk.diagnose.model import PodPhase, PodState
 from flk.diagnose.pods import existing_pod, memory_limit, missing_pod, was_killed_by_memory_limit
+from flk.diagnose.progress import Progress
 from flk.kube import Object
 from flk.terminal import program_name
 from flk.units import timestamp
@@ -37,6 +38,7 @@ class Surroundings:
     quotas: Sequence[Object] = ()  # ResourceQuotas of the namespace
     limit_ranges: Sequence[Object] = ()  # LimitRanges of the namespace
     logs: Mapping[str, Sequence[str]] = field(default_factory=dict)  # last lines of pods, by pod name
+    progress: Sequence[Progress] = ()  # of the ranks that print metrics
     missing: frozenset[str] = frozenset()
     unreadable: frozenset[str] = frozenset()  # what the user may not read: "nodes"
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from flk import labels
-from flk.diagnose import Picture, PodPhase, PodState, Surroundings, event_time
+from flk.diagnose import Picture, PodPhase, PodState, Progress, Surroundings, event_time, read_progress
 from flk.diagnose.picture import pod_spec
 from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError
 from flk.jobs.client import JobClient
@@ -56,6 +57,7 @@ class PictureReader:
         self._record_turn = _Turn(*RECORD_EVERY)
         self.last_record: JobRecord | None = None
         self._logs: dict[str, list[str]] = {}
+        self._progress: list[Progress] = []
 
     def picture(self, seen: ObservedJob) -> Picture:
         """Return the picture of a job that exists."""
@@ -75,9 +77,7 @@ class PictureReader:
             with contextlib.suppress(ApiError):  # an outage is the follower's to wait out; the last events still count
                 self._read_events(plain)
         around = self._around
-        if self._logs:
-            logs = {**around.logs, **self._logs}
-            around = Surroundings(**{**vars(around), "logs": logs})
+        around = replace(around, logs={**around.logs, **self._logs}, progress=self._progress)
         return Picture(
             seen.job,
             seen.pods,
@@ -175,7 +175,9 @@ class PictureReader:
             return None
         name = first[0]["metadata"]["name"]
         record = None
-        lines = self._log(name, contract.RECORD_INTERVAL + 100)
+        timed = self._log(name, contract.RECORD_INTERVAL + 100, timestamps=True)
+        self._progress = read_progress(timed)
+        lines = [line.partition(" ")[2] for line in timed]
         for line in lines:
             record = contract.parse_record(line) or record
         self._logs = {name: [line for line in lines if not contract.is_record(line)][-LOG_LINES:]}
@@ -190,10 +192,12 @@ class PictureReader:
         running = [pod for pod in picture.pods if pod.phase == PodPhase.RUNNING]
         return {pod.name: self._log(pod.name, FOREIGN_LINES) for pod in [*ended, *running][:FOREIGN_LOGS]}
 
-    def _log(self, pod: str, tail: int, *, previous: bool = False) -> list[str]:
+    def _log(self, pod: str, tail: int, *, previous: bool = False, timestamps: bool = False) -> list[str]:
         lines: list[str] = []
         try:
-            with self.client.stream_log(pod, _LOG_IDLE, tailLines=tail, previous=previous) as stream:
+            with self.client.stream_log(
+                pod, _LOG_IDLE, tailLines=tail, previous=previous, timestamps=timestamps
+            ) as stream:
                 for line in stream:
                     lines.append(line.decode(errors="replace"))
         except FlkError:

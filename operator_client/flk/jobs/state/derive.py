@@ -38,6 +38,7 @@ def derive(picture: Picture) -> State:
         slow=seen.record.slow if seen.record and seen.record.outcome == "running" and not seen.failed else [],
         code_hash=annotations.get(labels.CODE_HASH, ""),
         pods=seen.pods,
+        progress=list(seen.around.progress),
     )
     cause = next(iter(find(seen)), None)
     base = replace(base, cause=cause)

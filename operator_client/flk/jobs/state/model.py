@@ -6,7 +6,7 @@ import enum
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from flk.diagnose import Finding, PodState
+from flk.diagnose import Finding, PodState, Progress
 from flk_runtime.contract import Failure, SlowRank
 
 SCHEMA: Final = "flk.dev/state/v1"  # of the JSON that `-o json` prints
@@ -75,6 +75,7 @@ class State:
     attempts: list[AttemptState] = field(default_factory=list)
     slow: list[SlowRank] = field(default_factory=list)  # ranks that the others wait for
     pods: list[PodState] = field(default_factory=list)
+    progress: list[Progress] = field(default_factory=list)  # of the ranks that print metrics
 
     @property
     def attempt(self) -> int:

@@ -5,7 +5,7 @@ exit code. `get_state` is the state now. Commands and `JobHandle` import it.
 """
 
 from flk.jobs.wait.conclusion import describe, raise_for_state, run_time_text
-from flk.jobs.wait.follow import Outcome, Waited, get_state, wait_for, wait_until_finished
+from flk.jobs.wait.follow import Outcome, Waited, follow_states, get_state, wait_for, wait_until_finished
 from flk.jobs.wait.goal import Goal
 from flk.jobs.wait.quiet import Quiet
 
@@ -15,6 +15,7 @@ __all__ = [
     "Quiet",
     "Waited",
     "describe",
+    "follow_states",
     "get_state",
     "raise_for_state",
     "run_time_text",

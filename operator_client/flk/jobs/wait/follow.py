@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
@@ -87,6 +87,11 @@ def wait_for(
                 report(current)
     assert current is not None  # noqa: S101 - without a state the follower raises
     return Waited(current, Outcome.FINISHED if current.finished else Outcome.TIMEOUT)
+
+
+def follow_states(client: JobClient, name: str) -> Iterator[State]:
+    """Yield the states of a job, at least one a second, until it was deleted. What is seen is kept as evidence."""
+    return (state for state, _ in _states(client, name, None, None, lambda text: None))
 
 
 def _states(

@@ -1,0 +1,137 @@
+"""The text of `flk status`: head, cause, attempts, and a table of pods or ranks."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Final
+
+from flk.cli.screen import cut, width_of
+from flk.cli.table import table
+from flk.terminal import printable, program_name
+from flk.units import plural, short_duration
+
+if TYPE_CHECKING:
+    from flk.diagnose import PodState, Progress
+    from flk.jobs.state import AttemptState, State
+
+_SHOWN: Final = 32  # pods in the text format
+_REASON: Final = 60  # characters of a pod's reason where the width is not known
+
+
+def status_text(state: State, now: float, *, wide: bool) -> str:
+    """Return what `flk status` prints. ``wide`` shows all pods, a row for each rank, and messages in full."""
+    lines = [
+        f"{state.name}   {state.phase}{_since(state, now)}   in namespace {state.namespace}",
+        f"{_shape(state)}, created {short_duration(now - state.created)} ago"
+        f"{f' by {state.owner}' if state.owner else ''}, image {state.image}",
+    ]
+    if state.message:
+        lines.append(f"{state.reason}: {state.message}" if state.reason and not state.failure else state.message)
+    if state.verdict:
+        lines.append(state.verdict)
+    if state.cause and not state.failure:
+        lines.append(f"{program_name()} why {state.name} -n {state.namespace} shows the evidence and the remedy")
+    if state.progress:
+        lines.append(progress_line(state))
+    if state.attempts:
+        lines += ["", f"attempt {state.attempt}{_used(state)}:", *_attempts(state.attempts, now, wide)]
+    lines += ["", *_pods(state, wide)]
+    if state.slow:
+        lines += ["", *(slow.summary for slow in state.slow)]
+    if state.failure and state.failure.details:
+        lines += ["", *(f"  {line}" for line in state.failure.details.splitlines())]
+    width = 0 if wide else width_of(sys.stdout)
+    return "".join(cut(printable(line), width) + "\n" for line in lines)
+
+
+def progress_line(state: State) -> str:
+    """Return one line about how far a job is: pods, attempt, step, rate, loss, remaining time."""
+    parts = [f"{state.ready}/{state.replicas} pods"]
+    if state.attempts:
+        parts.append(f"attempt {state.attempt}")
+    if state.progress:
+        first = max(state.progress, key=lambda progress: progress.step)
+        parts.append(f"step {first.step}" + (f" of {first.total}" if first.total else ""))
+        if first.step_time is not None:
+            parts.append(f"{first.step_time:.3g} s/step")
+        if first.rate is not None:
+            parts.append(f"{first.rate:.4g} samples/s")
+        if first.loss is not None:
+            parts.append(f"loss {first.loss:.4g}")
+        if first.remaining is not None:
+            parts.append(f"{short_duration(first.remaining)} left")
+    return ", ".join(parts)
+
+
+def _since(state: State, now: float) -> str:
+    return f" for {short_duration(now - state.since)}" if state.since and not state.finished else ""
+
+
+def _used(state: State) -> str:
+    """Return what the job has used of its restarts and disruptions."""
+    if state.max_restarts is None:
+        return ""
+    return (
+        f", {state.restarts} of {state.max_restarts} restarts and "
+        f"{state.disruptions} of {state.max_disruptions} disruptions used"
+    )
+
+
+def _shape(state: State) -> str:
+    pods, ranks = plural(state.replicas, "pod"), plural(state.processes, "rank")
+    return f"{pods} x {ranks}" if state.processes > 1 else plural(state.replicas, "rank")
+
+
+def _attempts(attempts: list[AttemptState], now: float, wide: bool) -> list[str]:
+    """Return the table of attempts. Attempts in a row that failed in the same way are one line."""
+    rows: list[tuple[AttemptState, AttemptState]] = []  # first and last of each line
+    for attempt in attempts:
+        same = rows and not wide and attempt.cause and attempt.cause == rows[-1][1].cause
+        rows[-1:] = [(rows[-1][0], attempt)] if same else [*rows[-1:], (attempt, attempt)]
+    cells = []
+    for first, last in rows:
+        numbers = str(first.number) if first is last else f"{first.number}-{last.number}"
+        time = short_duration((last.ended or now) - first.started)
+        count = last.number - first.number + 1
+        cells.append([numbers, last.outcome, time, last.cause + (f" (x{count})" if count > 1 else "")])
+    return table(["ATTEMPT", "OUTCOME", "TIME", "CAUSE"], cells)
+
+
+def _pods(state: State, wide: bool) -> list[str]:
+    progress = {item.rank: item for item in state.progress}
+    chosen = [
+        pod
+        for pod in state.pods
+        if wide or len(state.pods) <= _SHOWN or pod.phase not in ("Running", "Succeeded") or pod.index == 0
+    ]
+    shown = chosen if wide else chosen[:_SHOWN]
+    measured = ["STEP", "STEP TIME", "LOSS"] if progress else []
+    header = ["POD", "RANK" if wide else "RANKS", "PHASE", "RESTARTS", "NODE", *measured, "REASON"]
+    rows = []
+    for pod in shown:
+        for ranks in [[rank] for rank in pod.ranks] if wide else [pod.ranks]:
+            numbers = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
+            known = next((progress[rank] for rank in ranks if rank in progress), None)
+            cells = [pod.name, numbers, str(pod.phase), str(pod.restarts), pod.node]
+            rows.append([*cells, *(_measured(known) if progress else []), _reason(pod, state, wide)])
+    lines = table(header, rows)
+    left = len(state.pods) - len(shown)
+    if left:
+        lines.append(f"and {plural(left, 'more pod')} (-o wide shows all)")
+    return lines
+
+
+def _measured(progress: Progress | None) -> list[str]:
+    if progress is None:
+        return ["", "", ""]
+    time = "" if progress.step_time is None else f"{progress.step_time:.3g}s"
+    return [str(progress.step), time, "" if progress.loss is None else f"{progress.loss:.4g}"]
+
+
+def _reason(pod: PodState, state: State, wide: bool) -> str:
+    """Return why a pod does not run; without the message if that of the job's cause is the same."""
+    if not wide and state.cause and pod.name in state.cause.pods:
+        return pod.reason
+    last = pod.message.strip().splitlines()[-1] if pod.message.strip() else ""
+    text = f"{pod.reason}: {last}" if pod.reason and last else pod.reason or last
+    return text if wide else cut(text, _REASON)
