@@ -14,6 +14,8 @@ from flk_runtime.contract import Failure
 _RANK: Final = re.compile(r"\[(?:rank|default)(\d+)\]")
 # With these a launcher reports the end of its children; the log of the children has the cause.
 _LAUNCHERS: Final = ("ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "SignalException")
+# A rank whose peer has ended raises one of these, if the script talks to the peer without torch.
+_BROKEN: Final = ("ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError", "BrokenPipeError")
 
 
 def first_exception(picture: Picture) -> Failure | None:
@@ -46,5 +48,5 @@ def _failure(error: LoggedError, lines: Sequence[str], pod: PodState) -> Failure
         message=error.message,
         traceback="\n".join(lines[error.begin : error.end]),
         exit_code=pod.exit_code,
-        secondary=error.secondary or error.type in _LAUNCHERS,
+        secondary=error.secondary or error.type in (*_LAUNCHERS, *_BROKEN),
     )

@@ -75,7 +75,7 @@ class Picture:
         count = str(spec.get("nprocPerNode") or "1")
         self.processes = int(count) if count.isdigit() else 1
         self.conditions = {c["type"]: c for c in self.status.get("conditions") or [] if c.get("status") == "True"}
-        self.seen_by_operator = bool(self.status.get("conditions"))
+        self.seen_by_operator = bool(self.status.get("conditions")) or bool(self.job_events)
         self.pods = self._pods()
         self.records = [*(pod.record for pod in self.pods if pod.record), *([record] if record else [])]
         self.completed = timestamp(self.status.get("completionTime")) or None

@@ -120,7 +120,7 @@ def _reason(status: Object, phase: PodPhase, state: Object, events: Sequence[Obj
 def _failed_reason(status: Object, state: Object, conditions: dict[Any, Object]) -> tuple[str, str]:
     ended = state.get("terminated") or {}
     evicted = conditions.get("DisruptionTarget") or {}
-    if status.get("reason") and not ended:
+    if status.get("reason"):  # the kubelet has ended the pod: Evicted, for example
         return str(status["reason"]), _one_line(status.get("message"))
     if evicted.get("status") == "True" and ended.get("reason") != "OOMKilled":
         return str(evicted.get("reason")), _one_line(evicted.get("message"))

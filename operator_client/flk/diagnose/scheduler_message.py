@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 _REASON: Final = re.compile(r"(\d+) (.+?)(?=(?:, \d+ )|[.;]? preemption:|\.?$|\. )")
-_TAINT: Final = re.compile(r"untolerated taint(?:\(s\))? ?\{([^}:]+)(?:: ?([^}]*))?\}")
+_TAINT: Final = re.compile(r"untolerated taint(?:\(s\))?(?: \{([^}:]+)(?:: ?([^}]*))?\})?")
 _INSUFFICIENT: Final = re.compile(r"Insufficient (\S+?)\.?$")
 _CONTROL_PLANE: Final = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
 # The scheduler tests a node in this order and reports the first test that the node fails, so a node that fails a later
@@ -22,7 +22,7 @@ class NodeReason:
     kind: str  # one of _ORDER
     nodes: int  # how many nodes say so
     text: str  # as the scheduler writes it
-    detail: str = ""  # the resource, or the taint as key=value
+    detail: str = ""  # the resource, or the taint as key=value; newer schedulers do not name the taint
 
 
 def parse(message: str) -> list[NodeReason]:
@@ -44,7 +44,7 @@ def _reason(nodes: int, text: str) -> NodeReason:
     taint = _TAINT.search(text)
     if taint:
         value = (taint[2] or "").strip()
-        return NodeReason("taint", nodes, text, f"{taint[1]}={value}" if value else taint[1])
+        return NodeReason("taint", nodes, text, f"{taint[1]}={value}" if value else taint[1] or "")
     insufficient = _INSUFFICIENT.search(text)
     if insufficient:
         return NodeReason("resource", nodes, text, insufficient[1])

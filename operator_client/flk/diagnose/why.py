@@ -15,6 +15,22 @@ from flk.units import plural
 
 SCHEMA: Final = "flk.dev/why/v1"  # of the JSON that `flk why -o json` prints
 OTHERS: Final = 12  # other observations that are told; the rest is counted
+REPEATED: Final = "they repeat the cause"
+_REPEATING: Final = (
+    "BackOff",
+    "CrashLoopBackOff",
+    "ErrImagePull",
+    "Error",
+    "ExitedWithCode",
+    "Failed",
+    "FailedCreatePod",
+    "FailedMount",
+    "FailedScheduling",
+    "ImagePullBackOff",
+    "InspectFailed",
+    "StartError",
+    "Unschedulable",
+)
 _NUMBERS: Final = re.compile(r"\d+")
 
 
@@ -182,7 +198,13 @@ def _events(picture: Picture, cause: Finding | None) -> list[Other]:
         why_not = _why_not(reason, pod, picture, cause)
         source = Evidence(f"event of {about.get('kind', '')} {about.get('name', '')}", text)
         others.append(Other(f"{source.where}: {reason}: {text}", why_not, count, time=event_time(event)))
-    return sorted(others, key=lambda other: other.time)
+    repeated = [other for other in others if other.why_not == REPEATED]
+    rest = sorted((other for other in others if other.why_not != REPEATED), key=lambda other: other.time)
+    if repeated:
+        last = max(repeated, key=lambda other: other.time)
+        count = sum(other.count for other in repeated)
+        rest.append(Other(f"{plural(count, 'further event')}, the last: {last.text}", REPEATED, time=last.time))
+    return rest
 
 
 def _why_not(reason: str, pod: PodState | None, picture: Picture, cause: Finding | None) -> str:
@@ -197,20 +219,10 @@ def _why_not(reason: str, pod: PodState | None, picture: Picture, cause: Finding
         return "resolved: the volumes were mounted after it"
     if reason.startswith("FailedCreate") and all(p.phase != PodPhase.MISSING for p in picture.pods):
         return "resolved: all pods exist now"
-    if cause is None:
-        return "flk does not know this event as a cause"
-    if reason in (
-        "BackOff",
-        "Failed",
-        "FailedScheduling",
-        "FailedMount",
-        "FailedCreatePod",
-        "InspectFailed",
-        "ErrImagePull",
-    ):
-        return "it repeats the cause"
-    if reason in ("Error", "ExitedWithCode", "ImagePullBackOff", "CrashLoopBackOff", "StartError", "Unschedulable"):
-        return "it repeats the cause, as the operator sees it"
+    if reason in ("PyTorchJobRestarting", "PyTorchJobFailed", "PyTorchJobSuspended"):
+        return "a consequence: the operator says what it does about it"
+    if cause is not None and reason in _REPEATING:
+        return REPEATED
     return "flk does not know this event as a cause"
 
 

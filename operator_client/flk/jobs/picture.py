@@ -6,6 +6,7 @@ A job that runs undisturbed costs no request beyond the job and its pods.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -36,6 +37,7 @@ NODES: Final = Resource("", "v1", "nodes")
 CLAIMS: Final = Resource("", "v1", "persistentvolumeclaims")
 WORKLOADS: Final = Resource("kueue.x-k8s.io", "v1beta1", "workloads")
 POD_GROUPS: Final = Resource("scheduling.volcano.sh", "v1beta1", "podgroups")
+_WAITING: Final = re.compile(r"pods have joined; waiting for pods? (\d+)")
 _UNFINISHED: Final = (PodPhase.MISSING, PodPhase.PENDING, PodPhase.STARTING, PodPhase.UNKNOWN)
 
 
@@ -181,9 +183,12 @@ class PictureReader:
         for line in lines:
             record = contract.parse_record(line) or record
         self._logs = {name: [line for line in lines if not contract.is_record(line)][-LOG_LINES:]}
-        if not lines and len(seen.pods) > 1:  # its launcher has not started; another one says what it waits for
-            other = next(pod["metadata"]["name"] for pod in seen.pods if pod is not first[0])
-            self._logs[other] = self._log(other, LOG_LINES)
+        waiting = _WAITING.search(lines[-1]) if lines else None
+        if waiting or not lines:  # a launcher is missing: that one, or if pod 0 is silent any other, says more
+            named = f"-{waiting[1]}" if waiting else ""
+            others = [pod["metadata"]["name"] for pod in seen.pods if pod is not first[0]]
+            for other in [name for name in others if name.endswith(named)][:1]:
+                self._logs[other] = self._log(other, LOG_LINES)
         return record
 
     def _foreign_logs(self, picture: Picture) -> dict[str, list[str]]:

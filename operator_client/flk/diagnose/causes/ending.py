@@ -18,6 +18,7 @@ _DISK: Final = re.compile(r"No space left on device|Errno 28\b|ENOSPC|Disk quota
 _READ_ONLY: Final = re.compile(r"Read-only file system|Errno 30\b|EROFS")
 _GPU_MEMORY: Final = re.compile(r"CUDA out of memory|CUDA error: out of memory|HIP out of memory")
 _BUS: Final = 7  # SIGBUS: a rank has used more of /dev/shm than there is
+_OF_CODE: Final = ("exception", "exit", "io")  # kinds of failures of a rank whose text may say more
 _TERMINATED: Final = "status.containerStatuses[pytorch].state.terminated"
 
 
@@ -57,7 +58,9 @@ def failure_evidence(picture: Picture, failure: Failure) -> list[Evidence]:
 
 
 def _ended(
-    matches: Callable[[Failure], bool], remedy: Callable[[Picture, Failure], str]
+    matches: Callable[[Failure], bool],
+    remedy: Callable[[Picture, Failure], str],
+    exit_code: ExitCode | None = None,
 ) -> Callable[[Picture], Found | None]:
     def find(picture: Picture) -> Found | None:
         failure = job_failure(picture)
@@ -70,7 +73,7 @@ def _ended(
             failure_evidence(picture, failure),
             [name] if name else [],
             since=failure.time,
-            exit_code=exit_code_of(failure),
+            exit_code=exit_code_of(failure) if exit_code is None else exit_code,
         )
 
     return find
@@ -196,10 +199,13 @@ ENDING: Final = (
         f"A write failed because a volume or the pod's own disk is full (ENOSPC). {_RECORD}",
         "Free space, keep fewer checkpoints, or use a larger volume.",
         _ended(
-            lambda failure: failure.kind in ("exception", "exit", "io") and bool(_DISK.search(_text(failure))),
+            lambda failure: (
+                failure.kind == "disk_full" or (failure.kind in _OF_CODE and bool(_DISK.search(_text(failure))))
+            ),
             lambda picture, failure: (
                 "free space or use a larger volume; the traceback names the file: " + picture.flk("status")
             ),
+            ExitCode.INFRASTRUCTURE,
         ),
     ),
     Cause(
@@ -208,9 +214,53 @@ ENDING: Final = (
         f"A write failed because the file system is mounted read-only (EROFS). {_RECORD}",
         "Write to another folder, or mount the volume for writing.",
         _ended(
-            lambda failure: failure.kind in ("exception", "exit", "io") and bool(_READ_ONLY.search(_text(failure))),
+            lambda failure: failure.kind in _OF_CODE and bool(_READ_ONLY.search(_text(failure))),
             lambda picture, failure: (
                 "write to another folder, such as the one of --checkpoint, or remove readOnly from the volume"
+            ),
+            ExitCode.INFRASTRUCTURE,
+        ),
+    ),
+    Cause(
+        "VolumeFailed",
+        "A disk or a network file system failed",
+        f"A read or write failed in a way that points to the storage and not to the script (EIO, ESTALE). {_RECORD}",
+        "Have the storage checked. The job continues from its newest checkpoint.",
+        _ended(
+            lambda failure: failure.kind == "io",
+            lambda picture, failure: (
+                f"{picture.kubectl('get persistentvolumeclaims')} shows the volumes; have them checked"
+            ),
+        ),
+    ),
+    Cause(
+        "GpuFailed",
+        "A GPU failed",
+        f"CUDA reports that a GPU was lost or damaged. {_RECORD}",
+        "Have the node's GPU checked, and keep jobs off the node until then.",
+        _ended(
+            lambda failure: failure.kind == "gpu",
+            lambda picture, failure: (
+                f"kubectl cordon {failure.node or 'NODE'} keeps jobs off the node; have its GPU checked"
+            ),
+        ),
+    ),
+    Cause(
+        "AddressInUse",
+        "A port that a rank needs is in use",
+        f"A rank or a launcher could not listen on its port. {_RECORD}",
+        "Let the script choose a free port. Jobs on the network of their nodes may not share a node.",
+        _ended(lambda failure: failure.kind == "address", _logs),
+    ),
+    Cause(
+        "RankUnkillable",
+        "A rank survives SIGKILL",
+        f"A process of a rank hangs in the kernel, most often in the driver of a GPU or a file system. {_RECORD}",
+        "Have the node checked; it may have to be restarted.",
+        _ended(
+            lambda failure: failure.kind == "unkillable",
+            lambda picture, failure: (
+                f"kubectl cordon {failure.node or 'NODE'} keeps jobs off the node; have it checked"
             ),
         ),
     ),
@@ -222,6 +272,7 @@ ENDING: Final = (
         _ended(
             lambda f: f.kind in ("exception", "usage") and "No module named 'torch'" in f"{f.message}{f.stderr}",
             lambda picture, failure: f"choose an image with torch; {picture.image} has none: --image",
+            ExitCode.USAGE,
         ),
         ExitCode.USAGE,
     ),
@@ -259,7 +310,10 @@ ENDING: Final = (
         f"The launchers waited for a pod (FLK_JOIN_TIMEOUT) and gave up. {_RECORD}",
         "Find out why the pod did not start; `flk why` names its obstacle while the pods exist.",
         _ended(
-            lambda f: f.kind == "lost" and ("never joined" in f.message or "did not answer" in f.message),
+            lambda f: (
+                f.kind == "rendezvous"
+                or (f.kind == "lost" and ("never joined" in f.message or "did not answer" in f.message))
+            ),
             lambda picture, failure: (
                 f"{picture.kubectl('get pods')} shows which pods did not run; a larger FLK_JOIN_TIMEOUT waits longer"
             ),
@@ -272,7 +326,7 @@ ENDING: Final = (
         "left.",
         "Submit with more --max-restarts. With --checkpoint the job continues where it ended.",
         _ended(
-            lambda failure: failure.kind == "lost",
+            lambda failure: failure.kind in ("lost", "preempted"),
             lambda picture, failure: (
                 f"{picture.kubectl('get events')} shows what happened to the pod; submit with more --max-restarts"
             ),

@@ -56,7 +56,7 @@ def _pulling(picture: Picture) -> tuple[list[PodState], str, list[Evidence]] | N
 
 def is_pull_event(event: Object) -> bool:
     """Return whether an event says why an image could not be pulled."""
-    return event.get("reason") == "Failed" and "pull" in str(event.get("message", "")).lower()
+    return event.get("reason") == "Failed" and str(event.get("message", "")).startswith("Failed to pull image")
 
 
 def image_of(picture: Picture, pod: PodState) -> str:

@@ -73,9 +73,9 @@ def _evicted(picture: Picture) -> Found | None:
     if pods:
         pod = pods[0]
         status = picture.objects[pod.name].get("status") or {}
-        evidence = Evidence(
-            f"pod {pod.name}", f"Evicted: {status.get('message', '')}", "status.reason", pod.ended or 0.0
-        )
+        ended = _conditions(picture.objects[pod.name]).get("Ready") or {}
+        time = pod.ended or timestamp(ended.get("lastTransitionTime"))
+        evidence = Evidence(f"pod {pod.name}", f"Evicted: {status.get('message', '')}", "status.reason", time)
         message = " ".join(str(status.get("message") or pod.message).split())
         return Found(
             f"{subject(pods)}: its node evicted it: {message}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any, Final
 
@@ -31,7 +32,30 @@ def unschedulable(picture: Picture) -> tuple[list[PodState], NodeReason, Evidenc
         "status.conditions[PodScheduled]",
         timestamp(condition.get("lastTransitionTime")),
     )
-    return pods, reasons[0] if reasons else NodeReason("other", 0, pods[0].message), evidence
+    reason = reasons[0] if reasons else NodeReason("other", 0, pods[0].message)
+    tainted = _taint_of_chosen_nodes(picture, pods[0])
+    selected = bool(pod_spec(picture.objects[pods[0].name]).get("nodeSelector"))
+    if tainted is not None and (reason.kind == "taint" or (reason.kind == "selector" and selected)):
+        kept = next((one for one in reasons if one.kind == "taint"), None)
+        reason = replace(kept, detail=kept.detail or tainted) if kept else reason
+    return pods, reason, evidence
+
+
+def _taint_of_chosen_nodes(picture: Picture, pod: PodState) -> str | None:
+    """Return a taint of the nodes that match the pod's node selector; None if no node matches, or if none was read."""
+    wanted = (pod_spec(picture.objects[pod.name]).get("nodeSelector") or {}).items()
+    taints: list[str] = []
+    matching = False
+    for node in picture.around.nodes.values():
+        if wanted <= (node["metadata"].get("labels") or {}).items():
+            matching = True
+            for taint in (node.get("spec") or {}).get("taints") or []:
+                if taint.get("effect") != "PreferNoSchedule":
+                    value = f"={taint['value']}" if taint.get("value") else ""
+                    taints.append(f"{taint.get('key')}{value}:{taint.get('effect')}")
+    # A control plane has its taint in each cluster. It is the reason only if the job wants to run there.
+    others = [taint for taint in taints if not taint.startswith("node-role.kubernetes.io/")]
+    return next(iter(others or taints), None) if matching else None
 
 
 def _about(kind: str, detail: Callable[[str], bool] = lambda text: True) -> Callable[[Picture], Any]:
@@ -59,11 +83,16 @@ def _quantity(value: Any) -> Decimal:
         return Decimal(0)
 
 
+def _taints(node: Object) -> list[str]:
+    return [str(taint.get("key")) for taint in (node.get("spec") or {}).get("taints") or []]
+
+
 def _largest(picture: Picture, resource: str) -> tuple[str, str]:
     """Return the node that has most of a resource, and how much; empty if no node was read."""
     sizes = {
         name: str(((node.get("status") or {}).get("allocatable") or {}).get(resource) or "0")
         for name, node in picture.around.nodes.items()
+        if not any(str(key).startswith("node-role.kubernetes.io/") for key in _taints(node))
     }
     name = max(sizes, key=lambda node: _quantity(sizes[node]), default="")
     return name, sizes.get(name, "")
@@ -149,9 +178,11 @@ def _taint(picture: Picture) -> Found | None:
     if found is None:
         return None
     pods, reason, evidence = found
+    taint = f"the taint {reason.detail}" if reason.detail else "a taint"
     return Found(
-        f"{subject(pods)}: the nodes that could run it have the taint {reason.detail}, which the pods do not tolerate",
-        f"submit with --toleration {reason.detail.replace('=', '=', 1)} if the job may run there",
+        f"{subject(pods)}: the nodes that could run it have {taint}, which the pods do not tolerate",
+        f"submit with --toleration {reason.detail or 'KEY'} if the job may run there; kubectl describe nodes shows the "
+        "taints",
         [evidence],
         names(pods),
     )

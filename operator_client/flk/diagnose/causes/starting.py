@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Final
 
 from flk.diagnose.causes.row import Cause, Found, event_evidence, names, pod_evidence, subject, waiting_path
@@ -15,7 +16,9 @@ from flk_runtime.contract import ExitCode
 _CONFIG: Final = ("CreateContainerConfigError", "CreateContainerError")
 _KEY: Final = re.compile(r"couldn't find key (\S+) in (Secret|ConfigMap) (\S+)")
 _REFERENCE: Final = re.compile(r'(secret|configmap) "([^"]+)" not found')
-_ROOT: Final = re.compile(r"container has runAsNonRoot and image (?:will run as root|has non-numeric user)")
+_ROOT: Final = re.compile(
+    r"runAsNonRoot and image (?:will run as root|has non-numeric user)|runAsUser breaks non-root policy"
+)
 _EXECUTABLE: Final = re.compile(r'exec: "([^"]+)": (?:executable file not found|stat [^:]+: no such file|no such file)')
 _NO_FILE: Final = re.compile(r"exec (\S+): no such file or directory")
 _FORMAT: Final = re.compile(r"(?:exec )?\"?([^\s\":]+)\"?: exec format error|exec format error")
@@ -114,13 +117,15 @@ def _states(picture: Picture, name: str) -> list[tuple[str, Object]]:
 
 
 def _start_failed(picture: Picture, pattern: re.Pattern[str]) -> tuple[str, re.Match[str], Evidence, list[str]] | None:
+    """Return the pods in words, the match, the evidence (with the time of the first such start) and the pods' names."""
     matching = [(name, match, item) for name, text, item in starts(picture) if (match := pattern.search(text))]
     if not matching:
         return None
     pods = list(dict.fromkeys(name for name, _, _ in matching))
     others = len(pods) - 1
     words = pods[0] + (f" and {plural(others, 'other pod')}" if others else "")
-    return words, matching[0][1], matching[0][2], pods
+    since = min((item.time for _, _, item in matching if item.time), default=0.0)
+    return words, matching[0][1], replace(matching[0][2], time=since), pods
 
 
 def _executable(picture: Picture, *, python: bool) -> Found | None:
@@ -179,7 +184,8 @@ def _architecture(picture: Picture) -> Found | None:
     for name, lines in picture.around.logs.items():
         for line in lines:
             if "exec format error" in line:
-                return _wrong_architecture(picture, name, Evidence(f"log of {name}", line), [name])
+                ended = next((pod.ended or 0.0 for pod in picture.pods if pod.name == name), 0.0)
+                return _wrong_architecture(picture, name, Evidence(f"log of {name}", line, time=ended), [name])
     for pod in picture.pods:
         if "exec format error" in pod.message:
             evidence = pod_evidence(picture, pod, "status.containerStatuses[pytorch].state.terminated")

@@ -21,12 +21,18 @@ GROUPS: Final = (QUEUEING, ADMISSION, IMAGES, STARTING, VOLUMES, SCHEDULING, (UN
 CAUSES: Final[tuple[Cause, ...]] = tuple(cause for group in GROUPS for cause in group)
 
 
+# Ends that say little. What kept a pod away, or what ended it from outside, explains them.
+_ABSENT: Final = ("RendezvousTimeout", "PodLost", "FailedWithoutTrace")
+_SHALLOW: Final = ("ExitedWithCode", "KilledBySignal", "Failed")
+_FROM_OUTSIDE: Final = ("Evicted", "Preempted", "NodeLost")
+
+
 def find(picture: Picture) -> list[Finding]:
     """Return the causes that are found in a picture, the one to report first.
 
     Of each group only the first row that matches counts, because later rows say less of the same. A job that has failed
-    is explained by its end, unless the end is that a pod never came: then by what kept that pod away. In a job that has
-    not ended, what does not resolve by itself comes before what does.
+    is explained by its end, unless that says little: then by what kept a pod away, or ended it from outside. In a job
+    that has not ended, what does not resolve by itself comes before what does.
     """
     if picture.succeeded and not picture.failed:
         return []
@@ -37,11 +43,16 @@ def find(picture: Picture) -> list[Finding]:
             if finding is not None:
                 found.append(finding)
                 break
-    ended = {cause.code for cause in ENDING}
     if not picture.failed:
         return sorted(found, key=lambda finding: finding.resolves_itself)
-    absent = any(finding.code in ("RendezvousTimeout", "PodLost", "FailedWithoutTrace") for finding in found)
-    obstacles = [finding for finding in found if finding.code not in ended and not finding.resolves_itself]
-    endings = [finding for finding in found if finding.code in ended]
-    rest = [finding for finding in found if finding not in obstacles and finding not in endings]
-    return [*obstacles, *endings, *rest] if absent else [*endings, *obstacles, *rest]
+    codes = {cause.code for cause in ENDING}
+    end = next((finding for finding in found if finding.code in codes), None)
+    return sorted(found, key=lambda finding: (not _explains(finding, end), finding is not end))
+
+
+def _explains(finding: Finding, end: Finding | None) -> bool:
+    """Return whether a finding explains the end of a job better than the end itself."""
+    if end is None or finding is end or (finding.resolves_itself and finding.code not in _FROM_OUTSIDE):
+        return False
+    same_pod = bool(set(finding.pods) & set(end.pods))
+    return end.code in _ABSENT or (end.code in _SHALLOW and same_pod)

@@ -1,0 +1,255 @@
+"""`flk why` and `flk wait` for jobs that do not run, in a real cluster: code, sentence, evidence, remedy and exit code.
+
+All jobs are created at once, because most causes take some seconds to appear. FLK_RECORD=yes writes the objects of each
+job into tests/unit/data/causes, where unit tests read them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flk as library
+from flk.diagnose import report
+from flk.jobs.client import JobClient
+from flk.jobs.picture import read_picture
+from flk_runtime.contract import ExitCode
+from tests.cluster.conftest import Cluster
+from tests.support import recorded
+from tests.support.causes import CASES, FOREIGN_PROGRAM, Case, Object
+from tests.support.commands import Flk
+from tests.support.processes import until
+
+NAMESPACES = ("plain", "restricted", "quota", "limits", "refusing", "webhook")
+APPEAR = 200  # seconds in which a cause must be found, on a machine that does much else
+REGISTRY = """
+import http.server
+class Registry(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        private = "/private/" in self.path
+        self.send_response(401 if private else 404)
+        if private:
+            self.send_header("WWW-Authenticate", 'Basic realm="tests"')
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+    do_HEAD = do_GET
+http.server.ThreadingHTTPServer(("", PORT), Registry).serve_forever()
+"""
+
+
+@dataclass(frozen=True)
+class Causes:
+    """The namespaces in which the jobs are, and how tests ask about them."""
+
+    names: dict[str, str]
+    flk: Flk
+
+    def client(self, case: Case) -> JobClient:
+        return JobClient.connect(namespace=self.names[case.namespace])
+
+    def run(self, case: Case, *words: str) -> Any:
+        return self.flk(*words, "-n", self.names[case.namespace])
+
+
+@pytest.fixture(scope="module")
+def causes(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Causes]:
+    """All jobs of all causes, just created."""
+    run = uuid.uuid4().hex[:6]
+    names = {name: f"flk-test-causes-{name}-{run}" for name in NAMESPACES}
+    port = str(20_000 + int(run, 16) % 10_000)
+    nodes = json.loads(cluster.kubectl("get", "nodes", "-o", "json"))["items"]
+    workers = [node["metadata"]["name"] for node in nodes if not node["spec"].get("taints")]
+    if len(workers) < 2:
+        pytest.skip("the causes of volumes need two nodes that take pods")
+    cluster_wide = _cluster_wide(names, run)
+    home = tmp_path_factory.mktemp("home")
+    values = {"IMAGE": image, "REGISTRY": f"localhost:{port}", "OTHER-NODE": workers[1]}
+    try:
+        _create(cluster, [*map(_namespace, names.items()), *cluster_wide])
+        _create(cluster, _surroundings(names, image, workers[0], port))
+        for name in names.values():
+            cluster.kubectl("-n", name, "wait", "--for=create", "serviceaccount/default", "--timeout=60s")
+        cluster.kubectl("-n", names["plain"], "wait", "--for=condition=Ready", "pod", "--all", "--timeout=120s")
+        folder = tmp_path_factory.mktemp("code")
+        jobs = [item for case in CASES for item in _manifests(case, names, values, folder)]
+        _create(cluster, jobs)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+            command = Flk(tmp_path_factory.mktemp("folder"), kubeconfig=cluster.kubeconfig, home=home)
+            yield Causes(names, command)
+            command.close()
+    finally:
+        for item in cluster_wide:
+            cluster.kubectl("delete", item["kind"], item["metadata"]["name"], "--ignore-not-found", "--wait=false")
+        cluster.kubectl("delete", "namespace", *names.values(), "--ignore-not-found", "--wait=false")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_cause(causes: Causes, case: Case) -> None:
+    expected, client = case.expected, causes.client(case)
+
+    def found() -> bool:
+        picture = read_picture(client, case.name)
+        answer = report(picture)
+        code = answer.cause.code if answer.cause else ""
+        return code == expected.code and (answer.stuck or picture.failed or not expected.stuck)
+
+    try:
+        until(found, f"{case.name} is {expected.code}", seconds=APPEAR, every=1)
+    except AssertionError:
+        pytest.fail(causes.run(case, "why", case.name).stdout, pytrace=False)
+    if os.environ.get("FLK_RECORD"):
+        recorded.save(read_picture(client, case.name), recorded.FOLDER / f"{case.name}.json")
+    answer = json.loads(causes.run(case, "why", case.name, "-o", "json").stdout)
+    assert answer["code"] == expected.code
+    assert expected.sentence in answer["cause"]["sentence"]
+    assert any(expected.evidence in item["text"] for item in answer["cause"]["evidence"]), answer["cause"]["evidence"]
+    assert all(item["source"] for item in answer["cause"]["evidence"])
+    assert expected.remedy in answer["cause"]["remedy"]
+    ended = causes.run(case, "wait", case.name, "--timeout", "100s" if expected.stuck else "0")
+    assert ended.code == (expected.exit_code if expected.stuck else ExitCode.RUNNING), ended.stderr
+
+
+def _create(cluster: Cluster, items: list[Object]) -> None:
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+    cluster.kubectl("create", "-f", "-", stdin=text)
+
+
+def _namespace(item: tuple[str, str]) -> Object:
+    kind, name = item
+    level = {"pod-security.kubernetes.io/enforce": "restricted"} if kind == "restricted" else {}
+    labels = {"flk.dev/test": "true", "flk.dev/causes": name, **level}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+
+
+def _cluster_wide(names: dict[str, str], run: str) -> list[Object]:
+    """A policy and a webhook that concern one namespace each."""
+    policy = f"flk-test-{run}"
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    group = "admissionregistration.k8s.io/v1"
+    return [
+        {
+            "apiVersion": group,
+            "kind": "ValidatingAdmissionPolicy",
+            "metadata": {"name": policy},
+            "spec": {
+                "failurePolicy": "Fail",
+                "matchConstraints": {"resourceRules": [rule]},
+                "validations": [{"expression": "false", "message": "no training on Sundays"}],
+            },
+        },
+        {
+            "apiVersion": group,
+            "kind": "ValidatingAdmissionPolicyBinding",
+            "metadata": {"name": policy},
+            "spec": {
+                "policyName": policy,
+                "validationActions": ["Deny"],
+                "matchResources": {"namespaceSelector": {"matchLabels": {"flk.dev/causes": names["refusing"]}}},
+            },
+        },
+        {
+            "apiVersion": group,
+            "kind": "ValidatingWebhookConfiguration",
+            "metadata": {"name": policy},
+            "webhooks": [
+                {
+                    "name": "absent.flk.dev",
+                    "clientConfig": {"service": {"name": "absent", "namespace": names["webhook"]}},
+                    "rules": [rule],
+                    "failurePolicy": "Fail",
+                    "sideEffects": "None",
+                    "admissionReviewVersions": ["v1"],
+                    "namespaceSelector": {"matchLabels": {"flk.dev/causes": names["webhook"]}},
+                }
+            ],
+        },
+    ]
+
+
+def _surroundings(names: dict[str, str], image: str, node: str, port: str) -> list[Object]:
+    """The objects that jobs name, a registry that has no image, and a pod that binds a volume to a node."""
+    plain = names["plain"]
+    registry = {"command": ["python3", "-c", REGISTRY.replace("PORT", port)]}
+    holder = {"command": ["sleep", "3600"], "volumeMounts": [{"name": "local", "mountPath": "/local"}]}
+    volumes = [{"name": "local", "persistentVolumeClaim": {"claimName": "local"}}]
+    return [
+        _object("v1", "Secret", plain, "present", stringData={"other": "x"}),
+        _object("v1", "ConfigMap", plain, "foreign", binaryData={"program": FOREIGN_PROGRAM}),
+        _claim(plain, "unbound", "nowhere"),
+        _claim(plain, "local", "standard"),
+        _object("v1", "ResourceQuota", names["quota"], "tight", spec={"hard": {"pods": "0"}}),
+        _object(
+            "v1",
+            "LimitRange",
+            names["limits"],
+            "small",
+            spec={"limits": [{"type": "Container", "max": {"memory": "64Mi"}}]},
+        ),
+        _pod(plain, "registry", image, registry, hostNetwork=True, nodeName=node),
+        _pod(plain, "registry-2", image, registry, hostNetwork=True, affinity=_apart(node)),
+        _pod(plain, "holder", image, holder, nodeSelector={"kubernetes.io/hostname": node}, volumes=volumes),
+    ]
+
+
+def _apart(node: str) -> Object:
+    """Every node but one."""
+    expression = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": [node]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+
+
+def _object(version: str, kind: str, namespace: str, name: str, **rest: Any) -> Object:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, "namespace": namespace}, **rest}
+
+
+def _claim(namespace: str, name: str, storage: str) -> Object:
+    spec = {
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": storage,
+        "resources": {"requests": {"storage": "1Mi"}},
+    }
+    return _object("v1", "PersistentVolumeClaim", namespace, name, spec=spec)
+
+
+def _pod(namespace: str, name: str, image: str, container: Object, **spec: Any) -> Object:
+    main = {"name": "main", "image": image, "imagePullPolicy": "IfNotPresent", **container}
+    main["resources"] = {"requests": {"cpu": "10m"}}
+    every = {"containers": [main], "terminationGracePeriodSeconds": 0, **spec}
+    return _object("v1", "Pod", namespace, name, spec=every)
+
+
+def _manifests(case: Case, names: dict[str, str], values: dict[str, str], folder: Path) -> list[Object]:
+    """The manifests of a case in its namespace."""
+    if case.manifest is not None:
+        text = json.dumps(case.manifest)
+        for word, value in values.items():
+            text = text.replace(word, value)
+        items = [json.loads(text)]
+    else:
+        items = _launched(case, values["IMAGE"], folder)
+    for item in items:
+        item["metadata"]["namespace"] = names[case.namespace]
+    return items
+
+
+def _launched(case: Case, image: str, folder: Path) -> list[Object]:
+    """The manifests that flk makes of a case, with the fault in them."""
+    (folder / "train.py").write_text(case.script)
+    job, *others = library.render(
+        library.Job(name=case.name, command=["train.py"], image=image, resources={"cpu": "10m"}, **case.job), folder
+    )
+    spec = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    container = spec["containers"][0]
+    spec.update(case.pod)
+    if case.sleeping is not None:
+        wait = f'if [ "$FLK_POD_INDEX" = {case.sleeping} ]; then sleep 3600; fi; exec "$@"'
+        container["command"] = ["sh", "-c", wait, "sh", *container["command"]]
+    return [job] if case.without_code else [job, *others]

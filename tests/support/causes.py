@@ -1,0 +1,463 @@
+"""The causes that tests produce in a cluster: how to make each, and what flk must say about it."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass, field
+from typing import Any
+
+from flk_runtime.contract import ExitCode
+
+Object = dict[str, Any]
+SMALL = {"requests": {"cpu": "10m"}}
+IDLE = "import time; time.sleep(3600)"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What flk must say: the code, and words of the sentence, of the evidence and of the remedy."""
+
+    code: str
+    sentence: str
+    evidence: str
+    remedy: str
+    exit_code: int = ExitCode.INFRASTRUCTURE
+    stuck: bool = True  # `flk wait` ends by itself; else the job waits for something that may come
+
+
+@dataclass(frozen=True)
+class Case:
+    """One job that does not run or fails, in one of the namespaces of the test."""
+
+    name: str
+    expected: Expected
+    manifest: Object | None = None  # a PyTorchJob that flk has not made
+    job: Object = field(default_factory=dict)  # fields of the job that flk makes
+    script: str = IDLE
+    namespace: str = "plain"
+    pod: Object = field(default_factory=dict)  # fields of the spec of its pods
+    sleeping: int | None = None  # index of the pod whose launcher does not start
+    without_code: bool = False  # the ConfigMaps are not created
+
+
+def job(
+    name: str,
+    *,
+    command: list[str] | None = None,
+    image: str = "IMAGE",
+    replicas: int = 1,
+    policy: str = "Never",
+    container: Object | None = None,
+    pod: Object | None = None,
+    run_policy: Object | None = None,
+    labels: Object | None = None,
+) -> Object:
+    """A PyTorchJob as somebody writes it who does not know flk. IMAGE stands for the image of the tests."""
+    training = {
+        "name": "pytorch",
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": command or ["python3", "-c", IDLE],
+        "resources": SMALL,
+        **(container or {}),
+    }
+    spec = {"containers": [training], "terminationGracePeriodSeconds": 1, **(pod or {})}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": name, "labels": labels or {}},
+        "spec": {
+            "nprocPerNode": "1",
+            "runPolicy": {"cleanPodPolicy": "None", **(run_policy or {})},
+            "pytorchReplicaSpecs": {
+                "Worker": {"replicas": replicas, "restartPolicy": policy, "template": {"spec": spec}}
+            },
+        },
+    }
+
+
+def _python(text: str) -> list[str]:
+    return ["python3", "-c", text]
+
+
+def _env_from(source: Object) -> Object:
+    return {"env": [{"name": "TOKEN", "valueFrom": source}]}
+
+
+def _volume(source: Object, **mount: Any) -> tuple[Object, Object]:
+    """A volume of the pod and its mount in the container."""
+    return (
+        {"volumes": [{"name": "data", **source}]},
+        {"volumeMounts": [{"name": "data", "mountPath": "/data", **mount}]},
+    )
+
+
+def _with_volume(name: str, source: Object, command: list[str] | None = None, **how: Any) -> Object:
+    pod, container = _volume(source)
+    return job(name, command=command, pod={**pod, **how}, container=container)
+
+
+# The head of a program for another processor: ELF, 64 bits, little endian, AArch64.
+FOREIGN_PROGRAM = base64.b64encode(
+    b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\x00\xb7\x00\x01\x00\x00\x00" + bytes(100)
+).decode()
+CLOSED_CONNECTION = "raise ConnectionResetError('Connection reset by peer')"
+
+STARTING = (
+    Case(
+        "name-invalid",
+        Expected("ImageNameInvalid", "is not a valid name of an image", "InvalidImageName", "correct --image"),
+        job("name-invalid", image="Team/Train:1"),
+    ),
+    Case(
+        "image-missing",
+        Expected("ImageNotFound", "does not exist in its registry", "not found", "correct --image"),
+        job("image-missing", image="REGISTRY/absent:1"),
+    ),
+    Case(
+        "pull-secret-missing",
+        Expected(
+            "ImageAccessDenied", "the pull secret regcred does not exist", "regcred", "create secret docker-registry"
+        ),
+        job("pull-secret-missing", image="REGISTRY/private:1", pod={"imagePullSecrets": [{"name": "regcred"}]}),
+    ),
+    Case(
+        "registry-unknown",
+        Expected("RegistryUnreachable", "example.invalid", "no such host", "correct the registry's name"),
+        job("registry-unknown", image="example.invalid/team/train:1"),
+    ),
+    Case(
+        "image-never-pulled",
+        Expected("ImageNotOnNode", "imagePullPolicy is Never", "ErrImageNeverPull", "load the image"),
+        job("image-never-pulled", image="example.invalid/a:1", container={"imagePullPolicy": "Never"}),
+    ),
+    Case(
+        "no-python",
+        Expected("PythonMissing", "has no Python", "executable file not found", "choose an image with Python"),
+        job("no-python", command=["python9", "train.py"], policy="ExitCode"),
+    ),
+    Case(
+        "no-program",
+        Expected("CommandNotFound", "has no program torchrunner", "torchrunner", "correct the command", ExitCode.USAGE),
+        job("no-program", command=["torchrunner", "train.py"], policy="OnFailure"),
+    ),
+    Case(
+        "wrong-architecture",
+        Expected("WrongArchitecture", "another processor architecture", "exec format error", "--platform"),
+        _with_volume("wrong-architecture", {"configMap": {"name": "foreign", "defaultMode": 0o755}}, ["/data/program"]),
+    ),
+    Case(
+        "secret-missing",
+        Expected("SecretMissing", "the Secret absent does not exist", 'secret "absent" not found', "create secret"),
+        job("secret-missing", container=_env_from({"secretKeyRef": {"name": "absent", "key": "token"}})),
+    ),
+    Case(
+        "key-missing",
+        Expected("KeyMissing", "the Secret present has no key token", "couldn't find key token", "describe secret"),
+        job("key-missing", container=_env_from({"secretKeyRef": {"name": "present", "key": "token"}})),
+    ),
+    Case(
+        "configmap-missing",
+        Expected("ConfigMapMissing", "the ConfigMap absent does not exist", 'configmap "absent"', "create configmap"),
+        job("configmap-missing", container=_env_from({"configMapKeyRef": {"name": "absent", "key": "x"}})),
+    ),
+    Case(
+        "root",
+        Expected("RunsAsRoot", "runs as root", "non-root policy", "runAsUser"),
+        job("root", container={"securityContext": {"runAsNonRoot": True, "runAsUser": 0}}),
+    ),
+    Case(
+        "crash-loop",
+        Expected(
+            "CrashLoop", "ends again and again with exit code 3", "CrashLoopBackOff", "--previous", ExitCode.TRAINING
+        ),
+        job("crash-loop", command=_python("print('no data'); raise SystemExit(3)"), policy="OnFailure"),
+    ),
+)
+SCHEDULING = (
+    Case(
+        "cpu",
+        Expected("NotEnoughCpu", "no node has 1k cpu at all", "Insufficient cpu", "--cpu"),
+        job("cpu", container={"resources": {"requests": {"cpu": "1000"}}}),
+    ),
+    Case(
+        "memory",
+        Expected("NotEnoughMemory", "no node has 100Ti memory at all", "Insufficient memory", "--memory"),
+        job("memory", container={"resources": {"requests": {"memory": "100Ti"}}}),
+    ),
+    Case(
+        "gpu",
+        Expected("NotEnoughGpus", "nvidia.com/gpu", "Insufficient nvidia.com/gpu", "--gpu"),
+        job("gpu", container={"resources": {"limits": {"nvidia.com/gpu": "99"}}}),
+    ),
+    Case(
+        "selector",
+        Expected("NodeSelectorMismatch", "disk=tape", "affinity/selector", "--node-selector"),
+        job("selector", pod={"nodeSelector": {"disk": "tape"}}),
+    ),
+    Case(
+        "affinity",
+        Expected("NodeAffinityMismatch", "no node matches the required node affinity", "affinity", "patch"),
+        job(
+            "affinity",
+            pod={
+                "affinity": {
+                    "nodeAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": {
+                            "nodeSelectorTerms": [
+                                {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["moon"]}]}
+                            ]
+                        }
+                    }
+                }
+            },
+        ),
+    ),
+    Case(
+        "taint",
+        Expected("TaintNotTolerated", "control-plane", "untolerated taint", "--toleration"),
+        job("taint", pod={"nodeSelector": {"node-role.kubernetes.io/control-plane": ""}}),
+    ),
+    Case(
+        "pod-affinity",
+        Expected("PodAffinityUnsatisfied", "affinity between pods", "pod affinity", "patch"),
+        job(
+            "pod-affinity",
+            pod={
+                "affinity": {
+                    "podAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": [
+                            {"labelSelector": {"matchLabels": {"app": "none"}}, "topologyKey": "kubernetes.io/hostname"}
+                        ]
+                    }
+                }
+            },
+        ),
+    ),
+    Case(
+        "scheduler-missing",
+        Expected("SchedulerMissing", "the scheduler moonshot", "moonshot", "schedulerName"),
+        job("scheduler-missing", pod={"schedulerName": "moonshot"}),
+    ),
+    Case(
+        "gated",
+        Expected("SchedulingGated", "example.com/gate", "example.com/gate", "wait", ExitCode.RUNNING, stuck=False),
+        job("gated", pod={"schedulingGates": [{"name": "example.com/gate"}]}),
+    ),
+)
+ADMISSION = (
+    Case(
+        "quota",
+        Expected(
+            "QuotaExceeded", "the namespace's quota tight is used up", "exceeded quota: tight", "resourcequota tight"
+        ),
+        job("quota"),
+        namespace="quota",
+    ),
+    Case(
+        "limit-range",
+        Expected(
+            "LimitRangeViolated", "a LimitRange of the namespace forbids it", "maximum memory usage", "limitrange"
+        ),
+        job("limit-range", container={"resources": {"requests": {"memory": "1Gi"}, "limits": {"memory": "1Gi"}}}),
+        namespace="limits",
+    ),
+    Case(
+        "pod-security",
+        Expected("PodSecurityViolated", "Pod Security level restricted", "violates PodSecurity", "patch"),
+        job("pod-security"),
+        namespace="restricted",
+    ),
+    Case(
+        "service-account",
+        Expected(
+            "ServiceAccountMissing", "the service account absent does not exist", "absent", "create serviceaccount"
+        ),
+        job("service-account", pod={"serviceAccountName": "absent"}),
+    ),
+    Case(
+        "priority-class",
+        Expected("PriorityClassMissing", "there is no priority class absent", "absent", "get priorityclasses"),
+        job("priority-class", pod={"priorityClassName": "absent"}),
+    ),
+    Case(
+        "refused",
+        Expected(
+            "WebhookRefused", "no training on Sundays", "denied request", "change what it objects to", ExitCode.USAGE
+        ),
+        job("refused"),
+        namespace="refusing",
+    ),
+    Case(
+        "webhook-down",
+        Expected("WebhookUnavailable", "does not answer", "failed calling webhook", "have it repaired"),
+        job("webhook-down"),
+        namespace="webhook",
+    ),
+)
+QUEUEING = (
+    Case(
+        "suspended",
+        Expected("Suspended", "the job is suspended", "true", "resume", ExitCode.RUNNING, stuck=False),
+        job("suspended", run_policy={"suspend": True}),
+    ),
+    Case(
+        "queued",
+        Expected("WaitingInQueue", "it waits in queue gold", "gold", "wait", ExitCode.RUNNING, stuck=False),
+        job("queued", run_policy={"suspend": True}, labels={"kueue.x-k8s.io/queue-name": "gold"}),
+    ),
+    Case(
+        "elsewhere",
+        Expected("ManagedElsewhere", "kueue.x-k8s.io/multikueue", "multikueue", "managedBy"),
+        job("elsewhere", run_policy={"managedBy": "kueue.x-k8s.io/multikueue"}),
+    ),
+)
+VOLUMES = (
+    Case(
+        "claim-missing",
+        Expected("ClaimMissing", "the PersistentVolumeClaim absent does not exist", "absent", "persistentvolumeclaims"),
+        _with_volume("claim-missing", {"persistentVolumeClaim": {"claimName": "absent"}}),
+    ),
+    Case(
+        "claim-unbound",
+        Expected("ClaimUnbound", "unbound has no volume (storage class nowhere)", "nowhere", "storageclasses"),
+        _with_volume("claim-unbound", {"persistentVolumeClaim": {"claimName": "unbound"}}),
+    ),
+    Case(
+        "claim-elsewhere",
+        Expected("VolumeOnOtherNode", "the volume of local belongs to another node", "node affinity", "ReadWriteMany"),
+        _with_volume(
+            "claim-elsewhere",
+            {"persistentVolumeClaim": {"claimName": "local"}},
+            nodeSelector={"kubernetes.io/hostname": "OTHER-NODE"},
+        ),
+    ),
+    Case(
+        "volume-source-missing",
+        Expected("VolumeSourceMissing", "the Secret absent, which a volume needs", "FailedMount", "create secret"),
+        _with_volume("volume-source-missing", {"secret": {"secretName": "absent"}}),
+    ),
+    Case(
+        "evicted",
+        Expected("Evicted", "evicted", "exceeds the limit", "ephemeral-storage"),
+        _with_volume(
+            "evicted",
+            {"emptyDir": {"sizeLimit": "1Mi"}},
+            _python("open('/data/x', 'wb').write(bytes(8 << 20)); import time; time.sleep(3600)"),
+        ),
+    ),
+)
+# Jobs without flk's launcher that end.
+ENDING = (
+    Case(
+        "foreign-exception",
+        Expected(
+            "ExceptionRaised",
+            "rank 2 in foreign-exception-worker-2 raised ValueError: no label",
+            "ValueError",
+            "logs foreign-exception",
+            ExitCode.TRAINING,
+        ),
+        job(
+            "foreign-exception",
+            command=_python(
+                "import os, time\nif os.environ['HOSTNAME'].endswith('-2'):\n    time.sleep(3)\n"
+                f"    raise ValueError('no label')\ntime.sleep(5)\n{CLOSED_CONNECTION}"
+            ),
+            replicas=3,
+        ),
+    ),
+    Case(
+        "signal",
+        Expected("KilledBySignal", "was killed by SIGSEGV", "SIGSEGV", "logs signal", ExitCode.TRAINING),
+        job("signal", command=["sh", "-c", "kill -SEGV $$; sleep 1; exit 139"]),
+    ),
+    Case(
+        "exit-code",
+        Expected("ExitedWithCode", "ended with exit code 17", "17", "logs exit-code", ExitCode.TRAINING),
+        job("exit-code", command=["sh", "-c", "exit 17"]),
+    ),
+    Case(
+        "deadline",
+        Expected("DeadlineExceeded", "deadline", "deadline", "--deadline", ExitCode.TIMEOUT),
+        job("deadline", run_policy={"activeDeadlineSeconds": 3}, command=_python("import time; time.sleep(6)")),
+    ),
+    Case(
+        "memory-limit",
+        Expected("OutOfMemory", "ran out of memory", "memory", "--memory"),
+        job(
+            "memory-limit",
+            command=_python("import os\nx = []\nwhile True:\n    x.append(os.urandom(1 << 20))"),
+            container={"resources": {"requests": {"cpu": "10m"}, "limits": {"memory": "40Mi"}}},
+        ),
+    ),
+    Case(
+        "disk-full",
+        Expected("DiskFull", "No space left on device", "No space left", "larger volume"),
+        _with_volume(
+            "disk-full",
+            {"emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+            _python("open('/data/x', 'wb').write(bytes(8 << 20))"),
+        ),
+    ),
+    Case(
+        "read-only",
+        Expected("ReadOnlyVolume", "Read-only file system", "Read-only file system", "readOnly"),
+        _with_volume("read-only", {"configMap": {"name": "foreign"}}, _python("open('/data/x', 'w')")),
+    ),
+    Case(
+        "import-error",
+        Expected("ImportFailed", "No module named 'lightninq'", "lightninq", "add lightninq", ExitCode.TRAINING),
+        job("import-error", command=_python("import lightninq")),
+    ),
+    Case(
+        "no-torch",
+        Expected("TorchMissing", "No module named 'torch'", "torch", "choose an image with torch", ExitCode.USAGE),
+        job("no-torch", command=["python3", "-S", "-c", "import torch"]),
+    ),
+)
+# Jobs that flk's launcher starts.
+LAUNCHED = (
+    Case(
+        "rank-exception",
+        Expected(
+            "ExceptionRaised",
+            "rank 1 in rank-exception-worker-1 raised ValueError: shard 3",
+            "ValueError: shard 3",
+            "--rank 1",
+            ExitCode.TRAINING,
+        ),
+        job={"replicas": 2, "restarts": 0},
+        script="import os, time\nif os.environ['RANK'] == '1':\n    raise ValueError('shard 3')\ntime.sleep(600)",
+        namespace="restricted",
+    ),
+    Case(
+        "never-joins",
+        Expected("RankNeverJoined", "the launcher of never-joins-worker-0 (rank 0) has not", "waiting for", "logs"),
+        job={"replicas": 2},
+        sleeping=0,
+        namespace="restricted",
+    ),
+    Case(
+        "name-not-resolved",
+        Expected("NameNotResolved", "cannot resolve the name name-not-resolved-worker-0", "waiting for", "get service"),
+        job={"replicas": 2},
+        pod={"dnsPolicy": "None", "dnsConfig": {"nameservers": ["127.0.0.1"]}},
+        namespace="restricted",
+    ),
+    Case(
+        "join-timeout",
+        Expected("RendezvousTimeout", "never joined", "never joined", "FLK_JOIN_TIMEOUT"),
+        job={"replicas": 2, "env": {"FLK_JOIN_TIMEOUT": "15"}},
+        sleeping=1,
+        namespace="restricted",
+    ),
+    Case(
+        "code-missing",
+        Expected("CodeNotMounted", "holds the job's code", "FailedMount", "submit again"),
+        job={"replicas": 1},
+        without_code=True,
+        namespace="restricted",
+    ),
+)
+CASES = (*STARTING, *SCHEDULING, *ADMISSION, *QUEUEING, *VOLUMES, *ENDING, *LAUNCHED)

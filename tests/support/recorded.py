@@ -1,0 +1,74 @@
+"""Pictures of jobs as files: recorded from a real cluster, and read by tests that have none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from flk.diagnose import Picture, Surroundings
+from flk_runtime.contract import JobRecord
+
+_NOISE = (
+    "managedFields",
+    "images",
+    "nodeInfo",
+    "daemonEndpoints",
+    "addresses",
+    "kubectl.kubernetes.io/last-applied-configuration",
+    "flk.dev/spec",
+    "ownerReferences",
+    "tolerations",
+    "volumeMounts",
+    "securityContext",
+    "imageID",
+    "containerID",
+    "selector",
+    "reportingComponent",
+    "reportingInstance",
+    "source",
+)
+FOLDER = Path(__file__).parents[1] / "unit" / "data" / "causes"
+
+
+def save(picture: Picture, path: Path) -> None:
+    """Write what a picture was made of."""
+    around = picture.around
+    data = {
+        "job": picture.job,
+        "pods": [*picture.objects.values()],
+        "events": picture.events,
+        "record": asdict(picture.record) if picture.record else None,
+        "now": picture.now,
+        "surroundings": {
+            key: sorted(value) if isinstance(value, frozenset) else value for key, value in vars(around).items()
+        },
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(_without_noise(data), indent=1, sort_keys=True) + "\n")
+
+
+def load(path: Path) -> Picture:
+    """Return the picture that `save` has written."""
+    data = json.loads(path.read_text())
+    around = data["surroundings"]
+    for key in ("missing", "unreadable"):
+        around[key] = frozenset(around[key])
+    return Picture(
+        data["job"],
+        data["pods"],
+        now=data["now"],
+        events=data["events"],
+        record=JobRecord.from_dict(data["record"]) if data["record"] else None,
+        surroundings=Surroundings(**around),
+    )
+
+
+def _without_noise(value: Any) -> Any:
+    """Leave out what no cause reads and what is long: who changed which field, images of nodes, the shipped job."""
+    if isinstance(value, list):
+        return [_without_noise(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _without_noise(item) for key, item in value.items() if key not in _NOISE}
+    return value

@@ -1,0 +1,119 @@
+"""Every cause is found again in the objects that a real cluster had, with its words, and its page says something."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flk.diagnose import CAUSES, find, page, report
+from flk.jobs.state import Phase, derive
+from tests.support import recorded
+from tests.support.causes import CASES, Case
+from tests.support.jobs import JobBuilder
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_recorded(case: Case) -> None:
+    expected, picture = case.expected, recorded.load(recorded.FOLDER / f"{case.name}.json")
+    answer = report(picture)
+    assert answer.cause
+    assert answer.cause.code == expected.code
+    assert expected.sentence in answer.summary
+    assert any(expected.evidence in item.text for item in answer.cause.evidence)
+    assert any(item.time for item in answer.cause.evidence)
+    assert expected.remedy in answer.cause.remedy
+    state = derive(picture)
+    assert (state.reason, state.message) == (expected.code, answer.summary)
+    assert (
+        state.phase in (Phase.FAILED, Phase.STUCK) if expected.stuck else state.phase not in (Phase.FAILED, Phase.STUCK)
+    )
+    if expected.stuck:
+        assert state.code == expected.exit_code
+
+
+def test_every_recorded_job_has_a_case() -> None:
+    assert {path.stem for path in recorded.FOLDER.glob("*.json")} == {case.name for case in CASES}
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.code)
+def test_page(cause: Any) -> None:
+    text = page(cause)
+    assert text.startswith(f"{cause.code}: {cause.title}.")
+    assert all(part.strip().endswith(".") for part in (cause.meaning, cause.remedy))
+
+
+def test_codes_are_unique() -> None:
+    codes = [cause.code for cause in CAUSES]
+    assert len(codes) == len(set(codes))
+
+
+def test_grace_comes_before_stuck() -> None:
+    picture = recorded.load(recorded.FOLDER / "image-missing.json")
+    cause = find(picture)[0]
+    picture.now = cause.since + cause.grace - 1
+    assert derive(picture).phase == Phase.STARTING
+    picture.now = cause.since + cause.grace
+    assert derive(picture).phase == Phase.STUCK
+
+
+def test_pods_that_a_limit_range_refuses_are_not_blamed_on_the_operator() -> None:
+    picture = recorded.load(recorded.FOLDER / "limit-range.json")
+    assert "conditions" not in picture.status
+    assert [finding.code for finding in find(picture)] == ["LimitRangeViolated"]
+
+
+def test_nothing_is_wrong() -> None:
+    answer = report(JobBuilder().all("pod").condition("Running").picture())
+    assert (answer.cause, answer.known) == (None, True)
+    assert answer.summary == "nothing is wrong: 3 pods of 3 run"
+
+
+def test_unknown_says_what_was_examined() -> None:
+    stuck = JobBuilder().all("pod", "Pending", {"waiting": {"reason": "ContainerCreating"}})
+    answer = report(stuck.picture())
+    assert (answer.cause, answer.known) == (None, False)
+    assert answer.summary.startswith("unknown: 0 of 3 pods run")
+    assert "3 pods: 3 Starting" in answer.examined
+
+
+def test_what_was_resolved_is_not_the_cause() -> None:
+    job = JobBuilder().all("pod").condition("Running")
+    job.event("FailedScheduling", "0/3 nodes are available", "Pod", "gpt-worker-1")
+    job.event("FailedMount", "object not registered", "Pod", "gpt-worker-1")
+    told = {other.why_not for other in report(job.picture()).others}
+    assert told == {"resolved: the pod has node node-a since", "resolved: the volumes were mounted after it"}
+
+
+def test_a_name_with_the_name_of_another_pod_in_it() -> None:
+    """The event about worker-12 says nothing of worker-1."""
+    job = JobBuilder(replicas=13).all("pod")
+    del job.pods[1], job.pods[12]
+    job.event("FailedCreatePod", 'Error creating: pods "gpt-worker-12" is forbidden: exceeded quota')
+    pods = {pod.name: pod.reason for pod in job.state().pods}
+    assert (pods["gpt-worker-1"], pods["gpt-worker-12"]) == ("", "FailedCreatePod")
+
+
+def test_foreign_job_blames_the_rank_that_raised(tmp_path: Path) -> None:
+    """Rank 0 ends first, with a broken connection; rank 2 has the exception."""
+    job = JobBuilder().ended(0, 1, at=20).ended(1, 1, at=21).ended(2, 1, at=22)
+    job.job["metadata"]["labels"] = {}
+    lost = [
+        "Traceback (most recent call last):",
+        '  File "t.py", line 1',
+        "ConnectionResetError: Connection reset by peer",
+    ]
+    raised = ["Traceback (most recent call last):", '  File "t.py", line 2', "ValueError: no label"]
+    logs = {"gpt-worker-0": lost, "gpt-worker-1": lost, "gpt-worker-2": raised}
+    answer = report(job.picture(logs=logs))
+    assert answer.summary == "rank 2 in gpt-worker-2 raised ValueError: no label"
+    without = report(replace_logs(job, logs))
+    assert "gpt-worker-0" in without.summary
+
+
+def replace_logs(job: JobBuilder, logs: dict[str, list[str]]) -> Any:
+    picture = job.picture(logs=logs)
+    picture.around = replace(picture.around, logs={**logs, "gpt-worker-2": []})
+    return picture
