@@ -280,6 +280,8 @@ class Failure:
         after = f" after step {self.step}" if self.step else ""
         if self.kind in ("exception", "io", "disk_full", "gpu", "address", "rendezvous"):
             return f"{subject} raised {self.type}{after}" + (f": {first_line}" if first_line else "")
+        if self.kind == "preempted" and self.node:
+            subject = f"{subject} on {self.node}"
         if self.kind in _PREDICATES:
             return f"{subject} {first_line or _PREDICATES[self.kind]}"
         predicate = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -148,6 +149,8 @@ def test_three_faults_and_the_same_result(
     }
     kubectl("create", "-f", "-", stdin=claim)
     common = ["--replicas", "4", "--image", image, "--checkpoint", "snapshots:/snapshots", "--save-every", "5", *SMALL]
+    # Ranks that wait for the next fault make no steps, and would use up the whole grace period.
+    common += ["--grace", "5s"]
 
     def result(name: str) -> list[str]:
         lines = flk("logs", name, "--no-follow").stdout.splitlines()
@@ -188,8 +191,8 @@ def test_three_faults_and_the_same_result(
     there = flk("logs", "rough", "--no-follow", "--rank", "3").stdout.splitlines()
     assert own == there  # its pod was never replaced: nothing lost, nothing twice
     attempts = status(flk, "rough")["attempts"]
-    assert [attempt["outcome"] for attempt in attempts] == ["failed", "failed", "failed", "succeeded"]
+    assert [attempt["outcome"] for attempt in attempts] == ["failed", "preempted", "preempted", "succeeded"]
     causes = [attempt["cause"] for attempt in attempts]
     assert "rank 1 in rough-worker-1 was killed by SIGKILL" in causes[0]
-    assert "rough-worker-2 received SIGTERM" in causes[1]
-    assert "rough-worker-0 received SIGTERM" in causes[2]
+    assert re.search(r"rough-worker-2 on \S+ received SIGTERM", causes[1])
+    assert re.search(r"rough-worker-0 on \S+ received SIGTERM", causes[2])

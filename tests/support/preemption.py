@@ -18,7 +18,7 @@ TRAIN = """
         save(content, file, **options)
 
     torch.save = slow_save
-    with flk.init(log_every=0) as run:
+    with flk.init(log_every=5) as run:
         torch.manual_seed(0)
         x = torch.randn(512, 8)
         model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1))

@@ -155,7 +155,7 @@ def _attempts(seen: Picture, state: State) -> list[AttemptState]:
         if failure is None and last and state.phase == Phase.FAILED:
             failure = state.failure
         if failure is not None:
-            outcome = "failed"
+            outcome = "preempted" if failure.kind == "preempted" else "failed"
         else:
             outcome = "succeeded" if last and state.phase == Phase.SUCCEEDED else "running"
         ended = attempt.ended if attempt.ended or not (last and state.finished) else state.ended

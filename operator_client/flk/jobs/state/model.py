@@ -39,7 +39,7 @@ class AttemptState:
     number: int
     started: float
     ended: float | None
-    outcome: str  # running, succeeded, failed
+    outcome: str  # running, succeeded, failed, preempted
     cause: str = ""  # one line
     failure: Failure | None = None
 

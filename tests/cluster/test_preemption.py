@@ -1,0 +1,74 @@
+"""Pods that are evicted while a job meets, trains and saves: at most the step that was running is lost."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from tests.support.preemption import TRAIN
+
+STEPS = 120
+
+
+def test_evicted_pods_lose_no_step(
+    flk: Any, kubectl: Any, image: str, shared_class: str, eventually: Any, namespace: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent(TRAIN))
+    access = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "100Mi"}}}
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "checkpoints"}}
+    kubectl("create", "-f", "-", stdin=claim | {"spec": {"storageClassName": shared_class, **access}})
+    common = ["--replicas", "3", "--cpu", "100m", "--image", image, "--checkpoint", "checkpoints:/checkpoints"]
+    common += ["--grace", "2m", "--save-every", "50"]
+
+    def submit(name: str, pause: float, save_seconds: float) -> None:
+        script = ["train.py", "--name", name, *common, "--", str(STEPS), str(pause), str(save_seconds)]
+        submitted = flk("submit", *script, cwd=tmp_path)
+        assert submitted.code == 0, submitted.stderr
+
+    def evict(pod: str) -> None:
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace}}
+        path = f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction"
+        kubectl("create", "--raw", path, "-f", "-", stdin=eviction)
+
+    def state(name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(flk("status", name, "-o", "json").stdout)
+        assert found["phase"] not in ("Failed", "Succeeded"), found
+        return found
+
+    def attempt(number: int) -> Any:
+        return next((each for each in state("rough")["attempts"] if each["number"] == number), None)
+
+    def step_of(pod: str) -> int:
+        steps = re.findall(r'"step": (\d+),', kubectl("logs", pod))
+        return int(steps[-1]) if steps else 0
+
+    submit("rough", 0.1, 3.0)
+    eventually("the job trains", lambda: attempt(1) and step_of("rough-worker-0") >= 5)
+    evict("rough-worker-1")
+    eventually("the first attempt ends", lambda: attempt(1)["outcome"] == "preempted")
+    kubectl("delete", "pod", "rough-worker-2", "--wait=false")  # it waits for pod 1 to come back
+    eventually("the job trains again", lambda: attempt(2) and step_of("rough-worker-0") >= 49)
+    exists = "test -e saving && echo yes || echo no"
+    eventually("it saves", lambda: "yes" in kubectl("exec", "rough-worker-0", "--", "sh", "-c", exists))
+    evict("rough-worker-0")
+    submit("calm", 0.0, 0.0)
+    ended = flk("wait", "rough")
+    assert ended.code == 0, ended.stderr
+    assert flk("wait", "calm").code == 0
+
+    def logged(name: str, pattern: str) -> list[str]:
+        return re.findall(pattern, flk("logs", name, "--no-follow", "--rank", "0").stdout)
+
+    attempts = json.loads(flk("status", "rough", "-o", "json").stdout)["attempts"]
+    saved = []
+    for each in attempts[:-1]:
+        match = re.search(r"rough-worker-[01] on \S+ received SIGTERM; saved after step (\d+)$", each["cause"])
+        assert match, attempts
+        saved.append(int(match[1]))
+    assert len(saved) == 2
+    begin = r"begins at step (\d+)"
+    assert [int(step) for step in logged("rough", begin)][-1] == saved[-1]
+    assert logged("rough", r'"final": (\S+)}') == logged("calm", r'"final": (\S+)}') != []
