@@ -63,12 +63,14 @@ def test_evicted_pods_lose_no_step(
         return re.findall(pattern, flk("logs", name, "--no-follow", "--rank", "0").stdout)
 
     attempts = json.loads(flk("status", "rough", "-o", "json").stdout)["attempts"]
-    saved = []
+    saved = [0]
     for each in attempts[:-1]:
-        match = re.search(r"rough-worker-[01] on \S+ received SIGTERM; saved after step (\d+)$", each["cause"])
+        match = re.search(r"rough-worker-\d on \S+ received SIGTERM(?:; saved after step (\d+))?$", each["cause"])
         assert match, attempts
-        saved.append(int(match[1]))
-    assert len(saved) == 2
-    begin = r"begins at step (\d+)"
-    assert [int(step) for step in logged("rough", begin)][-1] == saved[-1]
+        # An attempt that ended before its first step had nothing to save: the pod was deleted while the pods met.
+        saved.append(int(match[1] or saved[-1]))
+    assert len(set(saved)) == 3, attempts
+    begun = [int(step) for step in logged("rough", r"begins at step (\d+)")]
+    assert begun[-1] == saved[-1]
+    assert set(begun) <= set(saved)
     assert logged("rough", r'"final": (\S+)}') == logged("calm", r'"final": (\S+)}') != []
