@@ -13,6 +13,7 @@ import pytest
 from flk_runtime.contract import ExitCode
 from tests.support.pods import END, Pods
 from tests.support.preemption import TRAIN
+from tests.support.processes import until
 
 STEPS = 30
 
@@ -215,7 +216,8 @@ def test_lightning_saves_for_five_seconds_on_sigterm_to_one_pod_of_four(pods: Ca
 
     job = pods(4, 1, script=LIGHTNING, FLK_RESTARTS="3", FLK_GRACE="30")
     job.start("train.py")
-    job.until(lambda: len(list(job.folder.glob("ready.*"))) == 4, "all ranks are in the same step")
+    ready = lambda: len(list(job.folder.glob("ready.*"))) == 4  # noqa: E731
+    until(ready, "all ranks are in the same step", seconds=240, context=job.logs_of_all)  # four imports of Lightning
     job.running[2].terminate()
     # Lightning communicates in its signal handler, so all ranks must be in it before one goes on.
     job.until(lambda: all("Received SIGTERM" in job.log(pod) for pod in range(4)), "all ranks get SIGTERM")
