@@ -19,7 +19,18 @@ from typing import Final
 import measure
 from measure import Result
 
-NAMES: Final = ("cli", "start", "recovery", "rendezvous", "overhead", "loop", "parallel", "scale", "submit")
+NAMES: Final = (
+    "cli",
+    "start",
+    "recovery",
+    "pod_recovery",
+    "rendezvous",
+    "overhead",
+    "loop",
+    "parallel",
+    "scale",
+    "submit",
+)
 BEGIN: Final = "<!-- results: written by benchmarks/run_all.py -->"
 END: Final = "<!-- end of results -->"
 

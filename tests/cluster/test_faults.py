@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from flk_runtime import contract
+
 SMALL = ["--cpu", "100m"]
 
 
@@ -64,8 +66,28 @@ CRASHES = {
 }
 
 
+def termination_messages(kubectl: Any, job: str) -> list[contract.JobRecord]:
+    """The records in the termination messages of all pods of a job."""
+    pods = json.loads(kubectl("get", "pods", "-l", f"training.kubeflow.org/job-name={job}", "-o", "json"))["items"]
+    texts = [pod["status"]["containerStatuses"][0]["state"]["terminated"]["message"] for pod in pods]
+    records = [contract.JobRecord.from_json(text) for text in texts]
+    assert None not in records, texts
+    return [record for record in records if record]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", range(10))
 @pytest.mark.parametrize("crash", CRASHES)
-def test_a_rank_that_ends_without_an_exception_is_the_cause(flk: Any, image: str, script: Any, crash: str) -> None:
+def test_a_rank_that_ends_without_an_exception_is_the_cause_ten_times(
+    flk: Any, kubectl: Any, image: str, script: Any, crash: str, number: int
+) -> None:
+    test_a_rank_that_ends_without_an_exception_is_the_cause(flk, kubectl, image, script, crash)
+
+
+@pytest.mark.parametrize("crash", CRASHES)
+def test_a_rank_that_ends_without_an_exception_is_the_cause(
+    flk: Any, kubectl: Any, image: str, script: Any, crash: str
+) -> None:
     """Its peers report broken connections, in the same pod and in the other one."""
     fault, words = CRASHES[crash]
     folder = script(f"""
@@ -87,6 +109,12 @@ def test_a_rank_that_ends_without_an_exception_is_the_cause(flk: Any, image: str
     for text in (ended.stderr, flk("status", crash).stdout):
         assert f"rank 2 in {crash}-worker-1 {words}" in text
         assert "Connection" not in text
+    records = termination_messages(kubectl, crash)
+    assert len(records) == 2
+    for record in records:
+        assert record.failure is not None
+        assert record.failure.summary.startswith(f"rank 2 in {crash}-worker-1 {words}")
+        assert [attempt.failure.rank for attempt in record.attempts if attempt.failure] == [2, 2]
     if crash == "segfault":
         assert 'train.py", line' in ended.stderr
 

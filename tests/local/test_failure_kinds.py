@@ -286,12 +286,6 @@ EXCEPTIONS = (
         count=4,
         whole=True,
     ),
-    Kind(
-        "full disk while saving",
-        "with open('/dev/full', 'wb') as file:\n    torch.save(torch.ones(100), file)",
-        type="OSError",
-        words="No space left on device",
-    ),
     Kind("KeyboardInterrupt", "raise KeyboardInterrupt", type="KeyboardInterrupt"),
     Kind("endless recursion", "fail()", type="RecursionError", words="maximum recursion depth"),
     Kind(
@@ -342,10 +336,13 @@ EXCEPTIONS = (
         "pool of processes that breaks",
         """
         from concurrent.futures import ProcessPoolExecutor
-        with ProcessPoolExecutor(1) as pool:
-            pool.submit(os._exit, 1).result()
+        if rank == 2:  # before gloo has threads, with which a fork is not safe
+            with ProcessPoolExecutor(1) as pool:
+                pool.submit(os._exit, 1).result()
+        train(-1)
         """,
         type="BrokenProcessPool",
+        whole=True,
     ),
     Kind(
         "collective that times out",
@@ -365,6 +362,15 @@ GROUP = Kind(
     "exception group", "raise ExceptionGroup('two shards', [ValueError('a'), OSError('b')])", type="ExceptionGroup"
 )
 FINAL = (
+    Kind(
+        "full disk while saving",
+        "with open('/dev/full', 'wb') as file:\n    torch.save(torch.ones(100), file)",
+        kind="disk_full",
+        type="OSError",
+        words="No space left on device",
+        code=ExitCode.INFRASTRUCTURE,
+        attempts=1,
+    ),
     Kind(
         "wrong argument of init",
         "import flk_runtime\nflk_runtime.init(strategy='magic')",
