@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,67 +11,11 @@ from pathlib import Path
 import pytest
 
 from flk_runtime import contract
-from tests.support.network import LEADER_NAME, Network, network
+from tests.support.hosts import LEASE, SCRIPT, Hosts
+from tests.support.network import network
 from tests.support.pods import Pods
 from tests.support.processes import alive
-
-PORT = 29400
-LEASE = 3.0  # seconds
-# Ranks that do not talk to each other: what ends an attempt here is the rendezvous alone.
-SCRIPT = """
-    import os, pathlib, time
-
-    pathlib.Path(f"pid.{os.environ['FLK_ATTEMPT']}.{os.environ['RANK']}").write_text(str(os.getpid()))
-    while not pathlib.Path("stop").exists():
-        time.sleep(0.02)
-"""
-
-
-class Hosts(Pods):
-    """The launchers of a job of three pods, each on a host of its own. The leader is found by name."""
-
-    def __init__(self, folder: Path, net: Network, pods: int = 3, **variables: str) -> None:
-        super().__init__(folder, PORT, pods, 1, **variables)
-        self.net = net
-        self.variables |= {
-            contract.RDZV_ENDPOINT: f"{LEADER_NAME}:{PORT}",
-            contract.LEASE: str(LEASE),
-            contract.RESTARTS: "20",
-            contract.START: "spawn",  # does not import torch
-            contract.JOB_UID: "uid-1",
-            contract.RDZV_SECRET: "secret-1",
-            **variables,
-        }
-        for pod in range(pods):
-            self.place(pod, pod)
-        net.name_leader(net.hosts[0].address)
-        self.write(SCRIPT)
-
-    def place(self, pod: int, host: int) -> None:
-        """Let the launchers of a pod that start from now on run on this host."""
-        self.prefixes[pod] = self.net.hosts[host].prefix
-        self.variables_of[pod] = {contract.POD_IP: self.net.hosts[host].address}
-
-    def run(self) -> list[int]:
-        """Start the job, and return the process ids of the ranks of its first attempt."""
-        self.start("train.py")
-        return self.ranks(0)
-
-    def ranks(self, attempt: int) -> list[int]:
-        return [self.pid(attempt, rank) for rank in range(3)]
-
-    def finish(self, attempts: int) -> None:
-        """Let the ranks succeed, and check the number of attempts."""
-        (self.folder / "stop").touch()
-        assert self.wait() == [0, 0, 0], self.logs_of_all()
-        assert [attempt.number for attempt in self.record().attempts] == list(range(attempts)), self.logs_of_all()
-
-    def lost_pod(self, attempt: int) -> int:
-        """The pod whose loss ended this attempt."""
-        failure = self.record().attempts[attempt].failure
-        assert failure is not None
-        assert failure.kind == "lost", failure
-        return failure.pod
+from tests.support.proxy import DelayingProxy
 
 
 @pytest.fixture
@@ -245,3 +191,52 @@ def test_ranks_of_pods_that_have_only_ipv6_addresses_form_a_group(tmp_path: Path
             job.kill()
         for rank in range(2):
             assert f"[rank {rank}] {net.hosts[0].address} eth0 2\n" in job.log(rank)
+
+
+def test_a_delay_of_200_ms_is_no_fault(pods: Callable[..., Pods]) -> None:
+    job = pods(2, 1, SCRIPT, FLK_LEASE=str(LEASE), FLK_START="spawn", FLK_RESTARTS="1")
+    proxy = DelayingProxy(int(job.variables[contract.RDZV_ENDPOINT].rpartition(":")[2]), 0.2)
+    try:
+        job.variables_of[1] = {contract.RDZV_ENDPOINT: f"127.0.0.1:{proxy.port}"}
+        job.start("train.py")
+        ranks = [job.pid(0, 0), job.pid(0, 1)]
+        time.sleep(LEASE + 1)
+        assert all(alive(rank) for rank in ranks), job.logs_of_all()
+        os.kill(ranks[0], signal.SIGKILL)
+        job.pid(1, 1)
+        (job.folder / "stop").touch()
+        assert job.wait() == [0, 0], job.logs_of_all()
+        assert len(job.record().attempts) == 2
+    finally:
+        proxy.close()
+
+
+# Moves the clock of a launcher by the seconds in a file.
+SHIFTED_CLOCK = """
+import pathlib, time
+
+def shifted(clock, file=pathlib.Path("shift")):
+    return lambda: clock() + (float(file.read_text()) if file.exists() else 0.0)
+
+time.monotonic, time.time = shifted(time.monotonic), shifted(time.time)
+"""
+
+
+def test_an_attempt_of_eight_days_goes_on(pods: Callable[..., Pods]) -> None:
+    job = pods(2, 1, SCRIPT, FLK_LEASE="1000000", FLK_START="spawn", FLK_RESTARTS="1", FLK_HANG_TIMEOUT="0")
+    (job.folder / "site").mkdir()
+    (job.folder / "site" / "sitecustomize.py").write_text(SHIFTED_CLOCK)
+    job.variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(job.folder / "site"), os.getenv("PYTHONPATH")]))
+    job.start("train.py")
+    ranks = [job.pid(0, 0), job.pid(0, 1)]
+    (job.folder / "shift.new").write_text(str(8 * 86400))
+    (job.folder / "shift.new").rename(job.folder / "shift")
+    time.sleep(3)  # the leader looks at the leases every second
+    assert all(alive(rank) for rank in ranks), job.logs_of_all()
+    os.kill(ranks[1], signal.SIGKILL)
+    job.pid(1, 0)
+    (job.folder / "stop").touch()
+    assert job.wait() == [0, 0], job.logs_of_all()
+    first = job.record().attempts[0]
+    assert first.ended is not None
+    assert first.ended - first.started > 8 * 86400

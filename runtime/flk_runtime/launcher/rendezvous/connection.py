@@ -12,6 +12,8 @@ from flk_runtime.launcher.rendezvous.messages import Message, MessageError, deco
 _CHUNK = 1 << 18  # bytes that are read at once
 PLAIN_LIMIT = 1 << 12  # bytes of a line before the other side has authenticated itself
 SEALED_LIMIT = 1 << 22  # bytes of a line afterwards
+_LONGEST_INTERVAL = 32767  # seconds between two probes of an idle connection, for the kernel
+_LARGEST_INT = 2**31 - 1
 _UNSENT_LIMIT = 1 << 24  # bytes; a peer that reads so slowly is given up
 
 
@@ -106,15 +108,14 @@ def _configure(sock: socket.socket, lease: float) -> None:
     """Let the kernel detect a peer that is gone, also where nothing is sent."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    interval = max(1, round(lease / 3))
+    interval = min(max(1, round(lease / 3)), _LONGEST_INTERVAL)
     options = {
         "TCP_KEEPIDLE": interval,
         "TCP_KEEPINTVL": interval,
         "TCP_KEEPCNT": 3,
-        "TCP_USER_TIMEOUT": max(1, round(lease * 1000)),  # milliseconds
+        "TCP_USER_TIMEOUT": min(round(lease * 1000), _LARGEST_INT),  # milliseconds
     }
     for name, value in options.items():
         option = getattr(socket, name, None)
         if option is not None:
-            with contextlib.suppress(OSError):  # a lease beyond the kernel's limits
-                sock.setsockopt(socket.IPPROTO_TCP, option, min(value, 32767) if "KEEP" in name else value)
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)

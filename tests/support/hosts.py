@@ -1,0 +1,67 @@
+"""The launchers of a job on hosts of their own, with a network between them that tests can break."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flk_runtime import contract
+from tests.support.network import LEADER_NAME, Network
+from tests.support.pods import Pods
+
+PORT = 29400
+LEASE = 3.0  # seconds
+# Ranks that do not talk to each other: what ends an attempt here is the rendezvous alone.
+SCRIPT = """
+    import os, pathlib, time
+
+    pathlib.Path(f"pid.{os.environ['FLK_ATTEMPT']}.{os.environ['RANK']}").write_text(str(os.getpid()))
+    while not pathlib.Path("stop").exists():
+        time.sleep(0.02)
+"""
+
+
+class Hosts(Pods):
+    """The launchers of a job of three pods, each on a host of its own. The leader is found by name."""
+
+    def __init__(self, folder: Path, net: Network, pods: int = 3, **variables: str) -> None:
+        super().__init__(folder, PORT, pods, 1, **variables)
+        self.net = net
+        self.variables |= {
+            contract.RDZV_ENDPOINT: f"{LEADER_NAME}:{PORT}",
+            contract.LEASE: str(LEASE),
+            contract.RESTARTS: "20",
+            contract.START: "spawn",  # does not import torch
+            contract.JOB_UID: "uid-1",
+            contract.RDZV_SECRET: "secret-1",
+            **variables,
+        }
+        for pod in range(pods):
+            self.place(pod, pod)
+        net.name_leader(net.hosts[0].address)
+        self.write(SCRIPT)
+
+    def place(self, pod: int, host: int) -> None:
+        """Let the launchers of a pod that start from now on run on this host."""
+        self.prefixes[pod] = self.net.hosts[host].prefix
+        self.variables_of[pod] = {contract.POD_IP: self.net.hosts[host].address}
+
+    def run(self) -> list[int]:
+        """Start the job, and return the process ids of the ranks of its first attempt."""
+        self.start("train.py")
+        return self.ranks(0)
+
+    def ranks(self, attempt: int) -> list[int]:
+        return [self.pid(attempt, rank) for rank in range(3)]
+
+    def finish(self, attempts: int) -> None:
+        """Let the ranks succeed, and check the number of attempts."""
+        (self.folder / "stop").touch()
+        assert self.wait() == [0, 0, 0], self.logs_of_all()
+        assert [attempt.number for attempt in self.record().attempts] == list(range(attempts)), self.logs_of_all()
+
+    def lost_pod(self, attempt: int) -> int:
+        """The pod whose loss ended this attempt."""
+        failure = self.record().attempts[attempt].failure
+        assert failure is not None
+        assert failure.kind == "lost", failure
+        return failure.pod
