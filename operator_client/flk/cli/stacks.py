@@ -119,7 +119,7 @@ def _text(report: dict[str, Any]) -> str:
     for group in report["groups"]:
         lines += [group["heading"], *group["lines"], ""]
     if not report["groups"]:
-        lines.append("no rank runs")
+        lines.append("no rank runs now")
     if report["left"]:
         lines.append(f"the stacks of {len(report['left'])} more ranks are left out")
     if report["silent"]:

@@ -74,7 +74,7 @@ def main() -> int:
             if data:
                 print(data.decode())
                 return ExitCode.DONE
-    print("error: no launcher of flk answers in this container", file=sys.stderr)
+    print("no launcher of flk answers in this container; it may still be starting", file=sys.stderr)
     return ExitCode.NOT_FOUND
 
 

@@ -14,7 +14,7 @@ from flk_runtime import contract
 from flk_runtime.launcher.hangs import collect, watchdog
 from flk_runtime.launcher.hangs.status import CpuMeter, RankStatus, age
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.system.progress import ProgressPage
+from flk_runtime.system.progress import Phase, ProgressPage
 
 _MAX_INTERVAL: Final = 5.0  # seconds between two statuses
 
@@ -107,12 +107,14 @@ def _status(watched: _Watched, now: float) -> RankStatus:
     since_output, since_collective = age(process.output_time, now), age(page.collective_time, now)
     idle = min(*beats, since_output, since_collective, now - watched.started)
     waits = since_collective if page.pending else 0.0
+    # A checkpoint that is written to a slow volume takes hardly any CPU time.
+    busy = now if page.phase == Phase.SAVING else watched.meter.busy_time
     return RankStatus(
         process.rank,
         page.step,
         round(idle, 2),
         round(min(beats), 2),
-        round(now - watched.meter.busy_time, 2),
+        round(now - busy, 2),
         round(waits, 2),
         page.samples,
         page.pending_samples,
