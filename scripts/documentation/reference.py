@@ -22,6 +22,7 @@ from typing import Any, Final
 from pydantic import BaseModel, PlainSerializer
 
 from flk import cli
+from flk.diagnose import CAUSES, page
 from flk.errors import FlkError
 from flk.spec import schema
 from flk.spec.fabric import fabrics
@@ -286,7 +287,21 @@ def _table(head: list[str], rows: list[tuple[str, ...]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def causes() -> str:
+    """The page of the causes that `flk why` knows."""
+    parts = [
+        "# Causes\n\nWhat keeps a job from running, or has ended it, by the code that `flk why`, `flk status`, `flk "
+        "list`, "
+        "`flk wait` and their JSON give. `flk explain CODE` prints the same text. A code does not change its meaning.\n"
+    ]
+    for cause in CAUSES:
+        _, _, text = page(cause).partition("\n\n")
+        parts.append(f"## {cause.code}\n\n{cause.title}.\n\n{text}\n")
+    return "\n".join(parts)
+
+
 PAGES: Final = {
+    "causes.md": causes,
     "cli.md": commands,
     "job-file.md": job_file,
     "environment.md": environment,

@@ -1,98 +1,40 @@
-"""The page of memory that a rank shares with its launcher."""
+"""Progress of ranks, from the lines of metrics in a log."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from flk_runtime import contract
-from flk_runtime.system import progress
-from flk_runtime.system.progress import Phase, ProgressPage
+from flk.diagnose import read_progress
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    """Each test is a rank of its own."""
-    progress.own_page.cache_clear()
-    yield
-    progress.own_page.cache_clear()
+def line(second: int, text: str) -> str:
+    return f"2026-01-01T00:00:{second:02}.123456789Z {text}"
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    times = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: times[-1])
-    return times
+def test_step_time_is_that_between_two_lines() -> None:
+    found = read_progress(
+        [
+            line(10, '[rank 0] {"step": 10, "loss": 2.5}'),
+            line(12, "[rank 0] saving"),
+            line(15, '[rank 0] {"step": 20, "loss": 2.25, "samples_per_s": 64.0, "total": 100}'),
+        ]
+    )
+    assert [(p.rank, p.step, p.step_time, p.loss, p.rate) for p in found] == [(0, 20, 0.5, 2.25, 64.0)]
+    assert found[0].remaining == 40
 
 
-def test_a_new_page_says_that_nothing_has_happened(tmp_path: Path) -> None:
-    page = ProgressPage.create(tmp_path / "page")
-    assert (page.phase, page.step, page.saved, page.boundary, page.target) == (Phase.STARTING, -1, -1, -1, -1)
-    assert (page.waiting, page.hold, page.progress_time, page.step_seconds) == (0, 0, 0.0, 0.0)
+def test_ranks_are_told_apart() -> None:
+    lines = [line(1, '[rank 3] {"step": 4}'), line(2, '[rank 1] {"step": 5, "loss": "nan"}')]
+    assert [(p.rank, p.step, p.loss) for p in read_progress(lines)] == [(1, 5, None), (3, 4, None)]
 
 
-def test_both_sides_see_each_others_fields(tmp_path: Path) -> None:
-    launcher = ProgressPage.create(tmp_path / "page")
-    rank = ProgressPage.open(str(tmp_path / "page"))
-    rank.phase, rank.step, rank.step_seconds = Phase.TRAINING, 1 << 40, 0.25
-    launcher.hold, launcher.target = 1, 7
-    assert (launcher.phase, launcher.step, launcher.step_seconds) == (Phase.TRAINING, 1 << 40, 0.25)
-    assert (rank.hold, rank.target) == (1, 7)
+def test_a_restart_begins_at_a_lower_step() -> None:
+    lines = [line(1, '[rank 0] {"step": 50}'), line(9, '[rank 0] {"step": 40}')]
+    assert [(p.step, p.step_time) for p in read_progress(lines)] == [(40, None)]
 
 
-def test_a_process_that_a_rank_starts_sends_heartbeats_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    launcher = ProgressPage.create(tmp_path / "page")
-    monkeypatch.setenv(contract.PROGRESS, str(tmp_path / "page"))
-    subprocess.run([sys.executable, "-c", "import flk_runtime; flk_runtime.heartbeat()"], check=True, env=os.environ)
-    first = launcher.progress_time
-    assert first > 0
-    progress.heartbeat()
-    assert launcher.progress_time >= first
-
-
-def test_the_mean_step_time_follows_the_steps(clock: list[float]) -> None:
-    page = ProgressPage.private()
-    page.record_step(1)
-    assert (page.step, page.step_time, page.step_seconds) == (1, 100.0, 0.0)
-    clock.append(102.0)
-    page.record_step(2)
-    assert page.step_seconds == 2.0
-    for number in range(100):
-        clock.append(clock[-1] + 1.0)
-        page.record_step(3 + number)
-    assert page.step_seconds == pytest.approx(1.0, abs=0.001)
-
-
-def test_a_heartbeat_between_steps_is_not_a_step(clock: list[float]) -> None:
-    page = progress.own_page()
-    page.record_step(1)
-    clock.append(101.0)
-    progress.heartbeat()
-    assert page.progress_time == 101.0
-    clock.append(104.0)
-    page.record_step(2)
-    assert (page.step_seconds, page.progress_time) == (4.0, 104.0)
-
-
-@pytest.mark.parametrize("content", [None, b"short"])
-def test_a_rank_whose_launcher_left_no_page_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
-) -> None:
-    path = tmp_path / "page"
-    if content is not None:
-        path.write_bytes(content)
-    monkeypatch.setenv(contract.PROGRESS, str(path))
-    page = progress.own_page()
-    page.record_step(5)
-    assert (page.step, page.hold) == (5, 0)
-
-
-def test_without_a_launcher_the_page_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(contract.PROGRESS, raising=False)
-    assert progress.own_page() is progress.own_page()
-    assert progress.own_page().hold == 0
+@pytest.mark.parametrize(
+    "text", ['{"step": "x"}', '{"step": true}', "{step: 1}", '[{"step": 1}]', '{"epoch": 1}', "", "{}"]
+)
+def test_other_lines_are_no_metrics(text: str) -> None:
+    assert read_progress([line(1, text)]) == []

@@ -96,6 +96,15 @@ class JobClient:
             return []
         return sorted(found, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
 
+    def list_job_events(self, *, all_namespaces: bool = False) -> list[Object]:
+        """Return the warnings about PyTorchJobs, oldest first; none where the user may not read them."""
+        target = Target(EVENTS, None if all_namespaces else self.namespace)
+        try:
+            found = self.api.list_all(target, {"fieldSelector": "involvedObject.kind=PyTorchJob,type=Warning"})[0]
+        except ForbiddenError:
+            return []
+        return sorted(found, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
+
     def list_defaults(self) -> list[tuple[str, str]]:
         """Return name and text of each ConfigMap with defaults of the namespace; none where they may not be read."""
         try:

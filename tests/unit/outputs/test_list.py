@@ -15,7 +15,9 @@ def test_no_jobs(terminal: Terminal, snapshot: SnapshotAssertion, options: str) 
     assert terminal(f"flk list{options}") == snapshot
 
 
-@pytest.mark.parametrize("options", ["", " -A", " -o name", " -A -o name"])
+@pytest.mark.parametrize(
+    "options", ["", " -A", " -o name", " -A -o name", " -o wide", " --phase failed", " --sort name", " --mine"]
+)
 def test_jobs(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, options: str) -> None:
     jobs.failed(jobs.RAISED).add_to(fake)
     jobs.running("resnet").add_to(fake)
@@ -29,7 +31,9 @@ def test_json(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAsserti
     assert terminal("flk list -o json") == snapshot
 
 
-@pytest.mark.parametrize("options", ["--output xml", "-o wide", "--namespace A", "-A -n team", "--context nowhere"])
+@pytest.mark.parametrize(
+    "options", ["--output xml", "--phase Broken", "--sort size", "--namespace A", "-A -n team", "--context nowhere"]
+)
 def test_wrong_option(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, options: str) -> None:
     assert terminal(f"flk list {options}") == snapshot
     assert fake.requests == []

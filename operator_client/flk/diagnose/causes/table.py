@@ -43,6 +43,8 @@ def find(picture: Picture) -> list[Finding]:
             if finding is not None:
                 found.append(finding)
                 break
+    named = {pod for finding in found if finding.code != UNSCHEDULABLE.code for pod in finding.pods}
+    found = [f for f in found if f.code != UNSCHEDULABLE.code or not named & set(f.pods)]  # others say more of the pods
     if not picture.failed:
         return sorted(found, key=lambda finding: finding.resolves_itself)
     codes = {cause.code for cause in ENDING}
