@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from flk.__main__ import main
 from flk.jobs.client import JobClient
 from flk.jobs.evidence import KeptJob, Recorder, StateChange, Store, find
 from flk.jobs.evidence.redaction import kept_job, kept_pod
@@ -187,3 +188,44 @@ def test_alternating_states_are_bounded(client: JobClient, monkeypatch: pytest.M
 def test_it_survives_a_round_trip() -> None:
     evidence = KeptJob(job(), [pod()], {}, [], JobRecord("failed", 100), {"p": ["l"]}, [StateChange(1.0, "Failed")])
     assert KeptJob.from_json(evidence.to_json()) == evidence
+
+
+@pytest.mark.parametrize("which", ["exception on rank 1", "out of memory", "evicted", "exception after three attempts"])
+@pytest.mark.parametrize("gone", ["pods", "job"])
+def test_status_and_why_say_the_same_when_pods_or_job_are_gone(
+    fake: FakeApiServer, kubeconfig: Path, capsys: pytest.CaptureFixture[str], which: str, gone: str
+) -> None:
+    jobs.add(fake, which)
+    assert main(["wait", "gpt"]) > 0
+    fake.objects["/api/v1/namespaces/team/events"].clear()
+    capsys.readouterr()
+
+    def said() -> tuple[Any, Any]:
+        answers = []
+        for command in ("why", "status"):
+            assert main([command, "gpt", "-o", "json"]) == 0
+            answers.append(json.loads(capsys.readouterr().out))
+        why, status = answers
+        return why["cause"]["code"], (status["phase"], status["message"], len(status["attempts"]))
+
+    before = said()
+    fake.objects["/api/v1/namespaces/team/pods"].clear()
+    fake.written.clear()
+    if gone == "job":
+        fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"].clear()
+    assert said() == before
+
+
+def test_status_of_a_job_that_was_deleted_while_it_ran(
+    fake: FakeApiServer, kubeconfig: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs.add(fake, "running")
+    assert main(["wait", "gpt", "--timeout", "0"]) == 101
+    for collection in fake.objects.values():
+        collection.clear()
+    capsys.readouterr()
+    assert main(["status", "gpt"]) == 0
+    printed = capsys.readouterr()
+    assert "gpt   Deleted" in printed.out
+    assert "job gpt is gone; this is what flk kept of it on this machine" in printed.err
+    assert main(["status", "other"]) == 102

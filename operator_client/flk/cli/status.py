@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flk.cli.options import Context, JobName, Namespace
+from flk.cli.options import Context, JobName, Namespace, note
 from flk.errors import UsageError
 from flk_runtime.contract import ExitCode
 
@@ -50,7 +50,7 @@ def status(
         except KeyboardInterrupt:
             return int(ExitCode.INTERRUPTED)
         return None
-    _print(get_state(client, job), client, output)
+    _print(get_state(client, job, note), client, output)
     return None
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flk.cli.options import Context, JobName, Namespace
+from flk.cli.options import Context, JobName, Namespace, note
 from flk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def why(
     from flk.jobs.picture import read_picture
 
     client = JobClient.connect(context, namespace)
-    answer = report(read_picture(client, job))
+    answer = report(read_picture(client, job, note))
     if output == "json":
         print(json.dumps(answer.to_dict(), indent=2))
     elif output == "yaml":

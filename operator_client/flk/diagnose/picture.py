@@ -46,6 +46,8 @@ class Surroundings:
 class Picture:
     """A job, its pods, their events, the launchers' records and the objects around them at one moment."""
 
+    gone: float | None = None  # when the job was deleted, if this is what was kept of one
+
     def __init__(
         self,
         job: Object,

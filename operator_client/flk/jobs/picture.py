@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -16,10 +16,12 @@ from flk import labels
 from flk.diagnose import Picture, PodPhase, PodState, Progress, Surroundings, event_time, read_progress
 from flk.diagnose.picture import pod_spec
 from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError
+from flk.jobs import evidence
 from flk.jobs.client import JobClient
+from flk.jobs.evidence import KeptJob
 from flk.jobs.follower import ObservedJob, is_owned_by
 from flk.kube import Object, Resource, Target
-from flk.units import timestamp
+from flk.units import short_duration, timestamp
 from flk_runtime import contract
 from flk_runtime.contract import JobRecord
 
@@ -41,11 +43,48 @@ _WAITING: Final = re.compile(r"pods have joined; waiting for pods? (\d+)")
 _UNFINISHED: Final = (PodPhase.MISSING, PodPhase.PENDING, PodPhase.STARTING, PodPhase.UNKNOWN)
 
 
-def read_picture(client: JobClient, name: str) -> Picture:
-    """Return the picture of a job now. Raises JobNotFoundError if there is none."""
-    job = client.get_job(name)
+def read_picture(client: JobClient, name: str, note: Callable[[str], None] = lambda text: None) -> Picture:
+    """Return the picture of a job now, with what flk has kept of pods that are gone, or of the job itself.
+
+    ``note`` is called if the job is gone. Raises JobNotFoundError if there is none and nothing is kept of one.
+    """
+    try:
+        job = client.get_job(name)
+    except JobNotFoundError:
+        kept = evidence.find(client, name)
+        if kept is None:
+            raise
+        ago = short_duration(client.now() - kept.updated)
+        note(f"job {name} is gone; this is what flk kept of it on this machine {ago} ago")
+        return _with_kept(client, Picture(kept.job, [], now=kept.updated), kept, gone=kept.deleted or kept.updated)
     pods = [pod for pod in client.list_pods(name) if is_owned_by(pod, job["metadata"]["uid"])]
-    return PictureReader(client).picture(ObservedJob(job, pods))
+    picture = PictureReader(client).picture(ObservedJob(job, pods))
+    ended = "Failed" in picture.conditions or "Succeeded" in picture.conditions
+    if ended and any(pod.phase == PodPhase.MISSING for pod in picture.pods):
+        kept = evidence.find(client, name, job["metadata"]["uid"])
+        if kept is not None:
+            return _with_kept(client, picture, kept)
+    return picture
+
+
+def _with_kept(client: JobClient, picture: Picture, kept: KeptJob, *, gone: float | None = None) -> Picture:
+    """Return the picture with the pods, events, lines and the record that are kept and that it lacks."""
+    pods = {pod["metadata"]["name"]: pod for pod in kept.pods} | picture.objects
+    logs = {pod: lines[-LOG_LINES:] for pod, lines in kept.lines.items()} | dict(picture.around.logs)
+    known = {event["metadata"]["name"] for event in picture.events}
+    events = [event for event in kept.events if event["metadata"]["name"] not in known]
+    whole = Picture(
+        picture.job,
+        [*pods.values()],
+        now=picture.now,
+        events=sorted([*events, *picture.events], key=event_time),
+        record=picture.record or kept.record,
+        replaced_pods={**kept.replaced_pods, **picture.replaced_pods},
+        surroundings=Surroundings(**{**vars(picture.around), "logs": logs}),
+        context=client.chosen_context,
+    )
+    whole.gone = gone
+    return whole
 
 
 class PictureReader:

@@ -15,7 +15,7 @@ _SECRET_NAME: Final = re.compile(r"(?i)token|secret|passw|passphrase|credential|
 _ASSIGNMENT: Final = re.compile(r"(?P<name>-{0,2}[\w.-]+)=(?P<value>.+)", re.DOTALL)
 # Copies of the whole manifest, with the variables in it.
 _COPIES: Final = ("kubectl.kubernetes.io/last-applied-configuration", labels.SPEC)
-_CONTAINER_FIELDS: Final = ("name", "image", "resources")
+_NOT_OF_CONTAINERS: Final = ("env", "envFrom", "command", "args", "lifecycle")
 
 
 def kept_job(job: Object) -> Object:
@@ -34,11 +34,12 @@ def kept_job(job: Object) -> Object:
 
 
 def kept_pod(pod: Object) -> Object:
-    """Return what says where a pod ran and how it ended: neither its command nor its environment."""
-    spec = pod.get("spec") or {}
-    containers = [{k: c[k] for k in _CONTAINER_FIELDS if k in c} for c in spec.get("containers") or []]
-    kept = {key: spec[key] for key in ("nodeName", "restartPolicy", "nodeSelector", "schedulerName") if key in spec}
-    return {"metadata": _metadata(pod), "spec": {**kept, "containers": containers}, "status": pod.get("status") or {}}
+    """Return a pod without the commands and the environment of its containers."""
+    spec = dict(pod.get("spec") or {})
+    for kind in ("containers", "initContainers"):
+        if kind in spec:
+            spec[kind] = [{k: v for k, v in c.items() if k not in _NOT_OF_CONTAINERS} for c in spec[kind]]
+    return {"metadata": _metadata(pod), "spec": spec, "status": pod.get("status") or {}}
 
 
 def kept_event(event: Object) -> Object:

@@ -51,7 +51,8 @@ def derive(picture: Picture) -> State:
     attempts = _attempts(seen, state)
     if attempts:
         state = replace(state, attempts=attempts, started=state.started or attempts[0].started)
-    return replace(state, since=_since(state, seen))
+    state = replace(state, since=_since(state, seen))
+    return state if seen.gone is None else deleted(state, now=seen.gone)
 
 
 def deleted(last: State, *, name_reused: bool = False, now: float | None = None) -> State:

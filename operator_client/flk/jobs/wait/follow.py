@@ -41,9 +41,12 @@ class Waited:
     outcome: Outcome
 
 
-def get_state(client: JobClient, name: str) -> State:
-    """Return the state of a job now. Raises JobNotFoundError if there is none."""
-    return derive(read_picture(client, name))
+def get_state(client: JobClient, name: str, note: Callable[[str], None] = lambda text: None) -> State:
+    """Return the state of a job now; of a job that is gone, what flk has kept, and ``note`` is called.
+
+    Raises JobNotFoundError if there is no job and nothing is kept of one.
+    """
+    return derive(read_picture(client, name, note))
 
 
 def wait_until_finished(client: JobClient, name: str, *, uid: str | None = None) -> State:
