@@ -28,6 +28,7 @@ NAMES: Final = (
     "overhead",
     "loop",
     "parallel",
+    "plan",
     "scale",
     "submit",
 )

@@ -28,6 +28,7 @@ COMMANDS: Final = {
     "run": ("flk.cli.run", "Train on this machine, in the same environment as in the cluster"),
     "submit": ("flk.cli.submit", "Train in a cluster: create a PyTorchJob"),
     "render": ("flk.cli.render", "Print the manifests that submit would create"),
+    "plan": ("flk.cli.plan", "Predict memory and speed of each strategy for a script"),
     "doctor": ("flk.cli.doctor", "Find what would prevent jobs from running"),
     "status": ("flk.cli.status", "Show the status of a job, and why it ended"),
     "why": ("flk.cli.why", "Say why a job does not run, or why it ended"),

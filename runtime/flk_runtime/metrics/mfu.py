@@ -172,7 +172,7 @@ class Meter:
         now = time.perf_counter()
         if self._since is None or self._dtype is None:
             return None
-        found = peak(self._name, self._dtype, tf32=_tf32())
+        found = peak(self._name, self._dtype, tf32=uses_tf32())
         if found is None:
             if self._device.type != "cpu":  # no warning: a CPU is not expected to have one
                 self._warn(
@@ -241,7 +241,8 @@ def _without_data(value: Any) -> Any:
     return empty
 
 
-def _tf32() -> bool:
+def uses_tf32() -> bool:
+    """Return whether torch computes products of float32 matrices in TF32 on a GPU."""
     matmul: Any = torch.backends.cuda.matmul
     precision = getattr(matmul, "fp32_precision", None)  # torch >= 2.9; reading both ways of setting it may raise
     return bool(precision == "tf32" if precision not in (None, "none") else matmul.allow_tf32)

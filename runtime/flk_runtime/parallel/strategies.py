@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,10 @@ class ParallelOptions:
     find_unused_parameters: bool = False
 
 
+# Set while a script is planned instead of trained: called with what `parallelize` would apply.
+planner: Callable[[nn.Module, Optimizer | None, ParallelOptions], None] | None = None
+
+
 def choose_strategy(strategy: str | None) -> str:
     """The strategy to use: the argument, else $FLK_STRATEGY, else ddp. Raises SetupError for an unknown name."""
     name = strategy or os.environ.get(contract.STRATEGY) or "ddp"
@@ -85,6 +90,9 @@ def parallelize(
     ``world_size`` is the number of ranks, ``local_world_size`` the number of those on this rank's node. Raises
     SetupError, on all ranks and before any communication, if the options contradict each other or do not fit the model.
     """
+    if planner is not None:
+        planner(model, optimizer, options)
+        return ParallelModel(model)
     _check_options(strategy, options)
     _check_model(model, strategy)
     shard_size = _shard_size(strategy, options.shard_size, world_size, local_world_size)

@@ -1,0 +1,115 @@
+"""`flk plan`: predict memory, communication and speed of each strategy for a training script."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flk.cli.options import LoadedJob, takes_job
+from flk.errors import UsageError
+
+if TYPE_CHECKING:
+    from flk.planning import Plan, Row
+
+_SHOWN = 12  # rows in the text format
+
+
+@takes_job
+def plan(
+    loaded: LoadedJob,
+    gpu_type: Annotated[
+        str, typer.Option("--gpu-type", metavar="NAME", help="Type of the GPUs: h100, a100, b200, …")
+    ] = "h100",
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FORMAT", help="Output format: text, wide (all rows), json.")
+    ] = "text",
+) -> None:
+    """Predict memory, communication, step time and MFU of each strategy, and recommend one.
+
+    The script runs on this machine up to its first step, with a model that has shapes and no data: it needs neither a
+    GPU nor memory for the model. Nothing is sent to a cluster.
+    """
+    if output not in ("text", "wide", "json"):
+        raise UsageError(f"--output: must be text, wide or json (is {output!r})")
+    from flk.planning import make_plan
+
+    job, here = loaded.job.named(), Path.cwd()
+    if job.command[0] != "-m" and loaded.root != here:
+        job = job.changed(command=[str(loaded.root / job.command[0]), *job.command[1:]])
+    found = make_plan(job, here, gpu_type)
+    if output == "json":
+        print(json.dumps(found.output, indent=2))
+    else:
+        print("\n".join(_text(found, all_rows=output == "wide")))
+
+
+def _text(plan: Plan, *, all_rows: bool) -> list[str]:
+    from flk.cli.table import table
+    from flk.units import plural
+
+    best = plan.best
+    lines = [
+        f"{_count(plan.parameters)} parameters on {plural(plan.world_size, 'rank')}, "
+        f"{plan.gpu} with {_gib(plan.memory)} of memory each",
+        "",
+    ]
+    header = ["STRATEGY", "PRECISION", "RECOMPUTE", "MEMORY", "STATE", "ACTIVATIONS", "SENT", "STEP", "MFU", "BATCH"]
+    shown = plan.rows if all_rows else plan.rows[:_SHOWN]
+    lines += table(header, [_cells(row) for row in shown])
+    if len(shown) < len(plan.rows):
+        lines.append(f"and {len(plan.rows) - len(shown)} more rows (-o wide shows all)")
+    lines += ["", _recommendation(plan, best), ""]
+    return lines + [f"assumes: {text}" for text in plan.assumptions]
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        row.strategy,
+        row.precision,
+        "yes" if row.recompute else "no",
+        _gib(row.total) if row.fits else f"{_gib(row.total)} does not fit",
+        _gib(row.parameters + row.gradients + row.optimizer),
+        _gib(row.activations),
+        _gib(row.wire_inside + row.wire_between),
+        _milliseconds(row.step_seconds),
+        f"{row.mfu:.1%}",
+        f"{row.largest_batch:.3g}x" if row.largest_batch < 1000 else ">1000x",
+    ]
+
+
+def _recommendation(plan: Plan, best: Row | None) -> str:
+    if best is None:
+        least = plan.rows[0]
+        return (
+            f"no strategy fits: {least.strategy} needs least, {_gib(least.total)} of {_gib(plan.memory)}; use a "
+            "smaller micro-batch, more GPUs, or GPUs with more memory"
+        )
+    options = ["precision=flk.Precision()"] if best.precision == "bf16" else []
+    options += ["recompute=True"] if best.recompute else []
+    call = f", with run.parallelize({', '.join(['model', 'optimizer', *options])})" if options else ""
+    slower = [row for row in plan.rows if row.fits and row.strategy != best.strategy]
+    reason = "the only strategy that fits"
+    if slower:
+        by = slower[0].step_seconds / best.step_seconds - 1
+        reason = f"the fastest that fits: {slower[0].strategy} takes {by:.0%} longer"
+        if by < 0.01:
+            reason = f"the fastest that fits, as fast as {slower[0].strategy}"
+    return f"recommended: --strategy {best.strategy}{call} ({reason})"
+
+
+def _count(number: int) -> str:
+    for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return str(number)
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f}Gi" if size >= 2**30 else f"{size / 2**20:.1f}Mi"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"

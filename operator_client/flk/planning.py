@@ -1,0 +1,114 @@
+"""Plan a job: run its script in planning mode, in a Python that has torch, and read the result."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flk.errors import FlkError, UsageError
+from flk.local import interpreter
+from flk.spec.job import Job
+from flk.terminal import printable
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one strategy needs and takes. Bytes are those of rank 0, seconds those of one step."""
+
+    strategy: str
+    precision: str  # "as written" in the script, or bf16
+    recompute: bool
+    fits: bool
+    total: int
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    gathered: int
+    buffers: int
+    wire_inside: float
+    wire_between: float
+    compute_seconds: float
+    exposed_seconds: float
+    optimizer_seconds: float
+    step_seconds: float
+    mfu: float
+    largest_batch: float
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Row:
+        """Return the row that `python -m flk_runtime.plan` has written."""
+        names = cls.__dataclass_fields__
+        return cls(**{name: data[name] for name in names})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Predictions for a job's script; the first row is the recommendation if any row fits."""
+
+    parameters: int
+    world_size: int
+    gpu: str
+    memory: int
+    rows: list[Row]
+    assumptions: list[str]
+    output: dict[str, Any]  # everything, as plain data
+
+    @property
+    def best(self) -> Row | None:
+        """The fastest row that fits."""
+        return next((row for row in self.rows if row.fits), None)
+
+
+def make_plan(job: Job, folder: Path, gpu_type: str) -> Plan:
+    """Run the script of ``job`` in ``folder`` up to its first step, without memory for its model.
+
+    Raises UsageError if the script or the GPU type cannot be planned.
+    """
+    python, path = interpreter()
+    with tempfile.TemporaryDirectory(prefix="flk-") as scratch:
+        result = Path(scratch, "plan.json")
+        request = {
+            "nodes": job.replicas,
+            "ranks": job.processes_per_pod,
+            "gpu_type": gpu_type,
+            "fabric": str(job.fabric or "auto"),
+            "output": str(result),
+        }
+        environment = dict(os.environ)
+        if path:
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, [path, environment.get("PYTHONPATH", "")]))
+        process = subprocess.run(
+            [python, "-m", "flk_runtime.plan", json.dumps(request), *job.command],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        if not result.exists():
+            sys.stderr.write("".join(f"{printable(line)}\n" for line in process.stderr.splitlines()))
+            raise FlkError(
+                f"the script failed while it was planned (exit code {process.returncode}): see its output above"
+            )
+        data = json.loads(result.read_text())
+    if "error" in data:
+        raise UsageError(data["error"], hint=data.get("hint", ""))
+    return Plan(
+        data["parameters"],
+        data["world_size"],
+        data["gpu"],
+        data["memory"],
+        [Row.from_dict(row) for row in data["rows"]],
+        data["assumptions"],
+        data,
+    )

@@ -1,0 +1,125 @@
+"""Communication: the collectives of one step under each strategy, the bytes that a rank sends, and their time.
+
+A ring of n ranks sends (n - 1)/n of a tensor from each rank to reduce and scatter it or to gather it, and twice that to
+reduce it for all. Sources: nccl-tests, doc/PERFORMANCE.md; ZeRO (arXiv 1910.02054), section 7; FSDP (arXiv 2304.11277).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from flk_runtime.parallel.strategies import STRATEGIES
+from flk_runtime.plan.hardware import COLLECTIVE_SECONDS, LINK_EFFICIENCY, Gpu
+from flk_runtime.plan.state import Unit, fsdp1_shares
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The ranks and what connects them."""
+
+    nodes: int
+    gpus: int  # of each node; one rank for each
+    gpu: Gpu
+    network: float  # bytes per second and GPU between nodes
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.nodes * self.gpus
+
+    def is_inside(self, ranks: int, stride: int) -> bool:
+        """Return whether a ring of ``ranks`` ranks that are ``stride`` apart stays inside of one node."""
+        return ranks * stride <= self.gpus
+
+    def bandwidth(self, ranks: int, stride: int) -> float:
+        """Bytes per second that a rank of such a ring sends.
+
+        A ring through several nodes with several ranks in each uses all their network cards side by side. Rings with
+        one rank in each node share the cards with those of the node's other ranks, so each has one.
+        """
+        if self.is_inside(ranks, stride):
+            return self.gpu.link * LINK_EFFICIENCY
+        cards = max(1, self.gpus // stride)
+        return min(self.gpu.link, self.network * cards) * LINK_EFFICIENCY
+
+
+class When(enum.Enum):
+    """What has to wait for a collective."""
+
+    FORWARD = "the unit's forward pass"
+    BACKWARD = "the unit's backward pass"
+    OPTIMIZER = "the optimizer's step"
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective of one unit. ``sent`` is the bytes that each rank sends."""
+
+    unit: int  # the unit's block
+    when: When
+    sent: float
+    ranks: int
+    stride: int  # distance between neighbouring ranks
+
+    def seconds(self, cluster: Cluster) -> float:
+        """How long it takes if nothing else is sent."""
+        return COLLECTIVE_SECONDS + self.sent / cluster.bandwidth(self.ranks, self.stride)
+
+
+@dataclass(frozen=True)
+class Format:
+    """How parameters and gradients are sent: the implementation, and bytes of an element (None: as they are kept)."""
+
+    api: str = "fsdp2"  # fsdp2, fsdp1 or ddp
+    parameter_size: int | None = None
+    reduce_size: int | None = None
+
+
+def shard_count(strategy: str, cluster: Cluster, shard_size: int | None = None) -> int:
+    """Number of ranks that share one copy of the model."""
+    kind = STRATEGIES[strategy]
+    if not kind.shards:
+        return 1
+    return (shard_size or cluster.gpus) if kind.replicates else cluster.world_size
+
+
+def collectives(
+    strategy: str, units: Sequence[Unit], world_size: int, shards: int, how: Format
+) -> Iterator[Collective]:
+    """The collectives of a step with one forward and one backward pass."""
+    if world_size == 1 or strategy == "none":
+        return
+    kind = STRATEGIES[strategy]
+    replicas = world_size // shards
+    for unit in units:
+        trained = any(each.trained for each in unit.parameters)
+        gathered = sent_bytes(unit, shards, how.parameter_size, how, world_size)
+        reduced = sent_bytes(unit, shards, how.reduce_size, how, world_size, trained_only=True)
+        if shards > 1:
+            share = (shards - 1) / shards
+            yield Collective(unit.block, When.FORWARD, gathered * share, shards, 1)
+            if kind.reshards and unit.block >= 0:
+                yield Collective(unit.block, When.BACKWARD, gathered * share, shards, 1)
+            if trained:
+                yield Collective(unit.block, When.OPTIMIZER, reduced * share, shards, 1)
+        if replicas > 1 and trained:
+            share = 2 * (replicas - 1) / replicas
+            yield Collective(unit.block, When.OPTIMIZER, reduced / shards * share, replicas, shards)
+
+
+def sent_bytes(
+    unit: Unit, shards: int, size: int | None, how: Format, world_size: int, *, trained_only: bool = False
+) -> int:
+    """Bytes of a unit's parameters with their padding, if an element takes ``size`` bytes (None: as it is kept)."""
+    if how.api == "fsdp1":
+        kept = unit.parameters[0].size
+        parts = shards if shards > 1 else world_size
+        share, _ = fsdp1_shares(unit, shards, parts, how.parameter_size or kept)
+        return share * shards * (size or kept)
+    return sum(
+        shards * each.local_numel(shards) * (size or each.size)
+        for each in unit.parameters
+        if each.trained or not trained_only
+    )

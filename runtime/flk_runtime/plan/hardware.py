@@ -1,0 +1,87 @@
+"""Hardware: GPUs and networks as data, with their sources, and the time that an operation takes on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from flk_runtime.metrics import mfu
+
+GIB: Final = 1 << 30
+# Fractions of the peaks that well-made kernels reach. None is fitted to a run that flk's documentation compares with.
+# - matrix products: what large bfloat16 products reach on an H100 and an A100 (ml-engineering, accelerator chapter).
+# - attention: FlashAttention-2, forward and backward pass together, on an A100 (Dao, arXiv 2307.08691, table 1) reaches
+#   0.5 to 0.6 of the peak; its kernels do not use the H100's newer instructions and reach 0.35 there (Shah et al.,
+#   FlashAttention-3, arXiv 2407.08608, figure 5).
+# - memory: what copies of large tensors reach.
+# - links: NCCL's busbw over the links' own bandwidth (ml-engineering, network chapter).
+MATMUL_EFFICIENCY: Final = 0.75
+ATTENTION_EFFICIENCY: Final = 0.35
+MEMORY_EFFICIENCY: Final = 0.85
+LINK_EFFICIENCY: Final = 0.8
+LAUNCH_SECONDS: Final = 5e-6  # that a kernel takes at least
+COLLECTIVE_SECONDS: Final = 30e-6  # that a collective takes at least
+RESERVED: Final = int(1.5 * GIB)  # CUDA context, NCCL's buffers and the libraries' workspaces
+FRAGMENTATION: Final = 0.05  # of the memory: what the caching allocator cannot use
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A type of GPU. Sources of the figures: the vendors' data sheets."""
+
+    name: str
+    memory: int  # bytes
+    bandwidth: float  # of its memory, in bytes per second
+    link: float  # to the other GPUs of the node, one direction, in bytes per second
+
+    def peak(self, dtype: torch.dtype) -> float:
+        """Peak of matrix products in FLOP/s, in TF32 where torch uses it; of bfloat16 if none is published."""
+        found = mfu.peak(self.name, dtype, tf32=mfu.uses_tf32()) or mfu.peak(self.name, torch.bfloat16)
+        assert found is not None, f"{self.name} is in GPUS and has no peak"  # noqa: S101
+        return found
+
+    def seconds(self, flops: int, size: int, dtype: torch.dtype, *, attention: bool) -> float:
+        """Time of an operation that does ``flops`` and reads and writes ``size`` bytes, by the roofline model.
+
+        Source: Williams et al., "Roofline: An Insightful Visual Performance Model", CACM 52(4), 2009.
+        """
+        efficiency = ATTENTION_EFFICIENCY if attention else MATMUL_EFFICIENCY
+        return LAUNCH_SECONDS + max(
+            flops / (self.peak(dtype) * efficiency), size / (self.bandwidth * MEMORY_EFFICIENCY)
+        )
+
+
+def _gpu(name: str, gib: float, terabytes: float, gigabytes: float) -> Gpu:
+    return Gpu(name, int(gib * GIB), terabytes * 1e12, gigabytes * 1e9)
+
+
+# By the name that users give: name for `flk_runtime.metrics.mfu.peak`, GiB, TB/s of memory, GB/s to GPUs of the node.
+GPUS: Final = {
+    "a100-40gb": _gpu("A100", 40, 1.555, 300),
+    "a100": _gpu("A100", 80, 2.039, 300),
+    "h100": _gpu("H100", 80, 3.35, 450),
+    "h100-96gb": _gpu("H100", 96, 2.4, 450),
+    "h100-pcie": _gpu("H100 PCIe", 80, 2.0, 64),
+    "h100-nvl": _gpu("H100 NVL", 94, 3.9, 300),
+    "h200": _gpu("H200", 141, 4.8, 450),
+    "b200": _gpu("B200", 180, 8.0, 900),
+    "b300": _gpu("B300", 288, 8.0, 900),
+    "gb200": _gpu("GB200", 186, 8.0, 900),
+    "l40s": _gpu("L40S", 48, 0.864, 32),
+    "mi300x": _gpu("MI300X", 192, 5.3, 448),
+    "mi325x": _gpu("MI325X", 256, 6.0, 448),
+}
+
+# Bytes per second and GPU between nodes, one direction, by the name of flk's preset of the fabric.
+FABRICS: Final = {
+    "socket": 100e9 / 8 / 8,  # one network card of 100 Gbit/s for eight GPUs
+    "auto": 400e9 / 8,
+    "infiniband": 400e9 / 8,  # NDR, one port for each GPU
+    "roce": 400e9 / 8,
+    "efa": 400e9 / 8,  # p5.48xlarge: 3,200 Gbit/s for eight GPUs
+    "tcpx": 100e9 / 8,  # A3 High: 800 Gbit/s for eight GPUs
+    "tcpxo": 200e9 / 8,  # A3 Mega: 1,600 Gbit/s for eight GPUs
+    "gib": 400e9 / 8,  # A3 Ultra: 3,200 Gbit/s for eight GPUs
+}

@@ -1,0 +1,91 @@
+"""Plan: predictions for all strategies, precisions and kinds of recomputation of a captured script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from flk_runtime.parallel import Precision
+from flk_runtime.plan.capture import CapturedModel, retrace
+from flk_runtime.plan.communication import Cluster
+from flk_runtime.plan.hardware import ATTENTION_EFFICIENCY, LINK_EFFICIENCY, MATMUL_EFFICIENCY, MEMORY_EFFICIENCY
+from flk_runtime.plan.predict import Prediction, Workload, predict
+from flk_runtime.plan.state import Unit, units_of
+
+_STRATEGIES = ("ddp", "shard_grad_op", "full_shard", "hybrid_shard", "hybrid_shard_zero2")
+
+
+def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
+    """The plan as plain data. Its rows are predictions: those that fit, fastest first, then the others by memory."""
+    assert captured.optimizer is not None  # noqa: S101
+    units = units_of(captured.model, captured.blocks, captured.optimizer)
+    names = [name for name in _STRATEGIES if cluster.nodes > 1 or not name.startswith("hybrid")]
+    rows = [predict(name, work, cluster) for work in _workloads(captured, cluster, units) for name in names]
+    rows.sort(key=lambda row: (not row.fits, row.step_seconds if row.fits else row.total))
+    gpu, network = cluster.gpu, cluster.network
+    assumptions = [
+        f"matrix products reach {MATMUL_EFFICIENCY:.0%} of {gpu.peak(torch.bfloat16) / 1e12:.0f} TFLOP/s in bf16, "
+        f"attention {ATTENTION_EFFICIENCY:.0%}; other kernels reach {MEMORY_EFFICIENCY:.0%} of "
+        f"{gpu.bandwidth / 1e12:.3g} TB/s",
+        f"each GPU sends {gpu.link / 1e9:.0f} GB/s inside of a node, {network / 1e9:.4g} GB/s to other nodes, and "
+        f"collectives reach {LINK_EFFICIENCY:.0%} of it",
+        "one micro-batch per step, no compilation, and data that is always ready",
+    ]
+    return {
+        "parameters": sum(unit.numel for unit in units),
+        "world_size": cluster.world_size,
+        "gpu": gpu.name,
+        "memory": gpu.memory,
+        "rows": [_as_dict(row) for row in rows],
+        "assumptions": assumptions,
+    }
+
+
+def _workloads(captured: CapturedModel, cluster: Cluster, units: list[Unit]) -> Iterator[Workload]:
+    given, trace = captured.options, captured.trace
+    assert trace is not None  # noqa: S101
+    dtype = next(captured.model.parameters()).dtype
+    precisions: dict[str, Precision | None] = {"as written": given.precision}
+    if given.precision is None and dtype == torch.float32:
+        precisions["bf16"] = Precision()
+    # A block with a forward of its own, as a script that recomputes by itself gives it, stays as it is.
+    can_recompute = bool(captured.blocks) and not any("forward" in vars(block) for block in captured.blocks)
+    for name, precision in precisions.items():
+        for recompute in dict.fromkeys((given.recompute, can_recompute)):
+            as_traced = precision is given.precision and recompute == given.recompute
+            yield Workload(
+                units,
+                trace if as_traced else retrace(captured, cluster.gpu, precision=precision, recompute=recompute),
+                precision.param if precision else dtype,
+                name,
+                recompute,
+                precision.param.itemsize if precision else None,
+                precision.reduce.itemsize if precision else None,
+            )
+
+
+def _as_dict(row: Prediction) -> dict[str, Any]:
+    state = row.state
+    return {
+        "strategy": row.strategy,
+        "precision": row.precision,
+        "recompute": row.recompute,
+        "fits": row.fits,
+        "total": row.total,
+        "parameters": state.parameters,
+        "gradients": state.gradients,
+        "optimizer": state.optimizer,
+        "activations": row.activations,
+        "gathered": row.gathered,
+        "buffers": row.buffers,
+        "wire_inside": row.wire.inside,
+        "wire_between": row.wire.between,
+        "compute_seconds": row.compute_seconds,
+        "exposed_seconds": row.exposed_seconds,
+        "optimizer_seconds": row.optimizer_seconds,
+        "step_seconds": row.step_seconds,
+        "mfu": row.mfu,
+        "largest_batch": row.largest_batch,
+    }

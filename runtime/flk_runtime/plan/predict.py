@@ -1,0 +1,185 @@
+"""Predict: memory, bytes on the wire, time of a step and MFU of each strategy, from the trace of one step.
+
+Sources: ZeRO (Rajbhandari et al., arXiv 1910.02054), FSDP (Zhao et al., arXiv 2304.11277), and the counts of bytes of
+ring collectives (nccl-tests, doc/PERFORMANCE.md).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from flk_runtime.parallel.strategies import STRATEGIES
+from flk_runtime.plan.communication import Cluster, Collective, Format, When, collectives, shard_count
+from flk_runtime.plan.hardware import FRAGMENTATION, MEMORY_EFFICIENCY, RESERVED
+from flk_runtime.plan.state import State, Unit, model_state
+from flk_runtime.plan.trace import LOSS, OUTSIDE, Segment, StepTrace
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Bytes that one rank sends in one step."""
+
+    inside: float  # to ranks of its own node
+    between: float  # to other nodes
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What one strategy needs and takes. Bytes are those of rank 0, which has the largest shards."""
+
+    strategy: str
+    precision: str
+    recompute: bool
+    state: State
+    activations: int
+    gathered: int  # full parameters and gradients of the blocks that are in use
+    buffers: int  # of collectives
+    total: int
+    fits: bool
+    wire: Wire
+    compute_seconds: float
+    exposed_seconds: float  # of communication that no computation hides
+    optimizer_seconds: float
+    mfu: float
+    largest_batch: float  # the micro-batch that fits, as a multiple of the script's
+
+    @property
+    def step_seconds(self) -> float:
+        """Duration of a step."""
+        return self.compute_seconds + self.exposed_seconds + self.optimizer_seconds
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A traced step, and the dtypes in which parameters are used and gradients are summed."""
+
+    units: Sequence[Unit]
+    trace: StepTrace
+    dtype: torch.dtype  # of most matrix products
+    precision: str
+    recompute: bool
+    parameter_size: int | None = None  # bytes of an element of a gathered parameter; None: as it is kept
+    reduce_size: int | None = None  # bytes of an element of a gradient that is summed; None: as the parameter is kept
+
+
+def predict(
+    strategy: str, work: Workload, cluster: Cluster, *, shard_size: int | None = None, api: str = "fsdp2"
+) -> Prediction:
+    """Predict one strategy. ``shard_size``: ranks in a shard group of a hybrid strategy; default: those of a node."""
+    kind = STRATEGIES[strategy]
+    shards = shard_count(strategy, cluster, shard_size)
+    how = Format(api, work.parameter_size, work.reduce_size)
+    state = model_state(work.units, shards, api=api, world_size=cluster.world_size, compute_size=work.parameter_size)
+    memory = _Memory(work, shards, reshards=kind.reshards, sharded=kind.shards)
+    total = int((state.parameters + state.optimizer + memory.peak) / (1 - FRAGMENTATION))
+    usable = cluster.gpu.memory - RESERVED
+    wire, exposed = _communication(
+        list(collectives(strategy, work.units, cluster.world_size, shards, how)), work, cluster
+    )
+    # The optimizer reads parameters, gradients and its state, and writes parameters and its state.
+    update = 2 * (state.parameters + state.optimizer) + state.gradients
+    update_seconds = update / (cluster.gpu.bandwidth * MEMORY_EFFICIENCY)
+    step = work.trace.seconds + exposed + update_seconds
+    activations = work.trace.peak
+    free = usable - (total - activations / (1 - FRAGMENTATION))
+    return Prediction(
+        strategy,
+        work.precision,
+        work.recompute,
+        state,
+        activations,
+        memory.gathered,
+        memory.buffers,
+        total,
+        total <= usable,
+        wire,
+        work.trace.seconds,
+        exposed,
+        update_seconds,
+        work.trace.model_flops / step / cluster.gpu.peak(work.dtype),
+        max(0.0, free * (1 - FRAGMENTATION) / activations),
+    )
+
+
+class _Memory:
+    """The most bytes over a step beside parameters and optimizer state, and the parts that they consist of.
+
+    A segment of the step needs its activations, the full parameters that are in use, the buffers of collectives and the
+    gradients that are ready.
+    """
+
+    def __init__(self, work: Workload, shards: int, *, reshards: bool, sharded: bool) -> None:
+        self.peak = self.gathered = self.buffers = 0
+        self._reshards = reshards
+        self._full = {unit.block: unit.full_bytes(work.parameter_size) for unit in work.units}
+        self._reduced = {unit.block: unit.full_bytes(work.reduce_size) for unit in work.units}
+        own = {
+            unit.block: sum(each.local_numel(shards) * each.size for each in unit.parameters if each.trained)
+            for unit in work.units
+        }
+        self._order = [
+            each.block for each in work.trace.segments if not each.backward and each.block >= 0 and each.block in own
+        ]
+        self._place = {block: place for place, block in enumerate(self._order)}
+        self._held = list(itertools.accumulate((self._full[block] for block in self._order), initial=0))
+        gradients = 0  # of the blocks whose backward pass is over
+        for segment in work.trace.segments:
+            if sharded:
+                gathered, buffers = self._in_use(segment), self._in_flight(segment)
+            else:
+                gathered = buffers = 0
+                if segment.backward:
+                    gradients = sum(own.values())  # views of DDP's buckets, which are there from the beginning
+            self.gathered, self.buffers = max(self.gathered, gathered), max(self.buffers, buffers)
+            self.peak = max(self.peak, segment.peak + gathered + buffers + gradients)
+            if sharded and segment.backward:
+                gradients += own.get(segment.block, 0)
+        self.peak = max(self.peak, sum(own.values()))
+
+    def _in_use(self, segment: Segment) -> int:
+        """Bytes of full parameters: of the segment's block, of the next one, and of what is in no block."""
+        root = self._full.get(OUTSIDE, 0)
+        place = self._place.get(segment.block)
+        last = len(self._order) - 1
+        if not self._reshards:  # all from the forward pass until their own backward pass
+            if segment.backward:
+                return root + self._held[last + 1 if place is None else place + 1]
+            return root + self._held[last + 1 if place is None else min(place + 2, last + 1)]
+        if place is None:
+            return root + (self._full[self._order[-1]] if self._order and segment.block == LOSS else 0)
+        following = place - 1 if segment.backward else place + 1
+        prefetched = self._full[self._order[following]] if 0 <= following <= last else 0
+        return root + self._full[segment.block] + prefetched
+
+    def _in_flight(self, segment: Segment) -> int:
+        """Bytes of an all-gather's output, or of full gradients and the input of their reduce-scatter."""
+        if segment.block not in self._place:
+            return 0
+        full = self._full[segment.block]
+        return full + self._reduced[segment.block] if segment.backward else full
+
+
+def _communication(sent: Sequence[Collective], work: Workload, cluster: Cluster) -> tuple[Wire, float]:
+    """Bytes that a rank sends in one step, and the seconds of communication that computation does not hide.
+
+    Collectives run one after the other, beside the computation. A block's parameters are gathered while the block
+    before it computes, so the first gathering has nothing to hide behind. Gradients are sent while the next blocks of
+    the backward pass compute, so the last ones have nothing to hide behind.
+    """
+    inside = sum(each.sent for each in sent if cluster.is_inside(each.ranks, each.stride))
+    wire = Wire(inside, sum(each.sent for each in sent) - inside)
+    if not sent:
+        return wire, 0.0
+    forward = sum(each.seconds for each in work.trace.segments if not each.backward)
+    backward = sum(each.seconds for each in work.trace.segments if each.backward)
+    seconds = {when: [each.seconds(cluster) for each in sent if each.when == when] for when in When}
+    first = seconds[When.FORWARD][0] if seconds[When.FORWARD] else 0.0
+    last = seconds[When.OPTIMIZER][0] if len(seconds[When.OPTIMIZER]) > 1 else sum(seconds[When.OPTIMIZER])
+    behind_forward = sum(seconds[When.FORWARD]) - first
+    behind_backward = sum(seconds[When.BACKWARD]) + sum(seconds[When.OPTIMIZER]) - last
+    exposed = first + max(0.0, behind_forward - forward) + last + max(0.0, behind_backward - backward)
+    return wire, exposed

@@ -1,0 +1,291 @@
+"""What `flk plan` predicts, compared with what ranks do: bytes of model state, and bytes on the wire."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import Flk
+from tests.support.ranks import Ranks
+from tests.support.small_model import APIS, SHARDING, SMALL_MODEL, told
+
+MODELS = """
+class Pixels(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 7, 3)
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Conv2d(7, 7, 3), nn.ReLU()) for _ in range(3)))
+        self.head = nn.Linear(7, 5)
+
+    def forward(self, x):
+        return self.head(self.blocks(self.stem(x)).mean((2, 3)))
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(13, 10)
+        layers = (nn.TransformerEncoderLayer(10, 2, 17, batch_first=True, dropout=0.0) for _ in range(3))
+        self.encoder = nn.Sequential(*layers)
+        self.head = nn.Linear(10, 13)
+
+    def forward(self, x):
+        return self.head(self.encoder(self.embedding(x))) * 1.0
+
+MAKE = {"net": Net, "pixels": Pixels, "words": Words}
+INPUT = {
+    "net": lambda: torch.randint(0, 11, (2, 9)), "pixels": lambda: torch.randn(2, 3, 12, 12),
+    "words": lambda: torch.randint(0, 13, (2, 9)),
+}
+LOCAL = {"no_shard": 1, "hybrid_shard": 2, "hybrid_shard_zero2": 2}
+"""
+
+STATE = """
+from torch._subclasses.fake_tensor import FakeTensorMode
+from flk_runtime.parallel.blocks import find_blocks
+from flk_runtime.plan.state import model_state, units_of
+
+def local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+def allocated(tensors):
+    storages = [local(t).untyped_storage() for t in tensors if local(t).numel()]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+def measured(optimizer):
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    tensors = [t for p in parameters for t in optimizer.state.get(p, {}).values()]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    return [allocated(parameters), allocated(gradients), sum(local(t).numel() * t.element_size() for t in tensors)]
+
+def predicted(kind, name, precision):
+    with FakeTensorMode():
+        model = MAKE[kind]()
+        units = units_of(model, find_blocks(model, None), torch.optim.AdamW(model.parameters()))
+    used = "ddp" if api == "fsdp2" and name == "no_shard" and not precision else api
+    size = precision.param.itemsize if precision else None
+    state = model_state(units, LOCAL.get(name, 4), api=used, world_size=4, compute_size=size)
+    return [state.parameters, state.gradients, state.optimizer]
+
+with group():
+    for kind, make in MAKE.items():
+        for name in strategies:
+            with init(name) as run:
+                for precision in (None, flk.Precision()):
+                    torch.manual_seed(0)
+                    model = make()
+                    model, optimizer = run.parallelize(
+                        model, torch.optim.AdamW(model.parameters()), api=api, precision=precision, **hybrid(name)
+                    )
+                    model(INPUT[kind]()).float().square().mean().backward()
+                    optimizer.step()
+                    tell(f"{kind} {name} {bool(precision)}", [measured(optimizer), predicted(kind, name, precision)])
+"""
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_bytes_of_model_state_are_predicted_exactly(ranks: Ranks, api: str) -> None:
+    script = SMALL_MODEL + MODELS + f"api, strategies = {api!r}, {SHARDING!r}\n" + STATE
+    found = told(ranks(script, 4)[0])
+    assert len(found) == 30
+    for key, (measured, predicted) in found.items():
+        assert predicted == measured, key
+
+
+WIRE = """
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from flk_runtime.parallel.blocks import find_blocks
+from flk_runtime.plan.communication import Format, collectives
+from flk_runtime.plan.state import units_of
+
+class Sent(TorchDispatchMode):
+    # Bytes that a ring of the group's ranks sends from each rank, for the tensors that are given to collectives.
+    total = 0.0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "c10d":
+            name = function._schema.name
+            groups = [a for a in args if isinstance(a, torch.ScriptObject) and "ProcessGroup" in str(a._type())]
+            n = dist.ProcessGroup.unbox(groups[0]).size()
+            size = lambda tree: sum(t.numel() * t.element_size() for t in torch.utils._pytree.tree_leaves(tree)
+                                    if isinstance(t, torch.Tensor))
+            if "allreduce" in name:
+                self.total += 2 * (n - 1) / n * size(args[0])
+            elif "allgather" in name:
+                self.total += (n - 1) / n * size(args[0])
+            elif "reduce_scatter" in name:
+                self.total += (n - 1) / n * size(args[1])
+            elif "broadcast" not in name:
+                raise AssertionError(name)
+        return function(*args, **(kwargs or {}))
+
+def predicted(kind, name, precision):
+    with FakeTensorMode():
+        model = MAKE[kind]()
+        units = units_of(model, find_blocks(model, None), torch.optim.AdamW(model.parameters()))
+    used = "ddp" if api == "fsdp2" and name == "no_shard" and not precision else api
+    sizes = (precision.param.itemsize, precision.reduce.itemsize) if precision else (None, None)
+    return sum(c.sent for c in collectives(name, units, 4, LOCAL.get(name, 4), Format(used, *sizes)))
+
+with group():
+    for kind, make in MAKE.items():
+        for name in strategies:
+            with init(name) as run:
+                for precision in (None, flk.Precision()):
+                    torch.manual_seed(0)
+                    model = make()
+                    model, _ = run.parallelize(
+                        model, torch.optim.AdamW(model.parameters()), api=api, precision=precision, **hybrid(name)
+                    )
+                    with Sent() as sent:
+                        model(INPUT[kind]()).float().square().mean().backward()
+                    tell(f"{kind} {name} {bool(precision)}", [sent.total, predicted(kind, name, precision)])
+"""
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_bytes_on_the_wire_are_predicted_exactly(ranks: Ranks, api: str) -> None:
+    script = SMALL_MODEL + MODELS + f"api, strategies = {api!r}, {SHARDING!r}\n" + WIRE
+    found = told(ranks(script, 4)[0])
+    assert len(found) == 30
+    for key, (measured, predicted) in found.items():
+        assert predicted == pytest.approx(measured), key
+
+
+ORACLE = """
+import warnings
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from flk_runtime.parallel import ParallelOptions
+from flk_runtime.plan.capture import CapturedModel, open_group, retrace
+from flk_runtime.plan.communication import Cluster
+from flk_runtime.plan.hardware import FRAGMENTATION, GPUS
+from flk_runtime.plan.predict import Workload, predict
+from flk_runtime.plan.state import units_of
+from flk_runtime.plan.trace import Tracer
+
+warnings.simplefilter("ignore")  # torch's tracker warns of its own calls
+WORDS, BATCH = 2000, (4, 256)
+
+def loss_of(model, words):
+    return F.cross_entropy(model(words).flatten(0, 1), words.flatten())
+
+def tracked(precision, reshard):
+    # The peak that torch's own tracker finds for two steps.
+    with FakeTensorMode():
+        model, words = Net(words=WORDS, width=256, blocks=6), torch.zeros(BATCH, dtype=torch.int64)
+        for block in [*model.blocks, model]:
+            policy = MixedPrecisionPolicy()
+            if precision:
+                output = precision.output if block is model else precision.param
+                policy = MixedPrecisionPolicy(precision.param, precision.reduce, output)
+            fully_shard(block, mesh=mesh, reshard_after_forward=reshard and block is not model, mp_policy=policy)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        tracker = FSDPMemTracker(model, optimizer)
+        tracker.track_inputs((words,))
+        for step in range(2):
+            with tracker:
+                loss_of(model, words).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            if step == 0:
+                tracker.reset_mod_stats()
+    return next(iter(tracker.get_tracker_snapshot("peak").values()))["Total"]
+
+def planned(precision, name):
+    cluster = Cluster(1, 8, GPUS["h100"], 1e9)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        model, words = Net(words=WORDS, width=256, blocks=6), torch.zeros(BATCH, dtype=torch.int64)
+    optimizer = torch.optim.AdamW(model.parameters())
+    blocks = list(model.blocks)
+    units = units_of(model, blocks, optimizer)
+    found = []
+    for repeated in (blocks, []):  # with blocks that repeat another one, and all of them run
+        tracer = Tracer(model, repeated, cluster.gpu)
+        with mode, tracer.recording():
+            loss_of(model, words).backward()
+        found.append(tracer.result())
+    captured = CapturedModel(model, optimizer, ParallelOptions(), blocks, [((words,), {})], found[0])
+    trace = retrace(captured, cluster.gpu, precision=precision, recompute=False)
+    sizes = (2, 4) if precision else (None, None)
+    work = Workload(units, trace, torch.float32, "", False, *sizes)
+    tell("same", [[each.peak, each.model_flops] for each in found])
+    return predict(name, work, cluster).total * (1 - FRAGMENTATION)
+
+open_group(8)
+mesh = init_device_mesh("cpu", (8,))
+for precision in (None, flk.Precision()):
+    for name in ("full_shard", "shard_grad_op"):
+        measured = tracked(precision, name == "full_shard")
+        tell(f"{name} {bool(precision)}", [measured, planned(precision, name)])
+"""
+
+
+def test_memory_is_predicted_as_torchs_tracker_finds_it(ranks: Ranks) -> None:
+    found = told(ranks(SMALL_MODEL + ORACLE, 1)[0])
+    deduplicated, full = found.pop("same")
+    assert deduplicated == full
+    assert len(found) == 4
+    for key, (measured, predicted) in found.items():
+        assert predicted == pytest.approx(measured, rel=0.1), key
+
+
+SCRIPT = """
+import sys, torch, flk_runtime as flk
+from torch import nn
+
+with flk.init() as run:
+    block = lambda: nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+    model = nn.Sequential(*(block() for _ in range(4)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    if "one-model" in sys.argv:
+        model, optimizer = run.parallelize(model, optimizer)
+    for x in run.loader(torch.randn(64, 64), batch_size=8).steps(2):
+        loss = model(x).square().mean()
+        loss.backward()
+        print(loss.item())
+        optimizer.step()
+        run.step(loss=loss)
+"""
+
+
+@pytest.fixture
+def flk(tmp_path: Path) -> Iterator[Flk]:
+    command = Flk(tmp_path)
+    yield command
+    command.close()
+
+
+def test_a_script_is_planned_without_a_change(flk: Flk) -> None:
+    (flk.folder / "train.py").write_text(SCRIPT)
+    done = flk(
+        "plan", "train.py", "--replicas", "2", "--gpu", "4", "--gpu-type", "h100", "-o", "json", "--", "one-model"
+    )
+    plan = json.loads(done.stdout)
+    assert plan["parameters"] == 4 * (64 * 256 + 256 + 256 * 64 + 64)
+    assert plan["world_size"] == 8
+    rows = {(row["strategy"], row["precision"], row["recompute"]): row for row in plan["rows"]}
+    assert len(rows) == 5 * 2 * 2
+    ddp, sharded = (rows[name, "as written", False] for name in ("ddp", "full_shard"))
+    assert ddp["parameters"] == plan["parameters"] * 4
+    assert sharded["parameters"] < ddp["parameters"] / 7
+    assert rows["ddp", "as written", True]["compute_seconds"] > ddp["compute_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpu-type", "h700", "--", "one-model"], "no figures for GPUs of type 'h700'"),
+        (["--gpu-type", "h100"], "the script did not call run.parallelize"),
+    ],
+)
+def test_a_script_that_cannot_be_planned(flk: Flk, arguments: list[str], message: str) -> None:
+    (flk.folder / "train.py").write_text(SCRIPT)
+    done = flk("plan", "train.py", "--gpu", "1", *arguments)
+    assert (done.code, done.stdout) == (2, "")
+    assert message in done.stderr
