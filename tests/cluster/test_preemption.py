@@ -41,19 +41,17 @@ def test_evicted_pods_lose_no_step(
     def attempt(number: int) -> Any:
         return next((each for each in state("rough")["attempts"] if each["number"] == number), None)
 
-    def step_of(pod: str) -> int:
-        steps = re.findall(r'"step": (\d+),', kubectl("logs", pod))
-        return int(steps[-1]) if steps else 0
+    def resumed() -> str:
+        """What the latest attempt has printed, if it began from a checkpoint."""
+        text = str(kubectl("logs", "rough-worker-0")).rpartition("flk-attempt ")[2]
+        return text if re.search(r"begins at step [1-9]", text) else ""
 
-    submit("rough", 0.1, 3.0)
-    eventually("the job trains", lambda: attempt(1) and step_of("rough-worker-0") >= 5)
+    submit("rough", 0.3, 3.0)
+    eventually("the job trains", lambda: attempt(1) and '"step": 5,' in kubectl("logs", "rough-worker-0"))
     evict("rough-worker-1")
     eventually("the first attempt ends", lambda: attempt(1)["outcome"] == "preempted")
     kubectl("delete", "pod", "rough-worker-2", "--wait=false")  # it waits for pod 1 to come back
-    eventually("the job trains again", lambda: attempt(2) and step_of("rough-worker-0") >= 49)
-    eventually(
-        "it saves", lambda: "saving a checkpoint" in kubectl("logs", "rough-worker-0").rpartition("flk-attempt")[2]
-    )
+    eventually("the job resumes, and saves at step 50 or 100", lambda: "saving a checkpoint" in resumed())
     evict("rough-worker-0")
     submit("calm", 0.0, 0.0)
     ended = flk("wait", "rough")
