@@ -58,11 +58,11 @@ class Records:
     def finish(self, record: JobRecord, *, leader: bool) -> int:
         """Write the record of a job that has ended; the ``leader`` writes it into its log too. Returns its code."""
         write_termination_message(self._settings.termination_log, record)
-        if leader:
+        if record.outcome == "replaced" and record.failure:
+            self.log(f"leaving, so that another pod replaces this one: {record.failure.summary}")
+        elif leader:
             self.write(record)
-            if record.outcome == "replaced" and record.failure:
-                self.log(f"leaving, so that another pod replaces this one: {record.failure.summary}")
-            elif record.failure:
+            if record.failure:
                 verdict = f"; {record.verdict}" if record.verdict else ""
                 self.log(f"failed: {record.failure.summary}{verdict}")
         return record.code

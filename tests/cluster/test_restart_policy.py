@@ -1,0 +1,114 @@
+"""The restart policy in a cluster: which failures are final, and what the training operator does with a pod."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SMALL = ["--cpu", "50m"]
+PACKAGES = "/opt/venv/lib/python3.11/site-packages"  # in flk's image
+BUSYBOX = "busybox:1.35"  # on each node of kind, for its storage; it has a shell and no Python
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], Path]:
+    """Writes train.py into a folder of its own and gives the folder."""
+
+    def write(text: str) -> Path:
+        (tmp_path / "train.py").write_text(textwrap.dedent(text))
+        return tmp_path
+
+    return write
+
+
+def messages(kubectl: Any, job: str) -> list[dict[str, Any]]:
+    """The termination messages of all pods of a job."""
+    selector = f"training.kubeflow.org/job-name={job}"
+    pods = json.loads(kubectl("get", "pods", "-l", selector, "-o", "json"))["items"]
+    ends = [pod["status"]["containerStatuses"][0]["state"]["terminated"] for pod in pods]
+    assert all(end["message"].startswith("{") for end in ends), ends
+    return [json.loads(end["message"]) for end in ends]
+
+
+def test_the_same_failure_twice_without_progress_ends_the_job(
+    flk: Any, kubectl: Any, image: str, script: Callable[[str], Path]
+) -> None:
+    folder = script("""
+        import os, time
+        from flk_runtime.system import progress
+        progress.own_page().record_step(5)
+        if os.environ["RANK"] == "1":
+            raise ValueError(f"sample {os.getpid()} has no label")
+        time.sleep(600)
+    """)
+    args = ["--name", "twice", "--replicas", "2", "--image", image, *SMALL]
+    assert flk("submit", "train.py", *args, cwd=folder).code == 0
+    ended = flk("wait", "twice")
+    assert ended.code == 100, ended.stderr
+    verdict = "not retried: failed twice at step 5 with the same error"
+    assert ended.stderr.count(verdict) == 1
+    shown = flk("status", "twice").stdout
+    assert f"\n{verdict}\n" in shown
+    assert "attempt 2, 1 of 3 restarts and 0 of 100 disruptions used:" in shown
+    state = json.loads(flk("status", "twice", "-o", "json").stdout)
+    assert (state["verdict"], state["restarts"], state["max_restarts"]) == (verdict, 1, 3)
+    assert [message["verdict"] for message in messages(kubectl, "twice")] == [verdict] * 2
+
+
+def without_torch(folder: Path) -> list[str]:
+    container = {"name": "pytorch", "volumeMounts": [{"name": "empty", "mountPath": PACKAGES}]}
+    patch = {"spec": {"containers": [container], "volumes": [{"name": "empty", "emptyDir": {}}]}}
+    (folder / "patch.yaml").write_text(json.dumps(patch))
+    return ["--patch", "patch.yaml"]
+
+
+@pytest.mark.parametrize("missing", ["Python", "torch"])
+def test_an_image_without_python_or_torch_ends_the_job(
+    flk: Any, kubectl: Any, image: str, script: Callable[[str], Path], missing: str
+) -> None:
+    folder, name = script("print('never')"), f"no-{missing.lower()}"
+    options = ["--image", BUSYBOX] if missing == "Python" else ["--image", image, *without_torch(folder)]
+    args = ["--name", name, "--replicas", "2", *options, *SMALL]
+    assert flk("submit", "train.py", *args, cwd=folder).code == 0
+    ended = flk("wait", name, "--timeout", "120s")
+    assert ended.code == 2, ended.stderr
+    words = "the image has no python3" if missing == "Python" else "cannot import torch"
+    for text in (ended.stderr, flk("status", name).stdout):
+        assert f"{name}-worker-" in text
+        assert words in text
+        assert "not retried: the next attempt would fail in the same way" in text
+    assert {message["failure"]["kind"] for message in messages(kubectl, name)} == {"usage"}
+
+
+def test_lost_pods_use_disruptions_and_no_restarts(
+    flk: Any, kubectl: Any, image: str, script: Callable[[str], Path], eventually: Any
+) -> None:
+    folder = script("""
+        import os, time
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        dist.barrier()
+        while int(os.environ["FLK_ATTEMPT"]) < 2:
+            time.sleep(0.1)
+    """)
+    args = ["--name", "lost", "--replicas", "2", "--restarts", "0", "--image", image, *SMALL]
+    assert flk("submit", "train.py", *args, cwd=folder).code == 0
+
+    def running(attempt: int) -> bool:
+        state = json.loads(flk("status", "lost", "-o", "json").stdout)
+        assert state["phase"] != "Failed", state
+        return len(state["attempts"]) == attempt and state["phase"] == "Running"
+
+    for attempt, pod in enumerate(("lost-worker-1", "lost-worker-0"), 1):
+        eventually(f"attempt {attempt} runs", lambda attempt=attempt: running(attempt))
+        kubectl("delete", "pod", pod)
+    ended = flk("wait", "lost")
+    assert ended.code == 0, ended.stderr
+    state = json.loads(flk("status", "lost", "-o", "json").stdout)
+    assert (state["restarts"], state["disruptions"], state["max_disruptions"]) == (0, 2, 100)
+    assert len(state["attempts"]) == 3

@@ -1,0 +1,182 @@
+"""The restart policy with real launchers: what is final, what is retried, what it uses, and who replaces a pod."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from flk_runtime.contract import ExitCode, JobRecord
+from tests.support.pods import END, Pods
+
+PTRACE_SEIZE, WALL = 0x4206, 0x40000000
+STEPS = """
+    import errno, os, pathlib, resource, signal, socket, sys, time
+    from flk_runtime.system import progress
+
+    attempt, rank = int(os.environ["FLK_ATTEMPT"]), int(os.environ["RANK"])
+
+    def step(number):
+        progress.own_page().record_step(number)
+
+    def fail():
+        {fault}
+
+    step({step})
+    if rank == 1:
+        fail()
+    time.sleep(600)
+"""
+
+
+def run(job: Pods) -> JobRecord:
+    """Run two pods of one rank each until their end. Both know the same record."""
+    job.start("train.py")
+    codes = job.wait()
+    records = [job.record(pod) for pod in range(2)]
+    assert [record.code for record in records] == codes, job.logs_of_all()
+    assert records[0].verdict == records[1].verdict
+    return records[0]
+
+
+# fault of rank 1, the job's code, attempts, restarts and disruptions used, and the end of the verdict
+ONCE_AND_AGAIN = {
+    "exception": ("raise ValueError(f'sample {attempt} of {os.getpid()}')", 100, 2, 1, 0, "twice at step 7"),
+    "exit code": ("os._exit(17)", 100, 2, 1, 0, "twice at step 7"),
+    "segmentation fault": ("os.kill(os.getpid(), signal.SIGSEGV)", 100, 2, 1, 0, "twice at step 7"),
+    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", 100, 3, 2, 0, "all 2 restarts are used"),
+    "terminated": ("sys.exit(143)", 100, 3, 2, 0, "all 2 restarts are used"),
+    "no space": ("open('/dev/full', 'w').write('x' * 100000)", 104, 1, 0, 0, "until somebody frees space"),
+    "I/O error": ("open('/proc/self/mem', 'rb').read(1)", 104, 3, 0, 2, "all 2 disruptions are used"),
+    "stale handle": ("raise OSError(errno.ESTALE, 'Stale file handle')", 104, 3, 0, 2, "all 2 disruptions are used"),
+    "lost connection": (
+        "raise RuntimeError('[gloo/transport/tcp/pair.cc:547] Connection closed by peer')",
+        104, 3, 0, 2, "all 2 disruptions are used",
+    ),
+    "address in use": (
+        "a = socket.socket(); a.bind(('127.0.0.1', 0)); a.listen(); socket.socket().bind(a.getsockname())",
+        100, 3, 2, 0, "all 2 restarts are used",
+    ),
+    "no rendezvous": (
+        "import flk_runtime; raise flk_runtime.RendezvousError('rank 3 of 4 did not join')",
+        104, 3, 2, 0, "all 2 restarts are used",
+    ),
+    "wrong option": ("import flk_runtime; flk_runtime.init(strategy='magic')", 2, 1, 0, 0, "in the same way"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ONCE_AND_AGAIN)
+def test_what_follows_a_failure_that_happens_again(forked_pods: Callable[..., Pods], name: str) -> None:
+    fault, code, attempts, restarts, disruptions, verdict = ONCE_AND_AGAIN[name]
+    job = forked_pods(
+        2, 1, script=STEPS.format(fault=fault, step=7), FLK_RESTARTS="2", FLK_DISRUPTIONS="2", FLK_BACKOFF="0.1"
+    )
+    record = run(job)
+    assert record.failure is not None
+    assert (record.failure.rank, record.code) == (1, code), record.failure
+    assert len(record.attempts) == attempts
+    assert (record.restarts, record.disruptions) == (restarts, disruptions)
+    assert verdict in record.verdict
+    assert f"; {record.verdict}\n" in job.log(0)
+
+
+def test_a_failure_at_a_later_step_each_time_uses_all_restarts(forked_pods: Callable[..., Pods]) -> None:
+    fault = "raise ValueError('bad sample')"
+    job = forked_pods(2, 1, script=STEPS.format(fault=fault, step="attempt + 1"), FLK_RESTARTS="2")
+    record = run(job)
+    assert record.verdict == "not retried: all 2 restarts are used"
+    assert [attempt.step for attempt in record.attempts] == [1, 2, 3]
+
+
+def test_the_same_failure_is_retried_where_the_user_wants_it(forked_pods: Callable[..., Pods]) -> None:
+    fault = "raise ValueError('bad sample')"
+    variables = {"FLK_RETRY_SAME_FAILURE": "1", "FLK_RESTARTS": "2", "FLK_BACKOFF": "0"}
+    job = forked_pods(2, 1, script=STEPS.format(fault=fault, step=7), **variables)
+    assert run(job).verdict == "not retried: all 2 restarts are used"
+
+
+def test_the_second_restart_in_a_row_waits_and_the_third_longer(forked_pods: Callable[..., Pods]) -> None:
+    fault = "os.kill(os.getpid(), signal.SIGKILL)"
+    record = run(forked_pods(2, 1, script=STEPS.format(fault=fault, step=0), FLK_RESTARTS="3", FLK_BACKOFF="1.5"))
+    ended = [attempt.ended or 0.0 for attempt in record.attempts]
+    pauses = [later.started - end for later, end in zip(record.attempts[1:], ended, strict=False)]
+    assert pauses[1] >= 0.99
+    assert pauses[2] >= 1.49
+
+
+def test_a_long_attempt_renews_the_restarts(forked_pods: Callable[..., Pods]) -> None:
+    script = STEPS.format(
+        fault="time.sleep(1.5 if attempt == 1 else 0); raise ValueError(str(attempt) * attempt)", step="attempt + 1"
+    ).replace("ValueError(", "[ValueError, KeyError, TypeError, OSError][attempt](")
+    record = run(forked_pods(2, 1, script=script, FLK_RESTARTS="1", FLK_BUDGET_RESET="1"))
+    assert [attempt.restarts for attempt in record.attempts] == [0, 1, 1]
+    assert record.verdict == "not retried: its only restart is used"
+
+
+TRAIN_UNTIL = """
+    import os, pathlib, sys, time
+    from flk_runtime.system import progress
+    attempt, rank = int(os.environ["FLK_ATTEMPT"]), int(os.environ["RANK"])
+    progress.own_page().record_step(attempt + 1)
+    pathlib.Path(f"pid.{attempt}.{rank}").write_text(str(os.getpid()))
+    if attempt in (1, 3) and rank == 1:
+        raise [ValueError, KeyError][attempt // 2]("bad sample")
+    while attempt < 4:
+        time.sleep(0.01)
+"""
+
+
+def test_both_counts_survive_the_loss_of_pod_0(forked_pods: Callable[..., Pods]) -> None:
+    job = forked_pods(2, 1, script=TRAIN_UNTIL, FLK_RESTARTS="2", FLK_DISRUPTIONS="2")
+    job.start("train.py")
+    for attempt in (0, 2):  # attempts 1 and 3 fail by themselves
+        job.pid(attempt, 0)
+        job.pid(attempt, 1)
+        job.running[0].kill()
+        job.running[0].wait()
+        job.start("train.py", only=0)
+    assert job.wait() == [0, 0], job.logs_of_all()
+    record = job.record(0)
+    assert (record.restarts, record.disruptions) == (2, 2)
+    assert (record.max_restarts, record.max_disruptions) == (2, 2)
+    assert [attempt.number for attempt in record.attempts] == [0, 1, 2, 3, 4]
+
+
+def test_the_pod_of_a_lost_gpu_is_replaced(forked_pods: Callable[..., Pods]) -> None:
+    fault = "raise RuntimeError('CUDA error: uncorrectable ECC error encountered') if attempt == 0 else SystemExit"
+    script = STEPS.format(fault=fault, step=7).replace("time.sleep(600)", "time.sleep(600 if attempt == 0 else 0)")
+    job = forked_pods(2, 1, script=script, FLK_DISRUPTIONS="1")
+    job.start("train.py")
+    assert job.running[1].wait(END) == ExitCode.UNUSABLE
+    assert job.record(1).outcome == "replaced"
+    job.start("train.py", only=1)
+    assert job.wait() == [0, 0], job.logs_of_all()
+    first = job.record(0).attempts[0].failure
+    assert first is not None
+    assert (first.kind, first.rank) == ("gpu", 1)
+    assert (job.record(0).restarts, job.record(0).disruptions) == (0, 1)
+
+
+def test_the_pod_of_a_rank_that_survives_sigkill_is_replaced(forked_pods: Callable[..., Pods]) -> None:
+    """A process that this test traces cannot be waited for by its parent after SIGKILL, as one in the state D."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    job = forked_pods(2, 1, FLK_RESTARTS="1", FLK_KILL_TIMEOUT="0.5", HOLD="1")
+    job.start("train.py", "2")
+    survivor = job.pid(0, 1)
+    if libc.ptrace(PTRACE_SEIZE, survivor, None, None):
+        pytest.skip(f"this machine does not let the test trace a process: {os.strerror(ctypes.get_errno())}")
+    try:
+        os.kill(job.pid(0, 0), signal.SIGKILL)
+        assert job.running[1].wait(END) == ExitCode.UNUSABLE, job.logs_of_all()
+        assert f"survives SIGKILL: rank 1, process {survivor}" in job.log(1)
+    finally:
+        os.kill(survivor, signal.SIGKILL)
+        os.waitpid(survivor, WALL)  # lets it go, if it still exists
+    job.start("train.py", "2", only=1)
+    assert job.wait() == [0, 0], job.logs_of_all()
+    first = job.record(0).attempts[0].failure
+    assert first is not None
+    assert (first.rank, first.signal) == (0, signal.SIGKILL)  # the cause, and not what its end has shown
