@@ -68,9 +68,9 @@ START: Final = "FLK_START"  # start method of the ranks: fork (default) or spawn
 CODE: Final = "FLK_CODE"  # folder with the archive of the user's code; unset: the image has the code
 CODE_HASH: Final = "FLK_CODE_HASH"  # SHA-256 of the archive, in hex
 WORK: Final = "FLK_WORK"  # folder into which the code is unpacked; working folder of the ranks
-HANG_TIMEOUT: Final = "FLK_HANG_TIMEOUT"  # seconds without progress after which the job hangs; 0: never
-SLOW_FACTOR: Final = "FLK_SLOW_FACTOR"  # a rank that works this many times as long as the median rank is slow
-SLOW_WINDOW: Final = "FLK_SLOW_WINDOW"  # seconds over which ranks are compared for that
+HANG_TIMEOUT: Final = "FLK_HANG_TIMEOUT"  # seconds without progress that are a hang, 480 by default; 0: never
+SLOW_FACTOR: Final = "FLK_SLOW_FACTOR"  # a rank that works so many times as long as the median is slow, 1.5 by default
+SLOW_WINDOW: Final = "FLK_SLOW_WINDOW"  # seconds over which ranks are compared for that, 60 by default
 TERMINATION_LOG: Final = "FLK_TERMINATION_LOG"  # file for the final job record; in a pod, the termination message
 
 # Environment of the ranks, in addition to torchrun's variables.
