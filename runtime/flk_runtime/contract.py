@@ -180,9 +180,7 @@ def parse_preflight(text: str) -> frozenset[str]:
     names = [part.strip() for part in text.split(",")]
     for name in names:
         if name.removeprefix("-") not in PREFLIGHT_CHECKS or not name.startswith("-"):
-            raise ValueError(
-                f"{PREFLIGHT}={text}: {name!r} is not on, off, or a minus sign and one of {', '.join(PREFLIGHT_CHECKS)}"
-            )
+            raise ValueError(f"{name!r} is not on, off, or a minus sign and one of {', '.join(PREFLIGHT_CHECKS)}")
     return frozenset(name.removeprefix("-") for name in names)
 
 

@@ -41,6 +41,7 @@ from flk.spec.fields import (
     Variable,
 )
 from flk.spec.validation import usage_error
+from flk_runtime import contract
 from flk_runtime.contract import MAX_DISRUPTIONS, STRATEGIES, VERSION
 
 DEFAULT_IMAGE: Final = {"cpu": f"flktrain/flk:{VERSION}-cpu", "cuda": f"flktrain/flk:{VERSION}-cuda"}
@@ -169,6 +170,7 @@ class Job(Part):
         _check_command(self.command)
         for name in self.env.keys() & self.secrets.keys():
             raise ValueError(f"secrets.{name}: is in env too")
+        _check_field(f"env.{contract.PREFLIGHT}", contract.parse_preflight, self.env.get(contract.PREFLIGHT, "on"))
         paths = [mount.partition(":")[2] for mount in self.volumes]
         if self.checkpoint:
             paths.append(self.checkpoint.path)

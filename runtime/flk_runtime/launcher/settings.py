@@ -150,7 +150,7 @@ def _gpus(requested: int, preflight: str) -> int:
     try:
         return 0 if "gpu" in contract.parse_preflight(preflight) else requested
     except ValueError as error:
-        raise SettingsError(str(error)) from None
+        raise SettingsError(f"{contract.PREFLIGHT}={preflight}: {error}") from None
 
 
 def _from_torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:

@@ -18,10 +18,11 @@ from flk_runtime.errors import SetupError
 
 def skipped_checks(environ: Mapping[str, str] = os.environ) -> frozenset[str]:
     """The checks that FLK_PREFLIGHT switches off. Raises SetupError if its value is not valid."""
+    text = environ.get(contract.PREFLIGHT, "")
     try:
-        return contract.parse_preflight(environ.get(contract.PREFLIGHT, ""))
+        return contract.parse_preflight(text)
     except ValueError as error:
-        raise SetupError(str(error)) from None
+        raise SetupError(f"{contract.PREFLIGHT}={text}: {error}") from None
 
 
 def compare_options(call: str, options: Mapping[str, Any]) -> None:
