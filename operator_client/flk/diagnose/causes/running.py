@@ -158,6 +158,8 @@ def _waiting_since(picture: Picture) -> float:
 
 
 def _never_joined(picture: Picture) -> Found | None:
+    if _node_lost(picture):
+        return None  # which is why its launcher does not join
     if not picture.from_flk or any(pod.phase != PodPhase.RUNNING for pod in picture.pods):
         return None
     since = _waiting_since(picture)
