@@ -89,6 +89,7 @@ def test_network_faults_and_deaths_do_not_change_the_result(tmp_path: Path) -> N
         attempts = job.record().attempts[-1].number + 1
         disturbed = (job.folder / "state.pt").read_bytes()
         step = last_step(job.folder)
+        assert step > FAULTS  # the job has trained between the faults
         print(f"{FAULTS} faults {counts}: {attempts} attempts, {step} steps")
 
         calm = Hosts(new_folder(tmp_path, "calm"), net, FLK_START="fork", FLK_HANG_TIMEOUT="0")
@@ -126,14 +127,17 @@ def cause(kind: str, job: Hosts, draw: random.Random) -> None:
 
 
 def running_attempt(job: Hosts) -> None:
-    """Wait until an attempt runs in which every rank has made a step."""
+    """Wait until an attempt runs that has saved a checkpoint."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         restart_pods(job)
         numbers = {int(path.name.split(".")[1]) for path in job.folder.glob("pid.*")}
         if numbers:
-            pids = [path.read_text() for path in job.folder.glob(f"pid.{max(numbers)}.*")]
-            if len(pids) == 3 and all(pid and alive(int(pid)) for pid in pids):
+            paths = list(job.folder.glob(f"pid.{max(numbers)}.*"))
+            pids = [path.read_text() for path in paths]
+            saved = job.folder / "state.pt"
+            has_saved = saved.exists() and saved.stat().st_mtime > max(path.stat().st_mtime for path in paths)
+            if has_saved and len(pids) == 3 and all(pid and alive(int(pid)) for pid in pids):
                 return
         time.sleep(0.05)
     pytest.fail(f"no attempt runs\n{job.logs_of_all()[-20000:]}", pytrace=False)
