@@ -32,12 +32,13 @@ class Flk:
         self.env |= {"NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
         self.env |= {"KUBECONFIG": str(kubeconfig)} if kubeconfig else {}
         self.env |= {"HOME": str(home)} if home else {}
+        self.program = [sys.executable, "-m", "flk"]
         self._started: list[subprocess.Popen[str]] = []
 
     def start(self, *args: str, cwd: Path | None = None, env: Mapping[str, str] = {}) -> subprocess.Popen[str]:
         """Start the command with pipes and in a session of its own, for tests that signal or follow it."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "flk", *args],
+            [*self.program, *args],
             cwd=cwd or self.folder,
             env=self.env | dict(env),
             stdin=subprocess.DEVNULL,

@@ -37,12 +37,14 @@ COMMANDS: Final = {
     "logs": ("flk.cli.logs", "Show what every rank prints"),
     "stacks": ("flk.cli.stacks", "Show what every rank of a running job is doing"),
     "wait": ("flk.cli.wait", "Wait until a job ends, and exit with its exit code"),
+    "exec": ("flk.cli.exec", "Run a command in the container of a rank"),
+    "port-forward": ("flk.cli.port_forward", "Forward a port of this machine to the pod of a rank"),
     "suspend": ("flk.cli.suspend", "End the pods of a job and keep the job"),
     "resume": ("flk.cli.resume", "Start a suspended job again"),
     "restart": ("flk.cli.restart", "Run a job anew from its last checkpoint"),
     "delete": ("flk.cli.delete", "Delete jobs with their pods and ConfigMaps"),
 }
-_FUNCTIONS: Final = {"list": "list_"}  # functions whose name would hide a builtin
+_FUNCTIONS: Final = {"list": "list_", "exec": "exec_", "port-forward": "port_forward"}  # where names differ
 _CLICK_ERROR: Final = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
 from flk import labels
-from flk.errors import ApiError, ForbiddenError, JobNotFoundError
+from flk.errors import ApiError, ForbiddenError, JobNotFoundError, UsageError
 from flk.kube import ApiClient, Object, Resource, Target, connect, connection_options
 from flk.terminal import program_name
 from flk.units import short_duration, timestamp
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 JOBS: Final = Resource(labels.KUBEFLOW_GROUP, "v1", "pytorchjobs")
 PODS: Final = Resource("", "v1", "pods")
 LOGS: Final = Resource("", "v1", "pods", "log")
+EXEC: Final = Resource("", "v1", "pods", "exec")
+PORT_FORWARD: Final = Resource("", "v1", "pods", "portforward")
 EVENTS: Final = Resource("", "v1", "events")
 CONFIG_MAPS: Final = Resource("", "v1", "configmaps")
 SECRETS: Final = Resource("", "v1", "secrets")
@@ -82,6 +84,19 @@ class JobClient:
         selector = f"{labels.OPERATOR_JOB_NAME}={job}" if job else labels.OPERATOR_JOB_NAME
         target = Target(PODS, None if all_namespaces else self.namespace)
         return self.api.list_all(target, {"labelSelector": selector})[0]
+
+    def pod_of_rank(self, job: str, rank: int) -> str:
+        """Return the name of the pod in which a rank runs. Raises UsageError if the job has fewer ranks."""
+        spec = self.get_job(job)["spec"]
+        count = str(spec.get("nprocPerNode") or "1")
+        processes = int(count) if count.isdigit() else 1
+        index = rank // processes
+        for role, replica_spec in sorted((spec.get("pytorchReplicaSpecs") or {}).items()):  # the Master is first
+            replicas = int((replica_spec or {}).get("replicas") or 1)
+            if index < replicas:
+                return f"{job}-{role.lower()}-{index}"
+            index -= replicas
+        raise UsageError(f"--rank: job {job} has no rank {rank}")
 
     def find_pod(self, name: str) -> Object | None:
         """Return the pod of that name, None if there is none."""

@@ -1,0 +1,87 @@
+"""`flk exec`: run a command beside a rank, in its container."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flk.cli.options import Context, JobName, Namespace
+
+if TYPE_CHECKING:
+    from flk.kube.sockets import RemoteCommand
+
+Rank = Annotated[int, typer.Option("--rank", min=0, metavar="RANK", help="Rank whose pod is used.")]
+
+
+def exec_(
+    job: JobName,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- COMMAND]", help="The command. Default: sh.", show_default=False)
+    ] = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    rank: Rank = 0,
+) -> int:
+    """Run a command in the container of a rank, and exit with its exit code.
+
+    On a terminal the command gets one too, so `flk exec JOB` opens a shell. Elsewhere its input, output and errors are
+    those of flk.
+    """
+    from flk.jobs.client import EXEC, JobClient
+    from flk.kube.sockets import STDERR, RemoteCommand
+    from flk_runtime.contract import CONTAINER
+
+    client = JobClient.connect(context, namespace)
+    target = client.target(EXEC, client.pod_of_rank(job, rank))
+    tty = sys.stdin.isatty() and sys.stdout.isatty()
+    words = command or ["sh"]
+    remote = RemoteCommand(client.api.access, target, words, container=CONTAINER, tty=tty)
+
+    def write(channel: int, data: bytes) -> None:
+        stream = sys.stderr if channel == STDERR else sys.stdout
+        stream.buffer.write(data)
+        stream.buffer.flush()
+
+    try:
+        with _raw_terminal(remote) if tty else contextlib.nullcontext():
+            threading.Thread(target=_forward_input, args=(remote,), daemon=True).start()
+            return remote.run(write)
+    finally:
+        remote.close()
+
+
+def _forward_input(remote: RemoteCommand) -> None:
+    try:
+        while data := os.read(sys.stdin.fileno(), 1 << 16):
+            remote.send(data)
+        remote.end_input()
+    except Exception:  # the connection has ended, which the main thread reports  # noqa: S110
+        pass
+
+
+@contextlib.contextmanager
+def _raw_terminal(remote: RemoteCommand) -> Iterator[None]:
+    """Hand every key to the command, and the terminal's size whenever it changes."""
+    import termios
+    import tty
+
+    def resize(*_: object) -> None:
+        remote.resize(*shutil.get_terminal_size())
+
+    before = termios.tcgetattr(sys.stdin.fileno())
+    handler = signal.signal(signal.SIGWINCH, resize)
+    try:
+        tty.setraw(sys.stdin.fileno())
+        resize()
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, before)
+        signal.signal(signal.SIGWINCH, handler)

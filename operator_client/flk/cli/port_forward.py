@@ -1,0 +1,84 @@
+"""`flk port-forward`: make a port of a rank's pod reachable on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flk.cli.exec import Rank
+from flk.cli.options import Context, JobName, Namespace, note
+from flk.errors import FlkError, UsageError
+from flk_runtime.contract import ExitCode
+
+if TYPE_CHECKING:
+    from flk.kube.sockets import PodConnection
+
+
+def port_forward(
+    job: JobName,
+    port: Annotated[
+        str, typer.Argument(metavar="[LOCAL:]REMOTE", help="Port on this machine and in the pod.", show_default=False)
+    ],
+    context: Context = None,
+    namespace: Namespace = None,
+    rank: Rank = 0,
+) -> int:
+    """Forward connections to a port of this machine to the pod of a rank, until Ctrl-C.
+
+    For TensorBoard or a profiler that runs in the pod. LOCAL is REMOTE by default; 0 is a free port.
+    """
+    local, remote = _ports(port)
+    from flk.jobs.client import PORT_FORWARD, JobClient
+    from flk.kube.sockets import PodConnection
+
+    client = JobClient.connect(context, namespace)
+    target = client.target(PORT_FORWARD, client.pod_of_rank(job, rank))
+    try:
+        server = socket.create_server(("127.0.0.1", local))
+    except OSError as error:
+        reason = f"port {local} of this machine cannot be used: {error.strerror}"
+        raise UsageError(reason, hint=f"name another one: {local + 1}:{remote}") from None
+    with server, contextlib.suppress(KeyboardInterrupt):
+        note(f"forwarding 127.0.0.1:{server.getsockname()[1]} to port {remote} of {target.name}; Ctrl-C ends it")
+        while True:
+            connection = server.accept()[0]
+            try:
+                pod = PodConnection(client.api.access, target, remote)
+            except FlkError as error:
+                connection.close()
+                note(str(error))
+                continue
+            threading.Thread(target=_send, args=(connection, pod), daemon=True).start()
+            threading.Thread(target=_receive, args=(connection, pod), daemon=True).start()
+    return int(ExitCode.INTERRUPTED)
+
+
+def _ports(text: str) -> tuple[int, int]:
+    local, _, remote = text.rpartition(":")
+    numbers = [int(part) if part.isascii() and part.isdigit() else -1 for part in (local or remote, remote)]
+    if not (0 <= numbers[0] < 65536 and 0 < numbers[1] < 65536):
+        raise UsageError(f"PORT: must be [LOCAL:]REMOTE, two numbers below 65536 (is {text!r})")
+    return numbers[0], numbers[1]
+
+
+def _send(connection: socket.socket, pod: PodConnection) -> None:
+    with contextlib.suppress(Exception):  # either side may end at any time
+        while data := connection.recv(1 << 16):
+            pod.send(data)
+    pod.close()
+
+
+def _receive(connection: socket.socket, pod: PodConnection) -> None:
+    try:
+        while data := pod.receive():
+            connection.sendall(data)
+    except FlkError as error:
+        note(str(error))
+    except OSError:
+        pass  # the program on this machine has closed its connection
+    finally:
+        connection.close()
