@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flk.cli.stacks import stacks
+from flk.cli.stacks import launcher_command, stacks
 from flk.errors import ApiError, ForbiddenError, JobNotFoundError, UsageError
 from tests.support.api_server import FakeApiServer, failure
 from tests.support.jobs import JobBuilder
@@ -36,3 +36,16 @@ def test_no_right_to_start_a_program_in_a_pod(fake: FakeApiServer) -> None:
 def test_an_unknown_format(fake: FakeApiServer) -> None:
     with pytest.raises(UsageError, match="--output: must be text or json"):
         stacks("gpt", output="yaml")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["/bin/sh", "-c", "exec", "flk", "python3", "-u", "/flk/ship/flk_runtime.zip", "--", "t.py"], slice(4, 7)),
+        (["/usr/bin/python3.11", "-m", "flk_runtime", "t.py"], slice(3)),
+        (["torchrun", "t.py"], slice(0)),
+    ],
+)
+def test_the_command_of_the_launcher(command: list[str], words: slice) -> None:
+    pod = {"spec": {"containers": [{"name": "pytorch", "command": command}]}}
+    assert launcher_command(pod) == command[words]

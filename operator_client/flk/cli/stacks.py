@@ -54,7 +54,7 @@ def stacks(
     running = [pod for pod in client.list_pods(job) if (pod.get("status") or {}).get("phase") == "Running"]
     if not running:
         raise ApiError(f"no pod of {job} runs", hint=f"{client.command('why', job)} says why")
-    launchers = [pod for pod in running if _launcher(pod)]
+    launchers = [pod for pod in running if launcher_command(pod)]
     report = _of_launcher(client, launchers) if launchers else _of_py_spy(client, running)
     if rank is not None:
         report["groups"] = [group for group in report["groups"] if rank in group["ranks"]]
@@ -69,7 +69,7 @@ def stacks(
 def _of_launcher(client: JobClient, pods: Sequence[Object]) -> dict[str, Any]:
     """Ask the launcher of one pod, which asks the others."""
     pod = min(pods, key=lambda each: each["metadata"]["name"])
-    done = client.execute(pod["metadata"]["name"], [*_launcher(pod), "stacks"], _TIMEOUT)
+    done = client.execute(pod["metadata"]["name"], [*launcher_command(pod), "stacks"], _TIMEOUT)
     try:
         report: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
@@ -79,12 +79,15 @@ def _of_launcher(client: JobClient, pods: Sequence[Object]) -> dict[str, Any]:
     return report
 
 
-def _launcher(pod: Object) -> list[str]:
+def launcher_command(pod: Object) -> list[str]:
     """The command that starts flk's launcher in this pod, without the script; empty if another program starts it."""
     containers = [each for each in pod["spec"]["containers"] if each["name"] == CONTAINER]
     command: list[str] = (containers[0].get("command") or []) if containers else []
     found = next((i for i, word in enumerate(command) if word.rpartition("/")[2].startswith("flk_runtime")), None)
-    return [] if found is None else command[: found + 1]
+    if found is None:
+        return []
+    begin = max((i for i in range(found) if command[i].rpartition("/")[2].startswith("python")), default=found)
+    return command[begin : found + 1]  # without a shell that looks for Python first
 
 
 def _of_py_spy(client: JobClient, pods: Sequence[Object]) -> dict[str, Any]:
