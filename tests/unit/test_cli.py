@@ -232,7 +232,8 @@ def manifests(stdout: str) -> list[dict[str, object]]:
 
 def command(stdout: str) -> list[str]:
     template = next(yaml.safe_load_all(stdout))["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
-    return list(template["spec"]["containers"][0]["command"])
+    words = list(template["spec"]["containers"][0]["command"])
+    return words[words.index("--") + 1 :]
 
 
 @pytest.mark.parametrize(
@@ -251,7 +252,7 @@ def test_what_follows_the_script_goes_to_it_as_it_stands(run: Run, words: list[s
     Path("train.py").touch()
     code, stdout, stderr = run("render", *words)
     assert (code, stderr) == (0, "")
-    assert command(stdout)[4:] == expected
+    assert command(stdout) == expected
 
 
 def test_flags_win_over_the_job_file(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +300,7 @@ def test_without_script_and_job_file_the_example_trains(
     monkeypatch.setattr(overlay, "EXAMPLE", example)
     code, stdout, stderr = run("render", "--replicas", "4", "--", "--steps", "3")
     assert code == 0
-    assert command(stdout)[4:] == ["train.py", "--steps", "3"]
+    assert command(stdout) == ["train.py", "--steps", "3"]
     assert stderr.startswith("flk: there is neither a script nor flk.yaml, so the bundled example trains: ")
 
 

@@ -58,6 +58,7 @@ def test_submit_get_list_and_delete(fake: Any, kubeconfig: Path, tmp_path: Path)
 
 def test_wait_that_takes_too_long(fake: Any, kubeconfig: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
+    fake.date = "Thu, 01 Jan 2026 00:00:02 GMT"  # two seconds after the creation: not stuck yet
     handle = flk.submit(flk.Job(command=["train.py"], name="gpt"), tmp_path)
     with pytest.raises(flk.WaitTimeoutError, match="job gpt is pending"):
         handle.wait(timeout=0)

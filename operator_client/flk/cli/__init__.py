@@ -25,7 +25,7 @@ from flk_runtime.contract import VERSION, ExitCode
 
 COMMANDS: Final = {
     "init": ("flk.cli.init", "Write a commented flk.yaml to start from"),
-    "run": ("flk.cli.run", "Train on this machine, in the same environment as in the cluster"),
+    "run": ("flk.cli.run", "Train on this machine, in the environment of the pods"),
     "submit": ("flk.cli.submit", "Train in a cluster: create a PyTorchJob"),
     "render": ("flk.cli.render", "Print the manifests that submit would create"),
     "plan": ("flk.cli.plan", "Predict memory and speed of each strategy for a script"),

@@ -81,9 +81,14 @@ def with_global_options(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in own.keys() & _PLACE.keys():
             given[name] = given[name] if given[name] is not None else _before.get(name)
         values = {name: given.pop(name) or _before.get(name) for name in added}
-        if added:
-            _connect(**values)
-        return function(**given)
+        if not added:
+            return function(**given)
+        observer = _connect(**values)
+        try:
+            return function(**given)
+        finally:
+            if observer:
+                observer.close()
 
     return _with_signature(command, {**own, **{name: _hidden(parameter) for name, parameter in added.items()}})
 
@@ -111,12 +116,13 @@ def _connect(
     as_group: list[str] | None,
     verbose: bool | None,
     show_kubectl: bool | None,
-) -> None:
+) -> _Observer | None:
     from flk.kube import ConnectionOptions, set_connection_options
 
     limit = seconds(request_timeout, "--request-timeout")
     observe = _Observer(bool(verbose), bool(show_kubectl)) if verbose or show_kubectl else None
     set_connection_options(ConnectionOptions(kubeconfig or "", limit, as_user or "", tuple(as_group or ()), observe))
+    return observe
 
 
 class _Observer:
@@ -125,6 +131,10 @@ class _Observer:
     def __init__(self, verbose: bool, show_kubectl: bool) -> None:
         self._verbose, self._show_kubectl = verbose, show_kubectl
         self._shown: set[str] = set()
+
+    def close(self) -> None:
+        """Print nothing more: threads of a command that has ended may still be sending a request."""
+        self._verbose = self._show_kubectl = False
 
     def __call__(self, exchange: Exchange) -> None:
         from flk.kube import kubectl_command
