@@ -110,7 +110,7 @@ def test_a_launcher_that_is_killed_again_and_again_is_given_up(flk: Command) -> 
             return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         os.kill(parent(os.getppid()), signal.SIGKILL)
     """)
-    code, _, stderr = flk("run", "train.py", "--restarts", "1")
+    code, _, stderr = flk("run", "train.py", "--disruptions", "1")
     assert code == ExitCode.INFRASTRUCTURE
     assert stderr.count("restarting it") == 1
 
