@@ -20,7 +20,7 @@ from flk_runtime import contract
 from flk_runtime.checkpoint import CheckpointFolder
 from flk_runtime.discovery import RankInfo, discover
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import SetupError
+from flk_runtime.errors import RendezvousError, SetupError
 from flk_runtime.parallel import choose_strategy
 from flk_runtime.preflight import TIMEOUT as PREFLIGHT_TIMEOUT
 from flk_runtime.preflight import RankReport, exchange_reports, report
@@ -32,6 +32,7 @@ from flk_runtime.system import progress, rng
 from flk_runtime.system.progress import Phase
 
 _TIMEOUT = 1800.0
+_ERROR_TIMEOUT = 10.0  # seconds that a rank which cannot start waits for the others, to tell them why
 _SAVE_EVERY = 100
 _LOG_EVERY = 10
 _CPU = torch.device("cpu")
@@ -180,10 +181,7 @@ def open_group(rank_info: RankInfo, options: InitOptions) -> list[RankReport]:
     """
     reports: list[RankReport] = []
     if rank_info.world_size > 1:
-        began = time.monotonic()
-        store = connect_store(rank_info, options.preflight or options.timeout)
-        if options.preflight:
-            reports = _run_preflight(store, rank_report(rank_info, options), options, began)
+        store, reports = _meet(rank_info, options)
         store.set_timeout(timedelta(seconds=options.timeout))
     else:
         store = dist.HashStore()  # type: ignore[attr-defined]
@@ -202,8 +200,26 @@ def open_group(rank_info: RankInfo, options: InitOptions) -> list[RankReport]:
     return reports
 
 
-def _run_preflight(store: Any, own: RankReport, options: InitOptions, began: float) -> list[RankReport]:
-    result, reports = exchange_reports(store, own, options.preflight, began, options.skipped)
+def _meet(rank_info: RankInfo, options: InitOptions) -> tuple[Any, list[RankReport]]:
+    """Connect to the store and run the preflight check. A rank that cannot start tells the others if they are there."""
+    began = time.monotonic()
+    limit = options.preflight or options.timeout
+    if options.error:
+        limit = min(limit, _ERROR_TIMEOUT)
+    try:
+        store = connect_store(rank_info, limit)
+        reports = _run_preflight(store, rank_report(rank_info, options), options, limit, began)
+    except RendezvousError:
+        if options.error:
+            raise options.error from None
+        raise
+    return store, reports
+
+
+def _run_preflight(store: Any, own: RankReport, options: InitOptions, timeout: float, began: float) -> list[RankReport]:
+    if not options.preflight:
+        return []
+    result, reports = exchange_reports(store, own, timeout, began, options.skipped)
     if result.faults:
         raise result.error
     if own.rank == 0:

@@ -325,7 +325,7 @@ def test_ranks_that_wait_name_the_missing_ones_after_ten_seconds(ranks: Ranks) -
 def test_gpus_that_torch_cannot_use_are_an_error(ranks: Ranks) -> None:
     script = INIT.replace('device="cpu"', "")
     line = the_same(ranks(script, 2, {"FLK_GPUS": "2", "CUDA_VISIBLE_DEVICES": ""}))
-    assert line.startswith("SetupError: 2 GPUs for each pod, but torch ")
+    assert "2 GPUs for each pod, but torch " in line
     assert "is built for the CPU" in line or "can use none" in line
     assert the_same(ranks(script, 2, {"FLK_GPUS": "2", "FLK_PREFLIGHT": "-gpu", "CUDA_VISIBLE_DEVICES": ""})) == (
         "began 2 0.5"
