@@ -114,9 +114,8 @@ def _node_lost(picture: Picture) -> Found | None:
         pods = [pod for pod, _ in lost]
         return Found(
             f"{subject(pods)}: node {pods[0].node} does not answer",
-            f"kubectl describe node {pods[0].node} shows its state; Kubernetes starts the pods elsewhere after some "
-            "minutes, "
-            f"at once after kubectl delete node {pods[0].node}",
+            f"if the node does not come back, kubectl delete node {pods[0].node} has its pods start elsewhere; "
+            f"kubectl describe node {pods[0].node} shows its state",
             [lost[0][1]],
             names(pods),
         )
@@ -238,8 +237,8 @@ RUNNING: Final = (
         "NodeLost",
         "A node does not answer",
         "The kubelet of a node has stopped reporting, or the node was removed. flk reads the conditions of the node "
-        "and of "
-        "its pods. Kubernetes waits five minutes by default before it gives the pods up.",
+        "and of its pods. After five minutes Kubernetes marks the pods for deletion, but they are replaced only when "
+        "the node answers again or is deleted.",
         "Wait, or delete the node if it does not come back: its pods start elsewhere at once.",
         _node_lost,
         grace=60,
