@@ -104,6 +104,8 @@ def test_suspend_resume_and_restart(flk: Any, kubectl: Any, image: str, folder: 
 
     assert flk("restart", "kept").code == 0
     assert flk("wait", "kept").code == 100
+    # The launcher's record ends the wait before the operator has seen it. Until then the job can still be suspended.
+    kubectl("wait", "--for=condition=Failed", "pytorchjob/kept", "--timeout=60s")
     failed = flk("restart", "kept")
     assert failed.code == 0, failed.stderr
     waited = flk("wait", "kept")

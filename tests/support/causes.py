@@ -169,7 +169,7 @@ STARTING = (
     Case(
         "crash-loop",
         Expected(
-            "CrashLoop", "ends again and again with exit code 3", "CrashLoopBackOff", "--previous", ExitCode.TRAINING
+            "CrashLoop", "ends again and again with exit code 3", "code 3, Error", "--previous", ExitCode.TRAINING
         ),
         job("crash-loop", command=_python("print('no data'); raise SystemExit(3)"), policy="OnFailure"),
     ),
