@@ -141,7 +141,8 @@ def test_check(launch: Any, slurm: Any, openmpi: list[str]) -> None:
         assert ended.codes == [0], ended.output
         assert f"2 on 1 node, launcher: {launcher}" in ended.output
         assert ended.output.rstrip().endswith("ok")
-    ended = launch([slurm.srun, "-n", "2", "--overcommit", *check], env=slurm.env | {"MASTER_ADDR": "no.such.host"})
+    unreachable = slurm.env | {"MASTER_ADDR": "no.such.host", "FLK_PREFLIGHT_TIMEOUT": "5"}
+    ended = launch([slurm.srun, "-n", "2", "--overcommit", *check], env=unreachable)
     assert any(ended.codes)
     assert ended.output.count("fault     rank") == 2
     assert "the name no.such.host does not resolve there" in ended.output
