@@ -292,3 +292,14 @@ def test_json_has_a_schema_and_only_plain_data() -> None:
 def test_sparse_objects_are_no_crash(empty: dict[str, Any]) -> None:
     job = {"metadata": {"name": "x"}, **empty}
     assert states.derive(Picture(job, [{"metadata": {"name": "p"}}], now=NOW)).phase in (Phase.STUCK, Phase.PENDING)
+
+
+def test_a_pod_that_the_node_controller_has_marked_does_not_run() -> None:
+    """As recorded from a node whose kubelet was stopped: phase and containers stay as they were seen last."""
+    marked = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
+    state = JobBuilder().all("pod").pod(1, node="node-b", conditions=marked).condition("Running").state()
+    assert state.cause is not None
+    assert (state.cause.code, state.pods[1].phase) == ("NodeLost", "Unknown")
+    assert "gpt-worker-1: node node-b does not answer" in state.message
+    probe = [{"type": "Ready", "status": "False", "reason": "ContainersNotReady"}]
+    assert JobBuilder().all("pod", conditions=probe).condition("Running").state().cause is None

@@ -91,8 +91,17 @@ def _phase(pod: Object, state: Object) -> PodPhase:
         if "terminated" in state and spec.get("restartPolicy") == "Never":
             # The kubelet sets the phase of the pod a moment after its container has ended.
             return PodPhase.SUCCEEDED if state["terminated"].get("exitCode") == 0 else PodPhase.FAILED
+        if _node_is_silent(pod):
+            return PodPhase.UNKNOWN
         return PodPhase.RUNNING if "running" in state or not state else PodPhase.STARTING
     return PodPhase.UNKNOWN
+
+
+def _node_is_silent(pod: Object) -> bool:
+    """Return whether the node controller has marked a pod: not ready without a reason, though its containers are."""
+    conditions = {c.get("type"): c for c in (pod.get("status") or {}).get("conditions") or []}
+    ready, containers = conditions.get("Ready") or {}, conditions.get("ContainersReady") or {}
+    return ready.get("status") == "False" and not ready.get("reason") and containers.get("status") == "True"
 
 
 def _reason(status: Object, phase: PodPhase, state: Object, events: Sequence[Object]) -> tuple[str, str]:
