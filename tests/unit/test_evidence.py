@@ -105,7 +105,10 @@ def test_only_the_user_may_read_it(client: JobClient, state_folder: Path) -> Non
     assert stat.S_IMODE(path.parent.stat().st_mode) & 0o077 == 0
 
 
-@pytest.mark.parametrize("content", [b"", b"junk", gzip.compress(b"[]"), gzip.compress(b'{"job":1}')])
+DAMAGED = {"empty": b"", "junk": b"junk", "a list": gzip.compress(b"[]"), "another object": gzip.compress(b'{"job":1}')}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_file_counts_as_none(client: JobClient, content: bytes) -> None:
     store = Store(client)
     store.write(KeptJob(job(uid="good")))
