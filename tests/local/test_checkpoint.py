@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from flk_runtime.data.map_style import step_sizes
+from tests.support.checkpoints import load_with_torch
 from tests.support.ranks import Ranks
 
 # Trains until STEPS and prints, per rank, the data of every step and a hash of all parameters at the end.
@@ -58,12 +60,16 @@ def test_a_resumed_run_ends_bit_equal(ranks: Ranks, tmp_path: Path) -> None:
     undisturbed = train(ranks, tmp_path / "one", 11, 4)
     first = train(ranks, tmp_path / "two", 5, 4)
     second = train(ranks, tmp_path / "two", 11, 4)
-    assert f"flk: resumed at step 5 from {tmp_path}/two/step-000000005.pt" in second[0].lines
+    assert f"flk: resumed at step 5 from {tmp_path}/two/step-000000005" in second[0].lines
     assert len(last(undisturbed)) == 1
     assert last(undisturbed) == last(second)
     assert last(first) != last(second)
     assert data(undisturbed) == data(first) + data(second)
-    assert [path.name for path in sorted((tmp_path / "two").iterdir())] == ["step-000000009.pt", "step-000000011.pt"]
+    assert [path.name for path in sorted((tmp_path / "two").iterdir())] == [
+        "latest",
+        "step-000000009",
+        "step-000000011",
+    ]
 
 
 def test_the_same_job_started_again_ends_at_once(ranks: Ranks, tmp_path: Path) -> None:
@@ -78,45 +84,75 @@ def test_the_same_job_started_again_ends_at_once(ranks: Ranks, tmp_path: Path) -
 @pytest.mark.parametrize("worlds", [(3, 2), (1, 3)])
 def test_every_sample_once_at_another_world_size(ranks: Ranks, tmp_path: Path, worlds: tuple[int, int]) -> None:
     first = train(ranks, tmp_path / "folder", 2, worlds[0])
-    left, _ = step_sizes(41 - 2 * 4 * worlds[0], worlds[1], 4, drop_last=False)
+    left, _ = step_sizes(41 - 2 * 4 * worlds[0], worlds[1], 4 * worlds[1], drop_last=False)
     second = train(ranks, tmp_path / "folder", 2 + left, worlds[1])
     assert data(first) + data(second) == Counter((0, sample) for sample in range(41))
     assert len(last(second)) == 1
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "other", "empty"])
-def test_a_damaged_checkpoint_is_reported_and_the_older_one_used(ranks: Ranks, tmp_path: Path, damage: str) -> None:
+def damage(kind: str, folder: Path) -> None:
+    file = folder / "__0_0.distcp"
+    content = file.read_bytes()
+    if kind == "cut":
+        file.write_bytes(content[: len(content) // 2])
+    elif kind == "flip":
+        # One bit in the parameters: what torch.load alone does not notice.
+        place = content.index(load_with_torch(folder)["model"]["4.weight"].numpy().tobytes()) + 20
+        file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    elif kind == "missing":
+        file.unlink()
+    elif kind == "foreign":
+        (folder / "manifest.json").unlink()
+    else:
+        (folder / "manifest.json").write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("cut", "__0_0.distcp has "),
+        ("flip", "__0_0.distcp has another checksum than its manifest says"),
+        ("missing", "__0_0.distcp is missing"),
+        ("foreign", "it has no manifest.json, so it was not completed or flk did not write it"),
+        ("empty", "manifest.json is not that of a checkpoint of flk"),
+    ],
+)
+def test_a_damaged_checkpoint_is_reported_and_the_older_one_used(
+    ranks: Ranks, tmp_path: Path, kind: str, reason: str
+) -> None:
     folder = tmp_path / "folder"
     undisturbed = train(ranks, folder, 7)
-    newest = folder / "step-000000007.pt"
-    content = newest.read_bytes()
-    if damage == "cut":
-        newest.write_bytes(content[: len(content) // 2])
-    elif damage == "flip":
-        # One bit in the parameters: what torch.load alone does not notice.
-        place = content.index(torch.load(newest)["objects"]["model"]["4.weight"].numpy().tobytes()) + 20
-        newest.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-    elif damage == "other":
-        torch.save({"weights": torch.ones(3)}, newest)
-    else:
-        newest.write_bytes(b"")
+    newest = folder / "step-000000007"
+    damage(kind, newest)
     (resumed,) = train(ranks, folder, 7)
-    assert f"flk: skipping the damaged checkpoint {newest}, renamed to {newest.name}.unreadable: " in resumed.output
-    assert f"flk: resumed at step 6 from {folder}/step-000000006.pt" in resumed.lines
+    assert f"flk: skipping the damaged checkpoint {newest}, renamed to {newest.name}.unreadable: {reason}" in (
+        resumed.output
+    )
+    assert f"flk: resumed at step 6 from {folder}/step-000000006" in resumed.lines
     assert last([resumed]) == last(undisturbed)
     assert sorted(path.name for path in folder.iterdir()) == [
-        "step-000000006.pt",
-        "step-000000007.pt",
-        "step-000000007.pt.unreadable",
+        "latest",
+        "step-000000006",
+        "step-000000007",
+        "step-000000007.unreadable",
     ]
 
 
-def test_only_rank_0_needs_to_see_the_folder(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_checkpoint_after_the_last_good_one_is_not_used(ranks: Ranks, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    undisturbed = train(ranks, folder, 7)
+    (folder / "latest").write_text("step-000000006\n")
+    (resumed,) = train(ranks, folder, 7)
+    assert f"flk: resumed at step 6 from {folder}/step-000000006" in resumed.lines
+    assert last([resumed]) == last(undisturbed)
+    assert (folder / "latest").read_text() == "step-000000007\n"
+
+
+def test_ranks_that_do_not_see_the_same_folder_end_with_the_reason(ranks: Ranks, tmp_path: Path) -> None:
     elsewhere = {1: {"FLK_CHECKPOINT": str(tmp_path / "elsewhere")}}
-    undisturbed = train(ranks, tmp_path / "one", 8, 2)
-    train(ranks, tmp_path / "two", 4, 2, of_rank=elsewhere)
-    assert last(train(ranks, tmp_path / "two", 8, 2, of_rank=elsewhere)) == last(undisturbed)
-    assert not (tmp_path / "elsewhere").exists()
+    for rank in train(ranks, tmp_path / "one", 8, 2, of_rank=elsewhere, failing=True):
+        assert rank.code == 1
+        assert "the ranks do not see the same checkpoint folder" in rank.lines[-1]
 
 
 def test_a_checkpoint_of_another_model(ranks: Ranks, tmp_path: Path) -> None:
@@ -125,7 +161,7 @@ def test_a_checkpoint_of_another_model(ranks: Ranks, tmp_path: Path) -> None:
     for rank in ended:
         assert rank.code == 1
         assert (
-            f"the checkpoint in {tmp_path}/folder does not fit the model: size mismatch for '0.weight': (8, 4) in the "
+            f"{tmp_path}/folder/step-000000001 does not fit the model: size mismatch for '0.weight': (8, 4) in the "
             "checkpoint, (9, 4) in the model"
         ) in rank.lines[-1]
 
@@ -137,11 +173,52 @@ def test_a_folder_that_cant_be_written_to_is_an_error_at_the_start(ranks: Ranks,
         assert f"cannot write to the checkpoint folder {tmp_path}/file/folder: Not a directory" in rank.lines[-1]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system in a namespace of its own, which needs root")
+def test_a_full_disk_keeps_the_last_good_checkpoint(ranks: Ranks, tmp_path: Path) -> None:
+    script = """
+        import ctypes, os, subprocess, sys, torch, flk_runtime as flk
+        from flk_runtime.errors import CheckpointError
+        folder = os.environ["PLACE"]
+        if ctypes.CDLL(None, use_errno=True).unshare(0x00020000):  # CLONE_NEWNS
+            sys.exit(77)
+        subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], check=True)
+
+        def start():
+            run = flk.init(device="cpu", checkpoint=folder, save_every=0, log_every=0)
+            model = torch.nn.Linear(500, 500)
+            return run, *run.parallelize(model, torch.optim.AdamW(model.parameters()))
+
+        run, model, optimizer = start()
+        try:
+            for _ in range(3):  # two checkpoints of 3 MB fit
+                model(torch.ones(1, 500)).sum().backward()
+                optimizer.step()
+                run.step()
+                run.save(wait=True)
+        except CheckpointError as error:
+            print("error", error)
+        run.abandon()
+        print("folder", sorted(os.listdir(folder)))
+        run, *_ = start()
+        print("resumed", run.steps)
+        run.abandon()
+    """
+    (ended,) = ranks(script, 1, {"PLACE": str(tmp_path)}, failing=True)
+    if ended.code == 77:
+        pytest.skip("this container may not make mount namespaces (CAP_SYS_ADMIN)")
+    error = f"error cannot write the checkpoint {tmp_path}/step-000000003: No space left on device"
+    assert any(line.startswith(error) for line in ended.lines), ended.output
+    assert "folder ['latest', 'step-000000001', 'step-000000002']" in ended.lines
+    assert "resumed 2" in ended.lines
+
+
 def test_a_newer_format_is_an_error(ranks: Ranks, tmp_path: Path) -> None:
     train(ranks, tmp_path / "folder", 1)
-    path = tmp_path / "folder" / "step-000000001.pt"
-    content = torch.load(path)
-    torch.save({**content, "format": 99, "flk": "9.0"}, path)
+    path = tmp_path / "folder" / "step-000000001" / "manifest.json"
+    content = json.loads(path.read_bytes())
+    assert content["metadata"].keys() >= {"job", "code", "flk", "torch", "strategy"}
+    path.write_text(json.dumps({**content, "format": 99, "metadata": {"flk": "9.0"}}))
     (ended,) = train(ranks, tmp_path / "folder", 2, failing=True)
     assert "flk 9.0 wrote it in format 99" in ended.lines[-1]
     assert path.exists()
@@ -179,10 +256,25 @@ def test_what_a_checkpoint_holds_must_be_registered_and_plain(ranks: Ranks, tmp_
     assert list((tmp_path / "second").iterdir()) == []
 
 
+def test_a_save_that_is_waited_for_is_complete_before_the_run_is_abandoned(ranks: Ranks, tmp_path: Path) -> None:
+    script = """
+        import os, torch, flk_runtime as flk
+        run = flk.init(device="cpu", save_every=0, log_every=0)
+        run.parallelize(torch.nn.Linear(3000, 3000))
+        run.step()
+        run.save(wait=True)
+        run.abandon()
+        os._exit(0)  # threads end here
+    """
+    ranks(script, 2, {"FLK_CHECKPOINT": str(tmp_path)})
+    assert (tmp_path / "latest").read_text().strip() == "step-000000001"
+
+
 def test_an_end_by_an_exception_saves_nothing_and_leftovers_are_removed(ranks: Ranks, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    (folder / ".step-000000009.pt.1.tmp").write_bytes(b"half")
+    (folder / ".step-000000009.1.tmp").mkdir()
+    (folder / ".step-000000009.1.tmp" / "__0_0.distcp").write_bytes(b"half")
     script = """
         import torch, flk_runtime as flk
         with flk.init(device="cpu", save_every=0) as run:

@@ -134,11 +134,7 @@ for epoch in loader.epochs(2):
         break
 sys.stdout.write("seen " + json.dumps(seen) + "\\n")
 sys.stdout.flush()
-if until < 1000:
-    run.barrier()
-    run.abandon()
-else:
-    run.close()
+run.close()  # waits until the checkpoint is written
 """
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of sharded models: from any strategy and world size to any other, with full tensors in the file."""
+"""Checkpoints of sharded models: from any strategy and world size to any other, and as torch itself reads them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.checkpoints import load_with_torch
 from tests.support.ranks import Ranks
 from tests.support.small_model import SMALL_MODEL, told
 
@@ -41,8 +42,7 @@ def undisturbed(ranks: Ranks, tmp_path: Path) -> list[float]:
 
 
 def objects(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = torch.load(folder / "step-000000006.pt")["objects"]
-    return content
+    return load_with_torch(folder / "step-000000006")
 
 
 def test_a_resumed_run_ends_bit_equal_under_every_strategy(
@@ -66,13 +66,13 @@ with group():
         assert one["model"].keys() == other["model"].keys()
         assert all(torch.equal(value, other["model"][key]) for key, value in one["model"].items()), case
         assert one["optimizer"]["param_groups"] == other["optimizer"]["param_groups"]
-        for index, state in one["optimizer"]["state"].items():
+        for name, state in one["optimizer"]["state"].items():
             for key, value in state.items():
-                expected = other["optimizer"]["state"][index][key]
-                assert torch.equal(value, expected), (case, index, key, value, expected)
+                expected = other["optimizer"]["state"][name][key]
+                assert torch.equal(value, expected), (case, name, key, value, expected)
 
 
-def test_the_file_has_full_tensors_by_the_models_own_names(ranks: Ranks, tmp_path: Path) -> None:
+def test_torch_reads_full_tensors_by_the_models_own_names(ranks: Ranks, tmp_path: Path) -> None:
     script = (
         GO
         + f"""

@@ -105,12 +105,12 @@ def test_shares_of_a_step_cover_it(size: int, world_size: int) -> None:
 
 
 def test_step_sizes_by_hand() -> None:
-    assert step_sizes(32, 4, 2, drop_last=False) == (4, 8)
-    assert step_sizes(37, 4, 2, drop_last=False) == (5, 5)  # the tail is a step
-    assert step_sizes(35, 4, 2, drop_last=False) == (4, 11)  # the tail joins the last step
-    assert step_sizes(35, 4, 2, drop_last=True) == (4, 8)
-    assert step_sizes(3, 4, 2, drop_last=False) == (1, 3)  # left over, after a resume with more ranks
-    assert step_sizes(0, 4, 2, drop_last=False) == (0, 0)
+    assert step_sizes(32, 4, 8, drop_last=False) == (4, 8)
+    assert step_sizes(37, 4, 8, drop_last=False) == (5, 5)  # the tail is a step
+    assert step_sizes(35, 4, 8, drop_last=False) == (4, 11)  # the tail joins the last step
+    assert step_sizes(35, 4, 8, drop_last=True) == (4, 8)
+    assert step_sizes(3, 4, 8, drop_last=False) == (1, 3)  # left over, after a resume with more ranks
+    assert step_sizes(0, 4, 8, drop_last=False) == (0, 0)
 
 
 def test_order_depends_on_seed_and_epoch_only() -> None:

@@ -24,7 +24,8 @@ CPU = torch.device("cpu")
 
 def steps_of(samples: int, begin: int, world_size: int, batch_size: int, **options: Any) -> list[list[Any]]:
     """[step][rank] of what is left of a stream of numbers from ``begin`` on."""
-    every = [list(step_shares(range(begin, samples), r, world_size, batch_size, **options)) for r in range(world_size)]
+    size = world_size * batch_size
+    every = [list(step_shares(range(begin, samples), r, world_size, size, **options)) for r in range(world_size)]
     assert len(set(map(len, every))) == 1  # all ranks take as many steps
     return [list(step) for step in zip(*every, strict=True)]
 
@@ -73,7 +74,7 @@ def test_the_state_is_read_where_a_step_ends() -> None:
             read.append(number)
             yield number
 
-    steps = list(step_shares(stream(), 0, 2, 2, state=lambda: len(read)))
+    steps = list(step_shares(stream(), 0, 2, 4, state=lambda: len(read)))
     # The last two elements are fewer than a step, and one for each rank.
     assert steps == [(2, 4, [0, 2]), (2, 8, [4, 6]), (1, None, [8])]
 

@@ -2,60 +2,165 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from flk_runtime.checkpoint import storage
-from flk_runtime.checkpoint.broadcast import broadcast_newest, fetch
+from flk_runtime import contract
+from flk_runtime.checkpoint.memory import PodMemory
+from flk_runtime.checkpoint.state import split_tensors
 from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful
 from flk_runtime.data import EpochLoader
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError, SetupError
 from flk_runtime.system import rng
 
+if TYPE_CHECKING:
+    from flk_runtime.checkpoint.load import SavedCheckpoint, SavedObject
+    from flk_runtime.checkpoint.part import PartsReader
+    from flk_runtime.checkpoint.save import Saver
+    from flk_runtime.checkpoint.storage import Destination
+    from flk_runtime.system.part import PartHeader
+
+_IN_MEMORY = "the memory of the pods"  # what messages call checkpoints there
+_PER_RANK = ("torchdata", "datasets")  # packages whose loaders have a state of their own on each rank
+
 
 class CheckpointManager:
     """Restores registered objects from the newest checkpoint until the first step, and writes checkpoints.
 
-    ``folder`` None: nothing is read or written. ``seed`` is the run's; a rank derives the seed of its own random
-    numbers from it. ``log`` prints a line on rank 0. The constructor, `register` and `save` are collective.
+    ``place`` is the folder or address of the checkpoints; None: there is none. They are kept in the memory of the pods
+    too, where flk's launcher offers that, and the newer one is restored. ``seed`` is the run's; a rank derives the seed
+    of its own random numbers from it. ``metadata`` says what writes the checkpoints. ``timeout``: seconds that a rank
+    waits for the file of another. ``log`` prints a line on rank 0. ``on_saved`` is called, in another thread, with the
+    step of each checkpoint that is complete. ``keep``: how many of the newest checkpoints stay, and the number of whose
+    multiples all stay. ``resume`` False: what is there is not read. The constructor, `register` and `save` are
+    collective.
     """
 
-    def __init__(self, folder: storage.CheckpointFolder | None, seed: int, log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        place: str | None,
+        seed: int,
+        log: Callable[[str], None],
+        *,
+        metadata: Mapping[str, Any],
+        timeout: float,
+        on_saved: Callable[[int], None],
+        keep: tuple[int, int] = (2, 0),
+        resume: bool = True,
+    ) -> None:
         self.steps = 0  # optimizer steps that the checkpoint was taken after
-        self._folder, self._seed, self._log = folder, seed, log
+        self.place = place
+        self._seed, self._log = seed, log
         self._objects: dict[str, Stateful | DistributedStateful] = {}
-        self._restored: dict[str, Any] = {}  # states in the checkpoint, until the first step
+        self._per_rank: set[str] = set()  # names of objects of which each rank saves its own state
+        self._checkpoint: SavedCheckpoint | None = None  # until the first step
+        self._own: dict[str, Any] = {}  # states of this rank's own objects in the checkpoint
+        self._restored: dict[str, SavedObject] = {}  # states in the checkpoint, until the first step
         self._unclaimed: set[str] = set()  # names in the checkpoint for which no object is registered yet
         self._rng_state: dict[str, Any] | None = None  # of this rank, from the checkpoint
         self._rng_started = False  # whether this rank draws random numbers of its own
         self._finished = False  # restoring: the first step has been made
         self._saved: Any = None  # the progress at the latest checkpoint
-        if folder:
-            self._resume(folder)
+        self._saver: Saver | None = None
+        self._memory = PodMemory.of_this_rank(process_group.rank())
+        self.source = "start"
+        """Where the state comes from, as in contract.SOURCES."""
+        if place or self._memory:
+            self._open(place, metadata, timeout, on_saved, keep, resume)
 
-    def _resume(self, folder: storage.CheckpointFolder) -> None:
-        newest = broadcast_newest(folder, lambda text: print(f"flk: {text}", file=sys.stderr, flush=True))
-        if newest is None:
+    def _open(
+        self,
+        place: str | None,
+        metadata: Mapping[str, Any],
+        timeout: float,
+        on_saved: Callable[[int], None],
+        keep: tuple[int, int],
+        resume: bool,
+    ) -> None:
+        # torch.distributed.checkpoint takes long to import, and a run without checkpoints does not need it.
+        from flk_runtime.checkpoint.load import FilesReader, SavedCheckpoint
+        from flk_runtime.checkpoint.save import Retention, Saver
+        from flk_runtime.checkpoint.storage import find_newest
+
+        destination = self._open_destination(place)
+        if destination is None and self._memory is None:
             return
-        path, content = newest
+        found = find_newest(destination, _warn) if destination and resume else None
+        in_memory = self._memory.restorable() if self._memory and resume else None
+        if self._memory and in_memory and (found is None or in_memory.step >= found.step):
+            self.source = "memory"
+            self._resume(SavedCheckpoint(_IN_MEMORY, self._memory_reader(in_memory.world_size)), in_memory.world_size)
+        elif destination and found:
+            self.source = "storage"
+            reader = FilesReader(lambda file, begin, length: destination.read(found.step, file, begin, length))
+            self._resume(SavedCheckpoint(destination.locate(found.step), reader), found.manifest.world_size)
+        elif resume and int(os.environ.get(contract.ATTEMPT, "0")):
+            self._log("flk: there is no checkpoint: training starts again at step 0")
+        self._saver = Saver(
+            destination,
+            self._memory,
+            retention=Retention(*keep),
+            metadata=metadata,
+            timeout=timeout,
+            on_saved=on_saved,
+            warn=_warn,
+        )
+
+    def _open_destination(self, place: str | None) -> Destination | None:
+        """The storage for checkpoints, ready for use; None if there is none that all ranks share. Collective."""
+        from flk_runtime.checkpoint.storage import is_shared, open_destination
+
+        without_volume = place == contract.CHECKPOINT_FOLDER  # each pod has its own
+        if not place or (without_volume and self._memory):
+            return None
+        destination = open_destination(place)
+        process_group.on_main(destination.prepare)
+        if is_shared(destination):
+            return destination
+        if without_volume:
+            self._log("flk: no checkpoints, since the pods share no volume: --checkpoint PVC:/PATH names one")
+            return None
+        raise CheckpointError(
+            f"the ranks do not see the same checkpoint folder {place}: it has to be on a volume that all pods mount"
+        )
+
+    def _memory_reader(self, world_size: int) -> PartsReader:
+        """A reader of the checkpoint that the pods hold, which ``world_size`` ranks have written. Collective."""
+        from flk_runtime.checkpoint.part import PartsReader
+
+        assert self._memory is not None  # noqa: S101
+        rank, ranks = process_group.rank(), process_group.world_size()
+        own: list[PartHeader] = [self._memory.header(each) for each in range(rank, world_size, ranks)]
+        headers = process_group.all_gather(own)
+        return PartsReader([header for each in headers for header in each], self._memory.open_part)
+
+    def _resume(self, checkpoint: SavedCheckpoint, world_size: int) -> None:
+        """Take steps, random state and plain states from a checkpoint that ``world_size`` ranks have written."""
+        from flk_runtime.checkpoint.load import SavedObject
+        from flk_runtime.checkpoint.save import RANK_VALUE
+
+        rank = process_group.rank()
+        own = RANK_VALUE.format(rank=rank if rank < world_size else 0)
+        values = checkpoint.read((), sorted({RANK_VALUE.format(rank=0), own}))
+        content = values[RANK_VALUE.format(rank=0)]
+        self._checkpoint = checkpoint
         self.steps = content["steps"]
-        self._restored = content["objects"]
-        self._unclaimed = set(self._restored)
-        rank = dist.get_rank()
-        if rank < content["world_size"]:
-            self._rng_state = content["random"][rank]
+        self._restored = {name: SavedObject(checkpoint, name, plain) for name, plain in content["objects"].items()}
+        self._own = values[own]["own"] if world_size == process_group.world_size() else {}
+        self._unclaimed = set(self._restored) | set(content["own"])
+        if rank < world_size:
+            self._rng_state = values[own]["random"]  # None: the weights were imported, and the run starts with them
         else:  # the checkpoint was written by fewer ranks
             rng.seed_all(rng.derive_seed("rank", self._seed, rank, self.steps))
             self._rng_state = rng.get_state()
-        self._saved = _progress(self.steps, self._restored)
-        self._log(f"flk: resumed at step {self.steps} from {path}")
+        self._saved = _progress(self.steps, content["objects"])
+        self._log(f"flk: resumed at step {self.steps} from {checkpoint.place}")
 
     def register(self, name: str, thing: Stateful | DistributedStateful) -> None:
         """Save ``thing`` in checkpoints under ``name``, and restore it now if the newest one has it. Collective.
@@ -67,7 +172,9 @@ class CheckpointManager:
         if name in self._unclaimed and self._finished:
             raise SetupError(f"{name!r} is in the checkpoint that was resumed: register it before the first step")
         self._objects[name] = thing
-        if name not in self._restored:
+        if _is_per_rank(thing):
+            self._per_rank.add(name)
+        if name not in self._unclaimed:
             return
         self._unclaimed.discard(name)
         self._load(name, thing)
@@ -76,10 +183,19 @@ class CheckpointManager:
                 # The constructor of a scheduler sets the first step's learning rate in an optimizer restored before.
                 earlier.reload_hyperparameters(self._restored[other])
 
+    @property
+    def names(self) -> set[str]:
+        """The names of the registered objects."""
+        return set(self._objects)
+
+    def replace(self, name: str, thing: Stateful | DistributedStateful) -> None:
+        """Save ``thing`` in the place of the object that was registered under ``name``. Nothing is restored."""
+        self._objects[name] = thing
+
     def check_model(self, name: str, model: nn.Module) -> None:
         """Raise CheckpointError if the checkpoint does not fit ``model``, which is not parallelized yet."""
         if name in self._restored and (mismatch := _mismatch(model, self._restored[name])):
-            raise CheckpointError(f"the checkpoint in {self._path} does not fit the model: {mismatch}")
+            raise CheckpointError(f"{self._restored[name].checkpoint.place} does not fit the model: {mismatch}")
 
     def start_rank_rng(self) -> None:
         """Until the first step, set the random generators to where this rank's training starts or resumes."""
@@ -88,23 +204,26 @@ class CheckpointManager:
         if self._rng_state is not None:
             rng.set_state(self._rng_state)
         elif not self._rng_started:
-            rng.seed_all(rng.derive_seed("rank", self._seed, dist.get_rank(), 0))
+            rng.seed_all(rng.derive_seed("rank", self._seed, process_group.rank(), 0))
         self._rng_started = True
 
-    def finish_restoring(self) -> None:
+    def finish_restoring(self, *, needs_model: bool = True) -> None:
         """At the first step, warn about entries that no registered object has claimed, and free the rest.
 
-        Raises CheckpointError if the unclaimed entry is the model.
+        Raises CheckpointError if the unclaimed entry is the model, which the script has to register if ``needs_model``.
         """
         self._finished = True
-        if "model" in self._unclaimed:
+        place = self._checkpoint.place if self._checkpoint else ""
+        if needs_model and "model" in self._unclaimed:
             raise CheckpointError(
-                f"the checkpoint in {self._path} holds a model, but this script registers none: call parallelize "
-                "before the first step"
+                f"the checkpoint {place} holds a model, but this script registers none: call parallelize before the "
+                "first step"
             )
         for name in sorted(self._unclaimed):
-            self._log(f"flk: ignoring {name!r} in the checkpoint in {self._path}: this script does not register it")
-        self._restored = {}
+            self._log(f"flk: ignoring {name!r} in the checkpoint {place}: this script does not register it")
+        self._restored, self._own, self._checkpoint = {}, {}, None
+        if self._memory:
+            self._memory.restored()
 
     def has_progress_since_save(self, steps: int) -> bool:
         """Whether a step or a loader has advanced since the latest checkpoint."""
@@ -112,62 +231,90 @@ class CheckpointManager:
 
     @property
     def can_save(self) -> bool:
-        """Whether there is a folder, and a registered model to save."""
-        return self._folder is not None and "model" in self._objects
+        """Whether there is a place for checkpoints, and a registered model to save."""
+        return self._saver is not None and "model" in self._objects
 
     def save(self, steps: int) -> None:
-        """Write a checkpoint, taken after ``steps`` optimizer steps. Call only if `can_save`. Collective.
+        """Save what was reached after ``steps`` optimizer steps. Call only if `can_save`. Collective.
 
-        Raises CheckpointError on rank 0 if the file cannot be written.
+        Returns when the state is copied; a thread writes it. Raises CheckpointError on all ranks if the write before
+        this one failed.
         """
-        rng_states = process_group.gather(rng.get_state())
-        main = dist.get_rank() == 0
-        objects = {
-            name: thing.state_dict()
+        if self._saver is None:
+            return
+        main = process_group.rank() == 0
+        states = {
+            name: thing.save_state(name)
+            if isinstance(thing, DistributedStateful)
+            else split_tensors(thing.state_dict(), (name,))
             for name, thing in self._objects.items()
-            if main or isinstance(thing, DistributedStateful)
+            if name not in self._per_rank and (main or isinstance(thing, DistributedStateful))
         }
-        if main and self._folder:
-            header = storage.header(steps=steps, world_size=dist.get_world_size())
-            self._folder.write({**header, "objects": objects, "random": rng_states}, steps)
+        plain = {
+            "steps": steps,
+            "objects": {name: state.plain for name, state in states.items()} if main else {},
+            "own": {name: _state_of(self._objects[name]) for name in sorted(self._per_rank)},
+            "random": rng.get_state(),
+        }
+        self._saver.save(steps, [piece for state in states.values() for piece in state.pieces], plain)
         self._saved = self._current_progress(steps)
 
-    @property
-    def _path(self) -> Path | str:
-        return self._folder.path if self._folder else ""
+    def wait(self) -> None:
+        """Wait until the latest checkpoint is complete. Raises CheckpointError on all ranks if it could not be."""
+        if self._saver is not None:
+            self._saver.wait()
 
     def _load(self, name: str, thing: Stateful | DistributedStateful) -> None:
-        state = self._restored[name]
-        if not isinstance(thing, DistributedStateful):
-            state = fetch(state)
+        place = self._checkpoint.place if self._checkpoint else ""
         try:
-            thing.load_state_dict(state)
+            if isinstance(thing, DistributedStateful):
+                thing.load_state(self._restored[name])
+            elif name in self._restored:
+                thing.load_state_dict(self._restored[name].state_dict())
+            elif name in self._own:
+                thing.load_state_dict(self._own[name])
+            else:
+                raise CheckpointError(
+                    "each rank has a state of its own, and another number of ranks has saved it; resume with that "
+                    "number, or register the object under another name so that it starts anew"
+                )
         except (ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
-            raise CheckpointError(f"cannot restore {name!r} from the checkpoint in {self._path}: {error}") from error
+            raise CheckpointError(f"cannot restore {name!r} from the checkpoint {place}: {error}") from error
 
     def _current_progress(self, steps: int) -> Any:
         loaders = {name: thing.state_dict() for name, thing in self._objects.items() if isinstance(thing, EpochLoader)}
         return _progress(steps, loaders)
 
 
+def _warn(text: str) -> None:
+    print(f"flk: {text}", file=sys.stderr, flush=True)
+
+
+def _is_per_rank(thing: Any) -> bool:
+    return type(thing).__module__.partition(".")[0] in _PER_RANK
+
+
+def _state_of(thing: Any) -> Any:
+    return thing.state_dict()
+
+
 def _progress(steps: int, states: Mapping[str, Any]) -> Any:
     """The number of steps, and the position of each loader in ``states``."""
-    return steps, {name: state for name, state in states.items() if "consumed" in state}
+    return steps, {name: state for name, state in states.items() if isinstance(state, dict) and "consumed" in state}
 
 
-def _mismatch(model: nn.Module, state: Mapping[str, Any]) -> str | None:
-    """The first difference between ``model`` and a saved ``state``; None if there is none."""
+def _mismatch(model: nn.Module, saved: SavedObject) -> str | None:
+    """The first difference between ``model`` and its saved state; None if there is none."""
     own = model.state_dict()
-    for name in own:
-        if name not in state:
-            return f"missing key {name!r}"
-    for name in state:
-        if name not in own:
-            return f"unexpected key {name!r}"
+    checkpoint = saved.checkpoint
     for name, value in own.items():
-        if isinstance(value, torch.Tensor) and state[name].shape != value.shape:
-            return (
-                f"size mismatch for {name!r}: {tuple(state[name].shape)} in the checkpoint, "
-                f"{tuple(value.shape)} in the model"
-            )
+        shape = checkpoint.shape(f"{saved.name}.{name}")
+        if shape is None:
+            if isinstance(value, torch.Tensor) or name not in saved.plain:
+                return f"missing key {name!r}"
+        elif isinstance(value, torch.Tensor) and shape != tuple(value.shape):
+            return f"size mismatch for {name!r}: {shape} in the checkpoint, {tuple(value.shape)} in the model"
+    for full, path in checkpoint.names((saved.name,)):
+        if len(path) == 2 and path[1] not in own:
+            return f"unexpected key {full.removeprefix(saved.name + '.')!r}"
     return None

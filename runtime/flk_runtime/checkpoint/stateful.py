@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from flk_runtime.checkpoint.state import State
+
+if TYPE_CHECKING:
+    from flk_runtime.checkpoint.load import SavedObject
 
 
 class Stateful(Protocol):
@@ -20,22 +24,18 @@ class Stateful(Protocol):
 
 
 class DistributedStateful(ABC):
-    """An object whose state is spread over the ranks, such as a sharded model: all ranks take part in saving it."""
+    """An object whose state is spread over the ranks, such as a sharded model. Each rank saves and loads its own."""
 
     @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """The whole state on rank 0, with full tensors. What the other ranks return is not used. Collective."""
+    def save_state(self, name: str) -> State:
+        """What this rank holds of the state, with paths that begin with ``name``. No communication, no copies."""
 
     @abstractmethod
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned on rank 0. Collective.
+    def load_state(self, saved: SavedObject) -> None:
+        """Read this rank's part of the state. Raises CheckpointError or ValueError if it does not fit."""
 
-        Large tensors in ``state`` are `LazyBroadcastTensor`: the object fetches one after the other, in the same order
-        on all ranks, and keeps its own shard of each.
-        """
-
-    def reload_hyperparameters(self, state: Mapping[str, Any]) -> None:  # noqa: B027
-        """Restore the hyperparameters in ``state`` again, since an object that was made later may have changed them.
+    def reload_hyperparameters(self, saved: SavedObject) -> None:  # noqa: B027
+        """Restore the hyperparameters in ``saved`` again, since an object that was made later may have changed them.
 
         The default does nothing.
         """

@@ -4,10 +4,11 @@
 datasets and `shard` work without a process group.
 """
 
-from flk_runtime.data.factory import make_loader
+from flk_runtime.data.factory import make_loader, share_of_worker
 from flk_runtime.data.iterable import IterableLoader
 from flk_runtime.data.loader import EpochLoader, LoaderContext
 from flk_runtime.data.map_style import Loader
+from flk_runtime.data.micro_batches import StepShare, split
 from flk_runtime.data.partition import DataShard, shard
 from flk_runtime.data.uneven_inputs import join_batches
 
@@ -17,7 +18,10 @@ __all__ = [
     "IterableLoader",
     "Loader",
     "LoaderContext",
+    "StepShare",
     "join_batches",
     "make_loader",
     "shard",
+    "share_of_worker",
+    "split",
 ]

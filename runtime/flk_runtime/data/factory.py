@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, Subset
 
 from flk_runtime.data.iterable import IterableLoader
 from flk_runtime.data.loader import EpochLoader, LoaderContext
@@ -30,6 +31,29 @@ def make_loader(
             ".shuffle(seed, buffer_size))"
         )
     return IterableLoader(dataset, context, split=split, **options)
+
+
+def share_of_worker(dataset: Any, worker: int, workers: int) -> Any:
+    """Every ``workers``-th sample of ``dataset``, from the one with index ``worker`` on.
+
+    For workers that train without a common process group, each with a loader of its own.
+    """
+    if not _is_iterable_only(dataset):
+        return Subset(dataset, range(worker, len(dataset), workers))
+    return _EveryNth(dataset, worker, workers)
+
+
+class _EveryNth(IterableDataset[Any]):
+    def __init__(self, dataset: Any, first: int, distance: int) -> None:
+        self._dataset, self._first, self._distance = dataset, first, distance
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(self._dataset, self._first, None, self._distance)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "set_epoch":  # only where the dataset has it
+            return self._dataset.set_epoch
+        raise AttributeError(name)
 
 
 def _is_iterable_only(dataset: Any) -> bool:

@@ -44,7 +44,7 @@ class IterableLoader(EpochLoader):
         super().__init__(context)
         self._split = split
         self._taken = 0  # steps of this epoch
-        self._reader = ShareReader(dataset, context.rank, context.world_size, context.batch_size, drop_last)
+        self._reader = ShareReader(dataset, context.rank, context.world_size, context.step_size, drop_last)
         collate = _Collate(options.pop("collate_fn", None) or default_collate, counted=split)
         if options.get("persistent_workers"):
             self._reader.position.share_memory_()  # type: ignore[no-untyped-call]
@@ -59,7 +59,7 @@ class IterableLoader(EpochLoader):
     def __iter__(self) -> Iterator[Any]:
         self._begin()
         self._reader.begin(self.epoch, self.consumed)
-        source = iter(self._source)
+        source = self._timed(self._source)
         if not self._split:
             for _ in islice(source, self._taken):  # skips what has been consumed
                 pass
@@ -77,8 +77,8 @@ class IterableLoader(EpochLoader):
                 break
             self.consumed += total
             self._taken += 1
-            self._reader.advance(self.epoch, self.consumed, state, even=total == self._world_size * self._batch_size)
-            self._context.on_batch(self, total)
+            self._reader.advance(self.epoch, self.consumed, state, even=total == self._step_size)
+            self._context.on_batch(self, self._context.share(total, samples))
             yield to_device(batch, self._context.device)
         self._next_epoch()
 
@@ -86,7 +86,7 @@ class IterableLoader(EpochLoader):
         """The position. It is independent of the number of ranks if the loader splits the data."""
         state = {"seed": self._seed, "epoch": self.epoch, "consumed": self.consumed}
         if not self._split:
-            return {**state, "steps": self._taken, "split": [self._world_size, self._batch_size]}
+            return {**state, "steps": self._taken, "split": [self._world_size, self._context.batch_size]}
         return {**state, **self._reader.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -100,11 +100,11 @@ class IterableLoader(EpochLoader):
             raise CheckpointError(f"{self.name}: split={now} here, and split={then} in the checkpoint")
         if not self._split:
             world_size, batch_size = state["split"]
-            if (world_size, batch_size) != (self._world_size, self._batch_size):
+            here = (self._world_size, self._context.batch_size)
+            if (world_size, batch_size) != here:
                 raise CheckpointError(
                     f"{self.name}: data with split=False resumes with the ranks and batch size of the checkpoint, "
-                    f"{world_size} ranks and batch_size={batch_size}, not with {self._world_size} and "
-                    f"{self._batch_size}"
+                    f"{world_size} ranks and batch_size={batch_size}, not with {here[0]} and {here[1]}"
                 )
             self._taken = state["steps"]
         else:

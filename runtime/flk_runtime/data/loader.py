@@ -6,21 +6,25 @@ number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from flk_runtime.data.micro_batches import StepShare, count_pieces
 from flk_runtime.errors import SetupError
 from flk_runtime.system import pytree, rng
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class LoaderContext:
     """What a loader needs to know about its run and its rank."""
 
-    batch_size: int  # samples per rank and step
+    batch_size: int  # samples per rank and step; of an elastic job when all ranks are there
     rank: int
     world_size: int
     device: torch.device
@@ -28,14 +32,24 @@ class LoaderContext:
     name: str = "loader"
     steps_done: Callable[[], int] = lambda: 0  # optimizer steps of the run
     on_begin: Callable[[], None] = lambda: None  # called before the first batch of an iteration
-    on_batch: Callable[[EpochLoader, int], None] = lambda loader, samples: None  # called with each step's samples
+    on_batch: Callable[[EpochLoader, StepShare], None] = lambda loader, share: None  # called for each step
     on_end: Callable[[], None] = lambda: None  # called after the last epoch or step
+    full_world_size: int = 0  # ranks whose batches together are a step, whatever the number of ranks is; 0: world_size
 
     def __post_init__(self) -> None:
         if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int) or self.batch_size < 1:
             raise SetupError(
                 f"batch_size={self.batch_size!r}: expected a whole number, 1 or more (samples per rank and step)"
             )
+
+    @property
+    def step_size(self) -> int:
+        """Samples of a full step, over all ranks."""
+        return self.batch_size * (self.full_world_size or self.world_size)
+
+    def share(self, samples: int, own: float) -> StepShare:
+        """What this rank was given of a step of ``samples``."""
+        return StepShare(samples, own, count_pieces(samples, self.world_size, self.batch_size))
 
 
 class EpochLoader:
@@ -49,8 +63,9 @@ class EpochLoader:
         self.name = context.name
         self.epoch = 0
         self.consumed = 0
+        self.waited = 0.0  # seconds in which the training loop has waited for batches of torch's DataLoader
         self._context, self._seed = context, context.seed  # a checkpoint brings its own seed
-        self._rank, self._world_size, self._batch_size = context.rank, context.world_size, context.batch_size
+        self._rank, self._world_size, self._step_size = context.rank, context.world_size, context.step_size
         # DataLoader's own default draws the seed of its workers from the global generator.
         self._generator = torch.Generator()
 
@@ -91,6 +106,19 @@ class EpochLoader:
                 if self._context.steps_done() >= count:
                     break
         self._context.on_end()
+
+    def _timed(self, source: Iterable[T]) -> Iterator[T]:
+        """Yield what ``source`` yields, and add to `waited` the time that it takes."""
+        items = iter(source)
+        while True:
+            began = time.perf_counter()
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            finally:
+                self.waited += time.perf_counter() - began
+            yield item
 
     def _begin(self) -> None:
         self._context.on_begin()

@@ -18,14 +18,13 @@ from flk_runtime.errors import CheckpointError, SetupError
 from flk_runtime.system import rng
 
 
-def step_sizes(samples: int, world_size: int, batch_size: int, *, drop_last: bool) -> tuple[int, int]:
+def step_sizes(samples: int, world_size: int, full: int, *, drop_last: bool) -> tuple[int, int]:
     """(number of steps, samples of the last step) of an epoch in which ``samples`` are left.
 
-    Every other step has ``world_size × batch_size`` samples. A remainder of at least ``world_size`` is a step of its
+    Every other step has ``full`` samples, over all ranks. A remainder of at least ``world_size`` is a step of its
     own; a smaller one is added to the last full step. If there is no full step (only after a resume with more ranks,
     see `rank_share`), the remainder is a step all the same. ``drop_last`` drops the remainder.
     """
-    full = world_size * batch_size
     steps, remainder = divmod(samples, full)
     if remainder == 0 or drop_last:
         return steps, full if steps else 0
@@ -45,6 +44,14 @@ def rank_share(size: int, world_size: int, rank: int) -> tuple[int, int]:
         return begin, begin + 1
     part = shard_range(size, rank, world_size)
     return part.start, part.stop
+
+
+def own_samples(size: int, world_size: int, rank: int) -> float:
+    """How many samples of a step of ``size`` a rank has; one that several ranks get counts in equal parts."""
+    begin, end = rank_share(size, world_size, rank)
+    if size >= world_size:
+        return end - begin
+    return 1 / sum(each * size // world_size == begin for each in range(world_size))
 
 
 def epoch_order(samples: int, seed: int, epoch: int, *, shuffle: bool) -> torch.Tensor:
@@ -74,7 +81,7 @@ class Loader(EpochLoader):
         super().__init__(context)
         self._shuffle, self._drop_last = shuffle, drop_last
         self._samples = len(dataset)
-        least = context.world_size * (context.batch_size if drop_last else 1)
+        least = context.step_size if drop_last else context.world_size
         if self._samples < least:
             unit = "a step of all ranks takes" if drop_last else "there are ranks"
             raise SetupError(f"{context.name}: the dataset has {self._samples} samples, fewer than {unit} ({least})")
@@ -87,14 +94,15 @@ class Loader(EpochLoader):
 
     def __len__(self) -> int:
         """Number of steps of a whole epoch; the same on every rank."""
-        return step_sizes(self._samples, self._world_size, self._batch_size, drop_last=self._drop_last)[0]
+        return step_sizes(self._samples, self._world_size, self._step_size, drop_last=self._drop_last)[0]
 
     def __iter__(self) -> Iterator[Any]:
         self._begin()
-        for size, batch in zip(self._sizes(), self._source, strict=True):
+        for size, batch in zip(self._sizes(), self._timed(self._source), strict=True):
             # Counted here, and not by the batch sampler: DataLoader's workers sample ahead of what has been yielded.
             self.consumed += size
-            self._context.on_batch(self, size)
+            own = own_samples(size, self._world_size, self._rank)
+            self._context.on_batch(self, self._context.share(size, own))
             yield to_device(batch, self._context.device)
         self._next_epoch()
 
@@ -122,9 +130,9 @@ class Loader(EpochLoader):
     def _sizes(self) -> Iterator[int]:
         """Yield the number of samples, over all ranks, of each step that is left of the epoch."""
         left = self._samples - self.consumed
-        steps, last = step_sizes(left, self._world_size, self._batch_size, drop_last=self._drop_last)
+        steps, last = step_sizes(left, self._world_size, self._step_size, drop_last=self._drop_last)
         for step in range(steps):
-            yield last if step == steps - 1 else self._world_size * self._batch_size
+            yield last if step == steps - 1 else self._step_size
 
 
 class _BatchSampler:

@@ -16,26 +16,26 @@ from torch.utils.data._utils import worker
 from flk_runtime.errors import CheckpointError
 
 # One rank's share of a step: samples that count for the position, the dataset's own state after the step, the samples.
-StepShare = tuple[int, Any, list[Any]]
+ReadShare = tuple[int, Any, list[Any]]
 
 
 def step_shares(
     stream: Iterable[Any],
     rank: int,
     world_size: int,
-    batch_size: int,
+    step_size: int,
     *,
     drop_last: bool = False,
     state: Callable[[], Any] = lambda: None,
-) -> Iterator[StepShare]:
+) -> Iterator[ReadShare]:
     """Yield this rank's share of each step of ``stream``; element i goes to rank i mod world_size.
 
-    A step takes ``world_size × batch_size`` elements. A remainder of at least ``world_size`` is a step of its own; a
+    A step takes ``step_size`` elements. A remainder of at least ``world_size`` is a step of its own; a
     smaller one is added to the last full step, so a step is yielded once it is known whether another follows. If there
     is no full step (only after a resume with more ranks), ranks without an element repeat the last one, which counts
     once. ``drop_last`` drops the remainder. ``state`` is called at the end of each step.
     """
-    held: StepShare | None = None
+    held: ReadShare | None = None
     own: list[Any] = []
     count, latest = 0, None
     for latest in stream:
@@ -45,7 +45,7 @@ def step_shares(
         if held and count == world_size:
             yield held
             held = None
-        if count == world_size * batch_size:
+        if count == step_size:
             held, own, count = (len(own), state(), own), [], 0
     if held:
         samples = held[2] + own
@@ -54,12 +54,12 @@ def step_shares(
         yield len(own), None, own or [latest]
 
 
-class ShareReader(IterableDataset[StepShare]):
+class ShareReader(IterableDataset[ReadShare]):
     """The dataset that DataLoader iterates over: this rank's share of each step, from a position on."""
 
-    def __init__(self, dataset: Any, rank: int, world_size: int, batch_size: int, drop_last: bool) -> None:
+    def __init__(self, dataset: Any, rank: int, world_size: int, step_size: int, drop_last: bool) -> None:
         self._dataset, self._rank, self._world_size = dataset, rank, world_size
-        self._batch_size, self._drop_last = batch_size, drop_last
+        self._step_size, self._drop_last = step_size, drop_last
         self._has_state = (
             hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict") and not is_hugging_face(dataset)
         )
@@ -96,7 +96,7 @@ class ShareReader(IterableDataset[StepShare]):
                 "resume with the same data"
             )
 
-    def __iter__(self) -> Iterator[StepShare]:
+    def __iter__(self) -> Iterator[ReadShare]:
         epoch, consumed = self.position.tolist()
         info = get_worker_info()
         number, workers = (info.id, info.num_workers) if info else (0, 1)
@@ -104,12 +104,12 @@ class ShareReader(IterableDataset[StepShare]):
         # the same with any number of workers.
         return islice(self._steps(epoch, consumed), number, None, workers)
 
-    def _steps(self, epoch: int, consumed: int) -> Iterator[StepShare]:
+    def _steps(self, epoch: int, consumed: int) -> Iterator[ReadShare]:
         """Yield the shares of all steps from a position on."""
         with _hidden_worker():
             if hasattr(self._dataset, "set_epoch"):
                 self._dataset.set_epoch(epoch)
-        if self._parts == self._world_size > 1 and self._even:
+        if self._parts == self._world_size > 1 and self._even and self._step_size % self._world_size == 0:
             # Each rank reads a part of its own, and all ranks have consumed the same number of elements. Here a rank
             # does not see where the parts of the others end.
             own = _read(self._part(self._rank), consumed // self._world_size)
@@ -123,14 +123,15 @@ class ShareReader(IterableDataset[StepShare]):
             dataset.load_state_dict(self._data[2])
         return self._shares(_read(dataset, skip), dataset.state_dict if self._has_state else lambda: None)
 
-    def _shares(self, stream: Iterator[Any], state: Callable[[], Any]) -> Iterator[StepShare]:
+    def _shares(self, stream: Iterator[Any], state: Callable[[], Any]) -> Iterator[ReadShare]:
         return step_shares(
-            stream, self._rank, self._world_size, self._batch_size, drop_last=self._drop_last, state=state
+            stream, self._rank, self._world_size, self._step_size, drop_last=self._drop_last, state=state
         )
 
-    def _batches(self, own: Iterator[Any]) -> Iterator[StepShare]:
-        while batch := list(islice(own, self._batch_size)):
-            if len(batch) == self._batch_size or not self._drop_last:
+    def _batches(self, own: Iterator[Any]) -> Iterator[ReadShare]:
+        size = self._step_size // self._world_size
+        while batch := list(islice(own, size)):
+            if len(batch) == size or not self._drop_last:
                 yield len(batch), None, batch
 
     def _part(self, part: int) -> Any:
@@ -144,7 +145,8 @@ class ShareReader(IterableDataset[StepShare]):
             return 1
         count = self._dataset.num_shards if hasattr(self._dataset, "num_shards") else self._dataset.n_shards
         # If shards cannot be divided evenly, split_dataset_by_node lets each rank read everything too.
-        return self._world_size if count % self._world_size == 0 else 1
+        even = count % self._world_size == 0 and self._step_size % self._world_size == 0
+        return self._world_size if even else 1
 
 
 def is_hugging_face(dataset: Any) -> bool:

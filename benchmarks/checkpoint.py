@@ -1,0 +1,173 @@
+"""Measure checkpoints of a large state: how long training stops, the memory they take, and how long resuming takes.
+
+    python benchmarks/checkpoint.py [--rounds 6] [--ranks 4] [--gigabytes 1.0]
+
+The ranks train a model under DDP on this machine; the state is its parameters and AdamW's averages. In each round
+every way of saving is measured once, as the time until the slowest rank may go on. Goals: at most 0.05 of torch.save on
+rank 0 while the others wait, at most that of a hand-written torch.distributed.checkpoint.async_save. The memory that a
+save adds to a rank is compared with the rank's share of the state, goal 2.2. Resuming from the checkpoint is compared
+with torch.load on rank 0 and a broadcast, goal 1.0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.multiprocessing.spawn import start_processes
+from torch.nn.parallel import DistributedDataParallel
+
+import flk_runtime as flk
+import measure
+
+WIDTH = 2048
+
+
+def timed(action: Callable[[], object]) -> float:
+    """Seconds that ``action`` takes on the slowest rank."""
+    dist.barrier()
+    begin = time.perf_counter()
+    action()
+    seconds = torch.tensor(time.perf_counter() - begin)
+    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+    return float(seconds)
+
+
+def peak_memory() -> int:
+    """The largest resident memory of this process since the last call of `reset_peak`, in bytes."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
+
+
+def reset_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def run_rank(rank: int, ranks: int, port: int, size: float, rounds: int, folder: str, answer: str) -> None:
+    """Measure all rounds; rank 0 writes the values as JSON to the file ``answer``."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks))
+    dist.init_process_group("cpu:gloo")
+    layers = max(1, round(size * 1e9 / 12 / WIDTH**2))
+    model = DistributedDataParallel(nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(layers))))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, WIDTH)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    state = sum(p.numel() for p in model.parameters()) * 12
+    own = Path(folder)
+    group = dist.new_group(backend="gloo")
+    found: dict[str, list[float]] = {name: [] for name in ("flk", "torch.save", "async_save", "restore", "torch.load")}
+
+    def save_with_torch() -> None:
+        if rank == 0:
+            torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}, own / "whole.pt")
+        dist.barrier()
+
+    def load_with_torch() -> None:
+        if rank == 0:
+            content = torch.load(own / "whole.pt", weights_only=True)
+            model.module.load_state_dict(content["model"])
+            optimizer.load_state_dict(content["optimizer"])
+        for values in optimizer.state.values():
+            for value in values.values():
+                dist.broadcast(value, src=0)
+        for parameter in model.parameters():
+            dist.broadcast(parameter.detach(), src=0)
+
+    def save_async() -> Any:
+        model_state, optimizer_state = get_state_dict(model, optimizer)
+        content = {"model": model_state, "optimizer": optimizer_state}
+        return async_save(content, checkpoint_id=own / "async", process_group=group)
+
+    reset_peak()
+    before = peak_memory()
+    flk.save(1, checkpoint=own / "flk", wait=True, model=model, optimizer=optimizer)
+    share = (peak_memory() - before) / (state / ranks)
+    pending: list[Any] = []
+    for number in range(-1, rounds):
+        values = {"torch.save": timed(save_with_torch)}
+        step = number + 3
+        values["flk"] = timed(partial(flk.save, step, checkpoint=own / "flk", model=model, optimizer=optimizer))
+        wait_for(own / "flk", step)
+        values["async_save"] = timed(lambda: pending.append(save_async()))
+        pending.pop().result()
+        values["torch.load"] = timed(load_with_torch)
+        values["restore"] = timed(lambda: flk.restore(f"{own}/./flk", model=model, optimizer=optimizer))
+        if number >= 0:
+            for name, value in values.items():
+                found[name].append(value)
+            if rank == 0:
+                measure.progress(", ".join(f"{name} {value:.3f} s" for name, value in values.items()))
+    shares = torch.tensor(share)
+    dist.all_reduce(shares, op=dist.ReduceOp.MAX)
+    if rank == 0:
+        Path(answer).write_text(json.dumps({**found, "share": float(shares), "state": state}))
+    dist.destroy_process_group()
+
+
+def wait_for(folder: Path, step: int) -> None:
+    """Wait until the checkpoint of a step is complete."""
+    while (folder / "latest").read_text().strip() != f"step-{step:09d}":
+        time.sleep(0.05)
+    dist.barrier()
+
+
+def main() -> int:
+    parser = measure.parser(__doc__, rounds=6)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--gigabytes", type=float, default=1.0)
+    arguments = parser.parse_args()
+    report = measure.Report("checkpoint", arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        answer = f"{folder}/answer"
+        with socket.create_server(("127.0.0.1", 0)) as holder:
+            port = holder.getsockname()[1]
+        options = (arguments.ranks, port, arguments.gigabytes, arguments.rounds, folder, answer)
+        start_processes(run_rank, options, nprocs=arguments.ranks, start_method="spawn")  # type: ignore[no-untyped-call]
+        found = json.loads(Path(answer).read_text())
+    case = f"state of {found['state'] / 1e9:.2f} GB, {arguments.ranks} ranks"
+    report.compare(
+        f"stop of a save, {case}, flk / torch.save on rank 0",
+        found["flk"],
+        found["torch.save"],
+        measure.at_most(0.05),
+        "s",
+    )
+    report.compare(
+        f"stop of a save, {case}, flk / async_save", found["flk"], found["async_save"], measure.at_most(1.0), "s"
+    )
+    report.compare(
+        f"resume, {case}, flk / torch.load and broadcast",
+        found["restore"],
+        found["torch.load"],
+        measure.at_most(1.0),
+        "s",
+    )
+    report.compare(
+        f"memory that a save adds to a rank, {case}, flk / its share",
+        [found["share"]],
+        [1.0],
+        measure.at_most(2.2),
+        "shares",
+    )
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""Export of a checkpoint's model to one safetensors file, and import of such a file as a checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from flk_runtime import contract
+from flk_runtime.checkpoint.files import safetensors
+from flk_runtime.checkpoint.files.weights import Weights
+from flk_runtime.checkpoint.save import Retention, Saver
+from flk_runtime.checkpoint.state import pieces_of
+from flk_runtime.checkpoint.storage import open_destination
+from flk_runtime.errors import CheckpointError
+
+_TIMEOUT = 60.0  # seconds; one process waits for nobody
+
+
+def export_weights(checkpoint: str, file: str | os.PathLike[str]) -> int:
+    """Write the model in a checkpoint to one safetensors file; return the number of tensors.
+
+    ``checkpoint`` is a path or address as `Weights` takes it. One tensor is in memory at a time. Raises CheckpointError
+    if the checkpoint cannot be read or the file cannot be written.
+    """
+    weights = Weights(checkpoint)
+    shapes = {name: weights.kind(name) for name in sorted(weights.names())}
+    temporary = Path(f"{os.fspath(file)}.{os.getpid()}.tmp")
+    try:
+        tensors = ((name, weights.tensor(name)) for name in shapes)
+        safetensors.write(temporary, shapes, tensors, {"format": "pt", "source": weights.place})
+        temporary.replace(file)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {os.fspath(file)}: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return len(shapes)
+
+
+def import_weights(file: str, checkpoint: str) -> int:
+    """Write a checkpoint of step 0 that holds the weights in ``file``, from which a run starts; return their number.
+
+    ``checkpoint`` is the folder or address of a run's checkpoints, which holds none yet. Raises CheckpointError.
+    """
+    weights = Weights(file)
+    destination = open_destination(checkpoint)
+    destination.prepare()
+    if destination.steps():
+        raise CheckpointError(f"{checkpoint} holds checkpoints already: name another folder")
+    pieces = [piece for name in weights.names() for piece in pieces_of(("model", name), weights.tensor(name))]
+    saver = Saver(
+        destination,
+        None,
+        retention=Retention(),
+        metadata={"source": file, "flk": contract.VERSION, "torch": torch.__version__},
+        timeout=_TIMEOUT,
+        on_saved=lambda step: None,
+        warn=lambda text: None,
+    )
+    saver.save(0, pieces, {"steps": 0, "objects": {"model": {}}, "own": {}, "random": None})
+    saver.wait()
+    return len(pieces)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """``export CHECKPOINT FILE`` or ``import FILE CHECKPOINT``; returns an `ExitCode`."""
+    parser = argparse.ArgumentParser(prog="python -m flk_runtime")
+    commands = parser.add_subparsers(dest="command", required=True)
+    places = "folder of a checkpoint or of all, or s3://BUCKET/PREFIX"
+    export = commands.add_parser("export", help="write the model in a checkpoint to one safetensors file")
+    export.add_argument("checkpoint", help=places)
+    export.add_argument("file", help="safetensors file to write")
+    take = commands.add_parser("import", help="make a checkpoint of weights, from which a run starts")
+    take.add_argument("file", help="file or folder of weights: safetensors, torch.save, Hugging Face")
+    take.add_argument("checkpoint", help="new folder of checkpoints, or s3://BUCKET/PREFIX")
+    options = parser.parse_args(arguments)
+    try:
+        if options.command == "export":
+            count, target = export_weights(options.checkpoint, options.file), options.file
+        else:
+            count, target = import_weights(options.file, options.checkpoint), options.checkpoint
+    except CheckpointError as error:
+        print(f"flk: {error}", file=sys.stderr)
+        return int(contract.ExitCode.USAGE)
+    print(f"{count} tensors in {target}")
+    return int(contract.ExitCode.DONE)

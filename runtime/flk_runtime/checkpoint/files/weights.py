@@ -1,0 +1,128 @@
+"""Weights: the tensors of a model in a file or folder, of which each rank reads what it needs."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator, Sequence
+from pathlib import Path as FilePath
+from typing import Any
+
+import torch
+
+from flk_runtime.checkpoint.files import safetensors
+from flk_runtime.checkpoint.load import METADATA, FilesReader, SavedCheckpoint
+from flk_runtime.checkpoint.state import Piece
+from flk_runtime.checkpoint.storage import open_destination
+from flk_runtime.errors import CheckpointError
+
+_INDEX = "*.safetensors.index.json"  # of Hugging Face: which tensor is in which file of a folder
+_KEYS = ("model", "state_dict", "module")  # under which a file of torch.save may have the weights
+
+
+class Weights:
+    """The weights at a path, under the names of the model.
+
+    The path is that of a safetensors file or of a file of torch.save, of a folder of Hugging Face's or of
+    torch.distributed.checkpoint, of a checkpoint of flk, or of the folder or address of flk's checkpoints, of which the
+    last good one counts. Raises CheckpointError if it is none of these.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.place = path
+        self._checkpoint = _open_checkpoint(path)
+        self._prefix = ""
+        self._tensors: dict[str, torch.Tensor] = {}
+        if self._checkpoint is None:
+            self._tensors = _read_files(FilePath(path))
+        elif any(each[0] == "model" for _, each in self._checkpoint.names()):
+            self._prefix = "model."
+
+    def names(self) -> Iterator[str]:
+        """The names of the tensors."""
+        if self._checkpoint is None:
+            yield from self._tensors
+            return
+        for name, _ in self._checkpoint.names():
+            if name.startswith(self._prefix) and self._checkpoint.shape(name) is not None:
+                yield name.removeprefix(self._prefix)
+
+    def kind(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+        """The dtype and the shape of a tensor."""
+        if self._checkpoint is None:
+            return self._tensors[name].dtype, tuple(self._tensors[name].shape)
+        full = self._prefix + name
+        return self._checkpoint.dtype(full), self._checkpoint.shape(full) or ()
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A full tensor, on the CPU."""
+        if self._checkpoint is None:
+            return self._tensors[name]
+        full = self._prefix + name
+        return self._checkpoint.tensors([full])[full]
+
+    def read(self, pieces: Sequence[Piece], values: Sequence[str] = ()) -> dict[str, Any]:
+        """Read into the tensors of ``pieces``, whose paths are ``(object, name)``. Raises CheckpointError."""
+        own = [Piece((str(piece.path[1]),), piece.tensor, piece.shape, piece.offsets) for piece in pieces]
+        known = set(self.names())
+        missing = [piece.name for piece in own if piece.name not in known]
+        if missing:
+            raise CheckpointError(f"{self.place} holds no tensor {missing[0]!r}")
+        if self._checkpoint is not None:
+            prefixed = [Piece((self._prefix + each.name,), each.tensor, each.shape, each.offsets) for each in own]
+            return self._checkpoint.read(prefixed)
+        for piece in own:
+            full = self._tensors[piece.name]
+            if tuple(full.shape) != piece.shape:
+                raise CheckpointError(
+                    f"{piece.name!r} has the shape {tuple(full.shape)} in {self.place}, and {piece.shape} here"
+                )
+            for dimension, (begin, length) in enumerate(zip(piece.offsets, piece.tensor.shape, strict=True)):
+                full = full.narrow(dimension, begin, length)
+            piece.tensor.copy_(full)
+        return {}
+
+
+def _open_checkpoint(path: str) -> SavedCheckpoint | None:
+    """The checkpoint at a path; None if it is a file, or a folder of other files."""
+    folder = FilePath(path)
+    if "://" not in path and (folder / METADATA).exists():
+
+        def read(file: str, begin: int, length: int) -> bytes:
+            with open(folder / file, "rb") as stream:
+                stream.seek(begin)
+                return stream.read(length)
+
+        return SavedCheckpoint(path, FilesReader(read))
+    if "://" not in path and not (folder / "latest").exists():
+        return None
+    destination = open_destination(path)
+    step = destination.last_good()
+    if step is None:
+        raise CheckpointError(f"{path} holds no checkpoint")
+    return SavedCheckpoint(
+        destination.locate(step),
+        FilesReader(lambda file, begin, length: destination.read(step, file, begin, length)),
+    )
+
+
+def _read_files(path: FilePath) -> dict[str, torch.Tensor]:
+    try:
+        if path.is_dir():
+            files = sorted(path.glob("*.safetensors"))
+            for index in path.glob(_INDEX):
+                files = sorted({path / name for name in json.loads(index.read_bytes())["weight_map"].values()})
+            if not files:
+                raise CheckpointError(f"{path} holds neither a checkpoint nor safetensors files")
+            return {name: tensor for file in files for name, tensor in safetensors.read(file).items()}
+        if path.suffix == ".safetensors":
+            return safetensors.read(path)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"cannot read weights from {path}: {str(error).splitlines()[0]}") from error
+    for key in _KEYS:
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    if not isinstance(content, dict) or not all(isinstance(each, torch.Tensor) for each in content.values()):
+        raise CheckpointError(f"{path} holds no state_dict of tensors")
+    return content

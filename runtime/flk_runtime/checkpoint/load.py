@@ -1,0 +1,227 @@
+"""Loading: what a checkpoint holds, and reading of the pieces that this rank needs, by torch's rules for resharding."""
+
+from __future__ import annotations
+
+import enum
+import io
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.storage import StorageReader
+
+from flk_runtime.checkpoint.part import PieceReader
+from flk_runtime.checkpoint.state import Path, Piece, join_tensors, references
+from flk_runtime.errors import CheckpointError
+
+Read = Callable[[str, int, int], Any]  # (file, begin, length) → the bytes, as a buffer
+
+
+class SavedCheckpoint:
+    """A checkpoint that can be read: which tensors and values it holds, and `read`, which reads pieces of them.
+
+    ``place`` is what messages call it. Each rank reads on its own, without communication.
+    """
+
+    def __init__(self, place: str, reader: StorageReader) -> None:
+        self.place = place
+        self._reader = reader
+        self.metadata = reader.read_metadata()
+        reader.set_up_storage_reader(self.metadata, is_coordinator=False)
+        paths = self.metadata.planner_data or {}
+        self._paths: dict[str, Path] = {
+            name: tuple(paths.get(name, (name,))) for name in self.metadata.state_dict_metadata
+        }
+
+    def names(self, prefix: Path = ()) -> Iterator[tuple[str, Path]]:
+        """The names of tensors and values below a path, with their paths."""
+        for name, path in self._paths.items():
+            if path[: len(prefix)] == prefix:
+                yield name, path
+
+    def has(self, name: str) -> bool:
+        return name in self._paths
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """The shape of the full tensor of this name; None if there is none."""
+        found = self.metadata.state_dict_metadata.get(name)
+        return tuple(found.size) if isinstance(found, TensorStorageMetadata) else None
+
+    def empty(self, name: str) -> torch.Tensor:
+        """A new tensor of the shape and dtype of a full tensor, on the CPU. Its values are not set."""
+        found = self.metadata.state_dict_metadata[name]
+        assert isinstance(found, TensorStorageMetadata)  # noqa: S101
+        return torch.empty(found.size, dtype=found.properties.dtype)
+
+    def dtype(self, name: str) -> torch.dtype:
+        found = self.metadata.state_dict_metadata[name]
+        assert isinstance(found, TensorStorageMetadata)  # noqa: S101
+        dtype: torch.dtype = found.properties.dtype
+        return dtype
+
+    def read(self, pieces: Sequence[Piece], values: Sequence[str] = ()) -> dict[str, Any]:
+        """Read into the tensors of ``pieces``, and return the plain values of these names.
+
+        Raises CheckpointError if the checkpoint has no such tensor, another shape, or cannot be read.
+        """
+        planner = _PiecePlanner(self, pieces, values)
+        planner.set_up_planner({}, self.metadata)
+        plan = self._reader.prepare_local_plan(planner.create_local_plan())
+        try:
+            self._reader.read_data(plan, planner).wait()
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            raise CheckpointError(f"cannot read {self.place}: {error}") from error
+        return planner.values
+
+    def value(self, name: str) -> Any:
+        """A plain value."""
+        return self.read((), [name])[name]
+
+    def tensors(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Full tensors, on the CPU."""
+        found = {name: self.empty(name) for name in names}
+        self.read([Piece((name,), each, tuple(each.shape), (0,) * each.dim()) for name, each in found.items()])
+        return found
+
+
+class SavedObject:
+    """The state of one object in a checkpoint: everything below its name."""
+
+    def __init__(self, checkpoint: SavedCheckpoint, name: str, plain: Any) -> None:
+        self.checkpoint = checkpoint
+        self.name = name
+        self.plain = plain  # as in `flk_runtime.checkpoint.state.State`
+
+    def state_dict(self) -> Any:
+        """The whole state, with full tensors on the CPU."""
+        return join_tensors(self.plain, self.checkpoint.tensors(list(references(self.plain))))
+
+
+class _PiecePlanner(LoadPlanner):
+    """Plans to read the boxes of some pieces, however the checkpoint has cut the tensors."""
+
+    def __init__(self, saved: SavedCheckpoint, pieces: Sequence[Piece], values: Sequence[str]) -> None:
+        self._saved = saved
+        self._pieces = {(piece.name, torch.Size(piece.offsets)): piece for piece in pieces}
+        self._names = values
+        self.values: dict[str, Any] = {}
+
+    def set_up_planner(self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
+        self._metadata = metadata
+
+    def create_local_plan(self) -> LoadPlan:
+        items: list[ReadItem] = []
+        chunks: dict[str, list[ChunkStorageMetadata]] = {}
+        for (name, offsets), piece in self._pieces.items():
+            shape = self._saved.shape(name)
+            if shape is None:
+                raise CheckpointError(f"{self._saved.place} holds no tensor {name!r}")
+            if shape != piece.shape:
+                raise CheckpointError(
+                    f"{name!r} has the shape {shape} in {self._saved.place}, and the shape {piece.shape} here"
+                )
+            chunks.setdefault(name, []).append(ChunkStorageMetadata(offsets, piece.tensor.shape))
+        for name, wanted in chunks.items():
+            found = self._saved.metadata.state_dict_metadata[name]
+            assert isinstance(found, TensorStorageMetadata)  # noqa: S101
+            items += create_read_items_for_chunk_list(name, found, wanted)
+        for name in self._names:
+            if not self._saved.has(name):
+                raise CheckpointError(f"{self._saved.place} holds no value {name!r}")
+            index, none = MetadataIndex(name), torch.Size((0,))
+            items.append(ReadItem(LoadItemType.BYTE_IO, index, none, index, none, none))
+        return LoadPlan(items)
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        return global_plan
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        return central_plan
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        # Reading runs no code of the file's.
+        self.values[read_item.dest_index.fqn] = torch.load(value, map_location="cpu", weights_only=True)
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        index = read_item.dest_index
+        tensor = self._pieces[index.fqn, index.offset or torch.Size()].tensor
+        for dimension, (offset, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
+            tensor = tensor.narrow(dimension, offset, length)
+        return tensor
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        pass
+
+
+class FilesReader(PieceReader):
+    """Reads the files that `torch.distributed.checkpoint.FileSystemWriter` writes, and flk's, wherever they are.
+
+    ``read(file, begin, length)`` returns bytes of a file; a length of -1 means all of it.
+    """
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+        self._places: Any = {}
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return read_metadata(bytes(self._read(METADATA, 0, -1)))
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        self._places = metadata.storage_data
+
+    def read_bytes(self, item: ReadItem) -> bytes:
+        place = self._places[item.storage_index]
+        return bytes(self._read(place.relative_path, place.offset, place.length))
+
+    def read_tensor(self, item: ReadItem) -> torch.Tensor:
+        tensor: torch.Tensor = torch.load(io.BytesIO(self.read_bytes(item)), map_location="cpu", weights_only=True)
+        return tensor
+
+
+METADATA = ".metadata"  # torch's file of the Metadata, pickled
+_CLASSES = {
+    ("builtins", "set"),
+    ("collections", "OrderedDict"),
+    ("pathlib", "PosixPath"),
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+}
+_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Unpickles torch's Metadata and nothing else, so that reading runs no code of the file's."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if dtype or module in _MODULES or (module, name) in _CLASSES:
+            return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _enum_member  # Python 3.11.0 to 3.11.3 pickle members of an enumeration as getattr(class, name)
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which the metadata of a checkpoint does not")
+
+
+def _enum_member(kind: Any, name: str) -> Any:
+    if not isinstance(kind, enum.EnumMeta):
+        raise pickle.UnpicklingError(f"it reads {name} of what is no enumeration")
+    return kind[name]
+
+
+def read_metadata(data: bytes) -> Metadata:
+    """The Metadata that a file ``.metadata`` holds. Raises CheckpointError for anything else."""
+    try:
+        metadata = _MetadataUnpickler(io.BytesIO(data)).load()
+    except Exception as error:
+        raise CheckpointError(f"{METADATA} is not the metadata of a checkpoint: {error}") from error
+    if not isinstance(metadata, Metadata):
+        raise CheckpointError(f"{METADATA} is not the metadata of a checkpoint")
+    return metadata

@@ -1,0 +1,170 @@
+"""The plan of a save: which rank writes which piece, and where the piece is in the rank's part file.
+
+As the DefaultSavePlanner of torch.distributed.checkpoint does, a piece that several ranks hold is written by one of
+them, and these writes are spread evenly. Unlike it, a large piece is cut into rows that several ranks write. The plan
+is made once for a structure and serves all saves until names, shapes, dtypes or the sharding change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from flk_runtime.checkpoint.state import Path, Piece, name_of
+from flk_runtime.distributed import process_group
+from flk_runtime.errors import CheckpointError
+from flk_runtime.system.part import ALIGNMENT, Entry, align
+
+
+class Described(NamedTuple):
+    """A piece without its values: what ranks tell each other."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    size: tuple[int, ...]
+    length: int  # in bytes
+
+
+class Write(NamedTuple):
+    """Rows ``begin`` to ``end`` of piece number ``piece`` in the rank's own list; a scalar has one row."""
+
+    piece: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What this rank writes in every save of one structure."""
+
+    structure: list[Described]  # of the pieces that this rank holds
+    writes: list[Write]
+    entries: list[Entry]  # of the writes, in their order
+    size: int  # bytes of the part file up to the end of the tensors
+
+
+def describe(pieces: Sequence[Piece]) -> list[Described]:
+    """The structure of a rank's pieces."""
+    return [
+        Described(
+            piece.path,
+            str(piece.tensor.dtype).removeprefix("torch."),
+            piece.shape,
+            piece.offsets,
+            tuple(piece.tensor.shape),
+            piece.tensor.numel() * piece.tensor.element_size(),
+        )
+        for piece in pieces
+    ]
+
+
+def make_plan(structure: list[Described]) -> Plan:
+    """Agree on who writes what. ``structure`` is this rank's. Collective.
+
+    Raises CheckpointError on all ranks if the pieces of all ranks together are not the whole of each tensor.
+    """
+    structures = process_group.gather(structure)
+    writes = process_group.on_main(lambda: assign(structures or []))[process_group.rank()]
+    entries = []
+    position = ALIGNMENT
+    for write in writes:
+        described = structure[write.piece]
+        offsets, size = rows(described, write)
+        length = described.length // max(1, _rows(described)) * (write.end - write.begin)
+        entries.append(
+            Entry(
+                name_of(described.path),
+                described.path,
+                position,
+                length,
+                described.dtype,
+                described.shape,
+                offsets,
+                size,
+            )
+        )
+        position = align(position + length)
+    return Plan(structure, writes, entries, position)
+
+
+def assign(structures: Sequence[Sequence[Described]]) -> list[list[Write]]:
+    """The writes of each rank, from what each rank holds. Raises CheckpointError as `make_plan` does."""
+    holders: dict[Described, list[tuple[int, int]]] = {}  # of each piece: ranks, and its index there
+    for rank, structure in enumerate(structures):
+        for index, described in enumerate(structure):
+            holders.setdefault(described, []).append((rank, index))
+    _check_whole(list(holders))
+    load = [0] * len(structures)
+    writes: list[list[Write]] = [[] for _ in structures]
+    shared = []
+    for described, held in holders.items():
+        if len(held) == 1:
+            rank, index = held[0]
+            writes[rank].append(Write(index, 0, _rows(described)))
+            load[rank] += described.length
+        else:
+            shared.append((described, held))
+    share = (sum(load) + sum(described.length for described, _ in shared)) / len(structures)
+    for described, held in sorted(shared, key=lambda pair: -pair[0].length):
+        count = _rows(described)
+        cuts = min(count, len(held), max(1, round(4 * described.length / share))) if share else 1
+        for number in range(cuts):
+            begin, end = count * number // cuts, count * (number + 1) // cuts
+            rank, index = min(held, key=lambda pair: load[pair[0]])
+            writes[rank].append(Write(index, begin, end))
+            load[rank] += described.length * (end - begin) // count
+    for rank, own in enumerate(writes):
+        writes[rank] = sorted(_merged(own))
+    return writes
+
+
+def rows(described: Described, write: Write) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The offsets in the full tensor and the size of what ``write`` writes."""
+    if not described.size:
+        return described.offsets, described.size
+    begin, *offsets = described.offsets
+    return (begin + write.begin, *offsets), (write.end - write.begin, *described.size[1:])
+
+
+def cut(tensor: torch.Tensor, write: Write) -> torch.Tensor:
+    """The rows of a piece that ``write`` writes, as a view."""
+    return tensor[write.begin : write.end] if tensor.dim() else tensor
+
+
+def _rows(described: Described) -> int:
+    return described.size[0] if described.size else 1
+
+
+def _merged(writes: list[Write]) -> list[Write]:
+    """The writes of one rank, with neighbouring rows of a piece as one write."""
+    merged: list[Write] = []
+    for write in sorted(writes):
+        if merged and merged[-1].piece == write.piece and merged[-1].end == write.begin:
+            merged[-1] = Write(write.piece, merged[-1].begin, write.end)
+        else:
+            merged.append(write)
+    return merged
+
+
+def _check_whole(pieces: Sequence[Described]) -> None:
+    """Raise CheckpointError unless the pieces of each name are all of one tensor, without overlaps."""
+    found: dict[str, tuple[Any, int]] = {}
+    for described in pieces:
+        kind, numel = found.get(name_of(described.path), ((described.shape, described.dtype), 0))
+        if kind != (described.shape, described.dtype):
+            raise CheckpointError(
+                f"ranks hold different tensors under the name {name_of(described.path)!r}: of shape {kind[0]} and "
+                f"dtype {kind[1]}, and of shape {described.shape} and dtype {described.dtype}"
+            )
+        found[name_of(described.path)] = kind, numel + torch.Size(described.size).numel()
+    for name, ((shape, _), numel) in found.items():
+        if numel != torch.Size(shape).numel():
+            raise CheckpointError(
+                f"the ranks hold {numel} of the {torch.Size(shape).numel()} elements of {name!r}: call save on all "
+                "ranks, after optimizer.step()"
+            )

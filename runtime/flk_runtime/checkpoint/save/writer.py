@@ -1,0 +1,235 @@
+"""Writing a stored checkpoint in the background: each rank its own file, then rank 0 makes the checkpoint visible.
+
+The files are those of `torch.distributed.checkpoint.FileSystemWriter`, so torch reads them without flk. The ranks tell
+each other through the process group's store, because a collective in the background could run beside one of the
+training.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from typing import IO, Any, BinaryIO, cast
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+from flk_runtime.checkpoint.load import METADATA
+from flk_runtime.checkpoint.part import entry_index, merge_entries
+from flk_runtime.checkpoint.save.staging import StagedPart
+from flk_runtime.checkpoint.state import REFERENCE, Path, name_of
+from flk_runtime.checkpoint.storage.destination import Destination
+from flk_runtime.checkpoint.storage.manifest import Manifest, StoredFile
+from flk_runtime.errors import CheckpointError
+from flk_runtime.system.part import Entry, PartHeader
+
+_POLL = 0.02  # seconds between two looks at the store at first
+_LONGEST_POLL = 0.5
+_READ_LIMIT = 5.0  # seconds that rank 0 gives the others to read the result of a save
+
+
+class Retention:
+    """Which checkpoints stay: the newest ``last``, and those of which the step is a multiple of ``every``."""
+
+    def __init__(self, last: int = 2, every: int = 0) -> None:
+        self.last, self.every = last, every
+
+    def outdated(self, steps: list[int], newest: int) -> list[int]:
+        """The steps to remove, of those up to the newest."""
+        older = sorted(step for step in steps if step <= newest)
+        return [step for step in older[: -self.last] if not (self.every and step % self.every == 0)]
+
+
+class StorageWriter:
+    """Writes staged parts to a destination. `write` runs in a thread on every rank; only one runs at a time."""
+
+    def __init__(
+        self, destination: Destination, retention: Retention, store: Any, token: str, rank: int, timeout: float
+    ) -> None:
+        """``token``: the same on all ranks, and another in each attempt. ``timeout``: seconds to wait for a rank."""
+        self.destination = destination
+        self._retention, self._store, self._token, self._rank = retention, store, token, rank
+        self._timeout = timeout
+        self._saves = 0
+
+    def write(self, part: StagedPart, header: PartHeader) -> None:
+        """Write this rank's file, and return when all ranks have and the checkpoint is visible.
+
+        Raises CheckpointError, the same on all ranks, if a rank could not write.
+        """
+        self._saves += 1
+        key = f"flk/save/{self._token}/{self._saves}/"
+        try:
+            answer = self._write_own(part, header)
+        except Exception as error:
+            answer = {"error": _reason(error), "errno": getattr(error, "errno", None)}
+        self._store.set(f"{key}{self._rank}", json.dumps(answer))
+        if self._rank == 0:
+            result = self._complete(key, header)
+            self._store.set(f"{key}result", json.dumps(result))
+        else:
+            result = json.loads(self._get(f"{key}result", "rank 0 to complete the checkpoint"))
+        self._leave_together(key, header.world_size)
+        if result:
+            number = result.get("errno")
+            cause = OSError(number, os.strerror(number)) if number else None
+            raise CheckpointError(result["error"]) from cause
+
+    def _leave_together(self, key: str, world_size: int) -> None:
+        """Give all ranks time to read the result, since rank 0 may take the store with it when it ends."""
+        self._store.set(f"{key}read/{self._rank}", "")
+        end = time.monotonic() + _READ_LIMIT
+        keys = [f"{key}read/{rank}" for rank in range(world_size)]
+        while self._rank == 0 and not self._store.check(keys) and time.monotonic() < end:
+            time.sleep(_POLL)
+
+    def _write_own(self, part: StagedPart, header: PartHeader) -> dict[str, Any]:
+        file = f"__{self._rank}_0.distcp"
+        entries: list[Entry] = []
+        with self.destination.create(header.step, self._token, file) as stream:
+            counted = _CountedStream(stream)
+            for entry, content in _contents(part, header):
+                begin = counted.size
+                if isinstance(content, bytes):
+                    counted.write(content)
+                else:
+                    counted.save(content)
+                entries.append(replace(entry, begin=begin, length=counted.size - begin))
+        stored = StoredFile(counted.size, counted.checksum)
+        found = self.destination.measure_new(header.step, self._token, file)
+        if found != stored:
+            raise OSError(f"{file} has other bytes after writing than were written: is the storage damaged?")
+        return {"file": file, "stored": stored, "entries": [asdict(entry) for entry in entries]}
+
+    def _complete(self, key: str, header: PartHeader) -> dict[str, Any] | None:
+        """Make the checkpoint visible once all ranks have written theirs; what prevented it, else None."""
+        place = self.destination.locate(header.step)
+        answers = []
+        for rank in range(header.world_size):
+            answers.append(json.loads(self._get(f"{key}{rank}", f"rank {rank} to write its file")))
+        try:
+            for rank, answer in enumerate(answers):
+                if "error" in answer:
+                    self.destination.discard(header.step, self._token)
+                    who = f"rank {rank}: " if header.world_size > 1 else ""
+                    return {"error": f"cannot write the checkpoint {place}: {who}{answer['error']}", **_errno(answer)}
+            self._commit(header, answers)
+        except Exception as error:
+            self.destination.discard(header.step, self._token)
+            number = getattr(error, "errno", None)
+            return {"error": f"cannot write the checkpoint {place}: {_reason(error)}", "errno": number}
+        try:
+            for step in self._retention.outdated(self.destination.steps(), header.step):
+                self.destination.remove(step)
+        except OSError:
+            pass  # the next save tries again
+        return None
+
+    def _commit(self, header: PartHeader, answers: list[dict[str, Any]]) -> None:
+        parts = [[_entry(each) for each in answer["entries"]] for answer in answers]
+        places = {
+            entry_index(entry): _StorageInfo(answer["file"], entry.begin, entry.length)
+            for answer, entries in zip(answers, parts, strict=True)
+            for entry in entries
+        }
+        metadata = pickle.dumps(merge_entries(parts, places))
+        with self.destination.create(header.step, self._token, METADATA) as stream:
+            stream.write(metadata)
+        files = {answer["file"]: StoredFile(*answer["stored"]) for answer in answers}
+        files[METADATA] = StoredFile(len(metadata), zlib.crc32(metadata))
+        manifest = Manifest(header.step, header.world_size, files, header.metadata)
+        self.destination.commit(header.step, self._token, manifest.to_json())
+
+    def _get(self, key: str, awaited: str) -> bytes:
+        """The value of a key, when it is there. The store is asked now and then, since waiting would lock it."""
+        end = time.monotonic() + self._timeout
+        pause = _POLL
+        while not self._store.check([key]):
+            if time.monotonic() > end:
+                raise CheckpointError(f"waited {self._timeout:g} s for {awaited}")
+            time.sleep(pause)
+            pause = min(_LONGEST_POLL, pause * 1.5)
+        value: bytes = self._store.get(key)
+        return value
+
+
+class _CountedStream(io.RawIOBase):
+    """A stream that counts what goes through it and computes its checksum."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._error: OSError | None = None
+        self.size = 0
+        self.checksum = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def save(self, content: Any) -> None:
+        """Write the bytes of torch.save. Raises the stream's OSError, in place of which torch raises another error."""
+        try:
+            torch.save(content, cast("IO[bytes]", self))
+        except RuntimeError:
+            if self._error is None:
+                raise
+            raise self._error from None
+
+    def write(self, data: Any) -> int:
+        try:
+            self._stream.write(data)
+        except OSError as error:
+            self._error = error
+            raise
+        self.checksum = zlib.crc32(data, self.checksum)
+        length = memoryview(data).nbytes
+        self.size += length
+        return length
+
+
+def _contents(part: StagedPart, header: PartHeader) -> Iterator[tuple[Entry, Any]]:
+    """What a rank's file holds: tensors and values, and bytes that are the result of torch.save already.
+
+    The plain values are in it twice: as flk reads them, and each by its name, as torch's loader looks for them.
+    """
+    yield from part.tensors()
+    for entry in header.entries:
+        if entry.dtype is None:
+            blob = bytes(part.file.read(entry.begin, entry.length))
+            yield entry, blob
+            for path, value in _flatten(_plain_objects(blob)):
+                yield Entry(name_of(path), path, 0, 0), value
+
+
+def _plain_objects(blob: bytes) -> Mapping[str, Any]:
+    objects: Mapping[str, Any] = torch.load(io.BytesIO(blob), weights_only=True).get("objects") or {}
+    return objects
+
+
+def _flatten(value: Any, path: Path = ()) -> list[tuple[Path, Any]]:
+    """The plain values of nested states, each with its path, as torch.distributed.checkpoint flattens a state_dict."""
+    if isinstance(value, Mapping):
+        if value.keys() == {REFERENCE}:
+            return []
+        return [pair for key, each in value.items() for pair in _flatten(each, (*path, str(key)))]
+    if isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
+        return [pair for index, each in enumerate(value) for pair in _flatten(each, (*path, index))]
+    return [(path, value)] if path else []
+
+
+def _entry(data: Mapping[str, Any]) -> Entry:
+    return Entry(**{**data, **{name: tuple(data[name]) for name in ("path", "shape", "offsets", "size")}})
+
+
+def _reason(error: BaseException) -> str:
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return (text.splitlines() or [type(error).__name__])[0]
+
+
+def _errno(answer: Mapping[str, Any]) -> dict[str, Any]:
+    return {"errno": answer.get("errno")}

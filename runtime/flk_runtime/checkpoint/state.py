@@ -1,0 +1,144 @@
+"""The state of an object as a checkpoint takes it: pieces of tensors, and what is left without the tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flk_runtime.errors import CheckpointError
+
+Path = tuple[str | int, ...]  # where a value is in a nested state: keys of dictionaries, indices of lists
+
+REFERENCE = "flk.tensor"  # the key of the dictionary that stands for a tensor in a plain state; its value is the name
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The box of a full tensor that this rank holds: the whole tensor, or a part of one that is sharded."""
+
+    path: Path
+    tensor: torch.Tensor  # the values of the box, on any device
+    shape: tuple[int, ...]  # of the full tensor
+    offsets: tuple[int, ...]  # where the box begins in the full tensor
+
+    @property
+    def name(self) -> str:
+        return name_of(self.path)
+
+
+@dataclass(frozen=True)
+class State:
+    """The part of an object's state that this rank offers to a checkpoint.
+
+    A piece that several ranks offer is written by one of them. ``plain`` is what is left without the tensors; rank 0's
+    is saved.
+    """
+
+    pieces: list[Piece]
+    plain: Any = None
+
+
+def name_of(path: Path) -> str:
+    """The name of a path, as torch.distributed.checkpoint makes it."""
+    return ".".join(map(str, path))
+
+
+def pieces_of(path: Path, value: torch.Tensor) -> list[Piece]:
+    """The pieces that this rank holds of a tensor, a DTensor or a ShardedTensor; without copies and communication."""
+    shape = tuple(value.shape)
+    if hasattr(value, "to_local"):  # a DTensor: not imported, since most runs have none
+        (chunk,) = value.__create_chunk_list__()  # type: ignore[attr-defined]
+        return [Piece(path, value.to_local().detach(), shape, tuple(chunk.offsets))] if value.to_local().numel() else []
+    if hasattr(value, "local_shards"):
+        return [
+            Piece(path, shard.tensor.detach(), shape, tuple(shard.metadata.shard_offsets))
+            for shard in value.local_shards()
+            if shard.tensor.numel()
+        ]
+    return [Piece(path, value.detach(), shape, (0,) * value.dim())]
+
+
+def split_tensors(state: Any, path: Path) -> State:
+    """The tensors of a nested state as pieces, and the state with a reference in the place of each tensor."""
+    pieces: list[Piece] = []
+    names: set[str] = set()
+
+    def visit(value: Any, path: Path) -> Any:
+        if isinstance(value, torch.Tensor):
+            name = name_of(path)
+            if name in names:
+                raise CheckpointError(f"two tensors of a state have the name {name!r}: rename a key")
+            names.add(name)
+            pieces.extend(pieces_of(path, value))
+            return {REFERENCE: name}
+        if not _has_tensors(value):
+            return value
+        if isinstance(value, Mapping):
+            return {key: visit(each, (*path, str(key))) for key, each in value.items()}
+        return type(value)([visit(each, (*path, index)) for index, each in enumerate(value)])
+
+    plain = visit(state, path)
+    return State(pieces, plain)
+
+
+def references(plain: Any) -> Iterator[str]:
+    """The names of the tensors that a plain state refers to."""
+    if isinstance(plain, Mapping):
+        if plain.keys() == {REFERENCE}:
+            yield plain[REFERENCE]
+            return
+        plain = plain.values()
+    elif not isinstance(plain, list | tuple):
+        return
+    for value in plain:
+        yield from references(value)
+
+
+def join_tensors(plain: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """The state that `split_tensors` has split."""
+    if isinstance(plain, Mapping):
+        if plain.keys() == {REFERENCE}:
+            return tensors[plain[REFERENCE]]
+        if not any(True for _ in references(plain)):
+            return plain
+        return {key: join_tensors(value, tensors) for key, value in plain.items()}
+    if type(plain) in (list, tuple):
+        return type(plain)([join_tensors(value, tensors) for value in plain])
+    return plain
+
+
+def _has_tensors(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, Mapping):
+        return any(_has_tensors(each) for each in value.values())
+    return type(value) in (list, tuple) and any(_has_tensors(each) for each in value)
+
+
+def boxes(begin: int, end: int, shape: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The boxes that make up the elements from ``begin`` to ``end`` of a flattened tensor of this shape, in order.
+
+    Each is its offsets and its size. A run of elements of a tensor with n dimensions has at most 2n - 1 boxes: in two
+    dimensions the rest of a row, whole rows, and the beginning of a row.
+    """
+    if begin >= end:
+        return []
+    if not shape:
+        return [((), ())]
+    row = torch.Size(shape[1:]).numel()
+    first, last = -(-begin // row), end // row  # whole rows
+    if first > last:  # within one row
+        return _in_row(last, boxes(begin - last * row, end - last * row, shape[1:]))
+    found = _in_row(first - 1, boxes(begin - (first - 1) * row, row, shape[1:]))
+    if first < last:
+        found.append(((first, *(0 for _ in shape[1:])), (last - first, *shape[1:])))
+    return found + _in_row(last, boxes(0, end - last * row, shape[1:]))
+
+
+def _in_row(
+    row: int, found: list[tuple[tuple[int, ...], tuple[int, ...]]]
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    return [((row, *offsets), (1, *size)) for offsets, size in found]

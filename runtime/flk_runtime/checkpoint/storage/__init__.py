@@ -1,0 +1,10 @@
+"""Checkpoints in storage: a folder or S3, where a checkpoint becomes visible only when it is whole.
+
+`open_destination` makes the place of a path or an address, `find_newest` finds what to resume from. Only
+`flk_runtime.checkpoint` imports this package.
+"""
+
+from flk_runtime.checkpoint.storage.destination import Destination, open_destination
+from flk_runtime.checkpoint.storage.restore import Found, find_newest, is_shared
+
+__all__ = ["Destination", "Found", "find_newest", "is_shared", "open_destination"]

@@ -1,0 +1,158 @@
+"""Checkpoints in a folder that all ranks share: ``step-000000100/`` is one, ``latest`` names the last good one.
+
+A checkpoint is written into a temporary folder beside it and renamed when all of its files are there and synced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from flk_runtime.checkpoint.storage.manifest import LATEST, MANIFEST, STEP, StoredFile, measure_file, step_name
+from flk_runtime.errors import CheckpointError
+
+_TEMPORARY = ".step-*.tmp"
+
+
+class FolderDestination:
+    """A folder of checkpoints. Methods raise OSError where the file system fails, `prepare` CheckpointError."""
+
+    passing_errors = False  # a full disk does not get better by itself
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.place = str(path)
+
+    def prepare(self) -> None:
+        """Make the folder, write a probe, and remove what killed processes have left. Only rank 0 calls this."""
+        probe = self.path / f".step-probe-{os.getpid()}.tmp"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with open(probe, "wb") as file:
+                file.write(b"flk")
+                os.fsync(file.fileno())
+            for temporary in self.path.glob(_TEMPORARY):  # the probe is one of them
+                _remove(temporary)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write to the checkpoint folder {self.path}: {error.strerror or error}"
+            ) from None
+
+    def make_mark(self, token: str) -> None:
+        """Leave a mark by which the other ranks see whether this is their folder too."""
+        (self.path / f".step-{token}.tmp").touch()
+
+    def has_mark(self, token: str) -> bool:
+        return (self.path / f".step-{token}.tmp").exists()
+
+    def remove_mark(self, token: str) -> None:
+        (self.path / f".step-{token}.tmp").unlink(missing_ok=True)
+
+    def steps(self) -> list[int]:
+        """The steps of which there is a checkpoint, whole or not, from the oldest."""
+        return sorted(int(match[1]) for path in self.path.iterdir() if (match := STEP.fullmatch(path.name)))
+
+    def last_good(self) -> int | None:
+        """The step that the pointer names; None if there is no pointer."""
+        with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
+            match = STEP.fullmatch((self.path / LATEST).read_text().strip())
+            return int(match[1]) if match else None
+        return None
+
+    def locate(self, step: int) -> str:
+        """What messages call a checkpoint."""
+        return str(self._folder(step))
+
+    @contextlib.contextmanager
+    def create(self, step: int, token: str, file: str) -> Iterator[BinaryIO]:
+        """A new file of a checkpoint that is being written. It is synced at the end."""
+        folder = self._temporary(step, token)
+        folder.mkdir(exist_ok=True)
+        with open(folder / file, "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def measure_new(self, step: int, token: str, file: str) -> StoredFile:
+        """Size and checksum of a file that `create` has made."""
+        return measure_file(self._temporary(step, token) / file)
+
+    def read(self, step: int, file: str, begin: int = 0, length: int = -1) -> Any:
+        """Bytes of a file of a checkpoint, as a buffer; length -1: up to its end."""
+        with open(self._folder(step) / file, "rb") as stream:
+            stream.seek(begin)
+            return stream.read(length)
+
+    def size(self, step: int, file: str) -> int:
+        return (self._folder(step) / file).stat().st_size
+
+    def measure(self, step: int, file: str) -> StoredFile:
+        """Size and checksum of a file of a checkpoint."""
+        return measure_file(self._folder(step) / file)
+
+    def commit(self, step: int, token: str, manifest: bytes) -> None:
+        """Write the manifest, make the checkpoint visible, and move the pointer. Only rank 0 calls this."""
+        temporary, final = self._temporary(step, token), self._folder(step)
+        with self.create(step, token, MANIFEST) as stream:
+            stream.write(manifest)
+        _sync(temporary)
+        if final.exists():  # it is not the last good one: the run has resumed before it
+            final.rename(self.path / f".{final.name}.{token}.old.tmp")
+        temporary.rename(final)
+        _sync(self.path)
+        pointer = self.path / f".step-latest.{token}.tmp"
+        with open(pointer, "w") as text:
+            text.write(final.name + "\n")
+            text.flush()
+            os.fsync(text.fileno())
+        pointer.replace(self.path / LATEST)
+        _sync(self.path)
+        _remove(self.path / f".{final.name}.{token}.old.tmp")
+
+    def discard(self, step: int, token: str) -> None:
+        """Remove a checkpoint that could not be written. Only rank 0 calls this."""
+        _remove(self._temporary(step, token))
+
+    def remove(self, step: int) -> None:
+        """Remove a checkpoint. It is invisible before its files are removed."""
+        temporary = self.path / f".{self._folder(step).name}.removed.tmp"
+        with contextlib.suppress(FileNotFoundError):
+            self._folder(step).rename(temporary)
+        _remove(temporary)
+
+    def set_aside(self, step: int) -> str:
+        """Rename a damaged checkpoint, and return its new name."""
+        folder = self._folder(step)
+        aside = folder.with_name(folder.name + ".unreadable")
+        with contextlib.suppress(OSError):
+            _remove(aside)
+            folder.rename(aside)
+        return aside.name
+
+    def _folder(self, step: int) -> Path:
+        return self.path / step_name(step)
+
+    def _temporary(self, step: int, token: str) -> Path:
+        return self.path / f".{step_name(step)}.{token}.tmp"
+
+
+def _sync(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(io.UnsupportedOperation, OSError):
+            path.unlink(missing_ok=True)

@@ -1,0 +1,74 @@
+"""The manifest of a stored checkpoint: its files with their sizes and checksums, and what wrote it.
+
+It is the file that is written last, so a checkpoint without one is not whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from flk_runtime import contract
+from flk_runtime.errors import CheckpointError
+
+FORMAT: Final = 2
+MANIFEST: Final = "manifest.json"
+LATEST: Final = "latest"  # the file that names the last good checkpoint
+STEP: Final = re.compile(r"step-([0-9]{9,})")
+_CHUNK: Final = 1 << 22  # bytes of a file that are in memory at once
+
+
+class StoredFile(NamedTuple):
+    """Size in bytes and CRC-32 of a file."""
+
+    size: int
+    checksum: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a stored checkpoint consists of."""
+
+    step: int
+    world_size: int  # number of ranks that wrote it
+    files: dict[str, StoredFile]
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # job, code hash, versions, strategy
+
+    def to_json(self) -> bytes:
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Manifest:
+        """Raises CheckpointError for a newer format, and ValueError if ``text`` is no manifest."""
+        try:
+            data = json.loads(text)
+            number = data.pop("format")
+            if number > FORMAT:
+                raise CheckpointError(
+                    f"flk {data.get('metadata', {}).get('flk', '')} wrote it in format {number}, and flk "
+                    f"{contract.VERSION} reads formats up to {FORMAT}; install the newer flk"
+                )
+            files = {name: StoredFile(*entry) for name, entry in data.pop("files").items()}
+            return cls(files=files, **data)
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{MANIFEST} is not that of a checkpoint of flk: {error}") from None
+
+
+def step_name(step: int) -> str:
+    """The name of the checkpoint that was taken after this step."""
+    return f"step-{step:09d}"
+
+
+def measure_file(path: Path) -> StoredFile:
+    """Size and checksum of a file, which is read in parts."""
+    size = found = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            found = zlib.crc32(chunk, found)
+            size += len(chunk)
+    return StoredFile(size, found)

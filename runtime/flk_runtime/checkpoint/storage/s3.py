@@ -1,0 +1,227 @@
+"""Checkpoints in S3-compatible storage: ``step-000000100/manifest.json`` makes a checkpoint, ``latest`` names the last.
+
+The client is obstore, which is not part of flk's images: a wheel of 18 MB without further packages that is imported in
+0.06 s (boto3: 38 MB, 0.3 s; minio: 23 MB, 0.5 s; s3fs: 54 MB, 1.8 s), with retries, timeouts and multipart uploads, and
+whose transfers do not hold Python's lock. It reads credentials as AWS's own tools do: AWS_ACCESS_KEY_ID,
+AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL, and the roles of pods and machines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, BinaryIO, cast
+from urllib.parse import urlsplit
+
+from flk_runtime.checkpoint.storage.manifest import LATEST, MANIFEST, STEP, StoredFile, step_name
+from flk_runtime.errors import CheckpointError
+
+_RETRIES = 6  # of a request: for about 6 seconds; a save that fails is tried again at the next one
+_RETRY_TIME = timedelta(minutes=1)  # after which a request that fails is an error
+_TIMEOUT = timedelta(seconds=60)  # of a request
+_CONNECT_TIMEOUT = timedelta(seconds=10)
+_PART = 16 << 20  # bytes of a part of an upload
+_UNREADABLE = ".unreadable"
+_OWN_FILE = re.compile(r"__\d+_\d+\.distcp|\.metadata")
+_SERVER_ERROR = re.compile(r"<Code>(.*?)</Code>.*?<Message>(.*?)</Message>", re.DOTALL)
+_STATUS = re.compile(r"status code: (\d+ [\w ]+)")
+_CAUSE = re.compile(r"HTTP error: ([^\n]+)")
+
+
+class S3Destination:
+    """A prefix in a bucket. Methods raise OSError where the storage cannot be used, `prepare` CheckpointError."""
+
+    passing_errors = True  # a network or a server that fails may recover
+
+    def __init__(self, address: str) -> None:
+        """``address``: ``s3://BUCKET/PREFIX``. Raises CheckpointError if obstore is missing or the address is wrong."""
+        try:
+            import obstore
+            from obstore.store import S3Store
+        except ImportError:
+            raise CheckpointError(
+                f"checkpoints in {address} need the package obstore: add `pip install obstore` to the image"
+            ) from None
+        parts = urlsplit(address)
+        if not parts.netloc:
+            raise CheckpointError(f"{address} names no bucket: expected s3://BUCKET/PREFIX")
+        self.place = address.rstrip("/")
+        self._client = obstore
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+        self._store = S3Store(
+            parts.netloc,
+            prefix=parts.path.strip("/") or None,
+            client_options={
+                "timeout": _TIMEOUT,
+                "connect_timeout": _CONNECT_TIMEOUT,
+                "allow_http": endpoint.startswith("http://"),
+            },
+            retry_config={"max_retries": _RETRIES, "retry_timeout": _RETRY_TIME},
+        )
+
+    def prepare(self) -> None:
+        """Write a probe, and remove what uploads that were killed have left. Only rank 0 calls this."""
+        try:
+            self._put(".probe", b"flk")
+            with _errors():
+                self._client.delete(self._store, ".probe")
+            whole = self._names()
+            for step, files in whole.items():
+                if MANIFEST not in files and all(_OWN_FILE.fullmatch(file) for file in files):
+                    self._delete(step, files)
+        except OSError as error:
+            raise CheckpointError(f"cannot write checkpoints to {self.place}: {error}") from None
+
+    def make_mark(self, token: str) -> None:
+        self._put(f".mark-{token}", b"")
+
+    def has_mark(self, token: str) -> bool:
+        return self._exists(f".mark-{token}")
+
+    def remove_mark(self, token: str) -> None:
+        with _errors():
+            self._client.delete(self._store, f".mark-{token}")
+
+    def steps(self) -> list[int]:
+        """The steps of which there is a checkpoint that was not set aside, from the oldest."""
+        names = self._names()
+        return sorted(step for step, files in names.items() if MANIFEST + _UNREADABLE not in files)
+
+    def last_good(self) -> int | None:
+        with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
+            match = STEP.fullmatch(self._get(LATEST).decode().strip())
+            return int(match[1]) if match else None
+        return None
+
+    def locate(self, step: int) -> str:
+        return f"{self.place}/{step_name(step)}"
+
+    @contextlib.contextmanager
+    def create(self, step: int, token: str, file: str) -> Iterator[BinaryIO]:
+        """A new object, uploaded in parts. An exception in the block leaves no object."""
+        with _errors(), self._client.open_writer(self._store, _key(step, file), buffer_size=_PART) as stream:
+            yield cast(BinaryIO, _Copying(stream))
+
+    def measure_new(self, step: int, token: str, file: str) -> StoredFile:
+        return self.measure(step, file)
+
+    def measure(self, step: int, file: str) -> StoredFile:
+        """Size and checksum of an object, which is read in parts."""
+        size = found = 0
+        with _errors():
+            for chunk in self._client.get(self._store, _key(step, file)):
+                found = zlib.crc32(chunk, found)
+                size += len(chunk)
+        return StoredFile(size, found)
+
+    def read(self, step: int, file: str, begin: int = 0, length: int = -1) -> Any:
+        if length < 0:
+            return self._get(_key(step, file))
+        with _errors():
+            return self._client.get_range(self._store, _key(step, file), start=begin, length=length).to_bytes()
+
+    def size(self, step: int, file: str) -> int:
+        with _errors():
+            return int(self._client.head(self._store, _key(step, file))["size"])
+
+    def commit(self, step: int, token: str, manifest: bytes) -> None:
+        """Write the manifest, which makes the checkpoint visible, and move the pointer. Only rank 0 calls this."""
+        self._put(_key(step, MANIFEST), manifest)
+        self._put(LATEST, f"{step_name(step)}\n".encode())
+
+    def discard(self, step: int, token: str) -> None:
+        with contextlib.suppress(OSError):
+            self.remove(step)
+
+    def remove(self, step: int) -> None:
+        self._delete(step, self._names().get(step, []))
+
+    def set_aside(self, step: int) -> str:
+        """Give the manifest of a damaged checkpoint another name, which is returned."""
+        manifest = _key(step, MANIFEST)
+        with contextlib.suppress(OSError):
+            content = self._get(manifest) if self._exists(manifest) else b""
+            self._put(manifest + _UNREADABLE, content)
+            with _errors():
+                self._client.delete(self._store, manifest)
+        return manifest + _UNREADABLE
+
+    def _names(self) -> dict[int, list[str]]:
+        """The files of each step."""
+        found: dict[int, list[str]] = {}
+        with _errors():
+            for batch in self._client.list(self._store):
+                for each in batch:
+                    folder, _, file = str(each["path"]).partition("/")
+                    if match := STEP.fullmatch(folder):
+                        found.setdefault(int(match[1]), []).append(file)
+        return found
+
+    def _delete(self, step: int, files: list[str]) -> None:
+        """Delete the files of a step, the manifest first, so that no part of a checkpoint looks whole."""
+        with _errors():
+            for file in sorted(files, key=lambda file: file != MANIFEST):
+                self._client.delete(self._store, _key(step, file))
+
+    def _exists(self, key: str) -> bool:
+        try:
+            with _errors():
+                self._client.head(self._store, key)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _get(self, key: str) -> bytes:
+        with _errors():
+            return bytes(self._client.get(self._store, key).bytes())
+
+    def _put(self, key: str, content: bytes) -> None:
+        with _errors():
+            self._client.put(self._store, key, content)
+
+
+class _Copying:
+    """A stream that gives copies to another, which keeps what it gets until that is sent."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        for begin in range(0, len(view), _PART):
+            self._stream.write(bytes(view[begin : begin + _PART]))
+        return len(view)
+
+
+def _key(step: int, file: str) -> str:
+    return f"{step_name(step)}/{file}"
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """Raise obstore's errors as OSError, with the server's own words in one line."""
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except FileNotFoundError as error:
+        if "<Code>" in str(error) and "NoSuchKey" not in str(error):  # of the bucket, or of the user
+            raise OSError(_words(error)) from None
+        raise
+    except (BaseError, OSError) as error:
+        raise OSError(_words(error)) from None
+
+
+def _words(error: BaseException) -> str:
+    text = str(error)
+    if match := _SERVER_ERROR.search(text):
+        return f"{match[1]}: {match[2]}"
+    if match := _STATUS.search(text):
+        return f"the server answered {match[1].strip()}"
+    if match := _CAUSE.search(text):
+        return match[1]
+    return text.splitlines()[0]

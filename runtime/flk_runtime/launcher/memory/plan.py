@@ -1,0 +1,186 @@
+"""What the leader decides about checkpoints in memory: which one is restored, who holds copies, what is whole.
+
+Pure functions and data. A checkpoint is whole when the parts of all its ranks are held by members of the attempt, and
+all parts were written in the same attempt, so parts of two states never meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class CheckpointId(NamedTuple):
+    """A checkpoint in the memory of launchers."""
+
+    written_in: str  # identifies the attempt that wrote it, among the attempts of all jobs
+    step: int  # optimizer steps that it was taken after
+    world_size: int  # number of its parts
+
+
+class Part(NamedTuple):
+    """One rank's part of a checkpoint."""
+
+    checkpoint: CheckpointId
+    rank: int
+
+    @classmethod
+    def from_json(cls, data: Any) -> Part:
+        """The part from a tuple that travelled as JSON. Raises TypeError or ValueError if it is none."""
+        (written_in, step, world_size), rank = data
+        return cls(CheckpointId(str(written_in), int(step), int(world_size)), int(rank))
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What a launcher says about its memory when it joins an attempt."""
+
+    host: str = ""  # address at which other launchers reach it
+    port: int = 0
+    parts: list[Part] = field(default_factory=list)  # that it holds, whole
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Inventory:
+        """The inventory from the result of ``dataclasses.asdict``."""
+        parts = [Part.from_json(part) for part in data["parts"]]
+        return cls(str(data["host"]), int(data["port"]), parts)
+
+
+@dataclass(frozen=True)
+class Restore:
+    """A checkpoint in memory from which an attempt starts."""
+
+    checkpoint: CheckpointId
+    holders: list[list[int]]  # by rank of the checkpoint: the pods that hold its part
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Restore:
+        """The value from the result of ``dataclasses.asdict``."""
+        written_in, step, world_size = data["checkpoint"]
+        checkpoint = CheckpointId(str(written_in), int(step), int(world_size))
+        return cls(checkpoint, [[int(pod) for pod in pods] for pods in data["holders"]])
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What all launchers do about checkpoints in memory in one attempt."""
+
+    attempt_id: str  # identifies the attempt among those of all jobs, also if the leader was replaced
+    addresses: dict[int, tuple[str, int]]  # of the pods' launchers: host, port
+    partners: dict[int, int]  # which pod gets copies of a pod's parts; empty in a job of one pod
+    restore: Restore | None = None
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> MemoryPlan:
+        """The plan from the result of ``dataclasses.asdict``, after it has travelled as JSON."""
+        return cls(
+            str(data["attempt_id"]),
+            {int(pod): (str(host), int(port)) for pod, (host, port) in data["addresses"].items()},
+            {int(pod): int(partner) for pod, partner in data["partners"].items()},
+            Restore.from_dict(data["restore"]) if data["restore"] else None,
+        )
+
+
+def newest_whole(inventories: Mapping[int, Inventory]) -> Restore | None:
+    """The newest checkpoint of which these pods together hold all parts; None if there is none."""
+    holders: dict[CheckpointId, dict[int, list[int]]] = {}
+    for pod, inventory in sorted(inventories.items()):
+        for part in inventory.parts:
+            holders.setdefault(part.checkpoint, {}).setdefault(part.rank, []).append(pod)
+    whole = [each for each, parts in holders.items() if sorted(parts) == list(range(each.world_size))]
+    if not whole:
+        return None
+    # Two checkpoints of the same step are of the same training: the one with more copies is safer.
+    best = max(whole, key=lambda each: (each.step, sum(map(len, holders[each].values())), each.written_in))
+    return Restore(best, [holders[best][rank] for rank in range(best.world_size)])
+
+
+def newest_partial(inventories: Mapping[int, Inventory]) -> tuple[int, list[int]] | None:
+    """Step and missing ranks of the checkpoint that would have been the newest; None if nobody holds any part."""
+    parts = {part for inventory in inventories.values() for part in inventory.parts}
+    if not parts:
+        return None
+    newest = max((part.checkpoint for part in parts), key=lambda each: each.step)
+    held = {part.rank for part in parts if part.checkpoint == newest}
+    return newest.step, [rank for rank in range(newest.world_size) if rank not in held]
+
+
+def partners(nodes: Mapping[int, str]) -> dict[int, int]:
+    """The pod that holds copies of each pod's parts, given the pods' nodes: on another node where that is possible.
+
+    Each pod holds the copies of one other pod. In the list of pods, sorted by node, a pod's partner comes as many
+    places later as the largest node has pods: if no node has more than half of the pods, all partners are on two nodes.
+    """
+    if len(nodes) < 2:
+        return {}
+    sizes: dict[str, int] = {}
+    for node in nodes.values():
+        sizes[node] = sizes.get(node, 0) + 1
+    order = sorted(nodes, key=lambda pod: (-sizes[nodes[pod]], nodes[pod], pod))
+    shift = max(sizes.values())
+    shift = 1 if shift == len(nodes) else shift
+    return {pod: order[(index + shift) % len(order)] for index, pod in enumerate(order)}
+
+
+def lonely_parts(restore: Restore, pod: int) -> list[Part]:
+    """The parts of the checkpoint to restore that only this pod holds: it copies them to its partner."""
+    return [Part(restore.checkpoint, rank) for rank, pods in enumerate(restore.holders) if pods == [pod]]
+
+
+def make_plan(
+    attempt_id: str, inventories: Mapping[int, Inventory | None], nodes: Mapping[int, str]
+) -> tuple[MemoryPlan | None, str]:
+    """What the pods of an attempt do about checkpoints in memory, and a line about what is lost; it may be empty.
+
+    ``nodes`` are those of the pods that take part. ``inventories`` may be of more: a pod that waits can give the parts
+    that it holds. There is no plan if a pod that takes part keeps no checkpoints in memory.
+    """
+    known = {pod: inventory for pod, inventory in inventories.items() if inventory}
+    without = [pod for pod in nodes if pod not in known]
+    if without:
+        return None, f"no checkpoints are kept in memory, because pod {min(without)} keeps none" if known else ""
+    restore = newest_whole(known)
+    addresses = {pod: (inventory.host, inventory.port) for pod, inventory in known.items()}
+    plan = MemoryPlan(attempt_id, addresses, partners(nodes), restore)
+    partial = newest_partial(known)
+    if partial is None or restore:
+        return plan, ""
+    step, ranks = partial
+    which = ranks_text(ranks)
+    lost = f"the part of {which} is lost" if len(ranks) == 1 else f"the parts of {which} are lost"
+    return plan, f"no checkpoint in memory is whole: of the one after step {step} {lost}"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """The first of some ranks, for people."""
+    shown = ", ".join(map(str, ranks[:8]))
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}, …" if len(ranks) > 8 else f"ranks {shown}"
+
+
+class Completion:
+    """Which checkpoints of an attempt all pods hold, as they report them to the leader."""
+
+    def __init__(self, pods: Iterable[int]) -> None:
+        self._pods = frozenset(pods)
+        self._reported: dict[int, set[int]] = {}  # by step
+        self._failed: set[int] = set()  # steps of which a part is missing
+
+    def add(self, pod: int, step: int, *, held: bool) -> bool | None:
+        """Add the report of a pod: whether it holds the parts of its ranks.
+
+        Returns True if now all pods hold theirs, and False if they never will; None if nothing is decided, or was
+        decided before.
+        """
+        if step in self._failed:
+            return None
+        if not held:
+            self._failed.add(step)
+            self._reported.pop(step, None)
+            return False
+        pods = self._reported.setdefault(step, set())
+        pods.add(pod)
+        if pods != self._pods:
+            return None
+        self._reported = {other: reported for other, reported in self._reported.items() if other > step}
+        return True

@@ -1,0 +1,58 @@
+"""How much memory checkpoints may take in a pod."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+from typing import Final
+
+from flk_runtime.system import host
+
+_SHARE: Final = 0.5  # of the memory that could be used
+_MOUNTS: Final = Path("/proc/self/mounts")
+
+
+def limit(folder: str, wanted: int | None) -> int:
+    """Bytes that the parts in ``folder`` may take: what was ``wanted``, else half of what there is.
+
+    That is the size of the file system, or the memory limit of the container if it is lower: files in memory count
+    as memory of the container, and a container that exceeds its limit is killed.
+    """
+    if wanted is not None:
+        return wanted
+    sizes = [host.memory_limit()]
+    with contextlib.suppress(OSError):
+        info = os.statvfs(folder)
+        sizes.append(info.f_blocks * info.f_frsize)
+    return int(min(sizes) * _SHARE)
+
+
+def is_in_memory(folder: str, mounts: Path = _MOUNTS) -> bool:
+    """Return whether a folder that exists is in a file system that is in memory (tmpfs or ramfs)."""
+    return _mount(folder, mounts)[1] in ("tmpfs", "ramfs")
+
+
+def mount_point(folder: str, mounts: Path = _MOUNTS) -> str:
+    """Return the mount point of the file system of a folder that exists, such as /dev/shm; else the folder."""
+    return _mount(folder, mounts)[0] or folder
+
+
+def _mount(folder: str, mounts: Path) -> tuple[str, str]:
+    """The mount point and the kind of the file system of a folder; empty where they are unknown."""
+    place, kind = "", ""
+    with contextlib.suppress(OSError):
+        real = os.path.realpath(folder)
+        for line in mounts.read_text().splitlines():
+            words = line.split()
+            inside = real == words[1] or real.startswith(words[1].rstrip("/") + "/")
+            if inside and len(words[1]) >= len(place):
+                place, kind = words[1], words[2]
+    return place, kind
+
+
+def own_folder(root: str, job: str, uid: str, pod: int) -> Path:
+    """The folder of one pod's launcher. Its path is short, since that of a socket has at most 107 characters."""
+    name = hashlib.sha256(f"{job} {uid}".encode()).hexdigest()[:12]
+    return Path(root, f"flk-{name}-{pod}")

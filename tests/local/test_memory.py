@@ -1,0 +1,227 @@
+"""Checkpoints in memory, with real launchers of several pods on this machine."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import re
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from flk_runtime import contract
+from tests.support import preemption
+from tests.support.memory import TRAIN
+from tests.support.pods import Pods
+
+SIZE = 1 << 20
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A folder in memory for the launchers of a test."""
+    folder = Path(tempfile.mkdtemp(prefix="flk-test-", dir="/dev/shm"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def job(forked_pods: Callable[..., Pods], root: Path) -> Callable[..., Pods]:
+    def make(count: int, processes: int = 1, **variables: str) -> Pods:
+        settings = {contract.MEMORY_ROOT: str(root), contract.RESTARTS: "3", contract.LEASE: "3", **variables}
+        return forked_pods(count, processes, script=TRAIN, **settings)
+
+    return make
+
+
+def begun(job: Pods, attempt_lines: str = "begins at step ") -> list[int]:
+    """The steps after which rank 0 began, in the order of the attempts."""
+    return [int(text) for text in re.findall(rf"\[rank 0\] {attempt_lines}(\d+)", job.log(0))]
+
+
+def reach(job: Pods, step: int) -> None:
+    """Wait until all ranks have done a step."""
+    ranks = range(int(job.variables[contract.PODS]) * int(job.variables[contract.PROCESSES]))
+
+    def done() -> bool:
+        texts = [path.read_text() for rank in ranks if (path := job.folder / f"step.{rank}").exists()]
+        return len(texts) == len(ranks) and all(int(text or 0) >= step for text in texts)
+
+    job.until(done, f"all ranks do step {step}")
+
+
+def start(job: Pods, steps: int, save_every: int = 5, pause: float = 0.02, size: int = SIZE) -> None:
+    job.start("train.py", str(steps), str(save_every), str(pause), str(size))
+
+
+def test_a_killed_rank_restores_from_its_own_pod(job: Callable[..., Pods], root: Path) -> None:
+    run = job(2, 2)
+    start(run, 40)
+    reach(run, 17)
+    os.kill(run.pid(0, 3), signal.SIGKILL)
+    assert run.wait() == [0, 0], run.logs_of_all()
+    first, second = begun(run)
+    assert first == 0
+    assert second in (15, 20), run.logs_of_all()
+    last = run.record().attempts[-1]
+    assert (last.restored, last.restored_from) == (second, "memory")
+    lost = run.record().attempts[-2].step
+    assert lost is not None
+    assert 0 <= lost - second < 10
+    assert list(root.iterdir()) == [], "the launchers remove their files at the end"
+
+
+def folder_of(root: Path, pod: int) -> Path:
+    (folder,) = root.glob(f"flk-*-{pod}")
+    return folder
+
+
+def delete(job: Pods, root: Path, *pods: int) -> None:
+    """Do to pods what their deletion does: the launcher ends at once, and its memory is gone."""
+    for pod in pods:
+        job.running[pod].kill()
+    for pod in pods:
+        job.running[pod].wait()
+        shutil.rmtree(folder_of(root, pod))
+
+
+def restart(job: Pods, steps: int, *pods: int, save_every: int = 5, size: int = SIZE) -> None:
+    for pod in pods:
+        job.start("train.py", str(steps), str(save_every), "0.02", str(size), only=pod)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_deleted_pod_restores_from_its_partner(job: Callable[..., Pods], root: Path, victim: int) -> None:
+    run = job(3)
+    start(run, 60)
+    reach(run, 12)
+    delete(run, root, victim)
+    restart(run, 60, victim)
+    reach(run, 32)
+    # Another one: the copies that the first pod held have been made anew.
+    delete(run, root, (victim + 1) % 3)
+    restart(run, 60, (victim + 1) % 3)
+    assert run.wait() == [0, 0, 0], run.logs_of_all()
+    steps = begun(run)
+    assert len(steps) == 3
+    assert steps[1] >= 10
+    assert steps[2] >= 30
+    attempts = run.record().attempts
+    lost = [(before.step or 0) - (after.restored or 0) for before, after in itertools.pairwise(attempts)]
+    # At most the steps since the last checkpoint that all pods held, which may be one that was not yet copied.
+    assert all(0 <= steps < 10 for steps in lost), attempts
+
+
+def test_partners_that_are_lost_together_start_the_training_again(job: Callable[..., Pods], root: Path) -> None:
+    run = job(3)
+    start(run, 30)
+    reach(run, 12)
+    delete(run, root, 1, 2)
+    restart(run, 30, 1, 2)
+    assert run.wait() == [0, 0, 0], run.logs_of_all()
+    assert begun(run) == [0, 0]
+    assert re.search(
+        r"\[pod 0\] no checkpoint in memory is whole: of the one after step \d+ the part of rank [12] is lost",
+        run.log(0),
+    ), run.log(0)
+
+
+def test_a_killed_launcher_finds_the_parts_of_its_pod_again(job: Callable[..., Pods], root: Path) -> None:
+    run = job(1, 2)
+    start(run, 40)
+    reach(run, 12)
+    run.running[0].kill()
+    run.running[0].wait()
+    restart(run, 40, 0)
+    assert run.wait() == [0], run.logs_of_all()
+    assert begun(run)[1] >= 10
+
+
+def test_a_pod_that_has_to_stop_saves_and_copies_before_it_ends(job: Callable[..., Pods], root: Path) -> None:
+    run = job(2, **{contract.GRACE: "20"})
+    start(run, 60, save_every=1000, size=16 << 20)
+    reach(run, 12)
+    run.running[1].send_signal(signal.SIGTERM)
+    assert run.running[1].wait(60) == 143, run.logs_of_all()
+    shutil.rmtree(folder_of(root, 1))
+    restart(run, 60, 1, save_every=1000, size=16 << 20)
+    assert run.wait() == [0, 0], run.logs_of_all()
+    _, second = begun(run)
+    assert second >= 12, run.logs_of_all()
+    stopped = run.record().attempts[-2]
+    assert stopped.step == second, "no step is lost"
+
+
+def test_a_training_without_a_folder_ends_with_the_same_loss_to_the_bit(
+    forked_pods: Callable[..., Pods], root: Path
+) -> None:
+    variables = {contract.MEMORY_ROOT: str(root), contract.RESTARTS: "3", contract.LEASE: "3", contract.SAVE_EVERY: "5"}
+    quiet = forked_pods(2, 1, script=preemption.TRAIN, **variables)
+    quiet.start("train.py", "30", "0", "0")
+    assert quiet.wait() == [0, 0], quiet.logs_of_all()
+    (expected,) = re.findall(r"final\D+([0-9.e-]+)", quiet.log(0))
+    for path in [*quiet.folder.glob("step.*"), *quiet.folder.glob("log.*")]:
+        path.unlink()
+    run = forked_pods(2, 1, script=preemption.TRAIN, **variables)
+    run.start("train.py", "30", "0.05", "0")
+    reach(run, 12)
+    delete(run, root, 1)
+    run.start("train.py", "30", "0.05", "0", only=1)
+    assert run.wait() == [0, 0], run.logs_of_all()
+    assert "flk: resumed at step 1" in run.log(0)
+    assert "from the memory of the pods" in run.log(0)
+    last = run.record().attempts[-1]
+    assert last.restored_from == "memory"
+    assert re.findall(r"final\D+([0-9.e-]+)", run.log(0)) == [expected]
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])])
+def test_kills_at_random_moments_of_saves_leave_a_whole_state(job: Callable[..., Pods], root: Path, kills: int) -> None:
+    """Ranks are killed while they save in every step. The script asserts that no state is mixed when it restores."""
+    generator = random.Random(kills)
+    limits = {contract.RESTARTS: "1000", contract.BACKOFF: "0", contract.RETRY_SAME_FAILURE: "1"}
+    run = job(2, 1, **limits)
+    start(run, 1_000_000, save_every=1, pause=0.0, size=8 << 20)
+    for attempt in range(kills):
+        pid = run.pid(attempt, generator.randrange(2))
+        time.sleep(generator.random() * 0.3)
+        os.kill(pid, signal.SIGKILL)
+    run.pid(kills, 0)
+    steps = begun(run)
+    assert len(steps) == kills + 1
+    assert all(later >= earlier for earlier, later in itertools.pairwise(steps)), steps
+    assert steps[-1] > 0
+    assert "AssertionError" not in run.logs_of_all()
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.3, 1.0])
+def test_partners_that_leave_an_elastic_job_hand_over_their_parts(
+    job: Callable[..., Pods], root: Path, pause: float
+) -> None:
+    """Pods 2 and 3 are partners. Pod 3 is told to stop at once, while all save, and when it trains without pod 2."""
+    limits = {contract.MIN_PODS: "1", contract.GRACE: "20", contract.LAST_CALL: "1", contract.DISRUPTIONS: "0"}
+    run = job(4, **limits)
+    start(run, 300, save_every=1000)
+    reach(run, 12)
+    for pod in (2, 3):
+        run.running[pod].terminate()
+        time.sleep(pause)
+    for pod in (2, 3):
+        assert run.running[pod].wait(60) == 143, run.logs_of_all()
+        shutil.rmtree(folder_of(root, pod))
+    assert [run.running[pod].wait(60) for pod in (0, 1)] == [0, 0], run.logs_of_all()
+    steps = begun(run)
+    assert steps[0] == 0
+    assert steps[-1] >= 12, run.logs_of_all()
+    done = 0
+    for attempt in run.record().attempts:
+        assert attempt.restored in (None, done), "a step is lost"
+        done = attempt.step or done
+    if not pause:  # later, the partner has copied the parts to another pod already
+        assert "this pod ends; pod" in run.log(2) + run.log(3), run.logs_of_all()

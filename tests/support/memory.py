@@ -1,0 +1,76 @@
+"""A training script that keeps checkpoints in memory, written directly against the launchers.
+
+Each rank's state is a tensor that says of which step and rank it is, so that a mixed state is seen.
+"""
+
+from __future__ import annotations
+
+TRAIN = """
+    import os, pathlib, sys, time
+    import torch, torch.distributed as dist
+    from flk_runtime.checkpoint.memory import PodMemory
+    from flk_runtime.system.part import ALIGNMENT, Entry, PartFile, read_part
+    from flk_runtime.system.progress import own_page
+
+    steps, save_every, pause, size = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+    dist.init_process_group("gloo")
+    rank, world_size, page = dist.get_rank(), dist.get_world_size(), own_page()
+    attempt = int(os.environ["FLK_ATTEMPT"])
+    memory, files, step = PodMemory.of_this_rank(rank), {}, 0
+
+    def content(step, rank):
+        return f"{step} {rank} ".encode().ljust(64, b".") * (size // 64)
+
+    def restore():
+        found = memory.restorable()
+        if found is None:
+            return 0
+        for each in range(found.world_size):
+            assert memory.header(each).step == found.step
+            path = memory.open_part(each)
+            header = read_part(path)
+            entry = header.entries[0]
+            data = path.read_bytes()[entry.begin : entry.begin + entry.length]
+            assert data == content(found.step, each), (data[:64], found, each)
+        return found.step
+
+    def save(step):
+        path = memory.begin(step, size + 4096)
+        if path is None:
+            return
+        if path not in files:
+            files[path] = PartFile(path, ALIGNMENT + size)
+        part = files[path]
+        part.begin()
+        part.memory[ALIGNMENT : ALIGNMENT + size] = content(step, rank)
+        entry = Entry("state", ("state",), ALIGNMENT, size)
+        part.finish(step=step, world_size=world_size, rank=rank, entries=[entry], metadata={})
+        memory.finish(step, world_size, path)
+        page.saved = step
+
+    if memory:
+        step = restore()
+        memory.restored()
+        refusal = memory.reserve(size + 4096)
+        if refusal:
+            print(f"refused: {refusal}")
+            memory = None
+    page.restored, page.restored_from = step, 2 if step else 1
+    print(f"begins at step {step}")
+    begun = torch.tensor([step])
+    dist.all_reduce(begun, dist.ReduceOp.MIN)
+    assert begun.item() == step
+    while step < steps:
+        dist.all_reduce(torch.ones(1))
+        step += 1
+        page.record_step(step)
+        if memory and step % save_every == 0:
+            save(step)
+        pathlib.Path(f"pid.{attempt}.{rank}").write_text(str(os.getpid()))
+        pathlib.Path(f"step.{rank}").write_text(str(step))
+        time.sleep(pause)
+        if memory and page.must_stop(step):
+            save(step)
+            sys.exit(143)
+    print(f"rank {rank} done after step {step} in attempt {attempt}")
+"""

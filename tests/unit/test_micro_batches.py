@@ -1,0 +1,113 @@
+"""The global batch of an elastic job: who takes which samples of a step, in how many pieces, and with which weight."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import TensorDataset
+
+from flk_runtime.data import IterableLoader, Loader, LoaderContext, StepShare, split
+from flk_runtime.data.micro_batches import count_pieces
+from flk_runtime.errors import SetupError
+
+CPU = torch.device("cpu")
+WORLDS = st.integers(1, 8)
+BATCHES = st.integers(1, 5)
+
+
+def shares_of_an_epoch(
+    samples: int, world_size: int, batch_size: int, full: int, consumed: int = 0
+) -> list[list[tuple[list[int], StepShare]]]:
+    """[step][rank]: the samples of a rank, and its share."""
+    ranks = []
+    for rank in range(world_size):
+        found: list[StepShare] = []
+        context = LoaderContext(
+            batch_size, rank, world_size, CPU, 0, on_batch=lambda _, share, found=found: found.append(share),
+            full_world_size=full,
+        )  # fmt: skip
+        loader = Loader(TensorDataset(torch.arange(samples)), context)
+        loader.consumed = consumed
+        taken = [batch[0].tolist() for batch in loader]
+        ranks.append(list(zip(taken, found, strict=True)))
+    return [list(step) for step in zip(*ranks, strict=True)]
+
+
+@given(data=st.data(), full=WORLDS, batch_size=BATCHES)
+def test_a_step_has_as_many_samples_with_fewer_ranks_and_each_sample_is_taken_once(
+    data: st.DataObject, full: int, batch_size: int
+) -> None:
+    world_size = data.draw(st.integers(1, full))
+    samples = data.draw(st.integers(full, 100))
+    steps = shares_of_an_epoch(samples, world_size, batch_size, full)
+    assert sorted(i for step in steps for taken, _ in step for i in taken) == list(range(samples))
+    assert len(steps) in (samples // (full * batch_size), -(-samples // (full * batch_size)), 1)
+    for step in steps[:-1]:
+        assert sum(len(taken) for taken, _ in step) == full * batch_size
+
+
+@given(samples=st.integers(8, 60), consumed=st.integers(0, 60), world_size=WORLDS, batch_size=BATCHES)
+def test_the_weights_of_a_step_make_the_mean_over_its_samples(
+    samples: int, consumed: int, world_size: int, batch_size: int
+) -> None:
+    values = torch.rand(samples)
+    for step in shares_of_an_epoch(samples, world_size, batch_size, 8, min(consumed, samples)):
+        pieces = step[0][1].pieces
+        total = 0.0
+        for taken, share in step:
+            assert share.pieces == pieces  # all ranks take as many micro-batches
+            for (part,), fraction in split((torch.tensor(taken),), pieces):
+                assert len(part) <= batch_size + 1
+                total += share.weight(world_size, fraction) * values[part].mean().item() / world_size
+        distinct = {i for taken, _ in step for i in taken}
+        assert total == pytest.approx(values[sorted(distinct)].mean().item())
+
+
+def test_the_number_of_micro_batches_is_that_of_the_rank_with_most_samples() -> None:
+    assert [count_pieces(128, ranks, 32) for ranks in (4, 3, 2, 1)] == [1, 2, 2, 4]
+    assert count_pieces(129, 4, 32) == 2
+    assert count_pieces(1, 4, 32) == 1
+
+
+def test_a_batch_is_split_with_everything_in_it_that_has_an_entry_for_each_sample() -> None:
+    Pair = namedtuple("Pair", "inputs targets")
+    batch = {"pair": Pair(torch.arange(5), torch.arange(10).view(5, 2)), "texts": list("abcde"), "scale": 3.0}
+    parts: list[Any] = [part for part, _ in split(batch, 2)]
+    assert [part["pair"].inputs.tolist() for part in parts] == [[0, 1, 2], [3, 4]]
+    assert [part["pair"].targets.shape for part in parts] == [(3, 2), (2, 2)]
+    assert [part["texts"] for part in parts] == [["a", "b", "c"], ["d", "e"]]
+    assert [part["scale"] for part in parts] == [3.0, 3.0]
+
+
+def test_a_rank_with_fewer_samples_than_micro_batches_repeats_one_without_weight() -> None:
+    parts = [(part.tolist(), fraction) for part, fraction in split(torch.tensor([7]), 3)]
+    assert parts == [([7], 1.0), ([7], 0.0), ([7], 0.0)]
+
+
+def test_a_batch_without_tensors_cannot_be_split() -> None:
+    assert list(split("anything", 1)) == [("anything", 1.0)]
+    with pytest.raises(SetupError, match="cannot be split into micro-batches"):
+        list(split({"texts": ["a", "b"]}, 2))
+
+
+def test_an_iterable_keeps_its_global_batch_too() -> None:
+    found: list[StepShare] = []
+    context = LoaderContext(
+        3, rank=0, world_size=1, device=CPU, seed=0, on_batch=lambda _, share: found.append(share), full_world_size=2
+    )
+    stream = IterableLoader(_Numbers(20), context)
+    assert [len(batch) for batch in stream] == [6, 6, 6, 2]
+    assert found == [StepShare(6, 6, 2)] * 3 + [StepShare(2, 2, 1)]
+
+
+class _Numbers(torch.utils.data.IterableDataset[int]):
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Any:
+        return iter(range(self.count))
