@@ -264,6 +264,23 @@ EXCEPTIONS = (
         BATCHES.format(fault="faulthandler.disable(); faulthandler._sigsegv()"),
         words="raised ",  # RuntimeError or EOFError: torch reads from the worker in several places
     ),
+    Kind(
+        "DataLoader worker that dies while an error is reported",
+        """
+class Late(Exception):
+    def __str__(self):
+        os.kill(os.getpid(), signal.SIGCHLD)
+        return "the first error"
+
+def handle(number, frame):
+    raise RuntimeError("DataLoader worker is killed")
+
+signal.signal(signal.SIGCHLD, handle)
+raise Late
+""",
+        type="Late",
+        words="the first error",
+    ),
     Kind("out of Python memory", "bytearray(1 << 62)", type="MemoryError"),
     Kind("out of CPU memory", "torch.empty(1 << 60)", type="RuntimeError", words="can't allocate memory"),
     Kind(
@@ -411,6 +428,14 @@ def test_rank_cause_and_exit_code_are_right(forked_pods: Callable[..., Pods], ki
         assert record.failure is not None
         assert kind.stderr in record.failure.stderr
         assert "flk_runtime/launcher" not in record.failure.details
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", range(9))
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_rank_cause_and_exit_code_are_right_again(forked_pods: Callable[..., Pods], kind: Kind, number: int) -> None:
+    """With the test above, each kind ten times."""
+    test_rank_cause_and_exit_code_are_right(forked_pods, kind)
 
 
 NOT_FAILURES = {

@@ -17,6 +17,8 @@ from tests.support.pods import Pods
 from tests.support.processes import alive
 from tests.support.proxy import DelayingProxy
 
+DEFAULT_LEASE = 15  # seconds, of FLK_LEASE
+
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Callable[..., Hosts]]:
@@ -41,6 +43,32 @@ def test_a_cut_that_is_shorter_than_the_lease_costs_nothing(hosts: Callable[...,
     time.sleep(5)  # a connection that did not recover would have been given up by now
     assert all(alive(rank) for rank in ranks), job.logs_of_all()
     job.finish(attempts=1)
+
+
+@pytest.mark.soak
+def test_a_cut_of_five_seconds_costs_nothing_with_the_default_lease(hosts: Callable[..., Hosts]) -> None:
+    job = hosts(FLK_LEASE=str(DEFAULT_LEASE))
+    ranks = job.run()
+    job.net.hosts[1].cut()
+    time.sleep(5)
+    job.net.hosts[1].heal()
+    time.sleep(DEFAULT_LEASE + 2)
+    assert all(alive(rank) for rank in ranks), job.logs_of_all()
+    job.finish(attempts=1)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("pod", [0, 2])
+def test_a_cut_of_sixty_seconds_costs_one_attempt_with_the_default_lease(hosts: Callable[..., Hosts], pod: int) -> None:
+    job = hosts(FLK_LEASE=str(DEFAULT_LEASE))
+    ranks = job.run()
+    job.net.hosts[pod].cut()
+    time.sleep(60)
+    assert not any(alive(rank) for rank in ranks), job.logs_of_all()
+    job.net.hosts[pod].heal()
+    job.ranks(1)
+    job.finish(attempts=2)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +142,28 @@ def test_the_launcher_on_a_node_that_comes_back_leaves_its_place_to_the_new_one(
     job.net.hosts[2].heal()
     assert former.wait(60) == contract.ExitCode.PREEMPTED
     assert "[pod 2] leaving the job: another launcher has taken the place of pod 2\n" in job.log(2)
+    assert all(alive(rank) for rank in ranks)
+    job.finish(attempts=2)
+
+
+def test_a_new_leader_refuses_the_launcher_on_a_node_that_comes_back(hosts: Callable[..., Hosts]) -> None:
+    """Pods 0 and 2 were lost together, so the leader has never heard of the former launcher of pod 2."""
+    job = hosts()
+    job.run()
+    former = job.running.pop(2)
+    for pod in (0, 2):
+        job.net.hosts[pod].cut()
+    job.running[0].kill()
+    job.running[0].wait()
+    for spare, pod in ((3, 0), (4, 2)):
+        job.net.add()
+        job.place(pod, spare)
+    job.net.name_leader(job.net.hosts[3].address)
+    for pod in (0, 2):
+        job.start("train.py", only=pod)
+    ranks = job.ranks(1)
+    job.net.hosts[2].heal()
+    assert former.wait(60) == contract.ExitCode.PREEMPTED
     assert all(alive(rank) for rank in ranks)
     job.finish(attempts=2)
 

@@ -100,6 +100,7 @@ def test_preload_skips_modules_that_are_not_installed_except_torch(monkeypatch: 
         ("init(strategy='full_shard')", "", False, True),
         ("torch.optim.SGD(…)", "hybrid_shard", True, True),
         ("import torch", "no_shard", False, False),
+        ("import torch", "auto", False, True),
     ],
 )
 def test_preload_imports_what_the_script_and_the_strategy_need(

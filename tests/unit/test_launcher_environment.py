@@ -56,7 +56,7 @@ def test_variables_of_the_user_are_kept() -> None:
 
 def test_a_rank_gets_the_variables_of_torchrun_and_of_flks_library(tmp_path: Path) -> None:
     settings = Settings(("train.py",), job="gpt", pod=2, pods=3, processes=4, limits=Limits(restarts=5))
-    attempt = AttemptStarted(number=1, master_address="10.0.0.1", master_port=4711, history=[])
+    attempt = AttemptStarted(number=1, master_address="10.0.0.1", master_port=4711, history=[], group_rank=2, pods=3)
     folder = tmp_path / "attempt_1" / "3"
     assert rank_environment(settings, attempt, 3, str(tmp_path)) == {
         "RANK": "11",
@@ -77,7 +77,9 @@ def test_a_rank_gets_the_variables_of_torchrun_and_of_flks_library(tmp_path: Pat
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         contract.PROGRESS: str(folder / "progress"),
         contract.OBSERVER: str(folder / "observer"),
+        contract.CHOICE: str(tmp_path / "strategy"),
         contract.HEARTBEAT: str(folder / "heartbeat"),
         contract.ATTEMPT: "1",
+        contract.FULL_WORLD_SIZE: "12",
     }
     assert folder.is_dir()

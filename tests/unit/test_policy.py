@@ -18,6 +18,7 @@ from flk_runtime.launcher.policy import QUICK, RULES, Decision, Limits, decide, 
 RAISED = Failure("exception", 1, rank=2, type="ValueError", message="sample 371 has no label")
 OTHER = Failure("exception", 1, rank=2, type="KeyError", message="'x'")
 LOST = Failure("lost", 3, message="was restarted")
+RESIZED = Failure("resized", 3, message="joined: 3 → 4 pods")
 KILLED = Failure("signal", 1, rank=2, signal=signal.SIGKILL)
 DURATION = 2 * QUICK  # of an attempt, unless a test says otherwise
 
@@ -86,10 +87,18 @@ def test_each_kind_of_failure_uses_its_budget_and_has_its_code(name: str) -> Non
 def test_the_rules_say_who_retries_and_why_nobody_does() -> None:
     for rule in RULES:
         assert bool(rule.reason) == (rule.retried_by == "")
-        if rule.matches:
+        if rule.matches and not rule.matches(RESIZED):
             assert bool(rule.budget) == bool(rule.retried_by)
     catch_all = [rule for rule in RULES if rule.matches and rule.matches(Failure("nothing known", 0))]
     assert len(catch_all) == 1  # each rule before it matches only what it names
+
+
+def test_a_change_of_size_uses_neither_restarts_nor_disruptions_and_delays_nothing() -> None:
+    history, decision = run([RESIZED] * 30, Limits(restarts=0, disruptions=0), duration=1.0)
+    assert len(history) == 21  # as many as are kept, and the last one
+    assert decision == Decision(0, 0, 0.0)
+    history, decision = run([LOST, RESIZED, RAISED, RESIZED], Limits(restarts=3))
+    assert (decision.restarts, decision.disruptions, decision.delay) == (1, 1, 0.0)
 
 
 def test_a_disruption_leaves_the_restarts_and_a_failure_the_disruptions() -> None:

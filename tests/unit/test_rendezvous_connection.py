@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from flk_runtime.launcher.rendezvous import authentication
+from flk_runtime.launcher import authentication
 from flk_runtime.launcher.rendezvous.connection import PLAIN_LIMIT, Connection
 from flk_runtime.launcher.rendezvous.messages import Heartbeat, Hello, Leave, Message, SuccessReport, encode
 
-HELLO = Hello("gpt", "uid", 1, 2, "a1b2", "nonce")
+HELLO = Hello("gpt", "uid", 1, 2, "a1b2", 1795320052.5, "nonce")
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def received(connection: Connection, count: int) -> list[Message]:
 
 def sealed(ends: tuple[Connection, Connection], secret: str = "s", other: str = "s") -> tuple[Connection, Connection]:
     member, leader = ends
-    member.seal(authentication.session_key(secret, HELLO, "leader", "n"), "member", "leader")
-    leader.seal(authentication.session_key(other, HELLO, "leader", "n"), "leader", "member")
+    member.seal(authentication.session_key(secret, HELLO.session("leader", "n")), "member", "leader")
+    leader.seal(authentication.session_key(other, HELLO.session("leader", "n")), "leader", "member")
     return ends
 
 
@@ -77,7 +77,7 @@ def test_a_line_without_a_code_is_refused(ends: tuple[Connection, Connection]) -
 def test_lines_can_not_be_repeated_dropped_or_reordered(ends: tuple[Connection, Connection], copies: list[int]) -> None:
     """By somebody on the way who does not know the secret."""
     member, leader = sealed(ends)
-    key = authentication.session_key("s", HELLO, "leader", "n")
+    key = authentication.session_key("s", HELLO.session("leader", "n"))
     lines = [encode(SuccessReport(number)) for number in range(2)]
     coded = [authentication.code(key, "member", n, line).encode() + line + b"\n" for n, line in enumerate(lines)]
     member.socket.send(b"".join(coded[number] for number in copies))

@@ -32,7 +32,15 @@ DAY = 86400.0
 class Job:
     """A leader, and what it has sent to each pod."""
 
-    def __init__(self, pods: int = 3, restarts: int = 3, join_timeout: float = 60.0, disruptions: int = 100) -> None:
+    def __init__(
+        self,
+        pods: int = 3,
+        restarts: int = 3,
+        join_timeout: float = 60.0,
+        disruptions: int = 100,
+        least: int = 0,
+        spares: int = 0,
+    ) -> None:
         self.now = 1000.0
         self.sent: dict[int, list[Message]] = {pod: [] for pod in range(pods)}
         self.log: list[str] = []
@@ -40,6 +48,9 @@ class Job:
         settings = Settings(
             ("train.py",),
             pods=pods,
+            min_pods=least,
+            spares=spares,
+            last_call=5.0,
             pod_ip="10.0.0.1",
             limits=Limits(restarts, disruptions),
             join_timeout=join_timeout,
@@ -54,13 +65,23 @@ class Job:
         for pod in pods:
             self.leader.connected(pod, f"{incarnation} of {pod}")
 
-    def join(self, *pods: int, failures: list[Failure] | None = None, history: list[Attempt] | None = None) -> None:
+    def join(
+        self,
+        *pods: int,
+        failures: list[Failure] | None = None,
+        history: list[Attempt] | None = None,
+        node: str = "node",
+    ) -> None:
         for pod in pods:
-            self.leader.received(pod, Join(f"worker-{pod}", "node", history or [], failures or []), self.now)
+            self.leader.received(pod, Join(f"worker-{pod}", node, history or [], failures or []), self.now)
+
+    def arrive(self, *pods: int, incarnation: str = "first") -> None:
+        """The pods connect and join."""
+        self.connect(*pods, incarnation=incarnation)
+        self.join(*pods)
 
     def start(self) -> AttemptStarted:
-        self.connect(*self.sent)
-        self.join(*self.sent)
+        self.arrive(*self.sent)
         return self.latest(0)
 
     def latest(self, pod: int) -> AttemptStarted:
@@ -70,7 +91,7 @@ class Job:
 
     def latest_or_none(self, pod: int) -> AttemptStarted | None:
         """The message of an attempt that runs."""
-        message = self.sent[pod][-1]
+        message = self.sent[pod][-1] if self.sent[pod] else None
         return message if isinstance(message, AttemptStarted) else None
 
     def ended(self) -> JobRecord:
@@ -100,7 +121,8 @@ def test_an_attempt_starts_when_all_members_have_joined(job: Job) -> None:
     job.join(1)
     start = job.latest(1)
     assert (start.number, start.master_address, start.master_port) == (0, "10.0.0.1", 5000)
-    assert job.sent[0] == job.sent[1] == job.sent[2]
+    assert [(job.latest(pod).group_rank, job.latest(pod).pods) for pod in (0, 1, 2)] == [(0, 3), (1, 3), (2, 3)]
+    assert start.history[0].pods == "0-2"
 
 
 def test_a_failure_ends_the_attempt_in_all_pods_at_once(job: Job) -> None:
@@ -237,8 +259,7 @@ def test_the_second_quick_failure_in_a_row_delays_the_next_attempt(job: Job) -> 
     job.leader.disconnected(2, "it was killed", job.now)  # while the others wait
     job.wait(1.0)
     assert job.latest_or_none(0) is None
-    job.connect(2, incarnation="second")
-    job.join(2)
+    job.arrive(2, incarnation="second")
     assert job.latest(0).number == 2
 
 
@@ -263,8 +284,7 @@ def test_an_attempt_has_no_limit(job: Job) -> None:
 
 
 def test_a_pod_that_never_joins_ends_the_job(job: Job) -> None:
-    job.connect(0, 1)
-    job.join(0, 1)
+    job.arrive(0, 1)
     job.wait(30.0)
     assert job.log == ["2 of 3 pods have joined; waiting for pod 2"]
     job.wait(30.0)
@@ -293,8 +313,7 @@ def test_members_of_the_last_attempt_are_waited_for_until_they_know_the_end(job:
         job.leader.received(pod, Leave(), job.now)
     job.leader.disconnected(2, "it closed the connection", job.now)
     assert not job.leader.all_know_the_end
-    job.connect(2)
-    job.join(2)
+    job.arrive(2)
     assert isinstance(job.sent[2][-1], JobEnded)
     job.leader.received(2, Leave(), job.now)
     assert job.leader.all_know_the_end
@@ -379,8 +398,7 @@ def test_a_pod_that_cannot_run_ranks_any_more_is_replaced_before_the_next_attemp
     assert job.latest_or_none(0) is None
     job.leader.received(1, Leave(), job.now)
     job.leader.disconnected(1, "it closed the connection", job.now)
-    job.connect(1, incarnation="second")
-    job.join(1)
+    job.arrive(1, incarnation="second")
     attempt = job.latest(1).history[-1]
     assert (attempt.number, attempt.restarts, attempt.disruptions) == (1, 0, 1)
 

@@ -34,7 +34,7 @@ HISTORY = [Attempt(2, 1.0, 2.0, FAILURE), Attempt(3, 2.5)]
 @pytest.mark.parametrize(
     "message",
     [
-        Hello("gpt", "uid", 1, 2, "a1b2", "nonce"),
+        Hello("gpt", "uid", 1, 2, "a1b2", 1795320052.5, "nonce"),
         Challenge("leader", "nonce", "proof"),
         Refused("why"),
         Join("gpt-worker-1", "node-a", HISTORY, [FAILURE]),

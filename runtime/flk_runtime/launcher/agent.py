@@ -12,11 +12,14 @@ import signal
 import time
 from dataclasses import replace
 
+from flk_runtime import contract
 from flk_runtime.contract import INTERRUPT_GRACE, ExitCode, Failure, JobRecord
 from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
 from flk_runtime.launcher.hangs.control import Control
 from flk_runtime.launcher.hangs.watch import Watch
+from flk_runtime.launcher.hub import HubProcess
 from flk_runtime.launcher.logs import is_readable
+from flk_runtime.launcher.memory import MemoryService
 from flk_runtime.launcher.output import Output
 from flk_runtime.launcher.preemption import NO_STEP, PodPreemption
 from flk_runtime.launcher.ranks import RankProcess, Ranks
@@ -25,8 +28,10 @@ from flk_runtime.launcher.rendezvous import (
     AttemptEnded,
     AttemptStarted,
     Event,
+    HandOver,
     JobEnded,
     LeaderLost,
+    LetGo,
     Member,
     PreemptionStarted,
     SaveAt,
@@ -34,6 +39,7 @@ from flk_runtime.launcher.rendezvous import (
     SlowRanksChanged,
     StacksGathered,
     StacksRequested,
+    StepHeld,
     ThreadFailed,
 )
 from flk_runtime.launcher.settings import Settings
@@ -61,21 +67,34 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.selector.register(wakeup.socket, selectors.EVENT_READ)
         self.selector.register(server.socket, selectors.EVENT_READ)
-        self.records = Records(settings, output.write_stderr)
-        self.ranks = Ranks(settings, server, self.selector, output, error_folder, self.records.count_lines)
+        self.records = Records(settings, output.write_stderr, output.last_lines)
+        self.hub = HubProcess(settings, os.environ, self.records.log) if settings.hub_port else None
+        self.ranks = Ranks(settings, server, self.selector, output, error_folder, self.records.count_lines, self.hub)
         self.attempt: AttemptStarted | None = None
         self.attempt_over = False  # it ended for all pods; this pod's ranks are being terminated
         self.failures: list[Failure] = []  # of this pod in this attempt
+        self.step: int | None = None  # most steps that a rank of this pod that has ended had done in this attempt
+        self.restored = False  # the leader knows where this attempt began
+        self.report_due = False  # all ranks have ended, and the leader does not know yet
         self.finished: list[Failure] = []  # its ranks that ended with code 0, which is a failure only if others fail
         self.stop_signal: int | None = None  # the signal that stops this launcher
         self.stop_at = 0.0  # time by which it stops, also if other pods have not ended; time.monotonic
+        self.departing: bool | None = None  # the leader has not let this launcher end yet; None: it was not asked
         self.preemption: PodPreemption | None = None  # of this attempt
         self.end: Failure | None = None  # why the attempt ended
         self.final_record: JobRecord | None = None
         self.orphans_until: float | None = None  # processes that the ranks have left are ending; time.monotonic
         self.rendezvous = Server(settings, wakeup.post, self.records.log) if settings.pod == 0 else None
         port = self.rendezvous.port if self.rendezvous else settings.rendezvous_port
-        self.member = Member(settings, port, wakeup.post, self.records.log)
+        self.memory = MemoryService.open(
+            settings,
+            report=self._report_parts,
+            wake=wakeup.wake,
+            failed=lambda error: wakeup.post(ThreadFailed(error)),
+            log=self.records.log,
+        )
+        inventory = self.memory.inventory if self.memory else lambda: None
+        self.member = Member(settings, port, wakeup.post, self.records.log, inventory)
         self.control = Control(error_folder, self.member.want_stacks, self.records.log)
         self.watch = Watch(settings, self.member.post_status, self.member.report_stacks)
 
@@ -106,13 +125,13 @@ class Agent:
             if not self.ranks and self._orphans_have_ended():
                 if self.final_record:
                     return self._finish(self.final_record)
-                if self.stop_signal is not None and not self._must_wait_for_others():
+                if self.stop_signal is not None and not self._must_wait():
                     history = self.attempt.history if self.attempt else []
                     return self.records.finish_stopped(self.stop_signal, self.end, history)
-                if self.attempt_over:
+                if self.attempt_over and self.stop_signal is None:
                     self.attempt_over, self.attempt = False, None
                     # A rank that ends early with success breaks the connections of the others.
-                    self.member.join_next_round([*self.failures, *self.finished])
+                    self.member.join_next_round([*self.failures, *self.finished], self.step)
 
     # Events of the rendezvous ------------------------------------------------------------------------------------
 
@@ -121,12 +140,20 @@ class Agent:
             case AttemptStarted():
                 self._start_attempt(event)
             case PreemptionStarted() if self.attempt and not self.attempt_over:
-                self.preemption = PodPreemption([rank.progress for rank in self.ranks], time.monotonic())
-                self.ranks.kill_within(self.settings.grace)
+                if self.preemption is None:
+                    self.preemption = PodPreemption([rank.progress for rank in self.ranks], time.monotonic())
+                if event.urgent:
+                    self.ranks.kill_within(self.settings.grace)
                 if self.rendezvous:
                     self.records.log(f"{event.failure.summary}; all ranks save and end")
             case SaveAt() if self.preemption and not self.attempt_over:
                 self._stop_ranks(self.preemption, event.step)
+            case StepHeld() if self.memory:
+                self.memory.complete(event.attempt, event.step, whole=event.whole)
+            case HandOver() if self.memory:
+                self.memory.hand_over(event.pod, (event.host, event.port), event.parts, self.member.report_handed_over)
+            case LetGo():
+                self.departing = False
             case AttemptEnded():
                 self.end = event.failure
                 self._terminate_ranks()
@@ -151,6 +178,7 @@ class Agent:
 
     def _start_attempt(self, attempt: AttemptStarted) -> None:
         self.attempt, self.failures, self.finished, self.attempt_over = attempt, [], [], False
+        self.step, self.restored, self.report_due = None, False, False
         self.preemption = self.end = None
         if self.stop_signal is not None:
             return
@@ -158,11 +186,16 @@ class Agent:
         self.records.mark_attempt(attempt.number + 1)
         if self.rendezvous:
             self.records.write_running(attempt.history)
-            size = f"{plural(settings.world_size, 'rank')} on {plural(settings.pods, 'pod')}"
+            size = f"{plural(attempt.pods * settings.processes, 'rank')} on {plural(attempt.pods, 'pod')}"
             cause = attempt.history[-2].failure if len(attempt.history) > 1 else None
             reason = f", after {cause.summary}" if cause else ""
             self.records.log(f"attempt {attempt.number + 1}: {size}{reason}")
-        self.ranks.start(attempt)
+        variables = {}
+        if self.memory:
+            first = attempt.rank(settings.processes, 0)
+            self.memory.start(attempt.number, attempt.memory, range(first, first + settings.processes))
+            variables = {contract.MEMORY: self.memory.socket} if attempt.memory else {}
+        self.ranks.start(attempt, variables)
 
     def _terminate_ranks(self) -> None:
         """End the ranks of this pod, because the attempt is over in all pods."""
@@ -177,6 +210,7 @@ class Agent:
         """Have the ranks save after ``step`` and end, or send them SIGTERM, as the leader has decided."""
         if step == NO_STEP:
             preemption.release()
+            self.ranks.kill_within(self.settings.grace)
             self.ranks.terminate_within_grace(self.stop_signal or signal.SIGTERM)
         else:
             preemption.stop_at(step)
@@ -200,17 +234,28 @@ class Agent:
         if rank is None:
             return
         self._handle_report(rank)
+        if rank.progress.step >= 0:
+            self.step = max(self.step or 0, rank.progress.step)
         code = os.waitstatus_to_exitcode(status)
         if code == 0 and not rank.terminated:
             self.finished.append(self.ranks.failure_of_exit(rank, 0))
         elif code != 0 and rank.failure is None and not self._stopped_as_told(rank, code):
             self._handle_failure(rank, self.ranks.failure_of_exit(rank, code))
+        self.report_due = not self.ranks
+
+    def _report_end_of_ranks(self) -> None:
+        """Tell the leader that all ranks of this pod have ended well.
+
+        If they have saved to end, the partner must have its copies first: the memory of this pod may be gone soon.
+        """
         attempt = self._healthy_attempt()
-        if attempt and not self.ranks:
-            if len(self.finished) == self.settings.processes:
-                self.member.report_success(attempt)
-            elif self.preemption:
-                self.member.report_ranks_ended(attempt, self.preemption.saved)
+        if attempt and len(self.finished) == self.settings.processes:
+            self.member.report_success(attempt)
+        elif attempt and self.preemption:
+            if self.memory and self.memory.busy and not self._overdue:
+                return
+            self.member.report_ranks_ended(attempt, self.preemption.saved)
+        self.report_due = False
 
     def _handle_failure(self, rank: RankProcess, failure: Failure) -> None:
         if self.stop_signal == signal.SIGINT or self.attempt is None or rank.ended_by_launcher(failure):
@@ -238,6 +283,8 @@ class Agent:
                 self.ranks.kill()
             return
         self.stop_signal = number
+        if number != signal.SIGINT:
+            self.stop_at = time.monotonic() + self.settings.grace + LAST_WAIT
         if self.attempt is None or self.attempt_over or not self.ranks:
             return
         message = f"received {signal.Signals(number).name}"
@@ -245,13 +292,26 @@ class Agent:
             self.member.report_failure(self.attempt, replace(self.ranks.new_failure("lost"), message=message))
             self.ranks.terminate(number, min(self.settings.grace, INTERRUPT_GRACE))
         else:
-            self.stop_at = time.monotonic() + self.settings.grace + LAST_WAIT
             self.ranks.kill_within(self.settings.grace)
             self.member.request_preemption(self.attempt, replace(self.ranks.new_failure("preempted"), message=message))
 
-    def _must_wait_for_others(self) -> bool:
-        """Whether this launcher, told to stop, waits until the ranks of all pods have ended: pod 0 leads until then."""
-        return self.preemption is not None and not self.attempt_over and time.monotonic() < self.stop_at
+    def _must_wait(self) -> bool:
+        """Whether this launcher, told to stop, has to wait, though its ranks have ended.
+
+        It waits until the ranks of all pods have ended, because pod 0 leads until then, and until pods that stay hold
+        the parts of a checkpoint that would be lost with this one.
+        """
+        if self._overdue:
+            return False
+        if self.preemption is not None and not self.attempt_over:
+            return True
+        if self.departing is None:
+            self.departing = self.stop_signal != signal.SIGINT and self.member.depart()
+        return self.departing
+
+    @property
+    def _overdue(self) -> bool:
+        return self.stop_signal is not None and time.monotonic() >= self.stop_at
 
     def _handle_timeouts(self) -> None:
         self.ranks.kill_overdue()
@@ -260,14 +320,35 @@ class Agent:
             boundaries = self.preemption.boundaries(time.monotonic())
             if boundaries is not None:
                 self.member.report_boundaries(self.attempt, boundaries)
+        if self.report_due:
+            self._report_end_of_ranks()
         if self.attempt and not self.attempt_over and time.monotonic() >= self.watch.due:
             self.watch.update(self.attempt.number, self.ranks)
+            self.records.keep_progress(rank.progress for rank in self.ranks)
+        if self.attempt and not self.restored:
+            self._report_restored(self.attempt)
         attempt, deadline = self._healthy_attempt(), self.settings.deadline
         if attempt and deadline and time.monotonic() - self.started >= deadline:
             message = f"{deadline:g} s since the launcher started"
             failure = replace(self.ranks.new_failure("deadline"), message=message)
             self.failures.append(failure)
             self.member.report_failure(attempt, failure)
+
+    def _report_parts(self, attempt: int, step: int, *, held: bool) -> None:
+        """Tell the leader whether this pod holds the parts of its ranks. The threads of the memory call this."""
+        self.member.report_parts(attempt, step, held=held)
+
+    def _report_restored(self, attempt: AttemptStarted) -> None:
+        """Tell the leader, once, where the ranks of this attempt began, if they say so; it is the same in all pods."""
+        page = next((rank.progress for rank in self.ranks if rank.progress.restored >= 0), None)
+        if page is None:
+            return
+        self.restored = True
+        source = contract.SOURCES[page.restored_from]
+        self.member.report_restored(attempt, page.restored, source)
+        attempt.history[-1] = replace(attempt.history[-1], restored=page.restored, restored_from=source)
+        if self.rendezvous:
+            self.records.write_running(attempt.history)
 
     def _orphans_have_ended(self) -> bool:
         """Kill what the ranks have left behind, and return whether the launcher may go on: it is gone, or stays."""
@@ -310,6 +391,10 @@ class Agent:
 
     def _finish(self, record: JobRecord) -> int:
         code = self.records.finish(record, leader=self.rendezvous is not None)
+        if self.memory:
+            self.memory.close(remove=record.outcome not in ("replaced", "preempted"))
         if self.rendezvous and record.outcome != "replaced":
             self.rendezvous.wait_for_members_to_leave()
+        if self.hub:
+            self.hub.close(code)
         return code

@@ -18,19 +18,20 @@ def rank_environment(settings: Settings, attempt: AttemptStarted, local_rank: in
     For names and meaning see torch/distributed/elastic/agent/server/local_elastic_agent.py. The folder of the rank's
     error file and progress page is made in ``error_folder``.
     """
-    rank = str(settings.rank(local_rank))
+    rank = str(attempt.rank(settings.processes, local_rank))
+    world_size = str(attempt.pods * settings.processes)
     folder = Path(error_folder, f"attempt_{attempt.number}", str(local_rank))
     folder.mkdir(parents=True, exist_ok=True)
     return {
         "RANK": rank,
-        "WORLD_SIZE": str(settings.world_size),
+        "WORLD_SIZE": world_size,
         "LOCAL_RANK": str(local_rank),
         "LOCAL_WORLD_SIZE": str(settings.processes),
-        "GROUP_RANK": str(settings.pod),
-        "GROUP_WORLD_SIZE": str(settings.pods),
+        "GROUP_RANK": str(attempt.group_rank),
+        "GROUP_WORLD_SIZE": str(attempt.pods),
         "ROLE_NAME": "default",
         "ROLE_RANK": rank,
-        "ROLE_WORLD_SIZE": str(settings.world_size),
+        "ROLE_WORLD_SIZE": world_size,
         "MASTER_ADDR": attempt.master_address,
         "MASTER_PORT": str(attempt.master_port),
         "TORCHELASTIC_RESTART_COUNT": str(attempt.number),
@@ -41,8 +42,12 @@ def rank_environment(settings: Settings, attempt: AttemptStarted, local_rank: in
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         contract.PROGRESS: str(folder / "progress"),
         contract.OBSERVER: str(folder / "observer"),
+        contract.CHOICE: str(Path(error_folder, "strategy")),
         contract.HEARTBEAT: str(folder / "heartbeat"),
         contract.ATTEMPT: str(attempt.number),
+        contract.FULL_WORLD_SIZE: str(settings.world_size),
+        **({contract.WORKER: str(settings.worker)} if settings.workers > 1 else {}),
+        **({contract.MEET_SECRET: settings.meet_secret} if settings.meet_secret else {}),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,11 +23,14 @@ _CAUSES = {
     **dict.fromkeys(("oom", "signal"), 2),
     "exit": 3,
     **dict.fromkeys(("preempted", "lost", "unkillable"), 4),
+    "resized": 4.2,
     "rendezvous": 4.5,  # a rank that failed earlier could not be met
 }
 _EXIT_0 = 5  # a rank that succeeded is the cause only if nothing else is: the others may have had little left to do
 _TIMED_OUT = 6  # a collective that timed out; where several did, none is known to be the first
 _SECONDARY = 7
+_NODE_KINDS = ("lost", "gpu", "unkillable", "io", "hang")  # kinds of failures that may be the fault of a node
+_REPEATEDLY = 2  # attempts that a pod on the same node has ended
 _STDERR_LINES = 20  # that are kept
 # In what faulthandler writes: frames that started the script, and a list of all extension modules.
 _NOISE = re.compile(
@@ -106,6 +110,12 @@ def _signature(failure: Failure) -> tuple[object, ...]:
     return failure.kind, failure.type, _NUMBER.sub("", failure.message), failure.exit_code, failure.signal
 
 
+def bad_nodes(history: Sequence[Attempt]) -> list[str]:
+    """The nodes on which pods have failed repeatedly, for a reason that may be the node's."""
+    counts = Counter(each.failure.node for each in history if each.failure and each.failure.kind in _NODE_KINDS)
+    return sorted(node for node, count in counts.items() if node and count >= _REPEATEDLY)
+
+
 def progress(history: Sequence[Attempt]) -> tuple[int, bool]:
     """Sort key of histories of one job: the one that knows more is greater."""
     return (history[-1].number, history[-1].ended is not None) if history else (-1, False)
@@ -149,4 +159,5 @@ def new_record(
         last.restarts if last else 0,
         last.disruptions if last else 0,
         verdict,
+        bad_nodes=bad_nodes(history),
     )

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from flk_runtime import contract
 from flk_runtime.launcher import worker
 from flk_runtime.launcher.signals import HANDLED_SIGNALS
 from flk_runtime.system import host
@@ -262,10 +263,11 @@ def preload(script: Path | None, strategy: str = "") -> None:
     """Import the modules that the ranks will need. Modules that are not installed are skipped, except torch itself.
 
     The modules that optimizers need are imported if the text of ``script`` contains ``optim`` or there is no script;
-    those for sharding if the script contains ``shard`` or the job's ``strategy`` shards.
+    those for sharding if the script contains ``shard`` or the job's ``strategy`` shards or may do so.
     """
     text = script.read_bytes() if script else b"optim"
-    shards = b"shard" in text or ("shard" in strategy and strategy != "no_shard")
+    may_shard = strategy == contract.AUTO or ("shard" in strategy and strategy != "no_shard")
+    shards = b"shard" in text or may_shard
     names = PRELOAD + PRELOAD_FOR_OPTIMIZERS * (b"optim" in text) + PRELOAD_FOR_SHARDING * shards
     # Imports make hardly any garbage. Collecting it takes a tenth of the time of torch's import, a quarter of Dynamo's.
     gc.disable()

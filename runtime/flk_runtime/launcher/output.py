@@ -12,6 +12,7 @@ _FULL = 1 << 20  # bytes that wait to be written, above which the ranks' output 
 _FREE = _FULL // 4  # bytes below which it is read again
 _LIMIT = 1 << 24  # bytes above which output is dropped: what ended ranks have left, in many attempts
 _CHUNK = 1 << 16  # bytes of one write
+_RECENT = 30  # pieces of output that are kept; each holds whole lines
 
 
 class Output:
@@ -25,6 +26,7 @@ class Output:
         self._waiting: collections.deque[tuple[int, bytes]] = collections.deque()  # descriptor and data
         self._size = 0  # bytes in it, and those that are being written
         self._dropped = 0  # bytes
+        self._recent: collections.deque[bytes] = collections.deque(maxlen=_RECENT)
         self._changed = threading.Condition()
         self.is_full = False
         """Whether whoever can wait should wait before it writes more."""
@@ -43,8 +45,15 @@ class Output:
         with self._changed:
             return self._changed.wait_for(lambda: self._size == 0, timeout)
 
+    def last_lines(self, number: int) -> list[str]:
+        """Return the last lines that were given to this object, at most ``number``, from any thread."""
+        with self._changed:
+            pieces = list(self._recent)
+        return b"".join(pieces).decode(errors="replace").splitlines()[-number:]
+
     def _put(self, fd: int, data: bytes) -> None:
         with self._changed:
+            self._recent.append(data)
             if self._size + len(data) > _LIMIT:
                 self._dropped += len(data)
                 return

@@ -86,6 +86,10 @@ RULES: Final = (
         _kind("preempted"), ExitCode.INFRASTRUCTURE, OPERATOR, DISRUPTIONS,
     ),
     Rule(
+        "a pod joins an elastic job, or leaves it after SIGTERM",
+        _kind("resized"), None, LAUNCHER, "",
+    ),
+    Rule(
         "a pod is lost: it is deleted, its node is gone, or its launcher is killed, at the memory limit for example",
         _kind("lost"), ExitCode.INFRASTRUCTURE, OPERATOR, DISRUPTIONS,
     ),
@@ -182,6 +186,8 @@ def decide(history: Sequence[Attempt], limits: Limits) -> Decision:
         return replace(used, verdict=f"not retried: failed twice{where} with the same error")
     if limits.reset and _duration(last) >= limits.reset and made_progress(previous, last):
         used = Decision()
+    if not rule.budget:
+        return used
     number, limit = getattr(used, rule.budget), getattr(limits, rule.budget)
     if number >= limit:
         return replace(used, verdict=f"not retried: {_spent(limit, rule.budget)}")
@@ -219,7 +225,12 @@ def _delay(history: Sequence[Attempt], rule: Rule, limits: Limits) -> float:
     quick = 0
     for index in range(len(history) - 1, -1, -1):
         attempt, previous = history[index], history[index - 1] if index else None
-        if attempt.failure is None or _duration(attempt) >= QUICK or made_progress(previous, attempt):
+        if (
+            attempt.failure is None
+            or attempt.failure.kind == "resized"
+            or _duration(attempt) >= QUICK
+            or made_progress(previous, attempt)
+        ):
             break
         quick += 1
     return min(limits.backoff, max(rule.delay, 2.0 ** (quick - 2) if quick > 1 else 0.0))

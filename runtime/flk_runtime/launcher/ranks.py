@@ -16,6 +16,7 @@ from flk_runtime.contract import Failure
 from flk_runtime.launcher.environment import rank_environment
 from flk_runtime.launcher.failures import from_exit_code, from_report
 from flk_runtime.launcher.forkserver import ForkServer
+from flk_runtime.launcher.hub import HubProcess
 from flk_runtime.launcher.logs import Prefixer, RankPipes
 from flk_runtime.launcher.output import Output
 from flk_runtime.launcher.rendezvous import AttemptStarted
@@ -72,6 +73,7 @@ class Ranks:
         output: Output,
         error_folder: str,
         count_lines: Callable[[int], None],
+        hub: HubProcess | None,
     ) -> None:
         """``selector`` watches the ranks' pipes, and ``output`` passes on what they contain.
 
@@ -79,6 +81,7 @@ class Ranks:
         """
         self._settings = settings
         self._server = server
+        self._hub = hub
         self._selector = selector
         self._output = output
         self._paused = False  # the ranks' output is not read, because the launcher's own output is full
@@ -94,16 +97,16 @@ class Ranks:
     def __len__(self) -> int:
         return len(self._by_pid)
 
-    def start(self, attempt: AttemptStarted) -> None:
-        """Start all ranks of this pod. Raises ServerDiedError."""
+    def start(self, attempt: AttemptStarted, variables: Mapping[str, str]) -> None:
+        """Start all ranks of this pod, with these variables beside their own. Raises ServerDiedError."""
         self._attempt = attempt.number
         for local_rank in range(self._settings.processes):
-            self._start_one(attempt, local_rank)
+            self._start_one(attempt, local_rank, variables)
 
-    def _start_one(self, attempt: AttemptStarted, local_rank: int) -> None:
+    def _start_one(self, attempt: AttemptStarted, local_rank: int, variables: Mapping[str, str]) -> None:
         settings = self._settings
-        rank = settings.rank(local_rank)
-        prefix = contract.RANK_PREFIX.format(rank=rank)
+        rank = attempt.rank(settings.processes, local_rank)
+        prefix = contract.RANK_PREFIX.format(rank=settings.first_pod * settings.processes + rank)
         pipes = RankPipes(
             Prefixer(prefix, self._output.write_stdout, self._count_lines),
             Prefixer(prefix, self._output.write_stderr, self._count_lines),
@@ -111,7 +114,7 @@ class Ranks:
         for fd in pipes.read_ends:
             if not (self._paused and fd in pipes.output_ends):
                 self._selector.register(fd, selectors.EVENT_READ)
-        environment = rank_environment(settings, attempt, local_rank, self._error_folder)
+        environment = {**rank_environment(settings, attempt, local_rank, self._error_folder), **variables}
         page = ProgressPage.create(Path(environment[contract.PROGRESS]))
         pid = self._server.launch(settings.command, environment, settings.work, *pipes.write_ends)
         pipes.close_write_ends()
@@ -167,7 +170,7 @@ class Ranks:
 
         It may hold a GPU or a port that the next attempt needs.
         """
-        return host.kill_adopted(keep=self._server.pid) == 0
+        return host.kill_adopted(keep=[self._server.pid, *(self._hub.pids if self._hub else ())]) == 0
 
     def failure_of_exit(self, rank: RankProcess, code: int) -> Failure:
         """The failure of a removed rank that has reported none: ``code`` is its exit code, negative for a signal."""

@@ -4,36 +4,55 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from flk_runtime import contract
 from flk_runtime.contract import Attempt, Failure, JobRecord, SlowRank
+from flk_runtime.launcher.cluster_record import ClusterRecord
 from flk_runtime.launcher.failures import job_record, new_record
+from flk_runtime.launcher.metrics_page import MetricsPage
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import exit_code_of_signal
+from flk_runtime.system.progress import ProgressPage
 
 
 class Records:
     """Writes what one launcher reports: lines for people, and records of the job for programs."""
 
-    def __init__(self, settings: Settings, write: Callable[[bytes], None]) -> None:
-        """``write`` writes to the launcher's stderr and returns at once."""
+    def __init__(
+        self, settings: Settings, write: Callable[[bytes], None], last_lines: Callable[[int], list[str]]
+    ) -> None:
+        """``write`` writes to the launcher's stderr and returns at once; ``last_lines`` gives what was written last."""
         self._settings = settings
         self._write = write
+        self._kept = ClusterRecord(settings, last_lines, self.log) if settings.records and settings.pod == 0 else None
+        self._metrics = MetricsPage(settings, self.log) if settings.metrics_port else None
         self._latest: JobRecord | None = None
         self._lines = 0  # of the ranks, since the latest record was written
 
     def log(self, text: str) -> None:
         """Write a line of the launcher's own to stderr."""
-        prefix = contract.LAUNCHER_PREFIX.format(index=self._settings.pod)
+        prefix = contract.LAUNCHER_PREFIX.format(index=self._settings.pod_in_job)
         self._write(f"{prefix}{text}\n".encode(errors="replace"))
 
     def write(self, record: JobRecord) -> None:
         """Write the record as a line of the log."""
         self._latest = record
         self.log(contract.RECORD_MARKER + record.to_json())
+        if self._kept:
+            self._kept.put_record(record)
+        if self._metrics:
+            self._metrics.put_record(record)
+
+    def keep_progress(self, pages: Iterable[ProgressPage]) -> None:
+        """Show in the metrics how far these ranks are, and now and then keep in the cluster how far the first is."""
+        found = list(pages)
+        if self._metrics:
+            self._metrics.put_progress(found)
+        if self._kept and found:
+            self._kept.put_progress(found[0])
 
     def mark_attempt(self, number: int) -> None:
         """Write that an attempt begins, so that every later line of this pod's log is known to be of it."""
@@ -65,6 +84,8 @@ class Records:
             if record.failure:
                 verdict = f"; {record.verdict}" if record.verdict else ""
                 self.log(f"failed: {record.failure.summary}{verdict}")
+            if self._kept:
+                self._kept.flush()
         return record.code
 
     def finish_stopped(self, number: int, failure: Failure | None, history: Sequence[Attempt]) -> int:

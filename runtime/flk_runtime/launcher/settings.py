@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 import re
 import socket
@@ -13,6 +14,8 @@ from flk_runtime.launcher.policy import Limits
 from flk_runtime.system import host
 
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,3})?)(|Ki|Mi|Gi|Ti)")
+_UNITS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 _SHORTEST_LEASE = 0.5  # seconds
 
 
@@ -25,13 +28,21 @@ class Settings:
     """Settings of one launcher. Times are in seconds."""
 
     command: tuple[str, ...]  # script.py args, or -m module args
+    workers: int = 1  # of strategy diloco, among which the pods of the job are divided
+    worker: int = 0  # number of the one that this pod belongs to
+    first_pod: int = 0  # index, in the job, of the first pod of that worker
+    meet_secret: str = ""  # with which the workers and the hub authenticate each other
+    hub_port: int = 0  # on which this launcher serves the hub; 0: another one does, or there is none
     job: str = "local"
     job_uid: str = ""  # of the PyTorchJob; empty: not known
     secret: str = ""  # with which the launchers of the job authenticate each other; empty: there is none
     rendezvous_host: str = "127.0.0.1"  # of the launcher of pod 0
     rendezvous_port: int = 0  # 0: any free port, in a job of one pod
     pod: int = 0  # index of this pod
-    pods: int = 1  # number of pods
+    pods: int = 1  # number of pods, spares included; of an elastic job the most that it may have
+    min_pods: int = 0  # with which an attempt may start; 0: all that train
+    spares: int = 0  # pods that wait to take the place of a lost one
+    last_call: float = 5.0  # wait for pods that may still come, once there are enough to start
     processes: int = 1  # number of ranks in each pod
     gpus: int = 0  # number of GPUs that the pod has requested
     pod_name: str = ""
@@ -48,20 +59,40 @@ class Settings:
     slow_factor: float = 1.5
     slow_window: float = 60.0
     fork: bool = True
+    metrics_port: int = 0  # 0: metrics are not served
     code: str = ""  # folder of the archive; empty: the code is in the working folder already
     code_hash: str = ""
     work: str = ""  # working folder of the ranks
+    memory_root: str = ""  # folder in memory for checkpoints; empty: none are kept in memory
+    memory_limit: int | None = None  # bytes that they may take; 0: none are kept
     termination_log: str = ""
+    records: str = ""  # ConfigMap in which pod 0 keeps the record of the job; empty: none
     parent: int = 0  # process id; the launcher ends with it. 0: none
 
     @property
-    def world_size(self) -> int:
-        """Number of ranks of the job."""
-        return self.pods * self.processes
+    def pod_in_job(self) -> int:
+        """Index of this pod among those of all workers, for people."""
+        return self.first_pod + self.pod
 
-    def rank(self, local_rank: int) -> int:
-        """Rank of the process with this local rank in this pod."""
-        return self.pod * self.processes + local_rank
+    @property
+    def most_pods(self) -> int:
+        """Number of pods that train when all are there."""
+        return self.pods - self.spares
+
+    @property
+    def least_pods(self) -> int:
+        """Number of pods with which an attempt may start."""
+        return self.min_pods or self.most_pods
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the job may run with fewer pods than it may have."""
+        return self.least_pods < self.most_pods
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the job when all pods that train are there."""
+        return self.most_pods * self.processes
 
     @classmethod
     def from_environment(cls, arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
@@ -100,7 +131,24 @@ class Settings:
         pod = integer(contract.POD_INDEX, 0)
         if pod >= pods:
             raise SettingsError(f"{contract.POD_INDEX} is {pod}, but there are {pods} pods ({contract.PODS})")
-        address, port = _rendezvous_address(environ.get(contract.RDZV_ENDPOINT, ""), pods)
+        workers = integer(contract.WORKERS, 1, 1)
+        if pods % workers:
+            raise SettingsError(f"{contract.WORKERS} is {workers}, which does not divide {pods} pods ({contract.PODS})")
+        # The pods of a worker have a rendezvous and attempts of their own, so that the other workers go on without it.
+        pods //= workers
+        worker, pod = divmod(pod, pods)
+        first_pod = worker * pods
+        endpoint = environ.get(contract.RDZV_ENDPOINT, "").replace(contract.FIRST_POD, str(first_pod))
+        spares, min_pods = integer(contract.SPARES, 0), integer(contract.MIN_PODS, 0)
+        if spares >= pods:
+            raise SettingsError(f"{contract.SPARES} is {spares}, so none of {pods} pods ({contract.PODS}) trains")
+        if min_pods > pods - spares:
+            raise SettingsError(f"{contract.MIN_PODS} is {min_pods}, but only {pods - spares} pods train")
+        address, port = _rendezvous_address(endpoint, pods)
+        secret = environ.get(contract.RDZV_SECRET, "")
+        meet_secret = environ.get(contract.MEET_SECRET, "")
+        if secret and not meet_secret and environ.get(contract.MEET):
+            meet_secret = hmac.digest(secret.encode(), b"hub", "sha256").hex()
         start = environ.get(contract.START, "fork")
         if start not in ("fork", "spawn"):
             raise SettingsError(f"{contract.START} must be fork or spawn, not {start!r}")
@@ -110,11 +158,20 @@ class Settings:
             command=tuple(command),
             job=environ.get(contract.JOB, "") or "local",
             job_uid=environ.get(contract.JOB_UID, ""),
-            secret=environ.get(contract.RDZV_SECRET, ""),
+            secret=secret,
+            workers=workers,
+            worker=worker,
+            first_pod=first_pod,
+            meet_secret=meet_secret,
+            hub_port=0 if pod or worker else integer(contract.HUB_PORT, 0),
             rendezvous_host=address,
             rendezvous_port=port,
             pod=pod,
             pods=pods,
+            min_pods=min_pods,
+            spares=spares,
+            last_call=number(contract.LAST_CALL, cls.last_call),
+            metrics_port=integer(contract.METRICS_PORT, 0),
             processes=integer(contract.PROCESSES, 1, 1),
             gpus=_gpus(integer(contract.GPUS, 0), environ.get(contract.PREFLIGHT, "")),
             pod_name=environ.get(contract.POD_NAME, "") or socket.gethostname(),
@@ -140,9 +197,20 @@ class Settings:
             code=environ.get(contract.CODE, ""),
             code_hash=environ.get(contract.CODE_HASH, ""),
             work=environ.get(contract.WORK, "") or os.getcwd(),
+            memory_root=environ.get(contract.MEMORY_ROOT, ""),
+            memory_limit=_memory_limit(environ.get(contract.MEMORY_LIMIT, "")),
             termination_log=environ.get(contract.TERMINATION_LOG, ""),
+            records=environ.get(contract.RECORDS, ""),
             parent=integer(contract.PARENT, 0),
         )
+
+
+def _memory_limit(text: str) -> int | None:
+    """The bytes that checkpoints may take in memory, as ``8Gi``; None if nothing is said."""
+    match = _SIZE.fullmatch(text)
+    if text and not match:
+        raise SettingsError(f"{contract.MEMORY_LIMIT} must be a number of bytes such as 8Gi or 500Mi, not {text!r}")
+    return int(float(match[1]) * _UNITS[match[2]]) if match else None
 
 
 def _gpus(requested: int, preflight: str) -> int:

@@ -68,7 +68,8 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
     host.adopt_orphans()
     try:
         if settings.fork:
-            forkserver.preload(script, os.environ.get(contract.STRATEGY, ""))
+            strategies = os.environ.get(contract.STRATEGY, "") + os.environ.get(contract.DILOCO_OPTIONS, "")
+            forkserver.preload(script, strategies)
         if settings.pod == 0:
             import torch.distributed  # noqa: F401 - the rendezvous needs its store for the ranks
     except ImportError as error:
@@ -107,7 +108,7 @@ def _refuse(settings: Settings | None, arguments: Sequence[str], message: str) -
     """Report settings or code that cannot be used, on stderr and in the termination message."""
     if settings is None:
         settings = Settings(tuple(arguments), termination_log=os.environ.get(contract.TERMINATION_LOG, ""))
-    prefix = contract.LAUNCHER_PREFIX.format(index=settings.pod)
+    prefix = contract.LAUNCHER_PREFIX.format(index=settings.pod_in_job)
     write_all(2, f"{prefix}error: {message}\n".encode())
     failure = Failure("usage", settings.pod, None, settings.pod_name, settings.node, time=time.time(), message=message)
     verdict = f"not retried: {rule_for(failure).reason}"

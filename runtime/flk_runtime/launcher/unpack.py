@@ -1,4 +1,4 @@
-"""Unpack the user's code from the mounted ConfigMaps into the working folder of the ranks."""
+"""Put the user's code from the mounted ConfigMaps into the working folder of the ranks."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ class CodeError(ValueError):
 
 
 def unpack(source: Path, target: Path, expected: str) -> int:
-    """Unpack the archive in ``source`` into ``target`` and return the number of files. Raises CodeError.
+    """Put the code in ``source`` into ``target`` and return the number of files. Raises CodeError.
 
-    ``source`` contains the archive in pieces: code.tar.gz.000, code.tar.gz.001, …. ``expected`` is the SHA-256 of the
-    whole archive in hex. A container that was restarted may call it again with the same target.
+    ``source`` contains an archive in pieces, code.tar.gz.000, code.tar.gz.001, …, or the files themselves, as the Helm
+    chart mounts them. ``expected`` is a SHA-256 in hex: of the whole archive, or of the output of ``sha256sum`` for the
+    files in the order of their names. A container that was restarted may call it again with the same target.
     """
     pieces = sorted(source.glob(contract.CODE_ARCHIVE + ".*"))
     if not pieces:
-        raise CodeError(f"no {contract.CODE_ARCHIVE}.* in {source}")
+        return _copy(source, target, expected)
     archive = b"".join(piece.read_bytes() for piece in pieces)
-    found = hashlib.sha256(archive).hexdigest()
-    if expected and found != expected:
-        raise CodeError(f"the code in {source} has the hash {found[:12]}, but {expected[:12]} was submitted")
+    _compare(source, hashlib.sha256(archive).hexdigest(), expected)
     target.mkdir(parents=True, exist_ok=True)
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
         members = tar.getmembers()
@@ -39,3 +38,21 @@ def unpack(source: Path, target: Path, expected: str) -> int:
         else:  # Python before 3.10.12 and 3.11.4
             tar.extractall(target, members)  # noqa: S202 - checked above
     return sum(member.isfile() for member in members)
+
+
+def _copy(source: Path, target: Path, expected: str) -> int:
+    files = {path.relative_to(source).as_posix(): path.read_bytes() for path in source.rglob("*") if path.is_file()}
+    if not files:
+        raise CodeError(f"neither {contract.CODE_ARCHIVE}.* nor other files in {source}")
+    sums = "".join(f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in sorted(files))
+    _compare(source, hashlib.sha256(sums.encode()).hexdigest(), expected)
+    for name, data in files.items():
+        path = target / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return len(files)
+
+
+def _compare(source: Path, found: str, expected: str) -> None:
+    if expected and found != expected:
+        raise CodeError(f"the code in {source} has the hash {found[:12]}, but {expected[:12]} was submitted")

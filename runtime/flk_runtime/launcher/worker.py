@@ -9,6 +9,7 @@ import faulthandler
 import functools
 import importlib.util
 import os
+import signal
 import sys
 import threading
 import time
@@ -37,6 +38,7 @@ def run(command: Sequence[str]) -> int:
     except SystemExit as exit_:
         return _exit_code(exit_)
     except BaseException as error:
+        _ignore_ended_children()
         sys.last_value = error  # keeps the frames and their objects until the process ends, see _run
         report.send(report.describe(error))
         if isinstance(error, KeyboardInterrupt):
@@ -49,6 +51,16 @@ def run(command: Sequence[str]) -> int:
             sys.__excepthook__(type(error), error, error.__traceback__)
         return 1
     return 0
+
+
+def _ignore_ended_children() -> None:
+    """Restore the default action of SIGCHLD, so that a handler of the script cannot raise while its error is reported.
+
+    torch's DataLoader has such a handler, which raises RuntimeError when a worker has died, wherever the rank is then.
+    """
+    for _ in range(2):
+        with contextlib.suppress(Exception):  # what the handler raises for a signal that has come already
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def keep_destroyed_groups() -> None:

@@ -2,7 +2,7 @@
 
 The launcher of pod 0 leads. Its `Server` accepts connections from the launchers of all pods, also from its own. They
 are its members. Each `Member` holds one TCP connection, on which both sides send messages (`messages`), one line of
-JSON each (`connection`), with an authentication code (`authentication`). The `Leader` decides:
+JSON each (`connection`), with an authentication code (`launcher.authentication`). The `Leader` decides:
 
 - When all members have sent Join, it sends AttemptStarted with the number of the attempt and the address of a TCPStore
   of torch for the ranks (`store`), which is new for each attempt.
@@ -10,6 +10,8 @@ JSON each (`connection`), with an authentication code (`authentication`). The `L
   failure is a consequence of another one, the leader waits for a better one for at most half a second.
 - A PreemptionRequest, of a pod that has received SIGTERM, has all ranks save after the same step and end (see
   `launcher.preemption`). The attempt is over when the ranks of all pods have ended.
+- A launcher that has to stop sends Departure before it ends. The leader has it send the parts of a checkpoint in memory
+  that only such launchers hold to a pod that stays (HandOver), and then lets it end (LetGo). See `departures`.
 - Each member ends its ranks and joins again, with all failures that it saw. The leader chooses the cause among them.
 - SuccessReports of all pods, a failure after which no attempt may follow, or a pod that never joins end the job:
   JobEnded, which members answer with Leave.
@@ -30,13 +32,16 @@ from flk_runtime.launcher.rendezvous.messages import (
     AttemptEnded,
     AttemptStarted,
     Event,
+    HandOver,
     JobEnded,
     LeaderLost,
+    LetGo,
     PreemptionStarted,
     SaveAt,
     SlowRanksChanged,
     StacksGathered,
     StacksRequested,
+    StepHeld,
     ThreadFailed,
 )
 from flk_runtime.launcher.rendezvous.server import Server
@@ -45,8 +50,10 @@ __all__ = [
     "AttemptEnded",
     "AttemptStarted",
     "Event",
+    "HandOver",
     "JobEnded",
     "LeaderLost",
+    "LetGo",
     "Member",
     "PreemptionStarted",
     "SaveAt",
@@ -54,5 +61,6 @@ __all__ = [
     "SlowRanksChanged",
     "StacksGathered",
     "StacksRequested",
+    "StepHeld",
     "ThreadFailed",
 ]

@@ -6,7 +6,7 @@ import contextlib
 import socket
 from collections.abc import Iterator
 
-from flk_runtime.launcher.rendezvous import authentication
+from flk_runtime.launcher import authentication
 from flk_runtime.launcher.rendezvous.messages import Message, MessageError, decode, encode
 
 _CHUNK = 1 << 18  # bytes that are read at once

@@ -7,37 +7,48 @@ from __future__ import annotations
 
 import enum
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
-from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord
-from flk_runtime.launcher.failures import job_record, new_record, progress, root_cause, shorten
+from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord, format_pods
+from flk_runtime.launcher.failures import bad_nodes, job_record, new_record, progress, root_cause, shorten
 from flk_runtime.launcher.hangs.overseer import Overseer
 from flk_runtime.launcher.hangs.stragglers import Stragglers
+from flk_runtime.launcher.memory import Inventory, MemoryPlan
+from flk_runtime.launcher.memory.plan import Completion, make_plan
 from flk_runtime.launcher.policy import Decision, decide, needs_new_pod
 from flk_runtime.launcher.preemption import Preemption
+from flk_runtime.launcher.rendezvous.departures import Departures, with_parts
+from flk_runtime.launcher.rendezvous.membership import Membership
 from flk_runtime.launcher.rendezvous.messages import (
     AttemptEnded,
     AttemptStarted,
     BoundaryReport,
+    Departure,
     FailureReport,
+    HandedOver,
     Heartbeat,
     JobEnded,
     Join,
     Leave,
     Message,
+    PartsHeld,
     PreemptionRequest,
     PreemptionStarted,
     RanksEnded,
+    Restored,
     SaveAt,
     SlowRanksChanged,
     StacksGathered,
     StacksReport,
     StacksRequested,
     StacksWanted,
+    StepHeld,
     SuccessReport,
 )
 from flk_runtime.launcher.settings import Settings
+from flk_runtime.system.text import plural
 
 _PRIMARY_TIMEOUT = 0.5  # seconds to wait for a primary failure after a secondary one has been reported
 _LAST_REPORTS_TIMEOUT = 5.0  # seconds to wait for the other pods' failures when no attempt follows
@@ -49,7 +60,7 @@ _RESTARTED = "was restarted"
 
 
 class _Phase(enum.Enum):
-    JOINING = enum.auto()  # waits for all members to be ready for the next attempt
+    JOINING = enum.auto()  # waits for members to be ready for the next attempt
     RUNNING = enum.auto()  # an attempt runs
     DONE = enum.auto()  # the job has ended
 
@@ -78,18 +89,26 @@ class Leader:
         self._log = log
         self._phase = _Phase.JOINING
         self._connected: dict[int, str] = {}  # incarnation of each pod that is connected
-        self._joined: dict[int, Join] = {}  # members that are ready for the next attempt
+        self._membership = Membership(settings)
+        self._joined: dict[int, Join] = {}  # members that are ready for the next attempt, spares included
+        self._waiting: dict[int, float] = {}  # pods that joined while an attempt ran without them, and when
+        self._departures = Departures()
+        self._keeps_memory = False  # the latest attempt keeps checkpoints in memory
         self._admitted: dict[int, str] = {}  # incarnations that take part in the latest attempt
+        self._places: dict[int, tuple[str, str]] = {}  # names of pod and node of those
         self._done: set[int] = set()  # pods whose ranks have all ended with success
         self._left: set[int] = set()  # pods that know how the job ended
         self._history: list[Attempt] = []
         self._failures: list[Failure] = []  # in the latest attempt, of all pods
         self._secondary: Failure | None = None  # has been reported and will end the attempt
         self._preemption: Preemption | None = None  # of the running attempt
+        self._urgent = False  # it happens because a pod has to stop
+        self._completion = Completion(())  # of the checkpoints in memory of the running attempt
         self._end_at = 0.0  # time at which it does
         self._record: JobRecord | None = None
         self._join_deadline = self._progress_at = self._joining_since = now
-        self._start_at: float | None = None  # when the next attempt starts, if all members have joined until then
+        self._call_until: float | None = None  # when the next attempt starts with the members that have joined by then
+        self._start_at: float | None = None  # when it starts, after a delay; the members are known
         self._overseer = Overseer(
             settings.hang_timeout,
             Stragglers(settings.slow_factor, settings.slow_window),
@@ -111,15 +130,23 @@ class Leader:
         """The connection to this pod's launcher broke, or its lease expired, as ``reason`` says."""
         lost = self._lost(pod, f"{_DISCONNECTED}: {reason}")
         if self._phase is _Phase.RUNNING and self._preemption:
+            if self._preemption.failure.kind == "resized":
+                self._failures.append(lost)  # nobody has asked for that
             if self._preemption.lose(pod):
                 self._end_attempt(self._preemption.failure, now)
-        elif self._phase is _Phase.RUNNING and pod not in self._done:
+        elif self._phase is _Phase.RUNNING and pod in self._admitted and pod not in self._done:
             self._end_attempt(lost, now)
-        elif self._phase is _Phase.JOINING and pod not in self._joined:
+        elif (
+            self._phase is _Phase.JOINING
+            and pod in self._admitted
+            and pod not in self._joined
+            and pod not in self._membership.leaving
+        ):
             self._failures.append(lost)  # its ranks had not ended, so this may be the cause of the others' failures
         self._connected.pop(pod, None)
-        if self._joined.pop(pod, None):
-            self._start_at = None
+        self._departures.remove(pod)
+        self._unjoin(pod)
+        self._start_if_ready(now)
 
     def received(self, pod: int, message: Message, now: float) -> None:
         """Handle a message of a member."""
@@ -130,17 +157,32 @@ class Leader:
                 self._handle_failure(failure, now)
             case SuccessReport(attempt) if self._is_current(attempt):
                 self._done.add(pod)
-                if len(self._done) == self._settings.pods:
+                if len(self._done) == len(self._admitted):
                     self._history = self._ended(None)
                     self._end_job(job_record(None, self._history, self._settings.limits))
                 else:
                     self._handle_ranks_end(pod, None, now)
             case PreemptionRequest(attempt, failure) if self._is_current(attempt):
-                self._start_preemption(failure)
+                self._membership.leave(pod)
+                self._start_preemption(replace(failure, kind=self._stop_kind), urgent=True)
             case BoundaryReport(attempt, boundaries) if self._is_current(attempt) and self._preemption:
                 self._send_target(self._preemption.add_boundaries(pod, boundaries))
             case RanksEnded(attempt, saved) if self._is_current(attempt):
                 self._handle_ranks_end(pod, saved, now)
+            case PartsHeld(attempt, step, held) if self._is_current(attempt):
+                whole = self._completion.add(pod, step, held=held)
+                if whole is not None:
+                    self._send_to_all(StepHeld(attempt, step, whole))
+            case Restored(attempt, step, source) if self._history and self._history[-1].number == attempt:
+                self._history[-1] = replace(self._history[-1], restored=step, restored_from=source)
+            case Departure(memory):
+                self._depart(pod, memory, now)
+            case HandedOver(target, parts):
+                self._departures.handed_over(pod)
+                join = self._joined.get(target)
+                if join and join.memory:
+                    self._joined[target] = replace(join, memory=with_parts(join.memory, parts))
+                self._start_if_ready(now)
             case Leave():
                 self._left.add(pod)
             case Heartbeat(status) if status:
@@ -157,28 +199,32 @@ class Leader:
             self._end_attempt(hang, now)
         if self._phase is _Phase.RUNNING and self._secondary and now >= self._end_at:
             self._end_attempt(self._secondary, now)
+        elif self._phase is _Phase.RUNNING:
+            grows_at = self._grows_at()
+            if grows_at is not None and now >= grows_at:
+                self._admit_waiting()
         elif self._phase is _Phase.JOINING and self._start_at is not None:
             if now >= self._start_at:
                 self._finish_joining(now)
         elif self._phase is _Phase.JOINING:
-            if now >= self._join_deadline:
+            if now >= min(self._join_deadline, self._call_until or self._join_deadline):
                 self._finish_joining(now)
             elif now >= self._progress_at:
                 self._progress_at = now + _PROGRESS_INTERVAL
                 if decide(self._history, self._settings.limits).restart:
-                    missing = self._missing()
+                    missing = self._membership.missing(self._joined)
                     count = f"{len(self._joined)} of {self._settings.pods}"
                     self._log(f"{count} pods have joined; waiting for pod {missing[0]}")
 
     def due(self) -> float | None:
         """The time at which `tick` has something to do; None if nothing is planned."""
         times = [self._overseer.due()]
-        if self._phase is _Phase.RUNNING and self._secondary:
-            times.append(self._end_at)
+        if self._phase is _Phase.RUNNING:
+            times += [self._end_at if self._secondary else None, self._grows_at()]
         elif self._phase is _Phase.JOINING and self._start_at is not None:
             times.append(self._start_at)
         elif self._phase is _Phase.JOINING:
-            times += [self._join_deadline, self._progress_at]
+            times += [self._join_deadline, self._progress_at, self._call_until]
         return min((each for each in times if each is not None), default=None)
 
     @property
@@ -191,7 +237,7 @@ class Leader:
     def _start_joining(self, now: float) -> None:
         restart = decide(self._history, self._settings.limits).restart
         self._phase = _Phase.JOINING
-        self._joining_since, self._start_at = now, None
+        self._joining_since, self._start_at, self._call_until = now, None, None
         self._join_deadline = now + (self._settings.join_timeout if restart else _LAST_REPORTS_TIMEOUT)
         self._progress_at = now + _PROGRESS_INTERVAL
 
@@ -202,20 +248,71 @@ class Leader:
             return
         self._joined[pod] = join
         if self._phase is _Phase.RUNNING:
-            return  # the pod had succeeded, and lost its connection afterwards
+            if pod not in self._admitted:  # else it had succeeded, and lost its connection afterwards
+                self._waiting[pod] = now
+            return
         if not self._admitted:  # a leader that was restarted has no history; members that were there before send theirs
             self._history = max(self._history, join.history, key=progress)
+            self._membership.resume(self._history[-1].pods if self._history else "")
         self._failures += join.failures
-        if len(self._joined) == self._settings.pods:
+        self._start_if_ready(now)
+
+    def _unjoin(self, pod: int) -> None:
+        """Note that a member is not ready for the next attempt any more."""
+        self._waiting.pop(pod, None)
+        if self._joined.pop(pod, None):
+            self._start_at = None
+
+    def _depart(self, pod: int, memory: Inventory, now: float) -> None:
+        """Have a launcher that has to stop hand over what is lost without it, before the next attempt starts."""
+        if self._phase is _Phase.DONE:
+            if self._record:
+                self._send(pod, JobEnded(self._record))
+            return
+        self._membership.leave(pod)
+        self._departures.add(pod, memory)
+        self._unjoin(pod)
+        self._start_at = None
+        if self._phase is _Phase.RUNNING and pod in self._admitted.keys() - self._done:
+            # It received the signal between two attempts, and this one has started with it.
+            name, node = self._places[pod]
+            lost = self._lost(pod, "received SIGTERM")
+            self._end_attempt(replace(lost, kind=self._stop_kind, pod_name=name, node=node), now)
+        self._start_if_ready(now)
+
+    def _decide_departures(self) -> None:
+        """Send the launchers that have to stop what they do next, if it is known what the others hold."""
+        if self._phase is _Phase.RUNNING:
+            staying = {}  # the pods that train hold what the attempt needs
+        elif self._connected.keys() <= self._joined.keys() | self._departures.pods:
+            staying = {pod: join.memory for pod, join in self._joined.items()}
+        else:
+            return
+        for pod, message in self._departures.decide(staying):
+            self._send(pod, message)
+
+    def _start_if_ready(self, now: float) -> None:
+        """Start the next attempt, or note when it may start, if enough members have joined."""
+        if self._phase is _Phase.DONE:
+            return
+        self._decide_departures()
+        if self._departures.unfinished or self._departures_follow:
+            self._call_until = None
+            return
+        if self._phase is not _Phase.JOINING or self._start_at is not None:
+            return
+        self._call_until = self._membership.ready_at(self._joined, self._connected, now)
+        if self._call_until is not None and now >= self._call_until:
             self._finish_joining(now)
 
     def _finish_joining(self, now: float) -> None:
-        """All members have joined, or the time for it is over: start an attempt, or end the job."""
+        """Enough members have joined, or the time for it is over: start an attempt, or end the job."""
+        self._start_at = self._call_until = None
         if self._history:
             self._history[-1] = self._with_root_cause(self._history[-1])
         decision = decide(self._history, self._settings.limits)
         deadline = self._joining_since + self._settings.join_timeout
-        if decision.restart and self._missing() and now < deadline:
+        if decision.restart and self._lacks_pods and now < deadline:
             self._join_deadline = deadline  # the first failure was final, and the cause is not
             return
         record = self._final_record(decision)
@@ -249,19 +346,39 @@ class Leader:
     def _start_attempt(self, decision: Decision, now: float) -> None:
         settings = self._settings
         number = self._history[-1].number + 1 if self._history else 0
-        attempt = Attempt(number, time.time(), restarts=decision.restarts, disruptions=decision.disruptions)
+        pods = self._membership.choose(self._joined, bad_nodes(self._history))
+        attempt = Attempt(
+            number,
+            time.time(),
+            restarts=decision.restarts,
+            disruptions=decision.disruptions,
+            pods=format_pods(pods),
+        )
         self._history = [*shorten(self._history), attempt]
-        self._start_at = None
         self._phase = _Phase.RUNNING
-        self._admitted = dict(self._connected)
+        self._admitted = {pod: self._connected[pod] for pod in pods}
         self._failures, self._secondary = [], None
         self._done.clear()
-        places = {pod: (self._joined[pod].pod_name, self._joined[pod].node) for pod in self._admitted}
-        self._overseer.attempt_started(number, places, now)
-        self._joined.clear()
+        self._places = {pod: (self._joined[pod].pod_name, self._joined[pod].node) for pod in pods}
+        self._overseer.attempt_started(number, self._places, now)
+        memory = self._plan_memory(pods)
+        for pod in pods:
+            del self._joined[pod]
+        self._waiting = dict.fromkeys(self._joined, now)
         address = "127.0.0.1" if settings.pods == 1 else settings.pod_ip or settings.rendezvous_host
-        start = AttemptStarted(number, address, self._serve_ranks_store(), self._history)
-        self._send_to_all(start)
+        port = self._serve_ranks_store()
+        for group_rank, pod in enumerate(pods):
+            self._send(pod, AttemptStarted(number, address, port, self._history, group_rank, len(pods), memory))
+
+    def _plan_memory(self, pods: list[int]) -> MemoryPlan | None:
+        """Choose the checkpoint in memory from which the attempt of these pods starts, and who holds the next ones."""
+        inventories = {pod: join.memory for pod, join in self._joined.items()}
+        plan, loss = make_plan(uuid.uuid4().hex, inventories, {pod: self._joined[pod].node for pod in pods})
+        if loss:
+            self._log(loss)
+        self._completion = Completion(pods)
+        self._keeps_memory = plan is not None
+        return plan
 
     def _handle_failure(self, failure: Failure, now: float) -> None:
         if not failure.secondary:
@@ -270,10 +387,32 @@ class Leader:
             # The rank that failed first may still be ending. Its launcher must not end it before that is known.
             self._secondary, self._end_at = failure, now + _PRIMARY_TIMEOUT
 
-    def _start_preemption(self, failure: Failure) -> None:
-        if self._preemption is None:
-            self._preemption = Preemption(self._admitted, failure)
-            self._send_to_all(PreemptionStarted(self._history[-1].number, failure))
+    def _start_preemption(self, failure: Failure, *, urgent: bool) -> None:
+        """Have all ranks save after the same step and end; ``urgent``: because a pod has to stop."""
+        first = self._preemption is None
+        if first:
+            self._preemption = Preemption(self._admitted.keys() - self._done, failure)
+        if first or (urgent and not self._urgent):
+            self._urgent = urgent
+            self._send_to_all(PreemptionStarted(self._history[-1].number, failure, urgent))
+
+    def _grows_at(self) -> float | None:
+        """The time at which pods that wait are admitted to the attempt that runs; None if that is not planned."""
+        if self._preemption or self._done or self._secondary:
+            return None
+        return self._membership.grows_at(self._waiting)
+
+    def _admit_waiting(self) -> None:
+        """End the attempt after a step, so that the next one starts with the pods that wait."""
+        pod = min(self._waiting)
+        join, size = self._joined[pod], len(self._admitted)
+        more = min(len(self._waiting), self._settings.most_pods - size)
+        message = f"joined: {size} → {plural(size + more, 'pod')}"
+        number = self._history[-1].number
+        cause = Failure(
+            "resized", pod, pod_name=join.pod_name, node=join.node, attempt=number, time=time.time(), message=message
+        )
+        self._start_preemption(cause, urgent=False)
 
     def _send_target(self, step: int | None) -> None:
         if step is not None:
@@ -297,6 +436,7 @@ class Leader:
         self._history = self._ended(failure)
         self._send_to_all(AttemptEnded(failure.attempt, failure))
         self._overseer.attempt_ended()
+        self._membership.start_round()
         self._start_joining(now)
 
     def _end_job(self, record: JobRecord) -> None:
@@ -315,8 +455,21 @@ class Leader:
         """The history with the end of the latest attempt."""
         return [*self._history[:-1], replace(self._history[-1], ended=time.time(), failure=failure)]
 
-    def _missing(self) -> list[int]:
-        return [pod for pod in range(self._settings.pods) if pod not in self._joined]
+    @property
+    def _departures_follow(self) -> bool:
+        """Whether a pod that has to stop has not yet said what its memory holds. It says so or disconnects."""
+        silent = self._membership.leaving - self._joined.keys() - self._departures.pods
+        return self._keeps_memory and not silent.isdisjoint(self._connected)
+
+    @property
+    def _stop_kind(self) -> str:
+        """Kind of the failure of a pod that had to stop."""
+        return "resized" if self._settings.elastic else "preempted"
+
+    @property
+    def _lacks_pods(self) -> bool:
+        """Whether fewer pods have joined than an attempt needs."""
+        return len(self._joined) < self._settings.least_pods
 
     def _lost(self, pod: int, message: str) -> Failure:
         number = self._history[-1].number if self._history else 0
@@ -330,27 +483,32 @@ class Leader:
         if not seen:
             return attempt
         steps = [failure.step for failure in seen if failure.step is not None]
+        steps += [join.step for join in self._joined.values() if join.step is not None]
         return replace(attempt, failure=root_cause(seen), step=max(steps, default=None))
 
     def _described(self, failure: Failure) -> Failure:
         """The failure, with the names of a pod that the leader lost, and what is known of it by now."""
-        join = self._joined.get(failure.pod)
-        if failure.kind != "lost" or failure.pod_name or join is None:
+        pod = failure.pod
+        if failure.kind != "lost" or failure.pod_name:
             return failure
-        restarted = self._admitted.get(failure.pod) != self._connected.get(failure.pod)
-        message = _RESTARTED if restarted else failure.message
-        return replace(failure, pod_name=join.pod_name, node=join.node, message=message)
+        join = self._joined.get(pod)
+        known = self._places.get(pod) or ((join.pod_name, join.node) if join else None)
+        if known is None:
+            return failure
+        restarted = join is not None and self._admitted.get(pod) != self._connected.get(pod)
+        return replace(failure, pod_name=known[0], node=known[1], message=_RESTARTED if restarted else failure.message)
 
     def _final_record(self, decision: Decision) -> JobRecord | None:
         """The record of the job if no further attempt follows."""
         settings, history = self._settings, self._history
         if not decision.restart:
             return job_record(history[-1].failure, history, settings.limits, decision.verdict)
-        missing = self._missing()
-        if not missing:
+        if not self._lacks_pods:
             return None
+        missing = self._membership.missing(self._joined)
         pods = ", ".join(map(str, missing[:_SHOWN_PODS])) + (", …" if len(missing) > _SHOWN_PODS else "")
-        message = f"never joined: waited {settings.join_timeout:.0f} s, missing of {settings.pods} pods: {pods}"
+        needed = f" ({settings.least_pods} are needed)" if settings.least_pods < settings.pods else ""
+        message = f"never joined: waited {settings.join_timeout:.0f} s, missing of {settings.pods} pods{needed}: {pods}"
         attempt = history[-1].number if history else 0
         cause = Failure("lost", missing[0], attempt=attempt, time=time.time(), message=message)
         return job_record(cause, history, settings.limits)

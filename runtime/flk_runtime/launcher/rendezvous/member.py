@@ -13,34 +13,43 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord
+from flk_runtime.launcher import authentication
 from flk_runtime.launcher.failures import job_record, new_record
+from flk_runtime.launcher.memory import Inventory
+from flk_runtime.launcher.memory.plan import Part
 from flk_runtime.launcher.preemption import Boundary
-from flk_runtime.launcher.rendezvous import authentication
 from flk_runtime.launcher.rendezvous.connection import Connection
 from flk_runtime.launcher.rendezvous.messages import (
     AttemptEnded,
     AttemptStarted,
     BoundaryReport,
     Challenge,
+    Departure,
     Event,
     FailureReport,
+    HandedOver,
+    HandOver,
     Heartbeat,
     Hello,
     JobEnded,
     Join,
     LeaderLost,
     Leave,
+    LetGo,
     Message,
+    PartsHeld,
     PreemptionRequest,
     PreemptionStarted,
     RanksEnded,
     Refused,
+    Restored,
     SaveAt,
     SlowRanksChanged,
     StacksGathered,
     StacksReport,
     StacksRequested,
     StacksWanted,
+    StepHeld,
     SuccessReport,
 )
 from flk_runtime.launcher.rendezvous.thread import start_thread
@@ -53,7 +62,17 @@ _LOOPBACK = ("127.0.0.1", "::1")  # where the launcher of pod 0 finds itself
 _TEXT_LIMIT = 1 << 20  # characters of the texts of all failures in one message
 
 _Outgoing = (
-    FailureReport | SuccessReport | PreemptionRequest | BoundaryReport | RanksEnded | StacksReport | StacksWanted
+    FailureReport
+    | SuccessReport
+    | PreemptionRequest
+    | BoundaryReport
+    | RanksEnded
+    | PartsHeld
+    | Restored
+    | Departure
+    | HandedOver
+    | StacksReport
+    | StacksWanted
 )
 
 _DISCONNECTED = "lost the connection to pod 0"
@@ -61,9 +80,10 @@ _DISCONNECTED = "lost the connection to pod 0"
 
 @dataclass(frozen=True)
 class _Ready:
-    """The agent's ranks have ended, with these failures."""
+    """The agent's ranks have ended, with these failures, after this step."""
 
     failures: list[Failure]
+    step: int | None
 
 
 class _RefusedError(ConnectionError):
@@ -77,21 +97,32 @@ class Member:
     """
 
     def __init__(
-        self, settings: Settings, port: int, post: Callable[[Event], None], log: Callable[[str], None]
+        self,
+        settings: Settings,
+        port: int,
+        post: Callable[[Event], None],
+        log: Callable[[str], None],
+        inventory: Callable[[], Inventory | None],
     ) -> None:
-        """``port`` is the leader's. ``post`` receives the events; ``log`` writes a line to the pod's log."""
+        """``port`` is the leader's. ``post`` receives the events; ``log`` writes a line to the pod's log.
+
+        ``inventory`` says which checkpoints in memory this pod holds.
+        """
         self._settings = settings
         self._port = port
         self._post = post
         self._log = log
-        self._incarnation = uuid.uuid4().hex
+        self._incarnation, self._started = uuid.uuid4().hex, time.time()
         self._leader = ""  # identifies the leader's process
         self._history_from = ""  # the leader that sent the history
         self._history: list[Attempt] = []
+        self._inventory = inventory
         self._failures: list[Failure] = []  # in the last attempt
+        self._step: int | None = None  # that its ranks had done
         self._ready = True  # for the next attempt: no rank runs
         self._attempt: AttemptStarted | None = None  # that runs
         self._over = False
+        self._connected = self._departing = False
         self._status: dict[str, Any] = {}
         self._outbox: queue.SimpleQueue[_Outgoing | _Ready] = queue.SimpleQueue()
         self._wakeup, self._wake_end = socket.socketpair()
@@ -122,9 +153,36 @@ class Member:
         """Say that all ranks of this pod have ended in a preemption, and after which step they have saved."""
         self._put(RanksEnded(attempt.number, saved))
 
-    def join_next_round(self, failures: list[Failure]) -> None:
-        """Join the next attempt. Call when the ranks of the last attempt have ended, with the failures among them."""
-        self._put(_Ready(_bounded(failures)))
+    def report_parts(self, attempt: int, step: int, *, held: bool) -> None:
+        """Say whether this pod and its partner hold the parts of its ranks. Any thread may call this."""
+        self._put(PartsHeld(attempt, step, held))
+
+    def report_restored(self, attempt: AttemptStarted, step: int, source: str) -> None:
+        """Say after which step the ranks have begun, and from what."""
+        self._put(Restored(attempt.number, step, source))
+
+    def join_next_round(self, failures: list[Failure], step: int | None) -> None:
+        """Join the next attempt. Call when the ranks of the last attempt have ended, with the failures among them.
+
+        ``step`` is the number of steps that they had done.
+        """
+        self._put(_Ready(_bounded(failures), step))
+
+    def depart(self) -> bool:
+        """Say that this launcher has to stop, if it is connected and holds parts of checkpoints; no rank runs.
+
+        Returns whether HandOver and LetGo follow. LetGo follows also when the connection is lost.
+        """
+        inventory = self._inventory()
+        if not (self._connected and inventory and inventory.parts):
+            return False
+        self._departing = True
+        self._put(Departure(inventory))
+        return True
+
+    def report_handed_over(self, pod: int, parts: list[Part]) -> None:
+        """Say which parts the pod of HandOver holds now. Any thread may call this."""
+        self._put(HandedOver(pod, parts))
 
     def post_status(self, status: dict[str, Any]) -> None:
         """Replace the status of this pod's ranks, which the next heartbeats carry to the leader."""
@@ -154,6 +212,7 @@ class Member:
                 cause = self._lost(0, str(error))
                 self._end(job_record(cause, self._history, self._settings.limits))
                 return
+            self._connected = True
             try:
                 self._serve(connection)
             except _RefusedError as error:
@@ -162,7 +221,10 @@ class Member:
             except OSError as error:
                 self._handle_loss(error.strerror or str(error))
             finally:
+                self._connected = False
                 connection.close()
+                if self._departing:
+                    self._post(LetGo())
 
     def _serve(self, connection: Connection) -> None:
         """Exchange messages with the leader until the job ends. Raises OSError if the connection breaks."""
@@ -196,9 +258,12 @@ class Member:
         while not self._outbox.empty():
             item = self._outbox.get()
             if isinstance(item, _Ready):
-                self._failures, self._ready = item.failures, True
+                self._failures, self._step, self._ready = item.failures, item.step, True
                 self._join(connection)
             else:
+                if isinstance(item, Restored) and self._attempt and self._attempt.number == item.attempt:
+                    last = replace(self._history[-1], restored=item.step, restored_from=item.source)
+                    self._history = [*self._history[:-1], last]  # for another leader, if this one is lost
                 connection.send(item)
 
     def _join(self, connection: Connection) -> None:
@@ -206,7 +271,8 @@ class Member:
         if self._history_from == self._leader:
             # Pod 0 was there all the time, so if this pod lost the connection, it is the one that was lost.
             history, failures = [], [self._blame_self(failure) for failure in failures]
-        connection.send(Join(self._settings.pod_name, self._settings.node, history, failures))
+        settings = self._settings
+        connection.send(Join(settings.pod_name, settings.node, history, failures, self._inventory(), self._step))
 
     def _handle(self, message: Message, connection: Connection) -> None:
         match message:
@@ -214,12 +280,12 @@ class Member:
                 self._attempt, self._ready = message, False
                 self._history, self._history_from = message.history, self._leader
                 self._post(message)
-            case PreemptionStarted() | SaveAt() if self._attempt:
+            case PreemptionStarted() | SaveAt() | StepHeld() if self._attempt:
                 self._post(message)
             case AttemptEnded() if self._attempt:
                 self._end_attempt(message.failure)
                 self._post(message)
-            case StacksRequested() | StacksGathered() | SlowRanksChanged():
+            case StacksRequested() | StacksGathered() | SlowRanksChanged() | HandOver() | LetGo():
                 self._post(message)
             case JobEnded():
                 with contextlib.suppress(OSError):
@@ -277,14 +343,15 @@ class Member:
         connection = Connection(_connect_to_any(hosts, self._port), settings.lease, time.monotonic())
         try:
             nonce = authentication.new_nonce()
-            hello = Hello(settings.job, settings.job_uid, settings.pod, settings.pods, self._incarnation, nonce)
+            identity = (settings.job, settings.job_uid, settings.pod, settings.pods)
+            hello = Hello(*identity, self._incarnation, self._started, nonce)
             connection.send(hello)
             challenge = _first_message(connection)
             if isinstance(challenge, Refused):
                 raise ConnectionError(challenge.reason)
             if not isinstance(challenge, Challenge):
                 raise ConnectionError("the answer is not that of a leader")
-            key = authentication.session_key(settings.secret, hello, challenge.leader, challenge.nonce)
+            key = authentication.session_key(settings.secret, hello.session(challenge.leader, challenge.nonce))
             if not authentication.equal(challenge.proof, authentication.proof(key)):
                 raise ConnectionError("the leader does not know the secret of this job")
             connection.seal(key, "member", "leader")

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from flk_runtime.contract import Attempt, Failure, JobRecord, SlowRank
+from flk_runtime.launcher.memory.plan import Inventory, MemoryPlan, Part
 from flk_runtime.launcher.preemption import Boundary
 
 
@@ -30,7 +31,13 @@ class Hello:
     pod: int
     pods: int
     incarnation: str  # identifies the launcher's process: another one for the same pod means that the pod was restarted
+    started: float  # when that process began, in seconds since the epoch by the clock of its node
     nonce: str
+
+    def session(self, leader: str, nonce: str) -> list[str | int]:
+        """The identity of this connection to a leader with its nonce, for `authentication.session_key`."""
+        started = f"{self.started:.3f}"
+        return [self.job, self.uid, self.pod, self.pods, self.incarnation, started, self.nonce, leader, nonce]
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,8 @@ class Join:
     node: str
     history: list[Attempt] = field(default_factory=list)  # empty if the leader knows it
     failures: list[Failure] = field(default_factory=list)  # of this pod's ranks in the last attempt
+    memory: Inventory | None = None  # checkpoints in memory that the pod holds; None: it keeps none
+    step: int | None = None  # optimizer steps that the ranks of this pod had done at its end; None: they do not tell
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,39 @@ class RanksEnded:
 
     attempt: int
     saved: int | None
+
+
+@dataclass(frozen=True)
+class PartsHeld:
+    """Whether this pod, and its partner, hold the parts that its ranks have written after ``step``."""
+
+    attempt: int
+    step: int
+    held: bool
+
+
+@dataclass(frozen=True)
+class Restored:
+    """Where the ranks of this attempt have begun: after ``step``, from what ``source`` names."""
+
+    attempt: int
+    step: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Departure:
+    """The launcher of this pod has to stop, no rank of it runs, and its memory holds parts of checkpoints."""
+
+    memory: Inventory
+
+
+@dataclass(frozen=True)
+class HandedOver:
+    """The launcher of ``pod`` holds these parts of `HandOver` now. The sender could not hand over the others."""
+
+    pod: int
+    parts: list[Part]
 
 
 @dataclass(frozen=True)
@@ -139,14 +181,25 @@ class AttemptStarted:
     master_address: str  # MASTER_ADDR
     master_port: int  # MASTER_PORT
     history: list[Attempt]  # the latest attempts, this one included
+    group_rank: int = 0  # of this pod among those that take part, from 0: its ranks follow those of the pods before it
+    pods: int = 1  # how many take part
+    memory: MemoryPlan | None = None  # None: no checkpoints are kept in memory
+
+    def rank(self, processes: int, local_rank: int) -> int:
+        """The rank of the process with this local rank in this pod; each pod has ``processes`` ranks."""
+        return self.group_rank * processes + local_rank
 
 
 @dataclass(frozen=True)
 class PreemptionStarted:
-    """A pod has to stop, as ``failure`` says: hold the ranks at their next step boundary."""
+    """The ranks have to save and end, as ``failure`` says: hold them at their next step boundary.
+
+    A leader sends it again, with ``urgent``, when a pod has to stop after ranks were held for another reason.
+    """
 
     attempt: int
     failure: Failure
+    urgent: bool = True  # a pod has to stop, so the ranks have no longer than the grace period
 
 
 @dataclass(frozen=True)
@@ -158,11 +211,35 @@ class SaveAt:
 
 
 @dataclass(frozen=True)
+class StepHeld:
+    """All pods hold their parts of the checkpoint after ``step`` (``whole``), or a part is missing for ever."""
+
+    attempt: int
+    step: int
+    whole: bool
+
+
+@dataclass(frozen=True)
 class AttemptEnded:
     """The attempt is over in every pod: end the ranks."""
 
     number: int
     failure: Failure  # the first that the leader heard of; the cause is chosen when all members have joined again
+
+
+@dataclass(frozen=True)
+class HandOver:
+    """Answer to `Departure`: send these parts to the launcher of a pod that stays, and then `HandedOver`."""
+
+    pod: int
+    host: str
+    port: int
+    parts: list[Part]
+
+
+@dataclass(frozen=True)
+class LetGo:
+    """Answer to `Departure` and `HandedOver`: no parts of this pod are needed any more, so its launcher may end."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +292,10 @@ Event = (
     AttemptStarted
     | PreemptionStarted
     | SaveAt
+    | StepHeld
     | AttemptEnded
+    | HandOver
+    | LetGo
     | JobEnded
     | StacksRequested
     | StacksGathered
@@ -231,6 +311,10 @@ Message = (
     | PreemptionRequest
     | BoundaryReport
     | RanksEnded
+    | PartsHeld
+    | Restored
+    | Departure
+    | HandedOver
     | Leave
     | Heartbeat
     | Challenge
@@ -238,7 +322,10 @@ Message = (
     | AttemptStarted
     | PreemptionStarted
     | SaveAt
+    | StepHeld
     | AttemptEnded
+    | HandOver
+    | LetGo
     | JobEnded
     | StacksReport
     | StacksWanted
@@ -257,6 +344,10 @@ _CLASSES: dict[str, Callable[..., Message]] = {
         PreemptionRequest,
         BoundaryReport,
         RanksEnded,
+        PartsHeld,
+        Restored,
+        Departure,
+        HandedOver,
         Leave,
         Heartbeat,
         Challenge,
@@ -264,7 +355,10 @@ _CLASSES: dict[str, Callable[..., Message]] = {
         AttemptStarted,
         PreemptionStarted,
         SaveAt,
+        StepHeld,
         AttemptEnded,
+        HandOver,
+        LetGo,
         JobEnded,
         StacksReport,
         StacksWanted,
@@ -280,9 +374,15 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "failures": lambda data: [Failure.from_dict(failure) for failure in data],
     "history": lambda data: [Attempt.from_dict(attempt) for attempt in data],
     "record": JobRecord.from_dict,
+    "memory": lambda data: _read_memory(data) if data else None,
+    "parts": lambda data: [Part.from_json(part) for part in data],
     "slow": lambda data: [SlowRank(**slow) for slow in data],
 }
-_PLAIN = {"int": int, "str": str}  # annotations of fields that are checked
+_PLAIN = {"int": int, "str": str, "bool": bool}  # annotations of fields that are checked
+
+
+def _read_memory(data: Any) -> Inventory | MemoryPlan:
+    return MemoryPlan.from_dict(data) if "attempt_id" in data else Inventory.from_dict(data)
 
 
 def encode(message: Message) -> bytes:

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flk_runtime.launcher.rendezvous import authentication
+from flk_runtime.launcher import authentication
 from flk_runtime.launcher.rendezvous.connection import Connection
 from flk_runtime.launcher.rendezvous.leader import Leader
 from flk_runtime.launcher.rendezvous.messages import Challenge, Event, Heartbeat, Hello, Message, Refused
@@ -153,16 +153,19 @@ class Server:
         else:
             peer.hello = message
             nonce = authentication.new_nonce()
-            key = authentication.session_key(settings.secret, message, self._identity, nonce)
+            key = authentication.session_key(settings.secret, message.session(self._identity, nonce))
             self._send_to(peer, Challenge(self._identity, nonce, authentication.proof(key)))
             peer.connection.seal(key, "leader", "member")
 
     def _admit(self, peer: _Peer, hello: Hello, now: float) -> None:
         """Make an authenticated peer the member of its pod, in the place of a former one."""
+        former = self._members.get(hello.pod)
+        # A new leader does not know which launcher has replaced another one: the one that began later.
+        if former and former.hello and former.hello.started > hello.started:
+            self._replaced.add(hello.incarnation)
         if hello.incarnation in self._replaced:
             self._refuse(peer, f"another launcher has taken the place of pod {hello.pod}", now)
             return
-        former = self._members.pop(hello.pod, None)
         if former and former.hello:
             self._leader.disconnected(hello.pod, "it connected again", now)
             if former.hello.incarnation == hello.incarnation:

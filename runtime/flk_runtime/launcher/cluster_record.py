@@ -1,0 +1,158 @@
+"""ClusterRecord: keeps the record of the job in a ConfigMap, for when its pods, or the job itself, are gone.
+
+The launcher of pod 0 writes one entry of a ConfigMap that all jobs of the namespace share: when an attempt begins or
+the job ends, and else every few minutes. It has the right to read and patch that object only. Nothing of the job
+depends on it: without the right, or without an API server, the job runs on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from flk_runtime import contract
+from flk_runtime.contract import JobRecord, KeptRecord
+from flk_runtime.launcher.settings import Settings
+from flk_runtime.system.progress import ProgressPage
+
+INTERVAL: Final = 300.0  # seconds after which the progress alone is written
+_PAUSE: Final = 2.0  # seconds between two writes at least
+_RETRY: Final = 30.0  # seconds after a write that failed
+_TIMEOUT: Final = 5.0  # seconds for one request
+_LAST: Final = 8.0  # seconds for the last write, at the end of the job
+_LINES, _LINE_LIMIT = 30, 300  # last lines that are kept, and characters of each
+LIMIT: Final = 900_000  # bytes of all entries: an object of the API may have 1 MiB
+
+
+class ClusterRecord:
+    """Writes the newest record and progress in a thread of its own. All methods return at once, except `flush`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        last_lines: Callable[[int], list[str]],
+        log: Callable[[str], None],
+        *,
+        folder: str = "",
+    ) -> None:
+        """``folder`` holds token, ca.crt and namespace. A line about the first failure is given to ``log``."""
+        self._settings = settings
+        self._last_lines = last_lines
+        self._log = log
+        self._folder = Path(folder or contract.API_FOLDER)
+        self._created = time.time()
+        self._entry: KeptRecord | None = None
+        self._changed = False  # the record, which is written soon, as opposed to the progress
+        self._written = 0.0  # time.monotonic
+        self._told = False  # that it cannot be written
+        self._made_room = False
+        self._condition = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def put_record(self, record: JobRecord) -> None:
+        """Write a record soon."""
+        settings = self._settings
+        with self._condition:
+            made = self._entry or KeptRecord(
+                settings.job, settings.job_uid, settings.pods, settings.processes, self._created, 0.0, record
+            )
+            self._entry, self._changed = replace(made, record=record), True
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="cluster record", daemon=True)
+                self._thread.start()
+            self._condition.notify_all()
+
+    def put_progress(self, page: ProgressPage) -> None:
+        """Write the progress of a rank with the next record, or when the last write is some minutes ago."""
+        with self._condition:
+            if self._entry:
+                self._entry = replace(
+                    self._entry,
+                    step=None if page.step < 0 else page.step,
+                    step_seconds=round(page.step_seconds, 6) or None,
+                    saved=None if page.saved < 0 else page.saved,
+                )
+
+    def flush(self) -> None:
+        """Wait until the latest record is written, for some seconds at most."""
+        with self._condition:
+            self._condition.wait_for(lambda: not self._changed or self._told, _LAST)
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._changed, max(0.0, self._written + INTERVAL - time.monotonic()))
+                entry, was_changed = self._entry, self._changed
+            if entry is None:
+                continue
+            lines = [line[:_LINE_LIMIT] for line in self._last_lines(10 * _LINES) if not contract.is_record(line)]
+            entry = replace(entry, updated=time.time(), lines=lines[-_LINES:])
+            failure = self._write(entry)
+            with self._condition:
+                self._written = time.monotonic()
+                if failure and not self._told:
+                    self._log(f"the record of the job is not kept in ConfigMap {self._settings.records}: {failure}")
+                self._told = bool(failure)
+                newer = self._entry is not None and self._entry.record is not entry.record
+                self._changed = newer or (was_changed and bool(failure))
+                self._condition.notify_all()
+            time.sleep(_RETRY if failure else _PAUSE)
+
+    def _write(self, entry: KeptRecord) -> str:
+        """Write an entry. Returns why that failed; empty if it did not."""
+        text = entry.to_json()
+        try:
+            dropped = {} if self._made_room else dict.fromkeys(self._oldest(entry.key, len(text)))
+            self._request("PATCH", {"data": {**dropped, entry.key: text}})
+            self._made_room = True
+        except urllib.error.HTTPError as error:
+            self._made_room = False  # it may have become full
+            return f"the API server answers {error.code} {error.reason}"
+        except (OSError, ValueError, KeyError) as error:  # URLError is an OSError
+            return str(getattr(error, "reason", None) or error)
+        return ""
+
+    def _oldest(self, own: str, size: int) -> list[str]:
+        """Return the keys of the entries that have to go so that one of this size fits."""
+        data: dict[str, str] = json.loads(self._request("GET")).get("data") or {}
+        entries = {key: text for key, text in data.items() if key != own}
+        total = size + sum(len(key) + len(text.encode()) for key, text in entries.items())
+        found = []
+        for key in sorted(entries, key=lambda key: _updated(entries[key])):
+            if total <= LIMIT:
+                break
+            total -= len(key) + len(entries[key].encode())
+            found.append(key)
+        return found
+
+    def _request(self, method: str, body: Any = None) -> bytes:
+        """Send a request about the ConfigMap, and return the answer. Raises OSError, KeyError."""
+        folder = self._folder
+        host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
+        host = f"[{host}]" if ":" in host else host
+        namespace, token = ((folder / name).read_text().strip() for name in ("namespace", "token"))  # it is renewed
+        path = f"/api/v1/namespaces/{namespace}/configmaps/{self._settings.records}"
+        request = urllib.request.Request(
+            f"https://{host}:{port}{path}?fieldManager=flk",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {token}", "Content-Type": "application/merge-patch+json"},
+        )
+        context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+        handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+        with urllib.request.build_opener(*handlers).open(request, timeout=_TIMEOUT) as answer:
+            return bytes(answer.read())
+
+
+def _updated(text: str) -> float:
+    entry = KeptRecord.from_json(text)
+    return entry.updated if entry else 0.0

@@ -1,0 +1,97 @@
+"""Membership: which pods train in the next attempt, in which order, and how long the leader waits for others.
+
+A job has a least and a greatest number of pods that train. They are equal unless the job is elastic. Pods that have
+joined beyond the greatest number are spares: they wait, and take the place of a pod that is lost.
+
+This module has no clock: `leader` passes the time, in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from flk_runtime.contract import parse_pods
+from flk_runtime.launcher.rendezvous.messages import Join
+from flk_runtime.launcher.settings import Settings
+
+ADMISSION_DELAY: Final = 0.5  # seconds in which pods that join one after the other are admitted together
+
+
+class Membership:
+    """The pods of the latest attempt and of the next one. Pod 0 always takes part, because it leads."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.current: list[int] = []
+        """The pods of the latest attempt, in the order of their ranks."""
+        self._settings = settings
+        self._expected = set(range(settings.pods))  # pods that may join soon
+        self.leaving: set[int] = set()
+        """Pods of the latest attempt that have to stop."""
+        self._enough_since: float | None = None  # when enough pods had joined
+
+    def resume(self, pods: str) -> None:
+        """Take over the pods of the attempt that a former leader has started, as its history names them."""
+        self.current = parse_pods(pods)
+        if self.current:
+            self._expected = set(self.current)
+
+    def leave(self, pod: int) -> None:
+        """Note that a pod has to stop: the next attempt does not wait for it."""
+        self.leaving.add(pod)
+        self._expected.discard(pod)
+
+    def start_round(self) -> None:
+        """The latest attempt has ended: its pods may join the next one, but not those that had to stop."""
+        self._expected = set(self.current) - self.leaving
+        self._enough_since = None
+
+    def ready_at(self, joined: Collection[int], connected: Collection[int], now: float) -> float | None:
+        """The time at which an attempt can start with the pods that have ``joined``; None: more must join.
+
+        It waits for pods that are ``connected`` and still end their ranks. Once there are enough pods, it waits the
+        time of the last call for those that were in the latest attempt: one that was lost may be back soon.
+        """
+        if len(joined) < self._settings.least_pods:
+            self._enough_since = None
+            return None
+        if self._enough_since is None:
+            self._enough_since = now
+        if any(pod in connected and pod not in joined for pod in self._expected):
+            return None
+        if len(joined) >= self._settings.most_pods or self._expected <= set(joined):
+            return now
+        return self._enough_since + self._settings.last_call
+
+    def choose(self, joined: Mapping[int, Join], bad_nodes: Collection[str]) -> list[int]:
+        """The pods of the next attempt, in the order of their ranks. The others that have joined are spares.
+
+        Pods that were in the latest attempt come first, and pods on ``bad_nodes`` last. If the number of pods stays the
+        same, each pod keeps its ranks, and a new one gets those of the pod that it replaces.
+        """
+
+        def preference(pod: int) -> tuple[bool, bool, bool, int]:
+            return pod != 0, joined[pod].node in bad_nodes, pod not in self.current, pod
+
+        chosen = sorted(sorted(joined, key=preference)[: self._settings.most_pods])
+        if len(chosen) == len(self.current):
+            new = iter([pod for pod in chosen if pod not in self.current])
+            chosen = [pod if pod in chosen else next(new) for pod in self.current]
+        self.current = chosen
+        self.leaving.clear()
+        return chosen
+
+    def grows_at(self, waiting: Mapping[int, float]) -> float | None:
+        """The time at which the pods that are ``waiting`` are admitted; the values are the times since when they wait.
+
+        None: the attempt has all the pods that it may have, or none waits.
+        """
+        room = self._settings.most_pods - len(self.current)
+        if room <= 0 or not waiting:
+            return None
+        first = min(waiting.values())
+        return first if len(waiting) >= room else first + ADMISSION_DELAY
+
+    def missing(self, joined: Collection[int]) -> Sequence[int]:
+        """The pods of the job that have not joined."""
+        return [pod for pod in range(self._settings.pods) if pod not in joined]

@@ -1,0 +1,163 @@
+"""Commands in containers over WebSockets: their output, exit code and deadline, and how the connection is opened."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import re
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from flk.errors import ApiError, ForbiddenError, UnreachableError
+from flk.jobs.client import JobClient
+from flk.kube import sockets
+from flk.kube.sockets import STATUS, STDERR, STDOUT, Executed
+from tests.support.api_server import failure, write_kubeconfig
+
+POD = {"metadata": {"name": "train-worker-0"}}
+DONE = json.dumps({"status": "Success"}).encode()
+
+
+class Server:
+    """Answers WebSocket requests, one after the other, as a test tells it to."""
+
+    def __init__(self) -> None:
+        self.refusals: list[int] = []  # statuses of the next answers
+        self.messages: list[bytes] = []
+        self.stays_open = False
+        self.heads: list[str] = []  # of all requests
+        self.proxies = False
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
+        self._kept: list[socket.socket] = []
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.close()
+        for connection in self._kept:
+            connection.close()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection = self._server.accept()[0]
+                self._kept.append(connection)
+                self._answer(connection)
+
+    def _answer(self, connection: socket.socket) -> None:
+        head = self._head(connection)
+        if self.proxies:
+            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            head = self._head(connection)
+        if self.refusals:
+            status = self.refusals.pop(0)
+            body = json.dumps(failure(status, 'User "anna" cannot get resource "pods/exec"')).encode()
+            connection.sendall(b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n" % (status, len(body)) + body)
+            return
+        key = re.findall(r"(?i)sec-websocket-key: (\S+)", head)[0]
+        accepted = base64.b64encode(hashlib.sha1(key.encode() + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
+        connection.sendall(
+            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Protocol: v4.channel.k8s.io\r\nSec-WebSocket-Accept: " + accepted + b"\r\n\r\n"
+        )
+        for message in self.messages:
+            connection.sendall(b"\x82\x7f" + struct.pack(">Q", len(message)) + message)
+        if not self.stays_open:
+            connection.close()
+
+    def _head(self, connection: socket.socket) -> str:
+        data = b""
+        while not data.endswith(b"\r\n\r\n"):
+            data += connection.recv(1)
+        self.heads.append(data.decode())
+        return self.heads[-1]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def connect(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], JobClient]:
+    def client(url: str) -> JobClient:
+        monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "config", url)))
+        return JobClient.connect()
+
+    return client
+
+
+@pytest.fixture
+def client(server: Server, connect: Callable[[str], JobClient]) -> JobClient:
+    return connect(f"http://{server.address}")
+
+
+def on(channel: int, data: bytes) -> bytes:
+    return bytes([channel]) + data
+
+
+def test_output_and_exit_code_of_a_command(server: Server, client: JobClient) -> None:
+    status = {"status": "Failure", "details": {"causes": [{"reason": "ExitCode", "message": "7"}]}}
+    server.messages = [on(STDOUT, b"a"), on(STDERR, b"b"), on(STDOUT, b"c"), on(STATUS, json.dumps(status).encode())]
+    assert client.execute(POD, ["true"], 60) == Executed(7, b"ac", b"b")
+    assert "container=pytorch&stdin=false&stdout=true&stderr=true&tty=false&command=true" in server.heads[0]
+
+
+def test_a_refused_token_is_renewed_once(server: Server, client: JobClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    renewed: list[object] = []
+    monkeypatch.setattr(client.api.access, "renew", renewed.append)
+    server.refusals, server.messages = [401], [on(STATUS, DONE)]
+    assert client.execute(POD, ["true"], 60).code == 0
+    assert len(renewed) == 1
+    server.refusals = [401, 401]
+    with pytest.raises(ApiError):
+        client.execute(POD, ["true"], 60)
+    server.refusals = [403]
+    with pytest.raises(ForbiddenError, match="no permission to get pods/exec"):
+        client.execute(POD, ["true"], 60)
+
+
+def test_a_proxy_gets_its_own_credentials(
+    server: Server, connect: Callable[[str], JobClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.proxies, server.messages = True, [on(STATUS, DONE)]
+    monkeypatch.setenv("HTTP_PROXY", f"http://anna:secret@{server.address}")
+    client = connect("http://api.example.com")
+    assert client.execute(POD, ["true"], 60).code == 0
+    assert "CONNECT api.example.com:80" in server.heads[0]
+    assert base64.b64encode(b"anna:secret").decode() in server.heads[0]
+    assert "anna" not in server.heads[1]
+
+
+def test_a_command_that_does_not_end(server: Server, client: JobClient) -> None:
+    server.messages, server.stays_open = [on(STDOUT, b"working")], True
+    with pytest.raises(UnreachableError, match=r"train-worker-0 did not end within 0.05 seconds"):
+        client.execute(POD, ["sleep"], 0.05)
+
+
+def test_a_connection_that_breaks(server: Server, client: JobClient) -> None:
+    server.messages = [on(STDOUT, b"half")]
+    with pytest.raises(UnreachableError, match="ended before the command did"):
+        client.execute(POD, ["cat"], 60)
+
+
+def test_a_command_that_cannot_start(server: Server, client: JobClient) -> None:
+    server.messages = [on(STATUS, json.dumps({"status": "Failure", "message": "no such container"}).encode())]
+    with pytest.raises(ApiError, match="could not be run: no such container"):
+        client.execute(POD, ["cat"], 60)
+
+
+def test_output_without_end(server: Server, client: JobClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "SIZE_LIMIT", 1 << 20)
+    server.messages = [on(STDOUT, bytes(1 << 19))] * 3
+    with pytest.raises(UnreachableError, match="wrote more than 1 MiB"):
+        client.execute(POD, ["yes"], 60)
