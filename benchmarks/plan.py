@@ -7,16 +7,23 @@ micro-batch, selective recomputation, on H100s with 96 GB (torchtitan, benchmark
 constant of the planner is fitted to them. What is compared is the deviation: the larger of prediction and publication
 over the smaller. Goals: at most 1.1 for memory, 1.2 for tokens per second. Planning a model of 70 billion parameters on
 1,024 GPUs has to take at most 5 seconds and 500 MB.
+
+After that, `flk bench` measures the five strategies on this machine with three small models, on two pods of two ranks
+with gloo. Of the five, at least four must be in the same order by their measured time of a step and by the time that
+the calibrated plan predicts. Times that differ by less than 5 % count as equal.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import measure
@@ -25,6 +32,8 @@ TOKENS = 2 * 8192  # of a rank in a step
 # GPUs, tokens per second and GPU, GiB of memory.
 PUBLISHED = ((8, 5762, 82.4), (128, 5605, 67.0))
 SECONDS, MEGABYTES = 5.0, 500.0
+SMALL = ("wide", "deep", "pixels")
+IN_ORDER, EQUAL = 4, 1.05
 
 
 def plan(size: str, gpus: int, batch: int) -> tuple[dict[str, float], float, float]:
@@ -46,10 +55,59 @@ def plan(size: str, gpus: int, batch: int) -> tuple[dict[str, float], float, flo
     return row, seconds, megabytes
 
 
+def bench(model: str, steps: int) -> dict[str, tuple[float, float]]:
+    """Measured and predicted seconds of a step on four ranks of this machine, by strategy."""
+    script = Path(__file__).with_name("small_models.py")
+    command = [sys.executable, "-m", "flk", "bench", str(script), "--local", "--replicas", "2", "--processes", "2"]
+    with tempfile.TemporaryDirectory() as folder:
+        process = subprocess.run(
+            [*command, "--steps", str(steps), "-o", "json", "--", model],
+            env=os.environ | {"OMP_NUM_THREADS": "1", "XDG_STATE_HOME": folder},
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+    result = json.loads(process.stdout)
+    predicted = result["predicted"]
+    return {name: (each["seconds"], predicted[name]["step_seconds"]) for name, each in result["strategies"].items()}
+
+
+def longest_order(times: Sequence[tuple[float, float]]) -> int:
+    """The most of these (measured, predicted) that are in the same order by both, up to times that count as equal."""
+
+    def agree(one: tuple[float, float], other: tuple[float, float]) -> bool:
+        ratios = [second / first for first, second in zip(one, other, strict=True)]
+        equal = any(1 / EQUAL < ratio < EQUAL for ratio in ratios)
+        return equal or (ratios[0] > 1) == (ratios[1] > 1)
+
+    for size in range(len(times), 1, -1):
+        for chosen in itertools.combinations(times, size):
+            if all(agree(*pair) for pair in itertools.combinations(chosen, 2)):
+                return size
+    return min(1, len(times))
+
+
 def main() -> int:
-    arguments = measure.parser(__doc__, rounds=6).parse_args()
+    parser = measure.parser(__doc__, rounds=6)
+    parser.add_argument("--steps", type=int, default=20, help="measured steps of each strategy (default 20)")
+    parser.add_argument("--only-order", action="store_true", help="only compare the order of the strategies")
+    arguments = parser.parse_args()
     report = measure.Report("plan", arguments)
-    rounds = arguments.rounds
+    if not arguments.only_order:
+        compare_published(report, arguments.rounds)
+    for model in SMALL:
+        found = []
+        for _ in range(arguments.rounds):
+            times = bench(model, arguments.steps)
+            found.append(float(longest_order(list(times.values()))))
+            shown = ", ".join(f"{name} {mine * 1e3:.3g} / {other * 1e3:.3g}" for name, (mine, other) in times.items())
+            measure.progress(f"{model}: {found[-1]:g} in order; measured / predicted ms: {shown}")
+        what = f"strategies in the predicted order, {model} / all"
+        report.compare(what, found, [5.0] * arguments.rounds, measure.at_least(IN_ORDER / 5), "strategies")
+    return report.finish()
+
+
+def compare_published(report: measure.Report, rounds: int) -> None:
+    """Compare with published runs, and what planning takes with its limits."""
     large = [plan("70b", 1024, 1)[1:] for _ in range(rounds)]
     for number, (what, unit, limit) in enumerate((("wall time", "s", SECONDS), ("peak memory", "MB", MEGABYTES))):
         found = [each[number] for each in large]
@@ -68,7 +126,6 @@ def main() -> int:
             larger, smaller = max(predicted, published), min(predicted, published)
             name = f"deviation of {what}, 8B on {gpus} GPUs"
             report.compare(name, [larger] * rounds, [smaller] * rounds, measure.at_most(limit), unit)
-    return report.finish()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING, Any
 from flk_runtime.contract import VERSION as __version__
 
 if TYPE_CHECKING:
+    from flk_runtime.checkpoint.script import restore, save
     from flk_runtime.data import Loader, shard
+    from flk_runtime.diloco import DiLoCo
     from flk_runtime.discovery import RankInfo
     from flk_runtime.distributed import (
         DistributedOptimizer,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "CheckpointError": "errors",
+    "DiLoCo": "diloco",
     "DiscoveryError": "errors",
     "DistributedOptimizer": "distributed",
     "Loader": "data",
@@ -53,6 +56,8 @@ _MODULES = {
     "all_reduce": "distributed",
     "broadcast": "distributed",
     "heartbeat": "system.progress",
+    "restore": "checkpoint.script",
+    "save": "checkpoint.script",
     "init": "initialize",
     "main_process_first": "distributed",
     "reduce": "distributed",
@@ -62,6 +67,7 @@ _MODULES = {
 
 __all__ = [
     "CheckpointError",
+    "DiLoCo",
     "DiscoveryError",
     "DistributedOptimizer",
     "Loader",
@@ -78,6 +84,8 @@ __all__ = [
     "init",
     "main_process_first",
     "reduce",
+    "restore",
+    "save",
     "shard",
     "synchronize",
 ]

@@ -1,7 +1,10 @@
 """``python -m flk_runtime [--] script.py args``, or ``-m module args``: runs the launcher of one pod.
 
 ``python -m flk_runtime check`` runs `flk_runtime.check` instead, and ``python -m flk_runtime stacks`` prints the stacks
-of all ranks of the job whose launcher runs in this container. A script with one of these names needs the ``--``.
+of all ranks of the job whose launcher runs in this container. ``export CHECKPOINT FILE`` writes the model in a
+checkpoint to one safetensors file, and ``import FILE CHECKPOINT`` makes a checkpoint of one. A script with one of these
+names needs the ``--``.
+``--help`` prints this text.
 """
 
 from __future__ import annotations
@@ -13,6 +16,9 @@ import sys
 def main() -> None:
     """Run the launcher or the check, and end this process with an `ExitCode`."""
     arguments = sys.argv[1:]
+    if arguments in (["--help"], ["-h"]):
+        print(__doc__)
+        return
     if arguments == ["check"]:
         from flk_runtime import check
         from flk_runtime.launcher import worker
@@ -20,6 +26,10 @@ def main() -> None:
         if not check.must_launch_ranks():
             os._exit(worker.run_exit_handlers(check.main()))
         arguments = ["-m", check.MODULE]
+    if arguments[:1] in (["export"], ["import"]):
+        from flk_runtime.checkpoint import files
+
+        sys.exit(files.main(arguments))
     if arguments == ["stacks"]:
         from flk_runtime.launcher.hangs import control
 

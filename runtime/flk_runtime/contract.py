@@ -10,7 +10,7 @@ import enum
 import json
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
@@ -44,7 +44,11 @@ RDZV_ENDPOINT: Final = "FLK_RDZV_ENDPOINT"  # host:port of the rendezvous, which
 JOB_UID: Final = "FLK_JOB_UID"  # UID of the PyTorchJob, which distinguishes jobs that have the same name
 RDZV_SECRET: Final = "FLK_RDZV_SECRET"  # noqa: S105 - launchers authenticate each other with it; ranks do not get it
 POD_INDEX: Final = "FLK_POD_INDEX"  # index of this pod, from 0
-PODS: Final = "FLK_PODS"  # number of pods
+PODS: Final = "FLK_PODS"  # number of pods; of an elastic job the most that it may have; spares included
+MIN_PODS: Final = "FLK_MIN_PODS"  # pods with which an attempt of an elastic job may start; unset: all that train
+SPARES: Final = "FLK_SPARES"  # how many of the pods wait to take the place of a lost one
+METRICS_PORT: Final = "FLK_METRICS_PORT"  # port at which each launcher serves metrics for Prometheus; unset: none
+LAST_CALL: Final = "FLK_LAST_CALL"  # seconds that an attempt which could start waits for pods that may still come
 PROCESSES: Final = "FLK_PROCESSES"  # number of ranks in each pod
 POD_NAME: Final = "FLK_POD_NAME"  # name of this pod
 POD_IP: Final = "FLK_POD_IP"  # IP address of this pod
@@ -65,26 +69,45 @@ KILL_TIMEOUT: Final = "FLK_KILL_TIMEOUT"  # seconds after SIGKILL in which a ran
 JOIN_TIMEOUT: Final = "FLK_JOIN_TIMEOUT"  # seconds that a launcher waits for the other pods
 LEASE: Final = "FLK_LEASE"  # seconds of silence after which the launchers give up a connection between them
 START: Final = "FLK_START"  # start method of the ranks: fork (default) or spawn
-CODE: Final = "FLK_CODE"  # folder with the archive of the user's code; unset: the image has the code
+CODE: Final = "FLK_CODE"  # folder with the archive of the user's code, or with its files; unset: the image has the code
 CODE_HASH: Final = "FLK_CODE_HASH"  # SHA-256 of the archive, in hex
 WORK: Final = "FLK_WORK"  # folder into which the code is unpacked; working folder of the ranks
 HANG_TIMEOUT: Final = "FLK_HANG_TIMEOUT"  # seconds without progress that are a hang, 480 by default; 0: never
 SLOW_FACTOR: Final = "FLK_SLOW_FACTOR"  # a rank that works so many times as long as the median is slow, 1.5 by default
 SLOW_WINDOW: Final = "FLK_SLOW_WINDOW"  # seconds over which ranks are compared for that, 60 by default
+MEMORY_ROOT: Final = "FLK_MEMORY_ROOT"  # folder in memory (tmpfs) for checkpoints; unset: none are kept in memory
+MEMORY_LIMIT: Final = "FLK_MEMORY_LIMIT"  # bytes, as 8Gi, that they may take in a pod; half of it by default; 0: none
+RECORDS: Final = "FLK_RECORDS"  # ConfigMap in which pod 0's launcher keeps the record of the job; unset: none
 TERMINATION_LOG: Final = "FLK_TERMINATION_LOG"  # file for the final job record; in a pod, the termination message
 
 # Environment of the ranks, in addition to torchrun's variables.
 STRATEGY: Final = "FLK_STRATEGY"  # how the ranks share the model
+MEASURED: Final = "FLK_MEASURED"  # results of `flk bench` that strategy auto uses: a list in JSON
 FABRIC: Final = "FLK_FABRIC"  # preset of NCCL's variables that the job uses
-CHECKPOINT: Final = "FLK_CHECKPOINT"  # folder of the checkpoints
-SAVE_EVERY: Final = "FLK_SAVE_EVERY"  # steps between two checkpoints
+CHECKPOINT: Final = "FLK_CHECKPOINT"  # folder of the checkpoints, or their address in S3: s3://BUCKET/PREFIX
+SAVE_EVERY: Final = "FLK_SAVE_EVERY"  # steps between two checkpoints; auto: computed from what a save costs
+BATCH: Final = "FLK_BATCH"  # global batch of an elastic job with fewer pods: keep (default) or scale
+FULL_WORLD_SIZE: Final = "FLK_FULL_WORLD_SIZE"  # ranks of the job when it has all its pods; set by the launcher
+KEEP: Final = "FLK_KEEP"  # number of the newest checkpoints that stay, 2 by default
+KEEP_EVERY: Final = "FLK_KEEP_EVERY"  # checkpoints of which the step is a multiple of this stay too; 0 or unset: none
 SEED: Final = "FLK_SEED"  # seed of the random number generators, 0 by default
 PREFLIGHT: Final = "FLK_PREFLIGHT"  # checks before the start: on, off, or some of them off, as in -shm,-code
 PREFLIGHT_TIMEOUT: Final = "FLK_PREFLIGHT_TIMEOUT"  # seconds that each rank waits for the others in the preflight
 STEP_TIMEOUT: Final = "FLK_STEP_TIMEOUT"  # timeout of collectives after the first step, in seconds
+DILOCO_OPTIONS: Final = "FLK_DILOCO"  # options of strategy diloco: KEY=VALUE, separated by commas
+WORKERS: Final = "FLK_WORKERS"  # number of workers of strategy diloco in this job; its pods are divided among them
+WORKER: Final = "FLK_WORKER"  # number of this rank's worker, from 0; set by the launcher
+MEET: Final = "FLK_MEET"  # host:port where the workers of strategy diloco meet
+MEET_SECRET: Final = "FLK_MEET_SECRET"  # noqa: S105 - with which workers and hub authenticate each other
+MEET_CA: Final = "FLK_MEET_CA"  # file with the certificates that the hub's is checked against; empty: no TLS
+MEET_CERTIFICATE: Final = "FLK_MEET_CERTIFICATE"  # folder with tls.crt and tls.key of the hub; empty: no TLS
+HUB_PORT: Final = "FLK_HUB_PORT"  # port on which the launcher of pod 0 serves the hub; 0 or unset: no hub
 PROGRESS: Final = "FLK_PROGRESS"  # file of the progress page that a rank shares with its launcher
 OBSERVER: Final = "FLK_OBSERVER"  # path, without suffix, of the files through which the launcher reads a rank's stacks
+CHOICE: Final = "FLK_CHOICE"  # file of a pod that keeps the choice of strategy auto for later attempts
+TRIAL: Final = "FLK_TRIAL"  # 1: the script is run for a few steps to plan or measure it; checkpoints are left alone
 HEARTBEAT: Final = "FLK_HEARTBEAT"  # file that a script may touch to say that it makes progress
+MEMORY: Final = "FLK_MEMORY"  # socket on which the launcher answers ranks about checkpoints in memory
 ATTEMPT: Final = "FLK_ATTEMPT"  # number of the attempt, from 0; set by the launcher
 REPORT_FD: Final = "FLK_REPORT_FD"  # file descriptor of the pipe on which a rank reports its failure to the launcher
 
@@ -111,10 +134,14 @@ RESERVED_PREFIXES: Final = ("PET_", "TORCHELASTIC_", "FLK_")
 SETTABLE: Final = frozenset(
     {
         SAVE_EVERY,
+        KEEP,
+        KEEP_EVERY,
         SEED,
         START,
         JOIN_TIMEOUT,
         LEASE,
+        LAST_CALL,
+        METRICS_PORT,
         HANG_TIMEOUT,
         SLOW_FACTOR,
         SLOW_WINDOW,
@@ -125,9 +152,12 @@ SETTABLE: Final = frozenset(
         BUDGET_RESET,
         BACKOFF,
         RETRY_SAME_FAILURE,
+        MEMORY_LIMIT,
+        MEASURED,
     }
 )
 MAX_DISRUPTIONS: Final = 100  # default of DISRUPTIONS and of the job's field
+BATCHES: Final = ("keep", "scale")  # values of BATCH
 
 
 def is_reserved(name: str) -> bool:
@@ -135,8 +165,23 @@ def is_reserved(name: str) -> bool:
     return name not in SETTABLE and (name in RESERVED_NAMES or name.startswith(RESERVED_PREFIXES))
 
 
-# Values of --strategy. The last five are named as in torch's FSDP ShardingStrategy; no_shard is the same as ddp.
-STRATEGIES: Final = ("none", "ddp", "no_shard", "shard_grad_op", "full_shard", "hybrid_shard", "hybrid_shard_zero2")
+AUTO: Final = "auto"
+DILOCO: Final = "diloco"
+# Values of --strategy. Those from no_shard on are named as in torch's FSDP ShardingStrategy; no_shard is the same as
+# ddp. auto has the ranks choose one of those before it at their start. diloco trains several workers, each with an
+# inner strategy.
+STRATEGIES: Final = (
+    "none",
+    "ddp",
+    "no_shard",
+    "shard_grad_op",
+    "full_shard",
+    "hybrid_shard",
+    "hybrid_shard_zero2",
+    AUTO,
+    DILOCO,
+)
+OUTER_DTYPES: Final = ("fp32", "fp16", "int8")  # of what the workers of strategy diloco send to each other
 
 
 def parse_strategy(text: str) -> str:
@@ -185,13 +230,16 @@ def parse_preflight(text: str) -> frozenset[str]:
 
 
 RDZV_PORT: Final = 29400
+MEET_PORT: Final = 29401  # of the hub of strategy diloco, in pod 0
 INTERRUPT_GRACE: Final = 5.0  # seconds that ranks have after SIGINT, in place of the grace period after SIGTERM
+FIRST_POD: Final = "{first}"  # in RDZV_ENDPOINT: the index of the first pod of the worker of strategy diloco
 CONTAINER: Final = "pytorch"  # the training operator looks for a container with this name
 
 # Paths in the pod, and keys of the ConfigMaps that are mounted there.
 SHIP_FOLDER: Final = "/flk/ship"  # mount path of the ConfigMaps, read-only
 WORK_FOLDER: Final = "/flk/work"  # the unpacked code; working folder of the ranks
 CHECKPOINT_FOLDER: Final = "/flk/checkpoint"  # checkpoints of jobs without a volume; deleted with the pod
+API_FOLDER: Final = "/flk/api"  # token, ca.crt and namespace with which a launcher writes to RECORDS
 RUNTIME_ARCHIVE: Final = "flk_runtime.zip"  # key of the archive of this package
 CODE_ARCHIVE: Final = "code.tar.gz"  # prefix of the keys of the code: code.tar.gz.000, code.tar.gz.001, … in order
 TERMINATION_LOG_PATH: Final = "/dev/termination-log"
@@ -202,8 +250,10 @@ LAUNCHER_PREFIX: Final = "[pod {index}] "
 RANK_PREFIX: Final = "[rank {rank}] "
 RECORD_MARKER: Final = "flk-record "  # between the launcher's prefix and a JobRecord as JSON, for `flk status`
 ATTEMPT_MARKER: Final = "flk-attempt "  # between the launcher's prefix and the number of the attempt, from 1
+BENCH_MARKER: Final = "flk-bench "  # between the prefix of rank 0 and the result of `flk bench` as JSON
 RECORD_INTERVAL: Final = 1000  # lines after which the launcher of pod 0 repeats the record, so that a tail contains it
 _SOURCE_FILE = re.compile(r"\[[^\[\]\s]*\.(?:c|cc|cpp|cu|cuh|h|hpp):\d+\]\s*")  # of torch, on the machine that built it
+_KEPT_RECORD_LIMIT = 10_000  # bytes
 _LINE_LIMIT = 300  # characters of a message in a line for people
 _TIMEOUT = re.compile(r"(?i)tim(ed |e)out|Watchdog caught")  # a rank waited for a peer that still ran
 _RECORD_LINE = re.compile(r"^\[pod \d+\] " + re.escape(RECORD_MARKER))
@@ -213,14 +263,19 @@ _ATTEMPT_LINE = re.compile(r"^\[pod \d+\] " + re.escape(ATTEMPT_MARKER) + r"(\d{
 # Exit code of a job that ends because of a failure of this kind; TRAINING for the others.
 _CODES: Final = {
     **dict.fromkeys(
-        ("oom", "lost", "preempted", "unkillable", "hang", "io", "disk_full", "gpu", "rendezvous"),
+        ("oom", "lost", "preempted", "resized", "unkillable", "hang", "io", "disk_full", "gpu", "rendezvous"),
         ExitCode.INFRASTRUCTURE,
     ),
     "deadline": ExitCode.TIMEOUT,
     "usage": ExitCode.USAGE,
 }
 # Kinds whose message is a predicate of the pod or the rank, and the predicate where the message is empty.
-_PREDICATES: Final = {"lost": "was lost", "preempted": "was preempted", "hang": "makes no progress"}
+_PREDICATES: Final = {
+    "lost": "was lost",
+    "preempted": "was preempted",
+    "resized": "joined or left",
+    "hang": "makes no progress",
+}
 
 
 @dataclass(frozen=True)
@@ -228,8 +283,8 @@ class Failure:
     """The failure of one rank, or of a whole pod (``rank`` is None)."""
 
     # Of a rank: exception, exit, signal, oom, hang, and exceptions of a kind of their own: io, disk_full, gpu, address
-    # (in use), rendezvous, usage. Of a pod: preempted (it had to stop), lost (also: it never joined), unkillable,
-    # deadline, usage.
+    # (in use), rendezvous, usage. Of a pod: preempted (it had to stop), resized (it joins or leaves an elastic job),
+    # lost (also: it never joined), unkillable, deadline, usage.
     kind: str
     pod: int
     rank: int | None = None
@@ -278,7 +333,7 @@ class Failure:
         after = f" after step {self.step}" if self.step else ""
         if self.kind in ("exception", "io", "disk_full", "gpu", "address", "rendezvous"):
             return f"{subject} raised {self.type}{after}" + (f": {first_line}" if first_line else "")
-        if self.kind == "preempted" and self.node:
+        if self.kind in ("preempted", "resized") and self.node:
             subject = f"{subject} on {self.node}"
         if self.kind in _PREDICATES:
             return f"{subject} {first_line or _PREDICATES[self.kind]}"
@@ -299,6 +354,10 @@ class Failure:
         return cls(**{name: value for name, value in data.items() if name in known})
 
 
+# Where the ranks of an attempt got their state, by the number in the progress page; empty: the script says nothing.
+SOURCES: Final = ("", "start", "memory", "storage")
+
+
 @dataclass(frozen=True)
 class Attempt:
     """One start of all ranks of the job."""
@@ -310,6 +369,9 @@ class Attempt:
     restarts: int = 0  # that the job had used when this attempt started
     disruptions: int = 0
     step: int | None = None  # most steps that a rank has completed; None: unknown
+    pods: str = ""  # that took part, in the order of their ranks, as `format_pods` writes them; empty: unknown
+    restored: int | None = None  # the step after which its ranks began; None: unknown
+    restored_from: str = ""  # one of SOURCES
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Attempt:
@@ -323,7 +385,30 @@ class Attempt:
             int(data.get("restarts", 0)),
             int(data.get("disruptions", 0)),
             data.get("step"),
+            str(data.get("pods", "")),
+            data.get("restored"),
+            str(data.get("restored_from", "")),
         )
+
+
+def format_pods(pods: Sequence[int]) -> str:
+    """Indexes of pods in their order, with ranges of consecutive ones: ``0-2,5``."""
+    ranges: list[list[int]] = []
+    for pod in pods:
+        if ranges and pod == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [pod]
+        else:
+            ranges.append([pod])
+    return ",".join("-".join(map(str, each)) for each in ranges)
+
+
+def parse_pods(text: str) -> list[int]:
+    """The indexes of pods that `format_pods` has written. Raises ValueError for other text."""
+    pods: list[int] = []
+    for part in text.split(",") if text else []:
+        first, _, last = part.partition("-")
+        pods += range(int(first), int(last or first) + 1)
+    return pods
 
 
 @dataclass(frozen=True)
@@ -358,6 +443,7 @@ class JobRecord:
     disruptions: int = 0  # used: attempts that followed disruptions
     verdict: str = ""  # why no attempt follows a failure
     slow: list[SlowRank] = field(default_factory=list)  # ranks that the others wait for, while the job runs
+    bad_nodes: list[str] = field(default_factory=list)  # nodes on which pods of this job have failed repeatedly
 
     def to_json(self, limit: int | None = None) -> str:
         """The record as one line of JSON of at most ``limit`` bytes.
@@ -402,7 +488,44 @@ class JobRecord:
             disruptions=int(data.get("disruptions", 0)),
             verdict=str(data.get("verdict", "")),
             slow=[SlowRank(**slow) for slow in data.get("slow", [])],
+            bad_nodes=[str(node) for node in data.get("bad_nodes", [])],
         )
+
+
+@dataclass(frozen=True)
+class KeptRecord:
+    """What the launcher of pod 0 keeps of a job in the cluster, for when its pods are gone: one entry of RECORDS."""
+
+    job: str
+    uid: str  # of the job; empty: not known
+    pods: int
+    processes: int  # ranks in each pod
+    created: float  # when this launcher started; seconds since the epoch, as `updated`
+    updated: float
+    record: JobRecord
+    step: int | None = None  # optimizer steps that the first rank of pod 0 has done; None: unknown
+    step_seconds: float | None = None  # mean duration of its steps
+    saved: int | None = None  # step of its latest checkpoint
+    lines: list[str] = field(default_factory=list)  # the last ones of pod 0's log, with their prefixes
+
+    @property
+    def key(self) -> str:
+        """The key of the entry, which a later job of the same name does not have."""
+        return f"{self.job}.{self.uid}" if self.uid else self.job
+
+    def to_json(self) -> str:
+        """The entry as one line of JSON of at most about 20 kB."""
+        return _dump({**asdict(self), "record": json.loads(self.record.to_json(_KEPT_RECORD_LIMIT))})
+
+    @classmethod
+    def from_json(cls, text: str) -> KeptRecord | None:
+        """The entry that ``text`` contains, or None if it contains none."""
+        try:
+            data = json.loads(text)
+            known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+            return cls(**{**known, "record": JobRecord.from_dict(data["record"])})
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
 
 
 def parse_record(line: str) -> JobRecord | None:

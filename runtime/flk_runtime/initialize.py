@@ -9,15 +9,15 @@ import sys
 import time
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from flk_runtime import contract
-from flk_runtime.checkpoint import CheckpointFolder
+from flk_runtime import automatic, contract
+from flk_runtime.checkpoint.interval import AUTO
+from flk_runtime.diloco import DiLoCo, Membership, choose_options
 from flk_runtime.discovery import RankInfo, discover
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import RendezvousError, SetupError
@@ -28,12 +28,13 @@ from flk_runtime.preflight.bootstrap import connect_store
 from flk_runtime.preflight.options import skipped_checks
 from flk_runtime.run import Run
 from flk_runtime.system import device as devices
-from flk_runtime.system import progress, rng
+from flk_runtime.system import progress, rng, trial
 from flk_runtime.system.progress import Phase
 
 _TIMEOUT = 1800.0
 _ERROR_TIMEOUT = 10.0  # seconds that a rank which cannot start waits for the others, to tell them why
 _SAVE_EVERY = 100
+_KEEP = 2
 _LOG_EVERY = 10
 _CPU = torch.device("cpu")
 
@@ -44,9 +45,12 @@ _arguments: dict[str, Any] = {}
 def init(
     *,
     strategy: str | None = None,
+    diloco: DiLoCo | None = None,
     seed: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
-    save_every: int | None = None,
+    save_every: int | str | None = None,
+    keep: int | None = None,
+    keep_every: int | None = None,
     log_every: int = _LOG_EVERY,
     device: str | torch.device | None = None,
     backend: str | None = None,
@@ -59,11 +63,18 @@ def init(
     Works under every launcher that `flk_runtime.discovery` knows, and without one as a world of one rank. A second call
     returns the same run.
 
-    - ``strategy``: how `Run.parallelize` shares a model; default $FLK_STRATEGY, else ddp.
+    - ``strategy``: how `Run.parallelize` shares a model; default $FLK_STRATEGY, else ddp. auto: rank 0 plans the
+      script in another process, or uses results of `flk bench`, and chooses for all ranks.
+    - ``diloco``: options of strategy diloco, which trains several workers, each with an inner strategy; default
+      $FLK_DILOCO, else those of `flk_runtime.DiLoCo`.
     - ``seed``: default $FLK_SEED, else 0. Python's, NumPy's and torch's generators are seeded alike on all ranks until
       `Run.parallelize`, so that all ranks build the same model, and differently afterwards.
-    - ``checkpoint``: folder for checkpoints; default $FLK_CHECKPOINT, else none are written. Only rank 0 uses it.
-    - ``save_every``: steps between two checkpoints; default $FLK_SAVE_EVERY, else 100; 0: only at the end.
+    - ``checkpoint``: folder of checkpoints that all ranks see, or ``s3://BUCKET/PREFIX``; default $FLK_CHECKPOINT, else
+      none are written.
+    - ``save_every``: steps between two checkpoints; default $FLK_SAVE_EVERY, else 100; 0: only at the end; ``auto``:
+      computed from what a save costs and how often the job failed.
+    - ``keep``: number of the newest checkpoints that stay; default $FLK_KEEP, else 2.
+    - ``keep_every``: checkpoints of which the step is a multiple of it stay too; default $FLK_KEEP_EVERY, else none.
     - ``log_every``: steps between two lines of metrics; 0: none.
     - ``device``: default ``cuda:LOCAL_RANK`` if torch finds CUDA, else cpu.
     - ``backend``: of torch.distributed; default by the device.
@@ -79,7 +90,8 @@ def init(
     """
     global _current, _arguments
     given = {
-        "strategy": strategy, "seed": seed, "checkpoint": checkpoint, "save_every": save_every,
+        "strategy": strategy, "diloco": diloco, "seed": seed, "checkpoint": checkpoint, "save_every": save_every,
+        "keep": keep, "keep_every": keep_every,
         "log_every": log_every, "device": device, "backend": backend, "timeout": timeout,
         "step_timeout": step_timeout, "preflight": preflight,
     }  # fmt: skip
@@ -100,17 +112,23 @@ def init(
         open_group(rank_info, options)
     elif options.error:
         raise options.error
-    rng.seed_all(options.seed)
     try:
+        strategy = options.strategy
+        if strategy == contract.AUTO:
+            strategy = automatic.choose(rank_info, options.device, options.timeout)
+        rng.seed_all(options.seed)
         _current = Run(
             rank_info,
             device=options.device,
-            strategy=options.strategy,
+            strategy=strategy,
+            diloco=options.diloco,
             seed=options.seed,
-            folder=CheckpointFolder(Path(options.folder)) if options.folder else None,
+            checkpoint=os.fspath(options.folder) if options.folder else None,
             save_every=options.save_every,
+            keep=(options.keep, options.keep_every),
             log_every=options.log_every,
             owns_group=owns_group,
+            keep_batch=os.environ.get(contract.BATCH, "keep") == "keep",
             timeouts=process_group.Timeouts(timeout, options.step_timeout),
         )
     except BaseException:
@@ -125,10 +143,13 @@ def init(
 class InitOptions:
     """The arguments of `init`, completed from the environment and checked."""
 
-    strategy: str = "ddp"
+    strategy: str = "ddp"  # of the ranks of the process group
+    diloco: DiLoCo | None = None  # they are one of several workers
     seed: int = 0
     folder: str | os.PathLike[str] | None = None
     save_every: int = _SAVE_EVERY
+    keep: int = _KEEP
+    keep_every: int = 0
     log_every: int = _LOG_EVERY
     device: torch.device = _CPU
     backend: str = "gloo"
@@ -154,11 +175,26 @@ class InitOptions:
             device = devices.select(rank_info, given.get("device"))
             if device.type == "cuda":
                 torch.cuda.set_device(device)
+            strategy, diloco = choose_strategy(given.get("strategy")), None
+            folder = given.get("checkpoint") or os.environ.get(contract.CHECKPOINT) or None
+            if trial.is_trial():
+                folder = None
+            if strategy == contract.DILOCO:
+                diloco = choose_options(given.get("diloco"))
+                strategy = diloco.inner
+                member = Membership.read(diloco)
+                if folder and member.workers > 1:  # they may share a volume
+                    folder = f"{os.fspath(folder)}/worker-{member.worker}"
+            elif given.get("diloco"):
+                raise SetupError(f"diloco= has no effect under strategy {strategy}, only under diloco")
             return cls(
-                strategy=choose_strategy(given.get("strategy")),
+                strategy=strategy,
+                diloco=diloco,
                 seed=_count("seed", given.get("seed"), contract.SEED, 0),
-                folder=given.get("checkpoint") or os.environ.get(contract.CHECKPOINT) or None,
-                save_every=_count("save_every", given.get("save_every"), contract.SAVE_EVERY, _SAVE_EVERY),
+                folder=folder,
+                save_every=_save_every(given.get("save_every")),
+                keep=max(1, _count("keep", given.get("keep"), contract.KEEP, _KEEP)),
+                keep_every=_count("keep_every", given.get("keep_every"), contract.KEEP_EVERY, 0),
                 log_every=_count("log_every", given.get("log_every"), "", _LOG_EVERY),
                 device=device,
                 backend=given.get("backend") or devices.backend(device),
@@ -242,7 +278,7 @@ def rank_report(rank_info: RankInfo, options: InitOptions) -> RankReport:
         flk=contract.VERSION,
         code=report.code_version(),
         backend=options.backend,
-        strategy=options.strategy,
+        strategy=f"diloco ({options.diloco})" if options.diloco else options.strategy,
         seed=options.seed,
         device=str(options.device),
         gpu=devices.unique_id(options.device),
@@ -275,6 +311,14 @@ def _seconds(name: str, value: float | None, variable: str) -> float | None:
     if value is not None and not 0 <= value < float("inf"):
         raise SetupError(f"{name}={value}: expected a finite number of seconds, 0 or more")
     return value
+
+
+def _save_every(value: int | str | None) -> int:
+    if (os.environ.get(contract.SAVE_EVERY) if value is None else value) == "auto":
+        return AUTO
+    if isinstance(value, str):
+        raise SetupError(f"save_every={value!r}: expected a number of steps, or auto")
+    return _count("save_every", value, contract.SAVE_EVERY, _SAVE_EVERY)
 
 
 def _count(name: str, value: int | None, variable: str, default: int) -> int:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import platform
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, cast, overload
 
 import torch
 import torch.distributed as dist
@@ -14,12 +17,15 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flk_runtime import contract
-from flk_runtime.checkpoint import CheckpointFolder, CheckpointManager, Stateful
-from flk_runtime.data import EpochLoader, LoaderContext, join_batches, make_loader
+from flk_runtime.checkpoint import CheckpointManager, Stateful
+from flk_runtime.checkpoint.interval import AUTO, AutoInterval
+from flk_runtime.data import EpochLoader, LoaderContext, StepShare, join_batches, make_loader, share_of_worker, split
+from flk_runtime.diloco import DiLoCo, Membership, OuterLoop
 from flk_runtime.discovery import RankInfo
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import SetupError
+from flk_runtime.errors import CheckpointError, SetupError
 from flk_runtime.metrics import logging, mfu
+from flk_runtime.metrics.shares import Shares
 from flk_runtime.parallel import (
     STRATEGIES,
     Blocks,
@@ -27,10 +33,12 @@ from flk_runtime.parallel import (
     ParallelModel,
     ParallelOptions,
     Precision,
+    find_blocks,
     parallelize,
 )
+from flk_runtime.preflight import report
 from flk_runtime.preflight.options import compare_options
-from flk_runtime.system import progress
+from flk_runtime.system import progress, rng
 from flk_runtime.system.progress import Phase
 
 T = TypeVar("T")
@@ -49,19 +57,28 @@ class Run:
         *,
         device: torch.device,
         strategy: str,
+        diloco: DiLoCo | None,
         seed: int,
-        folder: CheckpointFolder | None,
+        checkpoint: str | None,
         save_every: int,
+        keep: tuple[int, int],
         log_every: int,
         owns_group: bool,
+        keep_batch: bool,
         timeouts: process_group.Timeouts,
     ) -> None:
-        """The process group is open. ``owns_group``: `close` destroys it. Collective."""
+        """The process group is open. ``owns_group``: `close` destroys it. Collective.
+
+        ``strategy`` is that of the ranks of the process group; with ``diloco`` they are one of several workers.
+        ``keep_batch``: a step of an elastic job has as many samples with fewer ranks as with all.
+        """
         self.rank_info = rank_info
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.local_rank = rank_info.local_rank
         self.local_world_size = rank_info.local_world_size
+        self.full_world_size = max(rank_info.full_world_size, self.world_size)  # of an elastic job with all its pods
+        self._keep_batch = keep_batch
         self._node_rank = rank_info.node_rank
         self.attempt = rank_info.attempt
         self.is_main = self.rank == 0
@@ -69,19 +86,41 @@ class Run:
         self.seed = seed
         self.strategy = strategy
         self.closed = False
+        self._diloco = diloco
+        self._member = Membership.read(diloco) if diloco else Membership()
+        self.worker, self.workers = self._member.worker, self._member.workers
+        self._outer: OuterLoop | None = None
         self._save_every, self._log_every, self._owns_group = save_every, log_every, owns_group
         self._timeouts = timeouts
         self._models: list[ParallelModel] = []
         self._loader_count = 0
         self._loader: EpochLoader | None = None  # the one that gave the latest batch
         self._samples = 0  # given by it since the latest step, to all ranks
+        self._share: StepShare | None = None  # this rank's share of the latest batch
+        self._fraction = 1.0  # of that batch that is in the current micro-batch
         self._throughput = logging.Throughput()
         self._meter = mfu.Meter(device, self.world_size, lambda text: self.print(f"flk: {text}"))
         self._first_step_done = False
         self._page = progress.own_page()
         self._page.phase = Phase.TRAINING
-        self._checkpoints = CheckpointManager(folder, seed, self.print)
+        self._shares = Shares(self._page)
+        rank_seed = rng.derive_seed("worker", seed, self.worker, 0) if self.worker else seed
+        self._checkpoints = CheckpointManager(
+            checkpoint,
+            rank_seed,
+            self.print,
+            metadata=_metadata(strategy),
+            timeout=timeouts.first,
+            on_saved=self._note_saved,
+            keep=keep,
+        )
         self.steps = self._checkpoints.steps  # optimizer steps so far, including those before a resume
+        self._auto: AutoInterval | None = None
+        if save_every == AUTO:
+            nodes = max(1, self.world_size // self.local_world_size)
+            self._auto = AutoInterval(self.steps, nodes, self.attempt)
+        self._page.restored_from = contract.SOURCES.index(self._checkpoints.source)
+        self._page.restored = self.steps
 
     # Model and optimizer
 
@@ -152,6 +191,8 @@ class Run:
         name = f"model-{number}" if number else "model"
         if any(model in (each.model, each.module) for each in self._models):
             raise SetupError("this model has already been parallelized: call parallelize once per model")
+        if self._diloco and number:
+            raise SetupError("strategy diloco trains one model: put all trained parameters into one module")
         options = ParallelOptions(api, precision, blocks, recompute, compile, shard_size, find_unused_parameters)
         if self.strategy != "none":
             self._compare_parallel(name, options)
@@ -173,6 +214,12 @@ class Run:
             self._checkpoints.register(
                 f"optimizer-{number}" if number else "optimizer", OptimizerState(optimizer, parallel)
             )
+        if self._diloco:
+            self._outer = OuterLoop(
+                parallel, find_blocks(parallel.model, blocks), self._diloco, self._member, self.steps
+            )
+            self.register("diloco", self._outer)
+            self.steps = self._outer.begin(self.steps)
         self._checkpoints.start_rank_rng()
         return parallel.module if optimizer is None else (parallel.module, optimizer)
 
@@ -214,11 +261,14 @@ class Run:
         rank's own. ``model`` selects one of several parallelized models. Raises SetupError if it selects none or the
         choice is ambiguous, and RuntimeError if ``error_if_nonfinite`` and the norm is NaN or infinite.
         """
+        return self._select(model, "clip_grad_norm").clip_grad_norm(max_norm, norm_type, error_if_nonfinite)
+
+    def _select(self, model: nn.Module | None, method: str) -> ParallelModel:
         chosen = [each for each in self._models if model is None or model in (each.module, each.model)]
         if len(chosen) != 1:
             action = "select one with model=" if len(chosen) > 1 else "call parallelize before"
-            raise SetupError(f"clip_grad_norm works on one parallelized model, and there are {len(chosen)}: {action}")
-        return chosen[0].clip_grad_norm(max_norm, norm_type, error_if_nonfinite)
+            raise SetupError(f"{method} works on one parallelized model, and there are {len(chosen)}: {action}")
+        return chosen[0]
 
     def register(self, name: str, thing: Stateful) -> None:
         """Save ``thing``, such as a learning rate scheduler, in checkpoints under ``name``. Collective.
@@ -244,11 +294,13 @@ class Run:
     ) -> EpochLoader:
         """A loader of this rank's batches of ``batch_size`` samples, on its device. Collective.
 
-        Every step takes ``world_size * batch_size`` samples, and all ranks take the same number of steps. No sample
-        is dropped (unless ``drop_last``) or repeated. ``dataset`` is map-style or iterable; a map-style one
-        is shuffled unless ``shuffle=False``, an iterable keeps its order, and ``split=False`` declares that it is
-        already split over ranks and workers. The position is saved in checkpoints under ``name`` (default: by the order
-        of calls). ``options`` are those of torch.utils.data.DataLoader: num_workers, collate_fn, pin_memory, …
+        Every step takes ``world_size * batch_size`` samples, and all ranks take the same number of steps. In an elastic
+        job it takes ``full_world_size * batch_size``, also with fewer ranks, unless the job scales its batch: then a
+        rank's batch is larger, and `micro_batches` splits it. No sample is dropped (unless ``drop_last``) or repeated.
+        ``dataset`` is map-style or iterable; a map-style one is shuffled unless ``shuffle=False``, an iterable keeps
+        its order, and ``split=False`` declares that it is already split over ranks and workers. The position is saved
+        in checkpoints under ``name`` (default: by the order of calls). ``options`` are those of
+        torch.utils.data.DataLoader: num_workers, collate_fn, pin_memory, …
 
         Raises SetupError if the dataset is too small or an option contradicts the loader, and CheckpointError if the
         checkpoint's position is of another dataset.
@@ -266,8 +318,11 @@ class Run:
             on_begin=self._checkpoints.start_rank_rng,
             on_batch=self._count_samples,
             on_end=self._save_progress,
+            full_world_size=self.full_world_size if self._keep_batch else self.world_size,
         )
         shared = {"batch_size": batch_size, "shuffle": shuffle, "split": split, "drop_last": drop_last}
+        if self.workers > 1 and split:
+            dataset = share_of_worker(dataset, self.worker, self.workers)
         length = len(dataset) if split and hasattr(dataset, "__len__") else None
         compare_options(f"loader {name!r}", shared | {"seed": context.seed, "length of the dataset": length})
         loader = make_loader(dataset, context, shuffle=shuffle, split=split, drop_last=drop_last, **options)
@@ -281,6 +336,35 @@ class Run:
         Prints on rank 0 how many were left on which rank. A loader of `loader` needs none of this.
         """
         return join_batches(batches, lambda text: self.print(f"flk: {text}"))
+
+    @property
+    def accumulation(self) -> int:
+        """Number of micro-batches into which `micro_batches` splits the latest batch; the same on all ranks."""
+        return self._share.pieces if self._share else 1
+
+    def micro_batches(self, batch: T) -> Iterator[T]:
+        """Yield parts of a loader's latest ``batch`` with at most ``batch_size`` samples each, for an elastic job.
+
+        Call `backward` with the mean loss of each part, and optimizer.step() after the last one. Gradients are
+        accumulated, and communicated in the last part only. With all ranks there is one part: the batch. The batch is a
+        pytree; tensors and lists with an entry for each sample are split. Collective: all ranks take as many parts.
+
+        Raises SetupError if the batch must be split and has no tensor.
+        """
+        for number, (part, fraction) in enumerate(split(batch, self.accumulation), 1):
+            self._fraction = fraction
+            with contextlib.nullcontext() if number == self.accumulation else self.no_sync():
+                yield part
+        self._fraction = 1.0
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Compute the gradients of ``loss``, the mean over this rank's latest batch or micro-batch.
+
+        It is weighted so that the ranks' mean gradient is that of the mean over the global batch, also where ranks have
+        different numbers of samples; ``loss.backward()`` weights all ranks alike.
+        """
+        weight = self._share.weight(self.world_size, self._fraction) if self._share else 1.0
+        (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
 
     # Steps and checkpoints
 
@@ -299,31 +383,66 @@ class Run:
             self._checkpoints.finish_restoring()
             self._first_step_done = True
         self.steps += 1
+        if self._outer:
+            self.steps = self._outer.step(self.steps)
         self._page.record_step(self.steps)
         self._throughput.add(self._samples)
         self._samples = 0
         self._meter.step()
         if self._log_every and self.steps % self._log_every == 0:
             self._log_metrics(loss, values)
-        if self._save_every and self.steps % self._save_every == 0:
+        if self._auto:
+            self._save_when_due(self._auto)
+        elif self._save_every and self.steps % self._save_every == 0:
             self.save()
         if first:
             self._timeouts.shorten()
         if self._checkpoints.can_save and self._page.must_stop(self.steps):
             self._stop()
 
-    def save(self) -> None:
-        """Write a checkpoint now, if there is a checkpoint folder and a parallelized model. Collective.
+    def save(self, *, wait: bool = False) -> None:
+        """Write a checkpoint now, if there is a place for it and a parallelized model. Collective.
 
-        Raises CheckpointError on rank 0 if the file cannot be written, and SetupError under FSDP1 between a forward
-        pass and its backward pass.
+        Training stops until the state is copied to memory; a thread writes it. With ``wait``, training stops until the
+        checkpoint is complete; a run that ends with `abandon` needs it. A checkpoint that is still being written
+        is awaited first. Raises CheckpointError on all ranks if one of them could not be written, and SetupError under
+        FSDP1 between a forward pass and its backward pass.
         """
         if self._checkpoints.can_save:
             self._page.phase = Phase.SAVING
-            with self._timeouts.long():  # rank 0 may write for longer than a step may take
+            with self._timeouts.long():  # a rank may wait for its last write for longer than a step
                 self._checkpoints.save(self.steps)
-            self._page.saved = self.steps
+                if wait:
+                    self._checkpoints.wait()
             self._page.phase = Phase.TRAINING
+
+    def load_weights(self, path: str | os.PathLike[str], *, model: nn.Module | None = None) -> None:
+        """Load the weights at ``path`` into a parallelized model, and nothing else. Collective.
+
+        ``path``: a safetensors file, a file of torch.save, a folder of Hugging Face's or of
+        torch.distributed.checkpoint, or a place of flk's checkpoints. Each rank reads what it needs. ``model`` selects
+        one of several. Call it before the first step of a run that was not resumed. Raises CheckpointError if a tensor
+        is missing or has another shape, and SetupError if the choice of the model is ambiguous.
+        """
+        from flk_runtime.checkpoint.files import Weights
+        from flk_runtime.checkpoint.load import SavedCheckpoint, SavedObject
+
+        parallel = self._select(model, "load_weights")
+        parallel.load_state(SavedObject(cast("SavedCheckpoint", Weights(os.fspath(path))), "model", {}))
+
+    def export(self, file: str | os.PathLike[str]) -> None:
+        """Save now, and write the model in that checkpoint to one safetensors file on rank 0. Collective.
+
+        Raises CheckpointError if there is no place for checkpoints, or the file cannot be written.
+        """
+        from flk_runtime.checkpoint.files import export_weights
+
+        place = self._checkpoints.place
+        if not (self._checkpoints.can_save and place):
+            raise CheckpointError("export needs checkpoints and a parallelized model: pass checkpoint= to init")
+        self._save_progress()
+        self._complete_save()
+        process_group.on_main(lambda: export_weights(place, file))
 
     @property
     def mfu(self) -> float | None:
@@ -375,6 +494,9 @@ class Run:
         """Save what is not saved yet and destroy the process group. A second call does nothing. Collective."""
         if not self.closed:
             self._save_progress()
+            self._complete_save()
+            if self._outer:
+                self._outer.close(self.steps)
             # No rank leaves while another still communicates: destroying a group does not wait for its threads.
             dist.barrier()
             self._leave(at_once=False)
@@ -398,8 +520,33 @@ class Run:
     def _stop(self) -> NoReturn:
         """Save, and end this rank, because a pod of the job received SIGTERM. Collective."""
         self._save_progress()
+        self._complete_save()
         self.print(f"flk: stopped after step {self.steps}, which is saved")
         raise SystemExit(int(contract.ExitCode.PREEMPTED))
+
+    def _complete_save(self) -> None:
+        """Wait until the latest checkpoint is complete."""
+        self._page.phase = Phase.SAVING
+        self._checkpoints.wait()
+        self._page.phase = Phase.TRAINING
+
+    def _save_when_due(self, auto: AutoInterval) -> None:
+        """Save if the computed interval is over; rank 0 then computes the next one. Collective where it saves."""
+        if self.steps < auto.next or not self._checkpoints.can_save:
+            return
+        begin = time.monotonic()
+        auto.begin(self.steps)
+        self.save()
+        auto.copied(time.monotonic() - begin)
+        interval, line = process_group.on_main(lambda: auto.choose(self.steps, self._page.step_seconds))
+        auto.next = self.steps + interval
+        if line:
+            self.print(line)
+
+    def _note_saved(self, step: int) -> None:
+        self._page.saved = step
+        if self._auto:
+            self._auto.completed(step)
 
     def _leave(self, *, at_once: bool) -> None:
         self.closed = True
@@ -424,13 +571,31 @@ class Run:
         utilisation = self._meter.read(mark=True)
         if utilisation is not None:
             line["mfu"] = round(utilisation, 4)
+        line |= self._shares.read()
+        if self._outer:
+            line |= self._outer.metrics
         self.print(logging.line({**line, **values}))
 
-    def _count_samples(self, loader: EpochLoader, samples: int) -> None:
+    def _count_samples(self, loader: EpochLoader, share: StepShare) -> None:
+        self._share, self._fraction = share, 1.0
         if loader is not self._loader:  # samples of an evaluation do not count for the next step
             self._loader, self._samples = loader, 0
-        self._samples += samples
+        self._samples += share.samples
+        self._shares.add_wait(loader.waited)
+        loader.waited = 0.0
 
     def _save_progress(self) -> None:
         if self._checkpoints.has_progress_since_save(self.steps):
             self.save()
+
+
+def _metadata(strategy: str) -> dict[str, str]:
+    """What writes the checkpoints of this run."""
+    return {
+        "job": os.environ.get(contract.JOB, ""),
+        "code": report.code_version(),
+        "flk": contract.VERSION,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "strategy": strategy,
+    }

@@ -42,34 +42,20 @@ INPUT = {
 LOCAL = {"no_shard": 1, "hybrid_shard": 2, "hybrid_shard_zero2": 2}
 """
 
-STATE = """
+PREDICTED = """
 from torch._subclasses.fake_tensor import FakeTensorMode
 from flk_runtime.parallel.blocks import find_blocks
 from flk_runtime.plan.state import model_state, units_of
 
-def local(tensor):
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-def allocated(tensors):
-    storages = [local(t).untyped_storage() for t in tensors if local(t).numel()]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-def measured(optimizer):
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    tensors = [t for p in parameters for t in optimizer.state.get(p, {}).values()]
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    return [allocated(parameters), allocated(gradients), sum(local(t).numel() * t.element_size() for t in tensors)]
-
-def predicted(kind, name, precision):
+def units(kind, name, precision):
+    # The units of a model, and the API by which flk shards it.
     with FakeTensorMode():
         model = MAKE[kind]()
-        units = units_of(model, find_blocks(model, None), torch.optim.AdamW(model.parameters()))
-    used = "ddp" if api == "fsdp2" and name == "no_shard" and not precision else api
-    size = precision.param.itemsize if precision else None
-    state = model_state(units, LOCAL.get(name, 4), api=used, world_size=4, compute_size=size)
-    return [state.parameters, state.gradients, state.optimizer]
+        found = units_of(model, find_blocks(model, None), torch.optim.AdamW(model.parameters()))
+    return found, "ddp" if api == "fsdp2" and name == "no_shard" and not precision else api
 
-with group():
+def compare(measured, predicted):
+    # Tell for each model, strategy and precision what was measured and what was predicted.
     for kind, make in MAKE.items():
         for name in strategies:
             with init(name) as run:
@@ -79,15 +65,41 @@ with group():
                     model, optimizer = run.parallelize(
                         model, torch.optim.AdamW(model.parameters()), api=api, precision=precision, **hybrid(name)
                     )
-                    model(INPUT[kind]()).float().square().mean().backward()
-                    optimizer.step()
-                    tell(f"{kind} {name} {bool(precision)}", [measured(optimizer), predicted(kind, name, precision)])
+                    loss = lambda: model(INPUT[kind]()).float().square().mean()
+                    found = [measured(loss, optimizer), predicted(kind, name, precision)]
+                    tell(f"{kind} {name} {bool(precision)}", found)
+"""
+
+STATE = """
+def local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+def allocated(tensors):
+    storages = [local(t).untyped_storage() for t in tensors if local(t).numel()]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+def measured(loss, optimizer):
+    loss().backward()
+    optimizer.step()
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    tensors = [t for p in parameters for t in optimizer.state.get(p, {}).values()]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    return [allocated(parameters), allocated(gradients), sum(local(t).numel() * t.element_size() for t in tensors)]
+
+def predicted(kind, name, precision):
+    found, used = units(kind, name, precision)
+    size = precision.param.itemsize if precision else None
+    state = model_state(found, LOCAL.get(name, 4), api=used, world_size=4, compute_size=size)
+    return [state.parameters, state.gradients, state.optimizer]
+
+with group():
+    compare(measured, predicted)
 """
 
 
 @pytest.mark.parametrize("api", APIS)
 def test_bytes_of_model_state_are_predicted_exactly(ranks: Ranks, api: str) -> None:
-    script = SMALL_MODEL + MODELS + f"api, strategies = {api!r}, {SHARDING!r}\n" + STATE
+    script = SMALL_MODEL + MODELS + f"api, strategies = {api!r}, {SHARDING!r}\n" + PREDICTED + STATE
     found = told(ranks(script, 4)[0])
     assert len(found) == 30
     for key, (measured, predicted) in found.items():
@@ -95,11 +107,8 @@ def test_bytes_of_model_state_are_predicted_exactly(ranks: Ranks, api: str) -> N
 
 
 WIRE = """
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from flk_runtime.parallel.blocks import find_blocks
 from flk_runtime.plan.communication import Format, collectives
-from flk_runtime.plan.state import units_of
 
 class Sent(TorchDispatchMode):
     # Bytes that a ring of the group's ranks sends from each rank, for the tensors that are given to collectives.
@@ -122,33 +131,24 @@ class Sent(TorchDispatchMode):
                 raise AssertionError(name)
         return function(*args, **(kwargs or {}))
 
+def measured(loss, optimizer):
+    with Sent() as sent:
+        loss().backward()
+    return sent.total
+
 def predicted(kind, name, precision):
-    with FakeTensorMode():
-        model = MAKE[kind]()
-        units = units_of(model, find_blocks(model, None), torch.optim.AdamW(model.parameters()))
-    used = "ddp" if api == "fsdp2" and name == "no_shard" and not precision else api
+    found, used = units(kind, name, precision)
     sizes = (precision.param.itemsize, precision.reduce.itemsize) if precision else (None, None)
-    return sum(c.sent for c in collectives(name, units, 4, LOCAL.get(name, 4), Format(used, *sizes)))
+    return sum(c.sent for c in collectives(name, found, 4, LOCAL.get(name, 4), Format(used, *sizes)))
 
 with group():
-    for kind, make in MAKE.items():
-        for name in strategies:
-            with init(name) as run:
-                for precision in (None, flk.Precision()):
-                    torch.manual_seed(0)
-                    model = make()
-                    model, _ = run.parallelize(
-                        model, torch.optim.AdamW(model.parameters()), api=api, precision=precision, **hybrid(name)
-                    )
-                    with Sent() as sent:
-                        model(INPUT[kind]()).float().square().mean().backward()
-                    tell(f"{kind} {name} {bool(precision)}", [sent.total, predicted(kind, name, precision)])
+    compare(measured, predicted)
 """
 
 
 @pytest.mark.parametrize("api", APIS)
 def test_bytes_on_the_wire_are_predicted_exactly(ranks: Ranks, api: str) -> None:
-    script = SMALL_MODEL + MODELS + f"api, strategies = {api!r}, {SHARDING!r}\n" + WIRE
+    script = SMALL_MODEL + MODELS + f"api, strategies = {api!r}, {SHARDING!r}\n" + PREDICTED + WIRE
     found = told(ranks(script, 4)[0])
     assert len(found) == 30
     for key, (measured, predicted) in found.items():

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.checkpoints import load_with_torch
 from tests.support.ranks import Ranks
 from tests.support.small_model import APIS, SHARDING, SMALL_MODEL, told
 
@@ -335,8 +336,8 @@ with group():
     for name in ("full_shard", "hybrid_shard"):
         assert found[name][0] == pytest.approx(found["ddp"][0], abs=1e-6)
         assert found[name][1] == found["ddp"][1]
-        objects = torch.load(tmp_path / name / "step-000000006.pt")["objects"]
-        assert objects.keys() == {"model", "model-1", "optimizer", "optimizer-1"}
+        objects = load_with_torch(tmp_path / name / "step-000000006")
+        assert objects.keys() >= {"model", "model-1", "optimizer", "optimizer-1"}
 
 
 def test_ddp_trains_complex_parameters(ranks: Ranks) -> None:

@@ -20,7 +20,7 @@ from flk_runtime.discovery.variables import Launcher
 LAUNCHERS = (
     Launcher(
         "flk", contract.ATTEMPT, read_numbers, node_rank="GROUP_RANK", nodes="GROUP_WORLD_SIZE",
-        attempt=contract.ATTEMPT, agent_store=True, final=True,
+        attempt=contract.ATTEMPT, full_world_size=contract.FULL_WORLD_SIZE, agent_store=True, final=True,
     ),
     Launcher(
         "torchrun", "TORCHELASTIC_RUN_ID", read_torchrun, node_rank="GROUP_RANK", nodes="GROUP_WORLD_SIZE",

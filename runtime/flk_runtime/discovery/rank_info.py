@@ -23,4 +23,5 @@ class RankInfo:
     master: tuple[str, int] | None = None
     attempt: int = 0  # number of earlier starts of this job's ranks
     nodes: int = 1
+    full_world_size: int = 0  # of an elastic job when all its pods are there; 0: the launcher does not tell
     agent_store: bool = False  # the launcher hosts the store at ``master``, so rank 0 does not

@@ -35,6 +35,7 @@ class Launcher:
     node_rank: str = ""
     nodes: str = ""
     attempt: str = ""
+    full_world_size: str = ""
     address: str = "MASTER_ADDR"
     port: str = "MASTER_PORT"
     hosts: tuple[str, ...] = ()  # lists of hosts; the first host of a list runs rank 0
@@ -138,6 +139,7 @@ def checked(
         launcher=launcher.name,
         master=_master(launcher, environ, nodes) if world_size > 1 else None,
         attempt=number(environ, launcher.attempt, default=0),
+        full_world_size=number(environ, launcher.full_world_size, default=0),
         nodes=nodes,
         agent_store=launcher.agent_store and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )

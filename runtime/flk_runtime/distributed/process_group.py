@@ -24,11 +24,28 @@ _THREADS_END = 0.02  # seconds
 _kept: list[Any] = []  # process groups that were left; see leave()
 
 
+def rank() -> int:
+    """This process's rank; 0 where no process group is open."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    """The number of ranks; 1 where no process group is open."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def store() -> Any:
+    """The store of the process group, or one of this process alone where no group is open."""
+    return distributed_c10d._get_default_store() if dist.is_initialized() else dist.HashStore()  # type: ignore[attr-defined]
+
+
 def on_main(function: Callable[[], T]) -> T:
     """Call ``function`` on rank 0 and return its result on every rank. Collective.
 
     The result travels by pickle. A SetupError of ``function`` is raised on every rank.
     """
+    if world_size() == 1:
+        return function()
     answer: list[Any] = [None, None]
     if dist.get_rank() == 0:
         try:
@@ -42,32 +59,10 @@ def on_main(function: Callable[[], T]) -> T:
     return result
 
 
-def broadcast_bytes(content: bytes | None) -> bytes:
-    """Rank 0's ``content`` on every rank, without pickling it; the other ranks give None. Collective."""
-    size = on_main(lambda: len(content or b""))
-    device = comm_device(_CPU)
-    if dist.get_rank() == 0:
-        data = torch.frombuffer(bytearray(content or b""), dtype=torch.uint8).to(device)
-    else:
-        data = torch.empty(size, dtype=torch.uint8, device=device)
-    dist.broadcast(data, src=0)
-    return bytes(data.cpu().numpy()) if content is None else content
-
-
-def broadcast_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Rank 0's CPU tensor on the CPU of every rank. Collective.
-
-    The other ranks give a meta tensor of the same shape and dtype; a tensor of any dtype can be sent.
-    """
-    data = torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor.contiguous()
-    # As bytes: no backend supports every dtype.
-    raw = data.flatten().view(torch.uint8).to(comm_device(_CPU))
-    dist.broadcast(raw, src=0)
-    return raw.cpu().view(data.dtype).view(data.shape)
-
-
 def all_true(flag: bool) -> Callable[[], bool]:
     """Start to ask whether ``flag`` is true on all ranks; the returned function waits for the answer. Collective."""
+    if world_size() == 1:
+        return lambda: flag
     flags = torch.tensor([int(flag)], device=comm_device(_CPU))
     work = dist.all_reduce(flags, op=dist.ReduceOp.MIN, async_op=True)
 
@@ -78,10 +73,30 @@ def all_true(flag: bool) -> Callable[[], bool]:
     return wait
 
 
+def maximum(value: int) -> int:
+    """The largest of all ranks' values, on every rank. Collective."""
+    if world_size() == 1:
+        return value
+    found = torch.tensor([value], device=comm_device(_CPU))
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return int(found.item())
+
+
 def gather(value: Any) -> list[Any] | None:
     """The values of all ranks in the order of ranks, on rank 0; None elsewhere. Collective; values travel by pickle."""
+    if world_size() == 1:
+        return [value]
     values: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(value, values, dst=0)
+    return values
+
+
+def all_gather(value: T) -> list[T]:
+    """The values of all ranks in the order of ranks, on every rank. Collective; values travel by pickle."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
     return values
 
 
@@ -100,7 +115,7 @@ class Timeouts:
     """
 
     def __init__(self, first: float, step: float | None) -> None:
-        self._first, self._step = first, step
+        self.first, self._step = first, step
         self._short = False
 
     def shorten(self) -> None:
@@ -111,11 +126,11 @@ class Timeouts:
 
     @contextlib.contextmanager
     def long(self) -> Iterator[None]:
-        """Change back to ``first`` inside the block, where ranks wait for slow work such as writing a checkpoint."""
+        """Change back to ``first`` inside the block, where ranks wait for a state that takes long to copy."""
         if self._step is None or not self._short:
             yield
             return
-        self._set(self._first)
+        self._set(self.first)
         yield
         self._set(self._step)
 

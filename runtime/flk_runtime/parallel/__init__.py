@@ -6,7 +6,7 @@ trains and checkpoints. The package imports checkpoint (for the protocol of save
 because the torch modules behind them take long to import.
 """
 
-from flk_runtime.parallel.blocks import Blocks
+from flk_runtime.parallel.blocks import Blocks, find_blocks
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.parallel.optimizer_state import OptimizerState
 from flk_runtime.parallel.precision import Precision
@@ -20,5 +20,6 @@ __all__ = [
     "ParallelOptions",
     "Precision",
     "choose_strategy",
+    "find_blocks",
     "parallelize",
 ]

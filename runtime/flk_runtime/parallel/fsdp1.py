@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -17,12 +17,15 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 
-from flk_runtime.checkpoint import fetch
+from flk_runtime.checkpoint import Piece, State, boxes, pieces_of
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.parallel.precision import Precision
 from flk_runtime.system.pytree import map_leaves
+
+if TYPE_CHECKING:
+    from flk_runtime.checkpoint.load import SavedObject
 
 _EXTRA = "_extra_state"  # torch's key for what a module's get_extra_state() returns
 
@@ -104,49 +107,78 @@ class FSDP1Model(ParallelModel):
     def parameters(self) -> dict[str, nn.Parameter]:
         return dict(self._parameters)
 
-    def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {}
+    def save_state(self, name: str) -> State:
+        pieces, plain = [], {}
+        main = dist.get_rank() == 0
         for key in self._keys:
-            parent, _, name = key.rpartition(".")
-            module = self._modules[parent]
             if key in self._parameters:
-                state[key] = self.full_tensor(self._parameters[key], self._parameters[key].detach())
-            elif name == _EXTRA:
-                state[key] = module.get_extra_state()
-            else:
-                state[key] = module._buffers[name]
-        return state
+                pieces += self._run(self._parameters[key], (name, key), self._parameters[key].detach())
+            elif key.rpartition(".")[2] == _EXTRA:
+                plain[key] = self._module_of(key).get_extra_state()
+            elif main:
+                pieces += pieces_of((name, key), self._module_of(key).get_buffer(key.rpartition(".")[2]))
+        return State(pieces, plain)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        with torch.no_grad():
-            for key in self._keys:
-                parent, _, name = key.rpartition(".")
-                module, value = self._modules[parent], fetch(state[key])
-                if key in self._parameters:
-                    self._parameters[key].copy_(self.local_shard(self._parameters[key], value))
-                elif name == _EXTRA:
-                    module.set_extra_state(value)
-                else:
-                    module.get_buffer(name).copy_(value)
+    def load_state(self, saved: SavedObject) -> None:
+        pieces = []
+        for key in self._keys:
+            if key in self._parameters:
+                pieces += self._run(self._parameters[key], (saved.name, key), self._parameters[key].detach())
+            elif key.rpartition(".")[2] == _EXTRA:
+                self._module_of(key).set_extra_state(saved.plain[key])
+            else:
+                pieces += pieces_of((saved.name, key), self._module_of(key).get_buffer(key.rpartition(".")[2]))
+        saved.checkpoint.read(pieces)
 
     def full_shape(self, parameter: nn.Parameter) -> torch.Size:
         return self._shapes[id(parameter)]
 
-    def full_tensor(self, parameter: nn.Parameter, local: Any) -> Any:
-        if self._numels is None or not _is_sharded(local):
-            return local
+    def state_pieces(self, path: tuple[str | int, ...], parameter: nn.Parameter, value: torch.Tensor) -> list[Piece]:
+        if self._numels is None:
+            return pieces_of(path, value)
+        if not self._numels[id(parameter)][self._group.rank()]:
+            return []  # the optimizer has no state for it here, or an outdated one from a checkpoint
+        return self._run(parameter, path, value) if value.dim() == 1 else pieces_of(path, value)
+
+    def empty_state(
+        self, path: tuple[str | int, ...], parameter: nn.Parameter, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, list[Piece]]:
+        value = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+        return value, self._run(parameter, path, value)
+
+    def _run(self, parameter: nn.Parameter, path: tuple[str | int, ...], local: torch.Tensor) -> list[Piece]:
+        """The boxes of the full parameter that ``local`` holds, this rank's run of its elements, as views."""
+        if self._numels is None:
+            return pieces_of(path, local)
         numels = self._numels[id(parameter)]
-        if local.numel() != numels[self._group.rank()]:
+        rank = self._group.rank()
+        if local.numel() != numels[rank]:
             raise SetupError(
                 "cannot save a checkpoint between a forward pass and its backward pass: save after optimizer.step()"
             )
-        padded = local.new_zeros(max(numels))
-        padded[: local.numel()] = local
+        shape = tuple(self.full_shape(parameter))
+        begin = sum(numels[:rank])
+        pieces, done = [], 0
+        for offsets, size in boxes(begin, begin + numels[rank], shape):
+            numel = torch.Size(size).numel()
+            pieces.append(Piece(path, local[done : done + numel].view(size), shape, offsets))
+            done += numel
+        return pieces
+
+    def _module_of(self, key: str) -> nn.Module:
+        """The module that has the parameter, buffer or extra state of this key."""
+        module: nn.Module = self._modules[key.rpartition(".")[0]]
+        return module
+
+    def full_tensor(self, parameter: nn.Parameter) -> torch.Tensor | None:
+        if self._numels is None:
+            return parameter.detach()
+        numels = self._numels[id(parameter)]
+        padded = parameter.new_zeros(max(numels))
+        padded[: parameter.numel()] = parameter.detach()
         gathered = [torch.empty_like(padded) for _ in numels]
         dist.all_gather(gathered, padded, group=self._group)
-        if dist.get_rank() != 0:
-            return None
-        shards = [each[:numel].cpu() for each, numel in zip(gathered, numels, strict=True)]
+        shards = [each[:numel] for each, numel in zip(gathered, numels, strict=True)]
         return torch.cat(shards).view(self.full_shape(parameter))
 
     def local_shard(self, parameter: nn.Parameter, full: torch.Tensor) -> torch.Tensor:
@@ -155,31 +187,6 @@ class FSDP1Model(ParallelModel):
         numels = self._numels[id(parameter)]
         begin = sum(numels[: self._group.rank()])
         return full.flatten()[begin : begin + numels[self._group.rank()]].clone()
-
-    def complete_optimizer_state(
-        self, state: dict[int, dict[str, Any]], parameters: list[nn.Parameter]
-    ) -> dict[int, dict[str, Any]]:
-        # A parameter of which this rank holds no element has no gradient here, so the optimizer makes no state for it.
-        if self._numels is None:
-            return state
-        own = {
-            index: {key: value.dtype if _is_sharded(value) else value for key, value in values.items()}
-            for index, values in state.items()
-        }
-        states: list[Any] = [None] * self._group.size()
-        dist.all_gather_object(states, own, group=self._group)
-        merged: dict[int, dict[str, Any]] = {}
-        for rank, other in enumerate(states):
-            for index, values in other.items():
-                # A rank without elements may have values from a checkpoint, which do not change: they are outdated.
-                if self._numels[id(parameters[index])][rank]:
-                    merged.setdefault(index, values)
-        for index, values in merged.items():
-            for key, value in values.items():
-                if isinstance(value, torch.dtype):
-                    nothing = torch.empty(0, dtype=value, device=parameters[index].device)
-                    values[key] = state.get(index, {}).get(key, nothing)
-        return merged
 
     def _gather_numels(self, device: torch.device) -> dict[int, list[int]]:
         """The number of elements of each parameter on every rank of the shard group, by the parameter's id."""
@@ -216,11 +223,6 @@ def _cast_output(dtype: torch.dtype) -> Callable[[nn.Module, Any, Any], Any]:
         return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
     return lambda module, inputs, output: map_leaves(output, cast)
-
-
-def _is_sharded(value: Any) -> bool:
-    """Whether a value of the optimizer's state is a shard: of shape (n,), as the parameters are."""
-    return isinstance(value, torch.Tensor) and value.dim() == 1
 
 
 @contextlib.contextmanager

@@ -6,8 +6,8 @@ Needs torch 2.6.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,10 +16,13 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import fetch
+from flk_runtime.checkpoint import Piece, State, pieces_of
 from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.parallel.precision import Precision
+
+if TYPE_CHECKING:
+    from flk_runtime.checkpoint.load import SavedObject
 
 CAN_FIND_UNUSED = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
 
@@ -95,22 +98,22 @@ class FSDP2Model(ParallelModel):
         self.reshard()
         return super().parameters()
 
-    def state_dict(self) -> dict[str, Any]:
+    def save_state(self, name: str) -> State:
         self.reshard()
-        # One tensor at a time: ranks other than 0 free each before the next is gathered.
-        return {name: _full_on_main(value) for name, value in self.model.state_dict().items()}
+        return super().save_state(name)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, saved: SavedObject) -> None:
         self.reshard()
-        own = self.model.state_dict()
-        local = {}
-        for name, value in state.items():
-            value = fetch(value)
-            local[name] = _shard_like(own[name], value) if isinstance(own.get(name), DTensor) else value
-        self.model.load_state_dict(local)
+        super().load_state(saved)
 
-    def full_tensor(self, parameter: nn.Parameter, local: Any) -> Any:
-        return _full_on_main(local)
+    def _pieces_of(self, path: tuple[str, str], value: torch.Tensor) -> list[Piece]:
+        return pieces_of(path, value) if isinstance(value, DTensor) else super()._pieces_of(path, value)
+
+    def state_pieces(self, path: tuple[str | int, ...], parameter: nn.Parameter, value: torch.Tensor) -> list[Piece]:
+        return pieces_of(path, value)
+
+    def full_tensor(self, parameter: nn.Parameter) -> torch.Tensor | None:
+        return _gather(parameter.detach())
 
     def local_shard(self, parameter: nn.Parameter, full: torch.Tensor) -> torch.Tensor:
         return _shard_like(parameter, full)
@@ -130,14 +133,6 @@ def _cast_buffers(block: nn.Module, dtype: torch.dtype) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_floating_point():
                 module._buffers[name] = buffer.to(dtype)
-
-
-def _full_on_main(value: Any) -> Any:
-    """The full tensor of a DTensor on the CPU of rank 0, None elsewhere; other values as they are. Collective."""
-    if not isinstance(value, DTensor):
-        return value
-    full = _gather(value.detach())
-    return full.cpu() if torch.distributed.get_rank() == 0 else None
 
 
 def _gather(value: torch.Tensor) -> torch.Tensor:

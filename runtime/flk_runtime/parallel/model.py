@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import DistributedStateful, fetch
+from flk_runtime.checkpoint import DistributedStateful, Piece, State, pieces_of
+
+if TYPE_CHECKING:
+    from flk_runtime.checkpoint.load import SavedObject
 
 
 class ParallelModel(DistributedStateful):
@@ -42,35 +45,56 @@ class ParallelModel(DistributedStateful):
     def attach(self, optimizer: Optimizer) -> None:
         """Hook: called once ``optimizer`` holds the parameters of `parameters`. The default does nothing."""
 
-    # Checkpoints: full tensors by the names of the user's model, whatever this rank holds
+    # Checkpoints: tensors by the names of the user's model; each rank saves what it holds
 
-    def state_dict(self) -> dict[str, Any]:
-        return self.model.state_dict()
+    def save_state(self, name: str) -> State:
+        pieces, plain = [], {}
+        for key, value in self.model.state_dict().items():
+            if not isinstance(value, torch.Tensor):
+                plain[key] = value
+            else:
+                pieces += self._pieces_of((name, key), value)
+        return State(pieces, plain)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.model.load_state_dict(fetch(state))
+    def load_state(self, saved: SavedObject) -> None:
+        state = self.model.state_dict()
+        tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+        saved.checkpoint.read([piece for key in tensors for piece in pieces_of((saved.name, key), tensors[key])])
+        # Most tensors are the model's own, and are set now. The model takes the others itself.
+        own = {_address(each) for each in (*self.model.parameters(), *self.model.buffers())}
+        rest = {key: value for key, value in tensors.items() if _address(value) not in own}
+        rest |= {key: saved.plain[key] for key in state if key not in tensors}
+        if rest:
+            self.model.load_state_dict(rest, strict=False)
+
+    def _pieces_of(self, path: tuple[str, str], value: torch.Tensor) -> list[Piece]:
+        """What this rank offers of an entry of the model's state_dict; of what is not shared, rank 0's is saved."""
+        return pieces_of(path, value) if dist.get_rank() == 0 else []
 
     def full_shape(self, parameter: nn.Parameter) -> torch.Size:
         """The shape of the full parameter."""
         return parameter.shape
 
-    def full_tensor(self, parameter: nn.Parameter, local: Any) -> Any:
-        """The full tensor of which ``local``, from the optimizer's state for ``parameter``, is this rank's shard.
+    def state_pieces(self, path: tuple[str | int, ...], parameter: nn.Parameter, value: torch.Tensor) -> list[Piece]:
+        """What this rank offers of ``value``, from the optimizer's state for ``parameter``."""
+        return pieces_of(path, value) if dist.get_rank() == 0 else []
 
-        Returned on rank 0, on the CPU if it was sharded; None elsewhere. Values that are not sharded are returned as
-        they are. Collective.
-        """
-        return local
+    def empty_state(
+        self, path: tuple[str | int, ...], parameter: nn.Parameter, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, list[Piece]]:
+        """A new tensor for the optimizer's state that is split as ``parameter`` is, and its pieces."""
+        value = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+        return value, pieces_of(path, value)
+
+    def full_tensor(self, parameter: nn.Parameter) -> torch.Tensor | None:
+        """The full parameter, on rank 0; None or the same elsewhere. Collective."""
+        return parameter.detach()
 
     def local_shard(self, parameter: nn.Parameter, full: torch.Tensor) -> torch.Tensor:
         """This rank's shard of ``full``, a tensor of the shape of the full parameter that every rank has."""
         return full
 
-    def complete_optimizer_state(
-        self, state: dict[int, dict[str, Any]], parameters: list[nn.Parameter]
-    ) -> dict[int, dict[str, Any]]:
-        """Fill in state that only other ranks have, so that all ranks call `full_tensor` for the same entries.
 
-        ``state`` is ``optimizer.state_dict()["state"]``, by the index in ``parameters``. Collective.
-        """
-        return state
+def _address(tensor: torch.Tensor) -> tuple[int, int]:
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.data_ptr(), local.numel()

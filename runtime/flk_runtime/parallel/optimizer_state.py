@@ -2,55 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import DistributedStateful, fetch
+from flk_runtime.checkpoint import DistributedStateful, Piece, State, pieces_of
 from flk_runtime.errors import CheckpointError, SetupError
 from flk_runtime.parallel.model import ParallelModel
 
+if TYPE_CHECKING:
+    from flk_runtime.checkpoint.load import SavedObject
+
+
+_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
+_TYPES = {kind.__name__: kind for kind in _NUMBERS}
+
 
 class OptimizerState(DistributedStateful):
-    """The state of an optimizer of a parallelized model: ``torch.optim.Optimizer.state_dict`` with full tensors."""
+    """The state of an optimizer of a parallelized model, in the form of torch.distributed.checkpoint.state_dict.
+
+    Parameters have the names of the user's model. ``state.NAME.KEY`` is a tensor, ``param_groups`` a plain value.
+    """
 
     def __init__(self, optimizer: Optimizer, parallel: ParallelModel) -> None:
         self._optimizer, self._parallel = optimizer, parallel
 
-    def state_dict(self) -> dict[str, Any]:
-        state = self._optimizer.state_dict()
-        parameters = self._parameters()
-        entries = self._parallel.complete_optimizer_state(state["state"], parameters)
-        state["state"] = {
-            index: {key: self._parallel.full_tensor(parameters[index], value) for key, value in entries[index].items()}
-            for index in sorted(entries)
-        }
-        return state
+    def save_state(self, name: str) -> State:
+        pieces: list[Piece] = []
+        values: dict[str, dict[str, Any]] = {}  # that are neither tensors nor numbers
+        numbers: dict[str, str] = {}  # the keys of numbers, with their types
+        names = self._names()
+        for parameter, own in names.items():
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                if type(value) in _NUMBERS:  # a tensor, since rank 0 need not have the state of this parameter
+                    numbers[key] = type(value).__name__
+                    value = torch.tensor(value, dtype=_NUMBERS[type(value)])
+                if isinstance(value, torch.Tensor):
+                    pieces += self._parallel.state_pieces((name, "state", own, key), parameter, value)
+                else:
+                    values.setdefault(own, {})[key] = value
+        groups = [
+            {**group, "params": [names[parameter] for parameter in group["params"]]}
+            for group in self._optimizer.param_groups
+        ]
+        return State(pieces, {"param_groups": groups, "values": values, "numbers": numbers})
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        parameters = self._parameters()
-        entries: dict[int, dict[str, Any]] = {}
-        for index, values in state["state"].items():
-            if not 0 <= index < len(parameters):
-                raise ValueError(f"unexpected state of parameter {index}: the optimizer has {len(parameters)}")
-            entries[index] = {}
-            for key, value in values.items():
-                value = fetch(value)
-                shape = self._parallel.full_shape(parameters[index])
-                if isinstance(value, torch.Tensor) and value.dim() and value.shape == shape:
-                    value = self._parallel.local_shard(parameters[index], value)
-                entries[index][key] = value
+    def load_state(self, saved: SavedObject) -> None:
+        checkpoint = saved.checkpoint
+        indices = {name: index for index, name in enumerate(self._names().values())}
+        parameters = list(self._names())
+        entries: dict[int, dict[str, Any]] = {
+            indices[name]: dict(values) for name, values in saved.plain.get("values", {}).items()
+        }
+        pieces: list[Piece] = []
+        for full, path in checkpoint.names((saved.name, "state")):
+            name, key = str(path[2]), path[3]
+            if name not in indices:
+                raise ValueError(f"unexpected state of {name!r}: the optimizer has no such parameter")
+            parameter = parameters[indices[name]]
+            if checkpoint.shape(full) == tuple(self._parallel.full_shape(parameter)) and checkpoint.shape(full):
+                value, own = self._parallel.empty_state(path, parameter, checkpoint.dtype(full))
+            else:
+                value = checkpoint.empty(full)
+                own = pieces_of(path, value)
+            entries.setdefault(indices[name], {})[str(key)] = value
+            pieces += own
+        checkpoint.read(pieces)
+        for key, kind in saved.plain.get("numbers", {}).items():
+            for entry in entries.values():
+                if key in entry:
+                    entry[key] = _TYPES[kind](entry[key].item())
+        groups = [
+            {**group, "params": [indices[name] for name in group["params"]]} for group in saved.plain["param_groups"]
+        ]
+        self._optimizer.load_state_dict({"state": entries, "param_groups": groups})
+
+    def reload_hyperparameters(self, saved: SavedObject) -> None:
+        for group, values in zip(self._optimizer.param_groups, saved.plain["param_groups"], strict=True):
+            group.update({key: value for key, value in values.items() if key != "params"})
+
+    def shard(self, state: dict[str, Any]) -> None:
+        """Load ``state``, which is of full tensors, as `torch.optim.Optimizer.load_state_dict` takes it."""
+        parameters = list(self._names())
+        entries = {
+            index: {
+                key: self._parallel.local_shard(parameters[index], value)
+                if isinstance(value, torch.Tensor)
+                and value.dim()
+                and value.shape == self._parallel.full_shape(parameters[index])
+                else value
+                for key, value in values.items()
+            }
+            for index, values in state["state"].items()
+        }
         self._optimizer.load_state_dict({**state, "state": entries})
 
-    def reload_hyperparameters(self, state: Mapping[str, Any]) -> None:
-        for group, saved in zip(self._optimizer.param_groups, state["param_groups"], strict=True):
-            group.update({key: value for key, value in saved.items() if key != "params"})
-
-    def _parameters(self) -> list[nn.Parameter]:
-        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+    def _names(self) -> dict[nn.Parameter, str]:
+        """The parameters in the optimizer's order, with the names of the user's model, or numbers if it has none."""
+        names: dict[int, str] = {}
+        for name, parameter in self._parallel.parameters().items():
+            names.setdefault(id(parameter), name)
+        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        return {each: names.get(id(each), f"parameter-{index}") for index, each in enumerate(parameters)}
 
 
 def rebind_optimizer(
@@ -77,7 +133,7 @@ def rebind_optimizer(
     if state is None:
         return parallel
     try:
-        OptimizerState(optimizer, parallel).load_state_dict(state)
+        OptimizerState(optimizer, parallel).shard(state)
     except CheckpointError:
         raise
     except (ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:

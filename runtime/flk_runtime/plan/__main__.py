@@ -1,6 +1,9 @@
 """``python -m flk_runtime.plan REQUEST script.py args``: what `flk plan` runs in a Python that has torch.
 
-REQUEST is a JSON object: nodes, ranks (of each node), gpu_type, fabric, and output, the file for the result.
+REQUEST is a JSON object: nodes, ranks (of each node), gpu_type (or device and memory, as torch tells them), fabric,
+and output, the file for the result. measured: results of `flk bench`, whose calibration is used on the same hardware.
+With choose, the result is the strategy that `auto` stands for. With calibration (alone: the seconds of a step without
+communication, and collectives), it is what `flk bench` needs.
 """
 
 from __future__ import annotations
@@ -10,11 +13,13 @@ import os
 import sys
 from typing import Any
 
+from flk_runtime import contract
 from flk_runtime.errors import SetupError
 from flk_runtime.plan.capture import capture, open_group
+from flk_runtime.plan.choice import choose
 from flk_runtime.plan.communication import Cluster
-from flk_runtime.plan.hardware import FABRICS, GPUS
-from flk_runtime.plan.plan import make_plan
+from flk_runtime.plan.hardware import FABRICS, find_gpu, gpu_of_type
+from flk_runtime.plan.plan import calibrated, make_plan, predict_measured
 
 
 def main() -> int:
@@ -30,10 +35,9 @@ def main() -> int:
 
 
 def _plan(request: dict[str, Any], command: list[str]) -> dict[str, Any]:
-    name = request["gpu_type"].lower()
-    if name not in GPUS:
-        raise SetupError(f"no figures for GPUs of type {name!r}: expected one of {', '.join(GPUS)}")
-    cluster = Cluster(request["nodes"], request["ranks"], GPUS[name], FABRICS[request["fabric"]])
+    gpu = find_gpu(request["device"], request["memory"]) if "device" in request else gpu_of_type(request["gpu_type"])
+    fabric = request["fabric"]
+    cluster = Cluster(request["nodes"], request["ranks"], gpu, FABRICS[fabric], fabric)
     os.environ |= {
         "RANK": "0",
         "LOCAL_RANK": "0",
@@ -41,9 +45,15 @@ def _plan(request: dict[str, Any], command: list[str]) -> dict[str, Any]:
         "LOCAL_WORLD_SIZE": str(cluster.gpus),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "1",
+        contract.TRIAL: "1",
     }
     open_group(cluster.world_size)
-    return make_plan(capture(command, cluster.gpu), cluster)
+    captured = capture(command, cluster.gpu)
+    measured = request.get("measured") or []
+    if "calibration" in request:
+        return predict_measured(captured, cluster, request["calibration"])
+    cluster = calibrated(cluster, measured)
+    return choose(captured, cluster, measured) if request.get("choose") else make_plan(captured, cluster)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from flk_runtime.parallel.strategies import STRATEGIES
-from flk_runtime.plan.hardware import COLLECTIVE_SECONDS, LINK_EFFICIENCY, Gpu
+from flk_runtime.plan.calibration import UNMEASURED, Calibration
+from flk_runtime.plan.hardware import COLLECTIVE_SECONDS, DDP_BUCKET, LINK_EFFICIENCY, Gpu
 from flk_runtime.plan.state import Unit, fsdp1_shares
 
 
@@ -23,6 +24,8 @@ class Cluster:
     gpus: int  # of each node; one rank for each
     gpu: Gpu
     network: float  # bytes per second and GPU between nodes
+    fabric: str = "auto"  # name of what connects the nodes
+    calibration: Calibration = UNMEASURED  # what was measured on this hardware
 
     @property
     def world_size(self) -> int:
@@ -53,18 +56,36 @@ class When(enum.Enum):
     OPTIMIZER = "the optimizer's step"
 
 
+class Kind(enum.Enum):
+    """What a collective does."""
+
+    ALL_GATHER = "all-gather"
+    REDUCE_SCATTER = "reduce-scatter"
+    ALL_REDUCE = "all-reduce"
+
+
 @dataclass(frozen=True)
 class Collective:
-    """A collective of one unit. ``sent`` is the bytes that each rank sends."""
+    """A collective of one unit, or of several that are sent together. ``sent`` is the bytes that each rank sends."""
 
     unit: int  # the unit's block
     when: When
+    kind: Kind
     sent: float
     ranks: int
     stride: int  # distance between neighbouring ranks
 
+    @property
+    def full_bytes(self) -> float:
+        """Bytes of the whole tensor."""
+        rounds = 2 if self.kind is Kind.ALL_REDUCE else 1
+        return self.sent / rounds * self.ranks / (self.ranks - 1)
+
     def seconds(self, cluster: Cluster) -> float:
         """How long it takes if nothing else is sent."""
+        measured = cluster.calibration.links.get((self.kind.value, self.ranks, self.stride))
+        if measured:
+            return measured.seconds(self.full_bytes)
         return COLLECTIVE_SECONDS + self.sent / cluster.bandwidth(self.ranks, self.stride)
 
 
@@ -91,6 +112,9 @@ def collectives(
     """The collectives of a step with one forward and one backward pass."""
     if world_size == 1 or strategy == "none":
         return
+    if not STRATEGIES[strategy].shards and how == Format():
+        yield from _bucketed(units, world_size)
+        return
     kind = STRATEGIES[strategy]
     replicas = world_size // shards
     for unit in units:
@@ -99,14 +123,26 @@ def collectives(
         reduced = sent_bytes(unit, shards, how.reduce_size, how, world_size, trained_only=True)
         if shards > 1:
             share = (shards - 1) / shards
-            yield Collective(unit.block, When.FORWARD, gathered * share, shards, 1)
+            yield Collective(unit.block, When.FORWARD, Kind.ALL_GATHER, gathered * share, shards, 1)
             if kind.reshards and unit.block >= 0:
-                yield Collective(unit.block, When.BACKWARD, gathered * share, shards, 1)
+                yield Collective(unit.block, When.BACKWARD, Kind.ALL_GATHER, gathered * share, shards, 1)
             if trained:
-                yield Collective(unit.block, When.OPTIMIZER, reduced * share, shards, 1)
+                yield Collective(unit.block, When.OPTIMIZER, Kind.REDUCE_SCATTER, reduced * share, shards, 1)
         if replicas > 1 and trained:
             share = 2 * (replicas - 1) / replicas
-            yield Collective(unit.block, When.OPTIMIZER, reduced / shards * share, replicas, shards)
+            yield Collective(unit.block, When.OPTIMIZER, Kind.ALL_REDUCE, reduced / shards * share, replicas, shards)
+
+
+def _bucketed(units: Sequence[Unit], world_size: int) -> list[Collective]:
+    """The all-reduces of DDP, which sends gradients of several units together, as the backward pass computes them."""
+    share, ready = 2 * (world_size - 1) / world_size, 0
+    found = []
+    for unit in reversed(units):
+        ready += sum(each.numel * each.size for each in unit.parameters if each.trained)
+        if ready >= DDP_BUCKET or (unit is units[0] and ready):
+            found.append(Collective(unit.block, When.OPTIMIZER, Kind.ALL_REDUCE, ready * share, world_size, 1))
+            ready = 0
+    return found[::-1]
 
 
 def sent_bytes(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import torch
 
+from flk_runtime.errors import SetupError
 from flk_runtime.metrics import mfu
 
 GIB: Final = 1 << 30
@@ -23,6 +24,7 @@ MEMORY_EFFICIENCY: Final = 0.85
 LINK_EFFICIENCY: Final = 0.8
 LAUNCH_SECONDS: Final = 5e-6  # that a kernel takes at least
 COLLECTIVE_SECONDS: Final = 30e-6  # that a collective takes at least
+DDP_BUCKET: Final = 25 << 20  # bytes of gradients that DDP sends together (bucket_cap_mb)
 RESERVED: Final = int(1.5 * GIB)  # CUDA context, NCCL's buffers and the libraries' workspaces
 FRAGMENTATION: Final = 0.05  # of the memory: what the caching allocator cannot use
 
@@ -35,9 +37,13 @@ class Gpu:
     memory: int  # bytes
     bandwidth: float  # of its memory, in bytes per second
     link: float  # to the other GPUs of the node, one direction, in bytes per second
+    flops: float | None = None  # of matrix products, in FLOP/s, where no peak is published
+    overlaps: bool = True  # communication and computation go on at the same time
 
     def peak(self, dtype: torch.dtype) -> float:
         """Peak of matrix products in FLOP/s, in TF32 where torch uses it; of bfloat16 if none is published."""
+        if self.flops is not None:
+            return self.flops
         found = mfu.peak(self.name, dtype, tf32=mfu.uses_tf32()) or mfu.peak(self.name, torch.bfloat16)
         assert found is not None, f"{self.name} is in GPUS and has no peak"  # noqa: S101
         return found
@@ -73,6 +79,34 @@ GPUS: Final = {
     "mi300x": _gpu("MI300X", 192, 5.3, 448),
     "mi325x": _gpu("MI325X", 256, 6.0, 448),
 }
+
+# One process on some cores of a server: the order of magnitude, for a choice of the strategy. `flk bench` measures.
+_CPU: Final[dict[str, Any]] = {"bandwidth": 10e9, "link": 1e9, "flops": 50e9, "overlaps": False}
+
+
+def gpu_of_type(name: str) -> Gpu:
+    """The GPU of a type in GPUS. Raises SetupError if there is none."""
+    found = GPUS.get(name.lower())
+    if found is None:
+        raise SetupError(f"no figures for GPUs of type {name.lower()!r}: expected one of {', '.join(GPUS)}")
+    return found
+
+
+def find_gpu(device: str, memory: int) -> Gpu:
+    """The figures of a device by the name that torch has for it, with its own memory in bytes.
+
+    A device that is not in GPUS counts as an A100.
+    """
+    if device == "cpu":
+        return Gpu("CPU", memory, **_CPU)
+    words = set(device.replace("-", " ").split())
+    known = [each for each in GPUS.values() if set(each.name.split()) <= words and "MIG" not in words]
+    if not known:
+        like = GPUS["a100"]
+        return replace(like, name=device, memory=memory, flops=like.peak(torch.bfloat16))
+    nearest = min(known, key=lambda each: (-len(each.name.split()), abs(each.memory - memory)))
+    return replace(nearest, memory=memory)
+
 
 # Bytes per second and GPU between nodes, one direction, by the name of flk's preset of the fabric.
 FABRICS: Final = {

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from flk_runtime.parallel import Precision
+from flk_runtime.parallel import STRATEGIES, Precision
+from flk_runtime.plan.calibration import UNMEASURED, Calibration
 from flk_runtime.plan.capture import CapturedModel, retrace
 from flk_runtime.plan.communication import Cluster
 from flk_runtime.plan.hardware import ATTENTION_EFFICIENCY, LINK_EFFICIENCY, MATMUL_EFFICIENCY, MEMORY_EFFICIENCY
@@ -21,7 +24,7 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
     """The plan as plain data. Its rows are predictions: those that fit, fastest first, then the others by memory."""
     assert captured.optimizer is not None  # noqa: S101
     units = units_of(captured.model, captured.blocks, captured.optimizer)
-    names = [name for name in _STRATEGIES if cluster.nodes > 1 or not name.startswith("hybrid")]
+    names = _strategies(captured, cluster)
     rows = [predict(name, work, cluster) for work in _workloads(captured, cluster, units) for name in names]
     rows.sort(key=lambda row: (not row.fits, row.step_seconds if row.fits else row.total))
     gpu, network = cluster.gpu, cluster.network
@@ -33,7 +36,10 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
         f"collectives reach {LINK_EFFICIENCY:.0%} of it",
         "one micro-batch per step, no compilation, and data that is always ready",
     ]
+    if cluster.calibration != UNMEASURED:
+        assumptions[:2] = [f"computation and network as `flk bench` has measured them on {_describe(cluster)}"]
     return {
+        **identity(captured, cluster),
         "parameters": sum(unit.numel for unit in units),
         "world_size": cluster.world_size,
         "gpu": gpu.name,
@@ -41,6 +47,71 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
         "rows": [_as_dict(row) for row in rows],
         "assumptions": assumptions,
     }
+
+
+def predictions_as_written(captured: CapturedModel, cluster: Cluster) -> list[Prediction]:
+    """Predictions for the precision and the recomputation that the script has."""
+    assert captured.optimizer is not None  # noqa: S101
+    work = next(_workloads(captured, cluster, units_of(captured.model, captured.blocks, captured.optimizer)))
+    return _as_written(captured, cluster, work)
+
+
+def calibrated(cluster: Cluster, measured: Sequence[Mapping[str, Any]]) -> Cluster:
+    """The cluster with the calibration of the newest of these results of `flk bench` on the same hardware."""
+    for result in reversed(measured):
+        if result.get("hardware") == hardware_of(cluster):
+            return replace(cluster, calibration=Calibration.parse(result.get("calibration") or {}))
+    return cluster
+
+
+def predict_measured(captured: CapturedModel, cluster: Cluster, measured: Mapping[str, Any]) -> dict[str, Any]:
+    """Predictions with the calibration of these measurements, and that calibration.
+
+    ``measured`` has alone, the seconds of a step without communication (None: not measured), and collectives.
+    """
+    calibration = Calibration.parse(measured)
+    assert captured.optimizer is not None  # noqa: S101
+    work = next(_workloads(captured, cluster, units_of(captured.model, captured.blocks, captured.optimizer)))
+    if measured["alone"]:
+        calibration = replace(calibration, compute=measured["alone"] / predict("none", work, cluster).step_seconds)
+    cluster = replace(cluster, calibration=calibration)
+    return {
+        **identity(captured, cluster),
+        "parameters": sum(unit.numel for unit in work.units),
+        "predicted": {row.strategy: _as_dict(row) for row in _as_written(captured, cluster, work)},
+        "calibration": calibration.to_dict(),
+    }
+
+
+def _as_written(captured: CapturedModel, cluster: Cluster, work: Workload) -> list[Prediction]:
+    size = captured.options.shard_size
+    return [
+        predict(name, work, cluster, shard_size=size if STRATEGIES[name].replicates else None)
+        for name in _strategies(captured, cluster)
+    ]
+
+
+def identity(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
+    """What results of `flk bench` are kept by: a hash of the model and its work in a step, and the hardware."""
+    trace = captured.trace
+    assert trace is not None  # noqa: S101
+    digest = hashlib.sha256(f"{trace.model_flops} {captured.options}".encode())
+    for name, each in captured.model.named_parameters():
+        digest.update(f"{name} {tuple(each.shape)} {each.dtype} {each.requires_grad}\n".encode())
+    return {"model": digest.hexdigest()[:16], "hardware": hardware_of(cluster)}
+
+
+def hardware_of(cluster: Cluster) -> dict[str, Any]:
+    """What a calibration holds for."""
+    return {"gpu": cluster.gpu.name, "nodes": cluster.nodes, "ranks": cluster.gpus, "fabric": cluster.fabric}
+
+
+def _strategies(captured: CapturedModel, cluster: Cluster) -> list[str]:
+    """The strategies that the model allows and that differ from each other on these nodes."""
+    hybrid = cluster.nodes > 1 and cluster.gpus > 1
+    scalars = any(each.dim() == 0 for each in captured.model.parameters())  # they cannot be sharded
+    kinds = {name: STRATEGIES[name] for name in _STRATEGIES}
+    return [n for n, kind in kinds.items() if (hybrid or not kind.replicates) and not (scalars and kind.shards)]
 
 
 def _workloads(captured: CapturedModel, cluster: Cluster, units: list[Unit]) -> Iterator[Workload]:
@@ -89,3 +160,7 @@ def _as_dict(row: Prediction) -> dict[str, Any]:
         "mfu": row.mfu,
         "largest_batch": row.largest_batch,
     }
+
+
+def _describe(cluster: Cluster) -> str:
+    return f"{cluster.nodes} x {cluster.gpus} {cluster.gpu.name}, fabric {cluster.fabric}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from flk_runtime.parallel.strategies import STRATEGIES
-from flk_runtime.plan.communication import Cluster, Collective, Format, When, collectives, shard_count
+from flk_runtime.plan.communication import Cluster, Collective, Format, Kind, When, collectives, shard_count
 from flk_runtime.plan.hardware import FRAGMENTATION, MEMORY_EFFICIENCY, RESERVED
 from flk_runtime.plan.state import State, Unit, model_state
 from flk_runtime.plan.trace import LOSS, OUTSIDE, Segment, StepTrace
@@ -42,9 +42,9 @@ class Prediction:
     fits: bool
     wire: Wire
     compute_seconds: float
-    exposed_seconds: float  # of communication that no computation hides
+    exposed_seconds: float  # of communication that no computation hides, and of copies to and from its buffers
     optimizer_seconds: float
-    mfu: float
+    mfu: float | None  # None: the device has no published peak
     largest_batch: float  # the micro-batch that fits, as a multiple of the script's
 
     @property
@@ -82,8 +82,10 @@ def predict(
     )
     # The optimizer reads parameters, gradients and its state, and writes parameters and its state.
     update = 2 * (state.parameters + state.optimizer) + state.gradients
-    update_seconds = update / (cluster.gpu.bandwidth * MEMORY_EFFICIENCY)
-    step = work.trace.seconds + exposed + update_seconds
+    factor = cluster.calibration.compute
+    update_seconds = factor * update / (cluster.gpu.bandwidth * MEMORY_EFFICIENCY)
+    compute = factor * work.trace.seconds
+    step = compute + exposed + update_seconds
     activations = work.trace.peak
     free = usable - (total - activations / (1 - FRAGMENTATION))
     return Prediction(
@@ -97,10 +99,10 @@ def predict(
         total,
         total <= usable,
         wire,
-        work.trace.seconds,
+        compute,
         exposed,
         update_seconds,
-        work.trace.model_flops / step / cluster.gpu.peak(work.dtype),
+        None if cluster.gpu.flops else work.trace.model_flops / step / cluster.gpu.peak(work.dtype),
         max(0.0, free * (1 - FRAGMENTATION) / activations),
     )
 
@@ -174,12 +176,25 @@ def _communication(sent: Sequence[Collective], work: Workload, cluster: Cluster)
     wire = Wire(inside, sum(each.sent for each in sent) - inside)
     if not sent:
         return wire, 0.0
-    forward = sum(each.seconds for each in work.trace.segments if not each.backward)
-    backward = sum(each.seconds for each in work.trace.segments if each.backward)
+    factor = cluster.calibration.compute
+    copied = factor * sum(map(_copied_bytes, sent)) / (cluster.gpu.bandwidth * MEMORY_EFFICIENCY)
+    if not cluster.gpu.overlaps:
+        return wire, copied + sum(each.seconds(cluster) for each in sent)
+    forward = factor * sum(each.seconds for each in work.trace.segments if not each.backward)
+    backward = factor * sum(each.seconds for each in work.trace.segments if each.backward)
     seconds = {when: [each.seconds(cluster) for each in sent if each.when == when] for when in When}
     first = seconds[When.FORWARD][0] if seconds[When.FORWARD] else 0.0
     last = seconds[When.OPTIMIZER][0] if len(seconds[When.OPTIMIZER]) > 1 else sum(seconds[When.OPTIMIZER])
     behind_forward = sum(seconds[When.FORWARD]) - first
     behind_backward = sum(seconds[When.BACKWARD]) + sum(seconds[When.OPTIMIZER]) - last
     exposed = first + max(0.0, behind_forward - forward) + last + max(0.0, behind_backward - backward)
-    return wire, exposed
+    return wire, copied + exposed
+
+
+def _copied_bytes(each: Collective) -> float:
+    """Bytes that FSDP reads and writes to split what was gathered into parameters, or to line gradients up to be sent.
+
+    Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (copy-out of the all-gather, copy-in of the
+    reduce-scatter). DDP's gradients lie in its buckets.
+    """
+    return 0.0 if each.kind is Kind.ALL_REDUCE else 2 * each.full_bytes

@@ -7,11 +7,12 @@ import ctypes
 import fcntl
 import math
 import os
+import re
 import resource
 import signal
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -67,6 +68,15 @@ def oom_kills(root: Path = Path("/sys/fs/cgroup")) -> int:
                 if name == "oom_kill":
                     return int(value)
     return 0
+
+
+def memory_limit(root: Path = Path("/sys/fs/cgroup"), info: Path = Path("/proc/meminfo")) -> int:
+    """Bytes of memory that this container may use: its limit, or the memory of the machine if that is less."""
+    total = int(re.search(r"MemTotal:\s+(\d+) kB", info.read_text())[1]) << 10  # type: ignore[index]
+    for path in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):  # cgroup v2 ("max": none), v1
+        with contextlib.suppress(OSError, ValueError):
+            return min(total, int(path.read_text()))
+    return total
 
 
 def source_address(destination: str) -> str:
@@ -184,7 +194,7 @@ def raise_open_files_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def kill_adopted(keep: int) -> int:
+def kill_adopted(keep: Iterable[int]) -> int:
     """Send SIGKILL to all child processes of this process but ``keep``. Returns how many there were.
 
     After `adopt_orphans` they are what other processes have left behind, also in a session of their own. The children
@@ -194,7 +204,7 @@ def kill_adopted(keep: int) -> int:
     for thread in Path("/proc/self/task").glob("*/children"):  # of each thread (needs CONFIG_PROC_CHILDREN)
         with contextlib.suppress(OSError):
             children.update(map(int, thread.read_text().split()))
-    children.discard(keep)
+    children.difference_update(keep)
     for child in children:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(child, signal.SIGKILL)

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from flk_runtime import contract
-from flk_runtime.system.progress import ProgressPage, own_page
+from flk_runtime.system.progress import Phase, ProgressPage, own_page
 
 STACKS: Final = ".stacks"  # suffixes of FLK_OBSERVER: the file of the stacks,
 SOCKET: Final = ".socket"  # and the socket
@@ -104,6 +104,8 @@ def _sample(page: ProgressPage, before: dict[str, Any]) -> dict[str, Any]:
         return status
     if status != before:
         page.collective_time = time.monotonic()
+    if page.phase == Phase.MEETING:  # rank 0 waits for other workers, outside of collectives
+        return status
     page.samples += 1
     page.pending = any(
         int(each["last_enqueued_collective"]) > max(0, int(each["last_completed_collective"]))

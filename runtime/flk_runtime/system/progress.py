@@ -29,6 +29,7 @@ class Phase(enum.IntEnum):
     RENDEZVOUS = 1  # the ranks meet, compare their settings and open the process group
     TRAINING = 2
     SAVING = 3  # a checkpoint
+    MEETING = 4  # a round with the other workers of strategy diloco
 
 
 class _Int:
@@ -69,6 +70,8 @@ class ProgressPage:
     saved = _Int(5)  # step of the latest checkpoint that this rank took part in; -1: none
     boundary = _Int(6)  # the step after which the rank last looked at `hold`; -1: it cannot stop at a step
     waiting = _Int(7)  # 1: the rank has found `hold` and waits at `boundary` until `target` is known
+    restored = _Int(14)  # the step after which this attempt's training began; -1: not known yet
+    restored_from = _Int(15)  # index in contract.SOURCES
     # The rank's observer writes these, a few times a second.
     samples = _Int(10)  # how often it has looked whether a collective of this rank has not ended
     pending_samples = _Int(11)  # how often one had not
@@ -77,6 +80,8 @@ class ProgressPage:
     # The launcher writes these.
     hold = _Int(8)  # 1: wait at the next step boundary
     target = _Int(9)  # the step after which all ranks save and end; -1: not known yet
+
+    launched = True  # a launcher reads it, and an observer writes to it
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._ints = memoryview(memory).cast("q")
@@ -102,6 +107,7 @@ class ProgressPage:
     def private(cls) -> ProgressPage:
         """A page that no launcher reads."""
         page = cls(mmap.mmap(-1, _SIZE))
+        page.launched = False
         page._clear()
         return page
 
@@ -142,7 +148,7 @@ class ProgressPage:
         return max(self.step_time, self.heartbeat_time)
 
     def _clear(self) -> None:
-        self.step = self.saved = self.boundary = self.target = -1
+        self.step = self.saved = self.boundary = self.target = self.restored = -1
 
 
 @functools.cache

@@ -1,0 +1,189 @@
+"""Measure training over links of 100 Mbit/s: DiLoCo against DDP, in tokens per second, bytes and held-out loss.
+
+    python benchmarks/slow_link.py [--rounds 1] [--rate 100mbit] [--steps 200] [--plot docs/images/slow-link.svg]
+
+Four hosts, network namespaces of this machine whose links tc limits, run the bundled GPT with two ranks each: as one
+DDP job of 8 ranks, and as 4 workers of DiLoCo with the inner strategy full_shard. All runs see the same number of
+tokens. Bytes are what the hosts' interfaces have sent. It needs root, ip, iptables and tc.
+Goals of DiLoCo: more tokens per second than DDP, at most 1/100 of its bytes per step in fp16 with a round of 50 steps
+and 1/400 in int8 with a round of 100, and a held-out loss at most 1 % higher.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import measure
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.support.network import Host, network
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "gpt" / "train.py"
+HOSTS, PROCESSES = 4, 2
+AS_GOOD = measure.at_most(1.01)
+FASTER = measure.at_least(1)
+_LINE = re.compile(r"\[rank (\d+)\] (\{.*\})")
+
+
+class Training:
+    """One run on all hosts: its tokens per second, bytes per step, and held-out losses over time."""
+
+    def __init__(self, hosts: list[Host], strategy: str, options: str, arguments: list[str], steps: int) -> None:
+        self.name = f"{strategy} {options}".strip()
+        self.curve: list[tuple[float, float]] = []
+        with tempfile.TemporaryDirectory() as name:
+            before = sum(sent_bytes(host) for host in hosts)
+            jobs = [
+                start(host, index, hosts[0], strategy, options, arguments, name) for index, host in enumerate(hosts)
+            ]
+            began = last = 0.0
+            try:
+                for line in jobs[0].stdout or ():
+                    found = _LINE.search(line)
+                    values = json.loads(found[2]) if found else {}
+                    if "heldout_loss" in values:
+                        last = time.monotonic()
+                        began = began or last
+                        self.curve.append((last - began, values["heldout_loss"]))
+                        measure.progress(
+                            f"{self.name}: {values['step']} steps, {last - began:.0f} s, {self.curve[-1][1]:.4f}"
+                        )
+                codes = [job.wait(300) for job in jobs]
+            finally:
+                for job in jobs:
+                    job.kill()
+            if any(codes):
+                sys.exit(f"{self.name}: the launchers ended with {codes}; see the output above")
+            self.seconds = last - began
+            self.bytes_per_step = (sum(sent_bytes(host) for host in hosts) - before) / steps
+        self.loss = self.curve[-1][1]
+
+
+def start(
+    host: Host, index: int, first: Host, strategy: str, options: str, arguments: list[str], folder: str
+) -> subprocess.Popen[str]:
+    """Start the launcher of one host."""
+    variables = {
+        "FLK_PODS": str(HOSTS),
+        "FLK_POD_INDEX": str(index),
+        "FLK_PROCESSES": str(PROCESSES),
+        "FLK_POD_IP": host.address,
+        "FLK_STRATEGY": strategy,
+        "FLK_PREFLIGHT": "off",
+        "FLK_HANG_TIMEOUT": "0",
+        "FLK_RDZV_SECRET": "benchmark",
+        "OMP_NUM_THREADS": "1",
+    }
+    if strategy == "diloco":
+        variables |= {
+            "FLK_RDZV_ENDPOINT": f"10.77.0.{index + 1}:29400",
+            "FLK_WORKERS": str(HOSTS),
+            "FLK_DILOCO": options,
+            "FLK_MEET": f"{first.address}:29401",
+            "FLK_HUB_PORT": "29401",
+        }
+    else:
+        variables["FLK_RDZV_ENDPOINT"] = f"{first.address}:29400"
+    command = [*host.prefix, sys.executable, "-u", "-m", "flk_runtime", "--", str(EXAMPLE), *arguments]
+    out = subprocess.PIPE if index == 0 else subprocess.DEVNULL
+    error = None if index == 0 else subprocess.DEVNULL
+    return subprocess.Popen(command, stdout=out, stderr=error, text=True, cwd=folder, env=os.environ | variables)
+
+
+def limit(host: Host, rate: str) -> None:
+    """Limit what a host sends."""
+    queue = ["tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
+    subprocess.run([*host.prefix, "tc", "qdisc", "replace", "dev", "eth0", "root", *queue], check=True)
+
+
+def sent_bytes(host: Host) -> int:
+    """Bytes that the interface of a host has sent, headers included."""
+    path = "/sys/class/net/eth0/statistics/tx_bytes"
+    # `ip netns exec` mounts the namespace's own /sys.
+    return int(subprocess.run([*host.prefix, "cat", path], capture_output=True, text=True, check=True).stdout)
+
+
+def plot(path: Path, runs: list[Training], rate: str) -> None:
+    """Write the held-out loss over time as an SVG."""
+    width, height, left, bottom = 640, 320, 50, 40
+    longest = max(run.curve[-1][0] for run in runs)
+    values = [loss for run in runs for _, loss in run.curve]
+    low, high = min(values), max(values)
+
+    def x(seconds: float) -> float:
+        return left + (width - left - 10) * seconds / longest
+
+    def y(loss: float) -> float:
+        return 10 + (height - bottom - 10) * (high - loss) / (high - low)
+
+    colours = ["#0b6", "#06c", "#c40", "#a0a"]
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        'font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+        f'<path d="M{left} 10V{height - bottom}H{width - 10}" fill="none" stroke="#444"/>',
+        f'<text x="{width / 2}" y="{height - 6}">seconds, links of {rate}</text>',
+        f'<text x="4" y="20">{high:.2f}</text><text x="4" y="{height - bottom}">{low:.2f}</text>',
+        f'<text x="{width - 60}" y="{height - 22}">{longest:.0f} s</text>',
+    ]
+    for number, run in enumerate(runs):
+        points = " ".join(f"{x(seconds):.1f},{y(loss):.1f}" for seconds, loss in run.curve)
+        colour = colours[number % len(colours)]
+        lines.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        lines.append(
+            f'<text x="{width - 330}" y="{28 + 16 * number}" fill="{colour}">{run.name}: {run.loss:.3f}</text>'
+        )
+    path.write_text("\n".join([*lines, "</svg>"]) + "\n")
+
+
+def main() -> int:
+    parser = measure.parser(__doc__, rounds=1)
+    parser.add_argument("--rate", default="100mbit", help="of each host's link, as tc writes it (default 100mbit)")
+    parser.add_argument("--steps", type=int, default=200, help="optimizer steps of each run (default 200)")
+    parser.add_argument("--width", type=int, default=128, help="of the GPT (default 128)")
+    parser.add_argument("--lr", default="3e-3", help="of the inner optimizer")
+    parser.add_argument("--outer", default="", help="more options of DiLoCo, as in lr=0.7,momentum=0.8")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write the held-out loss over time to FILE, an SVG")
+    options = parser.parse_args()
+    report = measure.Report("slow_link", options)
+    arguments = ["--steps", str(options.steps), "--width", str(options.width), "--lr", options.lr]
+    arguments += ["--evaluate-every", str(max(1, options.steps // 8)), "--dropout", "0"]
+    extra = f",{options.outer}" if options.outer else ""
+    cases = {
+        "ddp": ("ddp", ""),
+        "fp16": ("diloco", f"inner=full_shard,every=50,dtype=fp16{extra}"),
+        "int8": ("diloco", f"inner=full_shard,every=100,dtype=int8{extra}"),
+    }
+    runs: dict[str, list[Training]] = {name: [] for name in cases}
+    for number in range(options.rounds):
+        order = list(cases) if number % 2 == 0 else list(cases)[::-1]
+        for name in order:
+            with network(HOSTS) as net:
+                for host in net.hosts:
+                    limit(host, options.rate)
+                runs[name].append(Training(net.hosts, *cases[name], arguments, options.steps))
+    tokens = options.steps * HOSTS * PROCESSES * 8 * 64
+    ddp = runs["ddp"]
+    for name, fewer in (("fp16", measure.at_most(1 / 100)), ("int8", measure.at_most(1 / 400))):
+        mine = runs[name]
+        what = f"DiLoCo, {mine[0].name.partition(' ')[2]} / DDP"
+        speeds = [tokens / run.seconds for run in mine], [tokens / run.seconds for run in ddp]
+        report.compare(f"{what}, speed", *speeds, FASTER, "tokens/s")
+        sent = [run.bytes_per_step for run in mine], [run.bytes_per_step for run in ddp]
+        report.compare(f"{what}, bytes per step", *sent, fewer, "bytes")
+        report.compare(f"{what}, held-out loss", [run.loss for run in mine], [run.loss for run in ddp], AS_GOOD, "nats")
+    if options.plot:
+        plot(options.plot, [each[0] for each in runs.values()], options.rate)
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

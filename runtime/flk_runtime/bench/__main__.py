@@ -1,0 +1,123 @@
+"""``python -m flk_runtime.bench REQUEST script.py args``: what the ranks of `flk bench` run.
+
+REQUEST is a JSON object: strategies (empty: all that differ on these nodes), steps, and timeout, the seconds that a
+case may take. Rank 0 prints lines of progress, and at the end one line with the result: contract.BENCH_MARKER and JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any, Final
+
+from flk_runtime import contract
+from flk_runtime.automatic import run_plan
+from flk_runtime.bench.cases import Cases, Ended
+from flk_runtime.bench.transport import transport, warning
+from flk_runtime.discovery import RankInfo, discover
+from flk_runtime.errors import SetupError
+from flk_runtime.preflight import TIMEOUT
+from flk_runtime.preflight.bootstrap import connect_store
+from flk_runtime.system import device as devices
+from flk_runtime.system import report
+
+_FLAT: Final = ("ddp", "shard_grad_op", "full_shard")
+_HYBRID: Final = ("hybrid_shard", "hybrid_shard_zero2")
+_ALONE: Final = "none"  # without communication: it shows what the computation takes
+_NCCL_LOG: Final = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
+
+
+class Benchmark:
+    """All cases, one after the other. All ranks make the same calls."""
+
+    def __init__(self, info: RankInfo, request: dict[str, Any], command: list[str]) -> None:
+        self._info, self._request, self._command = info, request, command
+        self._cases = Cases(info, connect_store(info, TIMEOUT), request["timeout"])
+
+    def run(self) -> dict[str, Any]:
+        """Run all cases and return the result, on rank 0 with predictions. Collective."""
+        links = self._measure_links()
+        strategies = self._request["strategies"] or strategies_of(self._info)
+        measured = {name: self._measure(name) for name in (_ALONE, *strategies)}
+        alone = measured.pop(_ALONE)
+        result = links | {"strategies": measured, "alone": alone, "steps": self._request["steps"]}
+        if self._info.rank == 0:
+            try:
+                result |= self._predict(links["collectives"], alone.get("seconds"))
+            except SetupError as error:
+                links["warnings"].append(f"no predictions: {error}")
+        return result
+
+    def _measure_links(self) -> dict[str, Any]:
+        if self._info.world_size == 1:
+            return {"collectives": [], "transport": None, "warnings": []}
+        ended = self._cases.run("flk_runtime.bench.collectives", lambda path: [path], _NCCL_LOG)
+        if ended.error:
+            raise SetupError(f"the ranks could not measure their network: {_with_output(ended)}")
+        used = transport(ended.output)
+        found = warning(os.environ.get(contract.FABRIC) or "auto", used) if self._info.nodes > 1 else None
+        for line in [found] if found else []:
+            self._say(f"warning: {line}")
+        return {"collectives": ended.result, "transport": used, "warnings": [found] if found else []}
+
+    def _measure(self, strategy: str) -> dict[str, Any]:
+        """Measure one strategy; the result is that of the slowest rank."""
+        request = {"strategy": strategy, "steps": self._request["steps"]}
+        ended = self._cases.run(
+            "flk_runtime.bench.script",
+            lambda path: [json.dumps(request | {"output": path}), *self._command],
+            {contract.STRATEGY: strategy},
+        )
+        if ended.error:
+            self._say(f"{strategy}: {_with_output(ended)}")
+            return {"error": ended.error}
+        ranks = self._cases.gather(f"result-{strategy}", ended.result)
+        seconds = max(each["seconds"] for each in ranks)
+        self._say(f"{strategy}: {seconds * 1e3:.4g} ms for a step")
+        return {"seconds": seconds, "mfu": ended.result["mfu"], "memory": [each["memory"] for each in ranks]}
+
+    def _predict(self, collectives: list[Any], alone: float | None) -> dict[str, Any]:
+        """Model, hardware, calibration and predictions, as `flk_runtime.plan` gives them for these measurements."""
+        self._say("predicting the same steps")
+        return run_plan(
+            self._info,
+            devices.select(self._info),
+            self._command,
+            calibration={"alone": alone, "collectives": collectives},
+        )
+
+    def _say(self, text: str) -> None:
+        if self._info.rank == 0:
+            print(f"flk bench: {text}", file=sys.stderr, flush=True)
+
+
+def strategies_of(info: RankInfo) -> tuple[str, ...]:
+    """The strategies that differ from each other on the nodes of this job."""
+    if info.world_size == 1:
+        return ("ddp",)
+    hybrid = info.nodes > 1 and info.local_world_size > 1 and info.world_size == info.nodes * info.local_world_size
+    return _FLAT + _HYBRID * hybrid
+
+
+def _with_output(ended: Ended) -> str:
+    return "\n".join([ended.error, *(f"    {line}" for line in ended.output[-8:])])
+
+
+def main() -> int:
+    """Run the benchmark on this rank and return its exit code. Collective."""
+    try:
+        info = discover()
+        result = Benchmark(info, json.loads(sys.argv[1]), sys.argv[2:]).run()
+        if info.rank == 0:
+            print(contract.BENCH_MARKER + json.dumps(result | {"time": time.time()}), flush=True)
+    except SetupError as error:
+        report.send(report.describe(error) | {"kind": "usage"})  # a restart would not help
+        print(f"flk bench: {error}", file=sys.stderr, flush=True)
+        return int(contract.ExitCode.USAGE)
+    return int(contract.ExitCode.DONE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

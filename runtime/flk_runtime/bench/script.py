@@ -1,0 +1,117 @@
+"""``python -m flk_runtime.bench.script REQUEST script.py args``: run a script for a few steps and measure them.
+
+REQUEST is a JSON object: strategy, steps, and output, the file for the result: seconds of a step, mfu, and the most
+memory that this rank has used, in bytes. The script ends after its last measured step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import resource
+import runpy
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from flk_runtime.errors import SetupError
+from flk_runtime.run import Run
+
+WARMUP = 3  # steps that are not measured: they compile, allocate and connect
+
+
+class _Done(BaseException):
+    """Ends the script after the last measured step."""
+
+
+class _Clock:
+    """Measures the steps of a run."""
+
+    def __init__(self, strategy: str, steps: int) -> None:
+        self._strategy, self._steps = strategy, steps
+        self._times: list[float] = []  # at the end of each step
+        self.result: dict[str, Any] | None = None
+
+    def tick(self, run: Run) -> None:
+        """Count the end of a step."""
+        if not self._times and run.strategy != self._strategy:
+            raise SetupError("the script passes strategy= to init: leave it out, so that others can be measured")
+        done = len(self._times) + 1
+        if done in (WARMUP, WARMUP + self._steps) and run.device.type == "cuda":
+            torch.cuda.synchronize(run.device)
+        self._times.append(time.perf_counter())
+        if done == WARMUP + self._steps:
+            self.result = {"seconds": self._seconds(run), "mfu": run.mfu, "memory": _peak_memory(run)}
+            dist.barrier()  # no rank ends while another still communicates
+            raise _Done
+
+    def _seconds(self, run: Run) -> float:
+        """Seconds of a step: on a GPU the mean, since a step may end before its kernels do; else the median."""
+        times = self._times[WARMUP - 1 :]
+        if run.device.type == "cuda":
+            return (times[-1] - times[0]) / self._steps
+        return statistics.median(after - before for before, after in itertools.pairwise(times))
+
+
+def _peak_memory(run: Run) -> int:
+    if run.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(run.device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def measure(command: Sequence[str], strategy: str, steps: int) -> dict[str, Any]:
+    """Run ``script.py args`` or ``-m module args`` and measure ``steps`` steps after the warm-up.
+
+    Raises SetupError if the script makes fewer, or uses another strategy, and what the script raises.
+    """
+    clock, step = _Clock(strategy, steps), Run.step
+
+    def counted(run: Run, *args: Any, **values: Any) -> None:
+        step(run, *args, **values)
+        clock.tick(run)
+
+    with mock.patch.object(Run, "step", counted):
+        try:
+            if command[0] == "-m":
+                sys.argv = list(command[1:])
+                runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+            else:
+                sys.argv = list(command)
+                sys.path.insert(0, os.path.dirname(os.path.abspath(command[0])))
+                runpy.run_path(command[0], run_name="__main__")
+        except _Done:
+            pass
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                raise SetupError(f"the script ended with exit code {error.code}") from None
+    if clock.result is None:
+        raise SetupError(f"the script made fewer than {WARMUP + steps} steps, each with a call of run.step")
+    return clock.result
+
+
+def main() -> int:
+    """Measure, write the result, and return an exit code."""
+    request = json.loads(sys.argv[1])
+    try:
+        result = measure(sys.argv[2:], request["strategy"], request["steps"])
+    except torch.cuda.OutOfMemoryError:
+        result = {"error": "out of memory"}
+    except SetupError as error:
+        result = {"error": str(error)}
+    Path(request["output"]).write_text(json.dumps(result))
+    return 1 if "error" in result else 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # the script's threads and exit handlers belong to a run that was not finished

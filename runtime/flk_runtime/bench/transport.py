@@ -1,0 +1,55 @@
+"""Transport: which network NCCL uses, as it tells in its log, and whether that is the one of the fabric's preset."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+# Words in NCCL's names of its networks, in lower case, and what a preset of that network is called in messages. NCCL
+# writes "NCCL INFO Using network IB" (src/init.cc), and before it "NET/IB : Using [0]mlx5_0:1/RoCE" (src/transport).
+_USING: Final = re.compile(r"NCCL INFO (?:.*: )?Using network (.+?)\s*$")
+_ROCE: Final = re.compile(r"NCCL INFO NET/IB : Using .*/RoCE")
+_EXPECTED: Final = {
+    "efa": ("libfabric", "ofi"),
+    "infiniband": ("ib",),
+    "roce": ("ib",),
+    "gib": ("gib", "ib"),
+    "tcpx": ("tcpx",),
+    "tcpxo": ("fastrak", "tcpxo"),
+    "socket": ("socket",),
+}
+_REMEDIES: Final = {
+    "efa": "use an image with aws-ofi-nccl, and check that the pods have vpc.amazonaws.com/efa",
+    "infiniband": "check that the pods have the RDMA devices of their node and may lock memory",
+    "roce": "check that the pods have the RDMA devices of their node, and NCCL_IB_GID_INDEX",
+    "gib": "check that the gIB plugin's libraries are mounted, and the annotations of its networks",
+    "tcpx": "check that the tcpx-daemon runs beside the ranks and that the plugin's libraries are mounted",
+    "tcpxo": "check that the tcpxo-daemon runs beside the ranks and that the plugin's libraries are mounted",
+    "socket": "another network is there; use its fabric",
+}
+
+
+def transport(lines: Iterable[str]) -> str | None:
+    """The network between nodes by NCCL's own name, as IB, IB (RoCE), Socket, AWS Libfabric; None if there is none."""
+    found, roce = None, False
+    for line in lines:
+        roce = roce or bool(_ROCE.search(line))
+        match = _USING.search(line)
+        if match:
+            found = match[1]
+    return f"{found} (RoCE)" if found == "IB" and roce else found
+
+
+def warning(fabric: str, used: str | None) -> str | None:
+    """A sentence if NCCL does not use the network of the preset ``fabric``, with what to do; None if all is well."""
+    if used is None:
+        return None
+    name = used.lower()
+    if fabric == "auto":
+        if name == "socket":
+            return "NCCL uses TCP sockets between nodes: if the nodes have a faster network, name it with --fabric"
+        return None
+    if any(word in name for word in _EXPECTED.get(fabric, (name,))):
+        return None
+    return f"NCCL uses the network {used}, and the job's fabric is {fabric}: {_REMEDIES[fabric]}"

@@ -1,0 +1,74 @@
+"""Compression of outer gradients: float32 vectors as bytes of fp32, fp16 or int8."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+BLOCK = 1024  # values of int8 that share a scale
+_LARGEST_HALF = 65504.0
+
+
+def encode(values: torch.Tensor, dtype: str) -> bytes:
+    """``values``, float32 of shape (n,) on the CPU, as bytes of ``dtype``: fp32, fp16 or int8.
+
+    int8 has a scale of float32 for each `BLOCK` values, so that the largest of them becomes 127; the scales come first.
+    Values beyond the range of fp16 become its largest ones.
+    """
+    if dtype == "fp32":
+        return _to_bytes(values)
+    if dtype == "fp16":
+        return _to_bytes(values.clamp(-_LARGEST_HALF, _LARGEST_HALF).half())
+    blocks = torch.nn.functional.pad(values, (0, -len(values) % BLOCK)).view(-1, BLOCK)
+    scales = blocks.abs().amax(dim=1, keepdim=True) / 127
+    steps = (blocks / scales.clamp_min(torch.finfo(torch.float32).tiny)).round_().clamp_(-127, 127)
+    return _to_bytes(scales.flatten()) + _to_bytes(steps.to(torch.int8).flatten()[: len(values)])
+
+
+def decode(data: bytes | bytearray, dtype: str, count: int) -> torch.Tensor:
+    """The float32 vector of shape (count,) that `encode` wrote. Raises ValueError if the length does not fit."""
+    if len(data) != encoded_size(dtype, count):
+        raise ValueError(f"{len(data)} bytes are not {count} values of {dtype}")
+    writable = bytearray(data) if isinstance(data, bytes) else data
+    if not count:
+        return torch.zeros(0)
+    if dtype == "fp32":
+        return torch.frombuffer(writable, dtype=torch.float32)
+    if dtype == "fp16":
+        return torch.frombuffer(writable, dtype=torch.float16).float()
+    number = -(-count // BLOCK)
+    scales = torch.frombuffer(writable, dtype=torch.float32, count=number)
+    steps = torch.frombuffer(writable, dtype=torch.int8, offset=4 * number).float()
+    return steps * scales.repeat_interleave(BLOCK)[:count]
+
+
+def encoded_size(dtype: str, count: int) -> int:
+    """The number of bytes of ``count`` values."""
+    return {"fp32": 4 * count, "fp16": 2 * count, "int8": count + 4 * -(-count // BLOCK)}[dtype]
+
+
+class ErrorFeedback:
+    """Encodes vectors and adds to each what the encoding of the one before has lost (Seide et al., Interspeech 2014).
+
+    ``residual`` is that loss, float32 of shape (n,). Only int8 has one: fp16 keeps outer gradients to 1 in 2,000.
+    """
+
+    def __init__(self, dtype: str, count: int) -> None:
+        self._dtype = dtype
+        self.residual = torch.zeros(count if dtype == "int8" else 0)
+
+    def encode(self, values: torch.Tensor) -> bytes:
+        """The bytes of ``values``, float32 of shape (n,), with the residual added."""
+        if self._dtype != "int8":
+            return encode(values, self._dtype)
+        values = values + self.residual
+        data = encode(values, self._dtype)
+        self.residual = values - decode(data, self._dtype, len(values))
+        return data
+
+
+def _to_bytes(values: torch.Tensor) -> bytes:
+    # Not through NumPy, which an image need not have.
+    values = values.contiguous()
+    return ctypes.string_at(values.data_ptr(), values.numel() * values.element_size())

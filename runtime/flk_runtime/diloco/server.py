@@ -1,0 +1,225 @@
+"""Hub: the TCP server at which the workers meet. It passes on what `Rounds` decides."""
+
+from __future__ import annotations
+
+import ipaddress
+import queue
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from flk_runtime.diloco.frames import HANDSHAKE_TIMEOUT, Frames
+from flk_runtime.diloco.rounds import Limits, Member, Rounds
+from flk_runtime.errors import SetupError
+
+LEASE = 15.0  # seconds of silence after which a worker or the hub is lost
+_TICK = 0.5  # seconds
+_Item = tuple[dict[str, Any], bytes | bytearray]
+
+
+class Hub:
+    """Serves workers until `close`. All workers must have the same layout, which the first one sets."""
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        secret: str,
+        *,
+        tls: ssl.SSLContext | None = None,
+        lease: float = LEASE,
+        log: Callable[[str], None] = print,
+    ) -> None:
+        """Listen. ``port`` 0: any free one. Raises OSError, and SetupError for a public address without a secret."""
+        if not secret and not _is_loopback(address):
+            raise SetupError(f"the hub needs a secret to listen on {address or 'all addresses'}")
+        self._secret, self._tls, self._lease, self._log = secret, tls, lease, log
+        family = socket.AF_INET6 if address in ("", "::") and socket.has_dualstack_ipv6() else socket.AF_UNSPEC
+        if family == socket.AF_INET6:
+            self._socket = socket.create_server(("", port), family=family, dualstack_ipv6=True, backlog=128)
+        else:
+            kind = socket.AF_INET6 if ":" in address else socket.AF_INET
+            self._socket = socket.create_server((address, port), family=kind, backlog=128)
+        self.port = int(self._socket.getsockname()[1])
+        self._lock = threading.Lock()
+        self._rounds: Rounds | None = None
+        self._layout: dict[str, Any] = {}
+        self._peers: dict[int, _Peer] = {}  # by worker
+        self._closed = threading.Event()
+        self.bytes = 0  # sent and received, of connections that have ended
+        self._last_left = time.monotonic()
+
+    def start(self) -> None:
+        """Serve in threads of this process."""
+        threading.Thread(target=self._accept, daemon=True).start()
+        threading.Thread(target=self._tick, daemon=True).start()
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that the hub has sent and received over all connections."""
+        with self._lock:
+            return self.bytes + sum(peer.frames.sent + peer.frames.received for peer in self._peers.values())
+
+    @property
+    def idle_for(self) -> float:
+        """Seconds since the last worker has left; 0 while there are workers."""
+        with self._lock:
+            return 0.0 if self._peers else time.monotonic() - self._last_left
+
+    @property
+    def finished(self) -> bool:
+        """Whether all workers have come, and have said that they have finished."""
+        with self._lock:
+            return bool(self._rounds) and not self._peers and self._rounds.left >= self._layout["workers"]  # type: ignore[union-attr]
+
+    def close(self) -> None:
+        """Stop listening and close all connections."""
+        self._closed.set()
+        self._socket.close()
+        with self._lock:
+            for peer in self._peers.values():
+                peer.frames.close()
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                sock, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        worker, peer, reason = -1, None, ""
+        try:
+            sock.settimeout(HANDSHAKE_TIMEOUT)
+            if self._tls:
+                sock = self._tls.wrap_socket(sock, server_side=True)
+            frames = Frames(sock)
+            frames.shake_hands(self._secret, serves=True, timeout=self._lease)
+            hello, _ = frames.receive()
+            worker = int(hello["worker"])
+            peer = _Peer(frames, self._lease)
+            if problem := self._problem(hello):
+                frames.send({"type": "refused", "reason": problem})
+                peer = None
+                return
+            self._join(peer, hello)
+            while True:
+                header, data = frames.receive()
+                if header["type"] == "bye":
+                    return
+                self._handle(worker, peer, header, data)
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            reason = str(error) or type(error).__name__
+        finally:
+            if peer is None:
+                sock.close()
+            else:
+                self._leave(worker, peer, reason)
+
+    def _problem(self, hello: dict[str, Any]) -> str:
+        """Why this worker cannot train with the others; empty if it can."""
+        layout: dict[str, Any] = hello["layout"]
+        with self._lock:
+            if not self._rounds:
+                self._layout = layout
+                limits = Limits(int(layout["workers"]), float(layout["wait"]), float(layout["timeout"]))
+                self._rounds = Rounds(limits, layout["sizes"], layout["dtype"], time.monotonic(), self._log)
+            keys = self._layout.keys() - {"wait", "timeout"}
+            different = [key for key in self._layout if key in keys and layout.get(key) != self._layout[key]]
+        if not different:
+            return ""
+        key = different[0]
+        if key in ("sizes", "model"):
+            return "its model differs from that of the other workers"
+        return f"its {key} is {layout.get(key)!r}, and that of the other workers {self._layout[key]!r}"
+
+    def _join(self, peer: _Peer, hello: dict[str, Any]) -> None:
+        worker = int(hello["worker"])
+        with self._lock:
+            former = self._peers.get(worker)
+            self._peers[worker] = peer
+            peer.incarnation = str(hello["incarnation"])
+            if former and former.incarnation != peer.incarnation:
+                reason = f"another process has taken the place of worker {worker}: give each site a number of its own"
+                former.post({"type": "refused", "reason": reason}, b"")
+            if former:
+                self._forget(former)
+            if self._rounds:
+                member = Member(worker, peer.post, list(hello["versions"]), str(hello["digest"]))
+                self._rounds.join(member, time.monotonic())
+
+    def _handle(self, worker: int, peer: _Peer, header: dict[str, Any], data: bytearray) -> None:
+        with self._lock:
+            if self._peers.get(worker) is not peer or not self._rounds:
+                raise ConnectionError("another connection of this worker has taken its place")
+            if header["type"] == "contribution":
+                now = time.monotonic()
+                self._rounds.contribute(worker, int(header["fragment"]), int(header["version"]), data, now)
+            elif header["type"] == "state":
+                self._rounds.give(worker, list(header["versions"]), data)
+
+    def _leave(self, worker: int, peer: _Peer, reason: str) -> None:
+        with self._lock:
+            self._forget(peer)
+            if self._peers.get(worker) is peer:
+                del self._peers[worker]
+                self._last_left = time.monotonic()
+                if self._rounds:
+                    self._rounds.leave(worker, time.monotonic(), reason)
+
+    def _forget(self, peer: _Peer) -> None:
+        if not peer.forgotten:
+            peer.forgotten = True
+            self.bytes += peer.frames.sent + peer.frames.received
+            peer.close()
+
+    def _tick(self) -> None:
+        while not self._closed.wait(_TICK):
+            with self._lock:
+                for worker in self._rounds.tick(time.monotonic()) if self._rounds else ():
+                    self._log(f"worker {worker} is late: the others go on without it")
+                    self._peers[worker].frames.close()
+
+
+class _Peer:
+    """A connection to a worker, and the thread that sends to it, so that a slow worker holds up no other."""
+
+    def __init__(self, frames: Frames, lease: float) -> None:
+        self.frames = frames
+        self.incarnation = ""  # of the worker's process
+        self.forgotten = False
+        self._interval = lease / 3
+        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        threading.Thread(target=self._send, daemon=True).start()
+
+    def post(self, header: dict[str, Any], data: bytes) -> None:
+        self._queue.put((header, data))
+
+    def close(self) -> None:
+        """Close the connection after what was posted is sent."""
+        self._queue.put(None)
+
+    def _send(self) -> None:
+        try:
+            while True:
+                try:
+                    item = self._queue.get(timeout=self._interval)
+                except queue.Empty:
+                    item = ({"type": "alive"}, b"")
+                if item is None:
+                    break
+                self.frames.send(*item)
+        except OSError:
+            pass
+        self.frames.close()
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"

@@ -1,0 +1,67 @@
+"""Choice: the strategy that `auto` stands for, by measured times of a step where there are any, else by predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from flk_runtime.errors import SetupError
+from flk_runtime.parallel.strategies import STRATEGIES
+from flk_runtime.plan.capture import CapturedModel
+from flk_runtime.plan.communication import Cluster
+from flk_runtime.plan.plan import identity, predictions_as_written
+from flk_runtime.plan.predict import Prediction
+
+_AS_FAST: Final = 1.01  # a strategy that communicates less is chosen if it takes at most so many times as long
+
+
+def choose(captured: CapturedModel, cluster: Cluster, measured: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The strategy, and the reason in words.
+
+    ``measured`` are results of `flk bench`; those of the same model and hardware win over predictions. Raises
+    SetupError if the script's options fit no strategy.
+    """
+    hybrid = captured.options.shard_size is not None  # the option of hybrid strategies
+    found = predictions_as_written(captured, cluster)
+    rows = {row.strategy: row for row in found if STRATEGIES[row.strategy].replicates or not hybrid}
+    if not rows:
+        raise SetupError(f"shard_size={captured.options.shard_size} needs several nodes with several ranks each")
+    steps = _matching(measured, identity(captured, cluster))
+    seconds = {name: steps[name] for name in rows if name in steps}
+    if len(seconds) > 1:
+        return _answer(seconds, "measured by flk bench", [])
+    fits = {name: row.step_seconds for name, row in rows.items() if row.fits}
+    tight = [row for row in rows.values() if not row.fits]
+    if not fits:
+        least = min(tight, key=lambda row: row.total)
+        return {
+            "strategy": least.strategy,
+            "reason": f"it needs least memory, {_gib(least.total)} of {_gib(cluster.gpu.memory)}, and none fits",
+        }
+    return _answer(fits, "predicted", tight)
+
+
+def _matching(measured: Sequence[Mapping[str, Any]], of: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds of a step by strategy, of the newest result of this model and hardware."""
+    for result in reversed(measured):
+        if {name: result.get(name) for name in of} == dict(of):
+            return {name: float(value) for name, value in result["seconds"].items() if value}
+    return {}
+
+
+def _answer(seconds: Mapping[str, float], how: str, tight: Sequence[Prediction]) -> dict[str, str]:
+    """The fastest strategy; of those that are as fast, the first, which communicates least."""
+    fastest = min(seconds.values())
+    strategy = next(name for name, value in seconds.items() if value <= fastest * _AS_FAST)
+    others = [f"{name} {_time(value)}" for name, value in seconds.items() if name != strategy]
+    others += [f"{row.strategy} does not fit ({_gib(row.total)})" for row in tight]
+    reason = f"{_time(seconds[strategy])} for a step ({how})"
+    return {"strategy": strategy, "reason": f"{reason}, {', '.join(others)}" if others else reason}
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f}Gi"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

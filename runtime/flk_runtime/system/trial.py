@@ -1,0 +1,52 @@
+"""Trials: processes that a rank starts to run the script for a few steps, to plan or to measure it.
+
+A trial leaves the job alone: it does not use the rank's connections to its launcher, and `flk_runtime.init` neither
+reads nor writes checkpoints in it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+from flk_runtime import contract
+from flk_runtime.errors import SetupError
+
+# What connects a rank with its launcher and with the other ranks of its attempt.
+_OF_RANK: Final = (
+    contract.PROGRESS,
+    contract.OBSERVER,
+    contract.HEARTBEAT,
+    contract.MEMORY,
+    contract.CHOICE,
+    contract.REPORT_FD,
+    contract.CHECKPOINT,
+    "TORCHELASTIC_ERROR_FILE",
+    "TORCHELASTIC_USE_AGENT_STORE",
+)
+
+
+def is_trial(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this process runs a script only to plan or to measure it."""
+    return environ.get(contract.TRIAL) == "1"
+
+
+def trial_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables of a trial that a rank with the variables ``environ`` starts."""
+    return {name: value for name, value in environ.items() if name not in _OF_RANK} | {contract.TRIAL: "1"}
+
+
+def script_command() -> list[str]:
+    """The script that this process runs, with its arguments, or ``-m``, the module and its arguments.
+
+    Raises SetupError if it runs neither, as an interactive Python does.
+    """
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return ["-m", spec.name.removesuffix(".__main__"), *sys.argv[1:]]
+    if not os.path.isfile(sys.argv[0]):
+        raise SetupError("this Python runs no script that could be run a second time")
+    return list(sys.argv)

@@ -1,0 +1,62 @@
+"""Strategy auto in real runs: what the ranks choose, that they keep it, and what happens where they cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import Flk
+
+SCRIPT = """
+import os, sys, torch, flk_runtime as flk
+from torch import nn
+
+with flk.init() as run:
+    block = lambda: nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+    model = nn.Sequential(*(block() for _ in range(4)))
+    if "no-plan" in sys.argv and os.environ.get("FLK_TRIAL"):
+        raise ValueError("the data is not here")
+    print(f"trains with {run.strategy}")
+    model, optimizer = run.parallelize(model, torch.optim.AdamW(model.parameters()))
+    for x in run.loader(torch.randn(64, 16), batch_size=8).steps(2):
+        model(x).square().mean().backward()
+        optimizer.step()
+        run.step()
+        if "fail" in sys.argv and run.attempt == 0 and run.rank == 1:
+            sys.exit("once")
+"""
+
+
+@pytest.fixture
+def flk(tmp_path: Path) -> Iterator[Flk]:
+    command = Flk(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    yield command
+    command.close()
+
+
+def test_ranks_choose_a_strategy_and_keep_it_over_attempts(flk: Flk) -> None:
+    done = flk("run", "train.py", "--processes", "2", "--strategy", "auto", "--", "fail")
+    assert done.code == 0, done.stderr
+    chosen = [line.partition("] ")[2] for line in done.stderr.splitlines() if "chosen by auto" in line]
+    assert len(chosen) == 2
+    assert chosen[0] == chosen[1]  # to the digit: the second attempt has made no plan
+    assert "(predicted)" in chosen[0]
+    strategy = chosen[0].split()[2].rstrip(",")
+    assert done.stdout.count(f"trains with {strategy}") == 4
+
+
+def test_a_script_that_cannot_be_planned_trains_with_ddp(flk: Flk) -> None:
+    done = flk("run", "train.py", "--processes", "2", "--strategy", "auto", "--", "no-plan")
+    assert done.code == 0, done.stderr
+    assert "flk: strategy ddp, chosen by auto: no plan, because the script failed while it was planned" in done.stderr
+    assert "ValueError: the data is not here; set another with --strategy or FLK_STRATEGY" in done.stderr
+    assert done.stdout.count("trains with ddp") == 2
+
+
+def test_one_rank_needs_no_plan(flk: Flk) -> None:
+    done = flk("run", "train.py", "--strategy", "auto")
+    assert done.code == 0, done.stderr
+    assert "flk: strategy ddp, chosen by auto: there is one rank" in done.stderr

@@ -1,0 +1,161 @@
+"""DiLoCo with real processes: workers of several ranks, a hub, and launchers whose ranks are killed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flk_runtime import contract
+from flk_runtime.diloco import Hub
+from tests.support.commands import Flk
+from tests.support.ports import held_ports
+from tests.support.ranks import Ended, Ranks
+
+# Trains on the same global batches however the ranks are divided among workers, and prints a hash of the parameters.
+TRAIN = """
+import hashlib, json, os, torch, flk_runtime as flk
+from torch import nn
+
+settings = json.loads(os.environ["SETTINGS"])
+torch.manual_seed(int(os.environ.get("INIT", 3)))
+model = nn.Sequential(*(nn.Sequential(nn.Linear(7, 7), nn.Tanh()) for _ in range(3)), nn.Linear(7, 5))
+optimizer = getattr(torch.optim, settings["optimizer"])(model.parameters(), lr=0.05)
+ranks = settings["ranks"]  # of all workers
+with flk.init(log_every=0) as run:
+    first = run.worker * run.world_size + run.rank
+    model, optimizer = run.parallelize(model, optimizer, api=settings.get("api"))
+    generator = torch.Generator().manual_seed(5)
+    while run.steps < settings["steps"]:
+        batch = torch.randn(ranks, 4, 7, generator=generator)[first]
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+        run.step()
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    values = torch.cat([p.detach().flatten() for p in whole])
+    digest = hashlib.sha256(bytes(values.numpy())).hexdigest()
+    print("RESULT", json.dumps({"worker": run.worker, "rank": run.rank, "digest": digest, "values": values.tolist()}))
+"""
+
+
+class Workers:
+    """Runs TRAIN as several workers that meet at a hub in this process."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self.hub = Hub("127.0.0.1", 0, "", log=print)
+        self.hub.start()
+
+    def __call__(self, workers: int, size: int, options: str, **settings: object) -> list[dict[str, object]]:
+        of_rank = {}
+        with held_ports() as free_port:
+            ports = [free_port() for _ in range(workers)]
+            for process in range(workers * size):
+                worker, rank = divmod(process, size)
+                names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+                of_rank[process] = {
+                    **{name: str(value) for name, value in names.items()},
+                    "MASTER_PORT": str(ports[worker]),
+                    contract.WORKER: str(worker),
+                    "INIT": str(3 + worker),  # parameters of the first worker become those of all
+                }
+            environment = {
+                contract.STRATEGY: "diloco",
+                contract.DILOCO_OPTIONS: options,
+                contract.WORKERS: str(workers),
+                contract.MEET: f"127.0.0.1:{self.hub.port}",
+                "SETTINGS": json.dumps({"optimizer": "AdamW", "ranks": workers * size, **settings}),
+            }
+            return told(self._ranks(TRAIN, workers * size, environment, of_rank))
+
+
+@pytest.fixture
+def flk(tmp_path: Path) -> Iterator[Flk]:
+    made = Flk(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def workers(ranks: Ranks) -> Iterator[Workers]:
+    made = Workers(ranks)
+    yield made
+    made.hub.close()
+
+
+def plain(ranks: Ranks, world_size: int, **settings: object) -> list[dict[str, object]]:
+    """The same training with strategy ddp."""
+    shared = {"optimizer": "AdamW", "ranks": world_size, **settings}
+    return told(ranks(TRAIN, world_size, {contract.STRATEGY: "ddp", "SETTINGS": json.dumps(shared)}))
+
+
+def told(ended: list[Ended]) -> list[dict[str, object]]:
+    return [json.loads(line.partition(" ")[2]) for rank in ended for line in rank.lines if line.startswith("RESULT ")]
+
+
+def test_one_worker_equals_its_inner_optimizer(ranks: Ranks) -> None:
+    settings = {"SETTINGS": json.dumps({"optimizer": "AdamW", "ranks": 1, "steps": 20})}
+    options = {contract.STRATEGY: "diloco", contract.DILOCO_OPTIONS: "every=1,lr=1,momentum=0,dtype=fp32"}
+    (alone,) = told(ranks(TRAIN, 1, {**settings, **options}))
+    (inner,) = plain(ranks, 1, steps=20)
+    assert alone["values"] == pytest.approx(inner["values"], abs=1e-6)
+
+
+def test_rounds_of_one_step_of_sgd_equal_gradient_averaging(ranks: Ranks, workers: Workers) -> None:
+    found = workers(3, 1, "every=1,lr=1,momentum=0,dtype=fp32", optimizer="SGD", steps=20)
+    averaged = plain(ranks, 3, optimizer="SGD", steps=20)
+    for each in found:
+        assert each["values"] == pytest.approx(averaged[0]["values"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "api"),
+    [
+        ("inner=full_shard,every=5,dtype=int8", None),
+        ("inner=full_shard,every=5,dtype=fp16", "fsdp1"),
+        ("inner=ddp,every=6,dtype=int8,fragments=3", None),
+    ],
+)
+def test_workers_of_two_ranks_agree(workers: Workers, options: str, api: str | None) -> None:
+    found = workers(2, 2, options, steps=6 if "every=6" in options else 10, api=api)
+    if api is None and "fragments" not in options:
+        assert len({str(each["digest"]) for each in found}) == 1
+    assert len(found) == 4
+    assert workers.hub.wire_bytes > 0
+
+
+@pytest.mark.parametrize("step", [15, 20])
+def test_a_killed_worker_returns_and_the_others_go_on(flk: Flk, step: int) -> None:
+    """Worker 1 is killed within a round or at its end. It has no checkpoint, so it gets everything from a peer."""
+    loop = """
+    target = 100_000
+    while run.steps < target:
+        if run.worker == 1 and run.steps == STEP and run.attempt == 0:
+            os.kill(os.getpid(), 9)
+        if run.worker == 1 and run.attempt == 1 and not os.path.exists("target"):
+            with open("unfinished", "w") as file:
+                file.write(str(run.steps + 30))
+            os.rename("unfinished", "target")
+        if os.path.exists("target"):  # the others are at most one round further
+            target = int(open("target").read())
+""".replace("STEP", str(step))
+    script = TRAIN.replace('    while run.steps < settings["steps"]:\n', loop)
+    assert script != TRAIN
+    (flk.folder / "train.py").write_text(script)
+    settings = json.dumps({"optimizer": "AdamW", "ranks": 3})
+    options = [part for text in ("every=10", "lr=1", "momentum=0", "dtype=fp32") for part in ("--diloco", text)]
+    job = ["--replicas", "3", "--strategy", "diloco", *options, "--env", f"SETTINGS={settings}"]
+    done = flk("run", "train.py", *job)
+    output = done.stdout + done.stderr
+    assert done.code == 0, output
+    found = [json.loads(text) for text in re.findall(r"RESULT (\{.*\})", output)]
+    assert len(found) == 3
+    assert len({each["digest"] for each in found}) == 1, output
+    assert "worker 1 has caught up: it goes on after step" in output
+    assert "[pod 1] attempt 2" in output
+    assert "[pod 0] attempt 2" not in output
+    assert "[pod 2] attempt 2" not in output

@@ -1,0 +1,146 @@
+"""`flk bench` without ranks: NCCL's log, fits to measured collectives, the job, and the results that are kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from flk.bench import BenchResult, bench_job, kept_results, measured, plot
+from flk.errors import UsageError
+from flk.spec.job import Job
+from flk_runtime.bench.cases import first_cause
+from flk_runtime.bench.transport import transport, warning
+from flk_runtime.plan.calibration import Calibration, Link
+
+# Lines in the formats of NCCL's versions, with the prefix of host, process, thread and device.
+LOGS = {
+    "IB": [
+        "node-1:71:71 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.7<0>",
+        "node-1:71:90 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.7<0>",
+        "node-1:71:90 [0] NCCL INFO Using network IB",
+    ],
+    "IB (RoCE)": [
+        "node-1:71:90 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:10.0.0.7<0>",
+        "node-1:71:90 [0] NCCL INFO Using network IB",
+    ],
+    "Socket": [
+        "node-1:71:90 [0] NCCL INFO NET/IB : No device found.",
+        "node-1:71:90 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.7<0>",
+        "node-1:71:90 [0] NCCL INFO Using non-device net plugin version 0",
+        "node-1:71:90 [0] NCCL INFO Using network Socket",
+    ],
+    "AWS Libfabric": [
+        "node-1:71:90 [0] NCCL INFO NET/OFI Selected Provider is efa (found 4 nics)",
+        "node-1:71:90 [0] NCCL INFO Using network AWS Libfabric",
+    ],
+}
+
+
+@pytest.mark.parametrize("expected", LOGS)
+def test_the_transport_is_read_from_nccls_log(expected: str) -> None:
+    assert transport(LOGS[expected]) == expected
+
+
+def test_a_log_without_a_network_names_none() -> None:
+    assert transport(["node-1:71:90 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM"]) is None
+
+
+@pytest.mark.parametrize(
+    ("fabric", "used", "said"),
+    [
+        ("infiniband", "IB", None),
+        ("roce", "IB (RoCE)", None),
+        ("efa", "AWS Libfabric", None),
+        ("socket", "Socket", None),
+        ("auto", "IB", None),
+        ("efa", None, None),
+        ("efa", "Socket", "NCCL uses the network Socket, and the job's fabric is efa: use an image with aws-ofi-nccl"),
+        ("infiniband", "Socket", "check that the pods have the RDMA devices"),
+        ("socket", "IB", "another network is there"),
+        ("auto", "Socket", "name it with --fabric"),
+    ],
+)
+def test_a_transport_other_than_the_fabrics_is_a_warning(fabric: str, used: str | None, said: str | None) -> None:
+    found = warning(fabric, used)
+    assert found is None if said is None else said in str(found)
+
+
+def test_the_error_of_a_case_is_that_of_the_rank_that_failed_by_itself() -> None:
+    broken = "exit code 1: RuntimeError: [gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:4711"
+    other = "another rank failed"
+    assert first_cause([broken, other, "exit code 1: MemoryError: no room", ""]).startswith("rank 2: exit code 1: Mem")
+    assert first_cause(["", other, broken]) == f"rank 2: {broken}"
+
+
+def test_a_fit_finds_latency_and_bandwidth() -> None:
+    link = Link.fit([(size, 2e-3 + size * 1e-9) for size in (1 << 12, 1 << 20, 1 << 28)])
+    assert link.latency == pytest.approx(2e-3, rel=1e-6)
+    assert link.per_byte == pytest.approx(1e-9, rel=1e-6)
+    assert Link.fit([(1000, 1e-3)]) == Link(0.0, 1e-6)
+
+
+def test_a_calibration_travels_as_plain_data() -> None:
+    sizes = [[1 << 12, 1e-3], [1 << 20, 2e-3]]
+    given = {"compute": 2.0, "collectives": [{"kind": "all-gather", "ranks": 4, "stride": 2, "sizes": sizes}]}
+    calibration = Calibration.parse(given)
+    assert Calibration.parse(json.loads(json.dumps(calibration.to_dict()))) == calibration
+
+
+def result(time: float = 1.0, model: str = "a", nodes: int = 2) -> BenchResult:
+    data: dict[str, Any] = {
+        "model": model,
+        "hardware": {"gpu": "H100", "nodes": nodes, "ranks": 8, "fabric": "efa"},
+        "calibration": {"compute": 1.5, "collectives": []},
+        "time": time,
+        "strategies": {
+            "ddp": {"error": "out of memory"},
+            "full_shard": {"seconds": 0.2, "mfu": 0.4, "memory": [1 << 30]},
+            "hybrid_shard": {"seconds": 0.1, "mfu": 0.5, "memory": [1 << 31]},
+        },
+        "predicted": {"full_shard": {"step_seconds": 0.18}},
+    }
+    return BenchResult(data)
+
+
+def test_the_result_is_found_in_the_output_of_rank_0() -> None:
+    line = f"[rank 0] flk-bench {json.dumps(result().data)}"
+    found = BenchResult.find(line)
+    assert found == result()
+    assert found
+    assert found.fastest == "hybrid_shard"
+    for other in ("[rank 0] flk-bench {", "[rank 1] " + line.removeprefix("[rank 0] "), "[rank 0] flk-bench 3", ""):
+        assert BenchResult.find(other) is None
+
+
+def test_the_newest_result_of_a_model_on_some_hardware_is_kept(tmp_path: Path) -> None:
+    for time, model, nodes in ((3.0, "a", 2), (1.0, "b", 2), (2.0, "a", 4), (4.0, "a", 2)):
+        assert result(time, model, nodes).keep(tmp_path)
+    (tmp_path / "damaged.json").write_text("{")
+    assert [each["time"] for each in kept_results(tmp_path)] == [1.0, 2.0, 4.0]
+    assert kept_results(tmp_path)[-1]["seconds"] == {"full_shard": 0.2, "hybrid_shard": 0.1}
+    job = Job(command="train.py", replicas=2, resources={"gpu": 8})  # type: ignore[arg-type]
+    assert [each["model"] for each in measured(job, tmp_path)] == ["b", "a"]
+    assert BenchResult({"strategies": {}}).keep(tmp_path) is None
+
+
+def test_the_job_measures_in_the_same_pods_and_leaves_checkpoints_alone() -> None:
+    job = Job(command="train.py --lr 1", replicas=2, strategy="auto", checkpoint="data:/x", elastic="1:2")  # type: ignore[arg-type]
+    made = bench_job(job, ["FULL_SHARD", "ddp"], steps=5, timeout=60)
+    request = {"strategies": ["full_shard", "ddp"], "steps": 5, "timeout": 60}
+    assert made.command == ["-m", "flk_runtime.bench", json.dumps(request), "train.py", "--lr", "1"]
+    assert (made.replicas, made.checkpoint, made.elastic, made.restarts) == (2, None, None, 0)
+    assert made.ship == ["train.py"]
+    for name in ("zero3", "diloco", "auto", "none"):
+        with pytest.raises(UsageError, match="--strategies"):
+            bench_job(job, [name], steps=5, timeout=60)
+
+
+def test_the_plot_is_an_svg_of_what_was_measured() -> None:
+    root = ElementTree.fromstring(plot(result()))
+    texts = [each.text for each in root.iter() if each.text and each.text.strip()]
+    assert {"full_shard", "hybrid_shard", "200", "100", "180"} <= set(texts)
+    assert "ddp" not in texts

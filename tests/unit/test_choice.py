@@ -1,0 +1,105 @@
+"""What strategy auto chooses: by predictions, by measured results, and within the options of the script."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from flk_runtime.errors import SetupError
+from flk_runtime.parallel import ParallelOptions
+from flk_runtime.plan.capture import CapturedModel
+from flk_runtime.plan.choice import choose
+from flk_runtime.plan.communication import Cluster
+from flk_runtime.plan.hardware import find_gpu
+from flk_runtime.plan.plan import identity
+from flk_runtime.plan.trace import Tracer
+
+GIB = 1 << 30
+H100 = find_gpu("NVIDIA H100 80GB HBM3", 80 * GIB)
+
+
+def captured(options: ParallelOptions | None = None, scalar: bool = False) -> CapturedModel:
+    """A model of four blocks with 8.4 million parameters each, after its first step."""
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        blocks = [nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)) for _ in range(4)]
+        model = nn.Sequential(*blocks)
+        if scalar:
+            model.temperature = nn.Parameter(torch.tensor(1.0))
+        x = torch.zeros(4096, 1024)
+    optimizer = torch.optim.AdamW(model.parameters())
+    tracer = Tracer(model, blocks, H100)
+    with mode, tracer.recording():
+        model(x).square().mean().backward()
+    return CapturedModel(model, optimizer, options or ParallelOptions(), list(blocks), [((x,), {})], tracer.result())
+
+
+def on(nodes: int, ranks: int, memory: int = 80 * GIB) -> Cluster:
+    return Cluster(nodes, ranks, find_gpu("NVIDIA H100 80GB HBM3", memory), 50e9, "infiniband")
+
+
+def result(model: CapturedModel, cluster: Cluster, **seconds: float) -> dict[str, Any]:
+    return {**identity(model, cluster), "seconds": seconds}
+
+
+def test_a_model_that_fits_is_replicated() -> None:
+    chosen = choose(captured(), on(1, 8), [])
+    assert chosen["strategy"] == "ddp"
+    assert "(predicted), shard_grad_op" in chosen["reason"]
+
+
+def test_a_model_that_does_not_fit_is_sharded() -> None:
+    # Parameters, gradients and AdamW's moments take 512 MiB on each rank, or an eighth of that.
+    chosen = choose(captured(), on(1, 8, memory=int(2.6 * GIB)), [])
+    assert chosen["strategy"] in ("shard_grad_op", "full_shard")
+    assert "ddp does not fit (1." in chosen["reason"]
+
+
+def test_where_nothing_fits_it_is_what_needs_least() -> None:
+    chosen = choose(captured(), on(2, 8, memory=GIB), [])
+    assert chosen["strategy"] == "full_shard"
+    assert "it needs least memory" in chosen["reason"]
+
+
+def test_measured_steps_of_the_same_model_and_hardware_win() -> None:
+    model, cluster = captured(), on(1, 8)
+    assert identity(captured(), cluster) == identity(model, cluster)
+    measured = [
+        result(model, cluster, ddp=0.3, full_shard=0.1),
+        result(model, cluster, ddp=0.3, full_shard=0.2),  # newer
+        result(model, on(2, 8), ddp=0.1, full_shard=0.3),
+    ]
+    chosen = choose(model, cluster, measured)
+    assert chosen == {"strategy": "full_shard", "reason": "200 ms for a step (measured by flk bench), ddp 300 ms"}
+    assert choose(captured(ParallelOptions(recompute=True)), cluster, measured)["strategy"] == "ddp"
+    assert choose(captured(), on(1, 4), measured)["strategy"] == "ddp"
+
+
+def test_of_two_that_are_as_fast_it_is_what_communicates_less() -> None:
+    model, cluster = captured(), on(1, 8)
+    assert choose(model, cluster, [result(model, cluster, ddp=0.2, full_shard=0.1999)])["strategy"] == "ddp"
+
+
+def test_the_options_of_the_script_limit_the_choice() -> None:
+    assert choose(captured(ParallelOptions(shard_size=4)), on(2, 8), [])["strategy"].startswith("hybrid_shard")
+    assert choose(captured(scalar=True), on(1, 8, memory=2 * GIB), [])["strategy"] == "ddp"
+    with pytest.raises(SetupError, match="shard_size=4 needs several nodes"):
+        choose(captured(ParallelOptions(shard_size=4)), on(1, 8), [])
+
+
+@pytest.mark.parametrize(
+    ("device", "gib", "name", "link"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 40, "A100", 300e9),
+        ("NVIDIA H100 NVL", 94, "H100 NVL", 300e9),
+        ("NVIDIA H200", 141, "H200", 450e9),
+        ("NVIDIA GeForce RTX 4090", 24, "NVIDIA GeForce RTX 4090", 300e9),
+    ],
+)
+def test_devices_are_found_by_their_names(device: str, gib: int, name: str, link: float) -> None:
+    gpu = find_gpu(device, gib * GIB)
+    assert (gpu.name, gpu.memory, gpu.link) == (name, gib * GIB, link)
+    assert gpu.peak(torch.bfloat16) > 1e14

@@ -1,0 +1,366 @@
+"""DiLoCo without processes: options, compression, fragments, the outer optimizer, and who takes part in rounds."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flk_runtime import contract
+from flk_runtime.diloco import DiLoCo, Membership
+from flk_runtime.diloco.compression import ErrorFeedback, decode, encode, encoded_size
+from flk_runtime.diloco.fragments import Schedule
+from flk_runtime.diloco.frames import Frames
+from flk_runtime.diloco.outer import OuterOptimizer
+from flk_runtime.diloco.rounds import Limits, Member, Rounds
+from flk_runtime.errors import SetupError
+
+OPTIONS = DiLoCo(dtype="fp32", lr=1.0, momentum=0.0)
+
+
+def test_options_as_text() -> None:
+    assert DiLoCo.parse("") == DiLoCo()
+    text = "inner=FULL_SHARD,every=50,dtype=int8,lr=0.5,fragments=2,delay=3"
+    assert DiLoCo.parse(text) == DiLoCo("full_shard", 50, "int8", 0.5, fragments=2, delay=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("inner=none", "expected a strategy of the ranks within a worker"),
+        ("inner=auto", "expected a strategy of the ranks within a worker"),
+        ("inner=diloco", "expected a strategy of the ranks within a worker"),
+        ("inner=zero", "unknown strategy 'zero'"),
+        ("dtype=int4", "expected one of fp32, fp16, int8"),
+        ("every=0", "expected an integer, 1 or more"),
+        ("every=x", "expected a number"),
+        ("lr=nan", "expected a number above 0"),
+        ("momentum=1", "from 0 to below 1"),
+        ("every=2,fragments=3", "a round has only 2 steps"),
+        ("every=2,delay=2", "must be below every, 2"),
+        ("site=1", "there are 1 sites"),
+        ("steps=3", "expected KEY=VALUE with a key of inner, every"),
+    ],
+)
+def test_wrong_options_are_refused(text: str, message: str) -> None:
+    with pytest.raises(SetupError, match=message):
+        DiLoCo.parse(text)
+
+
+def test_membership() -> None:
+    environment = {contract.WORKER: "1", contract.WORKERS: "2", contract.MEET: "hub:1", contract.MEET_SECRET: "s"}
+    assert Membership.read(DiLoCo(sites=3, site=2), environment) == Membership(5, 6, "hub:1", "s")
+    assert "'s'" not in repr(Membership.read(DiLoCo(), environment))  # a secret is not printed
+    with pytest.raises(SetupError, match="2 workers and no address where they meet"):
+        Membership.read(DiLoCo(), {contract.WORKERS: "2"})
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("fp32", 0.0), ("fp16", 2**-11), ("int8", 1 / 254)])
+@pytest.mark.parametrize("count", [0, 1, 1023, 1024, 1025, 5000])
+def test_compression(dtype: str, error: float, count: int) -> None:
+    values = torch.randn(count, generator=torch.Generator().manual_seed(count))
+    data = encode(values, dtype)
+    assert len(data) == encoded_size(dtype, count)
+    largest = values.abs().max() if count else torch.tensor(0.0)
+    assert ((decode(data, dtype, count) - values).abs() <= error * largest * (1 + 1e-6)).all()
+
+
+def test_compression_of_zeros_and_of_what_fp16_does_not_have() -> None:
+    assert not decode(encode(torch.zeros(7), "int8"), "int8", 7).any()
+    assert decode(encode(torch.tensor([1e9]), "fp16"), "fp16", 1).isfinite().all()
+    with pytest.raises(ValueError, match="3 bytes are not 2 values of fp16"):
+        decode(b"abc", "fp16", 2)
+
+
+def test_what_int8_loses_is_sent_later() -> None:
+    feedback = ErrorFeedback("int8", 2)
+    values = torch.tensor([1.0, 1e-3])  # a step of int8 is 1/127, so that the second value is lost at first
+    total = sum((decode(feedback.encode(values), "int8", 2) for _ in range(100)), torch.zeros(2))
+    assert total[1] == pytest.approx(0.1, rel=0.1)
+
+
+@given(st.integers(1, 40), st.integers(1, 5), st.integers(0, 400))
+def test_schedule(every: int, count: int, steps: int) -> None:
+    schedule = Schedule(every, 0, min(count, every))
+    for fragment in range(schedule.count):
+        version = schedule.rounds_before(fragment, steps)
+        assert schedule.due(fragment, version + 1) > steps
+        assert version == 0 or schedule.due(fragment, version) <= steps
+        assert schedule.due(fragment, version + 1) - schedule.due(fragment, version) == every
+    assert schedule.due(schedule.count - 1, 3) == 3 * every
+
+
+def test_outer_optimizer_is_nesterov_sgd_and_moves_between_workers() -> None:
+    start = torch.randn(5, generator=torch.Generator().manual_seed(1))
+    outer = OuterOptimizer([start], DiLoCo(dtype="fp32", lr=0.7, momentum=0.9))
+    parameter = start.clone().requires_grad_()
+    sgd = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=True)
+    for seed in range(3):
+        gradient = torch.randn(5, generator=torch.Generator().manual_seed(seed))
+        outer.apply(0, encode(gradient, "fp32"))
+        parameter.grad = gradient
+        sgd.step()
+    torch.testing.assert_close(outer.parameters[0], parameter.detach())
+    other = OuterOptimizer([torch.zeros(5)], DiLoCo(dtype="fp32"))
+    other.from_bytes(outer.to_bytes(), outer.versions)
+    restored = OuterOptimizer([torch.zeros(5)], DiLoCo(dtype="fp32"))
+    restored.load_state_dict(outer.state_dict())
+    for each in (outer, other, restored):
+        each.apply(0, encode(torch.ones(5), "fp32"))
+        assert each.versions == [4]
+        assert torch.equal(each.parameters[0], outer.parameters[0])
+    with pytest.raises(ValueError, match="parameters differ"):
+        restored.load_state_dict(OuterOptimizer([torch.zeros(4)], DiLoCo(dtype="fp32")).state_dict())
+
+
+class Workers:
+    """A hub without sockets, and what it has sent to each worker."""
+
+    def __init__(self, workers: int, sizes: tuple[int, ...] = (1,)) -> None:
+        self.sent: dict[int, list[tuple[dict[str, Any], bytes]]] = {}
+        self.log: list[str] = []
+        self.rounds = Rounds(Limits(workers, wait=10, timeout=20), sizes, "fp32", 0.0, self.log.append)
+
+    def join(self, worker: int, *versions: int, digest: str = "", now: float = 0.0) -> None:
+        self.sent[worker] = sent = []
+        member = Member(worker, lambda header, data: sent.append((header, data)), list(versions or (0,)), digest)
+        self.rounds.join(member, now)
+
+    def contribute(self, worker: int, value: float, version: int = 1, fragment: int = 0, now: float = 0.0) -> None:
+        self.rounds.contribute(worker, fragment, version, encode(torch.tensor([value]), "fp32"), now)
+
+    def take(self, worker: int) -> list[Any]:
+        """What was sent to the worker since the last call: types, and averages of results."""
+        sent, self.sent[worker][:] = list(self.sent[worker]), []
+        return [
+            (decode(data, "fp32", 1).item(), "joins" if header["joins"] else "")
+            if header["type"] == "result"
+            else header["type"] + ("+joins" if header.get("joins") else "")
+            for header, data in sent
+        ]
+
+
+def test_a_round_ends_with_the_average_of_all() -> None:
+    workers = Workers(2)
+    workers.join(0)
+    assert workers.take(0) == []  # it waits for the other
+    workers.join(1)
+    workers.contribute(0, 1.0)
+    assert workers.take(0) == ["begin"]
+    workers.contribute(1, 2.0)
+    assert workers.take(0) == [(1.5, "")]
+    assert workers.take(1) == ["begin", (1.5, "")]
+
+
+def test_workers_begin_without_one_that_does_not_come() -> None:
+    workers = Workers(3)
+    workers.join(0)
+    workers.join(1)
+    workers.rounds.tick(9.9)
+    assert workers.take(0) == []
+    workers.rounds.tick(10.1)
+    assert workers.take(0) == workers.take(1) == ["begin"]
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_a_lost_worker_holds_up_no_round_and_joins_at_a_boundary(within: bool) -> None:
+    workers = Workers(3)
+    for worker in range(3):
+        workers.join(worker)
+    workers.contribute(0, 1.0)
+    if within:
+        workers.contribute(2, 100.0)  # it has contributed: that counts
+    workers.rounds.leave(2, 1.0, "killed")
+    workers.contribute(1, 3.0)
+    average = 104 / 3 if within else 2.0
+    assert workers.take(0)[1:] == [(pytest.approx(average), "")]
+    workers.contribute(0, 0.0, version=2)
+    workers.contribute(1, 0.0, version=2)
+    workers.take(0), workers.take(1)
+    workers.join(2, 0, digest="x")  # from the start: it is two rounds behind
+    assert workers.take(0) == ["give"]
+    workers.rounds.give(0, [2], b"parameters")
+    assert workers.take(2) == ["state"]
+    workers.contribute(0, 4.0, version=3)
+    workers.contribute(1, 6.0, version=3)  # the others have not waited for it
+    assert workers.take(2) == [(5.0, "joins")]
+    workers.contribute(0, 1.0, version=4)
+    workers.contribute(1, 1.0, version=4)
+    assert workers.take(0) == [(5.0, "")]
+    workers.contribute(2, 4.0, version=4)
+    assert workers.take(0) == [(2.0, "")]
+
+
+def test_a_worker_whose_connection_broke_gets_the_round_that_it_has_missed() -> None:
+    workers = Workers(2)
+    workers.join(0)
+    workers.join(1)
+    workers.contribute(0, 1.0)
+    workers.contribute(1, 3.0)
+    workers.join(1, 0)  # it had not received the result
+    assert workers.take(1) == [(2.0, ""), "begin"]
+
+
+def test_state_that_lacks_the_latest_round_is_completed() -> None:
+    workers = Workers(2)
+    workers.join(0)
+    workers.join(1)
+    for version in (1, 2):
+        workers.contribute(0, 1.0, version)
+        workers.contribute(1, 3.0, version)
+    workers.rounds.leave(1, 0.0, "killed")
+    workers.contribute(0, 7.0, version=3)
+    workers.join(1, 1)
+    workers.rounds.give(0, [2], b"parameters")  # it has not applied version 3 yet
+    assert workers.take(1) == ["state", (7.0, "")]
+
+
+def test_other_initial_parameters_are_replaced_at_the_start() -> None:
+    workers = Workers(2)
+    workers.join(0, digest="one")
+    workers.join(1, digest="other")
+    assert workers.take(0) == ["begin", "give"]
+    workers.rounds.give(0, [0], b"parameters")
+    assert workers.take(1) == ["state+joins"]
+
+
+def test_a_new_hub_goes_on_from_the_worker_that_is_furthest() -> None:
+    workers = Workers(2)
+    workers.join(0, 7)
+    workers.join(1, 8)
+    assert workers.take(1) == ["begin", "give"]
+    workers.rounds.give(1, [8], b"parameters")
+    assert workers.take(0) == ["state+joins"]
+    workers.contribute(0, 1.0, version=9)
+    workers.contribute(1, 2.0, version=9)
+    assert workers.take(0) == [(1.5, "")]
+
+
+def test_the_donor_is_lost() -> None:
+    workers = Workers(3)
+    workers.join(0, 5)
+    workers.join(1, 5)
+    workers.join(2, 3)
+    assert workers.take(0) == ["begin", "give"]
+    workers.rounds.leave(0, 0.0, "killed")
+    assert workers.take(1) == ["begin", "give"]
+    workers.rounds.give(0, [5], b"late")  # from the lost one
+    workers.rounds.give(1, [5], b"parameters")
+    assert workers.take(2) == ["state+joins"]
+
+
+def test_a_late_worker_is_told_apart() -> None:
+    workers = Workers(2)
+    workers.join(0)
+    workers.join(1)
+    workers.contribute(1, 1.0, now=5.0)
+    assert workers.rounds.tick(24.9) == []
+    assert workers.rounds.tick(25.1) == [0]
+
+
+def test_a_single_worker_goes_on_alone() -> None:
+    workers = Workers(2)
+    workers.join(0)
+    workers.join(1)
+    workers.rounds.leave(0, 0.0, "")
+    workers.contribute(1, 3.0)
+    assert workers.take(1)[1:] == [(3.0, "")]
+    assert workers.rounds.left == 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["join", "leave", "contribute", "give"]), st.integers(0, 2)), max_size=60))
+def test_workers_that_take_part_have_received_the_same_rounds(events: list[tuple[str, int]]) -> None:
+    """Whatever happens in whatever order: a worker that takes part is at the version of all others."""
+    workers = Workers(3)
+    versions = dict.fromkeys(range(3), 0)
+    for event, worker in events:
+        if event == "join":
+            workers.join(worker, versions[worker])
+        elif event == "leave":
+            workers.rounds.leave(worker, 0.0, "killed")
+        elif event == "contribute":
+            workers.contribute(worker, 1.0, versions[worker] + 1)
+        elif worker in workers.sent:
+            workers.rounds.give(worker, [versions[worker]], b"parameters")
+        workers.rounds.tick(100.0)
+        for other, sent in workers.sent.items():
+            for header, _ in sent:
+                if header["type"] == "result" and header["version"] == versions[other] + 1:
+                    versions[other] += 1
+                elif header["type"] == "state":
+                    versions[other] = header["versions"][0]
+            sent.clear()
+        active = {versions[member.worker] for member in workers.rounds.active if not member.behind}
+        assert len(active) <= 1
+
+
+def _pair(secrets: tuple[str, str]) -> tuple[Frames, Frames]:
+    one, other = _tcp_pair()
+    return _shaken(Frames(one), Frames(other), secrets)
+
+
+def _shaken(hub: Frames, worker: Frames, secrets: tuple[str, str]) -> tuple[Frames, Frames]:
+    thread = threading.Thread(target=hub.shake_hands, args=(secrets[0],), kwargs={"serves": True, "timeout": 60.0})
+    thread.start()
+    worker.shake_hands(secrets[1], serves=False, timeout=60.0)
+    thread.join()
+    return hub, worker
+
+
+def _through(change: Callable[[bytes], bytes]) -> tuple[Frames, Frames]:
+    """A hub and a worker with a man in the middle, who changes what the worker sends after the handshake."""
+    (one, hub), (two, worker) = _tcp_pair(), _tcp_pair()
+
+    def forward(source: socket.socket, sink: socket.socket, change: Callable[[bytes], bytes]) -> None:
+        with source, contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(change(data) if b"data" in data else data)
+
+    for source, sink, by in ((two, one, change), (one, two, lambda data: data)):
+        threading.Thread(target=forward, args=(source, sink, by), daemon=True).start()
+    return _shaken(Frames(hub), Frames(worker), ("secret", "secret"))
+
+
+def _tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        return one, server.accept()[0]
+
+
+def test_frames_are_authenticated_and_counted() -> None:
+    hub, worker = _pair(("secret", "secret"))
+    worker.send({"type": "contribution"}, b"data" * 1000)
+    assert hub.receive() == ({"type": "contribution"}, bytearray(b"data" * 1000))
+    assert hub.received == worker.sent > 4000
+    hub.send({"type": "alive"})
+    assert worker.receive()[0] == {"type": "alive"}
+    worker.close()
+    with pytest.raises(ConnectionError, match="closed the connection"):
+        hub.receive()
+    hub.close()
+
+
+def test_frames_with_another_secret_are_refused() -> None:
+    hub, worker = _pair(("secret", "guess"))
+    worker.send({"type": "hello"})
+    with pytest.raises(ConnectionError, match="another secret"):
+        hub.receive()
+    hub.close()
+    worker.close()
+
+
+def test_changed_frames_are_refused() -> None:
+    hub, worker = _through(lambda data: data.replace(b"data", b"dada"))
+    worker.send({"type": "contribution"}, b"data")
+    with pytest.raises(ConnectionError, match="another secret"):
+        hub.receive()
+    hub.close()
+    worker.close()
