@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from flk.targets import TARGETS
+
 K8S = Path(__file__).parents[2] / "k8s"
 
 
@@ -19,7 +21,8 @@ def test_example_manifest_is_accepted(name: str, kubectl: Any) -> None:
 def review(namespace: str, verb: str, resource: str) -> dict[str, Any]:
     """The question whether a member of the group that k8s/rbac.yaml names may do this."""
     name, _, subresource = resource.partition("/")
-    group = {"pytorchjobs": "kubeflow.org", "roles": "rbac.authorization.k8s.io"}.get(name, "")
+    groups = {"roles": "rbac.authorization.k8s.io"} | {target.plural: target.group for target in TARGETS.values()}
+    group = groups.get(name, "")
     attributes = {"namespace": namespace, "verb": verb, "group": group, "resource": name, "subresource": subresource}
     return {
         "apiVersion": "authorization.k8s.io/v1",
@@ -30,16 +33,19 @@ def review(namespace: str, verb: str, resource: str) -> dict[str, Any]:
 
 def test_role_gives_submitters_what_they_need_and_no_more(kubectl: Any, namespace: str) -> None:
     kubectl("apply", "-f", str(K8S / "rbac.yaml"))
+    jobs = [target.plural for target in TARGETS.values()]
+    others = ("configmaps", "secrets", "services", "pods", "pods/log", "pods/exec", "events", "roles")
     asked = [
         (verb, resource)
         for verb in ("create", "get", "list", "watch", "patch", "update", "delete")
-        for resource in ("pytorchjobs", "configmaps", "secrets", "pods", "pods/log", "pods/exec", "events", "roles")
+        for resource in (*jobs, *others)
     ]
     reviews = {"apiVersion": "v1", "kind": "List", "items": [review(namespace, *question) for question in asked]}
     answers = kubectl("create", "-f", "-", "-o", "jsonpath={.status.allowed}{'\\n'}", stdin=reviews).split()
     allowed = {question for question, answer in zip(asked, answers, strict=True) if answer == "true"}
     assert allowed == {
-        *((verb, "pytorchjobs") for verb in ("create", "get", "list", "watch", "patch", "delete")),
+        *((verb, job) for job in jobs for verb in ("create", "get", "list", "watch", "patch", "delete")),
+        *((verb, "services") for verb in ("create", "list")),
         *((verb, "configmaps") for verb in ("create", "get", "list")),
         ("create", "secrets"),
         *((verb, "pods") for verb in ("get", "list", "watch")),

@@ -1,8 +1,8 @@
 """The API server accepts every job that flk accepts: manifests in a server-side dry run, which creates nothing.
 
-The PyTorchJob passes the schema of its definition and the operator's webhook, which say little about its pods. So the
-last pod and its Service are tried too, as the operator would create them, in a namespace that enforces Pod Security
-`restricted`.
+Objects of each target pass the schema of their definition and the webhooks of their controller, which say little of
+the pods. So the last pod is tried too, with its Service and its Job, as the controller would create them, in a
+namespace that enforces Pod Security `restricted`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ from flk.manifest.render import render
 from flk.spec import file as jobfile
 from flk.spec.fabric import fabrics
 from flk.spec.job import Job, validated
+from flk.targets import TARGETS, target_of
+from flk.targets.indexed import COMPLETION_INDEX, IndexedTarget
+from flk.targets.model import WORKER
+from flk.targets.trainjob import training_runtime
 
 GOLDEN = Path(__file__).parents[1] / "unit" / "golden"
 JOBS = sorted(GOLDEN.glob("*.job.yaml"))
@@ -32,41 +36,45 @@ LARGE = Bundle(runtime=b"runtime", code=b"code" * 500_000)
 
 
 def objects(job: Job, bundle: Bundle) -> list[dict[str, Any]]:
-    """The manifests of a job, and its last pod with its Service as the operator creates them."""
+    """The manifests of a job, and what its controller creates: the Job in between, the last pod and a Service."""
     manifests = render(job, Bundle() if job.ship is False else bundle, submission="s", owner="u@h")
-    template = manifests[0]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
-    name = f"{job.name}-worker-{job.replicas - 1}"
-    own = {
-        "training.kubeflow.org/operator-name": "pytorchjob-controller",
-        "training.kubeflow.org/job-name": job.name,
-        "training.kubeflow.org/replica-type": "worker",
-        labels.REPLICA_INDEX: str(job.replicas - 1),
-    }
-    metadata = {**template["metadata"], "name": name, "labels": {**template["metadata"]["labels"], **own}}
-    ports = template["spec"]["containers"][0]["ports"]
-    return [
-        *manifests,
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": metadata,
-            "spec": {**template["spec"], "restartPolicy": "Never"},
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {"name": name, "labels": own},
-            "spec": {
-                "clusterIP": "None",
-                "selector": own,
-                "ports": [{"name": port["name"], "port": port["containerPort"]} for port in ports],
-            },
-        },
-    ]
+    target = target_of(manifests[0])
+    (role,) = target.replicas(manifests[0]).values()
+    name = target.pod_name(str(job.name), WORKER, job.replicas - 1)
+    spec = {**role.template["spec"], "restartPolicy": "Never"}
+    (container,) = [c for c in spec["containers"] if c["name"] == target.container]
+    if isinstance(target, IndexedTarget):
+        service, parent = str(job.name), name.rpartition("-")[0]
+        own = {COMPLETION_INDEX: str(job.replicas - 1), "batch.kubernetes.io/job-name": parent}
+        spec |= {"hostname": name, "subdomain": service} | {k: spec[k] for k in ("hostname", "subdomain") if k in spec}
+        name += "-x7k2p"
+    else:
+        service, parent = name, ""
+        own = {"training.kubeflow.org/job-name": str(job.name), labels.REPLICA_INDEX: str(job.replicas - 1)}
+        own |= {"training.kubeflow.org/operator-name": "pytorchjob-controller"}
+    metadata = {"name": name, "annotations": role.template["metadata"].get("annotations")}
+    made = [{"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}]
+    made[0]["metadata"]["labels"] = role.template["metadata"]["labels"] | own
+    if target.name != "job":  # which has a Service among its manifests, and is a Job itself
+        ports = [{"name": port["name"], "port": port["containerPort"]} for port in container["ports"]]
+        headless = {"clusterIP": "None", "selector": own, "ports": ports}
+        made.append({"apiVersion": "v1", "kind": "Service", "metadata": {"name": service}, "spec": headless})
+    return [*manifests, *made, *jobs_between(job, manifests[0], parent, role.template)]
+
+
+def jobs_between(job: Job, manifest: dict[str, Any], name: str, template: dict[str, Any]) -> list[dict[str, Any]]:
+    """The indexed Job that JobSet's controller creates of a JobSet, or of the JobSet that Trainer creates."""
+    if manifest["kind"] not in ("JobSet", "TrainJob"):
+        return []
+    holder = manifest if manifest["kind"] == "JobSet" else training_runtime()["spec"]["template"]
+    spec = dict(holder["spec"]["replicatedJobs"][0]["template"]["spec"])
+    size = {"completions": job.replicas, "parallelism": job.replicas}
+    spec |= size | {"template": {**template, "spec": {**template["spec"], "restartPolicy": "Never"}}}
+    return [{"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}]
 
 
 @pytest.fixture
-def accepted(kubectl: Any) -> Callable[..., None]:
+def accepted(trainer: None, kubectl: Any) -> Callable[..., None]:
     """Fails unless the API server takes all objects of these jobs."""
 
     def accepted(*jobs: Job, bundle: Bundle = SMALL) -> None:
@@ -76,9 +84,19 @@ def accepted(kubectl: Any) -> Callable[..., None]:
     return accepted
 
 
-@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.name.removesuffix(".job.yaml"))
-def test_the_api_server_accepts(accepted: Callable[..., None], path: Path) -> None:
-    accepted(validated(jobfile.read(str(path))))
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_api_server_accepts(accepted: Callable[..., None], target: str) -> None:
+    jobs, refused = [], []
+    for path in JOBS:
+        job = validated(jobfile.read(str(path)) | {"target": target})
+        try:
+            render(job, Bundle())
+        except UsageError:
+            refused.append(job.name)
+        else:
+            jobs.append(job)
+    assert refused == (["full", "patched"] if target == "trainjob" else [])
+    accepted(*jobs)
 
 
 def test_the_api_server_accepts_code_in_several_config_maps(accepted: Callable[..., None]) -> None:
@@ -124,10 +142,11 @@ PATCHES = st.fixed_dictionaries({}, optional={
 })
 # fmt: on
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "target": st.sampled_from(list(TARGETS)),
     "image": st.from_regex(r"\A[a-zA-Z0-9.:/@_-]{1,30}\Z")
     | st.from_regex(r"\A[a-z]{1,9}(/[a-z0-9]{1,9})?(:[a-z0-9]{1,9})?\Z"),
     "command": st.lists(TEXT, max_size=3).map(lambda words: ["train.py", *words]),
-    "replicas": st.integers(1, 150_000),
+    "replicas": st.integers(1, 100_000),
     "processes": st.integers(1, 1024),
     "fabric": st.sampled_from(list(fabrics())),
     "restarts": st.integers(0, 100_000),

@@ -55,9 +55,28 @@ def error_of(**fields: Any) -> UsageError:
         ({"volumes": ["data"]}, "flk.yaml: volumes[0]: must be PVC:/PATH (is 'data')"),
         ({"volumes": ["a:/x", "b:/x/"]}, "flk.yaml: volumes: two volumes are mounted at /x"),
         ({"volumes": ["a:/x"], "checkpoint": "b:/x"}, "flk.yaml: volumes: two volumes are mounted at /x"),
-        ({"checkpoint": {"volume": "a"}}, "flk.yaml: checkpoint.path: is missing"),
+        (
+            {"checkpoint": {"volume": "a"}},
+            "flk.yaml: checkpoint: path is missing: write PVC:/PATH or s3://BUCKET/PREFIX",
+        ),
+        ({"checkpoint": "ckpt"}, "flk.yaml: checkpoint: must be PVC:/PATH or s3://BUCKET/PREFIX (is 'ckpt')"),
+        (
+            {"checkpoint": "gs://bucket/a"},
+            "flk.yaml: checkpoint.address: must be s3://BUCKET/PREFIX (is 'gs://bucket/a')",
+        ),
+        ({"checkpoint": "s3:///a"}, "flk.yaml: checkpoint.address: must be s3://BUCKET/PREFIX (is 's3:///a')"),
+        (
+            {"checkpoint": "s3://bucket/a//b"},
+            "flk.yaml: checkpoint.address: the prefix must be names of letters, digits, '-', '_', '.' and '=' "
+            "(is 'a//b')",
+        ),
+        (
+            {"checkpoint": {"volume": "a", "path": "/b", "address": "s3://bucket"}},
+            "flk.yaml: checkpoint: has an address in S3 and a volume: leave out one of the two",
+        ),
+        ({"keep": 0}, "flk.yaml: keep: must be at least 1 (is 0)"),
         ({"fabric": "ib"}, "flk.yaml: fabric: must be one of auto, socket, efa, tcpx, tcpxo, gib, infiniband, roce (is 'ib')"),  # noqa: E501
-        ({"strategy": "dp"}, "flk.yaml: strategy: must be one of none, ddp, no_shard, shard_grad_op, full_shard, hybrid_shard, hybrid_shard_zero2 (is 'dp')"),  # noqa: E501
+        ({"strategy": "dp"}, "flk.yaml: strategy: must be one of none, ddp, no_shard, shard_grad_op, full_shard, hybrid_shard, hybrid_shard_zero2, auto, diloco (is 'dp')"),  # noqa: E501
         ({"deadline": "0s"}, "flk.yaml: deadline: must be at least one second (is '0s')"),
         ({"queue": "A"}, "flk.yaml: queue: must be lower-case letters, digits, '-' and '.', and start and end with a letter or digit (is 'A')"),  # noqa: E501
         ({"ship": "x"}, "flk.yaml: ship: must be true, false or a list of patterns (is 'x')"),

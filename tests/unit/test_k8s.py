@@ -56,4 +56,5 @@ def test_installers_apply_the_published_manifests_or_those_they_are_given(
     assert (tmp_path / "calls").read_text().splitlines() == [
         f"--context mine apply --server-side --force-conflicts {source}",
         f"--context mine {rollout} --timeout 300s",
+        *([f"--context mine apply --server-side -f {K8S}/training-runtime.yaml"] * (installer == "install-trainer")),
     ]

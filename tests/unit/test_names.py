@@ -15,7 +15,7 @@ from flk_runtime import contract
 LABEL = re.compile(r"\A[a-z]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 
 
-@given(st.text(max_size=70), st.integers(1, 150_000))
+@given(st.text(max_size=70), st.integers(1, 100_000))
 def test_an_accepted_job_name_makes_service_names(name: str, replicas: int) -> None:
     try:
         names.job_name(name, replicas)
@@ -24,7 +24,7 @@ def test_an_accepted_job_name_makes_service_names(name: str, replicas: int) -> N
     assert LABEL.match(names.longest(name, replicas))
 
 
-@given(st.from_regex(r"\A[a-z]([-a-z0-9]*[a-z0-9])?\Z"), st.integers(1, 150_000))
+@given(st.from_regex(r"\A[a-z]([-a-z0-9]*[a-z0-9])?\Z"), st.integers(1, 100_000))
 def test_a_service_name_that_fits_is_accepted(name: str, replicas: int) -> None:
     fits = len(names.longest(name, replicas)) <= 63
     if fits:
@@ -34,7 +34,7 @@ def test_a_service_name_that_fits_is_accepted(name: str, replicas: int) -> None:
             names.job_name(name, replicas)
 
 
-@given(st.lists(st.text(min_size=1), min_size=1, max_size=2), st.integers(1, 150_000))
+@given(st.lists(st.text(min_size=1), min_size=1, max_size=2), st.integers(1, 100_000))
 def test_a_default_name_is_a_name(command: list[str], replicas: int) -> None:
     name = names.default_name(command, replicas)
     assert names.job_name(name, replicas) == name

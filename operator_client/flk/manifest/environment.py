@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from flk.spec.diloco import DiLoCo
 from flk.spec.fabric import fabrics
 from flk.spec.job import Job
 from flk_runtime import contract
@@ -26,35 +27,53 @@ def environment(job: Job) -> dict[str, str]:
         raise ValueError("the job has no name yet")
     own = {
         contract.JOB: job.name,
-        contract.PODS: str(job.replicas),
+        contract.PODS: str(job.most_pods),
         contract.PROCESSES: str(job.processes_per_pod),
         contract.RESTARTS: str(job.restarts),
         contract.DISRUPTIONS: str(job.disruptions),
         contract.GRACE: str(job.grace),
         contract.STRATEGY: job.strategy,
         contract.FABRIC: job.fabric,
-        contract.CHECKPOINT: checkpoint_folder(job),
+        contract.CHECKPOINT: checkpoint_place(job),
     }
+    if job.elastic is not None:
+        own |= {contract.MIN_PODS: str(job.elastic.min), contract.BATCH: job.elastic.batch}
+    if job.spares:
+        own[contract.SPARES] = str(job.spares)
+    if job.strategy == contract.DILOCO:
+        own |= {contract.DILOCO_OPTIONS: (job.diloco or DiLoCo()).options(), contract.WORKERS: str(job.workers)}
     if job.deadline is not None:
         own[contract.DEADLINE] = str(job.deadline)
     if job.hang_timeout is not None:
         own[contract.HANG_TIMEOUT] = str(job.hang_timeout)
     if job.save_every is not None:
         own[contract.SAVE_EVERY] = str(job.save_every)
+    if job.keep is not None:
+        own[contract.KEEP] = str(job.keep)
+    if job.keep_every is not None:
+        own[contract.KEEP_EVERY] = str(job.keep_every)
+    if job.records is not None:
+        own[contract.RECORDS] = job.records
     return own | fabrics()[job.fabric].env | job.env
 
 
-def checkpoint_folder(job: Job) -> str:
-    """Return the folder of the job's checkpoints in a pod. It has the job's name, so that jobs can share a volume."""
+def checkpoint_place(job: Job) -> str:
+    """Return the folder of the job's checkpoints in a pod, or their address in S3.
+
+    It ends with the job's name, so that jobs can share a volume or a bucket.
+    """
     if job.checkpoint is None:
         return contract.CHECKPOINT_FOLDER
-    return f"{job.checkpoint.path}/{job.name}"
+    return f"{job.checkpoint.address or job.checkpoint.path}/{job.name}"
 
 
 def warnings(job: Job) -> list[str]:
     """Return one sentence for each setting that is allowed but probably a mistake."""
-    return [
+    found = [
         f"env.{name} looks like a secret, but everybody who reads the job can read it: use --secret {name}=SECRET:KEY"
         for name in job.env
         if _SECRET.search(name)
     ]
+    if job.diloco and job.strategy != contract.DILOCO:
+        found.append(f"diloco has no effect under strategy {job.strategy}: use --strategy {contract.DILOCO}")
+    return found

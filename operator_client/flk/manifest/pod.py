@@ -8,10 +8,14 @@ from flk import labels
 from flk.errors import UsageError
 from flk.manifest.bundle import Bundle
 from flk.manifest.environment import environment
+from flk.manifest.meeting import meeting_variables, meeting_volume
 from flk.manifest.patch import patched
 from flk.manifest.rendezvous import rendezvous_port, secret_variables
 from flk.spec.fabric import fabrics
+from flk.spec.fields import split_mount, split_topology
 from flk.spec.job import Job, PodSettings
+from flk.targets import TARGETS, Target
+from flk.targets.gang import add_gang
 from flk_runtime import contract
 
 USER: Final = 10001  # no image has this user; it is numeric, so that Kubernetes can check runAsNonRoot
@@ -25,6 +29,12 @@ START: Final = (
     + """"failure":{"kind":"usage","pod":%s,"pod_name":"%s","node":"%s","message":"the image has no %s"}}' """
     + '"$FLK_POD_INDEX" "$FLK_POD_NAME" "$FLK_NODE_NAME" "$1" >"$FLK_TERMINATION_LOG"; exit 2'
 )
+# What a pod needs to ask the API server. It is not at the path that Kubernetes uses, where every library would find it.
+_API_SOURCES: Final[list[dict[str, Any]]] = [
+    {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}},
+    {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}], "optional": True}},
+    {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}},
+]
 _SHM: Final = "/dev/shm"  # noqa: S108 - not a temporary file; its default size of 64 MiB is too small for NCCL
 
 
@@ -33,25 +43,38 @@ def pod_template(job: Job, bundle: Bundle, config_maps: list[str], namespace: st
 
     ``config_maps`` are the names of those that hold the bundle. Raises UsageError if the patch removes the container.
     """
-    template = _template(job, bundle, config_maps, rendezvous_port(job, namespace))
+    target = chosen_target(job)
+    template = _template(job, bundle, config_maps, rendezvous_port(job, namespace), target)
+    add_gang(template, job)
     if not job.patch:
         return template
     merged: dict[str, Any] = patched(template, job.patch)
     containers = merged.get("spec", {}).get("containers", [])
-    if not any(isinstance(c, dict) and c.get("name") == contract.CONTAINER for c in containers):
-        raise UsageError(f"patch: leaves no container named {contract.CONTAINER}, which the operator looks for")
+    if not any(isinstance(c, dict) and c.get("name") == target.container for c in containers):
+        raise UsageError(f"patch: leaves no container named {target.container}, which the operator looks for")
     return merged
 
 
-def _template(job: Job, bundle: Bundle, config_maps: list[str], port: int) -> dict[str, Any]:
+def chosen_target(job: Job) -> Target:
+    """Return what the job becomes. Raises UsageError for ``auto``, which only a cluster can answer."""
+    name = job.target_or_default
+    if name == "auto":
+        raise UsageError(
+            "target: auto asks the cluster, which only flk submit does",
+            hint=f"choose one: --target {', '.join(TARGETS)}",
+        )
+    return TARGETS[name]
+
+
+def _template(job: Job, bundle: Bundle, config_maps: list[str], port: int, target: Target) -> dict[str, Any]:
     volumes, mounts = _volumes(job, config_maps)
     container = {
-        "name": contract.CONTAINER,
+        "name": target.container,
         "image": job.image_or_default,
         "imagePullPolicy": "IfNotPresent",
         "command": [_literal(word) for word in _command(job, bundle)],
-        "env": _env(job, bundle, port),
-        "ports": [{"name": "pytorchjob-port", "containerPort": port}],
+        "env": _env(job, bundle, port, target),
+        "ports": [{"name": target.port_name, "containerPort": port}],
         **_resources(job),
         "volumeMounts": mounts,
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
@@ -82,10 +105,21 @@ def _template(job: Job, bundle: Bundle, config_maps: list[str], port: int) -> di
             **({"priorityClassName": pods.priority_class} if pods.priority_class else {}),
             **({"nodeSelector": dict(job.nodes.selector)} if job.nodes.selector else {}),
             **({"tolerations": tolerations} if tolerations else {}),
+            **({"affinity": _affinity(job)} if job.topology else {}),
             "containers": [container],
             "volumes": volumes,
         },
     }
+
+
+def _affinity(job: Job) -> dict[str, Any]:
+    """Return the affinity of a job's pods to each other: on nodes with the same value of a label."""
+    key, strength = split_topology(str(job.topology))
+    term = {"topologyKey": key, "labelSelector": {"matchLabels": {labels.JOB: job.name}}}
+    if strength == "required":
+        return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    weighted = {"weight": 100, "podAffinityTerm": term}
+    return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [weighted]}}
 
 
 def _command(job: Job, bundle: Bundle) -> list[str]:
@@ -96,10 +130,12 @@ def _command(job: Job, bundle: Bundle) -> list[str]:
     return ["/bin/sh", "-c", START, "flk", "python3", "-u", *runtime, "--", *command]
 
 
-def _env(job: Job, bundle: Bundle, port: int) -> list[dict[str, Any]]:
+def _env(job: Job, bundle: Bundle, port: int, target: Target) -> list[dict[str, Any]]:
+    first = contract.FIRST_POD if job.workers > 1 else 0
     of_pods = {
-        contract.RDZV_ENDPOINT: f"{job.name}-worker-0:{port}",
+        contract.RDZV_ENDPOINT: f"{target.pod_host(str(job.name), first)}:{port}",
         contract.WORK: contract.WORK_FOLDER,
+        contract.MEMORY_ROOT: _SHM,
         contract.TERMINATION_LOG: contract.TERMINATION_LOG_PATH,
         "HOME": contract.WORK_FOLDER,  # a numeric user has no home folder
     }
@@ -108,7 +144,7 @@ def _env(job: Job, bundle: Bundle, port: int) -> list[dict[str, Any]]:
     if bundle.code is not None:
         of_pods |= {contract.CODE: contract.SHIP_FOLDER, contract.CODE_HASH: bundle.sha256}
     fields = {
-        contract.POD_INDEX: f"metadata.labels['{labels.REPLICA_INDEX}']",
+        contract.POD_INDEX: target.index_field,
         contract.POD_NAME: "metadata.name",
         contract.POD_IP: "status.podIP",
         contract.NODE_NAME: "spec.nodeName",
@@ -120,6 +156,7 @@ def _env(job: Job, bundle: Bundle, port: int) -> list[dict[str, Any]]:
         {"name": contract.CPUS, "valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}},
         *secret_variables(job),
         *({"name": name, "value": _literal(value)} for name, value in plain.items()),
+        *meeting_variables(job, target),
         *({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}} for name, secret, key in secrets),
     ]
 
@@ -160,9 +197,15 @@ def _volumes(job: Job, config_maps: list[str]) -> tuple[list[dict[str, Any]], li
         sources = [{"configMap": {"name": name}} for name in config_maps]
         volumes.append({"name": "ship", "projected": {"sources": sources}})
         mounts.append({"name": "ship", "mountPath": contract.SHIP_FOLDER, "readOnly": True})
-    claims = [tuple(mount.split(":", 1)) for mount in job.volumes]
+    if job.records is not None:
+        volumes.append({"name": "api", "projected": {"sources": _API_SOURCES}})
+        mounts.append({"name": "api", "mountPath": contract.API_FOLDER, "readOnly": True})
+    of_meeting = meeting_volume(job)
+    volumes += of_meeting[0]
+    mounts += of_meeting[1]
+    claims = [split_mount(mount) for mount in job.volumes]
     if job.checkpoint is not None:
-        claims.append((job.checkpoint.volume, job.checkpoint.path))
+        claims += [job.checkpoint.claim] if job.checkpoint.claim else []
     else:
         volumes.append({"name": "checkpoint", "emptyDir": {}})
         mounts.append({"name": "checkpoint", "mountPath": contract.CHECKPOINT_FOLDER})

@@ -1,4 +1,4 @@
-"""Render a job as Kubernetes objects: a PyTorchJob of workers only, and the ConfigMaps that hold its code.
+"""Render a job as Kubernetes objects: the object of its target, and the ConfigMaps that hold its code.
 
 Rendering is a pure function, so what `flk render` prints is what `flk submit` creates. Every field whose default
 differs between operators, clusters or versions is set.
@@ -11,22 +11,25 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from flk import labels
+from flk.errors import UsageError
 from flk.manifest.bundle import Bundle
-from flk.manifest.pod import pod_template
+from flk.manifest.pod import chosen_target, pod_template
 from flk.spec.job import Job, PodSettings
+from flk.targets import Parts
+from flk.targets.gang import pod_groups
 from flk_runtime import contract
 
 CHUNK: Final = 900_000  # bytes of data in a ConfigMap; the API server accepts 1 MiB
-_LARGEST_INT: Final = 2**31 - 1
 
 
 def render(
     job: Job, bundle: Bundle, *, namespace: str | None = None, submission: str = "", owner: str = ""
 ) -> list[dict[str, Any]]:
-    """Return the PyTorchJob of ``job``, which has a name, and then its ConfigMaps.
+    """Return the object of ``job``, which has a name and a target, and then the objects that it owns.
 
     ``submission`` is an id that is equal in all attempts to create this job, and ``owner`` the user who submits it.
-    Equal arguments give equal manifests. Raises UsageError if the job's patch does not fit the pod template.
+    Equal arguments give equal manifests. Raises UsageError if the job's patch does not fit the
+    pod template, if the target cannot express the job, or if the target or the gang is still ``auto``.
     """
     if job.name is None:
         raise ValueError("the job has no name yet")
@@ -51,36 +54,22 @@ def render(
         **({labels.SUBMISSION: submission} if submission else {}),
         **({labels.OWNER: owner} if owner else {}),
     }
-    worker = {
-        "replicas": job.replicas,
-        "restartPolicy": "ExitCode",
-        "template": pod_template(
-            job, bundle, [config_map["metadata"]["name"] for config_map in config_maps], namespace
-        ),
+    target = chosen_target(job)
+    if (job.elastic or job.spares) and not target.scalable:
+        option = "--elastic" if job.elastic else "--spares"
+        raise UsageError(f"{option}: a {target.kind} has pods of a fixed number, which all must end with success")
+    template = pod_template(job, bundle, [config_map["metadata"]["name"] for config_map in config_maps], namespace)
+    queue = {labels.QUEUE: job.queue} if job.queue else {}
+    if job.queue_priority:
+        queue[labels.QUEUE_PRIORITY] = job.queue_priority
+    metadata = {
+        "name": job.name,
+        **in_namespace,
+        "labels": {**pods.labels, **own_labels, **queue, **({labels.TTL: str(job.ttl)} if job.ttl is not None else {})},
+        "annotations": annotations,
     }
-    manifest = {
-        "apiVersion": labels.KUBEFLOW_API_VERSION,
-        "kind": "PyTorchJob",
-        "metadata": {
-            "name": job.name,
-            **in_namespace,
-            "labels": {**pods.labels, **own_labels, **({labels.QUEUE: job.queue} if job.queue else {})},
-            "annotations": annotations,
-        },
-        "spec": {
-            "nprocPerNode": str(job.processes_per_pod),
-            "runPolicy": {
-                "cleanPodPolicy": "None",
-                # flk counts the attempts. The operator's own count must not end a job earlier; with zero it would, at
-                # the first pod that it recreates.
-                "backoffLimit": min(_LARGEST_INT, (job.restarts + job.disruptions + 1) * job.replicas),
-                **({"activeDeadlineSeconds": job.deadline} if job.deadline is not None else {}),
-                **({"suspend": True} if job.queue else {}),  # Kueue starts it
-            },
-            "pytorchReplicaSpecs": {"Worker": worker},
-        },
-    }
-    return [manifest, *config_maps]
+    manifest, *others = target.render(Parts(job, metadata, template))
+    return [manifest, *others, *pod_groups(job, in_namespace), *config_maps]
 
 
 def _chunks(bundle: Bundle) -> Iterator[dict[str, str]]:

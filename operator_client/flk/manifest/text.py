@@ -31,7 +31,13 @@ def _text(dumper: Any, value: str) -> Any:
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"')
 
 
+def _list(dumper: Any, value: list[Any]) -> Any:
+    numbers = bool(value) and all(isinstance(item, int) for item in value)  # exit codes, which fill pages otherwise
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=numbers)
+
+
 _Dumper.add_representer(str, _text)
+_Dumper.add_representer(list, _list)
 
 
 def to_yaml(manifests: list[dict[str, Any]], job: Job | None = None) -> str:

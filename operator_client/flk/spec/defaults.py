@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 
 from flk import labels
 from flk.spec import file
-from flk.spec.fields import FabricName, Image, Part, Queue, Tolerations
+from flk.spec.fields import FabricName, Image, ObjectName, Part, Queue, Tolerations
 from flk.spec.job import Job, Nodes
 from flk.spec.validation import usage_error
 
@@ -20,6 +20,7 @@ class NamespaceDefaults(Part):
     image: Image | None = None
     fabric: FabricName | None = None
     queue: Queue | None = None
+    records: ObjectName | None = None
     tolerations: Tolerations = Field(default_factory=list)
 
 
@@ -49,6 +50,8 @@ def apply(job: Job, defaults: NamespaceDefaults) -> Job:
         fields["fabric"] = defaults.fabric
     if defaults.queue and job.queue is None:
         fields["queue"] = defaults.queue
+    if defaults.records and job.records is None:
+        fields["records"] = defaults.records
     added = [t for t in defaults.tolerations if t not in job.nodes.tolerations]
     if added:
         fields["nodes"] = Nodes(selector=job.nodes.selector, tolerations=[*job.nodes.tolerations, *added])

@@ -16,6 +16,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
+    PlainValidator,
     WithJsonSchema,
     model_validator,
 )
@@ -23,10 +24,14 @@ from pydantic import (
 from flk import units
 from flk.spec import names
 from flk.spec.fabric import fabrics
-from flk_runtime.contract import STRATEGIES, parse_strategy
+from flk_runtime.contract import BATCHES, STRATEGIES, parse_strategy
 
 # The names of torch.distributed.fsdp.ShardingStrategy, which a job may use too. A job stores flk's own names.
 TORCH_STRATEGIES: Final = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
+TARGETS: Final = ("auto", "pytorchjob", "trainjob", "jobset", "job")
+GANGS: Final = ("auto", "native", "volcano", "coscheduling", "none")
+AUTO: Final = "auto"  # instead of the steps between two checkpoints: computed from what a save costs
+_STRENGTHS: Final = ("required", "preferred")
 _EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
@@ -111,11 +116,29 @@ def _seconds_or_zero(value: Any) -> Any:
     return 0 if value in (0, "0") else units.parse_duration(value) if isinstance(value, str) else value
 
 
+def _save_every(value: Any) -> Any:
+    if value == AUTO or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**31):
+        return value
+    raise ValueError(f"must be {AUTO} or a number of steps, at least 1 (is {value!r})")
+
+
 def _strategy(value: str) -> str:
     try:
         return parse_strategy(value)
     except ValueError:
         raise ValueError(f"must be one of {', '.join(STRATEGIES)} (is {value!r})") from None
+
+
+def split_topology(value: str) -> tuple[str, str]:
+    """Split ``KEY[:required|preferred]`` into the label of nodes and the strength, required if it is left out."""
+    key, colon, strength = value.partition(":")
+    if colon and strength not in _STRENGTHS:
+        raise ValueError(f"must be KEY, KEY:required or KEY:preferred (is {value!r})")
+    return names.label_key(key), strength or _STRENGTHS[0]
+
+
+def _topology(value: str) -> str:
+    return ":".join(split_topology(value))
 
 
 def _effect(value: str) -> str:
@@ -160,21 +183,78 @@ SecondsOrZero = Annotated[
     PlainSerializer(units.duration_text, return_type=str),
     WithJsonSchema({"type": ["string", "integer"], "minimum": 0}),
 ]
+SaveEvery = Annotated[
+    int | str,
+    PlainValidator(_save_every),
+    WithJsonSchema({"anyOf": [{"const": AUTO}, {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}]}),
+]
 Strategy = Annotated[str, AfterValidator(_strategy), WithJsonSchema({"enum": [*STRATEGIES, *TORCH_STRATEGIES]})]
 FabricName = Annotated[str, one_of(fabrics()), WithJsonSchema({"enum": list(fabrics())})]
+TargetName = Annotated[str, one_of(TARGETS), WithJsonSchema({"enum": list(TARGETS)})]
+GangName = Annotated[str, one_of(GANGS), WithJsonSchema({"enum": list(GANGS)})]
+Topology = Annotated[str, AfterValidator(_topology)]
 Ship = Annotated[bool | list[Text], BeforeValidator(_ship)]
 
 
 class Checkpoint(Part):
-    """A PersistentVolumeClaim for checkpoints, and the path where it is mounted; as text ``PVC:/PATH``."""
+    """Where checkpoints go: a PersistentVolumeClaim and the path where it is mounted, or an address in S3.
 
-    volume: Annotated[str, AfterValidator(names.object_name)]
-    path: Annotated[str, AfterValidator(names.mount_path)]
+    As text ``PVC:/PATH`` or ``s3://BUCKET/PREFIX``.
+    """
+
+    volume: Annotated[str, AfterValidator(names.object_name)] | None = None
+    path: Annotated[str, AfterValidator(names.mount_path)] | None = None
+    address: Annotated[str, AfterValidator(names.s3_address)] | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, value: Any) -> Any:
-        return dict(zip(("volume", "path"), split_mount(value), strict=True)) if isinstance(value, str) else value
+        if not isinstance(value, str):
+            return value
+        if "://" in value:
+            return {"address": value}
+        if ":" not in value:
+            raise ValueError(f"must be PVC:/PATH or s3://BUCKET/PREFIX (is {value!r})")
+        return dict(zip(("volume", "path"), split_mount(value), strict=True))
+
+    @model_validator(mode="after")
+    def _check(self) -> Checkpoint:
+        if self.address and (self.volume or self.path):
+            raise ValueError("has an address in S3 and a volume: leave out one of the two")
+        if not self.address and not (self.volume and self.path):
+            raise ValueError(f"{'path' if self.volume else 'volume'} is missing: write PVC:/PATH or s3://BUCKET/PREFIX")
+        return self
+
+    @property
+    def claim(self) -> tuple[str, str] | None:
+        """The PersistentVolumeClaim and the path where it is mounted; None for an address in S3."""
+        return (self.volume, self.path) if self.volume and self.path else None
+
+
+class Elastic(Part):
+    """How few and how many pods may train, and what becomes of the global batch; as text ``MIN:MAX``."""
+
+    min: int = Field(ge=1, description="pods with which the job may train")
+    max: int = Field(ge=1, description="most pods that it may have")
+    batch: Annotated[str, one_of(BATCHES)] = Field(
+        default="keep", description="keep: a step has as many samples with fewer pods as with all; scale: fewer"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        least, colon, most = value.partition(":")
+        if not colon or not (least.isdecimal() and most.isdecimal()):
+            raise ValueError(f"must be MIN:MAX, two numbers of pods (is {value!r})")
+        return {"min": int(least), "max": int(most)}
+
+    @model_validator(mode="after")
+    def _check(self) -> Elastic:
+        if self.min > self.max:
+            raise ValueError(f"min is {self.min}, more than max, which is {self.max}")
+        return self
 
 
 class Toleration(Part):

@@ -14,13 +14,16 @@ from typing import Annotated, Any, Final
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from flk.spec import file, names
+from flk.spec.diloco import DiLoCo
 from flk.spec.fabric import fabrics
 from flk.spec.fields import (
     Checkpoint,
     Command,
     Cpu,
+    Elastic,
     ExtendedResource,
     FabricName,
+    GangName,
     Image,
     LabelKey,
     LabelValue,
@@ -31,23 +34,27 @@ from flk.spec.fields import (
     OwnKey,
     Part,
     Queue,
+    SaveEvery,
     Seconds,
     SecondsOrZero,
     SecretKey,
     Ship,
     Strategy,
+    TargetName,
     Text,
     Tolerations,
+    Topology,
     Variable,
 )
 from flk.spec.validation import usage_error
 from flk_runtime import contract
-from flk_runtime.contract import MAX_DISRUPTIONS, STRATEGIES, VERSION
+from flk_runtime.contract import DILOCO, MAX_DISRUPTIONS, STRATEGIES, VERSION
 
 DEFAULT_IMAGE: Final = {"cpu": f"flktrain/flk:{VERSION}-cpu", "cuda": f"flktrain/flk:{VERSION}-cuda"}
-# The job is recorded in an annotation of its PyTorchJob, and all annotations of an object may have 256 KiB.
+DEFAULT_TARGET: Final = "pytorchjob"
+# The job is recorded in an annotation of its object in the cluster, and all annotations of one may have 256 KiB.
 SIZE_LIMIT: Final = 200_000
-MOST_REPLICAS: Final = 150_000  # Kubernetes supports at most 150,000 pods in a cluster
+MOST_REPLICAS: Final = 100_000  # an indexed Job has at most so many pods; a cluster, 150,000
 
 
 class Resources(Part):
@@ -115,11 +122,20 @@ class Job(Part):
         description="the script and its arguments, or -m and a module; text is split as by a shell"
     )
     replicas: int = Field(default=1, ge=1, le=MOST_REPLICAS, description="number of pods")
+    elastic: Annotated[Elastic, OrText()] | None = Field(
+        default=None,
+        description="the job trains with MIN to MAX pods, as many as there are; replicas, MAX by default, is how many "
+        "are created",
+    )
+    spares: int = Field(
+        default=0, ge=0, le=1024, description="more pods, which wait to take the place of one that is lost"
+    )
     processes: int | None = Field(
         default=None, ge=1, le=1024, description="ranks in each pod; left out: one for each GPU, one without GPUs"
     )
     resources: Resources = Field(default=Resources(), description="what each pod requests")
     strategy: Strategy = Field(default="ddp", description=f"how the model is parallelized: {', '.join(STRATEGIES)}")
+    diloco: DiLoCo | None = Field(default=None, description="workers and rounds of strategy diloco")
     fabric: FabricName = Field(
         default="auto", description="preset of NCCL's variables for the network between the GPUs"
     )
@@ -133,6 +149,9 @@ class Job(Part):
         description="how often all ranks start again after a disruption: a lost or preempted pod, a lost connection",
     )
     deadline: Seconds | None = Field(default=None, description="time that the job may take, from its start: 75s, 1h30m")
+    ttl: Seconds | None = Field(
+        default=None, description="time after its end after which the job is deleted: 12h, 7d; left out: never"
+    )
     hang_timeout: SecondsOrZero | None = Field(
         default=None,
         description="time without progress of any rank after which the attempt ends as a hang: 10m; 0: never; "
@@ -143,10 +162,36 @@ class Job(Part):
     )
     checkpoint: Annotated[Checkpoint, OrText()] | None = Field(
         default=None,
-        description="PersistentVolumeClaim for checkpoints, as PVC:/PATH; left out: they are lost with their pod",
+        description="where checkpoints go: a PersistentVolumeClaim, as PVC:/PATH, or s3://BUCKET/PREFIX; left out: the "
+        "pods keep them in memory",
     )
-    save_every: int | None = Field(default=None, ge=1, le=2**31 - 1, description="steps between two checkpoints")
+    save_every: SaveEvery | None = Field(
+        default=None, description="steps between two checkpoints; auto: computed from what a save costs"
+    )
+    keep: int | None = Field(
+        default=None, ge=1, le=2**31 - 1, description="how many of the newest checkpoints stay; left out: 2"
+    )
+    keep_every: int | None = Field(
+        default=None, ge=1, le=2**31 - 1, description="checkpoints whose step is a multiple of this stay too"
+    )
     queue: Queue | None = Field(default=None, description="Kueue queue in which the job waits")
+    queue_priority: ObjectName | None = Field(
+        default=None, description="WorkloadPriorityClass by which Kueue orders the jobs of the queue"
+    )
+    target: TargetName | None = Field(
+        default=None,
+        description="what the job becomes: pytorchjob, trainjob, jobset or job; auto: what the cluster serves; "
+        "left out: pytorchjob",
+    )
+    gang: GangName | None = Field(
+        default=None,
+        description="who starts all pods together or none: native, volcano or coscheduling; auto: what the cluster "
+        "has; left out: none",
+    )
+    topology: Topology | None = Field(
+        default=None,
+        description="label of nodes by which all pods run close together, in one rack for example: KEY, KEY:preferred",
+    )
     env: dict[Variable, Text] = Field(default_factory=dict, description="environment of every rank")
     secrets: dict[Variable, SecretKey] = Field(
         default_factory=dict, description="environment from Secrets: VARIABLE: SECRET:KEY"
@@ -156,6 +201,10 @@ class Job(Part):
     pods: PodSettings | None = Field(
         default=None, description="labels, annotations, service_account, pull_secrets and priority_class of the pods"
     )
+    records: ObjectName | None = Field(
+        default=None,
+        description="ConfigMap in which the launchers keep the record of the job, for when its pods are gone",
+    )
     patch: dict[str, Any] = Field(
         default_factory=dict, description="metadata and spec that are merged into the pod template, last"
     )
@@ -163,16 +212,31 @@ class Job(Part):
         default=True, description="false: the code is in the image; a list: patterns of more files to ship"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, data: Any) -> Any:
+        """An elastic job has all the pods that it may have, unless ``replicas`` says otherwise."""
+        if not isinstance(data, dict) or data.get("elastic") is None or data.get("replicas") is not None:
+            return data
+        elastic = data["elastic"]
+        most = elastic.partition(":")[2] if isinstance(elastic, str) else None
+        if isinstance(elastic, dict | Elastic):
+            most = str(elastic.get("max") if isinstance(elastic, dict) else elastic.max)
+        return data | ({"replicas": int(most)} if most and most.isdecimal() and int(most) else {})
+
     @model_validator(mode="after")
     def _check(self) -> Job:
         if self.name is not None:
-            _check_field("name", names.job_name, self.name, self.replicas)
+            _check_field("name", names.job_name, self.name, self.most_pods, self.target_or_default)
+        self._check_pods()
         _check_command(self.command)
+        if self.queue_priority and not self.queue:
+            raise ValueError("queue_priority: needs a queue")
         for name in self.env.keys() & self.secrets.keys():
             raise ValueError(f"secrets.{name}: is in env too")
         _check_field(f"env.{contract.PREFLIGHT}", contract.parse_preflight, self.env.get(contract.PREFLIGHT, "on"))
         paths = [mount.partition(":")[2] for mount in self.volumes]
-        if self.checkpoint:
+        if self.checkpoint and self.checkpoint.path:
             paths.append(self.checkpoint.path)
         for path in paths:
             if paths.count(path) > 1:
@@ -184,6 +248,12 @@ class Job(Part):
                 f"resources.memory: is missing: fabric {self.fabric} requests {huge[0]}, "
                 "which Kubernetes accepts only with memory or cpu"
             )
+        if self.strategy == DILOCO and (self.elastic or self.spares):
+            raise ValueError(
+                f"{'elastic' if self.elastic else 'spares'}: workers of strategy {DILOCO} come and go anyway"
+            )
+        if self.replicas % self.workers:
+            raise ValueError(f"diloco.workers: must divide replicas, {self.replicas} (is {self.workers})")
         for key in self.patch.keys() - {"metadata", "spec"}:
             raise ValueError(f"patch.{key}: a pod template has only metadata and spec")
         try:
@@ -197,6 +267,17 @@ class Job(Part):
             )
         return self
 
+    def _check_pods(self) -> None:
+        elastic = self.elastic
+        if elastic is None:
+            return
+        if self.spares:
+            raise ValueError("spares: an elastic job goes on with fewer pods, so it has none: leave out one of the two")
+        if not elastic.min <= self.replicas <= elastic.max:
+            raise ValueError(
+                f"replicas: must be from {elastic.min} to {elastic.max} in this elastic job (is {self.replicas})"
+            )
+
     @classmethod
     def from_file(cls, path: str | Path) -> Job:
         """Return the job that a job file describes; ``-`` is stdin. Raises UsageError with the file and the field."""
@@ -208,6 +289,28 @@ class Job(Part):
         return self.processes if self.processes is not None else max(1, self.resources.accelerators)
 
     @property
+    def created_pods(self) -> int:
+        """Pods that are created, spares included."""
+        return self.replicas + self.spares
+
+    @property
+    def least_pods(self) -> int:
+        """The least number of pods with which the job trains."""
+        return self.elastic.min if self.elastic else self.replicas
+
+    @property
+    def most_pods(self) -> int:
+        """The most pods that the job may have, spares included."""
+        return (self.elastic.max if self.elastic else self.replicas) + self.spares
+
+    @property
+    def workers(self) -> int:
+        """Workers of strategy diloco among which the pods are divided; 1 under the other strategies."""
+        if self.strategy != DILOCO:
+            return 1
+        return (self.diloco and self.diloco.workers) or self.replicas
+
+    @property
     def world_size(self) -> int:
         """Ranks in the whole job."""
         return self.replicas * self.processes_per_pod
@@ -217,11 +320,16 @@ class Job(Part):
         """The image that the pods run: the job's own, or flk's image for CPUs or GPUs."""
         return self.image or DEFAULT_IMAGE["cuda" if self.resources.gpu else "cpu"]
 
+    @property
+    def target_or_default(self) -> str:
+        """What the job becomes in the cluster: ``auto``, or the name of a target."""
+        return self.target or DEFAULT_TARGET
+
     def named(self) -> Job:
         """Return this job, with a generated name if it has none."""
         if self.name is not None:
             return self
-        return self.changed(name=names.default_name(self.command, self.replicas))
+        return self.changed(name=names.default_name(self.command, self.most_pods, self.target_or_default))
 
     def changed(self, **fields: Any) -> Job:
         """Return a copy with other values for ``fields``. Raises UsageError if the new job is not valid."""

@@ -35,17 +35,28 @@ _IMAGE: Final = re.compile(
     r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@[a-z0-9]+:[0-9a-f]{32,})?",
     re.ASCII,
 )
-_OWN_KEYS: Final = (*labels.MANAGED_BY, labels.QUEUE)
+_OWN_KEYS: Final = (*labels.MANAGED_BY, labels.QUEUE, labels.QUEUE_PRIORITY)
+_KUEUE: Final = "kueue.x-k8s.io/"
 _OWN_PREFIXES: Final = ("flk.dev/", "training.kubeflow.org/")
+# What each target puts between the name of a job and the index of a pod.
+_POD_NAMES: Final = {"pytorchjob": "-worker-", "trainjob": "-node-0-", "jobset": "-worker-0-", "job": "-"}
+_SUFFIXES: Final = {"trainjob": "-xxxxx", "jobset": "-xxxxx"}  # which JobSet's checks count as part of the name
+AUTO_TARGET_NAMES: Final = "jobset"  # the target with the longest names
 _MODULE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
-def longest(job: str, replicas: int) -> str:
-    """Return the longest name that the operator derives from a job's name: that of its last pod and its Service."""
-    return f"{job}-worker-{replicas - 1}"
+def pod_name(target: str, job: str, index: int | str) -> str:
+    """Return the name of a pod of a job with this target, without the random suffix that some controllers add."""
+    return f"{job}{_POD_NAMES[target]}{index}"
 
 
-def job_name(name: str, replicas: int) -> str:
+def longest(job: str, replicas: int, target: str = "pytorchjob") -> str:
+    """Return the longest name that is derived from a job's name: that of its last pod, and of its Service."""
+    wanted = AUTO_TARGET_NAMES if target == "auto" else target
+    return pod_name(wanted, job, replicas - 1) + _SUFFIXES.get(wanted, "")
+
+
+def job_name(name: str, replicas: int, target: str = "pytorchjob") -> str:
     """Check the name of a job. The names of its pods and Services must not be too long either."""
     if not name:
         raise ValueError("must not be empty")
@@ -53,21 +64,21 @@ def job_name(name: str, replicas: int) -> str:
         raise ValueError(
             f"must be lower-case letters, digits and '-', starting with a letter and not ending with '-' (is {name!r})"
         )
-    if len(longest(name, replicas)) > LABEL_LIMIT:
-        room = LABEL_LIMIT - len(longest("", replicas))
+    if len(longest(name, replicas, target)) > LABEL_LIMIT:
+        room = LABEL_LIMIT - len(longest("", replicas, target))
         raise ValueError(
             f"is too long: with {replicas} replica{'s' * (replicas != 1)} it may have {room} characters, not "
-            f"{len(name)}: the last pod and its Service are named {longest(name, replicas)!r}, and {LABEL_LIMIT} "
-            "is the limit"
+            f"{len(name)}: the last pod and its Service are named {longest(name, replicas, target)!r}, "
+            f"and {LABEL_LIMIT} is the limit"
         )
     return name
 
 
-def default_name(command: list[str], replicas: int) -> str:
+def default_name(command: list[str], replicas: int, target: str = "pytorchjob") -> str:
     """Return a name for a job that has none: the name of its script or module, and five random characters."""
     what = command[1].split(".")[-1] if command[:1] == ["-m"] and len(command) > 1 else PurePosixPath(command[0]).stem
     stem = re.sub(r"[^a-z0-9]+", "-", what.lower()).strip("-").lstrip(string.digits + "-") or "job"
-    room = LABEL_LIMIT - len(longest("", replicas)) - _SUFFIX_LENGTH - 1
+    room = LABEL_LIMIT - len(longest("", replicas, target)) - _SUFFIX_LENGTH - 1
     suffix = "".join(secrets.choice(_SUFFIX_LETTERS) for _ in range(_SUFFIX_LENGTH))
     return f"{stem[:room].rstrip('-')}-{suffix}"
 
@@ -108,7 +119,7 @@ def extended_resource(name: str) -> str:
 def own_key(key: str) -> str:
     """Check the key of a label or an annotation that a user may set: not one of flk, the operator or Kueue's queue."""
     if key in _OWN_KEYS or key.startswith(_OWN_PREFIXES):
-        raise ValueError("queue sets it" if key == labels.QUEUE else f"flk or the training operator sets {key}")
+        raise ValueError("queue sets it" if key.startswith(_KUEUE) else f"flk or the training operator sets {key}")
     return label_key(key)
 
 
@@ -182,6 +193,17 @@ def module(name: str) -> str:
     if not _MODULE.fullmatch(name):
         raise ValueError(f"must be the name of a module, like package.train (is {name!r})")
     return name
+
+
+def s3_address(address: str) -> str:
+    """Return an address ``s3://BUCKET/PREFIX`` without a slash at its end. Raises ValueError for anything else."""
+    bucket, _, prefix = address.removeprefix("s3://").partition("/")
+    if not address.startswith("s3://") or not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{1,61})[a-z0-9]", bucket):
+        raise ValueError(f"must be s3://BUCKET/PREFIX (is {address!r})")
+    parts = prefix.rstrip("/").split("/") if prefix.rstrip("/") else []
+    if not re.fullmatch(r"[-A-Za-z0-9_.=/]*", prefix) or {"", ".", ".."} & set(parts):
+        raise ValueError(f"the prefix must be names of letters, digits, '-', '_', '.' and '=' (is {prefix!r})")
+    return address.rstrip("/")
 
 
 def mount_path(path: str) -> str:

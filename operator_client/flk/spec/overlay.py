@@ -27,15 +27,31 @@ _TEXTS: Final = (
     "cpu",
     "memory",
     "shm",
+    "elastic",
     "strategy",
     "fabric",
     "deadline",
+    "ttl",
     "hang_timeout",
     "grace",
     "checkpoint",
     "queue",
+    "queue_priority",
+    "target",
+    "gang",
+    "topology",
 )
-_NUMBERS: Final = ("replicas", "processes", "gpu", "save_every", "restarts", "disruptions")
+_NUMBERS: Final = (
+    "replicas",
+    "spares",
+    "processes",
+    "gpu",
+    "save_every",
+    "keep",
+    "keep_every",
+    "restarts",
+    "disruptions",
+)
 _RESOURCES: Final = ("cpu", "memory", "gpu", "shm")
 
 
@@ -117,6 +133,8 @@ def lay_over(fields: dict[str, Any], flags: Mapping[str, Any], environment: Mapp
         overlay.set(["pods", "labels", name], value, "--label")
     for name, value in _pairs(flags["annotation"] or [], "--annotation", "K=V"):
         overlay.set(["pods", "annotations", name], value, "--annotation")
+    for name, value in _pairs(flags["diloco"] or [], "--diloco", "KEY=VALUE"):
+        overlay.set(["diloco", name], _decimal(value), f"--diloco {name}")
     for name in ("service_account", "priority_class"):
         overlay.set(["pods", name], flags[name], f"--{name.replace('_', '-')}")
     overlay.append(["pods", "pull_secrets"], flags["pull_secret"], "--pull-secret")
@@ -169,6 +187,11 @@ def _split(written: Any) -> list[Any]:
 def _number(text: str | None) -> int | str | None:
     """Convert a whole number. Return other text unchanged, so that the model reports what is wrong with it."""
     return int(text) if text is not None and re.fullmatch(r"[-+]?(0|[1-9][0-9]{0,17})", text, re.ASCII) else text
+
+
+def _decimal(text: str) -> float | int | str | None:
+    """Convert a number. Return other text unchanged, so that the model reports what is wrong with it."""
+    return float(text) if re.fullmatch(r"[0-9]*\.[0-9]+", text, re.ASCII) else _number(text)
 
 
 def _variables(texts: Sequence[str], environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,84 @@
+"""The section `diloco` of a job: how the workers of strategy diloco train together, and where they meet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, Field, model_validator
+
+from flk.spec.fields import ObjectName, Part, Seconds, SecretKey, Strategy, one_of
+from flk_runtime.contract import AUTO, DILOCO, OUTER_DTYPES
+
+TLS_FOLDER: Final = "/flk/meet"  # mount path of the Secret that `tls` names
+_ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})")
+# The fields that the ranks read, by the names of flk_runtime.DiLoCo's.
+_OPTIONS: Final = (
+    "inner", "every", "dtype", "lr", "momentum", "fragments", "delay", "sites", "site", "wait", "timeout"
+)  # fmt: skip
+
+
+def _inner(value: str) -> str:
+    if value in (AUTO, DILOCO, "none"):
+        raise ValueError(f"must be the strategy of the ranks within a worker, such as ddp or full_shard (is {value!r})")
+    return value
+
+
+def _address(value: str) -> str:
+    match = _ADDRESS.fullmatch(value)
+    if not match or not 0 < int(match[2]) < 1 << 16:
+        raise ValueError(f"must be HOST:PORT (is {value!r})")
+    return value
+
+
+class DiLoCo(Part):
+    """How workers train by themselves and meet in rounds (strategy diloco)."""
+
+    inner: Annotated[Strategy, AfterValidator(_inner)] = Field(
+        default="ddp", description="strategy of the ranks within a worker"
+    )
+    workers: int | None = Field(
+        default=None, ge=1, description="workers among which the replicas are divided; left out: one for each replica"
+    )
+    every: int = Field(default=100, ge=1, description="optimizer steps between two rounds")
+    dtype: Annotated[str, one_of(OUTER_DTYPES)] = Field(
+        default="fp16", description=f"what workers send to each other: {', '.join(OUTER_DTYPES)}"
+    )
+    lr: float = Field(default=0.7, gt=0, allow_inf_nan=False, description="learning rate of the outer optimizer, SGD")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="Nesterov momentum of the outer optimizer")
+    fragments: int = Field(default=1, ge=1, description="parts of the model that take turns within a round")
+    delay: int = Field(
+        default=0, ge=0, description="optimizer steps between sending a fragment and applying the result"
+    )
+    sites: int = Field(default=1, ge=1, description="jobs that train together, in one cluster or several")
+    site: int = Field(default=0, ge=0, description="number of this job among them, from 0")
+    meet: Annotated[str, AfterValidator(_address)] | None = Field(
+        default=None, description="HOST:PORT where the jobs meet; left out: in pod 0 of this job"
+    )
+    secret: SecretKey | None = Field(
+        default=None, description="SECRET:KEY that all sites share; left out: flk makes one, for a job by itself"
+    )
+    tls: ObjectName | None = Field(
+        default=None, description="Secret with ca.crt, and tls.crt and tls.key in the job where they meet"
+    )
+    wait: Seconds = Field(default=300, description="time that the first workers wait for the others at the start")
+    timeout: Seconds = Field(default=600, description="time that a round waits for a late worker")
+
+    @model_validator(mode="after")
+    def _check(self) -> DiLoCo:
+        for wrong, problem in (
+            (self.fragments > self.every, f"fragments: a round has only {self.every} steps (every)"),
+            (self.delay >= self.every, f"delay: must be below every, {self.every}"),
+            (self.site >= self.sites, f"site: must be below sites, {self.sites}, since it counts from 0"),
+            (self.sites > 1 and not self.secret, "secret: is missing: sites recognise each other by it"),
+            (self.site > 0 and not self.meet, "meet: is missing: the address of site 0, where its hub is reached"),
+        ):
+            if wrong:
+                raise ValueError(problem)
+        return self
+
+    def options(self) -> str:
+        """The options that the ranks read, as the value of FLK_DILOCO."""
+        values: Mapping[str, Any] = self.model_dump(exclude_defaults=True)
+        return ",".join(f"{name}={values[name]}" for name in _OPTIONS if name in values)

@@ -1,0 +1,92 @@
+"""Gang scheduling: what makes a scheduler start all pods of a job together or none, as a table of schedulers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from flk import labels
+from flk.errors import UsageError
+from flk.targets.model import Object
+
+if TYPE_CHECKING:
+    from flk.spec.job import Job
+
+
+@dataclass(frozen=True)
+class Gang:
+    """One scheduler: the kind of its group of pods, the group's spec, and what names the group in a pod."""
+
+    api_version: str
+    spec: Callable[[Job], Object]
+    pod_spec: Callable[[str], Object]  # of the group's name
+    labels: Callable[[str], Object] = field(default=lambda group: {})
+    annotations: Callable[[str], Object] = field(default=lambda group: {})
+
+
+GANGS: Final[dict[str, Gang]] = {
+    # Kubernetes 1.36 and newer, with the feature gate GenericWorkload.
+    "native": Gang(
+        "scheduling.k8s.io/v1alpha2",
+        lambda job: {"schedulingPolicy": {"gang": {"minCount": job.least_pods}}},
+        lambda group: {"schedulingGroup": {"podGroupName": group}},
+    ),
+    "volcano": Gang(
+        "scheduling.volcano.sh/v1beta1",
+        lambda job: {
+            "minMember": job.least_pods,
+            **({"priorityClassName": job.pods.priority_class} if job.pods and job.pods.priority_class else {}),
+        },
+        lambda group: {"schedulerName": "volcano"},
+        annotations=lambda group: {"scheduling.k8s.io/group-name": group},
+    ),
+    # Of the scheduler plugins; its scheduler has this name in their own chart.
+    "coscheduling": Gang(
+        "scheduling.x-k8s.io/v1alpha1",
+        lambda job: {"minMember": job.least_pods},
+        lambda group: {"schedulerName": "scheduler-plugins-scheduler"},
+        labels=lambda group: {"scheduling.x-k8s.io/pod-group": group},
+    ),
+}
+NONE: Final = "none"
+
+
+def pod_groups(job: Job, in_namespace: Object) -> list[Object]:
+    """Return the PodGroup of a job whose pods start together; nothing for others."""
+    gang = _gang(job)
+    if gang is None:
+        return []
+    metadata = {"name": job.name, **in_namespace, "labels": {**labels.MANAGED_BY, labels.JOB: job.name}}
+    return [{"apiVersion": gang.api_version, "kind": "PodGroup", "metadata": metadata, "spec": gang.spec(job)}]
+
+
+def gang_of(manifest: Object) -> Gang | None:
+    """Return who starts the pods of a job's object together, from what flk has recorded in it; None for nobody."""
+    try:
+        spec = json.loads((manifest["metadata"].get("annotations") or {}).get(labels.SPEC) or "{}")
+    except ValueError:
+        return None
+    return GANGS.get(spec.get("gang", "")) if spec.get("replicas", 1) > 1 else None
+
+
+def add_gang(template: Object, job: Job) -> None:
+    """Name the PodGroup of a job in the template of its pods. Raises UsageError for ``auto``."""
+    gang = _gang(job)
+    if gang is not None:
+        group = str(job.name)
+        template["metadata"]["labels"] |= gang.labels(group)
+        template["metadata"]["annotations"] |= gang.annotations(group)
+        template["spec"] |= gang.pod_spec(group)
+
+
+def _gang(job: Job) -> Gang | None:
+    """Return who starts the pods of a job together. One pod needs nobody."""
+    name = job.gang or NONE
+    if name == "auto":
+        raise UsageError(
+            "gang: auto asks the cluster, which only flk submit does",
+            hint=f"choose one: --gang {', '.join([*GANGS, NONE])}",
+        )
+    return None if name == NONE or job.replicas == 1 else GANGS[name]

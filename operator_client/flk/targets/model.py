@@ -1,0 +1,166 @@
+"""Target: what flk knows of one kind of object that a job can become, from its manifest to its status."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from flk import labels
+from flk.units import timestamp
+from flk_runtime import contract
+
+if TYPE_CHECKING:
+    from flk.spec.job import Job
+
+Object = dict[str, Any]  # an object of the API, as its JSON
+
+WORKER: Final = "Worker"  # the role of all pods, but of a PyTorchJob's Master
+EXIT_CODE: Final = "ExitCode"  # restart policy: exit codes below 128 are final, 128 and more bring the pod back
+REPLACED: Final = "Replaced"  # restart policy of pods that their controller replaces, however they have ended
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a manifest is made of: the job, its metadata and the template of its pods."""
+
+    job: Job
+    metadata: Object
+    template: Object
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """The pods of one role in a job: how many there are, their template, and what follows their end."""
+
+    count: int
+    template: Object
+    restart_policy: str = ""
+
+
+class Target(ABC):
+    """One kind of object that a job can become. All methods are pure functions of objects of the API."""
+
+    name: ClassVar[str]  # the value of --target
+    kind: ClassVar[str]
+    group: ClassVar[str]
+    version: ClassVar[str]
+    plural: ClassVar[str]
+    container: ClassVar[str] = contract.CONTAINER  # name of the training container
+    port_name: ClassVar[str] = "rendezvous"  # of the port at which the launcher of pod 0 listens
+    index_field: ClassVar[str]  # of the downward API: where a pod finds its index
+    suspend_path: ClassVar[str] = "spec.suspend"
+    selector: ClassVar[str] = labels.JOB  # which objects of this kind are training jobs; empty: all
+    controller: ClassVar[str]  # who creates the pods, with its article
+    controller_pods: ClassVar[str]  # a command that shows the controller's pods
+    scalable: ClassVar[bool] = False  # whether the number of pods can change while the job runs
+    deletion: ClassVar[str] = "Foreground"  # propagation policy: the object stays until its pods are gone
+
+    @property
+    def api_version(self) -> str:
+        """The ``apiVersion`` of its objects."""
+        return f"{self.group}/{self.version}"
+
+    # Rendering
+
+    @abstractmethod
+    def render(self, parts: Parts) -> list[Object]:
+        """Return the object of the job, and then the objects that it needs beside it and owns.
+
+        Raises UsageError if this target cannot express the job.
+        """
+
+    @abstractmethod
+    def pod_host(self, job: str, pod: int | str) -> str:
+        """Return the name by which pods reach the pod with an index, or with what stands for it."""
+
+    # Reading
+
+    @abstractmethod
+    def replicas(self, job: Object) -> Mapping[str, Replicas]:
+        """Return the pods that an object should have, by role, in the order of their indexes."""
+
+    @abstractmethod
+    def pod_name(self, job: str, role: str, number: int | str) -> str:
+        """Return the name of a pod, without the random suffix that some controllers add."""
+
+    def base_name(self, pod: str) -> str:
+        """Return the name of a pod without the random suffix that its controller has added."""
+        return pod
+
+    @abstractmethod
+    def position(self, pod: Object) -> tuple[str, int]:
+        """Return the role and the number of a pod in its role."""
+
+    @abstractmethod
+    def pod_selector(self, job: str) -> str:
+        """Return the label selector of the pods of a job, or, for an empty name, of all jobs of this target."""
+
+    @abstractmethod
+    def job_name(self, pod: Object) -> str:
+        """Return the name of the job that a pod belongs to."""
+
+    def owns(self, job: Object, pod: Object) -> bool:
+        """Return whether a pod belongs to exactly this object, and not to an earlier one of the same name."""
+        return is_owner(job["metadata"]["uid"], pod)
+
+    def processes(self, job: Object) -> int:
+        """Return the number of ranks in each pod."""
+        for role in self.replicas(job).values():
+            for container in (role.template.get("spec") or {}).get("containers") or []:
+                for variable in container.get("env") or []:
+                    if variable.get("name") == contract.PROCESSES and str(variable.get("value", "")).isdigit():
+                        return int(variable["value"])
+        return 1
+
+    def conditions(self, job: Object) -> dict[str, Object]:
+        """Return the conditions that are true, by type. Every kind has the types Succeeded, Failed and Suspended."""
+        found = (job.get("status") or {}).get("conditions") or []
+        return {self.condition_names().get(c["type"], c["type"]): c for c in found if c.get("status") == "True"}
+
+    def condition_names(self) -> Mapping[str, str]:
+        """Return the names of the conditions of this kind that have another name in PyTorchJobs."""
+        return {}
+
+    def is_seen(self, job: Object) -> bool:
+        """Return whether the controller has written anything into the object's status."""
+        return bool(job.get("status"))
+
+    def suspended(self, job: Object) -> bool:
+        """Return whether the object's spec says that the job is suspended."""
+        return bool((job.get("spec") or {}).get("suspend"))
+
+    def event_objects(self, job: str) -> Sequence[tuple[str, str]]:
+        """Return kind and name of the objects whose events are about a job, its own first."""
+        return [(self.kind, job)]
+
+    # Changing
+
+    def suspension(self, suspended: bool) -> Object:
+        """Return the merge patch that suspends or resumes a job."""
+        return {"spec": {"suspend": suspended}}
+
+    def scaling(self, job: Object, replicas: int) -> Object:
+        """Return the merge patch that changes the number of pods. Only for targets that are ``scalable``."""
+        raise NotImplementedError(f"a {self.kind} cannot change its number of pods")
+
+    def recreatable(self, item: Object) -> Object:
+        """Return a stored object without what the API server has added, so that it can be created again."""
+        return item
+
+
+def ttl_fields(job: Job) -> Object:
+    """Return the field with which a controller deletes a job some time after its end; empty if the job stays."""
+    return {"ttlSecondsAfterFinished": job.ttl} if job.ttl is not None else {}
+
+
+def is_owner(uid: str, item: Object) -> bool:
+    """Return whether an object has an owner with this UID."""
+    return any(owner.get("uid") == uid for owner in item["metadata"].get("ownerReferences") or [])
+
+
+def is_not_older(job: Object, pod: Object) -> bool:
+    """Return whether a pod was created after a job, so that it is not one of an earlier job of the same name."""
+    times = (timestamp(item["metadata"].get("creationTimestamp")) for item in (pod, job))
+    return next(times) >= next(times)

@@ -1,0 +1,123 @@
+"""PyTorchJob: the target of Kubeflow's training operator 1, with workers only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from flk import labels
+from flk.spec import names
+from flk.targets.model import EXIT_CODE, WORKER, Object, Parts, Replicas, Target, ttl_fields
+
+if TYPE_CHECKING:
+    from flk.spec.job import Job
+
+_ROLES: Final = ("Master", WORKER)  # in the order of the pods' indexes
+_LARGEST_INT: Final = 2**31 - 1
+
+
+class PyTorchJob(Target):
+    """A PyTorchJob without a Master. The operator brings pods back by its restart policy ``ExitCode``."""
+
+    name = "pytorchjob"
+    kind = "PyTorchJob"
+    group = labels.KUBEFLOW_GROUP
+    version = "v1"
+    plural = "pytorchjobs"
+    port_name = "pytorchjob-port"  # the operator looks for it, and makes one of port 23456 otherwise
+    index_field = f"metadata.labels['{labels.REPLICA_INDEX}']"
+    suspend_path = "spec.runPolicy.suspend"
+    selector = ""
+    controller = "the training operator"
+    controller_pods = "kubectl get pods -A -l control-plane=kubeflow-training-operator"
+    scalable = True
+
+    def render(self, parts: Parts) -> list[Object]:
+        """Return the PyTorchJob."""
+        job = parts.job
+        worker = {"replicas": job.created_pods, "restartPolicy": EXIT_CODE, "template": parts.template}
+        policy: Object = {
+            "cleanPodPolicy": "None",
+            # flk counts the attempts. The operator's own count must not end a job earlier; with zero it would, at
+            # the first pod that it recreates.
+            "backoffLimit": min(_LARGEST_INT, (job.restarts + job.disruptions + 1) * job.most_pods),
+            **({"activeDeadlineSeconds": job.deadline} if job.deadline is not None else {}),
+            # The operator applies it to jobs that have succeeded only: it never says when one has failed.
+            **ttl_fields(job),
+            **({"suspend": True} if job.queue else {}),  # Kueue starts it
+        }
+        manifest = {
+            "apiVersion": self.api_version,
+            "kind": self.kind,
+            "metadata": parts.metadata,
+            "spec": {
+                "nprocPerNode": str(job.processes_per_pod),
+                "runPolicy": policy,
+                # With this policy a job has succeeded when one pod has. Without it the operator would wait for pods
+                # that are not needed: one that never got a node, or was created anew at the end.
+                **({"elasticPolicy": _elastic_policy(job)} if job.elastic or job.spares else {}),
+                "pytorchReplicaSpecs": {WORKER: worker},
+            },
+        }
+        return [manifest]
+
+    def pod_host(self, job: str, pod: int | str) -> str:
+        """Return the name of the Service that the operator makes for a pod."""
+        return self.pod_name(job, WORKER, pod)
+
+    def replicas(self, job: Object) -> Mapping[str, Replicas]:
+        """Return the pods of the Master, if there is one, and of the workers."""
+        specs = (job.get("spec") or {}).get("pytorchReplicaSpecs") or {}
+        return {
+            role: Replicas(
+                int(specs[role].get("replicas") or 1),
+                specs[role].get("template") or {},
+                str(specs[role].get("restartPolicy") or ""),
+            )
+            for role in _ROLES
+            if specs.get(role) is not None
+        }
+
+    def pod_name(self, job: str, role: str, number: int | str) -> str:
+        """Return the name of a pod, which is that of its Service too."""
+        return f"{job}-{role.lower()}-{number}" if role != WORKER else names.pod_name(self.name, job, number)
+
+    def position(self, pod: Object) -> tuple[str, int]:
+        """Return the role and the number that the operator's labels give."""
+        found = pod["metadata"].get("labels") or {}
+        number = str(found.get(labels.REPLICA_INDEX, "0"))
+        role = str(found.get(labels.REPLICA_TYPE, "worker")).capitalize()
+        return role, int(number) if number.isdigit() else 0
+
+    def pod_selector(self, job: str) -> str:
+        """Return the selector of the operator's label, which pods of jobs without flk have too."""
+        return f"{labels.OPERATOR_JOB_NAME}={job}" if job else labels.OPERATOR_JOB_NAME
+
+    def job_name(self, pod: Object) -> str:
+        """Return the name that the operator's label gives."""
+        return str((pod["metadata"].get("labels") or {}).get(labels.OPERATOR_JOB_NAME, ""))
+
+    def processes(self, job: Object) -> int:
+        """Return ``nprocPerNode`` if it is a number, else 1."""
+        count = str((job.get("spec") or {}).get("nprocPerNode") or "1")
+        return int(count) if count.isdigit() else 1
+
+    def is_seen(self, job: Object) -> bool:
+        """Return whether the operator has set a condition."""
+        return bool((job.get("status") or {}).get("conditions"))
+
+    def suspended(self, job: Object) -> bool:
+        """Return ``spec.runPolicy.suspend``."""
+        return bool(((job.get("spec") or {}).get("runPolicy") or {}).get("suspend"))
+
+    def suspension(self, suspended: bool) -> Object:
+        """Return the patch of ``spec.runPolicy.suspend``."""
+        return {"spec": {"runPolicy": {"suspend": suspended}}}
+
+    def scaling(self, job: Object, replicas: int) -> Object:
+        """Return the patch of the number of workers. The operator deletes the highest indexes, or adds pods."""
+        return {"spec": {"pytorchReplicaSpecs": {WORKER: {"replicas": replicas}}}}
+
+
+def _elastic_policy(job: Job) -> Object:
+    return {"minReplicas": job.elastic.min if job.elastic else job.created_pods, "maxReplicas": job.most_pods}

@@ -1,0 +1,218 @@
+"""TrainJob: the target of Kubeflow Trainer 2, with a ClusterTrainingRuntime of flk's own.
+
+A TrainJob holds what differs between jobs, and the runtime what all have in common. The runtime's Job brings back pods
+as those of the other targets do.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from flk import labels
+from flk.errors import UsageError
+from flk.targets.indexed import IndexedTarget, job_spec, named
+from flk.targets.model import EXIT_CODE, REPLACED, WORKER, Object, Parts, Replicas, is_not_older
+from flk_runtime import contract
+
+RUNTIME: Final = "flk"  # name of the ClusterTrainingRuntime
+NODE: Final = "node"  # Trainer looks for a Job and a container with this name
+_MANAGER: Final = "flk.dev/flk"  # of the patch: who has written it
+_JOBSET_NAME: Final = "jobset.sigs.k8s.io/jobset-name"
+_RESTART_LIMIT: Final = 10_000  # a runtime does not know the budgets of a job
+# Fields of a pod and of a container that runtimePatches may set (trainer.kubeflow.org/v1alpha1, 2.3).
+_PATCHABLE: Final = (
+    "affinity",
+    "imagePullSecrets",
+    "nodeSelector",
+    "schedulingGates",
+    "securityContext",
+    "serviceAccountName",
+    "terminationGracePeriodSeconds",
+    "tolerations",
+    "volumes",
+)
+_PATCHABLE_OF_CONTAINER: Final = ("securityContext", "volumeMounts")
+_OF_TRAINER: Final = ("name", "image", "command", "args", "env", "resources")
+
+
+class TrainJob(IndexedTarget):
+    """A TrainJob that uses flk's runtime. Trainer makes a JobSet of the two."""
+
+    name = "trainjob"
+    kind = "TrainJob"
+    group = "trainer.kubeflow.org"
+    version = "v1alpha1"
+    plural = "trainjobs"
+    container = NODE
+    selector = ""
+    controller = "Kubeflow Trainer"
+    controller_pods = "kubectl -n kubeflow-system get pods"
+    # As long as the TrainJob exists, Trainer 2.3 creates its JobSet again, also while the TrainJob is being deleted.
+    deletion = "Background"
+
+    def render(self, parts: Parts) -> list[Object]:
+        """Return the TrainJob. Raises UsageError if the template sets what a TrainJob cannot set."""
+        job, spec = parts.job, parts.template["spec"]
+        container = next(c for c in spec["containers"] if c["name"] == NODE)
+        _refuse(spec, container)
+        patch = {key: spec[key] for key in _PATCHABLE if key in spec}
+        patch["containers"] = [
+            {"name": NODE, **{key: container[key] for key in _PATCHABLE_OF_CONTAINER if key in container}}
+        ]
+        template = {"metadata": parts.template.get("metadata") or {}, "spec": patch}
+        trainer: Object = {
+            "numNodes": job.replicas,
+            "numProcPerNode": job.processes_per_pod,
+            **{key: container[key] for key in ("image", "command", "args", "env") if key in container},
+            **({"resourcesPerNode": container["resources"]} if "resources" in container else {}),
+        }
+        patches = {
+            "template": {"spec": {"replicatedJobs": [{"name": NODE, "template": {"spec": {"template": template}}}]}}
+        }
+        manifest = {
+            "apiVersion": self.api_version,
+            "kind": self.kind,
+            "metadata": parts.metadata,
+            "spec": {
+                **({"suspend": True} if job.queue else {}),  # Kueue starts it
+                "runtimeRef": {"apiGroup": self.group, "kind": "ClusterTrainingRuntime", "name": RUNTIME},
+                **({"activeDeadlineSeconds": job.deadline} if job.deadline is not None else {}),
+                "trainer": trainer,
+                "runtimePatches": [{"manager": _MANAGER, "trainingRuntimeSpec": patches}],
+            },
+        }
+        return [manifest]
+
+    def replicas(self, job: Object) -> Mapping[str, Replicas]:
+        """Return the nodes, with the template that the runtime, the trainer and the patches make together."""
+        spec = job.get("spec") or {}
+        trainer = spec.get("trainer") or {}
+        template, from_flk = runtime_template(), (spec.get("runtimeRef") or {}).get("name") == RUNTIME
+        for patch in spec.get("runtimePatches") or []:
+            _merge(template, _pod_patch(patch))
+        container = template["spec"]["containers"][0]
+        container |= {key: trainer[key] for key in ("image", "command", "args", "env") if key in trainer}
+        if trainer.get("resourcesPerNode"):
+            container["resources"] = trainer["resourcesPerNode"]
+        return {WORKER: Replicas(int(trainer.get("numNodes") or 1), template, EXIT_CODE if from_flk else REPLACED)}
+
+    def pod_selector(self, job: str) -> str:
+        """Return the selector of the JobSet's label, which TrainJobs without flk have too."""
+        return f"{_JOBSET_NAME}={job}" if job else _JOBSET_NAME
+
+    def job_name(self, pod: Object) -> str:
+        """Return the name of the JobSet, which is the TrainJob's."""
+        return str((pod["metadata"].get("labels") or {}).get(_JOBSET_NAME, ""))
+
+    def owns(self, job: Object, pod: Object) -> bool:
+        """Return whether the pod is not older than the TrainJob: no pod has the UID of its TrainJob."""
+        return self.job_name(pod) == job["metadata"]["name"] and is_not_older(job, pod)
+
+    def condition_names(self) -> Mapping[str, str]:
+        """Return the names of a TrainJob's conditions."""
+        return named("Complete")
+
+    def event_objects(self, job: str) -> Sequence[tuple[str, str]]:
+        """Return the TrainJob, its JobSet and its Job, whose events say why pods were refused."""
+        return [(self.kind, job), ("JobSet", job), ("Job", f"{job}-{NODE}-0")]
+
+    def recreatable(self, item: Object) -> Object:
+        """Return the TrainJob without the times that the API server has put into its patches."""
+        made = copy.deepcopy(item)
+        for patch in made["spec"].get("runtimePatches") or []:
+            patch.pop("time", None)
+        made["spec"].pop("managedBy", None)
+        return made
+
+
+def training_runtime() -> Object:
+    """Return the ClusterTrainingRuntime of flk's TrainJobs, which charts/flk and k8s/training-runtime.yaml install."""
+    spec: Object = {**job_spec(NODE, _RESTART_LIMIT), "template": runtime_template()}
+    step = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "ClusterTrainingRuntime",
+        "metadata": {"name": RUNTIME, "labels": dict(labels.MANAGED_BY)},
+        "spec": {
+            "mlPolicy": {"numNodes": 1},  # not torch: flk's launcher finds the other pods by itself
+            "template": {
+                "spec": {
+                    "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+                    "replicatedJobs": [{"name": NODE, "template": {"metadata": {"labels": step}, "spec": spec}}],
+                }
+            },
+        },
+    }
+
+
+def runtime_template() -> Object:
+    """Return the runtime's pod template: what `flk.manifest.pod` sets in all jobs and a TrainJob cannot set."""
+    return {
+        "spec": {
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "restartPolicy": "Never",
+            "containers": [
+                {
+                    "name": NODE,
+                    "image": f"flktrain/flk:{contract.VERSION}-cpu",  # each TrainJob sets its own
+                    "imagePullPolicy": "IfNotPresent",
+                    "ports": [{"name": TrainJob.port_name, "containerPort": contract.RDZV_PORT}],
+                    "terminationMessagePath": contract.TERMINATION_LOG_PATH,
+                    "terminationMessagePolicy": "FallbackToLogsOnError",
+                }
+            ],
+        }
+    }
+
+
+def _refuse(spec: Object, container: Object) -> None:
+    """Raise UsageError if a pod or its container has what neither the TrainJob nor its runtime can have."""
+    base = runtime_template()["spec"]
+    allowed = (*_PATCHABLE, "containers")
+    wrong = [key for key, value in spec.items() if key not in allowed and base.get(key) != value]
+    known = (*_PATCHABLE_OF_CONTAINER, *_OF_TRAINER)
+    own = base["containers"][0]
+    wrong += [f"containers[{NODE}].{k}" for k, v in container.items() if k not in known and own.get(k) != v]
+    wrong += [f"containers[{c['name']}]" for c in spec["containers"] if c is not container]
+    if wrong:
+        raise UsageError(
+            f"target: a TrainJob cannot set {', '.join(sorted(wrong))} of its pods",
+            hint="choose another --target, or leave the field out; docs/reference/targets.md lists what each can do",
+        )
+    mounted = [mount["name"] for mount in container.get("volumeMounts") or []]
+    # The definition of runtimePatches takes one mount for each volume. Two volumes of one claim would keep a pod from
+    # starting on some kubelets.
+    for volume in spec.get("volumes") or []:
+        if mounted.count(volume["name"]) > 1:
+            name = (volume.get("persistentVolumeClaim") or {}).get("claimName") or volume["name"]
+            raise UsageError(
+                f"target: a TrainJob cannot mount {name} at two paths",
+                hint="choose another --target, or mount the volume once and use its folders",
+            )
+
+
+def _pod_patch(patch: Object) -> Object:
+    jobs: list[Object] = [{}]
+    node: Any = patch
+    for key in ("trainingRuntimeSpec", "template", "spec", "replicatedJobs"):
+        node = (node or {}).get(key)
+    jobs = [job for job in node or [] if job.get("name") == NODE] or jobs
+    found: Object = ((jobs[0].get("template") or {}).get("spec") or {}).get("template") or {}
+    return copy.deepcopy(found)
+
+
+def _merge(base: Object, patch: Object) -> None:
+    """Merge a patch of a pod template into it, containers by their names."""
+    for key, value in patch.items():
+        if key == "containers":
+            for given in value:
+                for container in base[key]:
+                    if container["name"] == given.get("name"):
+                        container |= given
+        elif isinstance(value, dict) and isinstance(base.get(key), dict):
+            _merge(base[key], value)
+        else:
+            base[key] = value
