@@ -1,7 +1,7 @@
 """`flk why` and `flk wait` for jobs that do not run, in a real cluster: code, sentence, evidence, remedy and exit code.
 
-All jobs are created at once, because most causes take some seconds to appear. FLK_RECORD=yes writes the objects of each
-job into tests/unit/data/causes, where unit tests read them.
+The jobs of all selected cases are created at once, because most causes take some seconds to appear. FLK_RECORD=yes
+writes the objects of each job into tests/unit/data/causes, where unit tests read them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 
 import flk as library
 from flk.diagnose import report
-from flk.jobs.client import JobClient
+from flk.jobs.client import RESOURCES, JobClient
 from flk.jobs.picture import read_picture
 from flk_runtime.contract import ExitCode
 from tests.cluster.conftest import Cluster
@@ -57,10 +57,27 @@ class Causes:
     def run(self, case: Case, *words: str) -> Any:
         return self.flk(*words, "-n", self.names[case.namespace])
 
+    def delete(self, case: Case) -> None:
+        """Delete the job behind flk's back, so that only what flk has kept is left."""
+        client = self.client(case)
+        client.delete_job(case.name)
+        until(
+            lambda: client.find(RESOURCES["pytorchjob"], case.name) is None,
+            f"{case.name} is gone",
+            seconds=APPEAR,
+            every=0.5,
+        )
+
 
 @pytest.fixture(scope="module")
-def causes(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Causes]:
-    """All jobs of all causes, just created."""
+def causes(
+    cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Causes]:
+    """The jobs of the selected cases, just created."""
+    selected = [
+        item for item in request.session.items if isinstance(item, pytest.Function) and item.module is request.module
+    ]
+    cases = [item.callspec.params["case"] for item in selected]
     run = uuid.uuid4().hex[:6]
     names = {name: f"flk-test-causes-{name}-{run}" for name in NAMESPACES}
     port = str(20_000 + int(run, 16) % 10_000)
@@ -78,10 +95,11 @@ def causes(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactor
             cluster.kubectl("-n", name, "wait", "--for=create", "serviceaccount/default", "--timeout=60s")
         cluster.kubectl("-n", names["plain"], "wait", "--for=condition=Ready", "pod", "--all", "--timeout=120s")
         folder = tmp_path_factory.mktemp("code")
-        jobs = [item for case in CASES for item in _manifests(case, names, values, folder)]
+        jobs = [item for case in cases for item in _manifests(case, names, values, folder)]
         _create(cluster, jobs)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+            patch.setenv("XDG_STATE_HOME", str(home / ".local" / "state"))  # that of the command
             command = Flk(tmp_path_factory.mktemp("folder"), kubeconfig=cluster.kubeconfig, home=home)
             yield Causes(names, command)
             command.close()
@@ -107,14 +125,25 @@ def test_cause(causes: Causes, case: Case) -> None:
         pytest.fail(causes.run(case, "why", case.name).stdout, pytrace=False)
     if os.environ.get("FLK_RECORD"):
         recorded.save(read_picture(client, case.name), recorded.FOLDER / f"{case.name}.json")
-    answer = json.loads(causes.run(case, "why", case.name, "-o", "json").stdout)
+    assert _says(causes, case)["place"] == ""
+    ended = causes.run(case, "wait", case.name, "--timeout", "100s" if expected.stuck else "0")
+    assert ended.code == (expected.exit_code if expected.stuck else ExitCode.RUNNING), ended.stderr
+    if expected.stuck:
+        causes.delete(case)
+        kept = _says(causes, case)
+        assert kept["cause"]["exit_code"] == expected.exit_code
+        assert kept["place"] == "on this machine"
+
+
+def _says(causes: Causes, case: Case) -> Any:
+    """What `flk why` answers, which is what the case expects."""
+    expected, answer = case.expected, json.loads(causes.run(case, "why", case.name, "-o", "json").stdout)
     assert answer["code"] == expected.code
     assert expected.sentence in answer["cause"]["sentence"]
     assert any(expected.evidence in item["text"] for item in answer["cause"]["evidence"]), answer["cause"]["evidence"]
     assert all(item["source"] for item in answer["cause"]["evidence"])
     assert expected.remedy in answer["cause"]["remedy"]
-    ended = causes.run(case, "wait", case.name, "--timeout", "100s" if expected.stuck else "0")
-    assert ended.code == (expected.exit_code if expected.stuck else ExitCode.RUNNING), ended.stderr
+    return answer
 
 
 def _create(cluster: Cluster, items: list[Object]) -> None:

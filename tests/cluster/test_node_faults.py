@@ -20,12 +20,26 @@ from typing import Any
 import pytest
 import yaml
 
+from flk_runtime.contract import ExitCode
 from tests.cluster.conftest import FLK_IMAGE, MAKE_CLUSTER, ROOT, Cluster, kind_kubeconfig, loaded
 from tests.support.preemption import TRAIN
 from tests.support.processes import checked
 from tests.support.requirements import locked
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1500)]
+# The pods are on two nodes, so that a launcher remains that knows of the attempts.
+SPREAD = {
+    "spec": {
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": {"flk.dev/job": "train"}},
+            }
+        ]
+    }
+}
 NODE_TIMEOUT = 60  # seconds after the node controller has noticed the fault in which status says so
 
 
@@ -40,7 +54,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with locked("chaos"):
         if not result.kubectl("get", "crd", "pytorchjobs.kubeflow.org", "--ignore-not-found", "-o", "name"):
             checked([str(ROOT / "k8s" / "install-operator"), "--kubeconfig", str(path)], timeout=MAKE_CLUSTER)
+        _move_operator_to_control_plane(result)
         yield result
+
+
+def _move_operator_to_control_plane(cluster: Cluster) -> None:
+    """The tests stop workers, and only the operator can replace the pods of a worker that is stopped."""
+    plane = "node-role.kubernetes.io/control-plane"
+    pod = {"nodeSelector": {plane: ""}, "tolerations": [{"key": plane, "operator": "Exists", "effect": "NoSchedule"}]}
+    patch = json.dumps({"spec": {"template": {"spec": pod}}})
+    cluster.kubectl("-n", "kubeflow", "patch", "deployment", "training-operator", "--patch", patch)
+    cluster.kubectl("-n", "kubeflow", "rollout", "status", "deployment", "training-operator", timeout=180)
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +78,9 @@ class Training:
     def __init__(self, flk: Any, kubectl: Any, image: str, folder: Path, steps: int) -> None:
         self.flk, self.kubectl = flk, kubectl
         (folder / "train.py").write_text(textwrap.dedent(TRAIN))
+        (folder / "spread.yaml").write_text(yaml.safe_dump(SPREAD))
         options = ["--name", "train", "--replicas", "3", "--cpu", "100m", "--image", image, "--save-every", "20"]
+        options += ["--patch", "spread.yaml"]
         submitted = flk("submit", "train.py", *options, "--", str(steps), "0.1", "0", cwd=folder)
         assert submitted.code == 0, submitted.stderr
 
@@ -63,7 +89,9 @@ class Training:
         return int(steps[-1]) if steps else 0
 
     def status(self) -> dict[str, Any]:
-        state: dict[str, Any] = json.loads(self.flk("status", "train", "-o", "json").stdout)
+        shown = self.flk("status", "train", "-o", "json")
+        assert shown.stdout, shown.stderr
+        state: dict[str, Any] = json.loads(shown.stdout)
         assert state["phase"] != "Failed", state
         return state
 
@@ -159,6 +187,7 @@ def test_a_job_goes_on_without_api_server_and_operator(
     eventually("the job trains", lambda: job.trains(1))
     cluster.kubectl("-n", "kubeflow", "delete", "pod", "-l", "control-plane=kubeflow-training-operator")
     wait = flk.start("wait", "train")
+    assert "is running" in wait.stderr.readline()  # it has read the job once
     plane = f"{cluster.kind}-control-plane"
     manifests = "/etc/kubernetes/manifests/kube-apiserver.yaml"
     checked(["docker", "exec", plane, "mv", manifests, "/root/kube-apiserver.yaml"])
@@ -175,3 +204,31 @@ def test_a_job_goes_on_without_api_server_and_operator(
     assert [each["outcome"] for each in json.loads(flk("status", "train", "-o", "json").stdout)["attempts"]] == [
         "succeeded"
     ]
+
+
+def test_why_names_an_operator_that_is_away(
+    flk: Any, kubectl: Any, image: str, cluster: Cluster, eventually: Any, tmp_path: Path
+) -> None:
+    job = Training(flk, kubectl, image, tmp_path, 3000)
+    eventually("the job trains", lambda: job.trains(1))
+    scale = ["-n", "kubeflow", "scale", "deployment", "training-operator"]
+    cluster.kubectl(*scale, "--replicas=0")
+    try:
+        kubectl("delete", "pod", "train-worker-1")
+        wait = flk("wait", "train", "--timeout", "5m")
+        assert wait.code == ExitCode.INFRASTRUCTURE, wait.stderr
+        answer = json.loads(flk("why", "train", "-o", "json").stdout)
+        assert answer["code"] == "OperatorNotRunning"
+        assert answer["summary"] == "the training operator is scaled to 0 pods, so nothing creates train-worker-1"
+        assert [(item["where"], item["text"]) for item in answer["cause"]["evidence"]] == [
+            ("Deployment training-operator in namespace kubeflow: spec.replicas", "0"),
+            ("pod train-worker-1", "it does not exist"),
+        ]
+        assert answer["cause"]["remedy"].endswith("scale deployment training-operator --replicas 1 -n kubeflow")
+        refused = flk("submit", "train.py", "--name", "second", "--image", image, cwd=tmp_path)
+        assert refused.code == 1
+        assert "the training operator, which checks PyTorchJobs, may not be running" in refused.stderr
+    finally:
+        cluster.kubectl(*scale, "--replicas=1")
+        cluster.kubectl("-n", "kubeflow", "rollout", "status", "deployment", "training-operator", timeout=180)
+    eventually("the job trains with a new pod", lambda: job.trains(2))

@@ -263,18 +263,21 @@ def _merged(base: Any, change: Any) -> Any:
 
 
 def _selected(item: dict[str, Any], query: dict[str, str]) -> bool:
-    """Whether the selectors of a request choose an object. Only equality and the existence of a label are known."""
+    """Whether the selectors of a request choose an object, by (un)equal values and by labels that exist."""
     labels = item["metadata"].get("labels") or {}
     for term in filter(None, query.get("labelSelector", "").split(",")):
         key, equals, value = term.partition("=")
-        if key not in labels or (equals and labels[key] != value):
+        if key.endswith("!"):
+            if labels.get(key[:-1]) == value:
+                return False
+        elif key not in labels or (equals and labels[key] != value):
             return False
     for term in filter(None, query.get("fieldSelector", "").split(",")):
         path, _, value = term.partition("=")
         found: Any = item
-        for key in path.split("."):
+        for key in path.removesuffix("!").split("."):
             found = (found or {}).get(key)
-        if found != value:
+        if (found == value) == path.endswith("!"):
             return False
     return True
 

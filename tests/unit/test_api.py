@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from flk.errors import (
     ApiError,
@@ -17,14 +22,14 @@ from flk.errors import (
     NoConfigError,
     UnreachableError,
 )
-from flk.jobs.client import JOBS, PODS
+from flk.jobs.client import PODS, RESOURCES
 from flk.kube.client import ApiClient, RetryPolicy
 from flk.kube.credentials import connect
 from flk.kube.errors import RETRIED
 from flk.kube.resources import Target
 
-ALL = Target(JOBS, "team")
-ONE = Target(JOBS, "team", "gpt")
+ALL = Target(RESOURCES["pytorchjob"], "team")
+ONE = Target(RESOURCES["pytorchjob"], "team", "gpt")
 BACKOFFS = RetryPolicy().backoffs
 
 
@@ -81,6 +86,35 @@ def test_retry_after_beyond_patience_is_an_error(fake: Any, client: ApiClient, p
 def test_broken_connection_is_tried_again(fake: Any, client: ApiClient) -> None:
     fake.fail(0)
     assert client.call("list", ALL)["items"] == []
+
+
+def test_a_connection_that_is_closed_in_the_tls_handshake_is_tried_again(
+    kubeconfig: Any, monkeypatch: pytest.MonkeyPatch, pauses: list[float], tmp_path: Path
+) -> None:
+    """A load balancer does so while the API server behind it is away."""
+    config = yaml.safe_load(Path(os.environ["KUBECONFIG"]).read_text())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        config["clusters"][0]["cluster"] = {"server": f"https://127.0.0.1:{server.getsockname()[1]}"}
+        (tmp_path / "tls").write_text(yaml.safe_dump(config))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "tls"))
+
+        def close_each() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    accepted, _ = server.accept()
+                    accepted.recv(1)
+                    accepted.shutdown(socket.SHUT_WR)
+                    while accepted.recv(4096):
+                        pass
+                    accepted.close()
+
+        threading.Thread(target=close_each, daemon=True).start()
+        with pytest.raises(UnreachableError, match="cannot be reached") as caught:
+            ApiClient(connect(), sleep=pauses.append).call("list", ALL)
+        server.shutdown(socket.SHUT_RDWR)
+    assert pauses == list(BACKOFFS[: len(pauses)])
+    assert len(pauses) > 1
+    assert "VPN or proxy" in caught.value.hint
 
 
 def test_server_that_hangs(fake: Any, kubeconfig: Any, pauses: list[float]) -> None:

@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
+from flk.__main__ import main
 from flk.diagnose import CAUSES, find, page, report
+from flk.diagnose.model import PodPhase
 from flk.jobs.state import Phase, derive
+from flk_runtime.contract import ExitCode
 from tests.support import recorded
-from tests.support.causes import CASES, Case
-from tests.support.jobs import JobBuilder
+from tests.support.api_server import FakeApiServer
+from tests.support.causes import CASES, Case, Object
+from tests.support.jobs import NOW, JobBuilder
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -65,6 +69,62 @@ def test_pods_that_a_limit_range_refuses_are_not_blamed_on_the_operator() -> Non
     assert [finding.code for finding in find(picture)] == ["LimitRangeViolated"]
 
 
+def deployment(wanted: int, ready: int) -> Object:
+    """The training operator's, changed five seconds after the job was created."""
+    meta = {"name": "training-operator", "namespace": "kubeflow", "managedFields": [{"time": "2026-01-01T00:00:05Z"}]}
+    return {"metadata": meta, "spec": {"replicas": wanted}, "status": {"readyReplicas": ready}}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says", "remedy"),
+    [
+        (0, "is scaled to 0 pods", "kubectl scale deployment training-operator --replicas 1 -n kubeflow"),
+        (
+            1,
+            "has no pod that is ready",
+            "kubectl describe pods -l control-plane=kubeflow-training-operator -n kubeflow",
+        ),
+    ],
+)
+def test_pods_that_no_operator_creates(wanted: int, says: str, remedy: str) -> None:
+    job = JobBuilder().condition("Running").pod(0).ended(2, 137)
+    picture = job.picture(controllers={"operator": [deployment(wanted, 0)]})
+    (cause,) = find(picture)
+    assert cause.code == "OperatorNotRunning"
+    assert cause.sentence == f"the training operator {says}, so nothing creates gpt-worker-1 and 1 other pod"
+    assert cause.remedy == remedy
+    assert [(item.source, item.text) for item in cause.evidence] == [
+        ("Deployment training-operator in namespace kubeflow", f"0 of {wanted}" if wanted else "0"),
+        ("pod gpt-worker-1", "it does not exist"),
+    ]
+    assert derive(picture).phase == Phase.PENDING  # an operator may be away for a moment
+    picture.now = NOW + 120
+    assert (derive(picture).phase, derive(picture).code) == (Phase.STUCK, ExitCode.INFRASTRUCTURE)
+
+
+def test_an_operator_that_is_ready_or_unknown_is_not_blamed_for_pods_that_are_gone() -> None:
+    job = JobBuilder().condition("Running").pod(0).pod(1)
+    for deployments in ([deployment(1, 1)], [deployment(0, 0), deployment(1, 1)], []):
+        assert find(job.picture(controllers={"operator": deployments})) == []
+    assert find(JobBuilder().all("pod").picture(controllers={"operator": [deployment(0, 0)]})) == []
+
+
+def test_why_reads_the_deployment_of_an_operator_that_has_not_touched_the_job(
+    fake: FakeApiServer, kubeconfig: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = JobBuilder()
+    job.job["status"] = {}
+    job.add_to(fake)
+    fake.documents["/apis/apps/v1/deployments"] = {"items": [deployment(0, 0)], "metadata": {}}
+    assert main(["why", "gpt", "--context", "fake"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(
+        "OperatorNotRunning: the training operator is scaled to 0 pods, so nothing creates gpt-worker-0"
+    )
+    assert "PyTorchJob gpt: status" in said
+    assert "kubectl --context fake scale deployment training-operator --replicas 1 -n kubeflow" in said
+
+
 def test_nothing_is_wrong() -> None:
     answer = report(JobBuilder().all("pod").condition("Running").picture())
     assert (answer.cause, answer.known) == (None, True)
@@ -94,6 +154,13 @@ def test_a_name_with_the_name_of_another_pod_in_it() -> None:
     job.event("FailedCreatePod", 'Error creating: pods "gpt-worker-12" is forbidden: exceeded quota')
     pods = {pod.name: pod.reason for pod in job.state().pods}
     assert (pods["gpt-worker-1"], pods["gpt-worker-12"]) == ("", "FailedCreatePod")
+
+
+def test_the_name_of_a_pod_that_is_being_replaced_need_not_resolve() -> None:
+    picture = recorded.load(recorded.FOLDER / "name-not-resolved.json")
+    assert "NameNotResolved" in [cause.code for cause in find(picture)]
+    picture.pods[0] = replace(picture.pods[0], phase=PodPhase.PENDING)
+    assert "NameNotResolved" not in [cause.code for cause in find(picture)]
 
 
 def test_foreign_job_blames_the_rank_that_raised(tmp_path: Path) -> None:

@@ -13,7 +13,10 @@ import yaml
 import flk
 from flk.doctor import Facts, Level, Pods, examine
 from flk.doctor.model import Unreadable
-from flk.doctor.rights import OPTIONAL, RIGHTS, all_rights
+from flk.doctor.rights import OPTIONAL, all_rights, rights_for
+from flk.targets import DEFAULT, TARGETS
+from flk.targets.gang import GANGS
+from tests.support.chart import template
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., tuple[int, str, str]]
@@ -45,8 +48,8 @@ FACTS = Facts(
     version={"gitVersion": "v1.34.4"},
     skew=0.0,
     api={"resources": [{"name": "pytorchjobs"}]},
-    operators=[deployment()],
-    rights=dict.fromkeys(all_rights(), True),
+    controllers={"operator": [deployment()]},
+    rights=dict.fromkeys(all_rights(DEFAULT), True),
     space={"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}},
     quotas=[],
     limit_ranges=[],
@@ -94,7 +97,7 @@ def key(secret: str = "wandb", name: str = "token") -> dict[str, Any]:
 
 CPU = {"requests": {"cpu": "4", "memory": "8Gi"}, "limits": {"memory": "8Gi"}}
 GPU = {"limits": {"nvidia.com/gpu": "4"}}
-NO_PATCH = {**dict.fromkeys(all_rights(), True), ("patch", "pytorchjobs.kubeflow.org"): False}
+NO_PATCH = {**dict.fromkeys(all_rights(DEFAULT), True), ("patch", "pytorchjobs.kubeflow.org"): False}
 RUNNING = [
     {"spec": {"nodeName": n, "containers": [{"resources": {"requests": {"nvidia.com/gpu": "5"}}}]}} for n in ("a", "b")
 ]
@@ -107,24 +110,36 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
     "clock": ("clock", {"skew": 600.0}, None, Level.WARNING, "600 s behind the server's"),
     "no API": ("pytorchjobs", {"api": MISSING}, None, Level.FAILED, "does not serve PyTorchJobs"),
     "no CRD": ("pytorchjobs", {"api": {"resources": [{"name": "tfjobs"}]}}, None, Level.FAILED, "has no PyTorchJobs"),
-    "no operator": ("operator", {"operators": []}, None, Level.WARNING, "may stay without pods"),
-    "operator off": ("operator", {"operators": [deployment(0, 0)]}, None, Level.FAILED, "scaled to 0 pods"),
-    "operator dead": ("operator", {"operators": [deployment(1, 0)]}, None, Level.FAILED, "has no pod that is ready"),
+    "no operator": ("operator", {"controllers": {"operator": []}}, None, Level.WARNING, "may stay without pods"),
+    "operator off": (
+        "operator",
+        {"controllers": {"operator": [deployment(0, 0)]}},
+        None,
+        Level.FAILED,
+        "scaled to 0 pods",
+    ),
+    "operator dead": (
+        "operator",
+        {"controllers": {"operator": [deployment(1, 0)]}},
+        None,
+        Level.FAILED,
+        "has no pod that is ready",
+    ),
     "operator of an unknown version": (
         "operator",
-        {"operators": [deployment(image="op:main")]},
+        {"controllers": {"operator": [deployment(image="op:main")]}},
         None,
         Level.OK,
         "runs",
     ),
     "operator without suspend": (
         "operator",
-        {"operators": [deployment(image="kubeflow/training-operator:v1.6.0")]},
+        {"controllers": {"operator": [deployment(image="kubeflow/training-operator:v1.6.0")]}},
         None,
         Level.FAILED,
         "runPolicy.suspend",
     ),
-    "operator hidden": ("operator", {"operators": FORBIDDEN}, None, Level.UNKNOWN, "not known"),
+    "operator hidden": ("operator", {"controllers": {"operator": FORBIDDEN}}, None, Level.UNKNOWN, "not known"),
     "right": ("rights", {"rights": NO_PATCH}, None, Level.FAILED, "you may not patch pytorchjobs.kubeflow.org"),
     "quota of pods": ("quota", {"quotas": quota(pods=("3", "2"))}, pods(2), Level.WARNING, "1 left of 3: it must wait"),
     "quota too small": ("quota", {"quotas": quota(pods=("1", "0"))}, pods(2), Level.FAILED, "it can never run"),
@@ -343,14 +358,77 @@ def test_what_flk_renders_complies_with_every_level(level: str) -> None:
     assert [r.level for r in results if r.check == "pod security"] == [Level.OK]
 
 
+def granted(rules: list[dict[str, Any]]) -> set[tuple[str, str]]:
+    """The verbs and resources that the rules of a Role give."""
+    return {
+        (verb, f"{resource}.{group}" if group else resource)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+@pytest.mark.parametrize("gang", [None, *GANGS])
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_role_of_the_chart_gives_the_rights_of_each_target_and_no_others(target: str, gang: str | None) -> None:
+    needed = rights_for(TARGETS[target], GANGS[gang] if gang else None)
+    role = template({"rbac": {"targets": [target], "gangs": [gang] if gang else []}}).one("Role")
+    assert granted(role["rules"]) == {right for rights in needed.values() for right in rights}
+
+
+TRAINER = {"target": TARGETS["trainjob"], "api": {"resources": [{"name": "trainjobs"}]}, "runtime": {}}
+RUNNING_TRAINER = {"trainer": [deployment(image="trainer:v2.3.0")], "jobset controller": [deployment()]}
+
+
+@pytest.mark.parametrize(
+    ("facts", "check", "level", "found"),
+    [
+        (TRAINER, "trainjobs", Level.OK, "the cluster serves TrainJobs (trainer.kubeflow.org/v1alpha1)"),
+        (TRAINER | {"api": MISSING}, "trainjobs", Level.FAILED, "does not serve TrainJobs"),
+        (TRAINER, "trainer", Level.OK, "Kubeflow Trainer (trainer:v2.3.0) in namespace kubeflow runs"),
+        (TRAINER, "runtime", Level.OK, "is there"),
+        (TRAINER | {"runtime": MISSING}, "runtime", Level.FAILED, "there is no ClusterTrainingRuntime flk"),
+        (TRAINER | {"runtime": FORBIDDEN}, "runtime", Level.UNKNOWN, "no permission"),
+        (
+            TRAINER | {"controllers": {**RUNNING_TRAINER, "jobset controller": [deployment(1, 0)]}},
+            "jobset controller",
+            Level.FAILED,
+            "has no pod that is ready",
+        ),
+        (TRAINER, "rights", Level.FAILED, "you may not create trainjobs.trainer.kubeflow.org"),
+        (
+            {"target": TARGETS["jobset"], "api": MISSING, "controllers": {"jobset controller": []}},
+            "jobsets",
+            Level.FAILED,
+            "does not serve JobSets (jobset.x-k8s.io/v1alpha2)",
+        ),
+        (
+            {"target": TARGETS["job"], "api": {"resources": [{"name": "jobs"}]}, "controllers": {}},
+            "jobs",
+            Level.OK,
+            "the cluster serves Jobs (batch/v1)",
+        ),
+        (
+            {"target": TARGETS["job"], "api": {"resources": [{"name": "jobs"}]}, "controllers": {}},
+            "rights",
+            Level.FAILED,
+            "you may not create services",
+        ),
+        ({"target": TARGETS["jobset"], "gang": GANGS["volcano"]}, "rights", Level.FAILED, "may not create podgroups"),
+    ],
+)
+def test_what_a_job_needs_depends_on_its_target(facts: dict[str, Any], check: str, level: Level, found: str) -> None:
+    results = examine(replace(FACTS, **{"controllers": RUNNING_TRAINER, **facts}), None)
+    assert any((r.check, r.level) == (check, level) and found in r.found for r in results), results
+    assert not any(r.check == "operator" for r in results)
+    assert all(r.remedy for r in results if r.level is Level.FAILED)
+
+
 def test_the_role_gives_the_rights_of_the_table_and_no_others() -> None:
     role = next(iter(yaml.safe_load_all((ROOT / "k8s" / "rbac.yaml").read_text())))
-    given = set()
-    for rule in role["rules"]:
-        for group in rule["apiGroups"]:
-            for resource in rule["resources"]:
-                given |= {(verb, f"{resource}.{group}" if group else resource) for verb in rule["verbs"]}
-    needed = {right for rights in RIGHTS.values() for right in rights}
+    given = granted(role["rules"])
+    needed = {right for target in TARGETS.values() for rights in rights_for(target).values() for right in rights}
     assert needed - given == set()
     assert given - needed == set()
     assert not given & {right for rights in OPTIONAL.values() for right in rights}
@@ -362,6 +440,26 @@ def test_doctor_on_a_cluster_without_the_operator(fake: Any, run: Run) -> None:
     assert code == 104
     assert any(line.split()[:2] == ["failed", "pytorchjobs"] for line in stdout.splitlines())
     assert "remedy: install Kubeflow's training operator" in stdout
+
+
+@pytest.mark.parametrize(("target", "used"), [("jobset", "jobset"), ("job", "job"), ("auto", "jobset")])
+def test_doctor_checks_the_target_of_the_job_file(fake: Any, run: Run, tmp_path: Path, target: str, used: str) -> None:
+    fake.documents["/version"] = {"gitVersion": "v1.34.4"}
+    fake.documents["/apis/batch/v1"] = {"resources": [{"name": "jobs"}]}
+    fake.documents["/apis/jobset.x-k8s.io/v1alpha2"] = {"resources": [{"name": "jobsets"}]}
+    (tmp_path / "train.py").touch()
+    (tmp_path / "flk.yaml").write_text(f"{{command: train.py, target: {target}}}")
+    _, stdout, stderr = run("doctor")
+    rows = [line.split()[:2] for line in stdout.splitlines()]
+    assert ["ok", f"{used}s"] in rows, stdout + stderr
+    assert not [row for row in rows if row[1:] in (["pytorchjobs"], ["operator"])]
+    asked = [
+        request.body["spec"]["resourceAttributes"]
+        for request in fake.requests
+        if request.method == "POST" and request.path.endswith("selfsubjectaccessreviews")
+    ]
+    assert {each["group"] for each in asked if each["resource"] == f"{used}s"} == {TARGETS[used].group}
+    assert not [each for each in asked if each["resource"] == "pytorchjobs"]
 
 
 def test_secrets_are_never_shown(fake: Any, run: Run, tmp_path: Path) -> None:

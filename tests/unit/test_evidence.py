@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 import os
@@ -11,16 +12,23 @@ from typing import Any
 
 import pytest
 
+from flk import labels
 from flk.__main__ import main
+from flk.diagnose import Picture, report
 from flk.jobs.client import JobClient
 from flk.jobs.evidence import KeptJob, Recorder, StateChange, Store, find
 from flk.jobs.evidence.redaction import kept_job, kept_pod
 from flk.jobs.follower import ObservedJob
+from flk.jobs.picture import read_picture
+from flk.jobs.state import Phase, deleted, derive
 from flk.jobs.wait import wait_until_finished
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
-from flk_runtime.contract import JobRecord
+from flk_runtime.contract import Attempt, Failure, JobRecord, KeptRecord
+from tests.support import recorded
 from tests.support.api_server import FakeApiServer
+from tests.support.causes import CASES, Case
+from tests.support.jobs import MADE
 from tests.unit.outputs import jobs
 
 CANARY = "hunter2-canary"
@@ -232,3 +240,69 @@ def test_status_of_a_job_that_was_deleted_while_it_ran(
     assert "gpt   Deleted" in printed.out
     assert "job gpt is gone; this is what flk kept of it on this machine" in printed.err
     assert main(["status", "other"]) == 102
+
+
+def followed(client: JobClient, *pictures: Picture) -> None:
+    """Keep what flk keeps of a job that it saw like this, one after the other, until the job was deleted."""
+    recorder = Recorder(client)
+    for picture in pictures:
+        seen = ObservedJob(picture.job, [*picture.objects.values()])
+        recorder.observe(seen, events=picture.events, record=picture.record, state=derive(picture))
+    recorder.observe(ObservedJob(None, []), state=deleted(derive(pictures[-1])))
+    recorder.close()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_cause_is_the_same_when_the_job_is_gone(fake: FakeApiServer, client: JobClient, case: Case) -> None:
+    picture = recorded.load(recorded.FOLDER / f"{case.name}.json")
+    followed(client, picture)
+    answer = report(read_picture(client, case.name))
+    assert answer.cause == report(picture).cause
+    assert answer.place == "on this machine"
+    assert answer.seen == pytest.approx(client.now(), abs=60)
+
+
+def test_a_cause_that_has_gone_away_is_not_kept(fake: FakeApiServer, client: JobClient) -> None:
+    runs = jobs.new().all("pod").condition("Running")
+    followed(client, jobs.unschedulable().picture(), runs.picture())
+    answer = report(read_picture(client, "gpt"))
+    assert answer.cause
+    assert answer.cause.code == "Deleted"
+
+
+def test_a_failed_job_whose_pods_go_keeps_its_cause(fake: FakeApiServer, client: JobClient) -> None:
+    picture = recorded.load(recorded.FOLDER / "import-error.json")
+    followed(client, picture, Picture(picture.job, [], now=picture.now))
+    assert report(read_picture(client, "import-error")).cause == report(picture).cause
+
+
+def test_a_job_that_was_deleted_while_it_ran_has_not_failed(fake: FakeApiServer, client: JobClient) -> None:
+    """Its pods were stopped, and a program without flk's launcher may end with any exit code then."""
+    job = jobs.new().all("pod").condition("Running")
+    job.job["spec"]["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] = "Never"
+    before = copy.deepcopy(job).picture()
+    job.all("ended", 1)
+    for item in (job.job, *job.pods.values()):
+        item["metadata"] = {**item["metadata"], "deletionTimestamp": MADE}
+    followed(client, before, job.picture())
+    picture = read_picture(client, "gpt")
+    assert derive(picture).phase == Phase.DELETED
+    cause = report(picture).cause
+    assert cause
+    assert cause.code == "Deleted"
+
+
+def test_a_cause_ends_with_the_attempts_that_launchers_have_recorded_since(
+    fake: FakeApiServer, client: JobClient
+) -> None:
+    picture = jobs.unschedulable().picture()
+    followed(client, picture)
+    failure = Failure("exception", 0, 0, type="ValueError", message="no label")
+    record = JobRecord("failed", 100, failure=failure, attempts=[Attempt(0, 1e9, 1e9 + 60, failure)])
+    later = client.now() + 60
+    entry = KeptRecord("gpt", picture.job["metadata"]["uid"], 3, 1, later, later, record)
+    meta = {"name": "records", "labels": {labels.RECORDS: "true"}}
+    fake.add("configmaps", {"metadata": meta, "data": {entry.key: entry.to_json()}})
+    cause = report(read_picture(client, "gpt")).cause
+    assert cause
+    assert cause.code == "ExceptionRaised"

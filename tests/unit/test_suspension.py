@@ -40,7 +40,7 @@ def test_suspend_waits_for_the_pods(fake: Any, run: Run) -> None:
     JobBuilder().all("pod").add_to(fake)
     code, _, stderr = run("suspend", "gpt", "--timeout", "1s")
     assert code == 124
-    assert "job gpt is suspended, and 3 pods of it have not ended yet" in stderr
+    assert "job gpt is suspended, and its pods have not ended yet: 3 pods left" in stderr
     assert run("suspend", "gpt", "--no-wait")[0] == 0
 
 

@@ -184,12 +184,26 @@ def test_stalled_watch_is_begun_again(fake: Any, client: JobClient) -> None:
     assert told(changes(client, idle=0.3), 2) == ["list", "201"]
 
 
-@pytest.mark.parametrize("status", [400, 403])
-def test_refusal_is_raised(fake: Any, client: JobClient, status: int) -> None:
+def test_refusal_is_raised(fake: Any, client: JobClient) -> None:
     fake.faults.append(None)
-    fake.fail(status)
+    fake.fail(400)
     with pytest.raises(ApiError):
         told(changes(client), 2)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_what_a_starting_server_refuses_is_asked_again_for_a_while(fake: Any, client: JobClient, status: int) -> None:
+    fake.faults.append(None)
+    fake.fail(status, times=2)
+    fake.watches[PODS_PATH].append([event("ADDED", version=201)])
+    assert told(changes(client), 2) == ["list", "201"]
+    times = itertools.count(step=20.0)
+    fake.faults.append(None)
+    fake.fail(status, times=20)
+    with pytest.raises(ApiError) as caught:
+        told(changes(client, clock=lambda: next(times)), 2)
+    assert caught.value.status == status
+    assert next(times) == 60
 
 
 # The follower
@@ -260,8 +274,9 @@ def test_pod_that_was_made_anew_leaves_a_trace(fake: Any, client: JobClient) -> 
 
 
 def test_changes_without_a_pause_do_not_keep_updates_from_coming(
-    client: JobClient, monkeypatch: pytest.MonkeyPatch
+    fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fake.add("pytorchjobs", job())
     ended = threading.Event()
 
     def endless(api: Any, target: Target, query: Any) -> Iterator[Listed | Changed]:
@@ -276,7 +291,9 @@ def test_changes_without_a_pause_do_not_keep_updates_from_coming(
     ended.set()
 
 
-def test_error_of_any_kind_in_a_watch_is_raised(client: JobClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_any_kind_in_a_watch_is_raised(fake: Any, client: JobClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.add("pytorchjobs", job())
+
     def broken(*_: object) -> Iterator[Listed | Changed]:
         raise KeyError("metadata")
         yield

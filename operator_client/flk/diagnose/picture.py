@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
 from flk import labels
-from flk.diagnose.model import PodPhase, PodState
+from flk.diagnose.model import Finding, PodPhase, PodState
 from flk.diagnose.pods import existing_pod, memory_limit, missing_pod, was_killed_by_memory_limit
 from flk.diagnose.progress import Progress
 from flk.kube import Object
+from flk.targets import WORKER, Target, target_of
 from flk.terminal import program_name
 from flk.units import timestamp
-from flk_runtime.contract import CONTAINER, JOB, JobRecord
+from flk_runtime.contract import JOB, MIN_PODS, PODS, SPARES, JobRecord, parse_pods
 
-_ROLES: Final = ("Master", "Worker")  # in the order of the pods' indexes
 _CLOCK_SKEW: Final = 5.0  # seconds by which the clocks of nodes may differ
 _POD_NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
 
@@ -34,19 +34,27 @@ class Surroundings:
     nodes: Mapping[str, Object] = field(default_factory=dict)  # by name
     claims: Mapping[str, Object] = field(default_factory=dict)  # PersistentVolumeClaims by name
     workloads: Sequence[Object] = ()  # Kueue's Workloads that the job owns
-    pod_groups: Sequence[Object] = ()  # of Volcano or the scheduler plugins, with the job's name
-    quotas: Sequence[Object] = ()  # ResourceQuotas of the namespace
-    limit_ranges: Sequence[Object] = ()  # LimitRanges of the namespace
+    pod_groups: Sequence[Object] = ()  # of a scheduler of gangs, with the job's name
+    other_pods: Sequence[Object] = ()  # of all jobs of flk, read where some pods of this one find no node
+    controllers: Mapping[str, Sequence[Object]] = field(default_factory=dict)  # their Deployments, by name of the check
     logs: Mapping[str, Sequence[str]] = field(default_factory=dict)  # last lines of pods, by pod name
     progress: Sequence[Progress] = ()  # of the ranks that print metrics
     missing: frozenset[str] = frozenset()
     unreadable: frozenset[str] = frozenset()  # what the user may not read: "nodes"
 
 
+@dataclass(frozen=True)
+class Kept:
+    """Where the parts of a picture come from that do not exist any more. Times are in seconds since the epoch."""
+
+    place: str  # "on this machine"
+    seen: float  # when the job was seen last
+    gone: float | None = None  # when it was deleted; None if it exists
+    cause: Finding | None = None  # the last one that was found while everything existed
+
+
 class Picture:
     """A job, its pods, their events, the launchers' records and the objects around them at one moment."""
-
-    gone: float | None = None  # when the job was deleted, if this is what was kept of one
 
     def __init__(
         self,
@@ -59,28 +67,45 @@ class Picture:
         replaced_pods: Mapping[str, Object] | None = None,
         surroundings: Surroundings | None = None,
         context: str | None = None,
+        kept: Kept | None = None,
     ) -> None:
         """``events`` are those of the job and of its pods, oldest first. ``record`` is the last one in pod 0's log.
 
         ``replaced_pods`` are pods that ended and were recreated, by name. ``now`` is in seconds since the epoch by the
         API server's clock. ``context`` is what the user gave with --context, for the commands that are suggested.
+        ``kept`` says what of all this flk or the launchers have kept.
         """
-        self.job, self.events, self.now, self.context = job, events, now, context
-        self.replaced_pods = replaced_pods or {}
+        self.job, self.events, self.now, self.context, self.kept = job, events, now, context, kept
         self.around = surroundings or Surroundings()
-        self.objects = {pod["metadata"]["name"]: pod for pod in pods}
+        self.target = target_of(job)
+        self.objects, ended = _newest(pods, self.target)
+        self.replaced_pods = {**(replaced_pods or {}), **ended}
         spec = job.get("spec") or {}
         self.status: Object = job.get("status") or {}
         self.run_policy: Object = spec.get("runPolicy") or {}
-        specs = spec.get("pytorchReplicaSpecs") or {}
-        self.replica_specs: dict[str, Object] = {r: specs[r] for r in _ROLES if specs.get(r) is not None}
-        count = str(spec.get("nprocPerNode") or "1")
-        self.processes = int(count) if count.isdigit() else 1
-        self.conditions = {c["type"]: c for c in self.status.get("conditions") or [] if c.get("status") == "True"}
-        self.seen_by_operator = bool(self.status.get("conditions")) or bool(self.job_events)
+        self.roles = self.target.replicas(job)
+        self.processes = self.target.processes(job)
+        self.conditions = self.target.conditions(job)
+        self.seen_by_operator = self.target.is_seen(job) or bool(self.job_events)
         self.pods = self._pods()
         self.records = [*(pod.record for pod in self.pods if pod.record), *([record] if record else [])]
+        if self.resizable:
+            self.pods = self._with_ranks(self.pods)
         self.completed = timestamp(self.status.get("completionTime")) or None
+
+    @property
+    def subject(self) -> str:
+        """Kind and name of the job's object, as evidence names it."""
+        return f"{self.target.kind} {self.name}"
+
+    @property
+    def gone(self) -> float | None:
+        """When the job was deleted, in seconds since the epoch; None if it exists."""
+        return self.kept.gone if self.kept else None
+
+    @property
+    def _kinds(self) -> list[str]:
+        return [kind for kind, _ in self.target.event_objects(self.name)]
 
     @property
     def name(self) -> str:
@@ -113,6 +138,28 @@ class Picture:
         environment = {variable.get("name") for variable in self.container.get("env") or []}
         return labels.JOB in self.labels or JOB in environment
 
+    @cached_property
+    def resizable(self) -> bool:
+        """Whether other pods may train than those with the lowest indexes: the job is elastic or has spares."""
+        return bool(self._setting(MIN_PODS) or self.spares)
+
+    @property
+    def spares(self) -> int:
+        """Number of pods that wait to take the place of a lost one."""
+        return self._setting(SPARES)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """How few and how many pods may train."""
+        most = self._setting(PODS) or len(self.pods)
+        return self._setting(MIN_PODS) or most - self.spares, most - self.spares
+
+    @property
+    def members(self) -> list[int]:
+        """The pods of the latest attempt by their indexes, in the order of their ranks; empty if they are not known."""
+        record = self.record
+        return parse_pods(record.attempts[-1].pods) if record and record.attempts else []
+
     @property
     def record(self) -> JobRecord | None:
         """The record that knows of most attempts, and among these one that knows the end."""
@@ -144,12 +191,12 @@ class Picture:
         if "Succeeded" in self.conditions:
             return True
         all_succeeded = bool(self.pods) and all(pod.phase == PodPhase.SUCCEEDED for pod in self.pods)
-        return all_succeeded and "Master" not in self.replica_specs
+        return all_succeeded and list(self.roles) == [WORKER]
 
     @property
     def suspended(self) -> bool:
         """Whether the job is suspended, by its user or until a queue admits it."""
-        return bool(self.run_policy.get("suspend"))
+        return self.target.suspended(self.job)
 
     @property
     def queue(self) -> str:
@@ -166,7 +213,7 @@ class Picture:
     @cached_property
     def job_events(self) -> list[Object]:
         """The events about the job itself."""
-        return [event for event in self.events if _involved(event, "kind") in (None, "PyTorchJob")]
+        return [event for event in self.events if _involved(event, "kind") in (None, *self._kinds)]
 
     @cached_property
     def pod_events(self) -> Mapping[str, list[Object]]:
@@ -185,9 +232,9 @@ class Picture:
     @cached_property
     def container(self) -> Object:
         """The training container in the job's template; empty if there is none."""
-        for spec in self.replica_specs.values():
-            for container in pod_spec(spec.get("template")).get("containers") or []:
-                if container.get("name") == CONTAINER:
+        for role in self.roles.values():
+            for container in pod_spec(role.template).get("containers") or []:
+                if container.get("name") == self.target.container:
                     return dict(container)
         return {}
 
@@ -200,6 +247,11 @@ class Picture:
         """Return a command of kubectl in the job's namespace."""
         context = f"--context {self.context} " if self.context else ""
         return f"kubectl {context}-n {self.namespace} {words}"
+
+    @property
+    def describe(self) -> str:
+        """The command of kubectl that describes the job's object."""
+        return self.kubectl(f"describe {self.target.kind.lower()} {self.name}")
 
     def killed_by_memory_limit(self, pod_name: str, since: float) -> bool:
         """Return whether the container of a pod was killed at its memory limit after ``since``."""
@@ -221,33 +273,59 @@ class Picture:
 
     def _pods(self) -> list[PodState]:
         """Return the states of all pods that the job should have, in the order of their indexes."""
-        found = {}
-        for pod in self.objects.values():
-            pod_labels = pod["metadata"].get("labels") or {}
-            found[pod_labels.get(labels.REPLICA_TYPE, "worker"), pod_labels.get(labels.REPLICA_INDEX, "0")] = pod
+        found = {self.target.position(pod): pod for pod in self.objects.values()}
         refused = self._refused_pods()
         states: list[PodState] = []
-        for role, spec in self.replica_specs.items():
-            restart_policy = str(spec.get("restartPolicy") or "")
-            for number in range(int(spec.get("replicas") or 1)):
+        for role, replicas in self.roles.items():
+            for number in range(replicas.count):
                 index = len(states)
                 ranks = list(range(index * self.processes, (index + 1) * self.processes))
-                there = found.get((role.lower(), str(number)))
+                there = found.get((role, number))
                 if there is None:
-                    name = f"{self.name}-{role.lower()}-{number}"
+                    name = self.target.pod_name(self.name, role, number)
                     states.append(missing_pod(index, name, ranks, refused.get(name)))
                 else:
                     events = self.pod_events.get(there["metadata"]["name"], [])
-                    states.append(existing_pod(there, index, ranks, restart_policy=restart_policy, events=events))
+                    policy = replicas.restart_policy
+                    states.append(existing_pod(there, index, ranks, restart_policy=policy, events=events))
         return states
+
+    def _with_ranks(self, pods: list[PodState]) -> list[PodState]:
+        """Return the pods with the ranks that they have in the latest attempt; spares have none."""
+        members = self.members
+        place = {pod: place for place, pod in enumerate(members)}
+        found = []
+        for pod in pods:
+            first = place[pod.index] * self.processes if pod.index in place else 0
+            ranks = list(range(first, first + self.processes)) if pod.index in place else []
+            found.append(replace(pod, ranks=ranks) if members else pod)
+        return found
+
+    def _setting(self, name: str) -> int:
+        """Return the number that a variable of the training container has in the manifest; 0 if it has none."""
+        values = [str(each.get("value", "")) for each in self.container.get("env") or [] if each.get("name") == name]
+        return int(values[-1]) if values and values[-1].isdecimal() else 0
 
     def _refused_pods(self) -> dict[str, Object]:
         """Return the last event that says why a pod was not created, by the pod's name."""
         refused = {}
         for event in self.job_events:
             if str(event.get("reason", "")).startswith("FailedCreate"):
-                refused.update(dict.fromkeys(_POD_NAME.findall(str(event.get("message", ""))), event))
+                for name in _POD_NAME.findall(str(event.get("message", ""))):
+                    refused[name] = refused[self.target.base_name(name)] = event
         return refused
+
+
+def _newest(pods: Sequence[Object], target: Target) -> tuple[dict[str, Object], dict[str, Object]]:
+    """Return the newest pod of each index, and the older ones, which it has replaced, both by name."""
+    newest: dict[tuple[str, int], Object] = {}
+    older: dict[str, Object] = {}
+    for pod in sorted(pods, key=lambda pod: timestamp(pod["metadata"].get("creationTimestamp"))):
+        position = target.position(pod)
+        if position in newest:
+            older[newest[position]["metadata"]["name"]] = newest[position]
+        newest[position] = pod
+    return {pod["metadata"]["name"]: pod for pod in newest.values()}, older
 
 
 def pod_spec(template: Any) -> Object:

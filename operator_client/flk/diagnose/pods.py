@@ -7,8 +7,9 @@ from typing import Any, Final
 
 from flk.diagnose.model import PodPhase, PodState
 from flk.kube import Object
+from flk.targets import CONTAINERS, EXIT_CODE, REPLACED
 from flk.units import timestamp
-from flk_runtime.contract import CONTAINER, JobRecord
+from flk_runtime.contract import JobRecord
 
 _NORMAL: Final = frozenset({"ContainerCreating", "PodInitializing"})  # reasons to wait that are no trouble
 _FIRST_SIGNAL: Final = 128  # exit codes above it are 128 + the signal
@@ -31,8 +32,10 @@ def existing_pod(
     code = ended.get("exitCode")
     phase = _phase(pod, state)
     reason, message = _reason(status, phase, state, events)
-    # With the policy ExitCode the operator recreates a pod without an exit code, or with one of 128 and more.
-    recreated = restart_policy == "ExitCode" and (code is None or code >= _FIRST_SIGNAL)
+    # With the policy ExitCode a pod comes back that has no exit code, or one of 128 and more.
+    recreated = restart_policy == EXIT_CODE and (code is None or code >= _FIRST_SIGNAL)
+    recreated = recreated or restart_policy == REPLACED
+    stopped = bool(pod["metadata"].get("deletionTimestamp"))  # whoever deleted it ended it: it did not fail by itself
     return PodState(
         index=index,
         name=pod["metadata"]["name"],
@@ -47,7 +50,7 @@ def existing_pod(
         exit_code=code,
         signal=_signal(ended),
         memory_limit=memory_limit(pod),
-        failed_permanently=phase == PodPhase.FAILED and not recreated,
+        failed_permanently=phase == PodPhase.FAILED and not recreated and not stopped,
         record=JobRecord.from_json(str(ended.get("message"))) if ended.get("message") else None,
     )
 
@@ -74,7 +77,7 @@ def has_log(pod: Object) -> bool:
 
 def _container(items: Any) -> Object:
     """Return the training container among containers or their statuses; empty if it is not among them."""
-    found = [item for item in items or [] if item.get("name") == CONTAINER]
+    found = [item for item in items or [] if item.get("name") in CONTAINERS]
     return dict(found[0]) if found else {}
 
 

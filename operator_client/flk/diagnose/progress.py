@@ -25,6 +25,9 @@ class Progress:
     step_time: float | None = None  # mean since the line of metrics before
     loss: float | None = None
     rate: float | None = None  # samples per second, of all ranks together
+    mfu: float | None = None  # model FLOPs utilisation, from 0 to 1, as the shares
+    communication: float | None = None  # share of the time in which a collective was under way
+    data_wait: float | None = None  # share of the time in which the rank waited for data
 
     @property
     def remaining(self) -> float | None:
@@ -52,9 +55,8 @@ def read_progress(lines: Sequence[str]) -> list[Progress]:
         if before and step > before.step and time > before.time:
             step_time = (time - before.time) / (step - before.step)
         total = next((values[key] for key in _TOTALS if isinstance(values.get(key), int)), None)
-        last[rank] = Progress(
-            rank, step, time, total, step_time, _number(values.get("loss")), _number(values.get("samples_per_s"))
-        )
+        measured = (_number(values.get(key)) for key in ("loss", "samples_per_s", "mfu", "comm", "data_wait"))
+        last[rank] = Progress(rank, step, time, total, step_time, *measured)
     return [last[rank] for rank in sorted(last)]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from flk.diagnose.causes import find
+from flk.diagnose.causes import LATER, find
 from flk.diagnose.model import Evidence, Finding, PodPhase, PodState
 from flk.diagnose.picture import Picture, event_time
 from flk.kube import Object
@@ -55,6 +55,8 @@ class Report:
     summary: str  # one sentence: the cause, that nothing is wrong, or that the cause is unknown
     known: bool  # whether the cause is known, or nothing is wrong
     stuck: bool = False  # the job does not go on by itself
+    place: str = ""  # where that was kept which does not exist any more: "on this machine"; empty: all of it exists
+    seen: float | None = None  # when the job was seen last, in seconds since the epoch, if there is a place
     others: list[Other] = field(default_factory=list)
     examined: list[str] = field(default_factory=list)
 
@@ -78,6 +80,8 @@ def report(picture: Picture) -> Report:
         summary=summary,
         known=known,
         stuck=bool(cause and not picture.failed and cause.is_stuck(picture.now)),
+        place=picture.kept.place if picture.kept else "",
+        seen=picture.kept.seen if picture.kept else None,
         others=_limited(
             [*_other_findings(picture, found), *_attempts(picture), *_ends(picture, cause), *_events(picture, cause)]
         ),
@@ -92,7 +96,7 @@ def examined(picture: Picture) -> list[str]:
     for pod in picture.pods:
         counts[str(pod.phase)] = counts.get(str(pod.phase), 0) + 1
     phases = ", ".join(f"{count} {phase}" for phase, count in counts.items())
-    lines = [f"PyTorchJob {picture.name}: conditions {conditions}", f"{plural(len(picture.pods), 'pod')}: {phases}"]
+    lines = [f"{picture.subject}: conditions {conditions}", f"{plural(len(picture.pods), 'pod')}: {phases}"]
     lines.append(f"{plural(len(picture.events), 'event')} of the job and of its pods that do not run")
     attempts = len(picture.record.attempts) if picture.record else 0
     lines.append(f"record of the launchers: {plural(attempts, 'attempt') if picture.record else 'none'}")
@@ -128,7 +132,9 @@ def _summary(picture: Picture, cause: Finding | None) -> tuple[str, bool]:
 def _other_findings(picture: Picture, found: list[Finding]) -> list[Other]:
     others = []
     for finding in found[1:]:
-        if picture.failed:
+        if finding.code in LATER:
+            why_not = "it happened later: the cause above kept the job from running"
+        elif picture.failed:
             why_not = "it did not end the job"
         elif finding.resolves_itself and not found[0].resolves_itself:
             why_not = "it resolves by itself"

@@ -1,23 +1,30 @@
-"""Checks of the cluster: the API server, the PyTorchJob API and the training operator."""
+"""Checks of the cluster: the API server, the API of the target, and the controllers that create the pods of jobs."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from flk.doctor.model import Facts, Level, Result, Unreadable
 from flk.kube import Object
+from flk.targets.controllers import CONTROLLERS, Controller, trouble
+from flk.targets.trainjob import RUNTIME
 
 OLDEST_KUBERNETES: Final = (1, 25)
-TESTED_OPERATOR: Final = (1, 9, 4)
-# What versions of the operator before the given one lack, and whether jobs can run without it.
-OPERATOR_LACKS: Final = (
-    ((1, 7, 0), Level.FAILED, "it does not know runPolicy.suspend, with which every job of flk begins"),
-    ((1, 8, 0), Level.WARNING, "it does not validate jobs, so mistakes in a patch show only in the events of the job"),
-)
 _SKEW: Final = 60.0  # seconds: from here on ages and timeouts are misleading
-_INSTALL: Final = "install Kubeflow's training operator: k8s/install-operator in flk's repository, or its own manifests"
+_TESTED: Final = {"operator": "1.9.4"}
+# What versions of a controller before the given one lack, and whether jobs can run without it.
+_LACKS: Final[Mapping[str, Sequence[tuple[tuple[int, ...], Level, str]]]] = {
+    "operator": (
+        ((1, 7, 0), Level.FAILED, "it does not know runPolicy.suspend, with which every job of flk begins"),
+        (
+            (1, 8, 0),
+            Level.WARNING,
+            "it does not validate jobs, so mistakes in a patch show only in the events of the job",
+        ),
+    ),
+}
 
 
 def check_server(facts: Facts) -> Iterator[Result]:
@@ -42,59 +49,69 @@ def check_server(facts: Facts) -> Iterator[Result]:
 
 
 def check_api(facts: Facts) -> Iterator[Result]:
-    """Check that the cluster serves PyTorchJobs."""
+    """Check that the cluster serves the kind of objects that jobs become."""
+    target, kinds = facts.target, f"{facts.target.kind}s"
+    install = next((controller.install for controller in CONTROLLERS[target.name]), "")
     if isinstance(facts.api, Unreadable):
         if facts.api.missing:
-            yield Result(
-                "pytorchjobs", Level.FAILED, "the cluster does not serve PyTorchJobs (kubeflow.org/v1)", _INSTALL
-            )
+            found = f"the cluster does not serve {kinds} ({target.api_version})"
+            yield Result(target.plural, Level.FAILED, found, install)
         else:
-            yield Result("pytorchjobs", Level.UNKNOWN, f"the API kubeflow.org/v1 cannot be read: {facts.api.reason}")
+            found = f"the API {target.api_version} cannot be read: {facts.api.reason}"
+            yield Result(target.plural, Level.UNKNOWN, found)
         return
     names = {resource.get("name") for resource in facts.api.get("resources") or []}
-    if "pytorchjobs" not in names:
-        yield Result("pytorchjobs", Level.FAILED, "the API kubeflow.org/v1 has no PyTorchJobs", _INSTALL)
+    if target.plural not in names:
+        yield Result(target.plural, Level.FAILED, f"the API {target.api_version} has no {kinds}", install)
     else:
-        yield Result("pytorchjobs", Level.OK, "the cluster serves PyTorchJobs (kubeflow.org/v1)")
+        yield Result(target.plural, Level.OK, f"the cluster serves {kinds} ({target.api_version})")
 
 
-def check_operator(facts: Facts) -> Iterator[Result]:
-    """Check that the training operator runs, and what its version lacks."""
-    if isinstance(facts.operators, Unreadable):
-        yield Result(
-            "operator", Level.UNKNOWN, f"whether the training operator runs is not known: {facts.operators.reason}"
-        )
+def check_runtime(facts: Facts) -> Iterator[Result]:
+    """Check that the cluster has flk's ClusterTrainingRuntime, where the target is a TrainJob."""
+    if facts.runtime is None:
         return
-    if not facts.operators:
-        if not isinstance(facts.api, Unreadable):
-            found = "no Deployment of the training operator was found, so a job may stay without pods"
-            yield Result("operator", Level.WARNING, found, _INSTALL)
-        return
-    for deployment in facts.operators:
-        yield from _check_deployment(facts, deployment)
+    if not isinstance(facts.runtime, Unreadable):
+        yield Result("runtime", Level.OK, f"the ClusterTrainingRuntime {RUNTIME} is there")
+    elif facts.runtime.missing:
+        found = f"there is no ClusterTrainingRuntime {RUNTIME}, which TrainJobs of flk need"
+        remedy = "kubectl apply --server-side -f k8s/training-runtime.yaml in flk's repository, or its chart with "
+        yield Result("runtime", Level.FAILED, found, f"{remedy}trainingRuntime.create=true")
+    else:
+        found = f"whether there is a ClusterTrainingRuntime {RUNTIME} is not known: {facts.runtime.reason}"
+        yield Result("runtime", Level.UNKNOWN, found)
 
 
-def _check_deployment(facts: Facts, deployment: Object) -> Iterator[Result]:
-    name, namespace = deployment["metadata"]["name"], deployment["metadata"]["namespace"]
-    wanted = int(deployment["spec"].get("replicas", 1))
-    ready = int((deployment.get("status") or {}).get("readyReplicas") or 0)
+def check_controllers(facts: Facts) -> Iterator[Result]:
+    """Check that the controllers that create the pods run, and what their versions lack."""
+    for controller in CONTROLLERS[facts.target.name]:
+        deployments = facts.controllers[controller.check]
+        if isinstance(deployments, Unreadable):
+            found = f"whether {controller.name} runs is not known: {deployments.reason}"
+            yield Result(controller.check, Level.UNKNOWN, found)
+        elif deployments:
+            for deployment in deployments:
+                yield from _check_deployment(facts, controller, deployment)
+        elif not isinstance(facts.api, Unreadable):
+            found = f"no Deployment of {controller.name} was found, so a job may stay without pods"
+            yield Result(controller.check, Level.WARNING, found, controller.install)
+
+
+def _check_deployment(facts: Facts, controller: Controller, deployment: Object) -> Iterator[Result]:
     context = facts.flags.partition(" --context")
-    where = f" -n {namespace}{context[1]}{context[2]}"
     image = deployment["spec"]["template"]["spec"]["containers"][0].get("image", "")
-    what = f"the training operator ({image}) in namespace {namespace}"
-    if wanted == 0:
-        remedy = f"kubectl scale deployment {name} --replicas 1{where}"
-        yield Result("operator", Level.FAILED, f"{what} is scaled to 0 pods, so no job gets pods", remedy)
-    elif ready == 0:
-        remedy = f"kubectl describe pods -l control-plane=kubeflow-training-operator{where}"
-        yield Result("operator", Level.FAILED, f"{what} has no pod that is ready, so no job gets pods", remedy)
+    what = f"{controller.name} ({image}) in namespace {deployment['metadata']['namespace']}"
+    problem = trouble(controller, deployment)
+    if problem:
+        remedy = f"kubectl {problem.remedy}{context[1]}{context[2]}"
+        yield Result(controller.check, Level.FAILED, f"{what} {problem.found}, so no job gets pods", remedy)
     else:
-        yield Result("operator", Level.OK, f"{what} runs")
+        yield Result(controller.check, Level.OK, f"{what} runs")
     version = version_number(image.rpartition(":")[2])
-    for since, level, lacks in OPERATOR_LACKS:
+    for since, level, lacks in _LACKS.get(controller.check, ()):
         if version and version < since:
-            newer = ".".join(map(str, TESTED_OPERATOR))
-            yield Result("operator", level, f"{what} is old: {lacks}", f"upgrade it; flk is tested with {newer}")
+            remedy = f"upgrade it; flk is tested with {_TESTED[controller.check]}"
+            yield Result(controller.check, level, f"{what} is old: {lacks}", remedy)
 
 
 def version_number(text: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Facts: what was read of a cluster. Pods: what a job asks for. Result: what a check found."""
+"""The inputs and results of doctor's checks: what was read of a cluster, what a job asks for, what a check found."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from flk.kube import Object
+from flk.targets import DEFAULT, Target, target_of
+from flk.targets.gang import Gang, gang_of
 from flk.units import parse_quantity
 
 T = TypeVar("T")
@@ -50,8 +52,8 @@ class Facts:
     flags: str  # the options -n and --context for kubectl
     version: Object | Unreadable  # of the API server
     skew: float  # seconds by which this machine's clock is behind the API server's
-    api: Object | Unreadable  # the resources of kubeflow.org/v1
-    operators: Sequence[Object] | Unreadable  # Deployments of the training operator
+    api: Object | Unreadable  # the resources of the target's API version
+    controllers: Mapping[str, Sequence[Object] | Unreadable]  # Deployments of the target's controllers, by check
     rights: Mapping[tuple[str, str], bool] | Unreadable  # by verb and resource: whether the user may do it
     space: Object | Unreadable  # the Namespace
     quotas: Sequence[Object] | Unreadable
@@ -60,6 +62,9 @@ class Facts:
     running: Sequence[Object] | Unreadable  # pods of all namespaces that have not ended
     # Only with a job: the objects that its pods name, by kind and name, as ("secrets", "wandb").
     named: Mapping[tuple[str, str], Object | Unreadable] = field(default_factory=dict)
+    target: Target = DEFAULT  # what jobs become
+    gang: Gang | None = None  # who starts their pods together
+    runtime: Object | Unreadable | None = None  # flk's ClusterTrainingRuntime; None: the target needs none
     admission: Object | Unreadable | None = None  # a pod of the job as the API server would admit it; None: not tried
 
     def command(self, words: str) -> str:
@@ -68,14 +73,16 @@ class Facts:
 
 
 class Pods:
-    """What a job asks for: the pods of a PyTorchJob manifest, which are all equal."""
+    """What a job asks for: the pods of a job's manifest, which are all equal."""
 
     def __init__(self, manifest: Object) -> None:
         self.manifest = manifest
         self.name = str(manifest["metadata"].get("name") or "")
-        specs = [spec for spec in manifest["spec"]["pytorchReplicaSpecs"].values() if spec]
-        self.count = sum(int(spec.get("replicas") or 1) for spec in specs)
-        self.template: Object = specs[0]["template"]
+        self.target = target_of(manifest)
+        self.gang = gang_of(manifest)
+        roles = [*self.target.replicas(manifest).values()]
+        self.count = sum(role.count for role in roles)
+        self.template: Object = roles[0].template
         self.spec: Object = self.template["spec"]
 
     @property

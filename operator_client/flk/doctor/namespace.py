@@ -8,6 +8,7 @@ from typing import Final
 from flk.doctor.model import Amounts, Facts, Level, Pods, Result, Unreadable, amount_text, quantity
 from flk.doctor.pod_security import violations
 from flk.kube import Object
+from flk.targets import DEFAULT
 from flk.units import plural
 
 _ENFORCE: Final = "pod-security.kubernetes.io/enforce"
@@ -50,9 +51,11 @@ def check_quotas(facts: Facts, pods: Pods) -> Iterator[Result]:
 
 def _needed(key: str, pods: Pods, facts: Facts) -> float | None:
     """Return how much of a quota the job needs; None if the quota demands a value that the pods do not set."""
-    if key in ("pods", "count/pods", "services", "count/services"):
+    if key in ("pods", "count/pods"):
         return float(pods.count)
-    if key in ("count/pytorchjobs.kubeflow.org", "secrets", "count/secrets"):
+    if key in ("services", "count/services"):  # the training operator makes one for each pod
+        return float(pods.count if pods.target is DEFAULT else 1)
+    if key in (f"count/{pods.target.plural}.{pods.target.group}", "secrets", "count/secrets"):
         return 1.0
     resource = key.removeprefix("requests.").removeprefix("limits.")
     if resource == key and key not in ("cpu", "memory", "ephemeral-storage"):

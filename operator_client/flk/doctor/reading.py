@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from flk.doctor.model import Facts, Pods, Unreadable
 from flk.doctor.references import names_of
-from flk.doctor.rights import all_rights
+from flk.doctor.rights import Right, all_rights
 from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, NoConfigError, UnreachableError
+from flk.jobs.choice import RUNTIMES
 from flk.jobs.client import JobClient
 from flk.kube import Document, Object, Resource, Target
+from flk.targets import DEFAULT
+from flk.targets.controllers import CONTROLLERS
+from flk.targets.trainjob import RUNTIME
 
 _THREADS: Final = 8
-_OPERATOR: Final = "control-plane=kubeflow-training-operator"
 _RESOURCES: Final = {
     "secrets": Resource("", "v1", "secrets"),
     "configmaps": Resource("", "v1", "configmaps"),
@@ -31,9 +35,7 @@ _NAMESPACES: Final = Resource("", "v1", "namespaces")
 _NODES: Final = Resource("", "v1", "nodes")
 _QUOTAS: Final = Resource("", "v1", "resourcequotas")
 _LIMIT_RANGES: Final = Resource("", "v1", "limitranges")
-_DEPLOYMENTS: Final = Resource("apps", "v1", "deployments")
 _VERSION: Final = Document(Resource("", "v1", "version"), document="/version")
-_KUBEFLOW: Final = Document(Resource("kubeflow.org", "v1", ""), document="/apis/kubeflow.org/v1")
 _REVIEWS: Final = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
 
 T = TypeVar("T")
@@ -45,21 +47,29 @@ def read(client: JobClient, pods: Pods | None = None) -> Facts:
     Raises UnreachableError and NoConfigError if the API server does not answer or refuses the credentials. Whatever
     else cannot be read becomes Unreadable.
     """
+    target, gang = (pods.target, pods.gang) if pods else (DEFAULT, None)
+    api = Document(Resource(target.group, target.version, ""), document=f"/apis/{target.api_version}")
     version = _call(client, "get", _VERSION)
     with ThreadPoolExecutor(_THREADS) as pool:
         futures: dict[str, Future[Any]] = {
-            "api": pool.submit(_call, client, "get", _KUBEFLOW),
-            "operators": pool.submit(_operators, client),
-            "rights": pool.submit(_rights, client),
+            "api": pool.submit(_call, client, "get", api),
+            "rights": pool.submit(_rights, client, all_rights(target, gang)),
             "space": pool.submit(_call, client, "get", Target(_NAMESPACES, None, client.namespace)),
             "quotas": pool.submit(_list, client, client.target(_QUOTAS)),
             "limit_ranges": pool.submit(_list, client, client.target(_LIMIT_RANGES)),
             "nodes": pool.submit(_list, client, Target(_NODES)),
             "running": pool.submit(_list, client, Target(_PODS), "status.phase!=Succeeded,status.phase!=Failed"),
         }
+        if target.name == "trainjob":
+            futures["runtime"] = pool.submit(_call, client, "get", Target(RUNTIMES, None, RUNTIME))
+        controllers = {
+            each.check: pool.submit(_attempt, partial(client.list_deployments, each))
+            for each in CONTROLLERS[target.name]
+        }
         named = {key: pool.submit(_named, client, *key) for key in (names_of(pods) if pods else [])}
         admission = pool.submit(_admission, client, pods) if pods else None
         values: dict[str, Any] = {name: future.result() for name, future in futures.items()}
+        deployments = {check: future.result() for check, future in controllers.items()}
         objects = {key: future.result() for key, future in named.items()}
         tried = admission.result() if admission else None
     if isinstance(values["rights"], dict) and not values["rights"].get(("create", "pods")):
@@ -71,6 +81,9 @@ def read(client: JobClient, pods: Pods | None = None) -> Facts:
         flags=client.kubectl_flags,
         version=version,
         skew=client.now() - time.time(),
+        target=target,
+        gang=gang,
+        controllers=deployments,
         named=objects,
         admission=tried,
         **values,
@@ -112,19 +125,9 @@ def _storage_classes(objects: Mapping[tuple[str, str], Object | Unreadable]) -> 
     return sorted(names - {""})
 
 
-def _operators(client: JobClient) -> list[Object] | Unreadable:
-    """Return the operator's Deployments in all namespaces, or in its usual one where the user may not read all."""
-    query = {"labelSelector": _OPERATOR}
-    everywhere = _attempt(lambda: client.api.list_all(Target(_DEPLOYMENTS), query)[0])
-    if not isinstance(everywhere, Unreadable):
-        return everywhere
-    usual = _attempt(lambda: client.api.list_all(Target(_DEPLOYMENTS, "kubeflow"), query)[0])
-    return everywhere if isinstance(usual, Unreadable) else usual
-
-
-def _rights(client: JobClient) -> dict[tuple[str, str], bool] | Unreadable:
+def _rights(client: JobClient, rights: Sequence[Right]) -> dict[Right, bool] | Unreadable:
     """Ask for every right that flk's commands need, and for that to create pods, with which a pod can be tried."""
-    questions = [*all_rights(), ("create", "pods")]
+    questions = [*rights, ("create", "pods")]
     with ThreadPoolExecutor(_THREADS) as pool:
         answers = list(pool.map(lambda question: _may(client, *question), questions))
     for answer in answers:

@@ -1,55 +1,77 @@
-"""The rights that flk's commands need in a namespace, as a table, and the check that the user has them.
+"""The rights that flk's commands need in a namespace, as a table by target, and the check that the user has them.
 
-charts/flk and k8s/rbac.yaml give exactly those that are not optional. A test compares them.
+charts/flk gives exactly those that are not optional, for the targets and gangs of its values, and k8s/rbac.yaml for all
+targets without a gang. Tests compare them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from flk.doctor.model import Facts, Level, Result, Unreadable
+from flk.targets import Target
+from flk.targets.gang import GANGS, Gang
 
-JOBS: Final = "pytorchjobs.kubeflow.org"
-_FOLLOW: Final = [("list", JOBS), ("watch", JOBS), ("list", "pods"), ("watch", "pods"), ("get", "pods/log")]
-_STATE: Final = [("get", JOBS), ("list", "pods"), ("list", "events"), ("get", "pods/log")]
+Right = tuple[str, str]  # a verb and a resource
+Rights = dict[str, list[Right]]  # by command
 
-RIGHTS: Final[dict[str, list[tuple[str, str]]]] = {
-    "submit": [
-        *(("create", resource) for resource in (JOBS, "configmaps", "secrets")),
-        *((verb, JOBS) for verb in ("get", "patch", "delete")),
-        *((verb, "configmaps") for verb in ("get", "list")),
-    ],
-    "doctor": [
-        *(("list", resource) for resource in ("resourcequotas", "limitranges")),
-        *(("get", resource) for resource in ("persistentvolumeclaims", "serviceaccounts")),
-        ("get", "localqueues.kueue.x-k8s.io"),
-    ],
-    "status": _STATE,
-    "why": [*_STATE, ("get", "persistentvolumeclaims"), ("list", "workloads.kueue.x-k8s.io")],
-    "list": [("list", JOBS), ("list", "pods")],
-    "logs": [*_FOLLOW, ("get", "pods")],
-    "wait": [*_FOLLOW, *_STATE],
-    "suspend": [("get", JOBS), ("patch", JOBS), *_FOLLOW],
-    "resume": [("get", JOBS), ("patch", JOBS)],
-    "restart": [
-        *((verb, JOBS) for verb in ("get", "patch", "create", "delete")),
-        *((verb, "configmaps") for verb in ("list", "create")),
-        ("create", "secrets"),
-        *_FOLLOW,
-    ],
-    "delete": [("get", JOBS), ("delete", JOBS), *_FOLLOW],
+
+def rights_for(target: Target, gang: Gang | None = None) -> Rights:
+    """Return the rights that each command needs for jobs of a target, whose pods a gang may start together."""
+    jobs = f"{target.plural}.{target.group}"
+    follow = [("list", jobs), ("watch", jobs), ("list", "pods"), ("watch", "pods"), ("get", "pods/log")]
+    state = [("get", jobs), ("list", "pods"), ("list", "events"), ("get", "pods/log")]
+    # What a job owns beside ConfigMaps and Secrets.
+    owned = ["services"] if target.name == "job" else []
+    groups = [f"podgroups.{gang.api_version.partition('/')[0]}"] if gang else []
+    owned += groups
+    return {
+        "submit": [
+            *(("create", resource) for resource in (jobs, "configmaps", "secrets", *owned)),
+            *((verb, jobs) for verb in ("get", "patch", "delete")),
+            *((verb, "configmaps") for verb in ("get", "list")),
+        ],
+        "doctor": [
+            *(("list", resource) for resource in ("resourcequotas", "limitranges")),
+            *(("get", resource) for resource in ("persistentvolumeclaims", "serviceaccounts")),
+            ("get", "localqueues.kueue.x-k8s.io"),
+        ],
+        "status": state,
+        "why": [
+            *state,
+            ("get", "persistentvolumeclaims"),
+            ("list", "workloads.kueue.x-k8s.io"),
+            *(("get", group) for group in groups),
+        ],
+        "list": [("list", jobs), ("list", "pods")],
+        "logs": [*follow, ("get", "pods")],
+        "wait": [*follow, *state],
+        "suspend": [("get", jobs), ("patch", jobs), *follow],
+        "resume": [("get", jobs), ("patch", jobs)],
+        "restart": [
+            *((verb, jobs) for verb in ("get", "patch", "create", "delete")),
+            *((verb, resource) for resource in ("configmaps", *owned) for verb in ("list", "create")),
+            ("create", "secrets"),
+            *follow,
+        ],
+        "delete": [("get", jobs), ("delete", jobs), *follow],
+    }
+
+
+# Commands that people work without. The chart gives these rights only where its values ask for them. The request that
+# opens a WebSocket is a "get"; newer API servers ask for "create" as well.
+OPTIONAL: Final[Rights] = {
+    "exec": [("get", "pods/exec"), ("create", "pods/exec")],
+    "stacks": [("get", "pods/exec"), ("create", "pods/exec")],
+    "port-forward": [("get", "pods/portforward"), ("create", "pods/portforward")],
 }
-# Commands that people work without. The chart gives these rights only where its values ask for them.
-OPTIONAL: Final[dict[str, list[tuple[str, str]]]] = {
-    "exec": [("create", "pods/exec")],
-    "port-forward": [("create", "pods/portforward")],
-}
 
 
-def all_rights() -> list[tuple[str, str]]:
-    """Return every verb and resource that a command needs, each once."""
-    return sorted({right for table in (RIGHTS, OPTIONAL) for rights in table.values() for right in rights})
+def all_rights(target: Target, gang: Gang | None = None) -> Sequence[Right]:
+    """Return every verb and resource that a command needs for jobs of a target, each once."""
+    tables = (rights_for(target, gang), OPTIONAL)
+    return sorted({right for table in tables for rights in table.values() for right in rights})
 
 
 def check_rights(facts: Facts) -> Iterator[Result]:
@@ -57,12 +79,16 @@ def check_rights(facts: Facts) -> Iterator[Result]:
     if isinstance(facts.rights, Unreadable):
         yield Result("rights", Level.UNKNOWN, f"the API server does not say what you may do: {facts.rights.reason}")
         return
-    allowed = facts.rights
-    denied = sorted({r for rights in RIGHTS.values() for r in rights if not allowed.get(r)})
+    allowed, needed = facts.rights, rights_for(facts.target, facts.gang)
+    denied = sorted({r for rights in needed.values() for r in rights if not allowed.get(r)})
     optional = [verb for verb, rights in OPTIONAL.items() if not all(allowed.get(right) for right in rights)]
     remedy = "ask the administrator for a Role like that of flk's k8s/rbac.yaml or of its chart"
+    if facts.gang is not None:
+        gang = next(name for name, known in GANGS.items() if known is facts.gang)
+        values = f"rbac.targets={{{facts.target.name}}} and rbac.gangs={{{gang}}}"
+        remedy = f"ask the administrator for the Role of flk's chart with {values}"
     for verb, resource in denied:
-        commands = [command for command, rights in RIGHTS.items() if (verb, resource) in rights]
+        commands = [command for command, rights in needed.items() if (verb, resource) in rights]
         found = f"you may not {verb} {resource} in namespace {facts.namespace}, which flk {', '.join(commands)} needs"
         yield Result("rights", Level.FAILED if "submit" in commands else Level.WARNING, found, remedy)
     if not denied:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
-from flk import labels
-from flk.errors import ApiError, ForbiddenError, JobNotFoundError, UsageError
+from flk import labels, targets
+from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, MissingApiError
 from flk.kube import ApiClient, Object, Resource, Target, connect, connection_options
+from flk.targets import TARGETS
+from flk.targets.controllers import Controller
 from flk.terminal import program_name
 from flk.units import short_duration, timestamp
-from flk_runtime.contract import CONTAINER
 
 if TYPE_CHECKING:
-    from flk.kube.execute import Executed
+    from flk.kube.sockets import Executed
 
-JOBS: Final = Resource(labels.KUBEFLOW_GROUP, "v1", "pytorchjobs")
+# By the names of targets: the kinds of objects that jobs are.
+RESOURCES: Final = {target.name: Resource(target.group, target.version, target.plural) for target in TARGETS.values()}
 PODS: Final = Resource("", "v1", "pods")
 LOGS: Final = Resource("", "v1", "pods", "log")
 EXEC: Final = Resource("", "v1", "pods", "exec")
@@ -24,6 +27,17 @@ PORT_FORWARD: Final = Resource("", "v1", "pods", "portforward")
 EVENTS: Final = Resource("", "v1", "events")
 CONFIG_MAPS: Final = Resource("", "v1", "configmaps")
 SECRETS: Final = Resource("", "v1", "secrets")
+SERVICES: Final = Resource("", "v1", "services")
+DEPLOYMENTS: Final = Resource("apps", "v1", "deployments")
+# By apiVersion and kind: the objects that a job may own.
+OWNED: Final = {
+    ("v1", "ConfigMap"): CONFIG_MAPS,
+    ("v1", "Secret"): SECRETS,
+    ("v1", "Service"): SERVICES,
+    ("scheduling.k8s.io/v1alpha2", "PodGroup"): Resource("scheduling.k8s.io", "v1alpha2", "podgroups"),
+    ("scheduling.volcano.sh/v1beta1", "PodGroup"): Resource("scheduling.volcano.sh", "v1beta1", "podgroups"),
+    ("scheduling.x-k8s.io/v1alpha1", "PodGroup"): Resource("scheduling.x-k8s.io", "v1alpha1", "podgroups"),
+}
 
 
 class JobClient:
@@ -33,6 +47,7 @@ class JobClient:
         self.api = api
         self.namespace = namespace or api.access.namespace
         self.chosen_context = context  # with --context; None for the current one
+        self._targets: dict[str, targets.Target] = {}  # by the names of jobs that were read
 
     @classmethod
     def connect(cls, context: str | None = None, namespace: str | None = None) -> JobClient:
@@ -67,36 +82,87 @@ class JobClient:
     # Reading
 
     def get_job(self, name: str) -> Object:
-        """Return the PyTorchJob. Raises JobNotFoundError if there is none."""
-        try:
-            return self.api.call("get", self.target(JOBS, name))
-        except JobNotFoundError as error:
-            error.hint = f"{self.command('list')} lists those that exist"
-            raise
+        """Return the job of that name, of whichever kind it is. Raises JobNotFoundError if there is none."""
+        known = self._targets.get(name)
+        refused: FlkError | None = None
+        missing: FlkError | None = None
+        answered = False
+        for target in [known] if known else TARGETS.values():
+            try:
+                job = self.api.call("get", self.target(RESOURCES[target.name], name))
+            except JobNotFoundError:
+                answered = True
+            except MissingApiError as error:
+                missing = missing or error
+            except ForbiddenError as error:
+                refused = refused or error
+            except ApiError as error:
+                if error.status != 404 or "there is no namespace" in str(error):
+                    raise
+                answered = True
+            else:
+                answered = True
+                if _is_training_job(target, job):
+                    self._targets[name] = target
+                    return _with_kind(job, target)
+        self._targets.pop(name, None)
+        unknown = refused or missing
+        if unknown is not None and not answered:
+            raise unknown
+        raise JobNotFoundError(
+            f"there is no job {name} in namespace {self.namespace}",
+            hint=f"{self.command('list')} lists those that exist",
+        )
 
-    def list_jobs(self, *, all_namespaces: bool = False, selector: str | None = None) -> list[Object]:
-        """Return the PyTorchJobs of the namespace, or of all namespaces, whose labels match the selector."""
-        target = Target(JOBS, None if all_namespaces else self.namespace)
-        return self.api.list_all(target, {"labelSelector": selector})[0]
+    def target_of(self, name: str) -> targets.Target:
+        """Return what kind of object a job is. Raises JobNotFoundError if there is none."""
+        return self._targets.get(name) or targets.target_of(self.get_job(name))
 
-    def list_pods(self, job: str | None = None, *, all_namespaces: bool = False) -> list[Object]:
-        """Return the pods of one job, or of all jobs."""
-        selector = f"{labels.OPERATOR_JOB_NAME}={job}" if job else labels.OPERATOR_JOB_NAME
-        target = Target(PODS, None if all_namespaces else self.namespace)
-        return self.api.list_all(target, {"labelSelector": selector})[0]
+    def list_jobs(
+        self, *, all_namespaces: bool = False, selector: str | None = None, metadata_only: bool = False
+    ) -> list[Object]:
+        """Return the jobs of the namespace, or of all namespaces, whose labels match the selector.
 
-    def pod_of_rank(self, job: str, rank: int) -> str:
-        """Return the name of the pod in which a rank runs. Raises UsageError if the job has fewer ranks."""
-        spec = self.get_job(job)["spec"]
-        count = str(spec.get("nprocPerNode") or "1")
-        processes = int(count) if count.isdigit() else 1
-        index = rank // processes
-        for role, replica_spec in sorted((spec.get("pytorchReplicaSpecs") or {}).items()):  # the Master is first
-            replicas = int((replica_spec or {}).get("replicas") or 1)
-            if index < replicas:
-                return f"{job}-{role.lower()}-{index}"
-            index -= replicas
-        raise UsageError(f"--rank: job {job} has no rank {rank}")
+        With ``metadata_only`` they have neither spec nor status.
+        """
+        where = None if all_namespaces else self.namespace
+        found: list[Object] = []
+        refused: list[FlkError] = []
+        missing: list[FlkError] = []
+        with ThreadPoolExecutor(len(TARGETS)) as pool:
+            futures = [pool.submit(self._list_of, t, where, selector, metadata_only) for t in TARGETS.values()]
+        for future in futures:
+            try:
+                jobs = future.result()
+            except ForbiddenError as error:
+                refused.append(error)
+            except MissingApiError as error:
+                missing.append(error)
+            else:
+                found += jobs
+        unknown = [*refused, *missing]
+        if len(unknown) == len(futures):
+            raise unknown[0]
+        return found
+
+    def _list_of(
+        self, target: targets.Target, namespace: str | None, selector: str | None, metadata_only: bool
+    ) -> list[Object]:
+        """Return the jobs of one kind."""
+        where = Target(RESOURCES[target.name], namespace, metadata_only=metadata_only)
+        chosen = ",".join(filter(None, (target.selector, selector))) or None
+        found = self.api.list_all(where, {"labelSelector": chosen})[0]
+        return [_with_kind(job, target) for job in found if _is_training_job(target, job)]
+
+    def list_pods(self, job: str) -> list[Object]:
+        """Return the pods with the name of a job. Those of an earlier job of that name may be among them."""
+        selector = self.target_of(job).pod_selector(job)
+        return self.api.list_all(self.target(PODS), {"labelSelector": selector})[0]
+
+    def list_all_pods(self, target: targets.Target, *, all_namespaces: bool = False) -> list[Object]:
+        """Return the pods of all jobs of one kind."""
+        where = Target(PODS, None if all_namespaces else self.namespace)
+        return self.api.list_all(where, {"labelSelector": target.pod_selector("")})[0]
 
     def find_pod(self, name: str) -> Object | None:
         """Return the pod of that name, None if there is none."""
@@ -111,11 +177,11 @@ class JobClient:
             return []
         return sorted(found, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
 
-    def list_job_events(self, *, all_namespaces: bool = False) -> list[Object]:
-        """Return the warnings about PyTorchJobs, oldest first; none where the user may not read them."""
+    def list_job_events(self, kind: str, *, all_namespaces: bool = False) -> list[Object]:
+        """Return the warnings about objects of a kind, oldest first; none where the user may not read them."""
         target = Target(EVENTS, None if all_namespaces else self.namespace)
         try:
-            found = self.api.list_all(target, {"fieldSelector": "involvedObject.kind=PyTorchJob,type=Warning"})[0]
+            found = self.api.list_all(target, {"fieldSelector": f"involvedObject.kind={kind},type=Warning"})[0]
         except ForbiddenError:
             return []
         return sorted(found, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
@@ -132,7 +198,22 @@ class JobClient:
             if labels.DEFAULTS_KEY in (c.get("data") or {})
         ]
 
-    def stream_log(self, pod: str, idle: float, **options: Any) -> AbstractContextManager[Iterator[bytes]]:
+    def list_deployments(self, controller: Controller) -> list[Object]:
+        """Return a controller's Deployments in all namespaces, or in its usual one where the user may not read all.
+
+        Raises ForbiddenError where the user may read neither.
+        """
+        query = {"labelSelector": controller.selector}
+        try:
+            return self.api.list_all(Target(DEPLOYMENTS), query)[0]
+        except ForbiddenError:
+            try:
+                return self.api.list_all(Target(DEPLOYMENTS, controller.namespace), query)[0]
+            except ForbiddenError:
+                pass  # the first error says more: that it is about all namespaces
+            raise
+
+    def stream_log(self, pod: Object, idle: float, **options: Any) -> AbstractContextManager[Iterator[bytes]]:
         """Stream the lines of a pod's training container.
 
         ``options`` are those of the API (follow, tailLines, …). None leaves one out. Raises UnreachableError when
@@ -140,22 +221,25 @@ class JobClient:
         """
         given = {key: value for key, value in options.items() if value is not None and value is not False}
         query = {key: "true" if value is True else str(value) for key, value in given.items()}
-        return self.api.stream("get", self.target(LOGS, pod), query={"container": CONTAINER, **query}, idle=idle)
+        query["container"] = training_container(pod)
+        return self.api.stream("get", self.target(LOGS, pod["metadata"]["name"]), query=query, idle=idle)
 
-    def execute(self, pod: str, command: list[str], timeout: float) -> Executed:
-        """Run a command in a pod's training container (see flk.kube.execute)."""
-        from flk.kube.execute import EXEC, execute
+    def execute(self, pod: Object, command: list[str], timeout: float) -> Executed:
+        """Run a command in a pod's training container (see flk.kube.sockets.execute)."""
+        from flk.kube.sockets import execute
 
-        return execute(self.api.access, self.target(EXEC, pod), CONTAINER, command, timeout)
+        target, container = self.target(EXEC, pod["metadata"]["name"]), training_container(pod)
+        return execute(self.api.access, target, command, container=container, timeout=timeout)
 
     # Changing
 
     def delete_job(self, name: str, uid: str | None = None) -> Object:
-        """Delete a job and everything that it owns. It exists until its pods are gone."""
-        body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Foreground"}
+        """Delete a job and everything that it owns. It exists until its pods are gone, except for a TrainJob."""
+        target = self.target_of(name)
+        body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": target.deletion}
         if uid:
             body["preconditions"] = {"uid": uid}
-        return self.api.call("delete", self.target(JOBS, name), body=body)
+        return self.api.call("delete", self.target(RESOURCES[target.name], name), body=body)
 
     def target(self, resource: Resource, name: str | None = None) -> Target:
         """Return an object (or the collection) of a kind in this namespace."""
@@ -171,6 +255,35 @@ class JobClient:
             if error.status == 404:
                 return None
             raise
+
+
+def training_container(pod: Object) -> str:
+    """Return the name of a pod's training container."""
+    found = [str(container.get("name")) for container in (pod.get("spec") or {}).get("containers") or []]
+    return next((name for name in targets.CONTAINERS if name in found), targets.DEFAULT.container)
+
+
+def resource_of(job: Object) -> Resource:
+    """Return the kind of objects that a job is of."""
+    return RESOURCES[targets.target_of(job).name]
+
+
+def qualified(kind: str, name: str) -> str:
+    """Return the name of a job as ``kubectl -o name`` prints it: ``pytorchjob.kubeflow.org/gpt``."""
+    return f"{next(RESOURCES[t.name] for t in TARGETS.values() if t.kind == kind).singular}/{name}"
+
+
+def _is_training_job(target: targets.Target, job: Object) -> bool:
+    """Return whether an object is a job of its own: neither foreign, nor a part of another job."""
+    meta = job["metadata"]
+    if target.selector and target.selector not in (meta.get("labels") or {}):
+        return False
+    return not any(owner.get("kind") in ("TrainJob", "JobSet") for owner in meta.get("ownerReferences") or [])
+
+
+def _with_kind(job: Object, target: targets.Target) -> Object:
+    """Return an object with its kind, which the API server leaves out in lists."""
+    return {"apiVersion": target.api_version, "kind": target.kind, **job}
 
 
 def age(item: Object, now: float) -> str:

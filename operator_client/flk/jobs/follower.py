@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from flk import labels
-from flk.errors import JobNotFoundError
-from flk.jobs.client import JOBS, PODS, JobClient
+from flk import targets
+from flk.errors import FlkError, JobNotFoundError
+from flk.jobs.client import PODS, RESOURCES, JobClient
 from flk.kube import Changed, Listed, Object, Target, list_and_watch
+from flk.targets import DEFAULT
 
 _SETTLE: Final = 0.05  # seconds without a change after which those that arrived together are shown
 _LONGEST: Final = 0.5  # seconds for which changes are collected at most
@@ -36,6 +37,9 @@ class Follower:
         self.name = name
         self.uid = uid
         self._job: Object | None = None
+        # The job as it was seen last, by which its pods are known.
+        self._owner: Object | None = {"metadata": {"uid": uid, "name": name}} if uid else None
+        self._target = DEFAULT  # until the job is looked up
         self._pods: dict[str, Object] = {}
         self._replaced_pods: dict[str, Object] = {}
         self._name_reused = False
@@ -44,9 +48,14 @@ class Follower:
         self._not_listed = {"job", "pods"}
 
     def __enter__(self) -> Follower:
+        try:
+            kind = self._target = self._look_up()
+        except FlkError as error:  # `updates` raises it
+            self._changes.put(("job", error))
+            return self
         collections = {
-            "job": (self.client.target(JOBS), {"fieldSelector": f"metadata.name={self.name}"}),
-            "pods": (self.client.target(PODS), {"labelSelector": f"{labels.OPERATOR_JOB_NAME}={self.name}"}),
+            "job": (self.client.target(RESOURCES[kind.name]), {"fieldSelector": f"metadata.name={self.name}"}),
+            "pods": (self.client.target(PODS), {"labelSelector": kind.pod_selector(self.name)}),
         }
         for source, (target, query) in collections.items():
             arguments = (source, target, query)
@@ -57,9 +66,10 @@ class Follower:
         self._closed.set()
 
     def updates(self, interval: float = 1.0) -> Iterator[ObservedJob]:
-        """Yield the job after every change and at least every ``interval`` seconds. Ends after the job's deletion.
+        """Yield the job after every change and at least every ``interval`` seconds.
 
-        Raises JobNotFoundError if there is no such job at the beginning, and what the watches raise.
+        Ends when the job was deleted and none of its pods is left. Raises JobNotFoundError if there is no such job at
+        the beginning, and what the watches raise.
         """
         while True:
             changed = self._apply_changes(interval)
@@ -70,9 +80,18 @@ class Follower:
                     f"there is no job {self.name} in namespace {self.client.namespace}",
                     hint=f"{self.client.command('list')} lists those that exist",
                 )
-            yield self._observed()
-            if self._job is None and changed:
+            seen = self._observed()
+            yield seen
+            if seen.job is None and changed and not seen.pods:
                 return
+
+    def _look_up(self) -> targets.Target:
+        try:
+            return self.client.target_of(self.name)
+        except JobNotFoundError:
+            if self.uid is None:
+                raise
+            return DEFAULT  # it is gone
 
     def _watch(self, source: str, target: Target, query: Mapping[str, Any]) -> None:
         try:
@@ -113,7 +132,9 @@ class Follower:
         self._name_reused = self._name_reused or (bool(items) and not own)
         if isinstance(change, Changed) and change.deleted and change.item["metadata"]["uid"] != self.uid:
             return
-        self._job = own[0] if own else None
+        self._job = {**own[0], "kind": self._target.kind} if own else None
+        if own:
+            self._owner = self._job
 
     def _apply_to_pods(self, change: Listed | Changed) -> None:
         if isinstance(change, Changed):
@@ -134,11 +155,9 @@ class Follower:
             self._pods[name] = new
 
     def _observed(self) -> ObservedJob:
-        pods = [pod for pod in self._pods.values() if is_owned_by(pod, self.uid)]
-        replaced = {name: pod for name, pod in self._replaced_pods.items() if is_owned_by(pod, self.uid)}
+        pods = [pod for pod in self._pods.values() if self._owns(pod)]
+        replaced = {name: pod for name, pod in self._replaced_pods.items() if self._owns(pod)}
         return ObservedJob(self._job, pods, replaced, self._name_reused)
 
-
-def is_owned_by(pod: Object, uid: str | None) -> bool:
-    """Return whether a pod belongs to the job with that UID, and not to an earlier one of the same name."""
-    return uid is None or any(o.get("uid") == uid for o in pod["metadata"].get("ownerReferences") or [])
+    def _owns(self, pod: Object) -> bool:
+        return self._owner is None or self._target.owns(self._owner, pod)

@@ -44,6 +44,13 @@ class JobHandle:
         read = logs.follow if follow else logs.dump
         return (line.text for line in read(self.client, self.name, logs.LogOptions()) if not line.note)
 
+    def scale(self, pods: int) -> None:
+        """Give an elastic job ``pods`` pods, which its launchers admit or let go at a step boundary. Returns at once.
+
+        Raises UsageError if the job is not elastic, has ended, is in a queue or may not have as many.
+        """
+        lifecycle.scale(self.client, self.name, pods)
+
     def suspend(self, timeout: float | None = None) -> None:
         """Delete the job's pods, after they could save, and keep the job. Returns when they are gone.
 

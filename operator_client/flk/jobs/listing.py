@@ -1,15 +1,15 @@
-"""List the states of many jobs with two requests, and a third for events where pods are missing."""
+"""List the states of many jobs: a request for each kind of job, one for its pods, and events where pods are missing."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 
-from flk import labels
-from flk.diagnose import Picture
+from flk.diagnose import Picture, event_time
 from flk.jobs.client import JobClient
-from flk.jobs.follower import is_owned_by
+from flk.jobs.picture import is_about
 from flk.jobs.state import State, derive
 from flk.kube import Object
+from flk.targets import target_of
 
 
 def list_states(client: JobClient, *, all_namespaces: bool = False, selector: str | None = None) -> list[State]:
@@ -18,33 +18,41 @@ def list_states(client: JobClient, *, all_namespaces: bool = False, selector: st
     ``selector`` chooses jobs by their labels, as kubectl's does.
     """
     jobs = client.list_jobs(all_namespaces=all_namespaces, selector=selector)
-    pods: dict[tuple[str, str], list[Object]] = defaultdict(list)
-    for pod in client.list_pods(all_namespaces=all_namespaces) if jobs else []:
-        pods[pod["metadata"].get("namespace", ""), _job_name(pod)].append(pod)
-    own = {job["metadata"]["uid"]: _own(pods, job) for job in jobs}
-    events: dict[str, list[Object]] = defaultdict(list)
-    if any(_lacks_pods(job, own[job["metadata"]["uid"]]) for job in jobs):
-        for event in client.list_job_events(all_namespaces=all_namespaces):
-            events[str((event.get("involvedObject") or {}).get("uid"))].append(event)
-    states = []
-    for job in jobs:
-        uid = job["metadata"]["uid"]
-        states.append(derive(Picture(job, own[uid], now=client.now(), events=events[uid])))
-    return sorted(states, key=lambda state: (state.created, state.namespace, state.name))
+    pods: dict[tuple[str, str, str], list[Object]] = defaultdict(list)
+    for target in {target_of(job).name: target_of(job) for job in jobs}.values():
+        for pod in client.list_all_pods(target, all_namespaces=all_namespaces):
+            pods[target.name, pod["metadata"].get("namespace", ""), target.job_name(pod)].append(pod)
+    by_uid = {job["metadata"]["uid"]: job for job in jobs}
+    now = client.now()
+    pictures = {uid: Picture(job, _own(pods, job), now=now) for uid, job in by_uid.items()}
+    lacking = {uid: picture for uid, picture in pictures.items() if _lacks_pods(picture)}
+    events: dict[tuple[str, str, str], list[Object]] = defaultdict(list)
+    for kind in sorted({kind for picture in lacking.values() for kind, _ in picture.target.event_objects("")}):
+        for event in client.list_job_events(kind, all_namespaces=all_namespaces):
+            about = event.get("involvedObject") or {}
+            events[str(about.get("namespace") or client.namespace), kind, str(about.get("name"))].append(event)
+    for uid in lacking:
+        pictures[uid] = Picture(by_uid[uid], [], now=now, events=_events_of(by_uid[uid], events))
+    return sorted(map(derive, pictures.values()), key=lambda state: (state.created, state.namespace, state.name))
 
 
-def _own(pods: dict[tuple[str, str], list[Object]], job: Object) -> list[Object]:
+def _own(pods: dict[tuple[str, str, str], list[Object]], job: Object) -> list[Object]:
+    meta, target = job["metadata"], target_of(job)
+    return [pod for pod in pods[target.name, meta.get("namespace", ""), meta["name"]] if target.owns(job, pod)]
+
+
+def _events_of(job: Object, events: dict[tuple[str, str, str], list[Object]]) -> list[Object]:
+    """Return the events about a job and about the objects that its controller made, oldest first."""
     meta = job["metadata"]
-    return [pod for pod in pods[meta.get("namespace", ""), meta["name"]] if is_owned_by(pod, meta["uid"])]
+    found = [
+        event
+        for kind, name in target_of(job).event_objects(meta["name"])
+        for event in events[meta.get("namespace", ""), kind, name]
+        if is_about(event, job)
+    ]
+    return sorted(found, key=event_time)
 
 
-def _lacks_pods(job: Object, pods: list[Object]) -> bool:
+def _lacks_pods(picture: Picture) -> bool:
     """Return whether a job that should run has no pods: only events say why they were refused."""
-    conditions = (job.get("status") or {}).get("conditions") or []
-    ended = any(c.get("type") in ("Succeeded", "Failed") and c.get("status") == "True" for c in conditions)
-    suspended = ((job.get("spec") or {}).get("runPolicy") or {}).get("suspend")
-    return not pods and not ended and not suspended
-
-
-def _job_name(pod: Object) -> str:
-    return str((pod["metadata"].get("labels") or {}).get(labels.OPERATOR_JOB_NAME, ""))
+    return not (picture.objects or picture.succeeded or picture.failed or picture.suspended)

@@ -13,14 +13,28 @@ from dataclasses import replace
 from typing import Final
 
 from flk import labels
-from flk.diagnose import Picture, PodPhase, PodState, Progress, Surroundings, event_time, read_progress
+from flk.diagnose import (
+    Kept,
+    Picture,
+    PodPhase,
+    PodState,
+    Progress,
+    Surroundings,
+    awaits_controller,
+    event_time,
+    read_progress,
+)
 from flk.diagnose.picture import pod_spec
-from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError
+from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, UsageError
 from flk.jobs import evidence
-from flk.jobs.client import JobClient
+from flk.jobs.client import OWNED, PODS, JobClient
 from flk.jobs.evidence import KeptJob
-from flk.jobs.follower import ObservedJob, is_owned_by
+from flk.jobs.follower import ObservedJob
+from flk.jobs.state import Phase
 from flk.kube import Object, Resource, Target
+from flk.targets import target_of
+from flk.targets.controllers import CONTROLLERS
+from flk.targets.gang import gang_of
 from flk.units import short_duration, timestamp
 from flk_runtime import contract
 from flk_runtime.contract import JobRecord
@@ -55,9 +69,10 @@ def read_picture(client: JobClient, name: str, note: Callable[[str], None] = lam
         if kept is None:
             raise
         ago = short_duration(client.now() - kept.updated)
-        note(f"job {name} is gone; this is what flk kept of it on this machine {ago} ago")
-        return _with_kept(client, Picture(kept.job, [], now=kept.updated), kept, gone=kept.deleted or kept.updated)
-    pods = [pod for pod in client.list_pods(name) if is_owned_by(pod, job["metadata"]["uid"])]
+        note(f"job {name} is gone; this is what flk kept of it {kept.place} {ago} ago")
+        gone = kept.deleted or kept.updated
+        return _with_kept(client, Picture(kept.job, [], now=kept.updated), kept, gone=gone)
+    pods = [pod for pod in client.list_pods(name) if target_of(job).owns(job, pod)]
     picture = PictureReader(client).picture(ObservedJob(job, pods))
     ended = "Failed" in picture.conditions or "Succeeded" in picture.conditions
     if ended and any(pod.phase == PodPhase.MISSING for pod in picture.pods):
@@ -67,13 +82,39 @@ def read_picture(client: JobClient, name: str, note: Callable[[str], None] = lam
     return picture
 
 
+def pod_of_rank(client: JobClient, name: str, rank: int) -> PodState:
+    """Return the pod in which a rank of a job runs: that of the latest attempt, where a rank may change its pod.
+
+    Raises UsageError if the job has fewer ranks, and ApiError if the rank has no pod now.
+    """
+    job = client.get_job(name)
+    pods = [pod for pod in client.list_pods(name) if target_of(job).owns(job, pod)]
+    picture = Picture(job, pods, now=client.now())
+    hint = f"{client.command('status', name)} shows the pods of the ranks"
+    if rank >= picture.sizes[1] * picture.processes:
+        raise UsageError(f"--rank: job {name} has no rank {rank}")
+    if picture.resizable:
+        picture = PictureReader(client).picture(ObservedJob(job, pods))
+        if not picture.members and rank >= picture.processes:  # those of pod 0 are known: it is never replaced
+            why = f"the log of pod {picture.pods[0].name} tells of no attempt"
+            raise ApiError(f"which pod of job {name} has rank {rank} is not known: {why}", hint=hint)
+    found = next((pod for pod in picture.pods if rank in pod.ranks), None)
+    if found is None:
+        raise ApiError(f"rank {rank} is not in the latest attempt of job {name}, which has fewer pods", hint=hint)
+    if found.phase == PodPhase.MISSING:
+        raise ApiError(f"pod {found.name} does not exist", hint=f"{client.command('why', name)} says why")
+    return found
+
+
 def _with_kept(client: JobClient, picture: Picture, kept: KeptJob, *, gone: float | None = None) -> Picture:
     """Return the picture with the pods, events, lines and the record that are kept and that it lacks."""
     pods = {pod["metadata"]["name"]: pod for pod in kept.pods} | picture.objects
     logs = {pod: lines[-LOG_LINES:] for pod, lines in kept.lines.items()} | dict(picture.around.logs)
     known = {event["metadata"]["name"] for event in picture.events}
     events = [event for event in kept.events if event["metadata"]["name"] not in known]
-    whole = Picture(
+    # A job that has failed since flk saw it last has another cause.
+    cause = kept.cause if kept.cause and (gone is not None or kept.cause.phase == Phase.FAILED) else None
+    return Picture(
         picture.job,
         [*pods.values()],
         now=picture.now,
@@ -82,9 +123,8 @@ def _with_kept(client: JobClient, picture: Picture, kept: KeptJob, *, gone: floa
         replaced_pods={**kept.replaced_pods, **picture.replaced_pods},
         surroundings=Surroundings(**{**vars(picture.around), "logs": logs}),
         context=client.chosen_context,
+        kept=Kept(kept.place, cause.time if cause else kept.updated, gone=gone, cause=cause.finding if cause else None),
     )
-    whole.gone = gone
-    return whole
 
 
 class PictureReader:
@@ -112,7 +152,7 @@ class PictureReader:
         known_end = any(r.outcome == "failed" and r.failure and r.failure.kind != "lost" for r in plain.records)
         if plain.failed and known_end:
             return plain
-        record = None if plain.suspended or not plain.from_flk else self._read_record(seen)
+        record = None if plain.suspended or not plain.from_flk else self._read_record(plain, seen.pods)
         undisturbed = all(pod.phase == PodPhase.RUNNING for pod in plain.pods) and not plain.began
         if not undisturbed and self._events_turn.has_come(seen.pods):
             with contextlib.suppress(ApiError):  # an outage is the follower's to wait out; the last events still count
@@ -132,9 +172,9 @@ class PictureReader:
 
     def _read_events(self, plain: Picture) -> None:
         """Read the events of the job and of some of its pods, and the objects that these point to."""
-        uid = plain.job["metadata"]["uid"]
-        events = self.client.list_events("PyTorchJob", plain.name)
-        events = [event for event in events if (event.get("involvedObject") or {}).get("uid") in (None, uid)]
+        events: list[Object] = []
+        for kind, name in plain.target.event_objects(plain.name):
+            events += [event for event in self.client.list_events(kind, name) if is_about(event, plain.job)]
         for pod in _representatives(plain):
             events += self.client.list_events("Pod", pod.name)
         events.sort(key=event_time)
@@ -149,7 +189,8 @@ class PictureReader:
         workloads: list[Object] = []
         pod_groups: list[Object] = []
         pods = _representatives(picture)
-        if any(pod.reason == "Unschedulable" for pod in pods):
+        unplaced = any(pod.reason == "Unschedulable" for pod in pods)
+        if unplaced:
             found = self._list(Target(NODES), unreadable)
             nodes = {node["metadata"]["name"]: node for node in found}
         else:
@@ -163,23 +204,51 @@ class PictureReader:
         if picture.suspended and picture.queue:
             selector = {"labelSelector": f"{labels.KUEUE_JOB_UID}={uid}"}
             workloads = self._list(self.client.target(WORKLOADS), unreadable, selector)
-        if picture.run_policy.get("schedulingPolicy"):
+        gang = gang_of(picture.job)
+        if gang is not None or picture.run_policy.get("schedulingPolicy"):
             groups: dict[str, Object] = {}
-            self._get(self.client.target(POD_GROUPS, picture.name), groups, missing, unreadable)
+            resource = OWNED[gang.api_version, "PodGroup"] if gang else POD_GROUPS
+            self._get(self.client.target(resource, picture.name), groups, missing, unreadable)
             pod_groups = [*groups.values()]
+        other_pods: list[Object] = []
+        if unplaced and any(pod.phase in (PodPhase.STARTING, PodPhase.RUNNING) for pod in picture.pods):
+            other_pods = self._pods_of_other_jobs(picture, unreadable)
+        controllers = self._controllers(picture, unreadable) if awaits_controller(picture) else {}
         logs = self._foreign_logs(picture) if picture.failed and not picture.records else {}
         for pod in pods:
             if pod.reason == "CrashLoopBackOff":
-                logs[pod.name] = self._log(pod.name, LOG_LINES, previous=True) or self._log(pod.name, LOG_LINES)
+                there = picture.objects[pod.name]
+                logs[pod.name] = self._log(there, LOG_LINES, previous=True) or self._log(there, LOG_LINES)
         return Surroundings(
             nodes=nodes,
             claims=claims,
             workloads=workloads,
             pod_groups=pod_groups,
+            other_pods=other_pods,
+            controllers=controllers,
             logs=logs,
             missing=frozenset(missing),
             unreadable=frozenset(unreadable),
         )
+
+    def _pods_of_other_jobs(self, picture: Picture, unreadable: set[str]) -> list[Object]:
+        """Return the pods of flk's other jobs: of the namespace, and of others if the user may read them."""
+        others = {"labelSelector": f"{labels.JOB},{labels.JOB}!={picture.name}"}
+        elsewhere = {"labelSelector": labels.JOB, "fieldSelector": f"metadata.namespace!={self.client.namespace}"}
+        return [
+            *self._list(self.client.target(PODS), unreadable, others),
+            *self._list(Target(PODS), set(), elsewhere),
+        ]
+
+    def _controllers(self, picture: Picture, unreadable: set[str]) -> dict[str, list[Object]]:
+        """Return the Deployments of the controllers that create the pods, by the names of their checks."""
+        found: dict[str, list[Object]] = {}
+        for controller in CONTROLLERS[picture.target.name]:
+            try:
+                found[controller.check] = self.client.list_deployments(controller)
+            except ForbiddenError:
+                unreadable.add(f"deployments of {controller.name}")
+        return found
 
     def _get(self, target: Target, into: dict[str, Object], missing: set[str], unreadable: set[str]) -> None:
         name = str(target.name)
@@ -204,19 +273,19 @@ class PictureReader:
         except FlkError:  # the cluster does not serve this kind
             return []
 
-    def _read_record(self, seen: ObservedJob) -> JobRecord | None:
+    def _read_record(self, plain: Picture, pods: list[Object]) -> JobRecord | None:
         """Return the last record in the log of pod 0, read again soon after a pod has changed, and now and then."""
-        if self._record_turn.has_come(seen.pods):
-            self.last_record = self._record_in_log(seen)
+        if self._record_turn.has_come(pods):
+            self.last_record = self._record_in_log(plain)
         return self.last_record
 
-    def _record_in_log(self, seen: ObservedJob) -> JobRecord | None:
-        first = [p for p in seen.pods if p["metadata"]["name"].endswith(("-worker-0", "-master-0"))]
-        if not first or not (first[0].get("status") or {}).get("containerStatuses"):
+    def _record_in_log(self, picture: Picture) -> JobRecord | None:
+        first = picture.objects.get(picture.pods[0].name) if picture.pods else None
+        if first is None or not (first.get("status") or {}).get("containerStatuses"):
             return None
-        name = first[0]["metadata"]["name"]
+        name = first["metadata"]["name"]
         record = None
-        timed = self._log(name, contract.RECORD_INTERVAL + 100, timestamps=True)
+        timed = self._log(first, contract.RECORD_INTERVAL + 100, timestamps=True)
         self._progress = read_progress(timed)
         lines = [line.partition(" ")[2] for line in timed]
         for line in lines:
@@ -224,19 +293,19 @@ class PictureReader:
         self._logs = {name: [line for line in lines if not contract.is_record(line)][-LOG_LINES:]}
         waiting = _WAITING.search(lines[-1]) if lines else None
         if waiting or not lines:  # a launcher is missing: that one, or if pod 0 is silent any other, says more
-            named = f"-{waiting[1]}" if waiting else ""
-            others = [pod["metadata"]["name"] for pod in seen.pods if pod is not first[0]]
-            for other in [name for name in others if name.endswith(named)][:1]:
-                self._logs[other] = self._log(other, LOG_LINES)
+            others = [p.name for p in picture.pods[1:] if waiting is None or p.index == int(waiting[1])]
+            for other in [name for name in others if name in picture.objects][:1]:
+                self._logs[other] = self._log(picture.objects[other], LOG_LINES)
         return record
 
     def _foreign_logs(self, picture: Picture) -> dict[str, list[str]]:
         """Return the last lines of the pods that have ended, the earliest first."""
         ended = sorted((pod for pod in picture.pods if pod.exit_code), key=lambda pod: pod.ended or 0.0)
         running = [pod for pod in picture.pods if pod.phase == PodPhase.RUNNING]
-        return {pod.name: self._log(pod.name, FOREIGN_LINES) for pod in [*ended, *running][:FOREIGN_LOGS]}
+        chosen = [pod.name for pod in [*ended, *running][:FOREIGN_LOGS]]
+        return {name: self._log(picture.objects[name], FOREIGN_LINES) for name in chosen}
 
-    def _log(self, pod: str, tail: int, *, previous: bool = False, timestamps: bool = False) -> list[str]:
+    def _log(self, pod: Object, tail: int, *, previous: bool = False, timestamps: bool = False) -> list[str]:
         lines: list[str] = []
         try:
             with self.client.stream_log(
@@ -268,6 +337,17 @@ class _Turn:
             return False
         self._read, self._pause = now, min(2 * self._pause, self._longest)
         return True
+
+
+def is_about(event: Object, job: Object) -> bool:
+    """Return whether an event is about this job, or about an object that its controller has made for it.
+
+    It is not if it is about an earlier job of the same name.
+    """
+    about = event.get("involvedObject") or {}
+    if about.get("kind") == target_of(job).kind:
+        return about.get("uid") in (None, job["metadata"]["uid"])
+    return event_time(event) >= timestamp(job["metadata"].get("creationTimestamp"))
 
 
 def _representatives(picture: Picture) -> list[PodState]:

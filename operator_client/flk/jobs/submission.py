@@ -12,6 +12,7 @@ from typing import Any
 
 from flk import manifest
 from flk.errors import UnreachableError
+from flk.jobs.choice import chosen
 from flk.jobs.client import JobClient
 from flk.jobs.handle import JobHandle
 from flk.jobs.lifecycle import create_job
@@ -19,6 +20,8 @@ from flk.kube import Object
 from flk.manifest import Bundle, make_bundle
 from flk.spec import defaults
 from flk.spec.job import Job
+from flk.targets import target_of
+from flk_runtime.contract import RECORDS
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,10 @@ class Submission:
 
 
 def prepare(job: Job, root: Path, client: JobClient) -> Submission:
-    """Do everything but the creation. The only request to the cluster reads the namespace's defaults."""
-    job = defaults.apply(job, defaults.parse(client.list_defaults())).named()
+    """Do everything but the creation. The only requests to the cluster read the namespace's defaults, and what it
+    serves if the job leaves that open.
+    """
+    job = chosen(client, defaults.apply(job, defaults.parse(client.list_defaults()))).named()
     bundle = make_bundle(job, root)
     manifests = manifest.render(
         job, bundle, namespace=client.namespace, submission=str(uuid.uuid4()), owner=current_user()
@@ -61,7 +66,10 @@ def prepare(job: Job, root: Path, client: JobClient) -> Submission:
 
 def objects_with_uid(job: Object) -> list[Object]:
     """Return the manifests of objects that need the UID of the created job. The job owns them."""
-    if int(job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"]) == 1:
+    roles = [*target_of(job).replicas(job).values()]
+    variables = roles[0].template["spec"]["containers"][0].get("env") or []
+    keeps_record = any(variable.get("name") == RECORDS for variable in variables)  # by the job's UID
+    if sum(role.count for role in roles) == 1 and not keeps_record and "elasticPolicy" not in job["spec"]:
         return []  # its launcher has nobody to recognise
     return [manifest.rendezvous_secret(job, secrets.token_urlsafe(32))]
 
@@ -76,7 +84,7 @@ def submit(job: Job, root: str | Path = ".", *, namespace: str | None = None, co
 
 
 def render(job: Job, root: str | Path = ".", *, namespace: str | None = None) -> list[dict[str, Any]]:
-    """Return the manifests that `submit` would create, without asking a cluster: the PyTorchJob and its ConfigMaps.
+    """Return the manifests that `submit` would create, without asking a cluster: the job and what it owns.
 
     The files that the job needs are looked up below ``root``. The defaults of a namespace are not applied.
     """

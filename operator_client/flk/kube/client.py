@@ -16,11 +16,11 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 import urllib3
-from urllib3.exceptions import ConnectTimeoutError, HTTPError, LocationParseError, SSLError
+from urllib3.exceptions import ConnectTimeoutError, HTTPError
 
 from flk.errors import ApiError, FlkError
 from flk.kube.credentials import Access
-from flk.kube.errors import RETRIED, error_from_connection, error_from_response, status_object
+from flk.kube.errors import RETRIED, error_from_connection, error_from_response, is_final, status_object
 from flk.kube.options import Exchange, connection_options
 from flk.kube.resources import Object, Target
 
@@ -95,7 +95,7 @@ class ApiClient:
                 reply = self._send(verb, target, query, body, timeout=timeout)
             except HTTPError as error:
                 problem: FlkError = error_from_connection(error, self.access.context)
-                if isinstance(error, SSLError | LocationParseError):
+                if is_final(error):
                     raise problem from None
                 unknown = not isinstance(error, ConnectTimeoutError)  # a refused connection is one too
             else:

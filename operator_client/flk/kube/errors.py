@@ -6,6 +6,7 @@ Only the API server's own messages are shown: any other text in an answer may ho
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final
 
 from urllib3.exceptions import HTTPError, LocationParseError, NewConnectionError, SSLError, TimeoutError
@@ -66,7 +67,7 @@ def error_from_connection(error: HTTPError, context: Context) -> ApiError:
     """Return the error for a request that got no answer."""
     if isinstance(error, LocationParseError):
         return NoConfigError(f"the server {context.server!r} of context {context.name} is not an address")
-    if isinstance(error, SSLError):
+    if is_final(error):
         reason = _innermost(error).partition(" (_ssl.c:")[0]  # the line of Python's source helps nobody
         if "WRONG_VERSION_NUMBER" in reason or "RECORD_LAYER_FAILURE" in reason:  # by the version of OpenSSL
             return UnreachableError(
@@ -85,6 +86,16 @@ def error_from_connection(error: HTTPError, context: Context) -> ApiError:
     )
 
 
+def is_final(error: HTTPError) -> bool:
+    """Return whether a request without an answer would fail again: a wrong address, protocol or certificate.
+
+    A connection that is closed in the TLS handshake is none of these: a proxy does so while its server is away.
+    """
+    if isinstance(error, SSLError):
+        return "UNEXPECTED_EOF" not in _innermost(error)
+    return isinstance(error, LocationParseError)
+
+
 def status_object(body: bytes) -> dict[str, Any]:
     """Return the Kubernetes Status that an answer holds, empty if it holds something else."""
     try:
@@ -98,6 +109,9 @@ def _forbidden(message: str, verb: str, target: Target, context: Context) -> For
     scope = f" -n {target.namespace}" if target.namespace else " -A"
     _, _, rest = message.partition('User "')
     user = rest.partition('"')[0]
+    needed = re.search(r"cannot (\w+) resource", message)
+    if needed and target.resource.subresource:
+        verb = needed[1]  # a WebSocket needs "get" or "create", by the version of the API server
     return ForbiddenError(
         f"no permission to {verb} {target.resource}{target.location or ' in all namespaces'}"
         + (f" (as {user})" if user else ""),
@@ -115,6 +129,8 @@ def _not_found(known: bool, details: dict[str, Any], target: Target, context: Co
             hint=_INSTALL,
             status=404,
         )
+    if not known:
+        return MissingApiError(f"the cluster of context {context.name} does not serve {resource}", status=404)
     if details.get("kind") == "namespaces":
         return ApiError(
             f"there is no namespace {details.get('name')} in the cluster of context {context.name}",

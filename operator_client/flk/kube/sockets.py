@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -24,26 +26,75 @@ STDIN, STDOUT, STDERR, STATUS, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
 _EXEC: Final = ["v5.channel.k8s.io", "v4.channel.k8s.io"]
 _PORT_FORWARD: Final = ["v4.channel.k8s.io"]
 _CONNECT: Final = 10.0  # seconds
+SIZE_LIMIT: Final = 1 << 26  # bytes of output that `execute` holds
+
+
+@dataclass(frozen=True)
+class Executed:
+    """How a command in a container ended."""
+
+    code: int
+    stdout: bytes
+    stderr: bytes
+
+
+def execute(access: Access, target: Target, command: Sequence[str], *, container: str, timeout: float) -> Executed:
+    """Run a command without input and wait until it has ended, at most ``timeout`` seconds.
+
+    ``target`` is the subresource ``exec`` of a pod. Raises ForbiddenError without the right to create it,
+    UnreachableError if the connection breaks, the time is over or the output is larger than 64 MiB, ApiError if the
+    command cannot start.
+    """
+    output = {STDOUT: bytearray(), STDERR: bytearray()}
+
+    def write(channel: int, data: bytes) -> None:
+        output[channel] += data
+        if sum(map(len, output.values())) > SIZE_LIMIT:
+            raise UnreachableError(f"{target.name} wrote more than {SIZE_LIMIT >> 20} MiB")
+
+    remote = RemoteCommand(access, target, command, container=container, stdin=False)
+    try:
+        code = remote.run(write, timeout=timeout)
+    finally:
+        remote.close()
+    return Executed(code, bytes(output[STDOUT]), bytes(output[STDERR]))
 
 
 class RemoteCommand:
     """A command that runs in a container. One thread may read while another writes."""
 
-    def __init__(self, access: Access, target: Target, command: Sequence[str], *, container: str, tty: bool) -> None:
+    def __init__(
+        self,
+        access: Access,
+        target: Target,
+        command: Sequence[str],
+        *,
+        container: str,
+        stdin: bool = True,
+        tty: bool = False,
+    ) -> None:
         """Start the command. Raises ApiError if the API server refuses it."""
-        flags = {"container": container, "stdin": "true", "stdout": "true", "stderr": str(not tty).lower()}
-        pairs = [*flags.items(), ("tty", str(tty).lower()), *(("command", word) for word in command)]
-        self._socket = _open(access, target, pairs, _EXEC)
+        flags = {"stdin": stdin, "stdout": True, "stderr": not tty, "tty": tty}
+        pairs = [(name, str(value).lower()) for name, value in flags.items()]
+        self._target = target
+        self._socket = _open(
+            access, target, [("container", container), *pairs, *(("command", word) for word in command)], _EXEC
+        )
 
-    def run(self, write: Callable[[int, bytes], None]) -> int:
+    def run(self, write: Callable[[int, bytes], None], *, timeout: float | None = None) -> int:
         """Hand on the output, with STDOUT or STDERR, until the command ends; return its exit code.
 
-        Raises UnreachableError if the connection breaks before.
+        Raises UnreachableError if the connection breaks before, or after ``timeout`` seconds.
         """
+        ends = None if timeout is None else time.monotonic() + timeout
         while True:
+            if ends is not None:
+                self._socket.settimeout(max(0.001, ends - time.monotonic()))
             data = _receive(self._socket)
+            if ends is not None and time.monotonic() >= ends:
+                raise UnreachableError(f"the command in {self._target.name} did not end within {timeout:g} seconds")
             if data is None:
-                raise UnreachableError("the connection to the container ended before the command did")
+                raise UnreachableError(f"the connection to {self._target.name} ended before the command did")
             if data[:1] == bytes([STATUS]):
                 return _exit_code(json.loads(data[1:]))
             if data[1:]:
@@ -126,25 +177,34 @@ def _open(access: Access, target: Target, pairs: Sequence[tuple[str, str]], prot
 
 
 def _connect(access: Access, url: str, headers: urllib3.HTTPHeaderDict, protocols: Sequence[str]) -> Any:
-    options = access.pool.connection_pool_kw
-    secure: dict[str, Any] = {}
-    if url.startswith("wss:"):
-        secure = {"context": options["ssl_context"]}
-        if options.get("server_hostname"):
-            secure["server_hostname"] = options["server_hostname"]
-    proxy = getattr(access.pool, "proxy", None)
-    through = {"http_proxy_host": proxy.host, "http_proxy_port": proxy.port, "proxy_type": "http"} if proxy else {}
     connection = websocket.create_connection(
         url,
         timeout=_CONNECT,
         header=[f"{name}: {value}" for name, value in headers.iteritems()],
         subprotocols=list(protocols),
-        sslopt=secure,
         suppress_origin=True,
-        **(through or {"http_no_proxy": ["*"]}),
+        **_transport(access),
     )
     connection.settimeout(None)
     return connection
+
+
+def _transport(access: Access) -> dict[str, Any]:
+    """Return TLS and proxy of the pool of connections to this API server, as options of websocket-client."""
+    pool = access.pool.connection_pool_kw
+    tls = {"context": pool.get("ssl_context"), "server_hostname": pool.get("server_hostname")}
+    secure = {name: value for name, value in tls.items() if value}
+    proxy = access.pool.proxy
+    if proxy is None:
+        return {"sslopt": secure, "http_no_proxy": ["*"]}
+    user, _, password = (proxy.auth or "").partition(":")
+    return {
+        "sslopt": secure,
+        "http_proxy_host": proxy.host,
+        "http_proxy_port": proxy.port,
+        "http_proxy_auth": (user, password) if user else None,
+        "proxy_type": "http",
+    }
 
 
 def _exit_code(status: Any) -> int:

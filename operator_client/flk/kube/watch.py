@@ -12,12 +12,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from flk.errors import ApiError, ForbiddenError, MissingApiError
+from flk.errors import ApiError
 from flk.kube.client import ApiClient
 from flk.kube.resources import Object, Target
 
 IDLE: Final = 90.0  # seconds without a change or a bookmark (the server sends one a minute) before a new watch
 OUTAGE: Final = 300.0  # seconds that the API server or a credentials plugin may fail
+# An API server that has just started may answer with these statuses to what it allowed before, for so many seconds: it
+# reads roles and definitions after it has begun to answer.
+_WHILE_STARTING: Final = frozenset({401, 403, 404})
+_STARTING: Final = 30.0
 _BACKOFFS: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)  # seconds between attempts
 
 
@@ -48,8 +52,8 @@ def list_and_watch(
 ) -> Iterator[Listed | Changed]:
     """Yield the collection and then its changes, without end.
 
-    Raises the error of the first list at once, and later what a new attempt cannot mend (a refused request) or what
-    has failed for ``outage`` seconds without an answer in between.
+    Raises the error of the first list at once, and later what has failed for ``outage`` seconds without an answer in
+    between. A request that is refused is tried again for a shorter time.
     """
     version, listed, failures = "", False, 0
     failing_since: float | None = None
@@ -73,15 +77,14 @@ def list_and_watch(
                     version = str((item.get("metadata") or {}).get("resourceVersion") or version)
                     if kind in ("ADDED", "MODIFIED", "DELETED"):
                         yield Changed(item, kind == "DELETED")
-        except (ForbiddenError, MissingApiError):
-            raise
         except ApiError as error:
+            starting = error.status in _WHILE_STARTING
             if error.status == 410:
                 version = ""
-            elif not listed or (400 <= error.status < 500 and error.status != 429):
+            elif not listed or (400 <= error.status < 500 and error.status != 429 and not starting):
                 raise
             failing_since = clock() if failing_since is None else failing_since
-            if clock() - failing_since > outage:
+            if clock() - failing_since > (_STARTING if starting else outage):
                 raise
         sleep(_BACKOFFS[min(failures, len(_BACKOFFS) - 1)])
         failures += 1

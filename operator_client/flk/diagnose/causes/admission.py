@@ -1,15 +1,16 @@
-"""Causes before any pod exists: the operator does not act, or the API server refuses the pods."""
+"""Causes of pods that do not exist: the operator does not act, or the API server refuses them."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-from flk.diagnose.causes.row import Cause, Found, event_evidence
-from flk.diagnose.model import Evidence, PodPhase
+from flk.diagnose.causes.row import Cause, Found, event_evidence, names, subject
+from flk.diagnose.model import Evidence, PodPhase, PodState
 from flk.diagnose.picture import Picture
 from flk.kube import Object
-from flk.units import plural, short_duration
+from flk.targets.controllers import CONTROLLERS, trouble
+from flk.units import plural, short_duration, timestamp
 from flk_runtime.contract import ExitCode
 
 OPERATOR_DELAY: Final = 15.0  # seconds after a job's creation in which the operator should have seen it
@@ -20,6 +21,10 @@ _LIMIT: Final = re.compile(
 )
 _POD_SECURITY: Final = re.compile(r'violates PodSecurity "([^"]+)": (.*)')
 _ACCOUNT: Final = re.compile(r'error looking up service account \S+: serviceaccount "([^"]+)" not found')
+_INSTALL: Final = {
+    "pytorchjob": "; `k8s/install-operator` installs it",
+    "trainjob": "; `k8s/install-trainer` installs it",
+}
 _PRIORITY: Final = re.compile(r"no PriorityClass with name (\S+) was found")
 _DENIED: Final = re.compile(r'admission webhook "([^"]+)" denied the request:? ?(.*)')
 _POLICY: Final = re.compile(r"ValidatingAdmissionPolicy '([^']+)'(?: with binding '[^']+')? denied request: (.*)")
@@ -32,32 +37,80 @@ def _managed_elsewhere(picture: Picture) -> Found | None:
         return None
     return Found(
         f"the training operator leaves this job alone because its manager is {manager}, which has not acted on it",
-        f"{picture.kubectl(f'describe pytorchjob {picture.name}')} shows spec.runPolicy.managedBy; create the job "
-        "without "
-        "that field to have it run in this cluster",
-        [Evidence(f"PyTorchJob {picture.name}", manager, "spec.runPolicy.managedBy", picture.created)],
+        f"{picture.describe} shows spec.runPolicy.managedBy; create the job without that field to have it run in this "
+        "cluster",
+        [Evidence(picture.subject, manager, "spec.runPolicy.managedBy", picture.created)],
     )
+
+
+def awaits_controller(picture: Picture) -> bool:
+    """Return whether a job has lacked pods for some seconds and no event says why: its controller may be away."""
+    if picture.suspended or picture.failed or picture.succeeded or picture.now - picture.created < OPERATOR_DELAY:
+        return False
+    return bool(_lacking(picture) or not picture.pods) and not refusals(picture)
+
+
+def _lacking(picture: Picture) -> list[PodState]:
+    """Return the pods that the controller has to create, and those that have ended and that it has to replace."""
+    return [
+        pod
+        for pod in picture.pods
+        if pod.phase == PodPhase.MISSING or (pod.phase == PodPhase.FAILED and not pod.failed_permanently)
+    ]
 
 
 def _operator_not_running(picture: Picture) -> Found | None:
-    age = picture.now - picture.created
-    untouched = not picture.seen_by_operator and all(pod.phase == PodPhase.MISSING for pod in picture.pods)
-    if not untouched or age < OPERATOR_DELAY:
+    if not awaits_controller(picture):
         return None
+    away = _away(picture)
+    untouched = not picture.seen_by_operator and all(pod.phase == PodPhase.MISSING for pod in picture.pods)
+    if away is not None or not untouched:
+        return away
+    remedy = f"{picture.target.controller_pods} shows the operator's pod{_INSTALL.get(picture.target.name, '')}"
     return Found(
-        "the training operator has not touched the job: it does not run in this cluster, or it does not watch this "
-        "namespace",
-        "kubectl get pods -A -l control-plane=kubeflow-training-operator shows the operator's pod; "
-        "`k8s/install-operator` installs it",
-        [
-            Evidence(
-                f"PyTorchJob {picture.name}",
-                f"no conditions, {short_duration(age)} after its creation",
-                "status",
-                picture.created,
-            )
-        ],
+        f"{picture.target.controller} has not touched the job: it does not run in this cluster, or it does not watch "
+        "this namespace",
+        remedy,
+        [_untouched(picture)],
     )
+
+
+def _away(picture: Picture) -> Found | None:
+    """Return that the Deployment of a controller of the job has no pod that is ready, as far as it could be read."""
+    for controller in CONTROLLERS[picture.target.name]:
+        deployments = picture.around.controllers.get(controller.check, ())
+        troubles = [trouble(controller, deployment) for deployment in deployments]
+        if not troubles or troubles[0] is None or None in troubles:
+            continue
+        first, lacking = deployments[0]["metadata"], _lacking(picture)
+        changed = max((timestamp(entry.get("time")) for entry in first.get("managedFields") or []), default=0.0)
+        where = f"Deployment {first['name']} in namespace {first['namespace']}"
+        context = f"--context {picture.context} " if picture.context else ""
+        gone = picture.seen_by_operator and lacking
+        return Found(
+            f"{controller.name} {troubles[0].found}, so nothing creates {subject(lacking) if lacking else 'its pods'}",
+            f"kubectl {context}{troubles[0].remedy}",
+            [
+                Evidence(where, troubles[0].value, troubles[0].field, changed),
+                _absence(lacking[0]) if gone else _untouched(picture),
+            ],
+            names(lacking),
+            since=max(changed, picture.created),
+        )
+    return None
+
+
+def _untouched(picture: Picture) -> Evidence:
+    age = short_duration(picture.now - picture.created)
+    return Evidence(picture.subject, f"no conditions, {age} after its creation", "status", picture.created)
+
+
+def _absence(pod: PodState) -> Evidence:
+    """Return that a pod does not exist, or has ended and is still there."""
+    if pod.phase == PodPhase.MISSING:
+        return Evidence(f"pod {pod.name}", "it does not exist")
+    text = f"it has ended ({pod.reason or f'exit code {pod.exit_code}'}) and was not replaced"
+    return Evidence(f"pod {pod.name}", text, "status.phase", pod.ended or 0.0)
 
 
 def refusals(picture: Picture) -> list[Object]:
@@ -197,14 +250,13 @@ def _refused(picture: Picture) -> Found | None:
     event, match, words, absent = found
     return Found(
         f"{words}: {match[1] or match[2]}",
-        f"change what the API server refuses; {picture.kubectl(f'describe pytorchjob {picture.name}')} shows all "
-        "events",
+        f"change what the API server refuses; {picture.describe} shows all events",
         [event_evidence(event)],
         absent,
     )
 
 
-_READ: Final = "flk reads the event FailedCreatePod of the PyTorchJob."
+_READ: Final = "flk reads the event FailedCreatePod (or FailedCreate) of the job."
 ADMISSION: Final = (
     Cause(
         "ManagedElsewhere",
@@ -217,9 +269,10 @@ ADMISSION: Final = (
     ),
     Cause(
         "OperatorNotRunning",
-        "The training operator does not act on the job",
-        "The job has no conditions, no pods and no events some seconds after its creation. The operator does not run, "
-        "watches other namespaces only, or is overloaded.",
+        "The operator does not act on the job",
+        "The job has no conditions, no pods and no events some seconds after its creation, or pods that are gone are "
+        "not replaced. The operator does not run, watches other namespaces only, or is overloaded. flk reads the "
+        "operator's Deployment, if you may read it. Pods that run need no operator.",
         "`flk doctor` checks the operator. The administrator of the cluster can start or install it.",
         _operator_not_running,
         grace=120,

@@ -53,7 +53,7 @@ def failure_evidence(picture: Picture, failure: Failure) -> list[Evidence]:
     if condition:
         text = " ".join(str(condition.get("message", "")).split())
         time = timestamp(condition.get("lastTransitionTime"))
-        found.append(Evidence(f"PyTorchJob {picture.name}", text, "status.conditions[Failed]", time))
+        found.append(Evidence(picture.subject, text, "status.conditions[Failed]", time))
     return found
 
 
@@ -109,7 +109,7 @@ def _deadline(picture: Picture) -> Found | None:
     evidence = failure_evidence(picture, failure) if failure and by_launcher else []
     if by_operator:
         time = timestamp(condition.get("lastTransitionTime"))
-        evidence.append(Evidence(f"PyTorchJob {picture.name}", message, "status.conditions[Failed]", time))
+        evidence.append(Evidence(picture.subject, message, "status.conditions[Failed]", time))
     return Found(text, "submit with a longer --deadline; with --checkpoint the job continues where it ended", evidence)
 
 
@@ -119,7 +119,7 @@ def _invalid_job(picture: Picture) -> Found | None:
         return None
     message = " ".join(str(condition.get("message", "")).split())
     evidence = Evidence(
-        f"PyTorchJob {picture.name}",
+        picture.subject,
         message,
         "status.conditions[Failed]",
         timestamp(condition.get("lastTransitionTime")),
@@ -135,7 +135,7 @@ def _unknown_end(picture: Picture) -> Found | None:
     condition = picture.conditions.get("Failed") or {}
     message = " ".join(str(condition.get("message", "")).split()) or "the operator gives no reason"
     evidence = Evidence(
-        f"PyTorchJob {picture.name}",
+        picture.subject,
         message,
         "status.conditions[Failed]",
         timestamp(condition.get("lastTransitionTime")),

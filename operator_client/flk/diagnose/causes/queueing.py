@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from flk.diagnose.causes.row import Cause, Found, names
+from flk.diagnose.causes.row import Cause, Found, names, pod_evidence
 from flk.diagnose.model import Evidence, PodPhase
 from flk.diagnose.picture import Picture
 from flk.kube import Object
@@ -27,7 +27,7 @@ def _workload_evidence(workload: Object, condition: Object) -> Evidence:
 def _suspend_evidence(picture: Picture) -> Evidence:
     condition = picture.conditions.get("Suspended") or {}
     since = timestamp(condition.get("lastTransitionTime")) or picture.created
-    return Evidence(f"PyTorchJob {picture.name}", "true", "spec.runPolicy.suspend", since)
+    return Evidence(picture.subject, "true", picture.target.suspend_path, since)
 
 
 def _preempted(picture: Picture) -> Found | None:
@@ -47,7 +47,7 @@ def _queued(picture: Picture) -> Found | None:
     if not picture.suspended or not picture.queue:
         return None
     evidence = [
-        Evidence(f"PyTorchJob {picture.name}", picture.queue, "metadata.labels[kueue.x-k8s.io/queue-name]"),
+        Evidence(picture.subject, picture.queue, "metadata.labels[kueue.x-k8s.io/queue-name]"),
         _suspend_evidence(picture),
     ]
     for workload in picture.around.workloads:
@@ -72,30 +72,45 @@ def _suspended(picture: Picture) -> Found | None:
     if not picture.suspended or picture.queue:
         return None
     return Found(
-        "the job is suspended: spec.runPolicy.suspend is true, and no queue has set it",
+        f"the job is suspended: {picture.target.suspend_path} is true, and no queue has set it",
         f"{picture.flk('resume')} starts it",
         [_suspend_evidence(picture)],
     )
+
+
+def _unscheduled(group: Object) -> Object:
+    """Return the condition of a PodGroup that says that its pods do not fit; empty if there is none."""
+    known = {"Unschedulable": "True", "PodGroupScheduled": "False"}  # Volcano's, and Kubernetes' own
+    found = [
+        _condition(group, kind) for kind, status in known.items() if _condition(group, kind).get("status") == status
+    ]
+    return found[0] if found else {}
 
 
 def _waiting_for_gang(picture: Picture) -> Found | None:
     waiting = [pod for pod in picture.pods if pod.phase in (PodPhase.MISSING, PodPhase.PENDING)]
     for group in picture.around.pod_groups if waiting else ():
         phase = str((group.get("status") or {}).get("phase") or "")
-        unscheduled = _condition(group, "Unschedulable")
-        if phase in ("Pending", "Inqueue", "Unknown") or unscheduled.get("status") == "True":
+        unscheduled = _unscheduled(group)
+        if phase in ("Pending", "Inqueue", "Unknown") or unscheduled:
             message = str(unscheduled.get("message") or f"its pod group is {phase}")
-            need = (group.get("spec") or {}).get("minMember")
+            spec = group.get("spec") or {}
+            gang = (spec.get("schedulingPolicy") or {}).get("gang") or {}
+            need = spec.get("minMember") or gang.get("minCount")
+            # The scheduler says of each pod but one that it waits for the group, and of that one what is missing.
+            unfit = next((pod for pod in waiting if pod.message.partition("/")[0].isdigit()), None)
+            lacks = f": {unfit.message.partition('. ')[0]}" if unfit else f": {message}"
             return Found(
-                f"the scheduler starts {need} pods together or none, and there is no room for all: {message}",
+                f"the scheduler starts {need} pods together or none, and there is no room for all{lacks}",
                 f"{picture.kubectl(f'describe podgroup {picture.name}')} shows what is missing",
                 [
                     Evidence(
                         f"PodGroup {group['metadata']['name']}",
                         message,
-                        "status.conditions[Unschedulable]" if unscheduled else "status.phase",
+                        f"status.conditions[{unscheduled.get('type')}]" if unscheduled else "status.phase",
                         timestamp(unscheduled.get("lastTransitionTime")),
-                    )
+                    ),
+                    *([pod_evidence(picture, unfit, "status.conditions[PodScheduled]")] if unfit else []),
                 ],
                 names(waiting),
             )
@@ -124,7 +139,7 @@ QUEUEING: Final = (
     Cause(
         "Suspended",
         "The job is suspended",
-        "spec.runPolicy.suspend is true, and the job is in no queue. Somebody has suspended it.",
+        "The job's field suspend is true, and the job is in no queue. Somebody has suspended it.",
         "`flk resume JOB` starts it again.",
         _suspended,
         ExitCode.RUNNING,

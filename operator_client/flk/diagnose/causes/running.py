@@ -221,6 +221,8 @@ def _unresolved(picture: Picture) -> Found | None:
     found = _last_lines(picture, _NO_LEADER)
     if not found or not any(words in found[2][4] for words in _UNRESOLVED):
         return None
+    if picture.pods[0].phase != PodPhase.RUNNING:
+        return None  # its service has no endpoint before it runs, at first or in the place of a lost pod
     name, line, match = found
     return Found(
         f"{name} cannot resolve the name {match[1]} of the first pod ({match[4].strip()})",

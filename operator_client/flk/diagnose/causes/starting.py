@@ -279,7 +279,7 @@ def _recreated_again_and_again(picture: Picture) -> Found | None:
     return Found(
         f"{name} ends with exit code {code} and is created again and again; it never gets further",
         f"{picture.kubectl(f'logs {name} -f')} shows what it prints next time; then {picture.flk('delete')}",
-        [Evidence(f"event of PyTorchJob {picture.name}", text, time=event_time(event))],
+        [Evidence(f"event of {picture.subject}", text, time=event_time(event))],
         [name],
     )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from flk.diagnose.causes.admission import ADMISSION
+from flk.diagnose.causes.deadlock import DEADLOCK
+from flk.diagnose.causes.deletion import DELETION
 from flk.diagnose.causes.ending import ENDING
 from flk.diagnose.causes.images import IMAGES
 from flk.diagnose.causes.queueing import QUEUEING
@@ -17,13 +19,26 @@ from flk.diagnose.model import Finding
 from flk.diagnose.picture import Picture
 
 # Within each group the row that says most comes first, and the last row takes what the others do not know.
-GROUPS: Final = (QUEUEING, ADMISSION, IMAGES, STARTING, VOLUMES, SCHEDULING, (UNSCHEDULABLE,), RUNNING, ENDING)
+GROUPS: Final = (
+    QUEUEING,
+    DEADLOCK,
+    ADMISSION,
+    IMAGES,
+    STARTING,
+    VOLUMES,
+    SCHEDULING,
+    (UNSCHEDULABLE,),
+    RUNNING,
+    ENDING,
+    DELETION,
+)
 CAUSES: Final[tuple[Cause, ...]] = tuple(cause for group in GROUPS for cause in group)
 
 
 # Ends that say little. What kept a pod away, or what ended it from outside, explains them.
 _ABSENT: Final = ("RendezvousTimeout", "PodLost", "FailedWithoutTrace")
 _SHALLOW: Final = ("ExitedWithCode", "KilledBySignal", "Failed")
+LATER: Final = tuple(cause.code for cause in DELETION)  # what kept a job from running says more than that it is gone
 _FROM_OUTSIDE: Final = ("Evicted", "Preempted", "NodeLost")
 
 
@@ -32,12 +47,17 @@ def find(picture: Picture) -> list[Finding]:
 
     Of each group only the first row that matches counts, because later rows say less of the same. A job that has failed
     is explained by its end, unless that says little: then by what kept a pod away, or ended it from outside. In a job
-    that has not ended, what does not resolve by itself comes before what does.
+    that has not ended, what does not resolve by itself comes before what does. Of a job that is gone, or whose pods
+    are, a cause that was found before comes first: what it was read from may be gone too.
     """
     if picture.succeeded and not picture.failed:
         return []
+    before = picture.kept.cause if picture.kept else None
     found: list[Finding] = []
     for group in GROUPS:
+        if before is not None and before.code in {cause.code for cause in group}:
+            found.append(before)
+            continue
         for cause in group:
             finding = cause.finding(picture)
             if finding is not None:
@@ -45,8 +65,10 @@ def find(picture: Picture) -> list[Finding]:
                 break
     named = {pod for finding in found if finding.code != UNSCHEDULABLE.code for pod in finding.pods}
     found = [f for f in found if f.code != UNSCHEDULABLE.code or not named & set(f.pods)]  # others say more of the pods
+    if before is not None:
+        return sorted(found, key=lambda finding: (finding is not before, finding.code in LATER))
     if not picture.failed:
-        return sorted(found, key=lambda finding: finding.resolves_itself)
+        return sorted(found, key=lambda finding: (finding.code in LATER, finding.resolves_itself))
     codes = {cause.code for cause in ENDING}
     end = next((finding for finding in found if finding.code in codes), None)
     return sorted(found, key=lambda finding: (not _explains(finding, end), finding is not end))

@@ -1,11 +1,13 @@
-"""Evidence: what flk keeps of a job in the user's state folder, for when its pods or the job itself are gone.
+"""Evidence: what is kept of a job for when its pods or the job itself are gone.
 
-A `Recorder` writes it while flk follows or waits for a job, `find` reads it. The package keeps objects, events,
-records, states and last lines, and derives nothing. `flk.jobs` and `flk.cli` import it.
+A `Recorder` writes it to the user's state folder while flk follows or waits for a job, and the launchers write their
+record to the cluster. `find` reads both. The package keeps objects, events, records, states, last lines and the last
+cause, and derives nothing. `flk.jobs` and `flk.cli` import it.
 """
 
-from flk.jobs.evidence.model import KeptJob, StateChange
+from flk.jobs.evidence.cluster import find
+from flk.jobs.evidence.model import KeptCause, KeptJob, StateChange
 from flk.jobs.evidence.recorder import Recorder
-from flk.jobs.evidence.store import Store, find
+from flk.jobs.evidence.store import Store
 
-__all__ = ["KeptJob", "Recorder", "StateChange", "Store", "find"]
+__all__ = ["KeptCause", "KeptJob", "Recorder", "StateChange", "Store", "find"]

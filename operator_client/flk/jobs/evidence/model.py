@@ -1,4 +1,4 @@
-"""KeptJob and StateChange: what is kept of one job, as plain data, and its form as JSON."""
+"""KeptJob, KeptCause and StateChange: what is kept of one job, as plain data, and its form as JSON."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from flk.diagnose import Evidence, Finding
 from flk.kube import Object
 from flk_runtime.contract import JobRecord
 
@@ -23,6 +24,15 @@ class StateChange:
     message: str = ""
 
 
+@dataclass(frozen=True)
+class KeptCause:
+    """The cause of a job's state, with its evidence. What it was read from may be gone when somebody asks for it."""
+
+    time: float  # when it was seen last; seconds since the epoch, by the API server's clock
+    phase: str  # of the job then
+    finding: Finding
+
+
 @dataclass
 class KeptJob:
     """What was seen of one job. Objects are those of the API, without what nobody needs and without secrets."""
@@ -34,8 +44,10 @@ class KeptJob:
     record: JobRecord | None = None  # the launchers' last record
     lines: dict[str, list[str]] = field(default_factory=dict)  # by pod: the last lines of its log, with their tags
     states: list[StateChange] = field(default_factory=list)  # oldest first
+    cause: KeptCause | None = None  # of the last state before the deletion; None: nothing was wrong
     updated: float = 0.0  # when flk last saw the job; seconds since the epoch, by the API server's clock
     deleted: float | None = None  # when flk saw that the job was deleted
+    place: str = "on this machine"  # where it is kept, for messages; not written
 
     @property
     def name(self) -> str:
@@ -50,6 +62,7 @@ class KeptJob:
     def to_json(self) -> str:
         """Return everything as one line of JSON."""
         data = {"schema": SCHEMA, **asdict(self), "record": self.record and asdict(self.record)}
+        del data["place"]
         return json.dumps(data, separators=(",", ":"))
 
     @classmethod
@@ -70,6 +83,13 @@ class KeptJob:
             record=JobRecord.from_dict(data["record"]) if data["record"] else None,
             lines={pod: list(lines) for pod, lines in data["lines"].items()},
             states=[StateChange(**change) for change in data["states"]],
+            cause=_cause(data["cause"]) if data["cause"] else None,
             updated=float(data["updated"]),
             deleted=data["deleted"],
         )
+
+
+def _cause(data: Mapping[str, Any]) -> KeptCause:
+    finding = data["finding"]
+    evidence = [Evidence(**item) for item in finding["evidence"]]
+    return KeptCause(float(data["time"]), data["phase"], Finding(**{**finding, "evidence": evidence}))

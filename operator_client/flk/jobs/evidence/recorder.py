@@ -10,12 +10,13 @@ from dataclasses import replace
 from typing import Final
 
 from flk.jobs.client import JobClient
-from flk.jobs.evidence.model import KeptJob, StateChange
+from flk.jobs.evidence.model import KeptCause, KeptJob, StateChange
 from flk.jobs.evidence.redaction import kept_event, kept_job, kept_pod
 from flk.jobs.evidence.store import Store
 from flk.jobs.follower import ObservedJob
-from flk.jobs.state import State
+from flk.jobs.state import Phase, PodPhase, State
 from flk.kube import Object
+from flk.targets import target_of
 from flk_runtime.contract import JobRecord
 
 WRITE_EVERY: Final = 5.0  # seconds between two writes of what has changed
@@ -95,8 +96,8 @@ class Recorder:
     def close(self) -> None:
         """Write what is new, and delete what is old."""
         with self._lock:
-            if self._changed and self._evidence is not None:
-                self._write()
+            if self._evidence is not None:
+                self._write()  # even if nothing else has changed: when the job was seen last
             if self._evidence is not None and not self._broken:
                 try:
                     self._store.prune()
@@ -112,8 +113,7 @@ class Recorder:
             for pod, lines in self._evidence.lines.items():
                 # Lines that were read meanwhile are newer, and may be the same.
                 self._lines.setdefault(pod, deque(lines))
-            replicas = ((job.get("spec") or {}).get("pytorchReplicaSpecs") or {}).values()
-            pods = sum(int((spec or {}).get("replicas") or 1) for spec in replicas)
+            pods = sum(replicas.count for replicas in target_of(job).replicas(job).values())
             fewest, most = LINES_OF_A_POD
             self._lines_of_a_pod = max(fewest, min(most, MAX_LINES // max(1, pods)))
         if self._is_new(job):
@@ -143,6 +143,19 @@ class Recorder:
         change = StateChange(evidence.updated, str(state.phase), state.reason, state.message)
         if not evidence.states or replace(evidence.states[-1], time=change.time) != change:
             evidence.states = [*evidence.states, change][-MAX_STATES:]
+            self._changed = True
+        self._take_cause(evidence, state)
+
+    def _take_cause(self, evidence: KeptJob, state: State) -> None:
+        """Take over the cause of a state, unless it can only say less than the one that is kept."""
+        before = evidence.cause
+        if state.phase in (Phase.TERMINATING, Phase.DELETED):
+            return  # the cause is what was wrong before
+        if before and before.phase == state.phase == Phase.FAILED and _lacks_pods(state):
+            return
+        found = state.cause
+        evidence.cause = KeptCause(evidence.updated, str(state.phase), found) if found else None
+        if _summary(before) != _summary(evidence.cause):
             self._changed = True
 
     def _is_new(self, item: Object) -> bool:
@@ -174,3 +187,12 @@ class Recorder:
     def _complain(self, error: OSError) -> None:
         self._broken = True
         self._note(f"nothing can be kept of this job for later: {error.strerror or error}: {self._store.folder}")
+
+
+def _lacks_pods(state: State) -> bool:
+    return any(pod.phase == PodPhase.MISSING for pod in state.pods)
+
+
+def _summary(cause: KeptCause | None) -> tuple[str, ...]:
+    """Return what of a cause does not count up."""
+    return (cause.phase, cause.finding.code, cause.finding.sentence) if cause else ()

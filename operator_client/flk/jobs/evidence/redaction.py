@@ -19,18 +19,28 @@ _NOT_OF_CONTAINERS: Final = ("env", "envFrom", "command", "args", "lifecycle")
 
 
 def kept_job(job: Object) -> Object:
-    """Return a copy of a PyTorchJob in which values that may be secrets are replaced by ``***``."""
+    """Return a copy of a job in which values that may be secrets are replaced by ``***``."""
     kept = copy.deepcopy({**job, "metadata": _metadata(job)})
-    for replica in ((kept.get("spec") or {}).get("pytorchReplicaSpecs") or {}).values():
-        spec = ((replica or {}).get("template") or {}).get("spec") or {}
-        for container in [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]:
-            for variable in container.get("env") or []:
+    _redact(kept.get("spec"))
+    return kept
+
+
+def _redact(node: Any) -> None:
+    """Replace what may be secret in everything below a node that has an environment or a command, as containers do."""
+    if isinstance(node, list):
+        for item in node:
+            _redact(item)
+    if not isinstance(node, dict):
+        return
+    for key, value in node.items():
+        if key == "env" and isinstance(value, list):
+            for variable in value:
                 if "value" in variable and _SECRET_NAME.search(str(variable.get("name", ""))):
                     variable["value"] = REDACTED
-            for words in ("command", "args"):
-                if container.get(words):
-                    container[words] = _without_secrets(container[words])
-    return kept
+        elif key in ("command", "args") and isinstance(value, list):
+            node[key] = _without_secrets(value)
+        else:
+            _redact(value)
 
 
 def kept_pod(pod: Object) -> Object:

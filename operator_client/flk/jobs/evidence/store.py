@@ -28,11 +28,6 @@ _SUFFIX: Final = ".json.gz"
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 
-def find(client: JobClient, name: str, uid: str | None = None) -> KeptJob | None:
-    """Return what is kept of the job with that UID, or of the newest job of that name; None if nothing is."""
-    return Store(client).find(name, uid)
-
-
 class Store:
     """The evidence of the jobs of one namespace of a cluster."""
 

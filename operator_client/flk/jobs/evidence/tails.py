@@ -10,8 +10,8 @@ from flk.errors import FlkError
 from flk.jobs.client import JobClient
 from flk.jobs.evidence.recorder import LINES_OF_A_POD, Recorder
 from flk.kube import Object
+from flk.targets import CONTAINERS
 from flk_runtime import contract
-from flk_runtime.contract import CONTAINER
 
 MAX_PODS: Final = 64  # pods of one job whose logs are read: those that failed before those that succeeded
 THREADS: Final = 4
@@ -34,26 +34,26 @@ class TailReader:
             uid = pod["metadata"]["uid"]
             if uid not in self._read and len(self._read) < MAX_PODS:
                 self._read.add(uid)
-                self._pending.append(self._pool.submit(self._read_tail, pod["metadata"]["name"]))
+                self._pending.append(self._pool.submit(self._read_tail, pod))
 
     def close(self, timeout: float) -> None:
         """Wait up to ``timeout`` seconds for what is being read."""
         wait(self._pending, timeout)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _read_tail(self, pod: str) -> None:
+    def _read_tail(self, pod: Object) -> None:
         try:
             with self._client.stream_log(pod, IDLE, tailLines=LINES_OF_A_POD[1]) as lines:
                 text = [line.decode(errors="replace") for line in lines]
         except FlkError:
             return  # the log is gone already; the record of the launcher may hold its end
-        self._recorder.set_lines(pod, [line for line in text if not contract.is_record(line)])
+        self._recorder.set_lines(pod["metadata"]["name"], [line for line in text if not contract.is_record(line)])
 
 
 def _exit_code(pod: Object) -> int | None:
     """Return the exit code of the training container, None while it runs."""
     for container in (pod.get("status") or {}).get("containerStatuses") or []:
-        if container.get("name") == CONTAINER:
+        if container.get("name") in CONTAINERS:
             ended = (container.get("state") or {}).get("terminated") or {}
             return ended.get("exitCode")
     return None

@@ -1,11 +1,15 @@
-"""Change jobs in a cluster: create a job with all its objects, suspend and resume it, restart it, delete it.
+"""Change jobs in a cluster: create a job with all its objects, scale, suspend and resume it, restart it, delete it.
+
+`delete_expired` deletes the jobs whose TTL has passed.
 
 `flk.jobs.submission` and commands import it.
 """
 
 from flk.jobs.lifecycle.creation import create_job, dry_run
 from flk.jobs.lifecycle.deletion import delete_jobs
+from flk.jobs.lifecycle.expiry import delete_expired
 from flk.jobs.lifecycle.restart import restart
+from flk.jobs.lifecycle.scaling import scale
 from flk.jobs.lifecycle.suspension import resume, suspend
 
-__all__ = ["create_job", "delete_jobs", "dry_run", "restart", "resume", "suspend"]
+__all__ = ["create_job", "delete_expired", "delete_jobs", "dry_run", "restart", "resume", "scale", "suspend"]

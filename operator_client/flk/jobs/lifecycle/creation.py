@@ -1,6 +1,6 @@
 """Create a job with all its objects, so that no pod starts before all of them exist.
 
-The PyTorchJob is created suspended, and marked as incomplete. Then come the objects that it owns. The last request
+The job is created suspended, and marked as incomplete. Then come the objects that it owns. The last request
 releases it. A submission that is killed in between leaves a suspended job, which has no pods and holds no node.
 """
 
@@ -13,17 +13,16 @@ from typing import Final
 
 from flk import labels
 from flk.errors import ConflictError, FlkError, ForbiddenError
-from flk.jobs.client import CONFIG_MAPS, JOBS, SECRETS, JobClient, age
+from flk.jobs.client import OWNED, JobClient, age, resource_of
 from flk.kube import Object, Resource, Target
+from flk.targets import target_of
 
 GARBAGE_TIMEOUT: Final = 30.0  # seconds in which the objects of a deleted job of the same name should be deleted
 OwnedObjects = Callable[[Object], Sequence[Object]]
 
-_RESOURCES: Final[dict[str, Resource]] = {"PyTorchJob": JOBS, "ConfigMap": CONFIG_MAPS, "Secret": SECRETS}
-
 
 def create_job(client: JobClient, manifests: Sequence[Object], owned: OwnedObjects = lambda job: ()) -> Object:
-    """Create a PyTorchJob (the first manifest) and the objects that it owns, release the job, and return it.
+    """Create a job (the first manifest) and the objects that it owns, release the job, and return it.
 
     It owns the other manifests and those that ``owned`` makes from the created job, whose UID they may need.
     May be repeated: a job with the same submission in its annotations counts as created by this call. Raises
@@ -36,7 +35,7 @@ def create_job(client: JobClient, manifests: Sequence[Object], owned: OwnedObjec
     try:
         job = client.api.call(
             "create",
-            client.target(JOBS),
+            client.target(resource_of(manifest)),
             body=_suspended(manifest),
             find_created=lambda: _find_created(client, manifest),
         )
@@ -83,18 +82,31 @@ def _check_on_server(client: JobClient, manifests: Sequence[Object]) -> None:
 
 def _suspended(manifest: Object) -> Object:
     job = copy.deepcopy(manifest)
-    job["spec"].setdefault("runPolicy", {})["suspend"] = True
+    _merge(job, target_of(job).suspension(True))
     job["metadata"].setdefault("annotations", {})[labels.INCOMPLETE] = "true"
     return job
 
 
 def _release(client: JobClient, manifest: Object, job: Object) -> Object:
-    """Let the operator start the job. A job that is in a queue stays suspended: Kueue starts it."""
+    """Let its controller start the job. A job that is in a queue stays suspended: Kueue starts it."""
     change: Object = {"metadata": {"uid": job["metadata"]["uid"], "annotations": {labels.INCOMPLETE: None}}}
     queued = labels.QUEUE in (job["metadata"].get("labels") or {})  # a webhook may have put it into a default queue
-    if not (queued or manifest["spec"].get("runPolicy", {}).get("suspend")):
-        change["spec"] = {"runPolicy": {"suspend": False}}
-    return client.api.call("patch", client.target(JOBS, job["metadata"]["name"]), body=change)
+    target = target_of(manifest)
+    if not (queued or target.suspended(manifest)):
+        change |= target.suspension(False)
+    return client.api.call("patch", client.target(resource_of(manifest), job["metadata"]["name"]), body=change)
+
+
+def _merge(base: Object, change: Object) -> None:
+    for key, value in change.items():
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            _merge(base[key], value)
+        else:
+            base[key] = value
+
+
+def _resource(manifest: Object) -> Resource:
+    return OWNED.get((manifest["apiVersion"], manifest["kind"])) or resource_of(manifest)
 
 
 def _create_owned(client: JobClient, manifest: Object, owner: Object) -> None:
@@ -106,7 +118,7 @@ def _create_owned(client: JobClient, manifest: Object, owner: Object) -> None:
     def find_created() -> Object | None:
         while True:
             try:
-                found = client.find(_RESOURCES[kind], name)
+                found = client.find(_resource(manifest), name)
             except ForbiddenError:
                 return None  # users may create Secrets without being able to read them
             if found is None:
@@ -127,13 +139,13 @@ def _create_owned(client: JobClient, manifest: Object, owner: Object) -> None:
 
 
 def _collection(client: JobClient, manifest: Object) -> Target:
-    return client.target(_RESOURCES[manifest["kind"]])
+    return client.target(_resource(manifest))
 
 
 def _find_created(client: JobClient, manifest: Object) -> Object | None:
     """Return the job if this submission has created it, None if there is none; else raise ConflictError."""
     name = manifest["metadata"]["name"]
-    found = client.find(JOBS, name)
+    found = client.find(resource_of(manifest), name)
     if found is None:
         return None
     annotations = found["metadata"].get("annotations") or {}
@@ -182,7 +194,7 @@ def _outcome_of_interrupt(client: JobClient, manifest: Object, job: Object | Non
     name = manifest["metadata"]["name"]
     unknown = f"{client.command('status', name)} shows whether the job {name} exists"
     try:
-        found = job or client.find(JOBS, name)
+        found = job or client.find(resource_of(manifest), name)
         if found is None or not _is_same_submission(manifest, found):
             return "nothing was created"
         return _undo(client, found)

@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from flk.errors import FlkError, JobNotFoundError, WaitTimeoutError
+from flk.errors import FlkError, JobNotFoundError
 from flk.jobs.client import JobClient
-from flk.jobs.follower import Follower
+from flk.jobs.lifecycle.ending import watch_pods_end
 from flk.jobs.listing import list_states
 from flk.jobs.state import Phase, State
-from flk.units import plural
 
-REPORT_EVERY: Final = 5.0  # seconds between two reports of what is awaited
 _ENDED: Final = (Phase.SUCCEEDED, Phase.FAILED)
 
 
@@ -80,17 +78,7 @@ def delete_jobs(
 def _wait_until_gone(
     client: JobClient, name: str, uid: str, until: float | None, report: Callable[[str], None]
 ) -> None:
-    reported = time.monotonic()
-    with Follower(client, name, uid) as follower:
-        for seen in follower.updates(interval=0.5):
-            if seen.job is None and not seen.pods:
-                return
-            now, left = time.monotonic(), len(seen.pods)
-            if until is not None and now >= until:
-                raise WaitTimeoutError(
-                    f"job {name} is being deleted and not gone yet: {plural(left, 'pod')} left",
-                    hint="a pod on a node that does not answer stays until the node is removed or is back",
-                )
-            if now - reported > REPORT_EVERY:
-                reported = now
-                report(f"waiting for {plural(left, 'pod')} of {name} to end")
+    overdue = f"job {name} is being deleted and not gone yet"
+    for seen in watch_pods_end(client, (name, uid), until=until, report=report, awaited="end", overdue=overdue):
+        if seen.job is None and (seen.name_reused or not seen.pods):
+            return

@@ -1,6 +1,6 @@
 """Restart a job: the same job runs anew from its last checkpoint, with new pods and no restarts used.
 
-A job that has not ended is suspended and resumed. The training operator never starts a job again that has ended, so
+A job that has not ended is suspended and resumed. No controller starts a job again that has ended, so
 such a job is deleted, and created from its own manifests.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from flk import labels
 from flk.errors import FlkError, UsageError
-from flk.jobs.client import CONFIG_MAPS, JobClient
+from flk.jobs.client import OWNED, JobClient
 from flk.jobs.evidence.store import state_folder
 from flk.jobs.lifecycle.creation import OwnedObjects, create_job
 from flk.jobs.lifecycle.deletion import delete_jobs
@@ -29,8 +29,12 @@ from flk.jobs.lifecycle.suspension import (
     wait_for_pods_to_end,
 )
 from flk.kube import Object
+from flk.targets import target_of
+from flk.targets.gang import gang_of
+from flk.targets.model import is_owner
 
 _KEPT_METADATA: Final = ("name", "namespace", "labels", "annotations")
+_KEPT_OF_SERVICE: Final = ("clusterIP", "publishNotReadyAddresses", "selector", "ports")
 _NOT_KEPT_ANNOTATION: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
 
@@ -81,7 +85,7 @@ def _recreate(
 ) -> str:
     """Delete a job that has ended, and create it again. Its manifests are in a file in between."""
     name = job["metadata"]["name"]
-    manifests = [_manifest(job, new_submission=True), *map(_manifest, _config_maps_of(client, job))]
+    manifests = [_manifest(job, new_submission=True), *map(_manifest, _owned_by(client, job))]
     path = _write(client, name, manifests)
     try:
         for _ in delete_jobs(client, [name], wait=True, timeout=timeout, report=report):
@@ -99,18 +103,21 @@ def _recreate(
     return str(created["metadata"]["uid"])
 
 
-def _config_maps_of(client: JobClient, job: Object) -> list[Object]:
-    """Return the ConfigMaps that the job owns. Raises FlkError, as without its code the job could not run again."""
+def _owned_by(client: JobClient, job: Object) -> list[Object]:
+    """Return the objects that the job owns, but Secrets. Raises FlkError: without its code it could not run."""
+    kinds = [("v1", "ConfigMap")]
+    if target_of(job).name == "job":
+        kinds.append(("v1", "Service"))
+    if gang := gang_of(job):
+        kinds.append((gang.api_version, "PodGroup"))
     selector = f"{labels.JOB}={job['metadata']['name']}"
-    found = client.api.list_all(client.target(CONFIG_MAPS), {"labelSelector": selector})[0]
-    owned = [
-        item
-        for item in found
-        if any(o.get("uid") == job["metadata"]["uid"] for o in item["metadata"].get("ownerReferences") or [])
-    ]
-    for item in owned:  # objects of a list have neither
-        item.update(apiVersion="v1", kind="ConfigMap")
-    return sorted(owned, key=lambda item: str(item["metadata"]["name"]))
+    owned = []
+    for version, kind in kinds:
+        found = client.api.list_all(client.target(OWNED[version, kind]), {"labelSelector": selector})[0]
+        own = [item for item in found if is_owner(job["metadata"]["uid"], item)]
+        # Objects of a list have neither.
+        owned += [{**item, "apiVersion": version, "kind": kind} for item in own]
+    return sorted(owned, key=lambda item: (item["kind"], str(item["metadata"]["name"])))
 
 
 def _manifest(item: Object, new_submission: bool = False) -> Object:
@@ -121,10 +128,12 @@ def _manifest(item: Object, new_submission: bool = False) -> Object:
     annotations.pop(_NOT_KEPT_ANNOTATION, None)
     if new_submission:
         metadata["annotations"] = annotations | {labels.SUBMISSION: str(uuid.uuid4())}
-        made["apiVersion"], made["kind"] = labels.KUBEFLOW_API_VERSION, "PyTorchJob"
         if not queue_of(item):
-            made["spec"].get("runPolicy", {}).pop("suspend", None)
-    return {**made, "metadata": metadata}
+            policy = made["spec"].get("runPolicy", made["spec"])
+            policy.pop("suspend", None)
+    if made["kind"] == "Service":
+        made["spec"] = {key: made["spec"][key] for key in _KEPT_OF_SERVICE if key in made["spec"]}
+    return target_of(made).recreatable({**made, "metadata": metadata})
 
 
 def _write(client: JobClient, name: str, manifests: list[Object]) -> Path:

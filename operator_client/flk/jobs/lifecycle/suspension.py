@@ -1,38 +1,42 @@
-"""Suspend and resume a job through spec.runPolicy.suspend, on which the training operator deletes or creates its pods.
+"""Suspend and resume a job through its field suspend, on which its controller deletes or creates its pods.
 
 A suspended job keeps its name, its UID and all its objects but the pods. The pods get SIGTERM and the grace period, in
-which a job that uses flk's library saves. When it is resumed, all pods are new: it starts at its last checkpoint, with
-no restarts used.
+which a job that uses flk's library saves. When it is resumed, all pods are new: it starts at its last checkpoint in a
+volume or in S3, with no restarts used. Checkpoints in memory end with the pods.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Final
 
 from flk import labels
-from flk.errors import JobDeletedError, UsageError, WaitTimeoutError
-from flk.jobs.client import JOBS, JobClient
-from flk.jobs.follower import Follower
+from flk.errors import JobDeletedError, UsageError
+from flk.jobs.client import JobClient, resource_of
+from flk.jobs.lifecycle.ending import watch_pods_end
 from flk.kube import Object
-from flk.units import plural
-
-REPORT_EVERY: Final = 5.0  # seconds between two reports of what is awaited
+from flk.targets import target_of
+from flk_runtime import contract
 
 
 def suspend(client: JobClient, name: str, *, wait: bool, timeout: float | None, report: Callable[[str], None]) -> bool:
     """Suspend a job, and with ``wait`` return when its pods are gone. Return whether it was not suspended before.
 
-    ``report`` is called with a line while flk waits. Raises UsageError if the job has ended or Kueue manages it,
-    JobNotFoundError if there is none, and WaitTimeoutError if pods are left after ``timeout`` seconds.
+    ``report`` is called with a line while flk waits, and if the job's checkpoints end with its pods. Raises UsageError
+    if the job has ended or Kueue manages it, JobNotFoundError if there is none, and WaitTimeoutError if pods are left
+    after ``timeout`` seconds.
     """
     job = client.get_job(name)
     refuse_ended(client, job)
-    _refuse_queued(job)
+    refuse_queued(job)
     changed = not is_suspended(job)
     if changed:
         set_suspended(client, job, True)
+        if loses_checkpoints(job):
+            report(
+                f"job {name} has no volume for checkpoints, and those in memory end with its pods: it starts again at "
+                "step 0, unless its script saves elsewhere; --checkpoint PVC:/PATH or s3://BUCKET/PREFIX keeps them"
+            )
     if wait:
         wait_for_pods_to_end(client, job, timeout=timeout, report=report)
     return changed
@@ -45,7 +49,7 @@ def resume(client: JobClient, name: str) -> bool:
     """
     job = client.get_job(name)
     refuse_ended(client, job)
-    _refuse_queued(job)
+    refuse_queued(job)
     if labels.INCOMPLETE in (job["metadata"].get("annotations") or {}):
         raise UsageError(
             f"job {name} cannot start: its submission was interrupted, and objects that it needs do not exist",
@@ -58,15 +62,28 @@ def resume(client: JobClient, name: str) -> bool:
 
 
 def set_suspended(client: JobClient, job: Object, suspended: bool) -> None:
-    """Set or clear spec.runPolicy.suspend of exactly this job. Raises ConflictError if another has its name now."""
+    """Set or clear the field suspend of exactly this job. Raises ConflictError if another has its name now."""
     meta = job["metadata"]
-    change = {"metadata": {"uid": meta["uid"]}, "spec": {"runPolicy": {"suspend": suspended}}}
-    client.api.call("patch", client.target(JOBS, meta["name"]), body=change)
+    change = {"metadata": {"uid": meta["uid"]}, **target_of(job).suspension(suspended)}
+    client.api.call("patch", client.target(resource_of(job), meta["name"]), body=change)
 
 
 def is_suspended(job: Object) -> bool:
     """Return whether the job's spec says that it is suspended."""
-    return bool(_run_policy(job).get("suspend"))
+    return target_of(job).suspended(job)
+
+
+def loses_checkpoints(job: Object) -> bool:
+    """Return whether the launchers of a job keep its checkpoints in its pods only, as far as its manifest tells."""
+    for role in target_of(job).replicas(job).values():
+        spec = role.template.get("spec") or {}
+        ends = {volume["name"] for volume in spec.get("volumes") or [] if "emptyDir" in volume}
+        for container in spec.get("containers") or []:
+            folder = [v.get("value") for v in container.get("env") or [] if v.get("name") == contract.CHECKPOINT]
+            for mount in container.get("volumeMounts") or []:
+                if mount["name"] in ends and folder[-1:] == [mount["mountPath"]]:
+                    return True
+    return False
 
 
 def queue_of(job: Object) -> str:
@@ -75,9 +92,8 @@ def queue_of(job: Object) -> str:
 
 
 def end_of(job: Object) -> str:
-    """Return how the job has ended by the training operator: ``Succeeded`` or ``Failed``; empty if it has not."""
-    conditions = (job.get("status") or {}).get("conditions") or []
-    ended = {c.get("type") for c in conditions if c.get("status") == "True"}
+    """Return how the job has ended by its controller: ``Succeeded`` or ``Failed``; empty if it has not."""
+    ended = target_of(job).conditions(job)
     return next((word for word in ("Succeeded", "Failed") if word in ended), "")
 
 
@@ -98,31 +114,25 @@ def wait_for_pods_to_end(
 
     Raises WaitTimeoutError after ``timeout`` seconds, JobDeletedError if it was deleted, UsageError if it has ended.
     """
-    name, began = job["metadata"]["name"], time.monotonic()
-    reported = began
-    with Follower(client, name, job["metadata"]["uid"]) as follower:
-        for seen in follower.updates(interval=0.5):
-            if seen.job is None:
-                raise JobDeletedError(f"job {name} was deleted while its pods ended")
-            if not seen.pods:
-                return
-            refuse_ended(client, seen.job)
-            now, left = time.monotonic(), plural(len(seen.pods), "pod")
-            if timeout is not None and now - began >= timeout:
-                raise WaitTimeoutError(
-                    f"job {name} is suspended, and {left} of it have not ended yet",
-                    hint="a pod on a node that does not answer stays until the node is removed or is back",
-                )
-            if now - reported > REPORT_EVERY:
-                reported = now
-                report(f"waiting for {left} of {name} to save and end")
+    name = job["metadata"]["name"]
+    watched = watch_pods_end(
+        client,
+        (name, job["metadata"]["uid"]),
+        until=None if timeout is None else time.monotonic() + timeout,
+        report=report,
+        awaited="save and end",
+        overdue=f"job {name} is suspended, and its pods have not ended yet",
+    )
+    for seen in watched:
+        if seen.job is None:
+            raise JobDeletedError(f"job {name} was deleted while its pods ended")
+        if not seen.pods:
+            return
+        refuse_ended(client, seen.job)
 
 
-def _run_policy(job: Object) -> dict[str, Any]:
-    return (job.get("spec") or {}).get("runPolicy") or {}
-
-
-def _refuse_queued(job: Object) -> None:
+def refuse_queued(job: Object) -> None:
+    """Raise UsageError if Kueue decides when the job runs."""
     queue = queue_of(job)
     if queue:
         workload = "kubectl get workloads.kueue.x-k8s.io shows its Workload, whose spec.active: false stops it"

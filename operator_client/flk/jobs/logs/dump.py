@@ -12,12 +12,13 @@ from flk.errors import ApiError, ForbiddenError, JobNotFoundError
 from flk.jobs import evidence
 from flk.jobs.client import JobClient
 from flk.jobs.evidence import KeptJob
-from flk.jobs.follower import is_owned_by
 from flk.jobs.logs.folding import Folder
 from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions
 from flk.jobs.logs.position import split_stamp
 from flk.jobs.logs.reader import IDLE
 from flk.jobs.wait import get_state
+from flk.kube import Object
+from flk.targets import target_of
 from flk.units import plural, short_duration
 
 DUMPED: Final = 8  # pods whose logs are read at once, and held until it is their turn
@@ -49,19 +50,20 @@ def _dumped(client: JobClient, name: str, options: LogOptions) -> Iterator[LogLi
             raise
         seen = short_duration(client.now() - kept.updated)
         yield LogLine(
-            f"job {name} is gone; these are its last lines, which flk kept on this machine {seen} ago", note=True
+            f"job {name} is gone; these are its last lines, which flk kept {kept.place} {seen} ago", note=True
         )
         chosen = LineFilter(kept.job, options)
-        yield from _kept_lines(kept, chosen, [n for i, n in enumerate(chosen.names) if chosen.wants_index(i)])
+        wanted = [pod for pod in kept.lines if chosen.wants_index(chosen.index_of(pod))]
+        yield from _kept_lines(kept, chosen, sorted(wanted, key=chosen.index_of))
         return
-    chosen, uid = LineFilter(job, options), job["metadata"]["uid"]
-    pods = [pod for pod in client.list_pods(name) if is_owned_by(pod, uid) and chosen.wants(pod)]
-    found = {pod["metadata"]["name"] for pod in pods}
-    yield from _read(client, [pod["metadata"]["name"] for pod in sorted(pods, key=chosen.index)], chosen)
+    chosen, target = LineFilter(job, options), target_of(job)
+    pods = [pod for pod in client.list_pods(name) if target.owns(job, pod) and chosen.wants(pod)]
+    found = {chosen.base_name(pod["metadata"]["name"]) for pod in pods}
+    yield from _read(client, sorted(pods, key=chosen.order), chosen)
     gone = [pod for index, pod in enumerate(chosen.names) if pod not in found and chosen.wants_index(index)]
     if gone:
-        kept = evidence.find(client, name, uid)
-        known = [pod for pod in gone if kept is not None and kept.lines.get(pod)]
+        kept = evidence.find(client, name, job["metadata"]["uid"])
+        known = [pod for pod in kept.lines if chosen.base_name(pod) in gone] if kept is not None else []
         if kept is not None and known:
             verb, whose = ("is", "its") if len(known) == 1 else ("are", "their")
             yield LogLine(f"{_some(known)} {verb} gone; these are {whose} last lines that flk kept", note=True)
@@ -70,7 +72,7 @@ def _dumped(client: JobClient, name: str, options: LogOptions) -> Iterator[LogLi
             yield LogLine(f"there is no pod with a log: job {name} is {get_state(client, name).headline}", note=True)
 
 
-def _read(client: JobClient, pods: list[str], chosen: LineFilter) -> Iterator[LogLine]:
+def _read(client: JobClient, pods: list[Object], chosen: LineFilter) -> Iterator[LogLine]:
     """Yield the chosen lines of existing pods, in this order, then a note for each reason why logs cannot be read."""
     options, remaining = chosen.options, iter(pods)
     failure, readable = None, False
@@ -78,11 +80,11 @@ def _read(client: JobClient, pods: list[str], chosen: LineFilter) -> Iterator[Lo
     with ThreadPoolExecutor(DUMPED) as pool:
         reading: deque[tuple[str, Future[list[tuple[str, str]]]]] = deque()
         for pod in itertools.islice(remaining, DUMPED):
-            reading.append((pod, pool.submit(read_log, client, pod, options)))
+            reading.append((pod["metadata"]["name"], pool.submit(read_log, client, pod, options)))
         while reading:
-            pod, future = reading.popleft()
+            name, future = reading.popleft()
             for following in itertools.islice(remaining, 1):
-                reading.append((following, pool.submit(read_log, client, following, options)))
+                reading.append((following["metadata"]["name"], pool.submit(read_log, client, following, options)))
             try:
                 lines = future.result()
             except ForbiddenError:
@@ -91,14 +93,14 @@ def _read(client: JobClient, pods: list[str], chosen: LineFilter) -> Iterator[Lo
                 if error.status == 400:  # its container has not started, or was never restarted
                     readable = True
                     unread.setdefault("no log of an earlier container" if options.previous else "no log", []).append(
-                        pod
+                        name
                     )
                 else:
                     failure = error
-                    unread.setdefault(f"a log that cannot be read: {str(error).replace(pod, 'POD')}", []).append(pod)
+                    unread.setdefault(f"a log that cannot be read: {str(error).replace(name, 'POD')}", []).append(name)
                 continue
             readable = True
-            yield from chosen.lines(pod).chosen(lines)
+            yield from chosen.lines(name).chosen(lines)
     for reason, names in unread.items():
         verb = "has" if len(names) == 1 else "have"
         yield LogLine(f"{_some(names)} {verb} {reason}", note=True)
@@ -106,7 +108,7 @@ def _read(client: JobClient, pods: list[str], chosen: LineFilter) -> Iterator[Lo
         raise failure
 
 
-def read_log(client: JobClient, pod: str, options: LogOptions) -> list[tuple[str, str]]:
+def read_log(client: JobClient, pod: Object, options: LogOptions) -> list[tuple[str, str]]:
     """Return time and text of the lines that a pod's log has now. Raises ApiError."""
     with client.stream_log(pod, IDLE, timestamps=True, **options.query()) as lines:
         return [split_stamp(line) for line in lines]

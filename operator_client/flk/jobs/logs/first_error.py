@@ -12,11 +12,12 @@ from flk.diagnose.exceptions import LoggedError, find_errors
 from flk.errors import ApiError, ForbiddenError, JobNotFoundError
 from flk.jobs import evidence
 from flk.jobs.client import JobClient
-from flk.jobs.follower import is_owned_by
 from flk.jobs.logs.dump import DUMPED, read_log
 from flk.jobs.logs.folding import ranges
 from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions
 from flk.jobs.wait import get_state
+from flk.kube import Object
+from flk.targets import target_of
 from flk.units import plural
 from flk_runtime.contract import Failure
 
@@ -123,20 +124,19 @@ def _read(client: JobClient, name: str, options: LogOptions) -> tuple[list[_Outp
             for line in chosen.lines(pod).chosen(("", text) for text in texts):
                 lines[line.tag].append(line)
         return _outputs(lines), kept.record.failure if kept.record else None
-    chosen, uid = LineFilter(job, plain), job["metadata"]["uid"]
-    pods = [pod for pod in client.list_pods(name) if is_owned_by(pod, uid) and chosen.wants(pod)]
+    chosen, target = LineFilter(job, plain), target_of(job)
+    pods = [pod for pod in client.list_pods(name) if target.owns(job, pod) and chosen.wants(pod)]
     pods.sort(key=lambda pod: ((pod.get("status") or {}).get("phase") != "Failed", chosen.index(pod)))
-    names = [pod["metadata"]["name"] for pod in pods[:PODS]]
     with ThreadPoolExecutor(DUMPED) as pool:
-        for found in pool.map(lambda pod: _read_pod(client, pod, chosen), names):
+        for found in pool.map(lambda pod: _read_pod(client, pod, chosen), pods[:PODS]):
             for line in found:
                 lines[line.tag].append(line)
     return _outputs(lines), get_state(client, name).failure
 
 
-def _read_pod(client: JobClient, pod: str, chosen: LineFilter) -> list[LogLine]:
+def _read_pod(client: JobClient, pod: Object, chosen: LineFilter) -> list[LogLine]:
     try:
-        return list(chosen.lines(pod).chosen(read_log(client, pod, chosen.options)))
+        return list(chosen.lines(pod["metadata"]["name"]).chosen(read_log(client, pod, chosen.options)))
     except ForbiddenError:
         raise
     except ApiError:

@@ -11,6 +11,7 @@ from flk.diagnose import Picture
 from flk.errors import UsageError
 from flk.jobs.state import derive
 from flk.kube import Object
+from flk.targets import target_of
 from flk.terminal import printable
 from flk_runtime import contract
 
@@ -70,19 +71,33 @@ class LineFilter:
 
     def __init__(self, job: Object, options: LogOptions) -> None:
         self.options = options
-        state = derive(Picture(job, [], now=0))
+        picture = Picture(job, [], now=0)
+        state, self._target = derive(picture), target_of(job)
         self._processes = state.processes
+        self._fixed_ranks = not picture.resizable  # each rank is in the same pod in all attempts
         self.names = [pod.name for pod in state.pods]
         self._indexes: Mapping[str, int] = {name: index for index, name in enumerate(self.names)}
-        absent = [rank for rank in sorted(options.ranks) if rank >= state.world_size]
+        last = picture.sizes[1] * state.processes - 1
+        absent = [rank for rank in sorted(options.ranks) if rank > last]
         if absent:
-            last = state.world_size - 1
             raise UsageError(f"--rank: job {state.name} has ranks 0 to {last}, no rank {absent[0]}")
-        self._chosen = {self._index_of(pod, state.name) for pod in options.pods}
+        self._chosen = {self._index_given(pod, state.name) for pod in options.pods}
 
     def index(self, pod: Object) -> int:
         """Return the position of a pod in its job."""
-        return self._indexes.get(pod["metadata"]["name"], len(self._indexes))
+        return self.index_of(pod["metadata"]["name"])
+
+    def order(self, pod: Object) -> tuple[int, str]:
+        """Return what pods are sorted by: their index, and the older of one index first."""
+        return self.index(pod), str(pod["metadata"].get("creationTimestamp"))
+
+    def base_name(self, name: str) -> str:
+        """Return the name of a pod without a random suffix."""
+        return name if name in self._indexes else self._target.base_name(name)
+
+    def index_of(self, name: str) -> int:
+        """Return the position of the pod of that name in its job; the number of pods if it is none of them."""
+        return self._indexes.get(self.base_name(name), len(self._indexes))
 
     def wants(self, pod: Object) -> bool:
         """Return whether a pod is chosen, or has one of the chosen ranks."""
@@ -92,14 +107,17 @@ class LineFilter:
         """Return whether the pod at this position is chosen, or has one of the chosen ranks."""
         if self._chosen and index not in self._chosen:
             return False
-        return not self.options.ranks or any(rank // self._processes == index for rank in self.options.ranks)
+        if not self.options.ranks or not self._fixed_ranks:
+            return True
+        return any(rank // self._processes == index for rank in self.options.ranks)
 
     def lines(self, name: str) -> PodLines:
         """Return the parser of the log of the pod of that name."""
-        return PodLines(self, name, self._indexes.get(name, len(self._indexes)))
+        return PodLines(self, name, self.index_of(name))
 
-    def _index_of(self, pod: str, job: str) -> int:
-        index = self._indexes.get(pod, int(pod) if pod.isascii() and pod.isdigit() and len(pod) < 10 else -1)
+    def _index_given(self, pod: str, job: str) -> int:
+        number = int(pod) if pod.isascii() and pod.isdigit() and len(pod) < 10 else -1
+        index = self._indexes.get(self.base_name(pod), number)
         if not 0 <= index < len(self.names):
             last = len(self.names) - 1
             raise UsageError(f"--pod: job {job} has pods {self.names[0]} to {self.names[-1]} (0 to {last}), no {pod}")

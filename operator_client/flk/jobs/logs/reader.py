@@ -68,7 +68,7 @@ class PodLog:
         try:
             # After the container's end, one more request reads what a broken stream may have missed.
             follow = follow and container == _Container.RUNNING
-            with self._client.stream_log(self.name, IDLE, follow=follow, timestamps=True, **self._query) as lines:
+            with self._client.stream_log(self._pod, IDLE, follow=follow, timestamps=True, **self._query) as lines:
                 for line in lines:
                     if self._position.accept(line):
                         new_lines = True

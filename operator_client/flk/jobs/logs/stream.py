@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Final
 
-from flk.diagnose import Picture
 from flk.diagnose.pods import has_log
 from flk.errors import WaitTimeoutError
 from flk.jobs.client import JobClient
@@ -18,6 +17,7 @@ from flk.jobs.logs.folding import Folder
 from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions
 from flk.jobs.logs.poller import RATE, ROUND, Poller
 from flk.jobs.logs.reader import PodLog, PodReader
+from flk.jobs.picture import PictureReader
 from flk.jobs.state import Phase, PodPhase, State, derive
 from flk.kube import Object
 from flk.units import plural, short_duration
@@ -119,6 +119,7 @@ class _Merger:
             self._await_last_lines()
 
     def _follow(self) -> None:
+        reader = PictureReader(self._client)
         with Follower(self._client, self._name) as follower:
             for seen in follower.updates(interval=_INTERVAL):
                 if self._closed.is_set() or any(log.error for log in self._logs.values()):
@@ -128,10 +129,11 @@ class _Merger:
                     self._note("deleted", f"job {self._name} was deleted")
                     return
                 chosen = LineFilter(seen.job, self._options)
-                for pod in sorted(seen.pods, key=chosen.index):
+                for pod in sorted(seen.pods, key=chosen.order):
                     self._start(pod, chosen)
-                state = derive(Picture(seen.job, seen.pods, now=self._client.now()))
-                self._recorder.observe(seen, record=self._record, state=state)
+                state = derive(reader.picture(seen))
+                record = self._record or reader.last_record
+                self._recorder.observe(seen, events=reader.last_events, record=record, state=state)
                 if self._is_complete(state):
                     return
                 if state.phase in _WAITING and state.message:
@@ -154,11 +156,12 @@ class _Merger:
         uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
         if uid in self._logs or not chosen.wants(pod) or not has_log(pod):
             return
-        recreated = name in self._names
+        base = chosen.base_name(name)
+        recreated = base in self._names
         if recreated:
             node = (pod.get("spec") or {}).get("nodeName")
-            self._note(uid, f"{name} was recreated{f' on {node}' if node else ''}")
-        self._names.add(name)
+            self._note(uid, f"{base} was recreated{f' on {node}' if node else ''}")
+        self._names.add(base)
         log = PodLog(self._client, pod, chosen, self._put, self._closed, fresh=not recreated, keep=self._keep)
         self._logs[uid] = log
         self._readers = [reader for reader in self._readers if not reader.log.complete]

@@ -11,7 +11,7 @@ from flk import labels
 from flk.diagnose import Finding, Picture, PodPhase, find, job_failure, with_memory_limit
 from flk.jobs.state.model import AttemptState, Phase, State
 from flk.units import timestamp
-from flk_runtime.contract import ExitCode, Failure
+from flk_runtime.contract import ExitCode, Failure, parse_pods
 
 
 def derive(picture: Picture) -> State:
@@ -26,7 +26,13 @@ def derive(picture: Picture) -> State:
         code=int(ExitCode.RUNNING),
         created=timestamp(meta.get("creationTimestamp")),
         started=min((pod.started for pod in seen.pods if pod.started), default=None),
+        kind=seen.target.kind,
         replicas=len(seen.pods),
+        size=len(seen.members) if seen.resizable else 0,
+        min_size=seen.sizes[0],
+        max_size=seen.sizes[1],
+        spares=seen.spares,
+        bad_nodes=seen.record.bad_nodes if seen.record else [],
         processes=seen.processes,
         ready=sum(pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED) for pod in seen.pods),
         restarts=seen.record.restarts if seen.record else 0,
@@ -112,6 +118,8 @@ def _unfinished(base: State, seen: Picture, cause: Finding | None) -> State:
     if seen.suspended:
         preempted = cause is not None and cause.code == "PreemptedByQueue"
         return replace(base, phase=Phase.PREEMPTED if preempted else Phase.QUEUED if seen.queue else Phase.SUSPENDED)
+    if _trains_with_some_pods(seen):
+        return replace(base, phase=Phase.RUNNING)
     if cause is not None and cause.is_stuck(seen.now):
         return replace(base, phase=Phase.STUCK, code=cause.exit_code)
     if cause is not None and cause.code == "Preempted":
@@ -126,6 +134,13 @@ def _unfinished(base: State, seen: Picture, cause: Finding | None) -> State:
     without_node = any(pod.phase in (PodPhase.MISSING, PodPhase.PENDING) for pod in seen.pods)
     phase = Phase.RESTARTING if seen.began else Phase.PENDING if without_node else Phase.STARTING
     return replace(base, phase=phase)
+
+
+def _trains_with_some_pods(seen: Picture) -> bool:
+    """Return whether an attempt of an elastic job or a job with spares runs, whatever its other pods do."""
+    last = seen.record.attempts[-1] if seen.resizable and seen.record and seen.record.attempts else None
+    running = {pod.index for pod in seen.pods if pod.phase == PodPhase.RUNNING}
+    return last is not None and last.ended is None and bool(seen.members) and running >= set(seen.members)
 
 
 def _since(state: State, seen: Picture) -> float | None:
@@ -150,16 +165,33 @@ def _attempts(seen: Picture, state: State) -> list[AttemptState]:
     if record is None:
         return []
     attempts = []
+    step: int | None = None  # that the attempt before had made
     for attempt in record.attempts:
         failure = with_memory_limit(attempt.failure, seen)
         last = attempt is record.attempts[-1]
         if failure is None and last and state.phase == Phase.FAILED:
             failure = state.failure
         if failure is not None:
-            outcome = "preempted" if failure.kind == "preempted" else "failed"
+            outcome = failure.kind if failure.kind in ("preempted", "resized") else "failed"
         else:
             outcome = "succeeded" if last and state.phase == Phase.SUCCEEDED else "running"
         ended = attempt.ended if attempt.ended or not (last and state.finished) else state.ended
         cause = failure.summary if failure else ""
-        attempts.append(AttemptState(attempt.number + 1, attempt.started, ended, outcome, cause, failure))
+        pods = len(parse_pods(attempt.pods))
+        lost = None if attempt.restored is None or step is None else max(0, step - attempt.restored)
+        attempts.append(
+            AttemptState(
+                attempt.number + 1,
+                attempt.started,
+                ended,
+                outcome,
+                cause,
+                pods,
+                failure,
+                attempt.restored,
+                attempt.restored_from,
+                lost,
+            )
+        )
+        step = attempt.step
     return attempts

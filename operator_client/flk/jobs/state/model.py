@@ -39,9 +39,13 @@ class AttemptState:
     number: int
     started: float
     ended: float | None
-    outcome: str  # running, succeeded, failed, preempted
+    outcome: str  # running, succeeded, failed, preempted, resized: pods joined or left an elastic job
     cause: str = ""  # one line
+    pods: int = 0  # that took part; 0: unknown
     failure: Failure | None = None
+    restored: int | None = None  # the step after which its ranks began; None: they do not say
+    restored_from: str = ""  # start, memory (of the pods) or storage
+    steps_lost: int | None = None  # that the attempt before had made after that step
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,12 @@ class State:
     created: float = 0.0
     started: float | None = None
     ended: float | None = None
-    replicas: int = 0
+    kind: str = "PyTorchJob"  # of the object
+    replicas: int = 0  # pods that the job should have now, spares included
+    size: int = 0  # pods that train in the latest attempt; 0: unknown
+    min_size: int = 0  # how few pods may train
+    max_size: int = 0  # how many pods may train
+    spares: int = 0  # pods that wait to take the place of a lost one
     processes: int = 1  # ranks in each pod
     ready: int = 0  # pods that run or have succeeded
     restarts: int = 0  # used: attempts that followed failures of the training code
@@ -74,6 +83,7 @@ class State:
     failure: Failure | None = None
     attempts: list[AttemptState] = field(default_factory=list)
     slow: list[SlowRank] = field(default_factory=list)  # ranks that the others wait for
+    bad_nodes: list[str] = field(default_factory=list)  # nodes on which pods of the job have failed repeatedly
     pods: list[PodState] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)  # of the ranks that print metrics
 
@@ -89,8 +99,8 @@ class State:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks in the job."""
-        return self.replicas * self.processes
+        """Number of ranks in the latest attempt, or in the next one as far as that is known."""
+        return (self.size or self.replicas - self.spares) * self.processes
 
     @property
     def headline(self) -> str:

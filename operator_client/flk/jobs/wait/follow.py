@@ -63,11 +63,13 @@ def wait_for(
     goal: Goal | None = None,
     fail_fast: bool = True,
     report: Callable[[State], None] = lambda state: None,
+    watch: Callable[[State], None] = lambda state: None,
     note: Callable[[str], None] = lambda text: None,
 ) -> Waited:
     """Follow a job until it ends, reaches the goal, gets stuck (with ``fail_fast``) or ``timeout`` seconds are over.
 
-    ``report`` is called with every state that is news, ``note`` with what flk says of itself. Raises JobNotFoundError
+    ``report`` is called with every state that is news, ``watch`` with every state of a job that goes on, ``note`` with
+    what flk says of itself. Raises JobNotFoundError
     if there is no such job at the beginning.
     """
     failed_at: float | None = None
@@ -88,6 +90,7 @@ def wait_for(
                 return Waited(current, Outcome.STUCK)
             if quiet.is_news(current):
                 report(current)
+            watch(current)
     assert current is not None  # noqa: S101 - without a state the follower raises
     return Waited(current, Outcome.FINISHED if current.finished else Outcome.TIMEOUT)
 

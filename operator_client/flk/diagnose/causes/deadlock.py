@@ -1,0 +1,70 @@
+"""Cause of jobs that hold nodes for a part of their pods and keep each other from the rest."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Final
+
+from flk import labels
+from flk.diagnose.causes.row import Cause, Found, names, pod_evidence
+from flk.diagnose.model import Evidence, PodPhase
+from flk.diagnose.picture import Picture
+from flk.kube import Object
+
+_UNFINISHED: Final = ("Pending", "Running")  # phases of pods
+_HOLDING: Final = (PodPhase.STARTING, PodPhase.RUNNING)
+
+
+def _deadlocked(picture: Picture) -> Found | None:
+    waiting = [pod for pod in picture.pods if pod.phase == PodPhase.PENDING and pod.reason == "Unschedulable"]
+    holding = [pod for pod in picture.pods if pod.phase in _HOLDING]
+    rival = next(iter(_half_started(picture)), None) if waiting and holding else None
+    if rival is None:
+        return None
+    namespace, job = rival
+    here = f" in namespace {namespace}" if namespace != picture.namespace else ""
+    other = picture.flk("suspend", job=job).replace(f"-n {picture.namespace}", f"-n {namespace}")
+    return Found(
+        f"{len(holding)} of its {len(picture.pods)} pods hold nodes and wait for the others, for which there is no "
+        f"room, and job {job}{here} does the same: each keeps the other from starting",
+        f"{other} gives its nodes back; a job submitted with --gang takes nodes for all of its pods or for none",
+        [
+            pod_evidence(picture, waiting[0], "status.conditions[PodScheduled]"),
+            Evidence(
+                f"job {job}{here}", "some of its pods have a node, and others are unschedulable", "status of pods"
+            ),
+        ],
+        names(waiting),
+    )
+
+
+def _half_started(picture: Picture) -> list[tuple[str, str]]:
+    """Return namespace and name of the other jobs of which some pods have a node and others find none."""
+    found: dict[tuple[str, str], set[bool]] = defaultdict(set)
+    for pod in picture.around.other_pods:
+        meta = pod["metadata"]
+        key = str(meta.get("namespace") or ""), str((meta.get("labels") or {}).get(labels.JOB) or "")
+        if key == (picture.namespace, picture.name) or (pod.get("status") or {}).get("phase") not in _UNFINISHED:
+            continue
+        if (pod.get("spec") or {}).get("nodeName") or _is_unschedulable(pod):
+            found[key].add(bool((pod.get("spec") or {}).get("nodeName")))
+    return sorted(key for key, held in found.items() if held == {True, False})
+
+
+def _is_unschedulable(pod: Object) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    return any(c.get("type") == "PodScheduled" and c.get("reason") == "Unschedulable" for c in conditions)
+
+
+DEADLOCK: Final = (
+    Cause(
+        "Deadlocked",
+        "The job and another one keep each other from starting",
+        "Some pods of each of the two jobs have a node, and no node has room for the others. The pods that run wait "
+        "for those. flk reads the pods of other jobs in the cluster, or in the namespace if you may not read more.",
+        "Suspend one of the jobs: `flk suspend JOB`. Submit with `--gang auto` where the cluster can schedule gangs: "
+        "then a job gets nodes for all of its pods or for none.",
+        _deadlocked,
+        grace=30,
+    ),
+)

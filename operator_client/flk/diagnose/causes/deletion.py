@@ -1,0 +1,34 @@
+"""The cause of a job that was deleted before it had ended. It is found in what was kept of the job."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flk.diagnose.causes.row import Cause, Found
+from flk.diagnose.model import Evidence
+from flk.diagnose.picture import Picture
+from flk_runtime.contract import ExitCode
+
+
+def _deleted(picture: Picture) -> Found | None:
+    if picture.gone is None or picture.failed or picture.succeeded:
+        return None
+    return Found(
+        "the job was deleted before it had ended",
+        "submit it again; with the same name and --checkpoint it goes on from its newest checkpoint. The API server's "
+        "audit log says who deleted it",
+        [Evidence(f"PyTorchJob {picture.name}", "it does not exist any more", "metadata", picture.gone)],
+    )
+
+
+DELETION: Final = (
+    Cause(
+        "Deleted",
+        "Somebody has deleted the job",
+        "The PyTorchJob does not exist any more, and had neither succeeded nor failed when it was seen last. flk reads "
+        "what it has kept of the job. Kubernetes does not keep who deletes an object, except in its audit log.",
+        "Submit the job again. With the same name and --checkpoint it goes on from its newest checkpoint.",
+        _deleted,
+        ExitCode.CANCELLED,
+    ),
+)

@@ -1,0 +1,67 @@
+"""Choose what `auto` leaves open, from what the cluster serves: the target, and who starts pods together."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flk.errors import ApiError, ForbiddenError, JobNotFoundError
+from flk.jobs.client import OWNED, RESOURCES, JobClient
+from flk.kube import Document, Resource, Target
+from flk.spec.job import Job
+from flk.targets.gang import GANGS, NONE
+from flk.targets.trainjob import RUNTIME
+
+AUTO: Final = "auto"
+RUNTIMES: Final = Resource("trainer.kubeflow.org", "v1alpha1", "clustertrainingruntimes")
+
+
+def chosen(client: JobClient, job: Job) -> Job:
+    """Return the job with a target and a gang in place of `auto`. Asks the cluster only for these."""
+    if job.target == AUTO:
+        job = job.changed(target=_target(client))
+    if job.gang == AUTO:
+        job = job.changed(gang=_gang(client, job))
+    return job
+
+
+def _target(client: JobClient) -> str:
+    """Return the first target that the cluster serves. A TrainJob needs flk's runtime too; any cluster has Jobs."""
+    for name, resource in RESOURCES.items():
+        if _serves(client, resource) and (name != "trainjob" or _has_runtime(client)):
+            return name
+    return "job"
+
+
+def _gang(client: JobClient, job: Job) -> str:
+    """Return the first scheduler of gangs that the cluster has. A TrainJob cannot name its pods' scheduler."""
+    if job.target == "trainjob":
+        return NONE
+    for name, gang in GANGS.items():
+        if _serves(client, OWNED[gang.api_version, "PodGroup"]):
+            return name
+    return NONE
+
+
+def _serves(client: JobClient, resource: Resource) -> bool:
+    document = f"/apis/{resource.group}/{resource.version}"
+    try:
+        found = client.api.call("get", Document(resource, document=document))
+    except ForbiddenError:
+        return False
+    except ApiError as error:
+        if error.status == 404:
+            return False
+        raise
+    return any(item.get("name") == resource.plural for item in found.get("resources") or [])
+
+
+def _has_runtime(client: JobClient) -> bool:
+    try:
+        client.api.call("get", Target(RUNTIMES, None, RUNTIME))
+    except (ForbiddenError, JobNotFoundError):
+        return False
+    except ApiError as error:
+        if error.status == 404:
+            return False
+        raise
+    return True

@@ -1,0 +1,39 @@
+"""Delete jobs whose TTL has passed, where the controller that has run them does not."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flk import labels
+from flk.errors import FlkError
+from flk.jobs.client import JobClient
+from flk.kube import Object
+from flk.targets import target_of
+from flk.units import timestamp
+
+_ENDS: Final = ("Succeeded", "Failed")
+
+
+def delete_expired(client: JobClient) -> list[str]:
+    """Delete the jobs of the namespace that ended longer ago than their TTL, and return their names.
+
+    Kubernetes deletes Jobs and JobSets itself. The training operator leaves PyTorchJobs that have failed, and a
+    TrainJob has no TTL. An error ends the deletion and is not raised: the next call deletes what is left.
+    """
+    deleted: list[str] = []
+    try:
+        for job in client.list_jobs(selector=labels.TTL):
+            if _is_expired(job, client.now()):
+                client.delete_job(job["metadata"]["name"], job["metadata"]["uid"])
+                deleted.append(job["metadata"]["name"])
+    except FlkError:
+        pass  # the user may not delete it, or somebody else has
+    return deleted
+
+
+def _is_expired(job: Object, now: float) -> bool:
+    conditions = target_of(job).conditions(job)
+    ends = [timestamp(conditions[kind].get("lastTransitionTime")) for kind in _ENDS if kind in conditions]
+    ttl = str(job["metadata"]["labels"][labels.TTL])
+    deleted = job["metadata"].get("deletionTimestamp")
+    return bool(ends and ends[0]) and ttl.isdigit() and not deleted and now - ends[0] > int(ttl)

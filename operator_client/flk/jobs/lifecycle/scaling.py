@@ -1,0 +1,38 @@
+"""Change the number of pods of an elastic job through the replicas of its object.
+
+The controller deletes the pods with the highest indexes, which get SIGTERM and save, or creates more. The
+launchers let all ranks save after the same step and go on with the pods that are there (`flk_runtime.launcher`).
+"""
+
+from __future__ import annotations
+
+from flk.diagnose import Picture
+from flk.errors import UsageError
+from flk.jobs.client import JobClient, resource_of
+from flk.jobs.lifecycle.suspension import refuse_ended, refuse_queued
+from flk.jobs.state import derive
+from flk.targets import target_of
+
+
+def scale(client: JobClient, name: str, pods: int) -> int:
+    """Give a job ``pods`` pods. Return how many it should have had before.
+
+    Raises UsageError if the job is not elastic, has ended, is in a queue, or may not have as many pods, and
+    JobNotFoundError if there is none.
+    """
+    job = client.get_job(name)
+    refuse_ended(client, job)
+    refuse_queued(job)
+    state = derive(Picture(job, [], now=0))
+    if state.min_size >= state.max_size:
+        raise UsageError(
+            f"job {name} is not elastic: it trains with {state.max_size - state.spares} pods and no others",
+            hint="submit it with --elastic MIN:MAX, as in --elastic 2:4",
+        )
+    if not state.min_size <= pods <= state.max_size:
+        raise UsageError(f"PODS: must be from {state.min_size} to {state.max_size} for job {name} (is {pods})")
+    if pods != state.replicas:
+        meta = job["metadata"]
+        change = {"metadata": {"uid": meta["uid"]}, **target_of(job).scaling(job, pods)}
+        client.api.call("patch", client.target(resource_of(job), meta["name"]), body=change)
+    return state.replicas

@@ -1,0 +1,71 @@
+"""The TTL of jobs: where it is in the manifests, and which jobs the next submission deletes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flk.errors import UsageError
+from flk.spec.job import validated
+from tests.support.api_server import FakeApiServer
+from tests.support.jobs import JobBuilder
+
+Run = Callable[..., tuple[int, str, str]]
+ENDED = "2026-01-01T00:10:00Z"
+
+
+@pytest.fixture
+def submit(run: Run, tmp_path: Path) -> Run:
+    """Submits a job of this name; stderr says what was deleted."""
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    return lambda name, *words: run("submit", "train.py", "--name", name, *words)
+
+
+def ended(fake: FakeApiServer, name: str, condition: str, ttl: str = "3600") -> None:
+    """A job that has this condition since ten minutes past midnight."""
+    builder = JobBuilder(name=name).condition(condition)
+    builder.job["status"]["conditions"][-1]["lastTransitionTime"] = ENDED
+    builder.job["metadata"]["labels"] |= {"flk.dev/ttl": ttl} if ttl else {}
+    builder.add_to(fake)
+
+
+def left(fake: FakeApiServer) -> set[str]:
+    return set(fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"])
+
+
+def test_jobs_whose_ttl_has_passed_are_deleted_at_the_next_submission_with_one(
+    fake: FakeApiServer, submit: Run
+) -> None:
+    fake.date = "Thu, 01 Jan 2026 01:10:01 GMT"
+    for name, condition in {"failed": "Failed", "done": "Succeeded", "runs": "Running"}.items():
+        ended(fake, name, condition)
+    ended(fake, "recent", "Failed", ttl="3602")
+    ended(fake, "kept", "Failed", ttl="")
+    ended(fake, "strange", "Failed", ttl="soon")
+    every = left(fake)
+    assert submit("first")[0] == 0
+    assert left(fake) == every | {"first"}
+    code, _, said = submit("new", "--ttl", "7d")
+    assert code == 0
+    assert left(fake) == {"runs", "recent", "kept", "strange", "first", "new"}
+    assert "flk: deleted job failed: it has ended, and its TTL has passed\n" in said
+    assert said.count("deleted job") == 2
+    new = fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"]["new"]
+    assert new["spec"]["runPolicy"]["ttlSecondsAfterFinished"] == 7 * 86_400
+    assert new["metadata"]["labels"]["flk.dev/ttl"] == str(7 * 86_400)
+
+
+def test_a_job_that_may_not_be_deleted_does_not_disturb_the_submission(fake: FakeApiServer, submit: Run) -> None:
+    ended(fake, "failed", "Failed", ttl="1")
+    fake.refused["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs/failed"] = (403, 'User "ada" cannot delete')
+    code, _, said = submit("new", "--ttl", "1d")
+    assert code == 0
+    assert "deleted" not in said
+
+
+@pytest.mark.parametrize("ttl", ["0", "-1s", "soon"])
+def test_a_ttl_that_is_no_time(ttl: str) -> None:
+    with pytest.raises(UsageError, match="ttl"):
+        validated({"command": "train.py", "ttl": ttl})
