@@ -15,10 +15,13 @@ MANAGED_BY: Final = {"app.kubernetes.io/managed-by": "flk"}
 JOB: Final = "flk.dev/job"
 DEFAULTS: Final = "flk.dev/defaults"  # "true" on a ConfigMap that holds the defaults of a namespace
 DEFAULTS_KEY: Final = "defaults.yaml"  # key in the data of that ConfigMap
+TTL: Final = "flk.dev/ttl"  # on a job: seconds after its end in which it is kept
+RECORDS: Final = "flk.dev/records"  # "true" on a ConfigMap in which launchers keep the records of jobs
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
+QUEUE_PRIORITY: Final = "kueue.x-k8s.io/priority-class"
 KUEUE_JOB_UID: Final = "kueue.x-k8s.io/job-uid"  # on Kueue's Workload: the UID of the job that it stands for
 
-# Annotations of the PyTorchJob.
+# Annotations of the job.
 SUBMISSION: Final = "flk.dev/submission"  # a random id, equal in all attempts to create one job
 INCOMPLETE: Final = "flk.dev/incomplete"  # "true" until all objects of the job exist
 OWNER: Final = "flk.dev/owner"

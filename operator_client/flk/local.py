@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.util
 import math
 import os
 import random
+import secrets
 import selectors
 import shutil
 import signal
@@ -33,6 +35,9 @@ from flk_runtime.contract import ExitCode, JobRecord, is_record, parse_record
 
 KILL_AFTER = 3.0  # seconds after the ranks' grace period after which all processes are killed
 STATE_FOLDER = Path(".flk")  # has the folders that stand for volumes: .flk/volumes/<PersistentVolumeClaim>
+_SHM = Path("/dev/shm")  # noqa: S108 - memory, not a temporary file
+_MEMORY_PREFIX = "flk-run-"
+_INSTALL = "activate the environment that has torch, or install it beside flk: pipx inject flk torch"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -72,10 +77,11 @@ class LocalRun:
 
         SIGTERM lets the ranks save, as in a pod, within the job's grace period. Ctrl-C gives them 5 seconds to end.
         """
-        with tempfile.TemporaryDirectory(prefix="flk-") as scratch, self._handled_signals():
-            self._base = self._environment(Path(scratch))
+        with tempfile.TemporaryDirectory(prefix="flk-") as scratch, _memory() as memory, self._handled_signals():
+            self._base = self._environment(Path(scratch)) | memory
+            self._ports = [free_port() for _ in range(self._job.workers)]
             try:
-                for index in range(self._job.replicas):
+                for index in range(self._job.created_pods):
                     self._start(index)
                 return self._follow()
             finally:
@@ -95,23 +101,42 @@ class LocalRun:
         asked = (
             units.parse_quantity(job.resources.cpu)
             if job.resources.cpu
-            else Decimal(os.cpu_count() or 1) / job.replicas
+            else Decimal(os.cpu_count() or 1) / job.created_pods
         )
         values |= {
-            contract.RDZV_ENDPOINT: f"127.0.0.1:{free_port()}",
+            **self._meeting(),
             contract.POD_IP: "127.0.0.1",
+            contract.RDZV_SECRET: secrets.token_hex(16),
             contract.CPUS: str(math.ceil(asked)),
             contract.NODE_NAME: socket.gethostname(),
             contract.WORK: str(self._folder),
-            contract.CHECKPOINT: str(checkpoint_folder(job, self._folder) or scratch / "checkpoint"),
+            contract.CHECKPOINT: str(checkpoint_place(job, self._folder) or scratch / "checkpoint"),
             contract.PARENT: str(os.getpid()),
         }
         if self._path:
             values["PYTHONPATH"] = os.pathsep.join(filter(None, [self._path, values.get("PYTHONPATH", "")]))
         return values
 
+    def _meeting(self) -> dict[str, str]:
+        """Return where the workers of strategy diloco meet: at this job's hub, or at that of another one."""
+        if self._job.strategy != contract.DILOCO:
+            return {}
+        diloco = self._job.diloco
+        secret = os.environ.get(contract.MEET_SECRET, "")
+        if diloco and diloco.secret and not secret:
+            raise UsageError(
+                f"diloco.secret: `flk run` reads no Secrets, and {contract.MEET_SECRET} is not set in this environment",
+                hint=f"export {contract.MEET_SECRET}=… before `flk run`",
+            )
+        given = {contract.MEET_SECRET: secret} if secret else {}
+        if diloco and diloco.meet:
+            return {contract.MEET: diloco.meet, **given}
+        port = str(contract.MEET_PORT if secret else free_port())
+        return {contract.MEET: f"127.0.0.1:{port}", contract.HUB_PORT: port, **given}
+
     def _start(self, index: int) -> None:
         values = self._base | {
+            contract.RDZV_ENDPOINT: f"127.0.0.1:{self._ports[index * self._job.workers // self._job.replicas]}",
             contract.POD_INDEX: str(index),
             contract.POD_NAME: f"{self._job.name}-worker-{index}",
         }
@@ -183,7 +208,7 @@ class LocalRun:
             text = line.decode(errors="replace")
             if not is_record(text):
                 kept.append(text + "\n")
-            elif record := parse_record(text):
+            elif (record := parse_record(text)) and not (self.record and self.record.outcome == "failed"):
                 self.record = record
         if kept:
             with contextlib.suppress(BrokenPipeError):
@@ -242,16 +267,51 @@ class LocalRun:
             alarm.close()
 
 
+@contextlib.contextmanager
+def _memory() -> Iterator[dict[str, str]]:
+    """A folder in memory for the checkpoints of one run, as a variable for the launchers, where there is such a place.
+
+    It is locked while the run lasts. Folders of runs that were killed are removed.
+    """
+    if not os.access(_SHM, os.W_OK):
+        yield {}
+        return
+    for left in _SHM.glob(f"{_MEMORY_PREFIX}*"):
+        with contextlib.suppress(OSError), _locked(left):
+            shutil.rmtree(left, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(prefix=_MEMORY_PREFIX, dir=_SHM, ignore_cleanup_errors=True) as folder,
+        _locked(Path(folder)),
+    ):
+        yield {contract.MEMORY_ROOT: folder}
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder. Raises OSError if another process holds it, or the folder is somebody else's."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def as_check(job: Job) -> Job:
     """Return a job that only checks whether this one can start: its ranks run flk_runtime/check.py."""
     return job.changed(command=["-m", "flk_runtime.check"], restarts=0, disruptions=0, checkpoint=None)
 
 
-def checkpoint_folder(job: Job, folder: Path) -> Path | None:
-    """Return the folder that stands for the volume of the checkpoints; a second run resumes from it."""
+def checkpoint_place(job: Job, folder: Path) -> Path | str | None:
+    """Return the folder that stands for the volume of the checkpoints, or their address in S3.
+
+    A second run resumes from it.
+    """
     if job.checkpoint is None:
         return None
-    return folder / STATE_FOLDER / "volumes" / job.checkpoint.volume / str(job.name)
+    if job.checkpoint.address:
+        return environment(job)[contract.CHECKPOINT]
+    return folder / STATE_FOLDER / "volumes" / str(job.checkpoint.volume) / str(job.name)
 
 
 def visible_devices(job: Job, index: int) -> list[str]:
@@ -260,12 +320,12 @@ def visible_devices(job: Job, index: int) -> list[str]:
     Raises UsageError if CUDA_VISIBLE_DEVICES in this environment names fewer GPUs than the job needs.
     """
     gpus = job.resources.gpu
-    needed = job.replicas * gpus
+    needed = job.created_pods * gpus
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     devices = visible.split(",") if visible else [str(number) for number in range(needed)]
     if len(devices) < needed:
         raise UsageError(
-            f"the job needs {needed} GPUs ({job.replicas} replicas with {gpus} each), "
+            f"the job needs {needed} GPUs ({job.created_pods} replicas with {gpus} each), "
             f"and CUDA_VISIBLE_DEVICES={visible} names {len(devices)}",
             hint="unset CUDA_VISIBLE_DEVICES, or use fewer --replicas or --gpu",
         )
@@ -287,11 +347,15 @@ def free_port() -> int:
 def interpreter() -> tuple[str, str]:
     """Return the Python that runs the launchers, and what to add to its module path so that it finds flk_runtime.
 
-    It is flk's own Python if that has torch, otherwise (flk installed by pipx, for instance) the one on PATH.
+    It is flk's own Python if that has torch, otherwise (flk installed by pipx, for instance) the one on PATH. Raises
+    UsageError if neither has it.
     """
     if importlib.util.find_spec("torch"):
         return sys.executable, ""
     python = shutil.which("python3") or shutil.which("python")
     if not python:
-        raise UsageError("no Python with torch: flk's own has none, and there is no python3 on PATH")
+        raise UsageError("no Python with torch: flk's own has none, and there is no python3 on PATH", hint=_INSTALL)
+    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+    if subprocess.run([python, "-c", look], capture_output=True).returncode:
+        raise UsageError(f"no Python with torch: neither flk's own nor {python} has it", hint=_INSTALL)
     return python, str(Path(contract.__file__).parents[1])

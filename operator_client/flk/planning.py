@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ class Row:
     exposed_seconds: float
     optimizer_seconds: float
     step_seconds: float
-    mfu: float
+    mfu: float | None
     largest_batch: float
 
     @classmethod
@@ -66,10 +67,10 @@ class Plan:
         return next((row for row in self.rows if row.fits), None)
 
 
-def make_plan(job: Job, folder: Path, gpu_type: str) -> Plan:
+def make_plan(job: Job, folder: Path, gpu_type: str, measured: Sequence[Mapping[str, Any]] = ()) -> Plan:
     """Run the script of ``job`` in ``folder`` up to its first step, without memory for its model.
 
-    Raises UsageError if the script or the GPU type cannot be planned.
+    ``measured`` are results of `flk bench`. Raises UsageError if the script or the GPU type cannot be planned.
     """
     python, path = interpreter()
     with tempfile.TemporaryDirectory(prefix="flk-") as scratch:
@@ -79,6 +80,7 @@ def make_plan(job: Job, folder: Path, gpu_type: str) -> Plan:
             "ranks": job.processes_per_pod,
             "gpu_type": gpu_type,
             "fabric": str(job.fabric or "auto"),
+            "measured": list(measured),
             "output": str(result),
         }
         environment = dict(os.environ)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flk.jobs.client import CONFIG_MAPS, EVENTS, JOBS, LOGS, PODS
+from flk.jobs.client import CONFIG_MAPS, EVENTS, LOGS, PODS, RESOURCES
 from flk.kube import ConnectionOptions, Document, Resource, Target, kubectl_command, set_connection_options
 from tests.support.api_server import TOKEN, write_kubeconfig
 from tests.support.jobs import JobBuilder
@@ -119,17 +119,17 @@ def test_show_kubectl_prints_each_command_once(fake: Any, run: Run) -> None:
             ("list", Target(EVENTS, "team"), {"fieldSelector": "involvedObject.name=a"}, None),
             "get events --field-selector involvedObject.name=a -o json -n team",
         ),
-        (("watch", Target(JOBS, "team"), {}, None), "get pytorchjobs.kubeflow.org --watch -n team"),
+        (("watch", Target(RESOURCES["pytorchjob"], "team"), {}, None), "get pytorchjobs.kubeflow.org --watch -n team"),
         (
             ("get", Target(LOGS, "team", "a"), {"container": "pytorch", "follow": "true", "tailLines": "5"}, None),
             "logs a -c pytorch --follow --tail=5 -n team",
         ),
         (("create", Target(CONFIG_MAPS, "team"), {"dryRun": "All"}, {}), "create -f FILE --dry-run=server -n team"),
         (
-            ("delete", Target(JOBS, "team", "a"), {}, {"propagationPolicy": "Foreground"}),
+            ("delete", Target(RESOURCES["pytorchjob"], "team", "a"), {}, {"propagationPolicy": "Foreground"}),
             "delete pytorchjobs.kubeflow.org a --cascade=foreground --wait=false -n team",
         ),
-        (("get", Document(JOBS, document="/version"), {}, None), "get --raw /version"),
+        (("get", Document(RESOURCES["pytorchjob"], document="/version"), {}, None), "get --raw /version"),
         (
             (
                 "create",

@@ -1,11 +1,14 @@
-"""`flk run`: how replicas share the GPUs of this machine."""
+"""`flk run`: how replicas share the GPUs of this machine, and the Python that starts them."""
 
 from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
 
 import pytest
 
 from flk.errors import UsageError
-from flk.local import visible_devices
+from flk.local import interpreter, visible_devices
 from flk.spec.job import Job, validated
 
 
@@ -37,3 +40,21 @@ def test_too_few_gpus_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError) as caught:
         visible_devices(job(2), 1)
     assert str(caught.value) == ("the job needs 4 GPUs (2 replicas with 2 each), and CUDA_VISIBLE_DEVICES=2,3 names 2")
+
+
+@pytest.mark.parametrize("has_torch", [True, False])
+def test_the_python_on_the_path_is_used_if_it_has_torch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_torch: bool
+) -> None:
+    python = tmp_path / "python3"
+    python.write_text(f"#!/bin/sh\nexit {0 if has_torch else 1}\n")
+    python.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # flk is installed without torch
+    if has_torch:
+        assert interpreter()[0] == str(python)
+        return
+    with pytest.raises(UsageError) as caught:
+        interpreter()
+    assert str(caught.value) == f"no Python with torch: neither flk's own nor {python} has it"
+    assert "pipx inject flk torch" in caught.value.hint

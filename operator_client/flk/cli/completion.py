@@ -13,14 +13,14 @@ TIMEOUT: Final = 1.0  # seconds for the API server: nobody waits longer for a co
 
 def job_names(context: typer.Context) -> list[str]:
     """Return the names of the jobs in the namespace that the words so far choose, sorted; none after an error."""
-    from flk.jobs.client import JOBS, JobClient
-    from flk.kube import ConnectionOptions, Target, set_connection_options
+    from flk.jobs.client import JobClient
+    from flk.kube import ConnectionOptions, set_connection_options
 
     try:
         kubeconfig = str(_chosen(context, "kubeconfig") or "")
         set_connection_options(ConnectionOptions(kubeconfig=kubeconfig, request_timeout=TIMEOUT))
         client = JobClient.connect(_chosen(context, "context"), _chosen(context, "namespace"))
-        items = client.api.list_all(Target(JOBS, client.namespace, metadata_only=True))[0]
+        items = client.list_jobs(metadata_only=True)
     except FlkError:
         return []
     return sorted(str(item["metadata"]["name"]) for item in items)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -36,14 +35,15 @@ def exec_(
     those of flk.
     """
     from flk.jobs.client import EXEC, JobClient
+    from flk.jobs.picture import pod_of_rank
     from flk.kube.sockets import STDERR, RemoteCommand
-    from flk_runtime.contract import CONTAINER
 
     client = JobClient.connect(context, namespace)
-    target = client.target(EXEC, client.pod_of_rank(job, rank))
+    target = client.target(EXEC, pod_of_rank(client, job, rank).name)
+    container = client.target_of(job).container
     tty = sys.stdin.isatty() and sys.stdout.isatty()
     words = command or ["sh"]
-    remote = RemoteCommand(client.api.access, target, words, container=CONTAINER, tty=tty)
+    remote = RemoteCommand(client.api.access, target, words, container=container, tty=tty)
 
     def write(channel: int, data: bytes) -> None:
         stream = sys.stderr if channel == STDERR else sys.stdout
@@ -74,7 +74,7 @@ def _raw_terminal(remote: RemoteCommand) -> Iterator[None]:
     import tty
 
     def resize(*_: object) -> None:
-        remote.resize(*shutil.get_terminal_size())
+        remote.resize(*os.get_terminal_size(sys.stdin.fileno()))  # not $COLUMNS, which does not follow the terminal
 
     before = termios.tcgetattr(sys.stdin.fileno())
     handler = signal.signal(signal.SIGWINCH, resize)

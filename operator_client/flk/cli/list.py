@@ -59,7 +59,7 @@ def list_(
     if all_namespaces and namespace:
         raise UsageError("--namespace and --all-namespaces exclude each other")
     from flk.cli.table import table
-    from flk.jobs.client import JOBS, JobClient
+    from flk.jobs.client import JobClient, qualified
     from flk.jobs.listing import list_states
     from flk.jobs.state import SCHEMA
     from flk.terminal import printable
@@ -83,7 +83,7 @@ def list_(
         return
     if output == "name":
         for state in states:
-            print(f"{JOBS.singular}/{state.name}")
+            print(qualified(state.kind, state.name))
         return
     if not states:
         chosen = " that match" if selector or mine or phases else ""

@@ -1,4 +1,4 @@
-"""Where lines of logs go: to stdout as text or JSON, or to a file for each rank. Notes go to stderr."""
+"""LogOutput writes lines of logs to stdout as text or JSON, or to a file for each rank. Its notes go to stderr."""
 
 from __future__ import annotations
 

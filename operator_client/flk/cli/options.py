@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import typer
 
 from flk.errors import UsageError
 from flk.terminal import one_line
+from flk_runtime.contract import AUTO, MEASURED
 
 if TYPE_CHECKING:
     from flk.spec.job import Job
@@ -53,9 +55,11 @@ def _namespace(value: str | None) -> str | None:
 def job_name(value: str) -> str:
     """Return the name of a job given as ``NAME`` or as ``pytorchjob.kubeflow.org/NAME``. Raises UsageError for none."""
     from flk.spec import names
+    from flk.targets import TARGETS
 
     kind, slash, name = value.rpartition("/")
-    if slash and kind not in ("pytorchjob.kubeflow.org", "pytorchjobs.kubeflow.org", "pytorchjob", "pytorchjobs"):
+    known = {word for t in TARGETS.values() for s in (t.kind.lower(), t.plural) for word in (s, f"{s}.{t.group}")}
+    if slash and kind not in known:
         raise UsageError(f"JOB: must be a name or pytorchjob.kubeflow.org/NAME (is {value!r})")
     return str(_checked("JOB", names.object_name, name))
 
@@ -123,6 +127,19 @@ def _job_options(  # its signature is what `takes_job` adds to a command
         ),
     ] = None,
     replicas: Annotated[str | None, typer.Option("--replicas", metavar="N", help="Number of pods.")] = None,
+    elastic: Annotated[
+        str | None,
+        typer.Option(
+            "--elastic",
+            metavar="MIN:MAX",
+            help="Train with MIN to MAX pods, as many as there are. --replicas is then how many are created, MAX by "
+            "default.",
+        ),
+    ] = None,
+    spares: Annotated[
+        str | None,
+        typer.Option("--spares", metavar="N", help="More pods, which wait to take the place of one that is lost."),
+    ] = None,
     processes: Annotated[
         str | None,
         typer.Option(
@@ -146,7 +163,15 @@ def _job_options(  # its signature is what `takes_job` adds to a command
             "--strategy",
             metavar="NAME",
             help="Parallelism strategy: ddp, none, no_shard, shard_grad_op, full_shard, hybrid_shard, "
-            "hybrid_shard_zero2.",
+            "hybrid_shard_zero2, diloco, or auto: the ranks choose one at their start.",
+        ),
+    ] = None,
+    diloco: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--diloco",
+            metavar="KEY=VALUE",
+            help="Option of strategy diloco: inner=full_shard, workers=4, every=100, dtype=int8. Repeatable.",
         ),
     ] = None,
     fabric: Annotated[
@@ -172,10 +197,27 @@ def _job_options(  # its signature is what `takes_job` adds to a command
         typer.Option("--volume", metavar="PVC:/PATH", help="PersistentVolumeClaim to mount. Repeatable."),
     ] = None,
     checkpoint: Annotated[
-        str | None, typer.Option("--checkpoint", metavar="PVC:/PATH", help="PersistentVolumeClaim for checkpoints.")
+        str | None,
+        typer.Option(
+            "--checkpoint",
+            metavar="PLACE",
+            help="Where checkpoints go: a PersistentVolumeClaim, as PVC:/PATH, or s3://BUCKET/PREFIX.",
+        ),
     ] = None,
     save_every: Annotated[
-        str | None, typer.Option("--save-every", metavar="STEPS", help="Steps between two checkpoints.")
+        str | None,
+        typer.Option(
+            "--save-every",
+            metavar="STEPS|auto",
+            help="Steps between two checkpoints, or auto: computed from what a save costs.",
+        ),
+    ] = None,
+    keep: Annotated[
+        str | None, typer.Option("--keep", metavar="N", help="How many of the newest checkpoints stay. Default: 2.")
+    ] = None,
+    keep_every: Annotated[
+        str | None,
+        typer.Option("--keep-every", metavar="STEPS", help="Checkpoints whose step is a multiple of this stay too."),
     ] = None,
     node_selector: Annotated[
         list[str] | None,
@@ -209,6 +251,36 @@ def _job_options(  # its signature is what `takes_job` adds to a command
     queue: Annotated[
         str | None, typer.Option("--queue", metavar="NAME", help="Kueue queue in which the job waits.")
     ] = None,
+    queue_priority: Annotated[
+        str | None,
+        typer.Option("--queue-priority", metavar="NAME", help="WorkloadPriorityClass of the job in its queue."),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            metavar="KIND",
+            help="What the job becomes: pytorchjob, trainjob, jobset, job, or auto for what the cluster serves. "
+            "Default: pytorchjob.",
+        ),
+    ] = None,
+    gang: Annotated[
+        str | None,
+        typer.Option(
+            "--gang",
+            metavar="SCHEDULER",
+            help="Start all pods together or none: native, volcano, coscheduling, or auto for what the cluster has. "
+            "Default: none.",
+        ),
+    ] = None,
+    topology: Annotated[
+        str | None,
+        typer.Option(
+            "--topology",
+            metavar="KEY[:preferred]",
+            help="Label of nodes whose value all pods' nodes must have in common, or should: a rack or a block.",
+        ),
+    ] = None,
     restarts: Annotated[
         str | None,
         typer.Option(
@@ -230,6 +302,10 @@ def _job_options(  # its signature is what `takes_job` adds to a command
     deadline: Annotated[
         str | None,
         typer.Option("--deadline", metavar="DURATION", help="Time that the job may take: 75s, 1h30m."),
+    ] = None,
+    ttl: Annotated[
+        str | None,
+        typer.Option("--ttl", metavar="DURATION", help="Time after its end after which the job is deleted: 12h, 7d."),
     ] = None,
     hang_timeout: Annotated[
         str | None,
@@ -295,4 +371,10 @@ def _load(flags: dict[str, Any]) -> LoadedJob:
         find_script(job, root)
     for warning in warnings(job):
         note(warning)
+    if job.strategy == AUTO and MEASURED not in job.env:
+        from flk.bench import measured
+
+        results = measured(job)
+        if results:
+            job = job.changed(env=job.env | {MEASURED: json.dumps(results, separators=(",", ":"))})
     return LoadedJob(job, root)

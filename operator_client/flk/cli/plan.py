@@ -34,12 +34,13 @@ def plan(
     """
     if output not in ("text", "wide", "json"):
         raise UsageError(f"--output: must be text, wide or json (is {output!r})")
+    from flk.bench import measured
     from flk.planning import make_plan
 
     job, here = loaded.job.named(), Path.cwd()
     if job.command[0] != "-m" and loaded.root != here:
         job = job.changed(command=[str(loaded.root / job.command[0]), *job.command[1:]])
-    found = make_plan(job, here, gpu_type)
+    found = make_plan(job, here, gpu_type, measured(job))
     if output == "json":
         print(json.dumps(found.output, indent=2))
     else:
@@ -75,7 +76,7 @@ def _cells(row: Row) -> list[str]:
         _gib(row.activations),
         _gib(row.wire_inside + row.wire_between),
         _milliseconds(row.step_seconds),
-        f"{row.mfu:.1%}",
+        "-" if row.mfu is None else f"{row.mfu:.1%}",
         f"{row.largest_batch:.3g}x" if row.largest_batch < 1000 else ">1000x",
     ]
 

@@ -33,10 +33,11 @@ def port_forward(
     """
     local, remote = _ports(port)
     from flk.jobs.client import PORT_FORWARD, JobClient
+    from flk.jobs.picture import pod_of_rank
     from flk.kube.sockets import PodConnection
 
     client = JobClient.connect(context, namespace)
-    target = client.target(PORT_FORWARD, client.pod_of_rank(job, rank))
+    target = client.target(PORT_FORWARD, pod_of_rank(client, job, rank).name)
     try:
         server = socket.create_server(("127.0.0.1", local))
     except OSError as error:

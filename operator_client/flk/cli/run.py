@@ -21,7 +21,7 @@ def run(
 
     The exit code is that of the job. Ctrl-C ends all processes, a second Ctrl-C kills them.
     """
-    from flk.local import LocalRun, as_check, checkpoint_folder
+    from flk.local import LocalRun, as_check, checkpoint_place
 
     job, here = loaded.job.named(), Path.cwd()
     if check:
@@ -30,9 +30,12 @@ def run(
         note(f"volumes are not mounted on this machine: {', '.join(job.volumes)}")
     if job.command[0] != "-m" and loaded.root != here:
         job = job.changed(command=[str(loaded.root / job.command[0]), *job.command[1:]])
-    folder = checkpoint_folder(job, here)
-    kept = f"checkpoints in {folder.relative_to(here)}" if folder else "checkpoints only until the end of this run"
-    note(f"{job.name}: {job.replicas} x {job.processes_per_pod} ranks on this machine, {kept}")
+    place = checkpoint_place(job, here)
+    shown = place.relative_to(here) if isinstance(place, Path) else place
+    kept = f"checkpoints in {shown}" if shown else "checkpoints only until the end of this run"
+    sizes = f", elastic from {job.elastic.min} to {job.elastic.max} pods" if job.elastic else ""
+    sizes += f", {job.spares} spare{'s' * (job.spares != 1)}" if job.spares else ""
+    note(f"{job.name}: {job.replicas} x {job.processes_per_pod} ranks on this machine{sizes}, {kept}")
     local = LocalRun(job, here)
     code = local.run()
     if local.record and local.record.failure:

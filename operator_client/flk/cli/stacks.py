@@ -11,7 +11,7 @@ import typer
 
 from flk.cli.options import Context, JobName, Namespace
 from flk.errors import ApiError, UsageError
-from flk_runtime.contract import CONTAINER
+from flk.targets import CONTAINERS
 
 if TYPE_CHECKING:
     from flk.jobs.client import JobClient
@@ -48,10 +48,12 @@ def stacks(
     if output not in ("text", "json"):
         raise UsageError(f"--output: must be text or json (is {output!r})")
     from flk.jobs.client import JobClient
+    from flk.targets import target_of
 
     client = JobClient.connect(context, namespace)
-    client.get_job(job)
-    running = [pod for pod in client.list_pods(job) if (pod.get("status") or {}).get("phase") == "Running"]
+    found = client.get_job(job)
+    own = [pod for pod in client.list_pods(job) if target_of(found).owns(found, pod)]
+    running = [pod for pod in own if (pod.get("status") or {}).get("phase") == "Running"]
     if not running:
         raise ApiError(f"no pod of {job} runs", hint=f"{client.command('why', job)} says why")
     launchers = [pod for pod in running if launcher_command(pod)]
@@ -69,7 +71,7 @@ def stacks(
 def _of_launcher(client: JobClient, pods: Sequence[Object]) -> dict[str, Any]:
     """Ask the launcher of one pod, which asks the others."""
     pod = min(pods, key=lambda each: each["metadata"]["name"])
-    done = client.execute(pod["metadata"]["name"], [*launcher_command(pod), "stacks"], _TIMEOUT)
+    done = client.execute(pod, [*launcher_command(pod), "stacks"], _TIMEOUT)
     try:
         report: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
@@ -81,7 +83,7 @@ def _of_launcher(client: JobClient, pods: Sequence[Object]) -> dict[str, Any]:
 
 def launcher_command(pod: Object) -> list[str]:
     """The command that starts flk's launcher in this pod, without the script; empty if another program starts it."""
-    containers = [each for each in pod["spec"]["containers"] if each["name"] == CONTAINER]
+    containers = [each for each in pod["spec"]["containers"] if each["name"] in CONTAINERS]
     command: list[str] = (containers[0].get("command") or []) if containers else []
     found = next((i for i, word in enumerate(command) if word.rpartition("/")[2].startswith("flk_runtime")), None)
     if found is None:
@@ -96,7 +98,7 @@ def _of_py_spy(client: JobClient, pods: Sequence[Object]) -> dict[str, Any]:
     without: list[str] = []
     for pod in pods[:_PODS]:
         name = pod["metadata"]["name"]
-        done = client.execute(name, ["sh", "-c", _PY_SPY], _TIMEOUT)
+        done = client.execute(pod, ["sh", "-c", _PY_SPY], _TIMEOUT)
         if done.code in (126, 127):
             without.append(name)
         for text in done.stdout.decode(errors="replace").split("rank ")[1:]:

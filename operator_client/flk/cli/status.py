@@ -62,9 +62,9 @@ def _print(state: State, client: JobClient, output: str) -> None:
 
         print(yaml.safe_dump(json.loads(json.dumps(state.to_dict())), sort_keys=False, allow_unicode=True), end="")
     elif output == "name":
-        from flk.jobs.client import JOBS
+        from flk.jobs.client import qualified
 
-        print(f"{JOBS.singular}/{state.name}")
+        print(qualified(state.kind, state.name))
     else:
         from flk.cli.status_text import status_text
 

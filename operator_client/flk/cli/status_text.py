@@ -34,8 +34,11 @@ def status_text(state: State, now: float, *, wide: bool) -> str:
     if state.progress:
         lines.append(progress_line(state))
     if state.attempts:
-        lines += ["", f"attempt {state.attempt}{_used(state)}:", *_attempts(state.attempts, now, wide)]
+        lines += ["", f"attempt {state.attempt}{_used(state)}:", *_attempts(state, now, wide)]
     lines += ["", *_pods(state, wide)]
+    nodes = {pod.node for pod in state.pods if pod.node}
+    if len(nodes) > 1:
+        lines += [f"pods on {node} have failed repeatedly; pods there are used last" for node in state.bad_nodes]
     if state.slow:
         lines += ["", *(slow.summary for slow in state.slow)]
     if state.failure and state.failure.details:
@@ -56,6 +59,13 @@ def progress_line(state: State) -> str:
             parts.append(f"{first.step_time:.3g} s/step")
         if first.rate is not None:
             parts.append(f"{first.rate:.4g} samples/s")
+        for share, what in (
+            (first.mfu, "MFU"),
+            (first.communication, "communication"),
+            (first.data_wait, "waiting for data"),
+        ):
+            if share is not None:
+                parts.append(f"{share:.0%} {what}")
         if first.loss is not None:
             parts.append(f"loss {first.loss:.4g}")
         if first.remaining is not None:
@@ -78,14 +88,21 @@ def _used(state: State) -> str:
 
 
 def _shape(state: State) -> str:
-    pods, ranks = plural(state.replicas, "pod"), plural(state.processes, "rank")
-    return f"{pods} x {ranks}" if state.processes > 1 else plural(state.replicas, "rank")
+    size = state.size or state.replicas - state.spares
+    pods, ranks = plural(size, "pod"), plural(state.processes, "rank")
+    shape = f"{pods} x {ranks}" if state.processes > 1 else plural(size, "rank")
+    if state.min_size < state.max_size:
+        shape += f", elastic from {state.min_size} to {state.max_size} pods"
+        if size != state.replicas:
+            shape += f" ({state.replicas} wanted)"
+    return shape + (f", {plural(state.spares, 'spare')}" if state.spares else "")
 
 
-def _attempts(attempts: list[AttemptState], now: float, wide: bool) -> list[str]:
+def _attempts(state: State, now: float, wide: bool) -> list[str]:
     """Return the table of attempts. Attempts in a row that failed in the same way are one line."""
     rows: list[tuple[AttemptState, AttemptState]] = []  # first and last of each line
-    for attempt in attempts:
+    elastic = state.min_size < state.max_size
+    for attempt in state.attempts:
         same = rows and not wide and attempt.cause and attempt.cause == rows[-1][1].cause
         rows[-1:] = [(rows[-1][0], attempt)] if same else [*rows[-1:], (attempt, attempt)]
     cells = []
@@ -93,8 +110,22 @@ def _attempts(attempts: list[AttemptState], now: float, wide: bool) -> list[str]
         numbers = str(first.number) if first is last else f"{first.number}-{last.number}"
         time = short_duration((last.ended or now) - first.started)
         count = last.number - first.number + 1
-        cells.append([numbers, last.outcome, time, last.cause + (f" (x{count})" if count > 1 else "")])
-    return table(["ATTEMPT", "OUTCOME", "TIME", "CAUSE"], cells)
+        cause = last.cause + (f" (x{count})" if count > 1 else "")
+        cells.append([numbers, str(last.pods or ""), last.outcome, time, _begin(last), cause])
+    header = ["ATTEMPT", "PODS", "OUTCOME", "TIME", "FROM STEP", "CAUSE"]
+    restored = any(attempt.restored is not None for attempt in state.attempts[1:])
+    left_out = {name for name, shown in (("PODS", elastic), ("FROM STEP", restored)) if not shown}
+    kept = [index for index, name in enumerate(header) if name not in left_out]
+    return table([header[index] for index in kept], [[row[index] for index in kept] for row in cells])
+
+
+def _begin(attempt: AttemptState) -> str:
+    """Where an attempt began, and how many steps of the one before it were lost."""
+    if attempt.restored is None:
+        return ""
+    source = f" in {attempt.restored_from}" if attempt.restored_from in ("memory", "storage") else ""
+    lost = "" if attempt.steps_lost is None else f", {plural(attempt.steps_lost, 'step')} lost"
+    return f"{attempt.restored}{source}{lost}"
 
 
 def _pods(state: State, wide: bool) -> list[str]:
@@ -109,8 +140,8 @@ def _pods(state: State, wide: bool) -> list[str]:
     header = ["POD", "RANK" if wide else "RANKS", "PHASE", "RESTARTS", "NODE", *measured, "REASON"]
     rows = []
     for pod in shown:
-        for ranks in [[rank] for rank in pod.ranks] if wide else [pod.ranks]:
-            numbers = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
+        for ranks in [[rank] for rank in pod.ranks] if wide and pod.ranks else [pod.ranks]:
+            numbers = "-".join(dict.fromkeys(map(str, (*ranks[:1], *ranks[-1:]))))
             known = next((progress[rank] for rank in ranks if rank in progress), None)
             cells = [pod.name, numbers, str(pod.phase), str(pod.restarts), pod.node]
             rows.append([*cells, *(_measured(known) if progress else []), _reason(pod, state, wide)])

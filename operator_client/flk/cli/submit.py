@@ -1,4 +1,4 @@
-"""`flk submit`: create a PyTorchJob from a script or a job file."""
+"""`flk submit`: create a job in a cluster from a script or a job file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def submit(
         str, typer.Option("--output", "-o", metavar="FORMAT", help="Output format: name, json or yaml.")
     ] = "name",
 ) -> int | None:
-    """Train in the cluster: create a PyTorchJob, with the code that it runs.
+    """Train in the cluster: create a PyTorchJob (or another --target), with the code that it runs.
 
     Prints the job's name on stdout. Ctrl-C while following detaches; the job goes on.
     """
@@ -58,6 +58,9 @@ def submit(
     from flk.jobs.submission import prepare
 
     submission = prepare(loaded.job, loaded.root, JobClient.connect(context, namespace))
+    for field in ("target", "gang"):
+        if getattr(loaded.job, field) == "auto":
+            note(f"{field}: {getattr(submission.job, field)}, by what the cluster serves")
     for sentence in submission.bundle.left_out:
         note(f"not shipped: {sentence}")
     if check:
@@ -78,6 +81,9 @@ def submit(
         return int(ExitCode.INTERRUPTED)
     _show(output, submission, submission.manifests)
     _report(submission)
+    if submission.job.ttl is not None:
+        for name in lifecycle.delete_expired(submission.client):
+            note(f"deleted job {name}: it has ended, and its TTL has passed")
     if not follow:
         return None
     from flk.cli.logs import follow_to_end
@@ -121,6 +127,10 @@ def _report(submission: Submission) -> None:
     job, bundle, client = submission.job, submission.bundle, submission.client
     pods = f"{job.replicas} pod{'s' * (job.replicas != 1)} with {job.processes_per_pod} rank"
     pods += f"{'s' * (job.processes_per_pod != 1)}{' each' * (job.replicas != 1)}"
+    if job.elastic:
+        pods += f", elastic from {job.elastic.min} to {job.elastic.max}"
+    if job.spares:
+        pods += f", {job.spares} more as spare{'s' * (job.spares != 1)}"
     where = f"namespace {client.namespace} of context {client.context}"
     note(f"created job {submission.name} in {where}: {pods}, image {job.image_or_default}")
     if bundle.code is not None:
@@ -128,7 +138,9 @@ def _report(submission: Submission) -> None:
         files = len(bundle.files)
         note(f"shipped {files} file{'s' * (files != 1)}, {kilobytes:,} kB compressed, sha256 {bundle.sha256[:12]}")
     if job.checkpoint is None:
-        note("checkpoints are lost with their pod; --checkpoint PVC:/PATH keeps them")
+        note(
+            "checkpoints stay in the memory of the pods; --checkpoint PVC:/PATH or s3://BUCKET/PREFIX keeps them longer"
+        )
     for verb, what in {
         "logs": "what every rank prints",
         "status": "what the job does, and why it ended",

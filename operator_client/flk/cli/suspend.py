@@ -21,7 +21,8 @@ def suspend(
     """End the pods of a job and keep the job, so that it can be resumed.
 
     The pods get SIGTERM and their grace period, in which a job that uses flk's library saves a checkpoint. The job
-    holds no node until `flk resume` starts it again, at its last checkpoint.
+    holds no node until `flk resume` starts it again, at its last checkpoint in a volume or in S3: those in memory end
+    with the pods.
     """
     limit = seconds(timeout, "--timeout")
     from flk.jobs import lifecycle

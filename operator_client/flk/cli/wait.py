@@ -48,25 +48,39 @@ def wait(
     0 done or --for reached, 100 training failed, 103 deleted, 104 infrastructure, 124 --timeout or the job's deadline
     is over, 101 (with --timeout 0) it has not ended, 102 no such job. A job that is stuck, as with an image that does
     not exist, ends the wait with the code of the cause. Reports on stderr what the job does and why it ended, a line
-    for each change.
+    for each change; on a terminal, the last line shows how far the job is.
     """
     if output not in (None, "json"):
         raise UsageError(f"--output: must be json (is {output!r})")
     limit, until = seconds(timeout, "--timeout"), _goal(goal)
     from flk.cli.logs import note_detached
+    from flk.cli.progress_line import ProgressLine
     from flk.jobs.client import JobClient
     from flk.jobs.wait import Outcome, describe, raise_for_state, run_time_text, wait_for
     from flk.terminal import printable
 
     client = JobClient.connect(context, namespace)
 
+    progress = ProgressLine(sys.stderr)
+
+    def told(text: str) -> None:
+        progress.clear()
+        note(text)
+
     def report(state: State) -> None:
         if limit != 0:
-            note(f"job {describe(state)}")
+            told(f"job {describe(state)}")
 
     try:
         waited = wait_for(
-            client, job, timeout=limit, goal=until, fail_fast=fail_fast and limit != 0, report=report, note=note
+            client,
+            job,
+            timeout=limit,
+            goal=until,
+            fail_fast=fail_fast and limit != 0,
+            report=report,
+            watch=progress.show,
+            note=told,
         )
     except JobNotFoundError:
         if until is None or not until.is_deletion:
@@ -74,8 +88,11 @@ def wait(
         note(f"there is no job {job} in namespace {client.namespace}")
         return None
     except KeyboardInterrupt:
+        progress.clear()
         note_detached(client, job)
         return int(ExitCode.INTERRUPTED)
+    finally:
+        progress.clear()
     state = waited.state
     if output:
         print(json.dumps({**state.to_dict(), "outcome": waited.outcome.value}, indent=2))

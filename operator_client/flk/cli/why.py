@@ -57,7 +57,8 @@ def text(answer: Report, now: float) -> str:
     cause = answer.cause
     lines = [f"{cause.code}: {answer.summary}" if cause else f"{answer.job}: {answer.summary}"]
     if cause:
-        lines += ["", "evidence:"]
+        seen = f", seen{ago(answer.seen)} and kept {answer.place}" if answer.seen else ""
+        lines += ["", f"evidence{seen}:"]
         for item in cause.evidence:
             lines += [f"  {item.where}{ago(item.time)}", f"    {' '.join(item.text.split())}"]
         lines += ["", "remedy:", f"  {cause.remedy}"]

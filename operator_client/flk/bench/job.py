@@ -1,0 +1,46 @@
+"""The job that measures strategies: the ranks run `flk_runtime.bench`, which runs the script once for each of them."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from typing import Final
+
+from flk.errors import UsageError
+from flk.spec.job import Job
+from flk_runtime import contract
+
+_MEASURABLE: Final = ("ddp", "no_shard", "shard_grad_op", "full_shard", "hybrid_shard", "hybrid_shard_zero2")
+
+
+def bench_job(job: Job, strategies: Sequence[str], *, steps: int, timeout: int) -> Job:
+    """Return a job in the same pods that measures ``strategies`` (none: all that differ there) with the job's script.
+
+    ``steps`` are measured, after the warm-up; each strategy may take ``timeout`` seconds. Raises UsageError if a
+    strategy cannot be measured.
+    """
+    names = []
+    for text in strategies:
+        try:
+            names.append(contract.parse_strategy(text))
+        except ValueError as error:
+            raise UsageError(f"--strategies: {error}") from None
+        if names[-1] not in _MEASURABLE:
+            raise UsageError(f"--strategies: {text} cannot be measured: expected some of {', '.join(_MEASURABLE)}")
+    request = json.dumps({"strategies": names, "steps": steps, "timeout": timeout})
+    ship = job.ship
+    if ship is not False and job.command[0] != "-m":
+        ship = [*(ship if isinstance(ship, list) else []), job.command[0]]
+    return job.changed(
+        name=f"flk-bench-{secrets.token_hex(3)}",
+        command=["-m", "flk_runtime.bench", request, *job.command],
+        ship=ship,
+        strategy="ddp",
+        diloco=None,
+        elastic=None,
+        spares=0,
+        checkpoint=None,
+        restarts=0,
+        disruptions=0,
+    )

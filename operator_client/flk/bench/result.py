@@ -1,0 +1,94 @@
+"""The result of a benchmark, and the files in the user's state folder that keep results.
+
+The folder is ``$XDG_STATE_HOME/flk/bench``, by default ``~/.local/state/flk/bench``. A file holds the newest result of
+one model on one kind of hardware, as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from flk.jobs.evidence.store import state_folder
+from flk.spec.job import Job
+from flk_runtime import contract
+
+_KEPT: Final = 200  # files
+_GIVEN: Final = 20  # results that travel with a job
+_NEEDED: Final = ("model", "hardware", "calibration", "time")  # of a result, so that others can use it
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """What the ranks have measured and predicted, as plain data."""
+
+    data: Mapping[str, Any]
+
+    @classmethod
+    def find(cls, line: str) -> BenchResult | None:
+        """Return the result in a line of rank 0's output; None if it has none."""
+        _, marker, text = line.partition(contract.BENCH_MARKER)
+        if not marker or not line.startswith(contract.RANK_PREFIX.format(rank=0)):
+            return None
+        with contextlib.suppress(ValueError):
+            data = json.loads(text)
+            if isinstance(data, dict) and isinstance(data.get("strategies"), dict):
+                return cls(data)
+        return None
+
+    @property
+    def fastest(self) -> str | None:
+        """The strategy with the shortest step; None if none could be measured."""
+        seconds = self._seconds()
+        return min(seconds, key=lambda name: seconds[name]) if seconds else None
+
+    def keep(self, folder: Path | None = None) -> Path | None:
+        """Write the result to the state folder in place of an older one; None if it has no key. Raises OSError."""
+        if any(name not in self.data for name in _NEEDED):
+            return None
+        folder = folder or _folder()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        hardware = hashlib.sha256(json.dumps(self.data["hardware"], sort_keys=True).encode()).hexdigest()[:12]
+        path = folder / f"{hashlib.sha256(str(self.data['model']).encode()).hexdigest()[:16]}-{hardware}.json"
+        descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".", suffix=".new")
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(self._summary(), file)
+        os.replace(temporary, path)
+        for old in sorted(folder.glob("*.json"), key=lambda each: each.stat().st_mtime)[:-_KEPT]:
+            old.unlink(missing_ok=True)
+        return path
+
+    def _seconds(self) -> dict[str, float]:
+        return {name: each["seconds"] for name, each in self.data["strategies"].items() if "seconds" in each}
+
+    def _summary(self) -> dict[str, Any]:
+        """What planning and strategy auto use."""
+        return {name: self.data[name] for name in _NEEDED} | {"seconds": self._seconds()}
+
+
+def kept_results(folder: Path | None = None) -> list[dict[str, Any]]:
+    """Return the kept results, the oldest first. Files that cannot be read are left out."""
+    found = []
+    for path in (folder or _folder()).glob("*.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            result = json.loads(path.read_text())
+            found.append((float(result["time"]), result))
+    return [result for _, result in sorted(found, key=lambda each: each[0])]
+
+
+def measured(job: Job, folder: Path | None = None) -> list[dict[str, Any]]:
+    """Return the newest kept results that were measured on as many nodes and ranks as ``job`` has."""
+    shape = {"nodes": job.replicas, "ranks": job.processes_per_pod}
+    found = [each for each in kept_results(folder) if shape.items() <= each.get("hardware", {}).items()]
+    return found[-_GIVEN:]
+
+
+def _folder() -> Path:
+    return state_folder().parent / "bench"

@@ -1,0 +1,190 @@
+"""`flk bench`: measure the strategies with a training script, in the cluster or on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flk.cli.options import Context, LoadedJob, Namespace, Timeout, note, seconds, takes_job
+from flk.errors import FlkError, UsageError
+from flk.terminal import one_line
+from flk_runtime.contract import ExitCode
+
+if TYPE_CHECKING:
+    from flk.bench import BenchResult
+    from flk.spec.job import Job
+
+_CASE = 300  # seconds that a strategy may take by default
+
+
+@takes_job
+def bench(
+    loaded: LoadedJob,
+    context: Context = None,
+    namespace: Namespace = None,
+    local: Annotated[bool, typer.Option("--local", help="Measure on this machine, as flk run trains.")] = False,
+    strategies: Annotated[
+        str | None,
+        typer.Option(
+            "--strategies", metavar="NAME,…", help="Strategies to measure. Default: all that differ on these nodes."
+        ),
+    ] = None,
+    steps: Annotated[
+        int, typer.Option("--steps", metavar="N", min=1, help="Steps to measure, after 3 that warm up.")
+    ] = 10,
+    timeout: Timeout = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Write the step times to FILE, as SVG.")
+    ] = None,
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FORMAT", help="text or json.")] = "text",
+) -> int:
+    """Run a script for a few steps under each strategy, one after the other in one job, and compare them.
+
+    The job has the pods of the training job and is deleted at the end. Shows time of a step, MFU and peak memory,
+    beside the plan's predictions for the measured network. The results are kept on this machine: `flk plan` and
+    strategy auto use them for the same hardware. --timeout is what each strategy may take.
+    """
+    if output not in ("text", "json"):
+        raise UsageError(f"--output: must be text or json (is {output!r})")
+    limit = seconds(timeout, "--timeout") or _CASE
+    from flk.bench import bench_job, plot
+
+    job, here = loaded.job, Path.cwd()
+    if local and job.command[0] != "-m" and loaded.root != here:
+        job = job.changed(command=[str(loaded.root / job.command[0]), *job.command[1:]])
+    job = bench_job(job, [*filter(None, (strategies or "").split(","))], steps=steps, timeout=limit)
+    code, result = _local(job, here) if local else _in_cluster(job, loaded.root, context, namespace)
+    if result is None:
+        note("there is no result: the lines above say why")
+        return code or int(ExitCode.ERROR)
+    try:
+        if result.keep() is None:
+            note("the result is not kept: without a plan of the script it cannot be told for which model it is")
+    except OSError as error:
+        note(f"the result is not kept: {error}")
+    if plot_file:
+        plot_file.write_text(plot(result))
+    print(json.dumps(result.data, indent=2) if output == "json" else "\n".join(_text(result)))
+    return code if result.fastest or code else int(ExitCode.TRAINING)
+
+
+def _local(job: Job, folder: Path) -> tuple[int, BenchResult | None]:
+    from flk.local import LocalRun
+
+    note(f"{job.name}: {job.replicas} x {job.processes_per_pod} ranks on this machine")
+    watched = _Watched()
+    with contextlib.redirect_stdout(watched):
+        code = LocalRun(job, folder).run()
+    return code, watched.result
+
+
+def _in_cluster(job: Job, root: Path, context: str | None, namespace: str | None) -> tuple[int, BenchResult | None]:
+    from flk.jobs import logs, wait
+    from flk.jobs.client import JobClient
+    from flk.jobs.submission import prepare
+
+    client = JobClient.connect(context, namespace)
+    handle = prepare(job, root, client).create()
+    note(f"created job {handle.name} in namespace {handle.namespace}; it is deleted at the end")
+    watched = _Watched()
+    try:
+        started = wait.wait_for(client, handle.name, uid=handle.uid, goal=wait.Goal.parse("Running"))
+        if started.outcome is not wait.Outcome.REACHED:
+            wait.raise_for_state(started.state, client)
+        for line in logs.follow(client, handle.name, logs.LogOptions(), note=note):
+            watched.write(f"{line.text}\n")
+            if watched.result:
+                return 0, watched.result
+        wait.raise_for_state(handle.wait(), client)
+    finally:
+        try:
+            handle.delete()
+        except FlkError as error:
+            note(f"job {handle.name} could not be deleted: {error}")
+    return 0, watched.result
+
+
+class _Watched(io.TextIOBase):
+    """A text stream that passes lines on to stderr and keeps the result among them."""
+
+    def __init__(self) -> None:
+        self.result: BenchResult | None = None
+
+    def write(self, text: str) -> int:
+        """Take whole lines."""
+        from flk.bench import BenchResult
+
+        for line in text.splitlines():
+            found = BenchResult.find(line)
+            if found:
+                self.result = found
+            else:
+                print(line, file=sys.stderr)
+        return len(text)
+
+
+def _text(result: BenchResult) -> Iterator[str]:
+    from flk.cli.table import table
+
+    data = result.data
+    predicted = data.get("predicted") or {}
+    rows = [
+        _row(name, each, predicted.get(name, {}))
+        for name, each in sorted(data["strategies"].items(), key=lambda item: item[1].get("seconds", float("inf")))
+    ]
+    yield from table(["STRATEGY", "STEP", "PREDICTED", "MFU", "MEMORY", "PREDICTED"], rows)
+    if data["collectives"]:
+        yield ""
+        yield from table(["COLLECTIVE", "RANKS", "SIZE", "TIME", "BUS BANDWIDTH"], _bandwidths(data["collectives"]))
+    yield ""
+    if data.get("transport"):
+        yield f"transport: {one_line(data['transport'])}"
+    yield from (f"warning: {one_line(text)}" for text in data["warnings"])
+    if result.fastest:
+        yield f"fastest: --strategy {result.fastest}"
+
+
+def _row(name: str, measured: dict[str, object], predicted: dict[str, float]) -> list[str]:
+    if "error" in measured:
+        return [name, f"failed: {one_line(str(measured['error']))[:80]}", "", "", "", ""]
+    mfu, memory = measured["mfu"], measured["memory"]
+    assert isinstance(memory, list)  # noqa: S101
+    return [
+        name,
+        _time(float(str(measured["seconds"]))),
+        _time(predicted["step_seconds"]) if predicted else "",
+        "" if mfu is None else f"{float(str(mfu)):.1%}",
+        _size(max(memory)),
+        _size(predicted["total"]) if predicted else "",
+    ]
+
+
+def _bandwidths(collectives: list[dict[str, object]]) -> list[list[str]]:
+    """Rows with bandwidth as nccl-tests computes it: bytes that each link carries (doc/PERFORMANCE.md)."""
+    rows = []
+    for each in collectives:
+        ranks, sizes = int(str(each["ranks"])), each["sizes"]
+        assert isinstance(sizes, list)  # noqa: S101
+        share = (ranks - 1) / ranks * (2 if each["kind"] == "all-reduce" else 1)
+        for size, took in sizes:
+            bandwidth = f"{size * share / took / 1e9:.3g} GB/s"
+            rows.append([str(each["kind"]), str(ranks), _size(size), _time(took), bandwidth])
+    return rows
+
+
+def _time(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+
+
+def _size(value: float) -> str:
+    for unit, size in (("Gi", 30), ("Mi", 20), ("Ki", 10)):
+        if value >= 1 << size:
+            return f"{value / (1 << size):.3g}{unit}"
+    return f"{value:.0f}"
