@@ -1,20 +1,35 @@
-"""The chart in a cluster: a release trains to its end, its check passes, another beside it does not clash, and
-uninstalling leaves nothing."""
+"""The chart in a cluster: a release trains to its end, its check passes, another beside it does not clash, and an
+upgrade, a rollback and an uninstallation leave nothing. Each namespace enforces Pod Security `restricted`."""
 
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flk.targets import TARGETS, Target
+from flk_runtime import contract
 from tests.support.commands import helm as helm_command
 
-CHART = Path(__file__).parents[2] / "charts" / "flk"
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "flk"
+EXAMPLE = ROOT / "examples" / "gpt" / "train.py"
 SMALL = ["--set", "job.enabled=true", "--set", "job.resources.cpu=100m"]
 TRAINING = 400  # seconds that a small training may take on a machine that does much else
+SUM = """
+import torch
+import torch.distributed as dist
+dist.init_process_group()
+total = torch.ones(1)
+dist.all_reduce(total)
+print(f"{total.item():.0f} ranks")
+dist.destroy_process_group()
+"""
 # Everything that a release or its job can leave in a namespace.
 KINDS = "pytorchjobs,pods,services,configmaps,secrets,serviceaccounts,roles,rolebindings,jobs,persistentvolumeclaims"
 
@@ -40,14 +55,41 @@ def names(kubectl: Any) -> set[str]:
     return found - {"configmap/kube-root-ca.crt", "serviceaccount/default"}
 
 
-def test_release_trains_beside_another_and_leaves_nothing(helm: Any, kubectl: Any, image: str) -> None:
-    steps = json.dumps(["/opt/flk/examples/gpt/train.py", "--steps", "20"])
-    code, text = helm(
-        "install", "gpt", str(CHART), *SMALL, "--set", "job.replicas=4", "--set-json", f"job.command={steps}"
-    )
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+def test_a_plain_torch_image_trains_as_each_target(
+    target: Target, helm: Any, kubectl: Any, flk: Any, request: pytest.FixtureRequest, torch_image: str, tmp_path: Path
+) -> None:
+    if target.name in ("trainjob", "jobset"):
+        request.getfixturevalue("trainer")
+    (tmp_path / "train.py").write_text(SUM)
+    size = ["--set", "job.replicas=2", "--set", "job.resources.cpu=100m", "--set", f"job.image={torch_image}"]
+    script = ["--set", f"job.target={target.name}", "--set-file", f"job.script={tmp_path}/train.py"]
+    code, text = helm("install", "sum", str(CHART), "--set", "job.enabled=true", *size, *script)
+    assert code == 0, text
+    assert f"{target.kind} sum trains with 2 pod(s)" in text
+    waited = flk("wait", "sum", "--timeout", f"{TRAINING}s", timeout=TRAINING + 60)
+    assert waited.code == 0, waited.stderr
+    assert "[rank 1] 2 ranks" in flk("logs", "sum").stdout
+    assert helm("uninstall", "sum", "--wait", "--cascade", "foreground")[0] == 0
+    assert names(kubectl) == set()
+
+
+def objects(kubectl: Any) -> set[str]:
+    """The names without Helm's own Secrets, of which each revision of a release has one."""
+    return {name for name in names(kubectl) if not name.startswith("secret/sh.helm.release.")}
+
+
+def test_release_trains_beside_another_and_leaves_nothing(
+    helm: Any, kubectl: Any, image: str, torch_image: str, eventually: Any
+) -> None:
+    # An image with torch and nothing of flk, and a script from this machine.
+    script = ["--set-file", f"job.script={EXAMPLE}", "--set", "job.command={train.py,--steps,20}"]
+    four = ["--set", "job.replicas=4", "--set", f"job.image={torch_image}"]
+    code, text = helm("install", "gpt", str(CHART), *SMALL, *four, *script)
     assert code == 0, text
     assert "flk logs gpt" in text
-    # A second release, of the same values but smaller, while the first trains.
+    # A second release while the first trains, with the code of the image.
+    steps = json.dumps(["/opt/flk/examples/gpt/train.py", "--steps", "20"])
     code, text = helm("install", "second", str(CHART), *SMALL, "--set-json", f"job.command={steps}")
     assert code == 0, text
 
@@ -67,9 +109,59 @@ def test_release_trains_beside_another_and_leaves_nothing(helm: Any, kubectl: An
     assert last["heldout_loss"] < first["heldout_loss"]
 
     assert helm("uninstall", "gpt", "--wait", "--cascade", "foreground")[0] == 0
-    assert {name for name in names(kubectl) if "gpt" in name} == set()
+    eventually("the release is gone", lambda: not {name for name in names(kubectl) if "gpt" in name})
     kubectl("get", "pytorchjob/second", "serviceaccount/second-flk")  # the other release is whole
     assert helm("uninstall", "second", "--wait", "--cascade", "foreground")[0] == 0
+    assert names(kubectl) == set()
+
+
+def test_upgrade_and_rollback_replace_the_job_and_leave_nothing(
+    helm: Any, kubectl: Any, torch_image: str, tmp_path: Path
+) -> None:
+    """From a chart of another version, which has an object that this one does not have."""
+    previous = tmp_path / "flk"
+    shutil.copytree(CHART, previous, ignore=shutil.ignore_patterns("__pycache__"))
+    metadata = (previous / "Chart.yaml").read_text()
+    (previous / "Chart.yaml").write_text(metadata.replace(f"ersion: {contract.VERSION}", "ersion: 0.0.1"))
+    (previous / "templates" / "old.yaml").write_text(
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: {{ .Release.Name }}-old}\n"
+    )
+    (tmp_path / "train.py").write_text("print('trained')\n")
+    values = [*SMALL, "--set", f"job.image={torch_image}", "--set-file", f"job.script={tmp_path}/train.py"]
+    assert helm("install", "gpt", str(previous), *values)[0] == 0
+    wait_for(kubectl, "gpt", "Succeeded")
+    before = objects(kubectl)
+    uid = kubectl("get", "pytorchjob/gpt", "-o", "jsonpath={.metadata.uid}")
+
+    # A job cannot be changed, neither by another version of flk nor by other values.
+    code, text = helm("upgrade", "gpt", str(CHART), *values)
+    assert code != 0
+    assert "job gpt exists with another version, and a job cannot be changed: set job.name to another name" in text
+    assert objects(kubectl) == before
+    code, text = helm("upgrade", "gpt", str(previous), *values, "--set", "job.restarts=7")
+    assert code != 0
+    assert "job gpt exists with another spec" in text
+    # What is not of the job can.
+    subjects = json.dumps([{"kind": "User", "name": "ada"}])
+    code, text = helm("upgrade", "gpt", str(previous), *values, "--set-json", f"rbac.subjects={subjects}")
+    assert code == 0, text
+    assert kubectl("get", "pytorchjob/gpt", "-o", "jsonpath={.metadata.uid}") == uid
+
+    code, text = helm("upgrade", "gpt", str(CHART), *values, "--set", "job.name=second")
+    assert code == 0, text
+    wait_for(kubectl, "second", "Succeeded")
+    assert "trained" in kubectl("logs", "second-worker-0")
+    kubectl("wait", "pod/gpt-worker-0", "--for=delete", "--timeout=60s")
+    # The account, role and binding of the release, and what belongs to the job, under its new name.
+    of_release = {name for name in before if name.endswith("/gpt-flk")}
+    of_job = {name.replace("/gpt", "/second") for name in before - of_release} - {"configmap/second-old"}
+    assert objects(kubectl) == of_release | of_job
+
+    assert helm("rollback", "gpt", "1")[0] == 0
+    wait_for(kubectl, "gpt", "Succeeded")
+    kubectl("wait", "pod/second-worker-0", "--for=delete", "--timeout=60s")
+    assert objects(kubectl) == before
+    assert helm("uninstall", "gpt", "--wait", "--cascade", "foreground")[0] == 0
     assert names(kubectl) == set()
 
 
@@ -86,26 +178,137 @@ def test_check_says_what_is_missing_and_is_gone_after_it(helm: Any, kubectl: Any
     assert names(kubectl) == set()
 
 
-def test_role_is_enough_to_submit_watch_and_delete(
-    helm: Any, kubectl: Any, flk: Any, kubeconfig: Path, image: str, tmp_path: Path
+REQUEST = re.compile(
+    r"flk: (?P<method>[A-Z]+) https://[^/]+/(?:api|apis/(?P<group>[a-z0-9.-]+))/v[a-z0-9]+/namespaces/[^/]+"
+    r"/(?P<resource>[a-z]+)(?P<name>/[^/?: ]+)?(?P<subresource>/[a-z]+)?(?P<query>\?\S*)?: (?P<outcome>\S+)"
+)
+METHODS = {"POST": "create", "PATCH": "patch", "DELETE": "delete", "PUT": "update"}
+
+
+def rights_used(stderr: str, own: str) -> set[tuple[str, str, str]]:
+    """The API group, resource and verb of each request to a namespace that `flk -v` has printed; ``own`` is the target.
+
+    None was forbidden, but `flk doctor` also asks whether Pod Security allows a pod and for the Deployment of the
+    operator, and other commands ask for jobs of other targets. They do without the answer.
+    """
+    used = set()
+    for request in REQUEST.finditer(stderr):
+        if request["outcome"] == "403":
+            others = {"deployments", *(target.plural for target in TARGETS.values() if target.name != own)}
+            assert "/pods?dryRun=All" in request[0] or request["resource"] in others, request[0]
+            continue
+        verb = METHODS.get(request["method"]) or ("get" if request["name"] else "list")
+        if verb == "list" and "watch=true" in (request["query"] or ""):
+            verb = "watch"
+        used.add((request["group"] or "", request["resource"] + (request["subresource"] or ""), verb))
+    return used
+
+
+@pytest.mark.parametrize(
+    "name", ["pytorchjob", *(pytest.param(n, marks=pytest.mark.soak) for n in ("trainjob", "jobset", "job"))]
+)
+def test_role_has_every_right_that_commands_use_and_no_other(
+    name: str,
+    helm: Any,
+    kubectl: Any,
+    flk: Any,
+    request: pytest.FixtureRequest,
+    kubeconfig: Path,
+    image: str,
+    tmp_path: Path,
 ) -> None:
     """As the release's ServiceAccount, with nothing but its Role."""
-    assert helm("install", "site", str(CHART), "--set", "defaults.tolerations={spot:NoSchedule}")[0] == 0
+    target = TARGETS[name]
+    if name == "trainjob":
+        request.getfixturevalue("trainer")
+    values = ["--set", "defaults.tolerations={spot:NoSchedule}", "--set", f"rbac.targets={{{name}}}"]
+    assert helm("install", "site", str(CHART), *values)[0] == 0
+    rules = kubectl.json("get", "role", "site-flk")["rules"]
     config = kubectl.json("config", "view", "--raw")
     config["users"] = [{"name": config["users"][0]["name"], "user": {"token": kubectl("create", "token", "site-flk")}}]
     kubeconfig.write_text(json.dumps(config))
     (tmp_path / "train.py").write_text("print('trained')\n")
-    submitted = flk("submit", "train.py", "--name", "mine", "--cpu", "100m", cwd=tmp_path)
-    assert submitted.code == 0, submitted.stderr
-    assert submitted.stdout == "mine\n"
-    for command in (["wait", "mine"], ["status", "mine"], ["logs", "mine"], ["list"]):
-        result = flk(*command)
-        assert result.code == 0, result.stderr
-    job = kubectl.json("get", "pytorchjob", "mine")
-    template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
-    assert {"key": "spot", "operator": "Exists", "effect": "NoSchedule"} in template["spec"]["tolerations"]
-    deleted = flk("delete", "mine")
-    assert deleted.code == 0, deleted.stderr
+    fields = {
+        "queue": "team",
+        "volumes": ["data:/data"],
+        "pods": {"service_account": "trainer"},
+        "resources": {"cpu": 1},
+    }
+    (tmp_path / "full.yaml").write_text(json.dumps({"command": "train.py", "target": name, **fields}))
+    used: set[tuple[str, str, str]] = set()
+
+    def run(*command: str, code: int = 0) -> str:
+        result = flk("-v", *command, cwd=tmp_path)
+        assert result.code == code, result.stderr
+        used.update(rights_used(result.stderr, name))
+        return str(result.stdout)
+
+    small = ["--replicas", "2", "--cpu", "100m", "--image", image]
+    assert run("submit", "train.py", "--name", "mine", "--target", name, *small) == "mine\n"
+    for command in ("wait", "status", "why", "logs"):
+        run(command, "mine")
+    run("list")
+    (role,) = target.replicas(kubectl.json("get", f"{target.plural}.{target.group}", "mine")).values()
+    assert {"key": "spot", "operator": "Exists", "effect": "NoSchedule"} in role.template["spec"]["tolerations"]
+    run("restart", "mine")
+    run("suspend", "mine")
+    run("resume", "mine")
+    run("delete", "mine")
+    run("doctor", "full.yaml", code=104)
+    run("submit", "--file", "full.yaml", "--name", "queued")
+    run("why", "queued")
+    run("delete", "queued")
+
+    granted = {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    # `flk submit` gets a ConfigMap only if it has no answer to the creation: it looks whether it exists.
+    assert used | {("", "configmaps", "get")} == granted
     refused = subprocess.run(["kubectl", "--kubeconfig", kubeconfig, "get", "secrets"], capture_output=True, text=True)
     assert refused.returncode != 0
     assert "forbidden" in refused.stderr
+
+
+def test_records_outlive_pods_and_job(
+    helm: Any, kubectl: Any, flk: Any, namespace: str, image: str, tmp_path: Path, eventually: Any
+) -> None:
+    """Nobody follows the job, and it is deleted behind flk's back."""
+    assert helm("install", "site", str(CHART), "--set", "records.enabled=true")[0] == 0
+    script = "import os, time\nprint('step 7', flush=True)\ntime.sleep(3)\nif os.environ['RANK'] == '1':\n    raise "
+    (tmp_path / "train.py").write_text(script + "ValueError('no label')\ntime.sleep(600)\n")
+    common = ["--image", image, "--cpu", "10m"]
+    submit = ["submit", "train.py", "--name", "brief", "--replicas", "2", "--restarts", "1", *common]
+    assert flk(*submit, cwd=tmp_path).code == 0
+    (tmp_path / "sleep.py").write_text("import time\ntime.sleep(600)\n")
+    assert flk("submit", "sleep.py", "--name", "endless", *common, cwd=tmp_path).code == 0
+
+    def kept() -> str:
+        return str(kubectl("get", "configmap", "site-flk-records", "-o", "jsonpath={.data}"))
+
+    eventually("the end is on record", lambda: r"\"outcome\":\"failed\"" in kept())
+    eventually("the other job is on record", lambda: '"endless.' in kept())
+    kubectl("delete", "pytorchjob", "brief", "endless", "--cascade=foreground", timeout=200)
+
+    answer = json.loads(flk("why", "brief", "-o", "json").stdout)
+    assert (answer["code"], answer["cause"]["exit_code"]) == ("ExceptionRaised", 100)
+    assert "rank 1 in brief-worker-1 raised ValueError: no label" in answer["summary"]
+    state = json.loads(flk("status", "brief", "-o", "json").stdout)
+    assert (state["phase"], state["code"], len(state["attempts"])) == ("Failed", 100, 2)
+    assert "[rank 0] step 7" in flk("logs", "brief").stdout
+    assert json.loads(flk("why", "endless", "-o", "json").stdout)["code"] == "Deleted"
+
+    account = f"--as=system:serviceaccount:{namespace}:default"
+    for verb, what, allowed in (
+        ("patch", "configmap/site-flk-records", True),
+        ("delete", "configmap/site-flk-records", False),
+        ("patch", "configmap/site-flk-defaults", False),
+        ("list", "configmaps", False),
+        ("get", "secrets", False),
+    ):
+        config = ["--kubeconfig", str(kubectl.kubeconfig)]
+        asked = subprocess.run(["kubectl", *config, "auth", "can-i", verb, what, account], capture_output=True)
+        assert (asked.returncode == 0) is allowed, (verb, what)

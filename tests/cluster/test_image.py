@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.processes import checked
 
 # Everything that a training pod relies on, from inside. Prints one JSON object.
 CHECK = """
@@ -85,3 +88,13 @@ def test_own_image_runs_as_a_restricted_pod_with_a_read_only_root(image: str, ou
 def test_torch_image_has_torch_and_nothing_of_flk(torch_image: str, output: Any) -> None:
     check = "import importlib.util as u, torch; print([u.find_spec(n) is None for n in ('flk', 'flk_runtime')])"
     assert output(torch_image, "python3", "-c", check).strip() == "[True, True]"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_the_image_builds_and_does_what_it_is_for(target: str) -> None:
+    """Without a cluster. The CUDA image has several gigabytes, and needs no GPU for this."""
+    folder = Path(__file__).parents[2] / "docker"
+    checked([str(folder / "build"), target], timeout=3000)
+    assert "the example ends with held-out loss" in checked([str(folder / "check"), target], timeout=600)

@@ -1,11 +1,16 @@
-"""The Dockerfile: both images of flk get the same files of flk in the same way."""
+"""The Dockerfile: both images of flk get the same files of flk in the same way, and every package is pinned."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-DOCKERFILE = Path(__file__).parents[2] / "docker" / "Dockerfile"
+import pytest
+from packaging.requirements import Requirement
+
+DOCKER = Path(__file__).parents[2] / "docker"
+DOCKERFILE = DOCKER / "Dockerfile"
+LOCKS = sorted((DOCKER / "requirements").glob("*.txt"))
 
 
 def stages() -> dict[str, list[str]]:
@@ -22,18 +27,60 @@ def stages() -> dict[str, list[str]]:
     return found
 
 
+def pins(lock: Path) -> dict[str, tuple[str, list[str]]]:
+    """The version and the hashes of each package in a file of docker/requirements."""
+    text = re.sub(r"^ *#.*\n", "", lock.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    found = {}
+    for line in filter(None, text.splitlines()):
+        name, version = line.split()[0].split("==")
+        found[name] = (version, re.findall(r"--hash=sha256:([0-9a-f]{64})(?:\s|$)", line))
+    return found
+
+
 def test_every_stage_is_named() -> None:
-    assert stages().keys() == {"environment", "torch", "source", "cpu", "cuda"}
+    environments = {"environment_cpu", "environment_cuda", "sbom_cpu", "sbom_cuda"}
+    assert stages().keys() == {"client", "source", "sbom", "torch", "cpu", "cuda", *environments}
     assert len(re.findall("^FROM ", DOCKERFILE.read_text(), re.MULTILINE)) == len(stages())
 
 
 def test_the_cuda_image_gets_what_the_cpu_image_gets() -> None:
     def of_flk(stage: str) -> list[str]:
-        return [line for line in stages()[stage] if line.startswith(("RUN", "COPY", "USER"))]
+        lines = [line.replace(stage, "TARGET") for line in stages()[stage]]
+        return [line for line in lines if line.startswith(("RUN", "COPY")) and "/opt/flk" in line]
 
     assert of_flk("cuda") == of_flk("cpu")
-    assert of_flk("cpu")[-1] == "COPY --from=source /opt/flk /opt/flk"
+    assert len(of_flk("cpu")) == 4
     for stage in ("cpu", "cuda"):
-        users = [line for line in of_flk(stage) if line.startswith("USER")]
-        assert users[-1] == "USER 10001:10001"
+        assert stages()[stage][-2] == "COPY --from=source /opt/flk /opt/flk"
+        assert stages()[stage][-1].startswith("LABEL org.opencontainers.image.title=")
         assert any(line.startswith("ENV") and "USER=flk" in line for line in stages()[stage])
+    # The user of the CPU image is that of the stage `torch`.
+    for stage in ("torch", "cuda"):
+        assert [line for line in stages()[stage] if line.startswith("USER")] == ["USER 10001:10001"]
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
+def test_every_package_has_a_version_and_hashes(lock: Path) -> None:
+    assert pins(lock)
+    for name, (version, hashes) in pins(lock).items():
+        assert version, name
+        assert hashes, name
+
+
+def test_the_images_contain_what_the_client_depends_on() -> None:
+    client = pins(DOCKER / "requirements" / "client.txt")
+    project = (DOCKER.parent / "pyproject.toml").read_text()
+    listed = re.findall(r'^  "(.+?)"', project.partition("\ndependencies = [")[2].partition("\n]")[0], re.MULTILINE)
+    assert len(listed) >= 5
+    for text in listed:
+        wanted = Requirement(text)
+        assert wanted.specifier.contains(client[wanted.name][0]), f"{text}: docker/lock pins it anew"
+
+
+def test_packages_that_share_a_process_have_one_version() -> None:
+    client, cpu, cuda = (
+        pins(DOCKER / "requirements" / f"{name}.txt") for name in ("client", "torch-cpu", "torch-cuda")
+    )
+    for name in client.keys() & (cpu | cuda).keys():
+        assert client[name] == cpu[name] == cuda[name], name
+    assert cpu["torch"][0] == f"{cuda['torch'][0]}+cpu"

@@ -18,10 +18,14 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of the work tree, built without a network."""
+    """The wheel of the source archive of the work tree, as a release makes it, built without a network."""
     folder = tmp_path_factory.mktemp("wheel")
+    archive = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(folder)]
+    packed = subprocess.run(archive, cwd=ROOT, capture_output=True, text=True)
+    assert packed.returncode == 0, packed.stderr
+    (source,) = folder.glob("*.tar.gz")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    built = subprocess.run([*command, "--wheel-dir", str(folder), str(ROOT)], capture_output=True, text=True)
+    built = subprocess.run([*command, "--wheel-dir", str(folder), str(source)], capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     (found,) = folder.glob("*.whl")
     return found

@@ -1,4 +1,4 @@
-"""`helm test`: check that the cluster serves PyTorchJobs and that this release's ServiceAccount has its permissions."""
+"""`helm test`: check that the cluster serves what jobs become, and that the release's ServiceAccount has its rights."""
 
 import json
 import os
@@ -8,6 +8,12 @@ import urllib.error
 import urllib.request
 
 RULES = json.loads(sys.argv[1])  # those of the Role
+KINDS = {  # by API group: the version and the kind of what jobs become, and what serves it
+    "kubeflow.org": ("v1", "PyTorchJob", "Kubeflow's training operator"),
+    "trainer.kubeflow.org": ("v1alpha1", "TrainJob", "Kubeflow Trainer 2"),
+    "jobset.x-k8s.io": ("v1alpha2", "JobSet", "the JobSet controller"),
+    "batch": ("v1", "Job", "Kubernetes"),
+}
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
@@ -28,14 +34,14 @@ def ask(path, body=None):
         return json.load(reply)
 
 
-def served():
+def served(group, version, plural):
     try:
-        names = [resource["name"] for resource in ask("/apis/kubeflow.org/v1")["resources"]]
+        names = [resource["name"] for resource in ask(f"/apis/{group}/{version}")["resources"]]
     except urllib.error.HTTPError as error:
         if error.code != 404:
             raise
         names = []
-    return "pytorchjobs" in names
+    return plural in names
 
 
 def allowed(group, resource, verb):
@@ -49,15 +55,18 @@ def allowed(group, resource, verb):
     return ask("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)["status"]["allowed"]
 
 
-failures = []
-if not served():
-    failures.append("the cluster does not serve PyTorchJobs (kubeflow.org/v1): install Kubeflow's training operator")
+failures, kinds = [], []
 for rule in RULES:
     for group in rule["apiGroups"]:
+        if group in KINDS:
+            version, kind, server = KINDS[group]
+            kinds.append(f"{kind}s")
+            if not served(group, version, f"{kind.lower()}s"):
+                failures.append(f"the cluster does not serve {kind}s ({group}/{version}): install {server}")
         for resource in rule["resources"]:
             failures += [f"may not {verb} {resource}" for verb in rule["verbs"] if not allowed(group, resource, verb)]
 for failure in failures:
     print(f"failed: {failure}", flush=True)
 if failures:
     sys.exit(1)
-print("PyTorchJobs are served, and this release's ServiceAccount may do all that flk needs")
+print(f"{', '.join(kinds)} are served, and this release's ServiceAccount may do all that flk needs")

@@ -3,6 +3,11 @@
 {{ .Release.Name }}-flk
 {{- end }}
 
+{{/* Name of the ConfigMap for the records of jobs; empty if there is none. */}}
+{{- define "flk.records" -}}
+{{ .Values.records.enabled | ternary (printf "%s-records" (include "flk.fullname" .)) "" }}
+{{- end }}
+
 {{- define "flk.labels" -}}
 app.kubernetes.io/name: flk
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -11,11 +16,28 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
-{{/* What `flk` needs to submit, watch and delete jobs: the same rules as in k8s/rbac.yaml. */}}
+{{/* What `flk` needs to submit, watch and delete jobs: for PyTorchJobs the same rules as in k8s/rbac.yaml. */}}
 {{- define "flk.rules" -}}
-- apiGroups: [kubeflow.org]
-  resources: [pytorchjobs]
+{{- $groups := dict "pytorchjob" "kubeflow.org" "trainjob" "trainer.kubeflow.org" "jobset" "jobset.x-k8s.io" "job" "batch" }}
+{{- range .Values.rbac.targets }}
+- apiGroups: [{{ get $groups . }}]
+  resources: [{{ . }}s]
   verbs: [create, get, list, watch, patch, delete]
+{{- end }}
+{{- if has "job" .Values.rbac.targets }}
+- apiGroups: [""]
+  resources: [services]
+  verbs: [create, list]
+{{- end }}
+{{- with .Values.rbac.gangs }}
+- apiGroups:
+  {{- $groups := dict "native" "scheduling.k8s.io" "volcano" "scheduling.volcano.sh" "coscheduling" "scheduling.x-k8s.io" }}
+  {{- range . }}
+  - {{ get $groups . }}
+  {{- end }}
+  resources: [podgroups]
+  verbs: [create, get, list]
+{{- end }}
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [create, get, list]

@@ -1,0 +1,112 @@
+"""The chart carries flk's runtime and the job's code: byte by byte what `flk submit` ships, mounted where it runs."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flk import labels
+from flk.manifest import runtime_archive
+from flk_runtime import contract
+from flk_runtime.launcher.unpack import unpack
+from tests.support.chart import ROOT, Rendered, template
+from tests.support.commands import helm
+
+SCRIPT = "import torch\nprint('é', {{ .Values }}, \"$(HOME)\")\n"  # what Helm, YAML or Kubernetes could change
+CONFIG_MAP_LIMIT = 2**20  # bytes
+RELEASE_LIMIT = 2**20  # bytes: Helm keeps the chart and what it rendered in one Secret
+
+
+def of_job(chart: Rendered) -> dict[str, Any]:
+    return chart.one("PyTorchJob")["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+
+
+def mounted(chart: Rendered) -> dict[str, bytes]:
+    """The files below /flk/ship in a pod of the job, by their paths."""
+    data = {c["metadata"]["name"]: c["data"] for c in chart.of_kind("ConfigMap")}
+    (volume,) = [volume for volume in of_job(chart)["volumes"] if volume["name"] == "ship"]
+    return {
+        item["path"]: data[source["configMap"]["name"]][item["key"]].encode()
+        for source in volume["projected"]["sources"]
+        for item in source["configMap"]["items"]
+    }
+
+
+@pytest.fixture(scope="module")
+def chart() -> Rendered:
+    return template({"job": {"enabled": True, "replicas": 2, "script": SCRIPT, "files": {"a/b.py": "x = 1\n"}}})
+
+
+def test_the_runtime_is_the_one_that_submit_ships(chart: Rendered) -> None:
+    with zipfile.ZipFile(io.BytesIO(runtime_archive())) as archive:
+        names = [name for name in archive.namelist() if not name.startswith("flk_runtime/bench/")]  # see .helmignore
+        shipped = {f"flk_runtime/{name}": archive.read(name) for name in names}
+    assert {path: data for path, data in mounted(chart).items() if not path.startswith("code/")} == shipped
+    words = of_job(chart)["containers"][0]["command"]
+    assert words[words.index("flk") + 1 :] == ["python3", "-u", f"{contract.SHIP_FOLDER}/flk_runtime", "--", "train.py"]
+
+
+def test_the_objects_are_small_enough(chart: Rendered, tmp_path: Path) -> None:
+    for config_map in chart.of_kind("ConfigMap"):
+        assert sum(len(text.encode()) for text in config_map["data"].values()) < CONFIG_MAP_LIMIT
+    packed = helm("package", str(ROOT / "charts" / "flk"), "--destination", str(tmp_path))
+    assert packed.code == 0, packed.stderr
+    # A release holds the files of the chart in base64 and the manifests, compressed, and all of it in base64.
+    (package,) = tmp_path.glob("*.tgz")
+    assert package.stat().st_size * (1.5 + 1) * 4 / 3 < RELEASE_LIMIT
+
+
+def test_the_code_reaches_the_pods_and_its_hash_fits(chart: Rendered, tmp_path: Path) -> None:
+    files = {path.removeprefix("code/"): data for path, data in mounted(chart).items() if path.startswith("code/")}
+    assert files == {"train.py": SCRIPT.encode(), "a/b.py": b"x = 1\n"}
+    for name, data in files.items():
+        (tmp_path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "code" / name).write_bytes(data)
+    env = {variable["name"]: variable.get("value") for variable in of_job(chart)["containers"][0]["env"]}
+    assert env[contract.CODE] == f"{contract.SHIP_FOLDER}/code"
+    assert unpack(tmp_path / "code", tmp_path / "work", str(env[contract.CODE_HASH])) == 2
+    assert chart.one("PyTorchJob")["metadata"]["annotations"][labels.CODE_HASH] == env[contract.CODE_HASH]
+
+
+def test_without_script_and_command_the_example_trains() -> None:
+    chart = template({"job": {"enabled": True}})
+    assert mounted(chart)["code/train.py"] == (ROOT / "examples" / "gpt" / "train.py").read_bytes()
+    assert of_job(chart)["containers"][0]["command"][-1] == "train.py"
+
+
+def test_code_of_the_image_runs_with_the_runtime_of_the_chart() -> None:
+    chart = template({"job": {"enabled": True, "command": ["/opt/team/train.py", "--lr", 0.1, 20]}})
+    assert not [path for path in mounted(chart) if path.startswith("code/")]
+    assert of_job(chart)["containers"][0]["command"][-4:] == ["/opt/team/train.py", "--lr", "0.1", "20"]
+    names = {variable["name"] for variable in of_job(chart)["containers"][0]["env"]}
+    assert not names & {contract.CODE, contract.CODE_HASH}
+
+
+def test_the_command_names_the_script() -> None:
+    chart = template({"job": {"enabled": True, "script": "pass\n", "command": "src/mine.py --steps 2"}})
+    assert mounted(chart)["code/src/mine.py"] == b"pass\n"
+    assert of_job(chart)["containers"][0]["command"][-3:] == ["src/mine.py", "--steps", "2"]
+    module = template({"job": {"enabled": True, "files": {"team/train.py": "pass\n"}, "command": ["-m", "team.train"]}})
+    assert mounted(module)["code/team/train.py"] == b"pass\n"
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a module beside a script": ({"script": "pass", "command": ["-m", "a"]}, "must begin with the file name"),
+    "a script outside": ({"script": "pass", "command": ["../a.py"]}, "must begin with the file name"),
+    "a script with a path of the image": ({"script": "pass", "command": ["/a.py"]}, "must begin with the file name"),
+    "a file that is the script": ({"script": "pass", "files": {"train.py": ""}}, "job.files: train.py is job.script"),
+    "two names with one key": ({"command": "a.py", "files": {"a/b.py": "", "a.b.py": ""}}, "differ only in / and ."),
+    "a file outside": ({"files": {"../a.py": ""}}, "files"),
+    "a hidden file": ({"files": {".env": ""}}, "files"),
+}
+
+
+@pytest.mark.parametrize(("job", "says"), REFUSED.values(), ids=REFUSED.keys())
+def test_wrong_code_is_refused(job: dict[str, Any], says: str) -> None:
+    chart = template({"job": {"enabled": True, **job}})
+    assert chart.code != 0
+    assert says in chart.stderr

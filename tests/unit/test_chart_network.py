@@ -1,0 +1,90 @@
+"""The NetworkPolicy of the chart: which pods it lets reach which, by the rules of Kubernetes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flk.manifest import Bundle, render
+from flk.spec.job import validated
+from flk_runtime import contract
+from tests.support.chart import template
+
+OTHERS = {"a pod of something else": {"app": "web"}, "no labels": {}}
+
+
+def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+    assert selector.keys() <= {"matchLabels"}
+    return selector.get("matchLabels", {}).items() <= labels.items()
+
+
+def reaches(policy: dict[str, Any], labels: dict[str, str], port: int) -> bool:
+    """Whether a pod with these labels, in the namespace of the policy, reaches the policy's pods at a TCP port."""
+    return any(
+        (not rule.get("ports") or {"protocol": "TCP", "port": port} in rule["ports"])
+        and any(set(peer) == {"podSelector"} and selects(peer["podSelector"], labels) for peer in rule["from"])
+        for rule in policy["spec"]["ingress"]
+    )
+
+
+def labels_of_pods(name: str) -> dict[str, str]:
+    """The labels of the pods of a job that `flk submit` creates."""
+    job = render(validated({"name": name, "command": "train.py", "replicas": 2}), Bundle())[0]
+    labels: dict[str, str] = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["metadata"]["labels"]
+    return labels
+
+
+def test_pods_of_the_job_reach_each_other_and_nobody_else_does() -> None:
+    chart = template({"job": {"enabled": True, "replicas": 2}, "networkPolicy": {"enabled": True}})
+    policy = chart.one("NetworkPolicy")
+    pods = chart.one("PyTorchJob")["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["metadata"]["labels"]
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    assert selects(policy["spec"]["podSelector"], pods)
+    for port in (29400, 1, 65535):
+        assert reaches(policy, pods, port)
+        for labels in (labels_of_pods("other"), *OTHERS.values()):
+            assert not reaches(policy, labels, port)
+    assert not selects(policy["spec"]["podSelector"], labels_of_pods("other"))
+
+
+def test_without_a_job_the_policy_is_for_all_jobs_of_the_namespace() -> None:
+    policy = template({"networkPolicy": {"enabled": True}}).one("NetworkPolicy")
+    for name in ("one", "two"):
+        assert selects(policy["spec"]["podSelector"], labels_of_pods(name))
+        assert reaches(policy, labels_of_pods(name), 29400)
+    for labels in OTHERS.values():
+        assert not selects(policy["spec"]["podSelector"], labels)
+        assert not reaches(policy, labels, 29400)
+
+
+def test_egress_is_restricted_only_on_request() -> None:
+    storage = {"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "ports": [{"protocol": "TCP", "port": 443}]}
+    values = {"enabled": True, "restrictEgress": True, "egress": [storage]}
+    chart = template({"job": {"enabled": True}, "networkPolicy": values})
+    spec = chart.one("NetworkPolicy")["spec"]
+    own = {"podSelector": {"matchLabels": {"app.kubernetes.io/managed-by": "flk", "flk.dev/job": "gpt"}}}
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    assert spec["egress"][0] == {"to": [own]}
+    assert {port["port"] for port in spec["egress"][1]["ports"]} == {53}
+    assert spec["egress"][2:] == [storage]
+
+
+def test_more_may_be_let_in_and_nothing_is_rendered_by_default() -> None:
+    monitoring = {"from": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}], "ports": [{"port": 9400}]}
+    chart = template({"networkPolicy": {"enabled": True, "ingress": [monitoring]}})
+    assert chart.one("NetworkPolicy")["spec"]["ingress"][1:] == [monitoring]
+    assert template({}).of_kind("NetworkPolicy") == []
+
+
+def test_a_pod_monitor_finds_the_metrics_of_the_pods_and_the_policy_lets_it_in() -> None:
+    values = {"podMonitor": {"enabled": True, "labels": {"release": "p"}}, "networkPolicy": {"enabled": True}}
+    chart = template({"job": {"enabled": True, "env": {"A": "b"}}, **values})
+    monitor = chart.one("PodMonitor")
+    pod = chart.one("PyTorchJob")["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    assert selects(monitor["spec"]["selector"], pod["metadata"]["labels"])
+    assert monitor["metadata"]["labels"]["release"] == "p"
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    env = {variable["name"]: variable.get("value") for variable in pod["spec"]["containers"][0]["env"]}
+    assert env[contract.METRICS_PORT] == str(endpoint["portNumber"]) == "9400"
+    assert env["A"] == "b"
+    assert {"ports": [{"protocol": "TCP", "port": 9400}]} in chart.one("NetworkPolicy")["spec"]["ingress"]
+    assert template({"job": {"enabled": True}}).of_kind("PodMonitor") == []
