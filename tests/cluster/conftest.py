@@ -4,7 +4,8 @@ The cluster is the context in FLK_TEST_CONTEXT. Else, with FLK_TEST_CLUSTER=crea
 FLK_TEST_KIND (default `flk`), which is created if it does not exist. Else the tests are skipped with the reason.
 Neither the developer's kubeconfig nor other namespaces are changed: each test has its own kubeconfig, whose context
 points to its own namespace. That namespace enforces Pod Security `restricted`, so that each test proves that flk's pods
-comply.
+comply. With FLK_TEST_CUT=SECONDS, flk reaches the API server through a proxy that cuts every connection after so many
+seconds; kubectl reaches it directly.
 """
 
 from __future__ import annotations
@@ -14,18 +15,21 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
 from tests.support.commands import Flk, Kubectl
 from tests.support.processes import checked, until
+from tests.support.proxy import CuttingProxy
 from tests.support.requirements import locked, may_create_cluster, unavailable
 
 ROOT = Path(__file__).parents[2]
@@ -153,15 +157,44 @@ def shared_class(kubectl: Kubectl) -> str:
 
 @pytest.fixture(scope="session")
 def trainer(cluster: Cluster) -> None:
-    """Kubeflow Trainer in the cluster, which knows of TrainJobs. It is not installed here: it brings JobSet with it."""
+    """Kubeflow Trainer in the cluster, with JobSet, which it brings, and flk's ClusterTrainingRuntime, which stays.
+
+    Trainer itself is not installed here.
+    """
     if not cluster.kubectl("get", "crd", "trainjobs.trainer.kubeflow.org", "--ignore-not-found", "-o", "name"):
         unavailable("the cluster has no Kubeflow Trainer: k8s/install-trainer installs it")
+    apply = ["apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "k8s" / "training-runtime.yaml")]
+    cluster.kubectl(*apply)
+
+
+@pytest.fixture(scope="session")
+def cutting_proxy(cluster: Cluster) -> Iterator[CuttingProxy | None]:
+    """The proxy that cuts flk's connections to the API server; None without FLK_TEST_CUT."""
+    seconds = os.environ.get("FLK_TEST_CUT")
+    if not seconds:
+        yield None
+        return
+    server = urlsplit(cluster.config["clusters"][0]["cluster"]["server"])
+    proxy = CuttingProxy((str(server.hostname), server.port or 443), float(seconds))
+    yield proxy
+    print(f"the proxy has cut {proxy.cut} connections", file=sys.stderr)
+    proxy.close()
 
 
 @pytest.fixture
-def flk(kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flk]:
+def flk(
+    kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory, cutting_proxy: CuttingProxy | None
+) -> Iterator[Flk]:
     """Runs flk: ``flk("submit", "--replicas", "4").code``; its folder is empty unless ``cwd`` says otherwise."""
     home = tmp_path_factory.mktemp("home")
+    if cutting_proxy:
+        config = yaml.safe_load(kubeconfig.read_text())
+        cluster = config["clusters"][0]["cluster"]
+        cluster.setdefault("tls-server-name", urlsplit(cluster["server"]).hostname)
+        cluster["server"] = f"https://127.0.0.1:{cutting_proxy.port}"
+        kubeconfig = home / "kubeconfig"
+        kubeconfig.write_text(yaml.safe_dump(config))
+        kubeconfig.chmod(0o600)
     command = Flk(tmp_path_factory.mktemp("folder"), kubeconfig=kubeconfig, home=home)
     yield command
     command.close()

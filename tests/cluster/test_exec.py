@@ -6,6 +6,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from tests.support.terminal import on_a_terminal
+
 SERVER = """
 import functools, http.server, os
 http.server.ThreadingHTTPServer(("0.0.0.0", 8000), http.server.SimpleHTTPRequestHandler).serve_forever()
@@ -28,6 +30,13 @@ def test_commands_and_ports(flk: Any, image: str, tmp_path: Path, eventually: An
     assert (beyond.code, beyond.stderr) == (2, "error: --rank: job web has no rank 2\n")
     large = flk("exec", "web", "--", "python3", "-c", "print('x' * 3_000_000)")
     assert len(large.stdout) == 3_000_001
+
+    typed = {"$ ": "sleep 1; stty size; tty; exit 3\r"}  # the size follows the start
+    shell = [*flk.program, "exec", "web"]
+    code, shown = on_a_terminal(shell, tmp_path, environment=flk.env, typed=typed, size=(33, 77))
+    assert code == 3, shown
+    assert "33 77" in shown
+    assert "/dev/pts/" in shown
 
     forward = flk.start("port-forward", "web", "0:8000", "--rank", "1")
     port = int(forward.stderr.readline().split("127.0.0.1:")[1].split()[0])

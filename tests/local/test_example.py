@@ -44,7 +44,7 @@ def test_under_torchrun_and_resumed_under_python(tmp_path: Path) -> None:
     assert [json.loads(line)["rank"] for line in notices] == [0, 1]
 
     alone, notices = start([], "--steps", "30", checkpoint=tmp_path)
-    assert notices[0] == f"flk: resumed at step 20 from {tmp_path}/step-000000020.pt"
+    assert notices[0] == f"flk: resumed at step 20 from {tmp_path}/step-000000020"
     assert [line["step"] for line in alone] == [20, 30, 30]
     assert abs(alone[0]["heldout_loss"] - last["heldout_loss"]) < 1e-4
 

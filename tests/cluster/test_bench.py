@@ -1,0 +1,37 @@
+"""`flk bench` in a cluster: all strategies one after the other in the pods of one job, which is gone at the end."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+SCRIPT = """
+import torch, flk_runtime as flk
+from torch import nn
+
+with flk.init() as run:
+    block = lambda: nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+    model = nn.Sequential(*(block() for _ in range(4)))
+    model, optimizer = run.parallelize(model, torch.optim.AdamW(model.parameters()))
+    for x in run.loader(torch.randn(64, 16), batch_size=2).steps(100):
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        run.step()
+"""
+
+
+def test_strategies_are_measured_in_the_pods_of_one_job(flk: Any, kubectl: Any, image: str) -> None:
+    (flk.folder / "train.py").write_text(SCRIPT)
+    done = flk(
+        *("bench", "train.py", "--replicas", "2", "--cpu", "100m", "--steps", "3", "--strategies", "ddp,full_shard"),
+        *("--timeout", "200s", "-o", "json"),
+        timeout=550,
+    )
+    assert done.code == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["hardware"] == {"gpu": "CPU", "nodes": 2, "ranks": 1, "fabric": "auto"}
+    assert all(each["seconds"] > 0 and len(each["memory"]) == 2 for each in result["strategies"].values())
+    assert result["predicted"].keys() >= {"ddp", "full_shard"}
+    jobs = kubectl.json("get", "pytorchjobs")["items"]
+    assert [each for each in jobs if "deletionTimestamp" not in each["metadata"]] == []
