@@ -1,6 +1,6 @@
 # What a contributor calls; CI calls the same. `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test accept check image examples soak bench docs outputs gpu clean
+.PHONY: help venv demo test accept check image examples soak bench docs outputs gpu dist release-check clean
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -12,7 +12,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 
 help: ## This list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */\1\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1\t/' | expand -t 15
 
 # torch first and pinned, so that nothing after it brings another build of it.
 $(INSTALLED): pyproject.toml
@@ -79,6 +79,21 @@ gpu: $(INSTALLED) ## What one NVIDIA GPU can show: tests, and figures for docs/c
 	$(BIN)/python benchmarks/start.py --ranks 1 --goal 0.7 || failed=1; \
 	$(BIN)/python benchmarks/parallel.py --ranks 1 --rounds 20 --steps 50 || failed=1; \
 	exit $$failed
+
+dist: $(INSTALLED) ## The wheel, the source archive and the chart, into dist/
+	rm -rf dist
+	$(BIN)/uv build --quiet --out-dir dist
+	$(HELM) package charts/flk --destination dist
+	@ls -l dist
+
+release-check: ## All that a release does, except publishing: checks, tests with a cluster, dist, both images, the site
+	$(MAKE) check
+	FLK_TEST_CLUSTER=required $(MAKE) test
+	$(MAKE) dist docs
+	docker/build cpu
+	docker/build cuda
+	docker/check cpu
+	docker/check cuda
 
 clean: ## What make made, except images and clusters
 	rm -rf .venv dist reports site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

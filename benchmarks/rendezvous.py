@@ -31,8 +31,9 @@ from typing import Any, NamedTuple
 
 import measure
 from flk_runtime.contract import Failure
+from flk_runtime.launcher import authentication
 from flk_runtime.launcher.policy import Limits
-from flk_runtime.launcher.rendezvous import AttemptEnded, AttemptStarted, Server, authentication
+from flk_runtime.launcher.rendezvous import AttemptEnded, AttemptStarted, Server
 from flk_runtime.launcher.rendezvous.connection import Connection
 from flk_runtime.launcher.rendezvous.messages import Challenge, FailureReport, Hello, Join, Message
 from flk_runtime.launcher.settings import Settings
@@ -129,14 +130,16 @@ def open_member(pod: int, pods: int, port: int) -> Connection:
     """Connect as the launcher of a pod, and authenticate both sides."""
     sock = socket.create_connection(("127.0.0.1", port))
     member = Connection(sock, LEASE, 0.0)
-    hello = Hello("local", "", pod, pods, f"{pod}", authentication.new_nonce())
+    hello = Hello("local", "", pod, pods, f"{pod}", 0.0, authentication.new_nonce())
     member.send(hello)
     sock.settimeout(LIMIT)
     (challenge,) = member.receive(0.0)
     sock.setblocking(False)
     if not isinstance(challenge, Challenge):
         raise SystemExit(f"the leader answered {challenge}")
-    member.seal(authentication.session_key("secret", hello, challenge.leader, challenge.nonce), "member", "leader")
+    member.seal(
+        authentication.session_key("secret", hello.session(challenge.leader, challenge.nonce)), "member", "leader"
+    )
     return member
 
 

@@ -27,10 +27,14 @@ NAMES: Final = (
     "rendezvous",
     "overhead",
     "loop",
+    "checkpoint",
     "parallel",
     "plan",
     "scale",
     "submit",
+    "large_jobs",
+    "slow_link",
+    "diloco_loss",
 )
 BEGIN: Final = "<!-- results: written by benchmarks/run_all.py -->"
 END: Final = "<!-- end of results -->"

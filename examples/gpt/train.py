@@ -42,6 +42,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--width", type=int, default=64, help="embedding dimension")
     parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument(
+        "--evaluate-every", type=int, default=0, help="steps between two held-out losses; 0: at the end"
+    )
     parser.add_argument("--lr", type=float, default=3e-3, help="learning rate of AdamW")
     return parser.parse_args()
 
@@ -174,6 +177,8 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             run.step(loss=loss)
+            if args.evaluate_every and run.steps % args.evaluate_every == 0 and run.steps < args.steps:
+                run.log(heldout_loss=held_out_loss(model, held_out, run))
         run.log(heldout_loss=held_out_loss(model, held_out, run))
 
 
