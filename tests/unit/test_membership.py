@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from flk_runtime.contract import Attempt, Failure, format_pods, parse_pods
 from flk_runtime.launcher.preemption import Boundary
 from flk_runtime.launcher.rendezvous import AttemptEnded, AttemptStarted, JobEnded
@@ -262,9 +264,10 @@ def test_pods_are_written_as_ranges() -> None:
         assert parse_pods(text) == pods
 
 
-def test_a_pod_that_left_before_an_attempt_is_not_lost_in_it() -> None:
+@pytest.mark.parametrize("while_others_save", [False, True])
+def test_a_pod_that_left_before_an_attempt_is_not_lost_in_it(*, while_others_save: bool) -> None:
     """Its launcher stays connected while it hands over its part of a checkpoint."""
-    job = Job(3, least=1)
+    job = Job(3, least=1, disruptions=0)
     job.start()
     stop(job, 2, 0)
     save_and_end(job, [0, 1, 2], 0)
@@ -272,6 +275,8 @@ def test_a_pod_that_left_before_an_attempt_is_not_lost_in_it() -> None:
     job.wait(5.0)
     assert group_ranks(job) == {0: 0, 1: 1}
     stop(job, 1, 1)
+    if while_others_save:
+        job.leader.disconnected(2, "it closed the connection", job.now)
     save_and_end(job, [0, 1], 1, step=9)
     job.leader.disconnected(2, "it closed the connection", job.now)
     job.leader.disconnected(1, "it closed the connection", job.now)

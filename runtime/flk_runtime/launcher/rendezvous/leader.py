@@ -129,12 +129,13 @@ class Leader:
     def disconnected(self, pod: int, reason: str, now: float) -> None:
         """The connection to this pod's launcher broke, or its lease expired, as ``reason`` says."""
         lost = self._lost(pod, f"{_DISCONNECTED}: {reason}")
-        if self._phase is _Phase.RUNNING and self._preemption:
+        trains = self._phase is _Phase.RUNNING and pod in self._admitted and pod not in self._done
+        if trains and self._preemption:
             if self._preemption.failure.kind == "resized":
                 self._failures.append(lost)  # nobody has asked for that
             if self._preemption.lose(pod):
                 self._end_attempt(self._preemption.failure, now)
-        elif self._phase is _Phase.RUNNING and pod in self._admitted and pod not in self._done:
+        elif trains:
             self._end_attempt(lost, now)
         elif (
             self._phase is _Phase.JOINING
