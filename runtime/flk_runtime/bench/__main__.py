@@ -97,8 +97,7 @@ def strategies_of(info: RankInfo) -> tuple[str, ...]:
     """The strategies that differ from each other on the nodes of this job."""
     if info.world_size == 1:
         return ("ddp",)
-    hybrid = info.nodes > 1 and info.local_world_size > 1 and info.world_size == info.nodes * info.local_world_size
-    return _FLAT + _HYBRID * hybrid
+    return _FLAT + _HYBRID * info.two_levels
 
 
 def _with_output(ended: Ended) -> str:

@@ -44,7 +44,7 @@ def measure(info: RankInfo, device: torch.device) -> list[dict[str, Any]]:
 def groups_of(info: RankInfo) -> list[tuple[int, int]]:
     """Number of ranks of each kind of group, and the distance between them."""
     groups = [(info.world_size, 1)]
-    if info.nodes > 1 and info.local_world_size > 1 and info.world_size == info.nodes * info.local_world_size:
+    if info.two_levels:
         groups += [(info.local_world_size, 1), (info.nodes, info.local_world_size)]
     return groups
 

@@ -25,3 +25,13 @@ class RankInfo:
     nodes: int = 1
     full_world_size: int = 0  # of an elastic job when all its pods are there; 0: the launcher does not tell
     agent_store: bool = False  # the launcher hosts the store at ``master``, so rank 0 does not
+
+    @property
+    def even(self) -> bool:
+        """Whether all nodes have as many ranks as this one."""
+        return self.world_size == self.nodes * self.local_world_size
+
+    @property
+    def two_levels(self) -> bool:
+        """Whether there are several nodes with several ranks each, all with the same number of them."""
+        return self.even and self.nodes > 1 and self.local_world_size > 1

@@ -31,8 +31,7 @@ def read_torchrun(launcher: Launcher, environ: Environ) -> RankInfo:
     """As `read_numbers`, but with --virtual-local-rank, where LOCAL_RANK is 0 everywhere, by the rank on its node."""
     info = read_numbers(launcher, environ)
     position = info.rank - info.node_rank * info.local_world_size
-    even = info.world_size == info.nodes * info.local_world_size
-    if info.local_rank == 0 and even and 0 <= position < info.local_world_size:
+    if info.local_rank == 0 and info.even and 0 <= position < info.local_world_size:
         return replace(info, local_rank=position)
     return info
 
