@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -64,11 +64,16 @@ def step_name(step: int) -> str:
     return f"step-{step:09d}"
 
 
+def measure(chunks: Iterable[bytes]) -> StoredFile:
+    """Size and checksum of a file that consists of these chunks."""
+    size = found = 0
+    for chunk in chunks:
+        found = zlib.crc32(chunk, found)
+        size += len(chunk)
+    return StoredFile(size, found)
+
+
 def measure_file(path: Path) -> StoredFile:
     """Size and checksum of a file, which is read in parts."""
-    size = found = 0
     with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            found = zlib.crc32(chunk, found)
-            size += len(chunk)
-    return StoredFile(size, found)
+        return measure(iter(lambda: file.read(_CHUNK), b""))

@@ -11,13 +11,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import zlib
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
-from flk_runtime.checkpoint.storage.manifest import LATEST, MANIFEST, STEP, StoredFile, step_name
+from flk_runtime.checkpoint.storage.manifest import LATEST, MANIFEST, STEP, StoredFile, measure, step_name
 from flk_runtime.errors import CheckpointError
 
 _RETRIES = 6  # of a request: for about 6 seconds; a save that fails is tried again at the next one
@@ -111,12 +110,8 @@ class S3Destination:
 
     def measure(self, step: int, file: str) -> StoredFile:
         """Size and checksum of an object, which is read in parts."""
-        size = found = 0
         with _errors():
-            for chunk in self._client.get(self._store, _key(step, file)):
-                found = zlib.crc32(chunk, found)
-                size += len(chunk)
-        return StoredFile(size, found)
+            return measure(self._client.get(self._store, _key(step, file)))
 
     def read(self, step: int, file: str, begin: int = 0, length: int = -1) -> Any:
         if length < 0:
