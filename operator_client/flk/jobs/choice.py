@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from flk.errors import ApiError, ForbiddenError, JobNotFoundError
+from flk.errors import ApiError, ForbiddenError
 from flk.jobs.client import OWNED, RESOURCES, JobClient
-from flk.kube import Document, Resource, Target
+from flk.kube import Document, Object, Resource, Target
 from flk.spec.job import Job
 from flk.targets.gang import GANGS, NONE
 from flk.targets.trainjob import RUNTIME
@@ -43,25 +43,21 @@ def _gang(client: JobClient, job: Job) -> str:
 
 
 def _serves(client: JobClient, resource: Resource) -> bool:
-    document = f"/apis/{resource.group}/{resource.version}"
-    try:
-        found = client.api.call("get", Document(resource, document=document))
-    except ForbiddenError:
-        return False
-    except ApiError as error:
-        if error.status == 404:
-            return False
-        raise
+    found = _found(client, Document(resource, document=f"/apis/{resource.group}/{resource.version}")) or {}
     return any(item.get("name") == resource.plural for item in found.get("resources") or [])
 
 
 def _has_runtime(client: JobClient) -> bool:
+    return _found(client, Target(RUNTIMES, None, RUNTIME)) is not None
+
+
+def _found(client: JobClient, target: Target) -> Object | None:
+    """Return what the API server has there; None if there is nothing or the user may not see it."""
     try:
-        client.api.call("get", Target(RUNTIMES, None, RUNTIME))
-    except (ForbiddenError, JobNotFoundError):
-        return False
+        return client.api.call("get", target)
+    except ForbiddenError:
+        return None
     except ApiError as error:
         if error.status == 404:
-            return False
+            return None
         raise
-    return True
