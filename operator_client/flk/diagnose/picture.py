@@ -238,9 +238,9 @@ class Picture:
                     return dict(container)
         return {}
 
-    def flk(self, verb: str, *, job: str | None = None) -> str:
-        """Return a command of flk about this job, or about another one."""
-        words = [program_name(), verb, self.name if job is None else job, "-n", self.namespace]
+    def flk(self, verb: str, *, job: str | None = None, namespace: str | None = None) -> str:
+        """Return a command of flk about this job, or about another one, which may be in another namespace."""
+        words = [program_name(), verb, self.name if job is None else job, "-n", namespace or self.namespace]
         return " ".join(filter(None, words + (["--context", self.context] if self.context else [])))
 
     def kubectl(self, words: str) -> str:

@@ -23,7 +23,7 @@ def _deadlocked(picture: Picture) -> Found | None:
         return None
     namespace, job = rival
     here = f" in namespace {namespace}" if namespace != picture.namespace else ""
-    other = picture.flk("suspend", job=job).replace(f"-n {picture.namespace}", f"-n {namespace}")
+    other = picture.flk("suspend", job=job, namespace=namespace)
     return Found(
         f"{len(holding)} of its {len(picture.pods)} pods hold nodes and wait for the others, for which there is no "
         f"room, and job {job}{here} does the same: each keeps the other from starting",
