@@ -165,7 +165,7 @@ def is_reserved(name: str) -> bool:
     return name not in SETTABLE and (name in RESERVED_NAMES or name.startswith(RESERVED_PREFIXES))
 
 
-AUTO: Final = "auto"
+AUTO: Final = "auto"  # in place of a value that flk chooses: of a strategy, the steps between saves, a target, a gang
 DILOCO: Final = "diloco"
 # Values of --strategy. Those from no_shard on are named as in torch's FSDP ShardingStrategy; no_shard is the same as
 # ddp. auto has the ranks choose one of those before it at their start. diloco trains several workers, each with an

@@ -9,7 +9,7 @@ import typer
 
 from flk.cli.options import Context, LoadedJob, Namespace, Timeout, note, seconds, takes_job
 from flk.errors import UsageError
-from flk_runtime.contract import ExitCode
+from flk_runtime.contract import AUTO, ExitCode
 
 if TYPE_CHECKING:
     from flk.jobs.submission import Submission
@@ -59,7 +59,7 @@ def submit(
 
     submission = prepare(loaded.job, loaded.root, JobClient.connect(context, namespace))
     for field in ("target", "gang"):
-        if getattr(loaded.job, field) == "auto":
+        if getattr(loaded.job, field) == AUTO:
             note(f"{field}: {getattr(submission.job, field)}, by what the cluster serves")
     for sentence in submission.bundle.left_out:
         note(f"not shipped: {sentence}")

@@ -58,7 +58,7 @@ def pod_template(job: Job, bundle: Bundle, config_maps: list[str], namespace: st
 def chosen_target(job: Job) -> Target:
     """Return what the job becomes. Raises UsageError for ``auto``, which only a cluster can answer."""
     name = job.target_or_default
-    if name == "auto":
+    if name == contract.AUTO:
         raise UsageError(
             "target: auto asks the cluster, which only flk submit does",
             hint=f"choose one: --target {', '.join(TARGETS)}",

@@ -24,13 +24,12 @@ from pydantic import (
 from flk import units
 from flk.spec import names
 from flk.spec.fabric import fabrics
-from flk_runtime.contract import BATCHES, STRATEGIES, parse_strategy
+from flk_runtime.contract import AUTO, BATCHES, STRATEGIES, parse_strategy
 
 # The names of torch.distributed.fsdp.ShardingStrategy, which a job may use too. A job stores flk's own names.
 TORCH_STRATEGIES: Final = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
-TARGETS: Final = ("auto", "pytorchjob", "trainjob", "jobset", "job")
-GANGS: Final = ("auto", "native", "volcano", "coscheduling", "none")
-AUTO: Final = "auto"  # instead of the steps between two checkpoints: computed from what a save costs
+TARGETS: Final = (AUTO, "pytorchjob", "trainjob", "jobset", "job")
+GANGS: Final = (AUTO, "native", "volcano", "coscheduling", "none")
 _STRENGTHS: Final = ("required", "preferred")
 _EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 

@@ -52,7 +52,7 @@ def pod_name(target: str, job: str, index: int | str) -> str:
 
 def longest(job: str, replicas: int, target: str = "pytorchjob") -> str:
     """Return the longest name that is derived from a job's name: that of its last pod, and of its Service."""
-    wanted = AUTO_TARGET_NAMES if target == "auto" else target
+    wanted = AUTO_TARGET_NAMES if target == contract.AUTO else target
     return pod_name(wanted, job, replicas - 1) + _SUFFIXES.get(wanted, "")
 
 

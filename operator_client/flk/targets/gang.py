@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from flk import labels
 from flk.errors import UsageError
 from flk.targets.model import Object
+from flk_runtime.contract import AUTO
 
 if TYPE_CHECKING:
     from flk.spec.job import Job
@@ -84,7 +85,7 @@ def add_gang(template: Object, job: Job) -> None:
 def _gang(job: Job) -> Gang | None:
     """Return who starts the pods of a job together. One pod needs nobody."""
     name = job.gang or NONE
-    if name == "auto":
+    if name == AUTO:
         raise UsageError(
             "gang: auto asks the cluster, which only flk submit does",
             hint=f"choose one: --gang {', '.join([*GANGS, NONE])}",
