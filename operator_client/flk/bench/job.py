@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Sequence
-from typing import Final
 
 from flk.errors import UsageError
 from flk.spec.job import Job
 from flk_runtime import contract
-
-_MEASURABLE: Final = ("ddp", "no_shard", "shard_grad_op", "full_shard", "hybrid_shard", "hybrid_shard_zero2")
 
 
 def bench_job(job: Job, strategies: Sequence[str], *, steps: int, timeout: int) -> Job:
@@ -26,8 +23,9 @@ def bench_job(job: Job, strategies: Sequence[str], *, steps: int, timeout: int) 
             names.append(contract.parse_strategy(text))
         except ValueError as error:
             raise UsageError(f"--strategies: {error}") from None
-        if names[-1] not in _MEASURABLE:
-            raise UsageError(f"--strategies: {text} cannot be measured: expected some of {', '.join(_MEASURABLE)}")
+        if names[-1] not in contract.INNER_STRATEGIES:
+            known = ", ".join(contract.INNER_STRATEGIES)
+            raise UsageError(f"--strategies: {text} cannot be measured: expected some of {known}")
     request = json.dumps({"strategies": names, "steps": steps, "timeout": timeout})
     ship = job.ship
     if ship is not False and job.command[0] != "-m":

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, Field, model_validator
 
 from flk.spec.fields import ObjectName, Part, Seconds, SecretKey, Strategy, one_of
-from flk_runtime.contract import AUTO, DILOCO, OUTER_DTYPES
+from flk_runtime.contract import INNER_STRATEGIES, OUTER_DTYPES
 
 TLS_FOLDER: Final = "/flk/meet"  # mount path of the Secret that `tls` names
 _ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})")
@@ -20,7 +20,7 @@ _OPTIONS: Final = (
 
 
 def _inner(value: str) -> str:
-    if value in (AUTO, DILOCO, "none"):
+    if value not in INNER_STRATEGIES:
         raise ValueError(f"must be the strategy of the ranks within a worker, such as ddp or full_shard (is {value!r})")
     return value
 

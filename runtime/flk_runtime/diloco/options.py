@@ -63,8 +63,7 @@ class DiLoCo:
         except ValueError as error:
             return str(error)
         object.__setattr__(self, "inner", name)
-        unfit = name in (contract.AUTO, contract.DILOCO, "none")
-        return "expected a strategy of the ranks within a worker" if unfit else ""
+        return "" if name in contract.INNER_STRATEGIES else "expected a strategy of the ranks within a worker"
 
     @classmethod
     def parse(cls, text: str) -> DiLoCo:
