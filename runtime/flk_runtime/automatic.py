@@ -23,6 +23,7 @@ from flk_runtime.discovery import RankInfo
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.system import host, trial
+from flk_runtime.system.text import last_line
 
 TIMEOUT: Final = 300.0  # seconds that the plan may take
 _DEFAULT: Final = "ddp"
@@ -111,8 +112,7 @@ def run_plan(
             except subprocess.TimeoutExpired:
                 raise SetupError(f"the script did not reach its first step within {limit:g} s") from None
         if not result.exists():
-            lines = output.read_text(errors="replace").split("\n")
-            last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+            last = last_line(output.read_text(errors="replace").split("\n"))
             raise SetupError(f"the script failed while it was planned (exit code {process.returncode}): {last[:200]}")
         data: dict[str, Any] = json.loads(result.read_text())
     if "error" in data:

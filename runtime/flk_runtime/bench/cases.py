@@ -23,6 +23,7 @@ from typing import Any, Final
 from flk_runtime.discovery import RankInfo
 from flk_runtime.system import trial
 from flk_runtime.system.progress import heartbeat
+from flk_runtime.system.text import last_line
 
 _POLL: Final = 0.1  # seconds
 _GRACE: Final = 3.0  # seconds
@@ -143,8 +144,7 @@ def _reason(code: int, lines: list[str]) -> str:
     """Why a process without a result has ended."""
     if code == -signal.SIGKILL:
         return "it was killed, as the kernel does when memory is used up"
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    last = re.sub(r"^\[rank\d+\]: ", "", last)  # torch.distributed's hook for exceptions prefixes each line
+    last = re.sub(r"^\[rank\d+\]: ", "", last_line(lines))  # torch.distributed's hook for exceptions prefixes each line
     return f"exit code {code}: {last[:200]}" if code >= 0 else f"{signal.Signals(-code).name}: {last[:200]}"
 
 
