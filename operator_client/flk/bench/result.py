@@ -9,14 +9,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from flk.jobs.evidence.store import state_folder
+from flk.jobs.evidence.store import state_folder, write_whole
 from flk.spec.job import Job
 from flk_runtime import contract
 
@@ -54,13 +52,9 @@ class BenchResult:
         if any(name not in self.data for name in _NEEDED):
             return None
         folder = folder or _folder()
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         hardware = hashlib.sha256(json.dumps(self.data["hardware"], sort_keys=True).encode()).hexdigest()[:12]
         path = folder / f"{hashlib.sha256(str(self.data['model']).encode()).hexdigest()[:16]}-{hardware}.json"
-        descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".", suffix=".new")
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(self._summary(), file)
-        os.replace(temporary, path)
+        write_whole(path, json.dumps(self._summary()).encode())
         for old in sorted(folder.glob("*.json"), key=lambda each: each.stat().st_mtime)[:-_KEPT]:
             old.unlink(missing_ok=True)
         return path

@@ -56,17 +56,8 @@ class Store:
 
     def write(self, evidence: KeptJob) -> None:
         """Write the evidence of a job in place of what was kept of it. Raises OSError."""
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = self.folder / f"{_safe(evidence.name)}@{_safe(evidence.uid)}{_SUFFIX}"
-        descriptor, temporary = tempfile.mkstemp(dir=self.folder, prefix=".", suffix=".new")  # 0600
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(gzip.compress(evidence.to_json().encode(), 6, mtime=0))
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        write_whole(path, gzip.compress(evidence.to_json().encode(), 6, mtime=0))
 
     def prune(self, *, files: int = MAX_FILES, size: int = MAX_BYTES, age: float = MAX_AGE) -> None:
         """Delete the oldest files of all clusters beyond these bounds. Raises OSError."""
@@ -87,6 +78,20 @@ def state_folder() -> Path:
     # The XDG specification has programs ignore relative paths.
     base = Path(given) if given.startswith("/") else Path(os.path.expanduser("~"), ".local", "state")
     return base / "flk" / "jobs"
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file, which only the user may read, in place of an older one: all of it or nothing. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".new")  # 0600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def _safe(text: str) -> str:
