@@ -22,8 +22,7 @@ _STRATEGIES = ("ddp", "shard_grad_op", "full_shard", "hybrid_shard", "hybrid_sha
 
 def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
     """The plan as plain data. Its rows are predictions: those that fit, fastest first, then the others by memory."""
-    assert captured.optimizer is not None  # noqa: S101
-    units = units_of(captured.model, captured.blocks, captured.optimizer)
+    units = _units(captured)
     names = _strategies(captured, cluster)
     rows = [predict(name, work, cluster) for work in _workloads(captured, cluster, units) for name in names]
     rows.sort(key=lambda row: (not row.fits, row.step_seconds if row.fits else row.total))
@@ -51,9 +50,7 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
 
 def predictions_as_written(captured: CapturedModel, cluster: Cluster) -> list[Prediction]:
     """Predictions for the precision and the recomputation that the script has."""
-    assert captured.optimizer is not None  # noqa: S101
-    work = next(_workloads(captured, cluster, units_of(captured.model, captured.blocks, captured.optimizer)))
-    return _as_written(captured, cluster, work)
+    return _as_written(captured, cluster, _work_as_written(captured, cluster))
 
 
 def calibrated(cluster: Cluster, measured: Sequence[Mapping[str, Any]]) -> Cluster:
@@ -70,8 +67,7 @@ def predict_measured(captured: CapturedModel, cluster: Cluster, measured: Mappin
     ``measured`` has alone, the seconds of a step without communication (None: not measured), and collectives.
     """
     calibration = Calibration.parse(measured)
-    assert captured.optimizer is not None  # noqa: S101
-    work = next(_workloads(captured, cluster, units_of(captured.model, captured.blocks, captured.optimizer)))
+    work = _work_as_written(captured, cluster)
     if measured["alone"]:
         calibration = replace(calibration, compute=measured["alone"] / predict("none", work, cluster).step_seconds)
     cluster = replace(cluster, calibration=calibration)
@@ -112,6 +108,16 @@ def _strategies(captured: CapturedModel, cluster: Cluster) -> list[str]:
     scalars = any(each.dim() == 0 for each in captured.model.parameters())  # they cannot be sharded
     kinds = {name: STRATEGIES[name] for name in _STRATEGIES}
     return [n for n, kind in kinds.items() if (hybrid or not kind.replicates) and not (scalars and kind.shards)]
+
+
+def _units(captured: CapturedModel) -> list[Unit]:
+    assert captured.optimizer is not None  # noqa: S101
+    return units_of(captured.model, captured.blocks, captured.optimizer)
+
+
+def _work_as_written(captured: CapturedModel, cluster: Cluster) -> Workload:
+    """What a rank does in a step, with the precision and the recomputation that the script has."""
+    return next(_workloads(captured, cluster, _units(captured)))
 
 
 def _workloads(captured: CapturedModel, cluster: Cluster, units: list[Unit]) -> Iterator[Workload]:
