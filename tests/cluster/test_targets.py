@@ -150,4 +150,7 @@ def test_states_and_commands(
             assert flk("delete", f"{each}-{target}").code == 0
         assert f"-{target}-" not in kubectl("get", "pods", "-l", "flk.dev/job", "-o", "name")
         kinds = "services,configmaps,secrets,jobsets,jobs"
-        eventually("nothing is left", lambda target=target, kinds=kinds: f"-{target}" not in kubectl("get", kinds, "-o", "name"))  # noqa: E501  # fmt: skip
+        eventually(
+            "nothing is left",
+            lambda target=target, kinds=kinds: f"-{target}" not in kubectl("get", kinds, "-o", "name"),
+        )
