@@ -5,20 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-SCRIPT = """
-import torch, flk_runtime as flk
-from torch import nn
-
-with flk.init() as run:
-    block = lambda: nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
-    model = nn.Sequential(*(block() for _ in range(4)))
-    model, optimizer = run.parallelize(model, torch.optim.AdamW(model.parameters()))
-    for x in run.loader(torch.randn(64, 16), batch_size=2).steps(100):
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        run.step()
-"""
+from tests.support.benchmark import SCRIPT
 
 
 def test_strategies_are_measured_in_the_pods_of_one_job(flk: Any, kubectl: Any, image: str) -> None:
