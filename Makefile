@@ -61,8 +61,8 @@ examples: $(INSTALLED) ## The manifests in k8s/examples, from the job files besi
 soak: $(INSTALLED) ## Tests that take long or repeat much
 	$(BIN)/pytest -m soak
 
-bench: $(INSTALLED) ## All benchmarks on this machine, against their goals; PAGE=docs/contributing/benchmarks.md keeps the table
-	$(BIN)/python benchmarks/run_all.py $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(PAGE),--write $(PAGE))
+bench: $(INSTALLED) ## All benchmarks on this machine, against their goals; PAGE=docs/contributing/benchmarks.md keeps the tables
+	$(BIN)/python benchmarks/run_all.py $(NAMES) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(PAGE),--write $(PAGE))
 
 docs: $(INSTALLED) ## The documentation as a site, into site/; the reference pages anew from the code
 	$(BIN)/python -m scripts.documentation.reference

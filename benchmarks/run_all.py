@@ -1,18 +1,20 @@
-"""Run all benchmarks, print their results as one table, and name the goals that are missed.
+"""Run all benchmarks, print their results as tables, and name the goals that are missed.
 
     python benchmarks/run_all.py [NAME ...] [--rounds N] [--write PAGE]
 
-A benchmark that misses a goal, fails or cannot run here does not stop the others. --write puts the table into a page
-in Markdown, between the lines BEGIN and END. Exit code: 1 if a goal is missed or a benchmark fails, else 0.
+A benchmark that misses a goal, fails or cannot run here does not stop the others. --write puts the tables into a page
+in Markdown, between the lines BEGIN and END, in place of the older ones of the same benchmarks. Exit code: 1 if a goal
+is missed or a benchmark fails, else 0.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +40,7 @@ NAMES: Final = (
 )
 BEGIN: Final = "<!-- results: written by benchmarks/run_all.py -->"
 END: Final = "<!-- end of results -->"
+_SECTION: Final = re.compile(r"^### (\w+)\n(.*?)(?=^### |\Z)", re.MULTILINE | re.DOTALL)
 
 
 def run(name: str, rounds: int | None) -> tuple[list[Result], int]:
@@ -51,13 +54,13 @@ def run(name: str, rounds: int | None) -> tuple[list[Result], int]:
         return [Result.from_json(line) for line in lines], code
 
 
-def table(environment: str, results: Iterable[Result], skipped: Sequence[str] = ()) -> str:
-    """The results as a table in Markdown, with what they were measured on above it, and what was skipped below."""
+def table(environment: str, results: Iterable[Result]) -> str:
+    """The results of a benchmark as a table in Markdown, with what they were measured on above it."""
     lines = [
         f"Measured on {environment}.",
         "",
-        "| benchmark | what | median | ratio (95 % interval) | goal |",
-        "| --- | --- | --- | --- | --- |",
+        "| what | median | ratio (95 % interval) | goal |",
+        "| --- | --- | --- | --- |",
     ]
     for result in results:
         median = f"{result.ours:.4g} / {result.theirs:.4g} {result.unit}"
@@ -65,51 +68,54 @@ def table(environment: str, results: Iterable[Result], skipped: Sequence[str] = 
         limit = f"at {'least' if result.goal.higher_is_better else 'most'} {result.goal.limit:g}"
         verdict = "" if result.conclusive else ", too few rounds"
         verdict = ", missed" if result.missed else verdict
-        lines.append(f"| {result.benchmark} | {result.what} | {median} | {ratio} | {limit}{verdict} |")
-    if skipped:
-        lines += ["", f"Not measured, because this machine could not run them: {', '.join(skipped)}."]
-    return "\n".join(lines) + "\n"
+        lines.append(f"| {result.what} | {median} | {ratio} | {limit}{verdict} |")
+    return "\n".join(lines)
 
 
-def replaced(page: str, content: str) -> str:
-    """The text of a page with ``content`` between the lines BEGIN and END. Raises ValueError if it lacks them."""
+def replaced(page: str, tables: Mapping[str, str]) -> str:
+    """The text of a page with these tables, by benchmark, between the lines BEGIN and END; tables of others stay.
+
+    Raises ValueError if the page lacks these lines.
+    """
     before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    found, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"the page has no lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{content}\n{END}{after}"
+    sections = dict(_SECTION.findall(found)) | tables
+    content = "".join(f"### {name}\n\n{sections[name].strip()}\n\n" for name in NAMES if name in sections)
+    return f"{before}{BEGIN}\n\n{content}{END}{after}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"benchmarks to run (default: {' '.join(NAMES)})")
     parser.add_argument("--rounds", type=int, help="measurements of each side, instead of each benchmark's default")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="a page in Markdown to put the table into")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="a page in Markdown to put the tables into")
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.names) - set(NAMES))
     if unknown:
         parser.error(f"there is no benchmark {unknown[0]} (there are {', '.join(NAMES)})")
-    if options.write and options.names:
-        parser.error("--write replaces the whole table, so it cannot be combined with names of benchmarks")
-    environment = measure.environment()
-    results: list[Result] = []
     problems: list[str] = []
     skipped: list[str] = []
     for name in options.names or NAMES:
         print(f"== {name}", flush=True)
+        environment = measure.environment()
         found, code = run(name, options.rounds)
-        results += found
         problems += [f"missed: {result}" for result in found if result.missed]
         if code == measure.SKIPPED:
             skipped.append(name)
         elif code and not any(result.missed for result in found):
             problems.append(f"failed: {name} ended with {code}")
-    made = table(environment, results, skipped)
-    print(f"\n{made}")
+        if not found:
+            continue
+        made = table(environment, found)
+        print(f"\n{made}\n", flush=True)
+        if options.write:
+            options.write.write_text(replaced(options.write.read_text(), {name: made}))
     for problem in problems:
         print(problem)
-    if options.write:
-        options.write.write_text(replaced(options.write.read_text(), made))
+    if skipped:
+        print(f"not measured, because this machine could not run them: {', '.join(skipped)}")
     return int(bool(problems))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -171,27 +172,42 @@ def test_runner_goes_on_after_a_miss_and_a_failure(
 
     monkeypatch.setattr(run_all, "run", run)
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{run_all.BEGIN}\nold\n{run_all.END}\nafter\n")
+    page.write_text(f"before\n{run_all.BEGIN}\n\n### cli\n\nold\n\n### start\n\nkept\n\n{run_all.END}\nafter\n")
     assert run_all.main(["--write", str(page)]) == 1
     assert calls == list(run_all.NAMES)
-    assert capsys.readouterr().out.endswith(f"missed: {slow}\nfailed: start ended with 2\n")
+    ending = "not measured, because this machine could not run them: submit\n"
+    assert capsys.readouterr().out.endswith(f"missed: {slow}\nfailed: start ended with 2\n{ending}")
     text = page.read_text()
-    assert text.startswith(f"before\n{run_all.BEGIN}\n\nMeasured on commit ")
-    assert "| b | flk / peer | 1 / 2 s | 0.650 (0.600 to 0.700) | at most 0.5, missed |\n" in text
-    assert "could not run them: submit.\n" in text
+    assert text.startswith(f"before\n{run_all.BEGIN}\n\n### cli\n\nMeasured on commit ")
+    assert "| flk / peer | 1 / 2 s | 0.650 (0.600 to 0.700) | at most 0.5, missed |\n\n### start\n\nkept\n" in text
     assert "old" not in text
-    assert text.endswith(f"{run_all.END}\nafter\n")
-    assert run_all.main(["loop", "scale"]) == 0
+    assert "### submit" not in text
+    assert text.endswith(f" |\n\n{run_all.END}\nafter\n")
+
+
+def test_runner_replaces_the_tables_of_the_named_benchmarks_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run_all, "run", lambda name, rounds: ([result(0.3, 0.4, at_most(0.5))], 0))
+    page = tmp_path / "page.md"
+    page.write_text(f"{run_all.BEGIN}\n\n### cli\n\nkept\n\n### loop\n\nold\n\n{run_all.END}\n")
+    assert run_all.main(["loop", "start", "--write", str(page)]) == 0
+    text = page.read_text()
+    assert re.findall(r"^### (\w+)\n\n(\w+)", text, re.MULTILINE) == [
+        ("cli", "kept"),
+        ("start", "Measured"),
+        ("loop", "Measured"),
+    ]
 
 
 def test_page_without_a_place_for_the_table() -> None:
     with pytest.raises(ValueError, match="has no lines"):
-        run_all.replaced("no markers", "table")
+        run_all.replaced("no markers", {})
 
 
 def test_benchmarks_documentation_has_a_place_for_the_table() -> None:
     (page,) = BENCHMARKS.parent.glob("docs/**/benchmarks.md")
-    assert run_all.replaced(page.read_text(), "table")
+    assert run_all.replaced(page.read_text(), {})
 
 
 def test_runner_refuses_unknown_names() -> None:
