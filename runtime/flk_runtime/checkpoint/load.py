@@ -6,7 +6,7 @@ import enum
 import io
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -23,7 +23,7 @@ from flk_runtime.checkpoint.part import PieceReader
 from flk_runtime.checkpoint.state import Path, Piece, join_tensors, references
 from flk_runtime.errors import CheckpointError
 
-Read = Callable[[str, int, int], Any]  # (file, begin, length) → the bytes, as a buffer
+Open = Callable[[str, int, int], BinaryIO]  # (file, begin, length) → a stream of the bytes
 
 
 class SavedCheckpoint:
@@ -165,26 +165,32 @@ class _PiecePlanner(LoadPlanner):
 class FilesReader(PieceReader):
     """Reads the files that `torch.distributed.checkpoint.FileSystemWriter` writes, and flk's, wherever they are.
 
-    ``read(file, begin, length)`` returns bytes of a file; a length of -1 means all of it.
+    ``open_section(file, begin, length)`` opens a part of a file; a length of -1 means up to its end.
     """
 
-    def __init__(self, read: Read) -> None:
-        self._read = read
+    def __init__(self, open_section: Open) -> None:
+        self._open = open_section
         self._places: Any = {}
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return read_metadata(bytes(self._read(METADATA, 0, -1)))
+        with self._open(METADATA, 0, -1) as stream:
+            return read_metadata(stream.read())
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         self._places = metadata.storage_data
 
     def read_bytes(self, item: ReadItem) -> bytes:
-        place = self._places[item.storage_index]
-        return bytes(self._read(place.relative_path, place.offset, place.length))
+        with self._section(item) as stream:
+            return stream.read()
 
     def read_tensor(self, item: ReadItem) -> torch.Tensor:
-        tensor: torch.Tensor = torch.load(io.BytesIO(self.read_bytes(item)), map_location="cpu", weights_only=True)
+        with self._section(item) as stream:
+            tensor: torch.Tensor = torch.load(stream, map_location="cpu", weights_only=True)
         return tensor
+
+    def _section(self, item: ReadItem) -> BinaryIO:
+        place = self._places[item.storage_index]
+        return self._open(place.relative_path, place.offset, place.length)
 
 
 METADATA = ".metadata"  # torch's file of the Metadata, pickled

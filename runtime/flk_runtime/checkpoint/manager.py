@@ -98,7 +98,7 @@ class CheckpointManager:
             self._resume(SavedCheckpoint(_IN_MEMORY, self._memory_reader(in_memory.world_size)), in_memory.world_size)
         elif destination and found:
             self.source = "storage"
-            reader = FilesReader(lambda file, begin, length: destination.read(found.step, file, begin, length))
+            reader = FilesReader(lambda file, begin, length: destination.open(found.step, file, begin, length))
             self._resume(SavedCheckpoint(destination.locate(found.step), reader), found.manifest.world_size)
         elif resume and int(os.environ.get(contract.ATTEMPT, "0")):
             self._log("flk: there is no checkpoint: training starts again at step 0")

@@ -13,7 +13,7 @@ import torch
 from flk_runtime.checkpoint.files import safetensors
 from flk_runtime.checkpoint.load import METADATA, FilesReader, SavedCheckpoint
 from flk_runtime.checkpoint.state import Piece
-from flk_runtime.checkpoint.storage import open_destination
+from flk_runtime.checkpoint.storage import open_destination, open_section
 from flk_runtime.errors import CheckpointError
 
 _INDEX = "*.safetensors.index.json"  # of Hugging Face: which tensor is in which file of a folder
@@ -87,13 +87,9 @@ def _open_checkpoint(path: str) -> SavedCheckpoint | None:
     """The checkpoint at a path; None if it is a file, or a folder of other files."""
     folder = FilePath(path)
     if "://" not in path and (folder / METADATA).exists():
-
-        def read(file: str, begin: int, length: int) -> bytes:
-            with open(folder / file, "rb") as stream:
-                stream.seek(begin)
-                return stream.read(length)
-
-        return SavedCheckpoint(path, FilesReader(read))
+        return SavedCheckpoint(
+            path, FilesReader(lambda file, begin, length: open_section(folder / file, begin, length))
+        )
     if "://" not in path and not (folder / "latest").exists():
         return None
     destination = open_destination(path)
@@ -102,7 +98,7 @@ def _open_checkpoint(path: str) -> SavedCheckpoint | None:
         raise CheckpointError(f"{path} holds no checkpoint")
     return SavedCheckpoint(
         destination.locate(step),
-        FilesReader(lambda file, begin, length: destination.read(step, file, begin, length)),
+        FilesReader(lambda file, begin, length: destination.open(step, file, begin, length)),
     )
 
 

@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from flk_runtime.checkpoint.storage.manifest import LATEST, MANIFEST, STEP, StoredFile, measure_file, step_name
 from flk_runtime.errors import CheckpointError
@@ -82,11 +82,9 @@ class FolderDestination:
         """Size and checksum of a file that `create` has made."""
         return measure_file(self._temporary(step, token) / file)
 
-    def read(self, step: int, file: str, begin: int = 0, length: int = -1) -> Any:
-        """Bytes of a file of a checkpoint, as a buffer; length -1: up to its end."""
-        with open(self._folder(step) / file, "rb") as stream:
-            stream.seek(begin)
-            return stream.read(length)
+    def open(self, step: int, file: str, begin: int = 0, length: int = -1) -> BinaryIO:
+        """A part of a file of a checkpoint, to read; length -1: up to its end."""
+        return open_section(self._folder(step) / file, begin, length)
 
     def size(self, step: int, file: str) -> int:
         return (self._folder(step) / file).stat().st_size
@@ -139,6 +137,46 @@ class FolderDestination:
 
     def _temporary(self, step: int, token: str) -> Path:
         return self.path / f".{step_name(step)}.{token}.tmp"
+
+
+def open_section(path: Path, begin: int = 0, length: int = -1) -> BinaryIO:
+    """The ``length`` bytes of a file from ``begin`` on, as a stream to read; length -1: up to its end."""
+    return cast(BinaryIO, _Section(path, begin, length))
+
+
+class _Section(io.RawIOBase):
+    """A part of a file. What is read goes straight into the reader's buffer."""
+
+    def __init__(self, path: Path, begin: int, length: int) -> None:
+        self._file = io.FileIO(path)
+        size = os.fstat(self._file.fileno()).st_size
+        self._begin, self._end = begin, size if length < 0 else min(size, begin + length)
+        self._position = begin
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: self._begin, os.SEEK_CUR: self._position, os.SEEK_END: self._end}[whence]
+        self._position = max(self._begin, base + offset)
+        return self._position - self._begin
+
+    def tell(self) -> int:
+        return self._position - self._begin
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        self._file.seek(self._position)
+        got = self._file.readinto(view[: max(0, self._end - self._position)])
+        self._position += got
+        return got
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def _sync(folder: Path) -> None:

@@ -77,7 +77,8 @@ def _candidates(destination: Destination) -> list[int]:
 def _read_manifest(destination: Destination, step: int) -> tuple[bytes, str]:
     """The manifest, and what is wrong with it."""
     try:
-        text = bytes(destination.read(step, MANIFEST))
+        with destination.open(step, MANIFEST) as stream:
+            text = stream.read()
         manifest = Manifest.from_json(text)
     except FileNotFoundError:
         return b"", f"it has no {MANIFEST}, so it was not completed or flk did not write it"

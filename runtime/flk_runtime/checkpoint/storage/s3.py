@@ -9,6 +9,7 @@ AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL, and the 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 from collections.abc import Iterator
@@ -113,11 +114,12 @@ class S3Destination:
         with _errors():
             return measure(self._client.get(self._store, _key(step, file)))
 
-    def read(self, step: int, file: str, begin: int = 0, length: int = -1) -> Any:
+    def open(self, step: int, file: str, begin: int = 0, length: int = -1) -> BinaryIO:
         if length < 0:
-            return self._get(_key(step, file))
+            return io.BytesIO(self._get(_key(step, file)))
         with _errors():
-            return self._client.get_range(self._store, _key(step, file), start=begin, length=length).to_bytes()
+            found = self._client.get_range(self._store, _key(step, file), start=begin, length=length)
+        return io.BytesIO(found.to_bytes())
 
     def size(self, step: int, file: str) -> int:
         with _errors():
