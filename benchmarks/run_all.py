@@ -81,7 +81,7 @@ def replaced(page: str, tables: Mapping[str, str]) -> str:
     found, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"the page has no lines {BEGIN} and {END}")
-    sections = dict(_SECTION.findall(found)) | tables
+    sections = {**dict(_SECTION.findall(found)), **tables}
     content = "".join(f"### {name}\n\n{sections[name].strip()}\n\n" for name in NAMES if name in sections)
     return f"{before}{BEGIN}\n\n{content}{END}{after}"
 
