@@ -1,0 +1,37 @@
+"""The TTL of a job: the training operator deletes a job that has succeeded, and flk one that has failed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.test_faults import SMALL
+
+
+def test_jobs_are_deleted_after_their_ttl(flk: Any, kubectl: Any, image: str, tmp_path: Path, eventually: Any) -> None:
+    def submit(name: str, code: str) -> Any:
+        (tmp_path / "train.py").write_text(code)
+        options = ["--name", name, "--replicas", "1", "--restarts", "0", "--ttl", "3s", "--image", image, *SMALL]
+        return flk("submit", "train.py", *options, cwd=tmp_path)
+
+    def left() -> list[str]:
+        return sorted(kubectl("get", "pytorchjobs", "-o", "jsonpath={.items[*].metadata.name}").split())
+
+    for name, code, end in (("broken", "raise ValueError('no label')", 100), ("done", "print('done')", 0)):
+        assert submit(name, code).code == 0
+        assert flk("wait", name).code == end
+    eventually("the operator deletes the job that has succeeded", lambda: left() == ["broken"])
+
+    def deleted() -> bool:
+        """Whether flk deletes the failed job when another one is submitted; its TTL may not have passed before."""
+        submitted = submit("new", "print('new')")
+        assert submitted.code == 0
+        assert flk("delete", "new").code == 0
+        said: bool = "flk: deleted job broken: it has ended, and its TTL has passed\n" in submitted.stderr
+        return said
+
+    eventually("flk deletes the job that has failed", deleted)
+    assert left() == []
+    answer = flk("why", "broken")
+    assert answer.code == 0, answer.stderr
+    assert answer.stdout.startswith("ExceptionRaised: rank 0 in broken-worker-0 raised ValueError: no label\n")
