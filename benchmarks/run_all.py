@@ -26,6 +26,7 @@ NAMES: Final = (
     "start",
     "recovery",
     "pod_recovery",
+    "elastic",
     "rendezvous",
     "overhead",
     "loop",
