@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from flk_runtime import automatic, contract
-from flk_runtime.checkpoint.interval import AUTO
+from flk_runtime.checkpoint.interval import COMPUTED
 from flk_runtime.diloco import DiLoCo, Membership, choose_options
 from flk_runtime.discovery import RankInfo, discover
 from flk_runtime.distributed import process_group
@@ -314,8 +314,8 @@ def _seconds(name: str, value: float | None, variable: str) -> float | None:
 
 
 def _save_every(value: int | str | None) -> int:
-    if (os.environ.get(contract.SAVE_EVERY) if value is None else value) == "auto":
-        return AUTO
+    if (os.environ.get(contract.SAVE_EVERY) if value is None else value) == contract.AUTO:
+        return COMPUTED
     if isinstance(value, str):
         raise SetupError(f"save_every={value!r}: expected a number of steps, or auto")
     return _count("save_every", value, contract.SAVE_EVERY, _SAVE_EVERY)

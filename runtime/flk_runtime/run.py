@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from flk_runtime import contract
 from flk_runtime.checkpoint import CheckpointManager, Stateful
-from flk_runtime.checkpoint.interval import AUTO, AutoInterval
+from flk_runtime.checkpoint.interval import COMPUTED, AutoInterval
 from flk_runtime.data import EpochLoader, LoaderContext, StepShare, join_batches, make_loader, share_of_worker, split
 from flk_runtime.diloco import DiLoCo, Membership, OuterLoop
 from flk_runtime.discovery import RankInfo
@@ -116,7 +116,7 @@ class Run:
         )
         self.steps = self._checkpoints.steps  # optimizer steps so far, including those before a resume
         self._auto: AutoInterval | None = None
-        if save_every == AUTO:
+        if save_every == COMPUTED:
             nodes = max(1, self.world_size // self.local_world_size)
             self._auto = AutoInterval(self.steps, nodes, self.attempt)
         self._page.restored_from = contract.SOURCES.index(self._checkpoints.source)

@@ -55,8 +55,9 @@ class BenchResult:
         hardware = hashlib.sha256(json.dumps(self.data["hardware"], sort_keys=True).encode()).hexdigest()[:12]
         path = folder / f"{hashlib.sha256(str(self.data['model']).encode()).hexdigest()[:16]}-{hardware}.json"
         write_whole(path, json.dumps(self._summary()).encode())
-        for old in sorted(folder.glob("*.json"), key=lambda each: each.stat().st_mtime)[:-_KEPT]:
-            old.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another flk deletes old results too
+            for old in sorted(folder.glob("*.json"), key=lambda each: each.stat().st_mtime)[:-_KEPT]:
+                old.unlink(missing_ok=True)
         return path
 
     def _seconds(self) -> dict[str, float]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any, Final
 from flk import labels
 from flk.errors import FlkError, UsageError
 from flk.jobs.client import OWNED, JobClient
-from flk.jobs.evidence.store import state_folder
+from flk.jobs.evidence.store import state_folder, write_whole
 from flk.jobs.lifecycle.creation import OwnedObjects, create_job
 from flk.jobs.lifecycle.deletion import delete_jobs
 from flk.jobs.lifecycle.suspension import (
@@ -138,12 +137,9 @@ def _manifest(item: Object, new_submission: bool = False) -> Object:
 
 def _write(client: JobClient, name: str, manifests: list[Object]) -> Path:
     """Write manifests to a file of the user's state folder that only this user may read."""
-    folder = state_folder().parent / "restarts"
-    path = folder / f"{client.namespace}-{name}-{uuid.uuid4().hex[:8]}.json"
+    path = state_folder().parent / "restarts" / f"{client.namespace}-{name}-{uuid.uuid4().hex[:8]}.json"
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump({"apiVersion": "v1", "kind": "List", "items": manifests}, file)
+        write_whole(path, json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}).encode())
     except OSError as error:
         raise UsageError(
             f"{path} cannot be written ({error.strerror}), and a job that has ended is deleted before it runs again",
