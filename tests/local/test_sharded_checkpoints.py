@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 
 from tests.support.checkpoints import load_with_torch
 from tests.support.ranks import Ranks
-from tests.support.small_model import SMALL_MODEL, told
+from tests.support.small_model import APIS, SHARDING, SMALL_MODEL, told
 
 CASES = [
     ("ddp", "fsdp2"), ("full_shard", "fsdp2"), ("full_shard", "fsdp1"), ("shard_grad_op", "fsdp1"),
@@ -23,9 +25,9 @@ GO = (
     + """
 base = os.environ["BASE"]
 
-def go(folder, name, api, steps, precision=None):
+def go(folder, name, api, steps, precision=None, shard_size=2):
     with init(name, save_every=0, checkpoint=f"{base}/{folder}") as run:
-        size = min(2, run.world_size)
+        size = min(shard_size, run.world_size)
         options = {"shard_size": size} if name.startswith("hybrid") else {}
         pair = run.parallelize(*build(), api=None if name == "ddp" else api, precision=precision, **options)
         return train(run, *pair, steps=steps, first=run.steps)
@@ -123,3 +125,74 @@ with group():
     found = told(ranks(two, 2, {"BASE": str(tmp_path)})[0])
     assert len(found) == 3
     assert all(losses == pytest.approx(undisturbed[3:], abs=1e-6) for losses in found.values()), found
+
+
+MATRIX = [("ddp", None), *((name, api) for name in SHARDING if name != "no_shard" for api in APIS)]
+
+# Numbers of ranks, each with the numbers of ranks in a shard group that hybrid strategies get there.
+WORLDS = {1: (1,), 2: (1, 2), 3: (1, 3), 4: (2,), 8: (4,)}
+
+# Batches that every one of these worlds divides evenly.
+BATCHES = """
+def data(steps, accumulation):
+    return torch.randint(0, 11, (steps, accumulation, 24, 9), generator=torch.Generator().manual_seed(5))
+
+def share(run, parts):
+    return parts.chunk(run.world_size)[run.rank]
+"""
+
+
+@pytest.fixture(scope="module")
+def saved(fork_server: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A folder with a checkpoint of step 3 of each of the matrix' strategies, and the losses of their whole runs."""
+    folder = tmp_path_factory.mktemp("saved")
+    script = (
+        GO
+        + BATCHES
+        + f"""
+with group():
+    for name, api in {MATRIX}:
+        tell(f"{{name}}-{{api}}", go(f"{{name}}-{{api}}-whole", name, api, 6))
+        go(f"{{name}}-{{api}}", name, api, 3)
+"""
+    )
+    return folder, told(Ranks(fork_server, folder, 300)(script, 4, {"BASE": str(folder)})[0])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_every_strategy_resumes_under_every_other_at_any_world_size(
+    fork_server: ForkServerContext, tmp_path: Path, saved: tuple[Path, dict[str, Any]], world_size: int
+) -> None:
+    """Four ranks have saved, those of a hybrid strategy as two shard groups of two ranks.
+
+    One rank cannot form a hybrid's two levels, nor can two or three: they resume as one shard group of all ranks, and
+    as groups of one rank each.
+    """
+    source, whole = saved
+    cases = {}
+    for before in whole:
+        for name, api in MATRIX:
+            for size in WORLDS[world_size] if name.startswith("hybrid") else (1,):
+                case = f"{before} to {name}-{api} of {size}"
+                shutil.copytree(source / before, tmp_path / case)
+                cases[case] = (name, api, size)
+    script = (
+        GO
+        + BATCHES
+        + f"""
+with group():
+    for case, (name, api, size) in {cases}.items():
+        tell(case, go(case, name, api, 6, shard_size=size))
+"""
+    )
+    found = told(Ranks(fork_server, tmp_path, 600)(script, world_size, {"BASE": str(tmp_path)})[0])
+    assert found.keys() == cases.keys()
+    undisturbed = whole["ddp-None"][3:]
+    wrong = {case: losses for case, losses in found.items() if losses != pytest.approx(undisturbed, abs=1e-6)}
+    assert wrong == {}, f"the undisturbed run's losses are {undisturbed}"
+    if world_size == 4:
+        same = {case: before for case in cases for before in whole if case.startswith(f"{before} to {before} ")}
+        assert len(same) == len(MATRIX)
+        assert {case: found[case] for case in same} == {case: whole[before][3:] for case, before in same.items()}
