@@ -94,7 +94,9 @@ def open_cluster(name: str, image: str) -> Iterator[Cluster]:
         if not cluster.kubectl("get", "crd", crd, "--ignore-not-found", "-o", "name"):
             measure.skip(f"the kind cluster {name} has no training operator: k8s/install-operator installs it")
         nodes = json.loads(cluster.kubectl("get", "nodes", "-o", "json"))["items"]
-        if not any(image in tag for node in nodes for each in node["status"]["images"] for tag in each["names"]):
+        if not any(
+            image in tag for node in nodes for each in node["status"].get("images", []) for tag in each["names"]
+        ):
             measure.skip(f"the kind cluster {name} has no image {image}: make image CLUSTER={name} loads it")
         cluster.kubectl("create", "namespace", cluster.namespace)
         cluster.kubectl("config", "set-context", "--current", "--namespace", cluster.namespace)
