@@ -101,6 +101,7 @@ def test_preload_skips_modules_that_are_not_installed_except_torch(monkeypatch: 
         ("torch.optim.SGD(…)", "hybrid_shard", True, True),
         ("import torch", "no_shard", False, False),
         ("import torch", "auto", False, True),
+        ("import flk_runtime", "", False, False),
     ],
 )
 def test_preload_imports_what_the_script_and_the_strategy_need(
@@ -114,6 +115,7 @@ def test_preload_imports_what_the_script_and_the_strategy_need(
     assert set(forkserver.PRELOAD) <= set(asked)
     assert (set(forkserver.PRELOAD_FOR_OPTIMIZERS) <= set(asked)) == optimizers
     assert (set(forkserver.PRELOAD_FOR_SHARDING) <= set(asked)) == sharding
+    assert (set(forkserver.PRELOAD_FOR_LIBRARY) <= set(asked)) == ("flk_runtime" in script)
 
 
 def test_a_rank_leads_a_process_group_when_its_start_is_known(tmp_path: Path) -> None:
