@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 
 import pytest
@@ -41,6 +42,11 @@ def sizes(job: Pods) -> list[str]:
     return re.findall(r"\[rank 0\] (\d of \d ranks from step \d+)", job.log(0))
 
 
+def held_out(job: Pods) -> float:
+    """The loss on samples that were not trained on, at the end of the latest run."""
+    return float(re.findall(r'"held_out": ([\d.e-]+)', job.log(0))[-1])
+
+
 def causes(job: Pods) -> list[str]:
     return [attempt.failure.summary for attempt in job.record(0).attempts if attempt.failure]
 
@@ -74,6 +80,12 @@ def test_pods_leave_and_join_and_every_sample_of_the_epoch_is_taken_once(train: 
     assert record.attempts[-1].pods == "0,3"
     assert re.fullmatch(r"test-worker-3 received SIGTERM; saved after step \d+", causes(job)[0])
     assert re.fullmatch(r"test-worker-3 joined: 3 → 4 pods; saved after step \d+", causes(job)[1])
+    loss = held_out(job)
+    shutil.rmtree(job.folder / "checkpoint")
+    begin(job, pause=0.0)  # with all four pods, from the first step to the last
+    assert job.wait() == [0, 0, 0, 0], job.logs_of_all()
+    assert sizes(job)[-1] == "4 of 4 ranks from step 0"
+    assert loss == pytest.approx(held_out(job), rel=0.01)
 
 
 def test_a_lost_pod_is_not_waited_for_longer_than_the_last_call(train: Start) -> None:
