@@ -46,8 +46,8 @@ _CHANGING: Final = (
     (r"^(\S+-worker-\d+) .*", r"\1"),  # how far a pod has come when `flk status` reads it
     (r"(ErrImagePull|ImagePullBackOff).*", "IMAGE"),
     (r"^flk: job \S+ is (pending|starting|running|restarting).*", ""),  # said only if it is seen
-    (r"^PyTorchJob \S+: status\.conditions\[Failed\].*", ""),  # the operator writes it after the launchers' record
-    (r'^job "\S+" is failing because .*', ""),
+    (r"^\s*PyTorchJob \S+: status\.conditions\[Failed\].*", ""),  # the operator writes it after the launchers' record
+    (r'^\s*job "\S+" is failing because .*', ""),
 )
 # What the pages show as ada@lab and lab.
 _HOST: Final = re.escape(socket.gethostname())

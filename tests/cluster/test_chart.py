@@ -193,6 +193,8 @@ def rights_used(stderr: str, own: str) -> set[tuple[str, str, str]]:
     """
     used = set()
     for request in REQUEST.finditer(stderr):
+        if request["outcome"] == "no":  # answer: it is sent again
+            continue
         if request["outcome"] == "403":
             others = {"deployments", *(target.plural for target in TARGETS.values() if target.name != own)}
             assert "/pods?dryRun=All" in request[0] or request["resource"] in others, request[0]
