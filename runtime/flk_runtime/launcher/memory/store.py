@@ -30,6 +30,10 @@ class NoRoomError(Exception):
     """A part does not fit; the message says why."""
 
 
+class OverError(Exception):
+    """The attempt of a rank has ended, so that it gets no file and its part is not kept."""
+
+
 @dataclass(eq=False)
 class _File:
     """A file that holds a part, or is free for one."""
@@ -39,7 +43,7 @@ class _File:
     size: int  # bytes that it takes
     part: Part | None = None  # that it holds, whole
     written: bool = False  # somebody writes into it
-    by_rank: bool = False  # that is a rank of this pod, not the launcher of another one
+    generation: int | None = None  # of the rank of this pod that writes it; None: the launcher of another pod does
     readers: int = 0
     fetched: bool = False  # it is needed for the restoring only
 
@@ -54,6 +58,9 @@ class PartStore:
         self._changed = threading.Condition()
         self._files: list[_File] = []
         self._next = 0  # number of the next file
+        self._generation = 0  # counts the attempts of this launcher, see `keep_only`
+        self._kept: CheckpointId | None = None  # that the running attempt began from
+        self._over = ""  # the attempt before, which wrote no other checkpoint that is still wanted
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def load(self, log: Callable[[str], None]) -> None:
@@ -122,15 +129,21 @@ class PartStore:
             for _ in range(_FILES - len(own)):
                 self._make(rank, size)
 
-    def begin(self, rank: int, size: int, timeout: float, *, by_rank: bool = False, fetched: bool = False) -> Path:
+    def begin(
+        self, rank: int, size: int, timeout: float, *, generation: int | None = None, fetched: bool = False
+    ) -> Path:
         """A file for the next part of a rank. Waits until one is free. End it with `hold` or `cancel`.
 
-        ``by_rank``: a rank of this pod writes it. ``fetched``: the file exists until `drop_fetched`. Raises NoRoomError
-        if the part does not fit, and TimeoutError.
+        ``generation``: a rank of this pod writes it, in the attempt for which `keep_only` returned this number. A rank
+        that was killed while it waited must not take the file that its successor needs. ``fetched``: the file exists
+        until `drop_fetched`. Raises NoRoomError if the part does not fit, OverError if the attempt has ended, and
+        TimeoutError.
         """
         deadline = time.monotonic() + timeout
         with self._changed:
             while True:
+                if generation not in (None, self._generation):
+                    raise OverError
                 own = [file for file in self._files if file.rank == rank and not file.fetched]
                 free = [file for file in own if not (file.part or file.written or file.readers)]
                 if free and not fetched:
@@ -143,13 +156,20 @@ class PartStore:
                     break
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
                     raise TimeoutError(f"no file for rank {rank} became free within {timeout:.0f} s")
-            file.written, file.by_rank = True, by_rank
+            file.written, file.generation = True, generation
             return file.path
 
-    def hold(self, path: Path, part: Part) -> None:
-        """Keep the whole part that has been written into a file."""
+    def hold(self, path: Path, part: Part, *, generation: int | None = None) -> None:
+        """Keep the whole part that has been written into a file, unless its attempt has ended meanwhile.
+
+        Raises ValueError if nobody of this ``generation`` writes into the file.
+        """
         with self._changed:
-            file = self._written(path)
+            file = self._written(path, generation)
+            if part.checkpoint.written_in == self._over and part.checkpoint != self._kept:  # a copy that comes too late
+                file.written = False
+                self._changed.notify_all()
+                return
             label = path.with_suffix(_LABEL)
             temporary = label.with_suffix(".tmp")
             temporary.write_text(json.dumps(part))
@@ -157,22 +177,29 @@ class PartStore:
             file.written, file.part, file.size = False, part, path.stat().st_size
             self._changed.notify_all()
 
-    def cancel(self, path: Path) -> None:
-        """Free a file into which no whole part was written."""
+    def cancel(self, path: Path, *, generation: int | None = None) -> None:
+        """Free a file into which no whole part was written. Raises ValueError as `hold` does."""
         with self._changed:
-            self._written(path).written = False
+            self._written(path, generation).written = False
             self._changed.notify_all()
 
     # What may go -------------------------------------------------------------------------------------------------
 
-    def keep_only(self, checkpoint: CheckpointId | None) -> None:
-        """Free all files but those of one checkpoint; None: all files. No rank of this pod runs."""
+    def keep_only(self, checkpoint: CheckpointId | None, *, over: str = "") -> int:
+        """Free all files but those of one checkpoint; None: all files. No rank of this pod runs.
+
+        ``over`` is the ID of the attempt that has ended: its other checkpoints are not held any more. Returns the
+        generation of the ranks that may write from now on.
+        """
         with self._changed:
+            self._generation += 1
+            self._kept, self._over = checkpoint, over
             for file in self._files:
-                file.written = file.written and not file.by_rank
+                file.written = file.written and file.generation is None
                 if file.part and file.part.checkpoint != checkpoint:
                     self._free(file)
             self._changed.notify_all()
+            return self._generation
 
     def drop_older(self, checkpoint: CheckpointId, ranks: set[int]) -> None:
         """Free the files of other checkpoints, since all pods hold this one, unless they are of later steps.
@@ -220,9 +247,9 @@ class PartStore:
     def _find(self, part: Part) -> _File | None:
         return next((file for file in self._files if file.part == part), None)
 
-    def _written(self, path: Path) -> _File:
+    def _written(self, path: Path, generation: int | None) -> _File:
         file = next((file for file in self._files if file.path == path and file.written), None)
-        if file is None:
+        if file is None or file.generation != generation:
             raise ValueError(f"{path} is not being written")
         return file
 
