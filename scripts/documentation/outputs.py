@@ -46,6 +46,7 @@ _CHANGING: Final = (
     (r"^(\S+-worker-\d+) .*", r"\1"),  # how far a pod has come when `flk status` reads it
     (r"(ErrImagePull|ImagePullBackOff).*", "IMAGE"),
     (r"^flk: job \S+ is (pending|starting|running|restarting).*", ""),  # said only if it is seen
+    (r"^flk: waiting for \d+ pods? of \S+ to (save and )?end.*", ""),  # said only if it takes long
     (r"^\s*PyTorchJob \S+: status\.conditions\[Failed\].*", ""),  # the operator writes it after the launchers' record
     (r'^\s*job "\S+" is failing because .*', ""),
 )
