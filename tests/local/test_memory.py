@@ -201,6 +201,17 @@ def test_kills_at_random_moments_of_saves_leave_a_whole_state(job: Callable[...,
     assert "AssertionError" not in run.logs_of_all()
 
 
+def test_ranks_that_are_killed_while_large_parts_are_copied_restart(job: Callable[..., Pods]) -> None:
+    run = job(2, 1, **{contract.BACKOFF: "0", contract.RETRY_SAME_FAILURE: "1", contract.RESTARTS: "10"})
+    start(run, 1_000_000, save_every=1, pause=0.0, size=64 << 20)
+    for attempt in range(4):
+        os.kill(run.pid(attempt, attempt % 2), signal.SIGKILL)
+    run.pid(4, 0)
+    steps = begun(run)
+    assert steps == sorted(steps)
+    assert [pod for pod, process in run.running.items() if process.poll() is not None] == []
+
+
 @pytest.mark.parametrize("pause", [0.0, 0.3, 1.0])
 def test_partners_that_leave_an_elastic_job_hand_over_their_parts(
     job: Callable[..., Pods], root: Path, pause: float

@@ -30,7 +30,7 @@ class RefusedError(ConnectionError):
 
 
 class DataConnection:
-    """One end of a connection. One thread at a time uses it; any thread may call `close`."""
+    """One end of a connection. One thread uses it and closes it; any thread may call `interrupt`."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -136,10 +136,17 @@ class DataConnection:
                 while view:
                     view = view[file.write(view) or 0 :]
 
-    def close(self) -> None:
-        """Close the connection. A thread that waits on it gets an OSError."""
+    def interrupt(self) -> None:
+        """Have the thread that uses the connection get an OSError, now or at its next call.
+
+        The descriptor stays open: a call that is under way could otherwise write into what gets its number next.
+        """
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.interrupt()
         self._socket.close()
 
     def _seal(self, key: bytes, sends: str, receives: str) -> None:

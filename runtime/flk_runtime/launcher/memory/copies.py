@@ -54,6 +54,7 @@ class Copies:
                 self._done(item, held)
             with self._lock:
                 self._waiting -= 1
+        self._disconnect()
 
     def add(self, part: Part) -> None:
         """Send a copy of a part that the store holds."""
@@ -77,7 +78,7 @@ class Copies:
         self._queue.put(None)
         with self._lock:
             if self._connection:
-                self._connection.close()
+                self._connection.interrupt()
 
     # In the thread -----------------------------------------------------------------------------------------------
 
@@ -121,7 +122,7 @@ class Copies:
             with self._lock:
                 self._connection = connection
                 if self._stopped:
-                    connection.close()
+                    connection.interrupt()
         return self._connection
 
     def _disconnect(self) -> None:
