@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from flk_runtime import contract
 from flk_runtime.contract import ExitCode, JobRecord
+from flk_runtime.launcher.hangs.collect import Target, take
+from flk_runtime.system import observer
 from tests.support.pods import Pods
+from tests.support.processes import until
 
 LIMIT = 2  # seconds without progress
 ALLOWED = 15  # seconds after the limit within which the job must have ended
@@ -184,3 +191,33 @@ def test_a_slow_rank_is_in_the_record(pods: Callable[..., Pods]) -> None:
     job.running[1].send_signal(signal.SIGQUIT)
     job.until(lambda: "train.py:7" in job.log(1) or "train.py:8" in job.log(1), "the launcher prints stacks")
     job.kill()
+
+
+def test_stacks_that_a_busy_node_delays_are_read_to_their_end(tmp_path: Path) -> None:
+    """The process wants to run for a while between the head of a stack and its frames."""
+    path = str(tmp_path / "rank")
+    script = textwrap.dedent(
+        f"""
+        import pathlib, signal, time
+
+        def write(number, frame):
+            with open({path + observer.STACKS!r}, "a", buffering=1) as stacks:
+                print("Current thread 0x1 (most recent call first):", file=stacks)
+                until = time.monotonic() + 0.3
+                while time.monotonic() < until:
+                    pass
+                print('  File "train.py", line 3 in step', file=stacks)
+
+        signal.signal({int(observer.stack_signal())}, write)
+        pathlib.Path({str(tmp_path / "ready")!r}).touch()
+        while True:
+            time.sleep(1)
+        """
+    )
+    with subprocess.Popen([sys.executable, "-c", script]) as process:
+        try:
+            until((tmp_path / "ready").exists, "the process runs")
+            (snapshot,) = take([Target(0, process.pid, path)], 0, "test-worker-0", "", "")
+        finally:
+            process.kill()
+    assert [frame.function for frame in snapshot.main] == ["step"]

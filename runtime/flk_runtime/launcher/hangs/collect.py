@@ -24,7 +24,8 @@ from flk_runtime.launcher.hangs.snapshot import FRAMES, OTHER_THREADS, Frame, Pe
 from flk_runtime.system import observer
 
 _STACKS_TIMEOUT: Final = 2.0  # seconds in which a process writes its stacks
-_SETTLED: Final = 0.05  # seconds without a change after which they are complete
+_SETTLED: Final = 0.05  # seconds without a change after which they are complete,
+_SETTLED_RUNNING: Final = 0.5  # and if the process wants to run: on a busy node it may be in the middle of them
 _ANSWER_TIMEOUT: Final = 2.0  # seconds in which a rank tells its collectives
 _NATIVE_TIMEOUT: Final = 8.0  # seconds for py-spy, which reads the symbols of libtorch
 _NATIVE_LIMIT: Final = 6000  # characters of its output
@@ -154,8 +155,10 @@ def _ask_for_stacks(pid: int, stacks: Path) -> str:
         latest = _size(stacks)
         if latest != size:
             size, changed = latest, time.monotonic()
-        elif size > begin and time.monotonic() - changed > _SETTLED:
-            break
+        elif size > begin:
+            needed = _SETTLED_RUNNING if process_state(pid) == "R" else _SETTLED
+            if time.monotonic() - changed > needed:
+                break
     with contextlib.suppress(OSError), stacks.open("rb") as file:
         file.seek(begin)
         return file.read(size - begin).decode(errors="replace")
