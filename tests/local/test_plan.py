@@ -164,7 +164,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from flk_runtime.parallel import ParallelOptions
 from flk_runtime.plan.capture import CapturedModel, open_group, retrace
 from flk_runtime.plan.communication import Cluster
-from flk_runtime.plan.hardware import FRAGMENTATION, GPUS
+from flk_runtime.plan.hardware import GPUS
 from flk_runtime.plan.predict import Workload, predict
 from flk_runtime.plan.state import units_of
 from flk_runtime.plan.trace import Tracer
@@ -215,7 +215,7 @@ def planned(precision, name):
     sizes = (2, 4) if precision else (None, None)
     work = Workload(units, trace, torch.float32, "", False, *sizes)
     tell("same", [[each.peak, each.model_flops] for each in found])
-    return predict(name, work, cluster).total * (1 - FRAGMENTATION)
+    return predict(name, work, cluster).live
 
 open_group(8)
 mesh = init_device_mesh("cpu", (8,))
@@ -282,6 +282,7 @@ def test_a_script_is_planned_without_a_change(flk: Flk) -> None:
     [
         (["--gpu-type", "h700", "--", "one-model"], "no figures for GPUs of type 'h700'"),
         (["--gpu-type", "h100"], "the script did not call run.parallelize"),
+        (["--gpu-power", "0", "--", "one-model"], "a limit of 0 W for H100: expected more than 0 and at most 700"),
     ],
 )
 def test_a_script_that_cannot_be_planned(flk: Flk, arguments: list[str], message: str) -> None:

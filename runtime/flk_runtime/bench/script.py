@@ -63,7 +63,7 @@ class _Clock:
 
 def _peak_memory(run: Run) -> int:
     if run.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(run.device)
+        return torch.cuda.max_memory_reserved(run.device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 

@@ -35,6 +35,9 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
         f"collectives reach {LINK_EFFICIENCY:.0%} of it",
         "one micro-batch per step, no compilation, and data that is always ready",
     ]
+    if gpu.clock != 1:
+        limit = f"the limit of its power slows each GPU's processors to {gpu.clock:.0%} of their frequency"
+        assumptions.insert(1, limit)
     if cluster.calibration != UNMEASURED:
         assumptions[:2] = [f"computation and network as `flk bench` has measured them on {_describe(cluster)}"]
     return {

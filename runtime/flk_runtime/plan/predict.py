@@ -38,7 +38,8 @@ class Prediction:
     activations: int
     gathered: int  # full parameters and gradients of the blocks that are in use
     buffers: int  # of collectives
-    total: int
+    live: int  # most bytes that tensors take at one time
+    total: int  # that the allocator has to get for them
     fits: bool
     wire: Wire
     compute_seconds: float
@@ -74,8 +75,10 @@ def predict(
     shards = shard_count(strategy, cluster, shard_size)
     how = Format(api, work.parameter_size, work.reduce_size)
     state = model_state(work.units, shards, api=api, world_size=cluster.world_size, compute_size=work.parameter_size)
-    memory = _Memory(work, shards, reshards=kind.reshards, sharded=kind.shards)
-    total = int((state.parameters + state.optimizer + memory.peak) / (1 - FRAGMENTATION))
+    memory = _Memory(work, shards, reshards=kind.reshards, sharded=kind.shards, copies_out=api == "fsdp2")
+    held = state.parameters + state.optimizer
+    needed = memory.pools if cluster.gpu.overlaps else memory.peak  # a CPU has neither streams nor pools
+    total = int((held + needed) / (1 - FRAGMENTATION))
     usable = cluster.gpu.memory - RESERVED
     wire, exposed = _communication(
         list(collectives(strategy, work.units, cluster.world_size, shards, how)), work, cluster
@@ -96,6 +99,7 @@ def predict(
         activations,
         memory.gathered,
         memory.buffers,
+        held + memory.peak,
         total,
         total <= usable,
         wire,
@@ -111,10 +115,16 @@ class _Memory:
     """The most bytes over a step beside parameters and optimizer state, and the parts that they consist of.
 
     A segment of the step needs its activations, the full parameters that are in use, the buffers of collectives and the
-    gradients that are ready.
+    gradients that are ready. ``peak`` is the most that is live at one time.
+
+    CUDA's caching allocator keeps a pool of memory for each stream, and a pool does not shrink, so a GPU needs the sum
+    of the pools' peaks, ``pools``. FSDP gathers parameters in one stream and sums gradients, which stay there, in
+    another one (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, and _runtime_utils.py of FSDP1). FSDP2
+    copies what it has gathered out into the stream of the computation (``copies_out``), and holds the output of one
+    all-gather until the next one is copied.
     """
 
-    def __init__(self, work: Workload, shards: int, *, reshards: bool, sharded: bool) -> None:
+    def __init__(self, work: Workload, shards: int, *, reshards: bool, sharded: bool, copies_out: bool) -> None:
         self.peak = self.gathered = self.buffers = 0
         self._reshards = reshards
         self._full = {unit.block: unit.full_bytes(work.parameter_size) for unit in work.units}
@@ -129,18 +139,23 @@ class _Memory:
         self._place = {block: place for place, block in enumerate(self._order)}
         self._held = list(itertools.accumulate((self._full[block] for block in self._order), initial=0))
         gradients = 0  # of the blocks whose backward pass is over
+        compute = 0  # peak of the pool of the stream that computes
         for segment in work.trace.segments:
+            gathered = output = summed = 0
             if sharded:
-                gathered, buffers = self._in_use(segment), self._in_flight(segment)
-            else:
-                gathered = buffers = 0
-                if segment.backward:
-                    gradients = sum(own.values())  # views of DDP's buckets, which are there from the beginning
-            self.gathered, self.buffers = max(self.gathered, gathered), max(self.buffers, buffers)
-            self.peak = max(self.peak, segment.peak + gathered + buffers + gradients)
+                gathered = self._in_use(segment)
+                output, summed = self._in_flight(segment)
+            elif segment.backward:
+                gradients = sum(own.values())  # views of DDP's buckets, which are there from the beginning
+            self.gathered, self.buffers = max(self.gathered, gathered), max(self.buffers, output + summed)
+            self.peak = max(self.peak, segment.peak + gathered + output + summed + gradients)
+            compute = max(compute, segment.peak + (gathered if copies_out else 0) + summed)
             if sharded and segment.backward:
                 gradients += own.get(segment.block, 0)
         self.peak = max(self.peak, sum(own.values()))
+        self.pools = self.peak
+        if sharded:
+            self.pools = compute + (self._outputs() if copies_out else self.gathered) + sum(own.values())
 
     def _in_use(self, segment: Segment) -> int:
         """Bytes of full parameters: of the segment's block, of the next one, and of what is in no block."""
@@ -157,12 +172,16 @@ class _Memory:
         prefetched = self._full[self._order[following]] if 0 <= following <= last else 0
         return root + self._full[segment.block] + prefetched
 
-    def _in_flight(self, segment: Segment) -> int:
-        """Bytes of an all-gather's output, or of full gradients and the input of their reduce-scatter."""
+    def _in_flight(self, segment: Segment) -> tuple[int, int]:
+        """Bytes of an all-gather's output, and of full gradients that are the input of a reduce-scatter."""
         if segment.block not in self._place:
-            return 0
-        full = self._full[segment.block]
-        return full + self._reduced[segment.block] if segment.backward else full
+            return 0, 0
+        return self._full[segment.block], self._reduced[segment.block] if segment.backward else 0
+
+    def _outputs(self) -> int:
+        """Most bytes of the outputs of two all-gathers that follow each other."""
+        gathered = [self._full[block] for block in (OUTSIDE, *self._order) if block in self._full]
+        return max((first + second for first, second in itertools.pairwise([0, *gathered])), default=0)
 
 
 def _communication(sent: Sequence[Collective], work: Workload, cluster: Cluster) -> tuple[Wire, float]:
