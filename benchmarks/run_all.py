@@ -31,6 +31,7 @@ NAMES: Final = (
     "overhead",
     "loop",
     "checkpoint",
+    "memory",
     "parallel",
     "plan",
     "scale",
