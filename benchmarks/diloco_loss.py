@@ -12,11 +12,9 @@ Nesterov SGD with learning rate 0.7 and momentum 0.9. Each round of the benchmar
 from __future__ import annotations
 
 import copy
-import importlib.util
 import math
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,24 +22,14 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import measure
+from example import load_example
 from flk_runtime.diloco import DiLoCo
 from flk_runtime.diloco.compression import decode, encode
 from flk_runtime.diloco.outer import OuterOptimizer
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "gpt" / "train.py"
 WORKERS, BATCH, BLOCK = 4, 8, 64
 CASES = (("fp16", 50, 1.01), ("int8", 100, None))  # encoding, steps in a round, limit of the ratio of losses
 LR, WARMUP = 3e-3, 50
-
-
-def load_example() -> Any:
-    """The module of the bundled example."""
-    spec = importlib.util.spec_from_file_location("gpt_example", EXAMPLE)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class Text:

@@ -64,7 +64,7 @@ def ft_launcher(script: Sequence[str], ranks: int, launchers: int = 1, restarts:
     """ft_launcher of nvidia-resiliency-ext, with its defaults but for the store, see `torchrun`."""
     folder = resiliency_folder()
     assert folder is not None, "check resiliency_folder() before"
-    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    path = with_packages(folder)
     module = ["nvidia_resiliency_ext.fault_tolerance.launcher", "--ignore-missing-fault-tol-cfg"]
     return _elastic(module, {"PYTHONPATH": path}, script, ranks, launchers, restarts)
 
@@ -90,25 +90,37 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@functools.cache
 def resiliency_folder() -> Path | None:
-    """The folder with nvidia-resiliency-ext, installed on the first call; None, and a line on stderr, if that fails.
+    """The folder with nvidia-resiliency-ext, see `packages_folder`."""
+    return packages_folder(RESILIENCY, RESILIENCY_NEEDS)
+
+
+def with_packages(folder: Path) -> str:
+    """PYTHONPATH with the packages in a folder."""
+    return os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+
+
+@functools.cache
+def packages_folder(peer: str, needs: tuple[str, ...]) -> Path | None:
+    """The folder with a peer and what it needs beside torch, installed on the first call.
 
     It lies in the user's cache folder and is found through PYTHONPATH, so that the environment of flk stays as it is.
+    Returns None, and prints a line on stderr, if the installation fails.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flk-benchmarks"
-    folder = cache / RESILIENCY.replace("==", "-")
+    folder = cache / peer.replace("==", "-")
     if folder.is_dir():
         return folder
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as name:
         target = Path(name) / "packages"
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target)]
-        done = subprocess.run([*pip, RESILIENCY, *RESILIENCY_NEEDS], capture_output=True, text=True)
-        if done.returncode:
-            reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-            progress(f"{RESILIENCY} cannot be installed, so ft_launcher is not measured: {reason}")
-            return None
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(target)]
+        for command in ([*pip, "--no-deps", peer], [*pip, *needs]):
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
+                progress(f"{peer} cannot be installed, so it is not measured: {reason}")
+                return None
         shutil.move(target, folder)
     return folder
 

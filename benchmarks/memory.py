@@ -26,10 +26,10 @@ from pathlib import Path
 
 import launch
 import measure
+from example import EXAMPLE
 from flk_runtime import contract
 from recovery import end, until
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "gpt" / "train.py"
 WARM_UP = 20  # steps that are not counted
 # Parameters of the example's model: its arguments, and the steps of a run.
 MODELS = {"116 thousand": ([], 150), "3 million": (["--layers", "4", "--width", "256"], 50)}

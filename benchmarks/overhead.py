@@ -17,9 +17,9 @@ from pathlib import Path
 
 import launch
 import measure
+from example import EXAMPLE
 
 GOAL = measure.at_least(0.98)
-EXAMPLE = Path(__file__).parents[1] / "examples" / "gpt" / "train.py"
 WARM_UP = 20  # steps that are not counted
 
 

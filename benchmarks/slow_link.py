@@ -1,12 +1,15 @@
-"""Measure training over links of 100 Mbit/s: DiLoCo against DDP, in tokens per second, bytes and held-out loss.
+"""Measure training over links of 100 Mbit/s: DiLoCo against DDP and torchft, in speed, bytes and held-out loss.
 
     python benchmarks/slow_link.py [--rounds 1] [--rate 100mbit] [--steps 200] [--plot docs/images/slow-link.svg]
 
 Four hosts, network namespaces of this machine whose links tc limits, run the bundled GPT with two ranks each: as one
 DDP job of 8 ranks, and as 4 workers of DiLoCo with the inner strategy full_shard. All runs see the same number of
-tokens. Bytes are what the hosts' interfaces have sent. It needs root, ip, iptables and tc.
+tokens. Then they run it with one rank each, under flk's DiLoCo and that of torchft 0.2.0, which is installed into the
+user's cache folder if that is possible. Both send float32 every 50 steps. Bytes are what the hosts' interfaces have
+sent. It needs root, ip, iptables and tc.
 Goals of DiLoCo: more tokens per second than DDP, at most 1/100 of its bytes per step in fp16 with a round of 50 steps
-and 1/400 in int8 with a round of 100, and a held-out loss at most 1 % higher.
+and 1/400 in int8 with a round of 100, and a held-out loss at most 1 % higher. Against torchft: as fast, with as many
+bytes and the same loss.
 """
 
 from __future__ import annotations
@@ -18,32 +21,51 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+import launch
 import measure
+from example import EXAMPLE
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.support.network import Host, network
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "gpt" / "train.py"
-HOSTS, PROCESSES = 4, 2
+HOSTS, BLOCK = 4, 64
+TORCHFT = "torchft==0.2.0"
+# What it needs beside torch, which is not installed a second time.
+TORCHFT_NEEDS = ("opentelemetry-exporter-otlp-proto-http>=1.39", "opentelemetry-sdk>=1.39")
 AS_GOOD = measure.at_most(1.01)
 FASTER = measure.at_least(1)
 _LINE = re.compile(r"\[rank (\d+)\] (\{.*\})")
 
 
+@dataclass(frozen=True)
+class Case:
+    """A way to train."""
+
+    strategy: str  # of flk, or torchft
+    options: str = ""  # of DiLoCo
+    processes: int = 2  # on each host
+
+    @property
+    def name(self) -> str:
+        """What the plot shows."""
+        return f"{self.strategy} {self.options}".strip()
+
+
 class Training:
     """One run on all hosts: its tokens per second, bytes per step, and held-out losses over time."""
 
-    def __init__(self, hosts: list[Host], strategy: str, options: str, arguments: list[str], steps: int) -> None:
-        self.name = f"{strategy} {options}".strip()
+    def __init__(self, hosts: list[Host], case: Case, arguments: list[str], steps: int) -> None:
+        self.name = case.name
         self.curve: list[tuple[float, float]] = []
         with tempfile.TemporaryDirectory() as name:
             before = sum(sent_bytes(host) for host in hosts)
-            jobs = [
-                start(host, index, hosts[0], strategy, options, arguments, name) for index, host in enumerate(hosts)
-            ]
+            begin = start_torchft if case.strategy == "torchft" else start_flk
+            jobs = [begin(host, index, hosts[0], case, arguments, name) for index, host in enumerate(hosts)]
             began = last = 0.0
             try:
                 for line in jobs[0].stdout or ():
@@ -67,35 +89,56 @@ class Training:
         self.loss = self.curve[-1][1]
 
 
-def start(
-    host: Host, index: int, first: Host, strategy: str, options: str, arguments: list[str], folder: str
+def start_flk(
+    host: Host, index: int, first: Host, case: Case, arguments: list[str], folder: str
 ) -> subprocess.Popen[str]:
     """Start the launcher of one host."""
     variables = {
         "FLK_PODS": str(HOSTS),
         "FLK_POD_INDEX": str(index),
-        "FLK_PROCESSES": str(PROCESSES),
+        "FLK_PROCESSES": str(case.processes),
         "FLK_POD_IP": host.address,
-        "FLK_STRATEGY": strategy,
+        "FLK_STRATEGY": case.strategy,
         "FLK_PREFLIGHT": "off",
         "FLK_HANG_TIMEOUT": "0",
         "FLK_RDZV_SECRET": "benchmark",
         "OMP_NUM_THREADS": "1",
     }
-    if strategy == "diloco":
+    if case.strategy == "diloco":
         variables |= {
             "FLK_RDZV_ENDPOINT": f"10.77.0.{index + 1}:29400",
             "FLK_WORKERS": str(HOSTS),
-            "FLK_DILOCO": options,
+            "FLK_DILOCO": case.options,
             "FLK_MEET": f"{first.address}:29401",
             "FLK_HUB_PORT": "29401",
         }
     else:
         variables["FLK_RDZV_ENDPOINT"] = f"{first.address}:29400"
-    command = [*host.prefix, sys.executable, "-u", "-m", "flk_runtime", "--", str(EXAMPLE), *arguments]
+    return start(host, index, ["-m", "flk_runtime", "--", str(EXAMPLE), *arguments], variables, folder)
+
+
+def start_torchft(
+    host: Host, index: int, first: Host, case: Case, arguments: list[str], folder: str
+) -> subprocess.Popen[str]:
+    """Start the worker of one host."""
+    packages = launch.packages_folder(TORCHFT, TORCHFT_NEEDS)
+    assert packages is not None, "check packages_folder() before"
+    script = str(Path(__file__).with_name("torchft_gpt.py"))
+    variables = {"PYTHONPATH": launch.with_packages(packages), "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+    command = [script, str(index), str(HOSTS), host.address, first.address, case.options, *arguments]
+    return start(host, index, command, variables, folder)
+
+
+def start(
+    host: Host, index: int, command: list[str], variables: Mapping[str, str], folder: str
+) -> subprocess.Popen[str]:
+    """Start a Python process on a host. The output of the first host is read."""
     out = subprocess.PIPE if index == 0 else subprocess.DEVNULL
     error = None if index == 0 else subprocess.DEVNULL
-    return subprocess.Popen(command, stdout=out, stderr=error, text=True, cwd=folder, env=os.environ | variables)
+    python = [*host.prefix, sys.executable, "-u"]
+    return subprocess.Popen(
+        [*python, *command], stdout=out, stderr=error, text=True, cwd=folder, env={**os.environ, **variables}
+    )
 
 
 def limit(host: Host, rate: str) -> None:
@@ -149,19 +192,33 @@ def main() -> int:
     parser.add_argument("--rate", default="100mbit", help="of each host's link, as tc writes it (default 100mbit)")
     parser.add_argument("--steps", type=int, default=200, help="optimizer steps of each run (default 200)")
     parser.add_argument("--width", type=int, default=128, help="of the GPT (default 128)")
+    parser.add_argument("--batch-size", type=int, default=8, help="pieces of text per rank and step (default 8)")
     parser.add_argument("--lr", default="3e-3", help="of the inner optimizer")
     parser.add_argument("--outer", default="", help="more options of DiLoCo, as in lr=0.7,momentum=0.8")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write the held-out loss over time to FILE, an SVG")
     options = parser.parse_args()
     report = measure.Report("slow_link", options)
-    arguments = ["--steps", str(options.steps), "--width", str(options.width), "--lr", options.lr]
+    arguments = [
+        "--steps",
+        str(options.steps),
+        "--block",
+        str(BLOCK),
+        "--width",
+        str(options.width),
+        "--lr",
+        options.lr,
+    ]
+    arguments += ["--batch-size", str(options.batch_size)]
     arguments += ["--evaluate-every", str(max(1, options.steps // 8)), "--dropout", "0"]
     extra = f",{options.outer}" if options.outer else ""
     cases = {
-        "ddp": ("ddp", ""),
-        "fp16": ("diloco", f"inner=full_shard,every=50,dtype=fp16{extra}"),
-        "int8": ("diloco", f"inner=full_shard,every=100,dtype=int8{extra}"),
+        "ddp": Case("ddp"),
+        "fp16": Case("diloco", f"inner=full_shard,every=50,dtype=fp16{extra}"),
+        "int8": Case("diloco", f"inner=full_shard,every=100,dtype=int8{extra}"),
     }
+    if launch.packages_folder(TORCHFT, TORCHFT_NEEDS):
+        cases["alone"] = Case("diloco", "inner=ddp,every=50,dtype=fp32", processes=1)
+        cases["torchft"] = Case("torchft", "50", processes=1)
     runs: dict[str, list[Training]] = {name: [] for name in cases}
     for number in range(options.rounds):
         order = list(cases) if number % 2 == 0 else list(cases)[::-1]
@@ -169,19 +226,21 @@ def main() -> int:
             with network(HOSTS) as net:
                 for host in net.hosts:
                     limit(host, options.rate)
-                runs[name].append(Training(net.hosts, *cases[name], arguments, options.steps))
-    tokens = options.steps * HOSTS * PROCESSES * 8 * 64
-    ddp = runs["ddp"]
-    for name, fewer in (("fp16", measure.at_most(1 / 100)), ("int8", measure.at_most(1 / 400))):
-        mine = runs[name]
-        what = f"DiLoCo, {mine[0].name.partition(' ')[2]} / DDP"
-        speeds = [tokens / run.seconds for run in mine], [tokens / run.seconds for run in ddp]
+                runs[name].append(Training(net.hosts, cases[name], arguments, options.steps))
+    compared = [("fp16", "ddp", measure.at_most(1 / 100)), ("int8", "ddp", measure.at_most(1 / 400))]
+    compared += [("alone", "torchft", measure.at_most(1))] if "torchft" in cases else []
+    for name, other, fewer in compared:
+        mine, peer = runs[name], runs[other]
+        what = f"DiLoCo, {mine[0].name.partition(' ')[2]} / {'DDP' if other == 'ddp' else other}"
+        tokens = options.steps * HOSTS * cases[name].processes * options.batch_size * BLOCK
+        speeds = [tokens / run.seconds for run in mine], [tokens / run.seconds for run in peer]
         report.compare(f"{what}, speed", *speeds, FASTER, "tokens/s")
-        sent = [run.bytes_per_step for run in mine], [run.bytes_per_step for run in ddp]
+        sent = [run.bytes_per_step for run in mine], [run.bytes_per_step for run in peer]
         report.compare(f"{what}, bytes per step", *sent, fewer, "bytes")
-        report.compare(f"{what}, held-out loss", [run.loss for run in mine], [run.loss for run in ddp], AS_GOOD, "nats")
+        losses = [run.loss for run in mine], [run.loss for run in peer]
+        report.compare(f"{what}, held-out loss", *losses, AS_GOOD, "nats")
     if options.plot:
-        plot(options.plot, [each[0] for each in runs.values()], options.rate)
+        plot(options.plot, [runs[name][0] for name in ("ddp", "fp16", "int8")], options.rate)
     return report.finish()
 
 
