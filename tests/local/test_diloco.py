@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import ssl
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from flk_runtime import contract
-from flk_runtime.diloco import Hub
+from flk_runtime.diloco import Hub, Membership
+from flk_runtime.diloco.exchange import HubExchange
+from flk_runtime.errors import RendezvousError
 from tests.support.commands import Flk
 from tests.support.ports import held_ports
 from tests.support.ranks import Ended, Ranks
@@ -45,9 +49,10 @@ with flk.init(log_every=0) as run:
 class Workers:
     """Runs TRAIN as several workers that meet at a hub in this process."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-        self.hub = Hub("127.0.0.1", 0, "", log=print)
+    def __init__(self, ranks: Ranks, tls: ssl.SSLContext | None = None, **variables: str) -> None:
+        """``variables`` are further ones of the environment of all ranks."""
+        self._ranks, self._variables = ranks, variables
+        self.hub = Hub("127.0.0.1", 0, "", tls=tls, log=print)
         self.hub.start()
 
     def __call__(self, workers: int, size: int, options: str, **settings: object) -> list[dict[str, object]]:
@@ -69,6 +74,7 @@ class Workers:
                 contract.WORKERS: str(workers),
                 contract.MEET: f"127.0.0.1:{self.hub.port}",
                 "SETTINGS": json.dumps({"optimizer": "AdamW", "ranks": workers * size, **settings}),
+                **self._variables,
             }
             return told(self._ranks(TRAIN, workers * size, environment, of_rank))
 
@@ -110,6 +116,51 @@ def test_rounds_of_one_step_of_sgd_equal_gradient_averaging(ranks: Ranks, worker
     averaged = plain(ranks, 3, optimizer="SGD", steps=20)
     for each in found:
         assert each["values"] == pytest.approx(averaged[0]["values"], abs=1e-6)
+
+
+def authority(folder: Path) -> tuple[Path, ssl.SSLContext]:
+    """A new certificate that signs itself, and the TLS of a hub that has it."""
+    folder.mkdir()
+    key, certificate = folder / "tls.key", folder / "ca.crt"
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=hub"]
+    subprocess.run([*make, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return certificate, context
+
+
+def test_workers_meet_over_tls(ranks: Ranks, tmp_path: Path) -> None:
+    certificate, tls = authority(tmp_path / "hub")
+    workers = Workers(ranks, tls, **{contract.MEET_CA: str(certificate)})
+    try:
+        found = workers(3, 1, "every=5,dtype=fp16", steps=10)
+        assert len({str(each["digest"]) for each in found}) == 1
+        assert workers.hub.wire_bytes > 0
+    finally:
+        workers.hub.close()
+
+
+@pytest.mark.parametrize(
+    ("trusts", "problem"),
+    [
+        ("another authority", "certificate verify failed"),
+        ("nobody", "does not speak this protocol|closed the connection|reset by peer|is silent"),
+    ],
+)
+def test_a_worker_that_does_not_trust_the_hub_sends_it_nothing(tmp_path: Path, trusts: str, problem: str) -> None:
+    _, tls = authority(tmp_path / "hub")
+    other, _ = authority(tmp_path / "other")
+    hub = Hub("127.0.0.1", 0, "secret", tls=tls, log=print)
+    hub.start()
+    member = Membership(0, 2, f"127.0.0.1:{hub.port}", "secret", ca=str(other) if "other" in trusts else "")
+    exchange = HubExchange(member, {}, [0], "", patience=1.5, log=print, lease=2)
+    try:
+        with pytest.raises(RendezvousError, match=problem):
+            exchange.get(3)
+        assert hub.wire_bytes == 0
+    finally:
+        exchange.close()
+        hub.close()
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import ssl
+import subprocess
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +26,7 @@ from flk_runtime.diloco.fragments import Schedule
 from flk_runtime.diloco.frames import Frames
 from flk_runtime.diloco.outer import OuterOptimizer
 from flk_runtime.diloco.rounds import Limits, Member, Rounds
+from flk_runtime.diloco.tls import TlsSocket
 from flk_runtime.errors import SetupError
 
 OPTIONS = DiLoCo(dtype="fp32", lr=1.0, momentum=0.0)
@@ -355,6 +362,48 @@ def test_frames_with_another_secret_are_refused() -> None:
         hub.receive()
     hub.close()
     worker.close()
+
+
+def test_a_tls_connection_carries_both_directions_at_once(tmp_path: Path) -> None:
+    """Two threads at each end: one sends large messages while the other one receives them."""
+    key, certificate = tmp_path / "key", tmp_path / "certificate"
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=hub"]
+    subprocess.run([*make, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    serves, trusts = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    serves.load_cert_chain(certificate, key)
+    trusts.load_verify_locations(certificate)
+    trusts.check_hostname = False
+    ours, theirs = _tcp_pair()
+    with ThreadPoolExecutor(4) as pool:
+        shaking = pool.submit(serves.wrap_socket, ours, server_side=True)
+        worker = Frames(TlsSocket(trusts.wrap_socket(theirs)))
+        hub = Frames(TlsSocket(shaking.result()))
+        shaken = pool.submit(hub.shake_hands, "secret", serves=True, timeout=10)
+        worker.shake_hands("secret", serves=False, timeout=10)
+        shaken.result()
+        messages = [os.urandom(3_000_000) for _ in range(8)]
+
+        def send(end: Frames) -> None:
+            for number, data in enumerate(messages):
+                end.send({"number": number}, data)
+
+        def receive(end: Frames) -> list[bytes]:
+            return [bytes(end.receive()[1]) for _ in messages]
+
+        sending = [pool.submit(send, end) for end in (hub, worker)]
+        for receiving in [pool.submit(receive, end) for end in (hub, worker)]:
+            assert receiving.result(60) == messages
+        for each in sending:
+            each.result(60)
+        began = time.monotonic()
+        hub.set_timeout(0.2)
+        with pytest.raises(ConnectionError, match="silent"):
+            hub.receive()
+        assert time.monotonic() - began < 5
+        worker.close()
+        with pytest.raises(ConnectionError, match="has closed the connection"):
+            hub.receive()
+        hub.close()
 
 
 def test_changed_frames_are_refused() -> None:

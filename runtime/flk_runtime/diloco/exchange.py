@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from flk_runtime.diloco.frames import Frames
 from flk_runtime.diloco.options import Membership
 from flk_runtime.diloco.server import LEASE
+from flk_runtime.diloco.tls import TlsSocket
 from flk_runtime.errors import RendezvousError, SetupError
 
 Message = tuple[dict[str, Any], bytes | bytearray]
@@ -98,7 +99,7 @@ class HubExchange:
         self._frames: Frames | None = None
         self._counted = [0, 0]  # sent and received over earlier connections
         self._refused: SetupError | None = None
-        self._problem = ""
+        self._problem = self._said = ""  # why there is no connection, and what of it is in the log
         self._lost_at: float | None = time.monotonic()
         self._closing = False
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -167,14 +168,15 @@ class HubExchange:
 
     def _connect(self) -> Frames:
         host, _, port = self._membership.address.rpartition(":")
-        sock = socket.create_connection((host.strip("[]"), int(port)), timeout=self._lease)
+        tcp = socket.create_connection((host.strip("[]"), int(port)), timeout=self._lease)
+        sock: socket.socket | TlsSocket = tcp
         try:
             if self._membership.ca:
                 # Whoever has a certificate of this authority and the secret is the hub, under whatever name.
                 context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
                 context.check_hostname = False
                 context.load_verify_locations(self._membership.ca)
-                sock = context.wrap_socket(sock)
+                sock = TlsSocket(context.wrap_socket(tcp))
             frames = Frames(sock)
             frames.shake_hands(self._membership.secret, serves=False, timeout=self._lease)
             with self._lock:
@@ -243,9 +245,10 @@ class HubExchange:
     def _note(self, problem: str) -> None:
         if self._closing:
             return
+        self._problem = problem
         lost_at = self._lost_at
-        if problem != self._problem and lost_at and time.monotonic() - lost_at > _NOTICE:
-            self._problem = problem
+        if problem != self._said and lost_at and time.monotonic() - lost_at > _NOTICE:
+            self._said = problem
             self._log(f"no connection to the hub at {self._membership.address}: {problem}; trying again")
 
 

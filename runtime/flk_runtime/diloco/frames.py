@@ -16,6 +16,8 @@ import struct
 import threading
 from typing import Any
 
+from flk_runtime.diloco.tls import TlsSocket
+
 Header = dict[str, Any]
 
 _LENGTHS = struct.Struct(">IQ")  # of the header and of the data
@@ -32,7 +34,7 @@ class Frames:
     secret or is silent for longer than the timeout of the socket.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket | TlsSocket) -> None:
         self._socket = sock
         self._key = b""
         self._directions = (b"", b"")
@@ -54,6 +56,10 @@ class Frames:
         self._key = hmac.digest(secret.encode(), json.dumps(["flk diloco", *nonces]).encode(), "sha256")
         self._directions = (b"hub", b"worker") if serves else (b"worker", b"hub")
         self._socket.settimeout(timeout)
+
+    def set_timeout(self, seconds: float) -> None:
+        """Raise ConnectionError after so many seconds in which the other end is silent."""
+        self._socket.settimeout(seconds)
 
     def send(self, header: Header, data: bytes | bytearray = b"") -> None:
         """Send a message."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from flk_runtime.diloco.frames import HANDSHAKE_TIMEOUT, Frames
 from flk_runtime.diloco.rounds import Limits, Member, Rounds
+from flk_runtime.diloco.tls import TlsSocket
 from flk_runtime.errors import SetupError
 
 LEASE = 15.0  # seconds of silence after which a worker or the hub is lost
@@ -91,12 +92,12 @@ class Hub:
                 return
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
-    def _serve(self, sock: socket.socket) -> None:
+    def _serve(self, sock: socket.socket | TlsSocket) -> None:
         worker, peer, reason = -1, None, ""
         try:
             sock.settimeout(HANDSHAKE_TIMEOUT)
-            if self._tls:
-                sock = self._tls.wrap_socket(sock, server_side=True)
+            if self._tls and isinstance(sock, socket.socket):
+                sock = TlsSocket(self._tls.wrap_socket(sock, server_side=True))
             frames = Frames(sock)
             frames.shake_hands(self._secret, serves=True, timeout=self._lease)
             hello, _ = frames.receive()

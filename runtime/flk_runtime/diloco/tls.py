@@ -1,0 +1,74 @@
+"""TlsSocket: a TLS connection on which one thread sends while another one receives.
+
+Two threads must not use a connection of OpenSSL at the same time, and Python locks it only since 3.13. So the socket
+does not block, a lock covers each call, and a thread waits for the other end without the lock.
+"""
+
+from __future__ import annotations
+
+import select
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+_PIECE: Final = 1 << 16  # bytes that are sent under the lock at once
+
+
+class TlsSocket:
+    """The part of a socket's interface that `Frames` uses, over an SSLSocket that has shaken hands."""
+
+    def __init__(self, sock: ssl.SSLSocket) -> None:
+        self._socket = sock
+        self._timeout = sock.gettimeout()
+        self._lock = threading.Lock()
+        sock.setblocking(False)
+
+    def settimeout(self, seconds: float | None) -> None:
+        """Raise TimeoutError from later calls after so many seconds without progress; None: never."""
+        self._timeout = seconds
+
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        """Set an option of the TCP connection."""
+        self._socket.setsockopt(level, option, value)
+
+    def sendall(self, data: bytes | bytearray) -> None:
+        """Send all bytes."""
+        view = memoryview(data)
+        while view:
+            piece = view[:_PIECE]
+            view = view[self._without_blocking(lambda piece=piece: self._socket.send(piece)) :]  # type: ignore[misc]
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """Receive some bytes into ``buffer``, and return how many; 0: the other end has closed the connection."""
+        return self._without_blocking(lambda: self._socket.recv_into(buffer))
+
+    def shutdown(self, how: int) -> None:
+        """End the TCP connection; a thread that sends or receives gets an OSError."""
+        self._socket.shutdown(how)
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._lock:
+            self._socket.close()
+
+    def _without_blocking(self, action: Callable[[], int]) -> int:
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        while True:
+            with self._lock:
+                try:
+                    return action()
+                except ssl.SSLWantReadError:
+                    event = select.POLLIN
+                except ssl.SSLWantWriteError:
+                    event = select.POLLOUT
+                number = self._socket.fileno()
+            self._wait(number, event, deadline)
+
+    def _wait(self, number: int, event: int, deadline: float | None) -> None:
+        poll = select.poll()
+        poll.register(number, event)
+        left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+        if not poll.poll(left):
+            raise TimeoutError("timed out")
