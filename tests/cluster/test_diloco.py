@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from flk_runtime import contract
 
 SMALL = ["--", "--steps", "20", "--batch-size", "4", "--layers", "1", "--width", "32", "--block", "32"]
 ENOUGH = 400  # seconds for a job of a few steps
 
 
+def certificate(folder: Path) -> list[str]:
+    """The files of a Secret of type TLS, for `kubectl create secret generic`: a certificate that signs itself."""
+    key, signed = folder / "tls.key", folder / "tls.crt"
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=hub"]
+    subprocess.run([*make, "-keyout", str(key), "-out", str(signed)], check=True, capture_output=True)
+    return [f"--from-file=tls.key={key}", f"--from-file=tls.crt={signed}", f"--from-file=ca.crt={signed}"]
+
+
 @pytest.mark.timeout(900)
-def test_two_sites_train_one_model(flk: Any, kubectl: Any, image: str) -> None:
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_two_sites_train_one_model(flk: Any, kubectl: Any, image: str, tmp_path: Path, tls: bool) -> None:
     kubectl("create", "secret", "generic", "meet", "--from-literal=secret=of-both-sites")
     shared = ["every=10", "sites=2", "secret=meet:secret"]
+    if tls:
+        kubectl("create", "secret", "generic", "certificate", *certificate(tmp_path))
+        shared.append("tls=certificate")
     job = ["--replicas", "2", "--cpu", "100m", "--env", "OMP_NUM_THREADS=1", "--strategy", "diloco", "--restarts", "0"]
     for name, own in (("west", ["site=0"]), ("east", ["site=1", "meet=west-worker-0:29401"])):
         options = [part for text in (*shared, *own) for part in ("--diloco", text)]
@@ -31,3 +47,7 @@ def test_two_sites_train_one_model(flk: Any, kubectl: Any, image: str) -> None:
     losses = [each["heldout_loss"] for each in found if each["step"] == 20]
     assert len(losses) == 4
     assert losses == pytest.approx([losses[0]] * 4, abs=1e-6)
+    pods = json.loads(kubectl("get", "pods", "-o", "json"))["items"]
+    names = [[variable["name"] for variable in pod["spec"]["containers"][0]["env"]] for pod in pods]
+    assert [contract.MEET_CA in each for each in names] == [tls] * 4
+    assert [contract.MEET_CERTIFICATE in each for each in names].count(True) == (2 if tls else 0), "those of site 0"
