@@ -124,7 +124,14 @@ def test_different_sizes_are_told_apart() -> None:
 
 
 def test_all_ranks_in_the_same_collective() -> None:
-    assert diagnose([waiting(0), waiting(1)]).sentence() == "ranks 0-1 are all in all_reduce 812, which does not end"
+    ranks = [waiting(0), waiting(1)]
+    assert diagnose(ranks, hung=True).sentence() == "ranks 0-1 are all in all_reduce 812, which does not end"
+    assert diagnose(ranks).sentence() == "ranks 0-1 are all in all_reduce 812"
+
+
+def test_ranks_of_a_job_that_runs_are_in_a_collective_that_others_have_left() -> None:
+    ranks = [waiting(0), waiting(1), elsewhere(2, STACK[0], groups={"0": 812})]
+    assert diagnose(ranks).sentence() == "ranks 0-1 are in all_reduce 812"
 
 
 def test_stacks_tell_without_a_flight_recorder() -> None:

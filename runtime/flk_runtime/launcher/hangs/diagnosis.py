@@ -48,15 +48,15 @@ class Diagnosis:
         return f"{name_ranks(self.ranks)} {self.predicate}"
 
 
-def diagnose(snapshots: Sequence[Snapshot]) -> Diagnosis:
-    """Find the ranks that the others wait for. Raises ValueError without snapshots.
+def diagnose(snapshots: Sequence[Snapshot], *, hung: bool = False) -> Diagnosis:
+    """Find the ranks that the others wait for. ``hung``: no rank makes progress. Raises ValueError without snapshots.
 
     In this order: ranks that did not reach a collective that others are in, ranks that are in another collective than
     most, ranks that are not in torch.distributed while others are, ranks whose stack is rare.
     """
     if not snapshots:
         raise ValueError("a diagnosis needs at least one snapshot")
-    return _by_flight_recorder(snapshots) or _by_stacks(snapshots)
+    return _by_flight_recorder(snapshots, hung) or _by_stacks(snapshots)
 
 
 def activity(snapshot: Snapshot) -> str:
@@ -123,7 +123,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else f"ranks {words[0]}"
 
 
-def _by_flight_recorder(snapshots: Sequence[Snapshot]) -> Diagnosis | None:
+def _by_flight_recorder(snapshots: Sequence[Snapshot], hung: bool) -> Diagnosis | None:
     waiting: dict[tuple[str, int], dict[int, Pending]] = {}  # ranks in each collective, by group and number
     for snapshot in snapshots:
         for pending in snapshot.pending[:1]:
@@ -152,7 +152,9 @@ def _by_flight_recorder(snapshots: Sequence[Snapshot]) -> Diagnosis | None:
     if waiting:
         (group, number), ranks = max(waiting.items(), key=lambda item: (len(item[1]), -item[0][1]))
         awaited = next(iter(ranks.values()))
-        predicate = f"{'is' if len(ranks) == 1 else 'are all'} in {awaited}, which does not end"
+        all_ranks = " all" if 1 < len(ranks) == len(snapshots) else ""
+        end = ", which does not end" if hung else ""
+        predicate = f"{'is' if len(ranks) == 1 else 'are'}{all_ranks} in {awaited}{end}"
         return Diagnosis(tuple(sorted(ranks)), predicate, str(awaited))
     return None
 

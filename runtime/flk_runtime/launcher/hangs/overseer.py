@@ -145,7 +145,7 @@ class Overseer:
                 self._answer(asker, {"cause": "", "ranks": [], "groups": [], "left": [], "silent": silent})
             return None
         snapshots = self._full(collection)
-        diagnosis = diagnose(snapshots)
+        diagnosis = diagnose(snapshots, hung=collection.because_of_hang)
         found = report.to_dict(snapshots, diagnosis, silent)
         for asker in collection.askers:
             self._answer(asker, found)
