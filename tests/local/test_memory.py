@@ -231,9 +231,12 @@ def test_partners_that_leave_an_elastic_job_hand_over_their_parts(
     steps = begun(run)
     assert steps[0] == 0
     assert steps[-1] >= 12, run.logs_of_all()
-    done = 0
+    saved = 0
     for attempt in run.record().attempts:
-        assert attempt.restored in (None, done), "a step is lost"
-        done = attempt.step or done
+        assert attempt.restored in (None, saved), run.logs_of_all()
+        # An attempt whose ranks had not all done their first step could not save when pod 3 was told to stop.
+        if attempt.failure and "saved after step" in attempt.failure.message:
+            assert attempt.failure.message.endswith(f"saved after step {attempt.step}"), attempt
+            saved = attempt.step
     if not pause:  # later, the partner has copied the parts to another pod already
         assert "this pod ends; pod" in run.log(2) + run.log(3), run.logs_of_all()
