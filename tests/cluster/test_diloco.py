@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flk_runtime import contract
+from tests.support.certificates import make_certificate
 
 SMALL = ["--", "--steps", "20", "--batch-size", "4", "--layers", "1", "--width", "32", "--block", "32"]
 ENOUGH = 400  # seconds for a job of a few steps
@@ -17,10 +17,8 @@ ENOUGH = 400  # seconds for a job of a few steps
 
 def certificate(folder: Path) -> list[str]:
     """The files of a Secret of type TLS, for `kubectl create secret generic`: a certificate that signs itself."""
-    key, signed = folder / "tls.key", folder / "tls.crt"
-    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=hub"]
-    subprocess.run([*make, "-keyout", str(key), "-out", str(signed)], check=True, capture_output=True)
-    return [f"--from-file=tls.key={key}", f"--from-file=tls.crt={signed}", f"--from-file=ca.crt={signed}"]
+    made = make_certificate(folder, "hub")
+    return [f"--from-file=tls.key={made.key}", f"--from-file=tls.crt={made.path}", f"--from-file=ca.crt={made.path}"]
 
 
 @pytest.mark.timeout(900)

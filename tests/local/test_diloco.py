@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import ssl
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from flk_runtime import contract
 from flk_runtime.diloco import Hub, Membership
 from flk_runtime.diloco.exchange import HubExchange
 from flk_runtime.errors import RendezvousError
+from tests.support.certificates import make_certificate
 from tests.support.commands import Flk
 from tests.support.ports import held_ports
 from tests.support.ranks import Ended, Ranks
@@ -121,12 +121,10 @@ def test_rounds_of_one_step_of_sgd_equal_gradient_averaging(ranks: Ranks, worker
 def authority(folder: Path) -> tuple[Path, ssl.SSLContext]:
     """A new certificate that signs itself, and the TLS of a hub that has it."""
     folder.mkdir()
-    key, certificate = folder / "tls.key", folder / "ca.crt"
-    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=hub"]
-    subprocess.run([*make, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    certificate = make_certificate(folder, "hub")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    return certificate, context
+    context.load_cert_chain(*certificate)
+    return certificate.path, context
 
 
 def test_workers_meet_over_tls(ranks: Ranks, tmp_path: Path) -> None:

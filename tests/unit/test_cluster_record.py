@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,6 +22,7 @@ from flk_runtime.launcher.cluster_record import ClusterRecord
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.system.progress import ProgressPage
 from tests.support.api_server import FakeApiServer
+from tests.support.certificates import make_certificate
 
 FAILURE = Failure("exception", 0, 0, "gpt-worker-0", type="ValueError", message="no label", traceback="Traceback")
 FAILED = JobRecord("failed", 100, failure=FAILURE, attempts=[Attempt(0, 1e9, 1e9 + 60, FAILURE)])
@@ -34,10 +34,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """An HTTPS server with one ConfigMap, which a pod finds as it finds the API server."""
     import ssl
 
-    key, certificate = tmp_path / "key.pem", tmp_path / "ca.crt"
-    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", str(key)]
-    subprocess.run([*make, "-out", str(certificate), *subject], check=True, capture_output=True)
+    certificate = make_certificate(tmp_path, "127.0.0.1", alternative="IP:127.0.0.1")
+    certificate.path.rename(tmp_path / "ca.crt")  # as the ServiceAccount's volume names it
     (tmp_path / "token").write_text("secret-token\n")
     (tmp_path / "namespace").write_text("team")
 
@@ -67,7 +65,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
+    context.load_cert_chain(tmp_path / "ca.crt", certificate.key)
     made.socket = context.wrap_socket(made.socket, server_side=True)
     threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")

@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from flk_runtime.diloco.outer import OuterOptimizer
 from flk_runtime.diloco.rounds import Limits, Member, Rounds
 from flk_runtime.diloco.tls import TlsSocket
 from flk_runtime.errors import SetupError
+from tests.support.certificates import make_certificate
 
 OPTIONS = DiLoCo(dtype="fp32", lr=1.0, momentum=0.0)
 
@@ -366,18 +366,17 @@ def test_frames_with_another_secret_are_refused() -> None:
 
 def test_a_tls_connection_carries_both_directions_at_once(tmp_path: Path) -> None:
     """Two threads at each end: one sends large messages while the other one receives them."""
-    key, certificate = tmp_path / "key", tmp_path / "certificate"
-    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=hub"]
-    subprocess.run([*make, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    certificate = make_certificate(tmp_path, "hub")
     serves, trusts = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    serves.load_cert_chain(certificate, key)
-    trusts.load_verify_locations(certificate)
+    serves.load_cert_chain(*certificate)
+    trusts.load_verify_locations(certificate.path)
     trusts.check_hostname = False
     ours, theirs = _tcp_pair()
     with ThreadPoolExecutor(4) as pool:
         shaking = pool.submit(serves.wrap_socket, ours, server_side=True)
         worker = Frames(TlsSocket(trusts.wrap_socket(theirs)))
-        hub = Frames(TlsSocket(shaking.result()))
+        accepted = TlsSocket(shaking.result())
+        hub = Frames(accepted)
         shaken = pool.submit(hub.shake_hands, "secret", serves=True, timeout=10)
         worker.shake_hands("secret", serves=False, timeout=10)
         shaken.result()
@@ -396,7 +395,7 @@ def test_a_tls_connection_carries_both_directions_at_once(tmp_path: Path) -> Non
         for each in sending:
             each.result(60)
         began = time.monotonic()
-        hub.set_timeout(0.2)
+        accepted.settimeout(0.2)
         with pytest.raises(ConnectionError, match="silent"):
             hub.receive()
         assert time.monotonic() - began < 5

@@ -18,6 +18,7 @@ import yaml
 from flk.errors import NoConfigError
 from flk.kube.credentials import Access, connect
 from flk.kube.kubeconfig import load
+from tests.support.certificates import make_certificate
 
 SECRET = "a-very-secret-token"
 
@@ -330,14 +331,8 @@ def test_plugin_is_told_of_the_cluster(use: Any) -> None:
 
 def certificate(folder: Path) -> tuple[str, str]:
     """A certificate that signs itself, and its key."""
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    subject = ["-subj", "/CN=test", "-addext", "subjectAltName=DNS:api.test"]
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, *subject],
-        check=True,
-        capture_output=True,
-    )
-    return cert.read_text(), key.read_text()
+    made = make_certificate(folder, "test", alternative="DNS:api.test")
+    return made.path.read_text(), made.key.read_text()
 
 
 @pytest.fixture
@@ -360,9 +355,9 @@ def tls_server(tmp_path: Path) -> Any:
         def log_message(self, *_: object) -> None: ...
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    context.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
     context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(tmp_path / "cert.pem")
+    context.load_verify_locations(tmp_path / "tls.crt")
     server = HTTPServer(("127.0.0.1", 0), Handler)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -378,10 +373,10 @@ def base64_of(text: str) -> str:
 @pytest.mark.parametrize("given", ["data", "files", "plugin", "insecure"])
 def test_client_certificates(use: Any, tls_server: Any, given: str) -> None:
     server, cert, key = tls_server
-    cluster = {"server": server, "tls-server-name": "api.test", "certificate-authority": "cert.pem"}
+    cluster = {"server": server, "tls-server-name": "api.test", "certificate-authority": "tls.crt"}
     user: dict[str, Any] = {"client-certificate-data": base64_of(cert), "client-key-data": base64_of(key)}
     if given == "files":
-        user = {"client-certificate": "cert.pem", "client-key": "key.pem"}
+        user = {"client-certificate": "tls.crt", "client-key": "tls.key"}
     if given == "plugin":
         version = "client.authentication.k8s.io/v1"
         status = {"clientCertificateData": cert, "clientKeyData": key}

@@ -57,10 +57,6 @@ class Frames:
         self._directions = (b"hub", b"worker") if serves else (b"worker", b"hub")
         self._socket.settimeout(timeout)
 
-    def set_timeout(self, seconds: float) -> None:
-        """Raise ConnectionError after so many seconds in which the other end is silent."""
-        self._socket.settimeout(seconds)
-
     def send(self, header: Header, data: bytes | bytearray = b"") -> None:
         """Send a message."""
         head = json.dumps(header).encode()
