@@ -92,12 +92,13 @@ class Hub:
                 return
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
-    def _serve(self, sock: socket.socket | TlsSocket) -> None:
+    def _serve(self, tcp: socket.socket) -> None:
         worker, peer, reason = -1, None, ""
+        sock: socket.socket | TlsSocket = tcp
         try:
-            sock.settimeout(HANDSHAKE_TIMEOUT)
-            if self._tls and isinstance(sock, socket.socket):
-                sock = TlsSocket(self._tls.wrap_socket(sock, server_side=True))
+            tcp.settimeout(HANDSHAKE_TIMEOUT)
+            if self._tls:
+                sock = TlsSocket(self._tls.wrap_socket(tcp, server_side=True))
             frames = Frames(sock)
             frames.shake_hands(self._secret, serves=True, timeout=self._lease)
             hello, _ = frames.receive()

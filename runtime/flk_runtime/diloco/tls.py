@@ -11,6 +11,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 _PIECE: Final = 1 << 16  # bytes that are sent under the lock at once
@@ -37,12 +38,11 @@ class TlsSocket:
         """Send all bytes."""
         view = memoryview(data)
         while view:
-            piece = view[:_PIECE]
-            view = view[self._without_blocking(lambda piece=piece: self._socket.send(piece)) :]  # type: ignore[misc]
+            view = view[self._without_blocking(partial(self._socket.send, view[:_PIECE])) :]
 
     def recv_into(self, buffer: memoryview) -> int:
         """Receive some bytes into ``buffer``, and return how many; 0: the other end has closed the connection."""
-        return self._without_blocking(lambda: self._socket.recv_into(buffer))
+        return self._without_blocking(partial(self._socket.recv_into, buffer))
 
     def shutdown(self, how: int) -> None:
         """End the TCP connection; a thread that sends or receives gets an OSError."""
