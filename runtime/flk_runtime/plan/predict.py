@@ -138,6 +138,7 @@ class _Memory:
         ]
         self._place = {block: place for place, block in enumerate(self._order)}
         self._held = list(itertools.accumulate((self._full[block] for block in self._order), initial=0))
+        all_gradients = sum(own.values())
         gradients = 0  # of the blocks whose backward pass is over
         compute = 0  # peak of the pool of the stream that computes
         for segment in work.trace.segments:
@@ -146,16 +147,16 @@ class _Memory:
                 gathered = self._in_use(segment)
                 output, summed = self._in_flight(segment)
             elif segment.backward:
-                gradients = sum(own.values())  # views of DDP's buckets, which are there from the beginning
+                gradients = all_gradients  # views of DDP's buckets, which are there from the beginning
             self.gathered, self.buffers = max(self.gathered, gathered), max(self.buffers, output + summed)
             self.peak = max(self.peak, segment.peak + gathered + output + summed + gradients)
             compute = max(compute, segment.peak + (gathered if copies_out else 0) + summed)
             if sharded and segment.backward:
                 gradients += own.get(segment.block, 0)
-        self.peak = max(self.peak, sum(own.values()))
+        self.peak = max(self.peak, all_gradients)
         self.pools = self.peak
         if sharded:
-            self.pools = compute + (self._outputs() if copies_out else self.gathered) + sum(own.values())
+            self.pools = compute + (self._outputs() if copies_out else self.gathered) + all_gradients
 
     def _in_use(self, segment: Segment) -> int:
         """Bytes of full parameters: of the segment's block, of the next one, and of what is in no block."""
