@@ -14,24 +14,21 @@ from flk_runtime.launcher.memory.copies import Copies
 from flk_runtime.launcher.memory.exchange import Exchange, Fetcher
 from flk_runtime.launcher.memory.plan import CheckpointId, Inventory, MemoryPlan, Part, lonely_parts, ranks_text
 from flk_runtime.launcher.memory.requests import Requests
-from flk_runtime.launcher.memory.store import NoRoomError, OverError, PartStore, mebibytes
+from flk_runtime.launcher.memory.store import AttemptEndedError, NoRoomError, PartStore, mebibytes
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.system import host
 from flk_runtime.system.part import PartError, read_header
 
 _SOCKET: Final = "socket"
-_OVER: Final = {"error": "the attempt is over"}  # the answer to a rank that was killed meanwhile
+_ENDED: Final = {"error": "the attempt is over"}  # the answer to a rank that was killed meanwhile
 _BEGIN_TIMEOUT: Final = 300.0  # seconds that a rank waits for a free file: all pods hold the last checkpoint by then
 
 
 class _Attempt:
     """What belongs to one attempt."""
 
-    def __init__(
-        self, number: int, generation: int, plan: MemoryPlan, copies: Copies, fetcher: Fetcher, ranks: range
-    ) -> None:
-        self.number, self.generation, self.plan = number, generation, plan
-        self.copies, self.fetcher, self.ranks = copies, fetcher, ranks
+    def __init__(self, number: int, plan: MemoryPlan, copies: Copies, fetcher: Fetcher, ranks: range) -> None:
+        self.number, self.plan, self.copies, self.fetcher, self.ranks = number, plan, copies, fetcher, ranks
         self.copied: dict[CheckpointId, set[int]] = {}  # ranks of this pod whose part of a checkpoint is done
         self.restoring = set(ranks)
         self.reserved: dict[int, int] = {}  # bytes of a part, by rank
@@ -66,7 +63,6 @@ class MemoryService:
         self._report, self._wake, self._failed, self._log = report, wake, failed, log
         self._lock = threading.Lock()
         self._attempt: _Attempt | None = None
-        self._latest_id = ""  # ID of the latest attempt
         self._listener = listen(settings)
         self._requests = Requests(store.folder / _SOCKET, self._answer)
         self._exchange = Exchange(settings, store, self._listener)
@@ -114,10 +110,8 @@ class MemoryService:
     def start(self, number: int, plan: MemoryPlan | None, ranks: range) -> None:
         """Begin an attempt with these ranks in this pod. Call it before they start. None: nothing is kept."""
         self.stop()
-        generation = self._store.keep_only(
-            plan.restore.checkpoint if plan and plan.restore else None, over=self._latest_id
-        )
-        self._latest_id = plan.attempt_id if plan else ""
+        restore = plan.restore if plan else None
+        self._store.keep_only(restore.checkpoint if restore else None, attempt=plan.attempt_id if plan else "")
         self._exchange.ranks = set()
         if plan is None:
             return
@@ -127,9 +121,9 @@ class MemoryService:
         copies = Copies(self._settings, self._store, target, self._copied, self._log)
         fetcher = Fetcher(self._settings, self._store, plan.addresses.__getitem__, ranks)
         with self._lock:
-            self._attempt = _Attempt(number, generation, plan, copies, fetcher, ranks)
+            self._attempt = _Attempt(number, plan, copies, fetcher, ranks)
         self._start_thread("memory-copies", copies.run)
-        for part in lonely_parts(plan.restore, pod) if plan.restore else ():
+        for part in lonely_parts(restore, pod) if restore else ():
             copies.add(part)
 
     def stop(self) -> None:
@@ -216,7 +210,7 @@ class MemoryService:
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         attempt = self._attempt
         if attempt is None or int(request["attempt"]) != attempt.number:
-            return _OVER
+            return _ENDED
         action = getattr(self, f"_do_{request['do']}", None)
         if action is None:
             return {"error": f"unknown request {request['do']!r}"}
@@ -303,10 +297,10 @@ class MemoryService:
         """A file for the next part of a rank."""
         rank = int(request["rank"])
         try:
-            path = self._store.begin(rank, int(request["size"]), _BEGIN_TIMEOUT, generation=attempt.generation)
+            path = self._store.begin(rank, int(request["size"]), _BEGIN_TIMEOUT, attempt=attempt.plan.attempt_id)
             return {"path": str(path)}
-        except OverError:
-            return _OVER
+        except AttemptEndedError:
+            return _ENDED
         except (NoRoomError, TimeoutError) as error:
             self._give_up(attempt, int(request["step"]))
             return {"error": str(error)}
@@ -315,14 +309,14 @@ class MemoryService:
         """The part that a rank has written is whole."""
         checkpoint = CheckpointId(attempt.plan.attempt_id, int(request["step"]), int(request["world_size"]))
         part = Part(checkpoint, int(request["rank"]))
-        self._store.hold(Path(str(request["path"])), part, generation=attempt.generation)
+        self._store.hold(Path(str(request["path"])), part, attempt=attempt.plan.attempt_id)
         attempt.copies.add(part)
         return {}
 
     def _do_cancel(self, attempt: _Attempt, request: dict[str, Any]) -> dict[str, Any]:
         """A rank could not write its part."""
         with contextlib.suppress(ValueError):
-            self._store.cancel(Path(str(request["path"])), generation=attempt.generation)
+            self._store.cancel(Path(str(request["path"])), attempt=attempt.plan.attempt_id)
         self._give_up(attempt, int(request["step"]))
         return {}
 

@@ -30,8 +30,8 @@ class NoRoomError(Exception):
     """A part does not fit; the message says why."""
 
 
-class OverError(Exception):
-    """The attempt of a rank has ended, so that it gets no file and its part is not kept."""
+class AttemptEndedError(Exception):
+    """The attempt of a rank has ended, so that it gets no file."""
 
 
 @dataclass(eq=False)
@@ -43,7 +43,7 @@ class _File:
     size: int  # bytes that it takes
     part: Part | None = None  # that it holds, whole
     written: bool = False  # somebody writes into it
-    generation: int | None = None  # of the rank of this pod that writes it; None: the launcher of another pod does
+    attempt: str | None = None  # of the rank of this pod that writes it; None: the launcher of another pod does
     readers: int = 0
     fetched: bool = False  # it is needed for the restoring only
 
@@ -58,9 +58,9 @@ class PartStore:
         self._changed = threading.Condition()
         self._files: list[_File] = []
         self._next = 0  # number of the next file
-        self._generation = 0  # counts the attempts of this launcher, see `keep_only`
+        self._attempt = ""  # ID of the running attempt, see `keep_only`
+        self._ended = ""  # ID of the attempt before
         self._kept: CheckpointId | None = None  # that the running attempt began from
-        self._over = ""  # the attempt before, which wrote no other checkpoint that is still wanted
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def load(self, log: Callable[[str], None]) -> None:
@@ -129,21 +129,18 @@ class PartStore:
             for _ in range(_FILES - len(own)):
                 self._make(rank, size)
 
-    def begin(
-        self, rank: int, size: int, timeout: float, *, generation: int | None = None, fetched: bool = False
-    ) -> Path:
+    def begin(self, rank: int, size: int, timeout: float, *, attempt: str | None = None, fetched: bool = False) -> Path:
         """A file for the next part of a rank. Waits until one is free. End it with `hold` or `cancel`.
 
-        ``generation``: a rank of this pod writes it, in the attempt for which `keep_only` returned this number. A rank
-        that was killed while it waited must not take the file that its successor needs. ``fetched``: the file exists
-        until `drop_fetched`. Raises NoRoomError if the part does not fit, OverError if the attempt has ended, and
-        TimeoutError.
+        ``attempt``: a rank of this pod writes it, in the attempt with this ID. A rank that was killed while it waited
+        must not take the file that its successor needs. ``fetched``: the file exists until `drop_fetched`. Raises
+        NoRoomError if the part does not fit, AttemptEndedError if the attempt has ended, and TimeoutError.
         """
         deadline = time.monotonic() + timeout
         with self._changed:
             while True:
-                if generation not in (None, self._generation):
-                    raise OverError
+                if attempt not in (None, self._attempt):
+                    raise AttemptEndedError
                 own = [file for file in self._files if file.rank == rank and not file.fetched]
                 free = [file for file in own if not (file.part or file.written or file.readers)]
                 if free and not fetched:
@@ -156,17 +153,17 @@ class PartStore:
                     break
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
                     raise TimeoutError(f"no file for rank {rank} became free within {timeout:.0f} s")
-            file.written, file.generation = True, generation
+            file.written, file.attempt = True, attempt
             return file.path
 
-    def hold(self, path: Path, part: Part, *, generation: int | None = None) -> None:
+    def hold(self, path: Path, part: Part, *, attempt: str | None = None) -> None:
         """Keep the whole part that has been written into a file, unless its attempt has ended meanwhile.
 
-        Raises ValueError if nobody of this ``generation`` writes into the file.
+        ``attempt`` is that of `begin`. Raises ValueError if nobody writes into the file in this attempt.
         """
         with self._changed:
-            file = self._written(path, generation)
-            if part.checkpoint.written_in == self._over and part.checkpoint != self._kept:  # a copy that comes too late
+            file = self._written(path, attempt)
+            if part.checkpoint.written_in == self._ended and part.checkpoint != self._kept:  # it comes too late
                 file.written = False
                 self._changed.notify_all()
                 return
@@ -177,29 +174,27 @@ class PartStore:
             file.written, file.part, file.size = False, part, path.stat().st_size
             self._changed.notify_all()
 
-    def cancel(self, path: Path, *, generation: int | None = None) -> None:
+    def cancel(self, path: Path, *, attempt: str | None = None) -> None:
         """Free a file into which no whole part was written. Raises ValueError as `hold` does."""
         with self._changed:
-            self._written(path, generation).written = False
+            self._written(path, attempt).written = False
             self._changed.notify_all()
 
     # What may go -------------------------------------------------------------------------------------------------
 
-    def keep_only(self, checkpoint: CheckpointId | None, *, over: str = "") -> int:
+    def keep_only(self, checkpoint: CheckpointId | None, *, attempt: str) -> None:
         """Free all files but those of one checkpoint; None: all files. No rank of this pod runs.
 
-        ``over`` is the ID of the attempt that has ended: its other checkpoints are not held any more. Returns the
-        generation of the ranks that may write from now on.
+        From now on ranks write in the attempt with the ID ``attempt``; empty: none does. Other checkpoints of the
+        attempt before are not held any more, also if a copy arrives later.
         """
         with self._changed:
-            self._generation += 1
-            self._kept, self._over = checkpoint, over
+            self._ended, self._attempt, self._kept = self._attempt, attempt, checkpoint
             for file in self._files:
-                file.written = file.written and file.generation is None
+                file.written = file.written and file.attempt is None
                 if file.part and file.part.checkpoint != checkpoint:
                     self._free(file)
             self._changed.notify_all()
-            return self._generation
 
     def drop_older(self, checkpoint: CheckpointId, ranks: set[int]) -> None:
         """Free the files of other checkpoints, since all pods hold this one, unless they are of later steps.
@@ -247,9 +242,9 @@ class PartStore:
     def _find(self, part: Part) -> _File | None:
         return next((file for file in self._files if file.part == part), None)
 
-    def _written(self, path: Path, generation: int | None) -> _File:
+    def _written(self, path: Path, attempt: str | None) -> _File:
         file = next((file for file in self._files if file.path == path and file.written), None)
-        if file is None or file.generation != generation:
+        if file is None or file.attempt != attempt:
             raise ValueError(f"{path} is not being written")
         return file
 
