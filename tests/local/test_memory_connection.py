@@ -74,3 +74,34 @@ def test_an_interrupted_transfer_raises_an_os_error(
     assert ours.fileno() == number, "the thread that used the connection closes it"
     connection.close()
     assert ours.fileno() == -1
+
+
+def test_a_part_is_received_into_the_file_as_it_was_sent(
+    tmp_path: Path, ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages before and after it, a file that is longer than the part, and a part of more than one window."""
+    monkeypatch.setattr("flk_runtime.launcher.memory.connection._WINDOW", 1 << 20)
+    content = os.urandom((5 << 19) + 123)
+    (tmp_path / "sent").write_bytes(content + b"not sent")
+    (tmp_path / "received").write_bytes(b"before" * (1 << 19))
+    sender, receiver = map(DataConnection, ends)
+
+    def send() -> None:
+        sender.send({"length": len(content)})
+        sender.send_file(tmp_path / "sent", len(content))
+        sender.send({"sent": True})
+
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    length = receiver.receive()["length"]
+    receiver.receive_file(tmp_path / "received", length)
+    assert receiver.receive() == {"sent": True}
+    received = (tmp_path / "received").read_bytes()
+    assert received[:length] == content
+    assert received[length:] == (b"before" * (1 << 19))[length:]
+    thread.join()
+    sender.send_file(tmp_path / "sent", 1000)
+    sender.close()
+    with pytest.raises(ConnectionError, match="ended in the middle of a part"):
+        receiver.receive_file(tmp_path / "received", length)
+    receiver.close()

@@ -9,7 +9,7 @@ TRAIN = """
     import os, pathlib, sys, time
     import torch, torch.distributed as dist
     from flk_runtime.checkpoint.memory import PodMemory
-    from flk_runtime.system.part import ALIGNMENT, Entry, PartFile, read_part
+    from flk_runtime.system.part import ALIGNMENT, Entry, PartFile, read_header, verify
     from flk_runtime.system.progress import own_page
 
     steps, save_every, pause, size = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
@@ -28,8 +28,8 @@ TRAIN = """
         for each in range(found.world_size):
             assert memory.header(each).step == found.step
             path = memory.open_part(each)
-            header = read_part(path)
-            entry = header.entries[0]
+            assert verify(path) == (found.step, found.world_size, each)
+            entry = read_header(path).entries[0]
             data = path.read_bytes()[entry.begin : entry.begin + entry.length]
             assert data == content(found.step, each), (data[:64], found, each)
         return found.step

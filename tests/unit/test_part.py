@@ -10,7 +10,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from flk_runtime.checkpoint.part import PartsReader
-from flk_runtime.system.part import ALIGNMENT, Entry, PartError, PartFile, PartHeader, align, read_header, read_part
+from flk_runtime.system.part import ALIGNMENT, Entry, PartError, PartFile, PartHeader, align, read_header, verify
 
 # The dcp functions warn that they run in one process, which is meant here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.distributed is disabled.*")
@@ -35,10 +35,11 @@ def write(path: Path, rows: torch.Tensor, first: int, rank: int, step: int = 7, 
 
 def test_a_part_is_read_back(tmp_path: Path) -> None:
     written = write(tmp_path / "part", torch.ones(2, 3), 0, rank=0)
-    assert read_part(tmp_path / "part") == written
+    assert read_header(tmp_path / "part") == written
+    assert verify(tmp_path / "part") == (7, 2, 0)
     assert written.metadata == {"job": "some"}
     write(tmp_path / "part", torch.zeros(1, 3), 0, rank=0, step=8)  # the file is used again
-    assert read_part(tmp_path / "part").step == 8
+    assert verify(tmp_path / "part").step == 8
 
 
 def damage(kind: str, content: bytes) -> bytes:
@@ -73,7 +74,7 @@ def test_a_damaged_part_is_refused(tmp_path: Path, kind: str, reason: str) -> No
     write(path, torch.ones(2, 3), 0, rank=0)
     path.write_bytes(damage(kind, path.read_bytes()))
     with pytest.raises(PartError, match=reason):
-        read_part(path)
+        verify(path)
 
 
 def test_a_part_that_is_begun_is_not_whole_until_it_is_finished(tmp_path: Path) -> None:

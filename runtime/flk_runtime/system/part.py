@@ -21,9 +21,9 @@ import os
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 FORMAT: Final = 1
 ALIGNMENT: Final = 64  # bytes
@@ -67,7 +67,8 @@ class PartHeader:
     metadata: Mapping[str, Any] = field(default_factory=dict)  # what wrote it: job, code, versions, strategy
 
     def to_json(self) -> bytes:
-        return json.dumps({"format": FORMAT, **asdict(self)}, separators=(",", ":")).encode()
+        data = {"format": FORMAT, **vars(self), "entries": [vars(entry) for entry in self.entries]}
+        return json.dumps(data, separators=(",", ":")).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> PartHeader:
@@ -81,6 +82,14 @@ class PartHeader:
             return cls(entries=entries, **data)
         except (KeyError, TypeError, ValueError) as error:
             raise error if isinstance(error, PartError) else PartError(f"its header cannot be read: {error}") from None
+
+
+class PartIdentity(NamedTuple):
+    """Which part a file holds."""
+
+    step: int  # optimizer steps that the checkpoint was taken after
+    world_size: int  # number of parts of the checkpoint
+    rank: int  # that wrote the part
 
 
 class PartFile:
@@ -173,12 +182,7 @@ def read_header(path: str | Path) -> PartHeader:
 
     Raises PartError if the file is unfinished, cut off or not a part, and OSError if it cannot be read.
     """
-    with open(path, "rb") as file:
-        begin, length, checksum = _read_prelude(file.read(_PRELUDE.size))
-        file.seek(begin)
-        text = file.read(length)
-    if len(text) != length or zlib.crc32(text) != checksum:
-        raise PartError("its header is cut off or damaged")
+    text, begin = _read_text(path)
     header = PartHeader.from_json(text)
     if header.end != begin or any(entry.begin + entry.length > begin for entry in header.entries):
         raise PartError("its header contradicts the size of the data")
@@ -195,22 +199,39 @@ def read_length(path: str | Path) -> int:
     return begin + length
 
 
-def read_part(path: str | Path) -> PartHeader:
-    """The header of a part file whose data has the checksum that the header names.
+def verify(path: str | Path) -> PartIdentity:
+    """Which part a file holds, whole and undamaged: its header and its data have their checksums.
 
     Raises PartError if the file is unfinished, damaged or not a part, and OSError if it cannot be read.
     """
-    header = read_header(path)
+    text, end = _read_text(path)
+    try:
+        header = json.loads(text)  # the entries are not needed: there are thousands
+        expected, identity = header["checksum"], PartIdentity(*(header[name] for name in PartIdentity._fields))
+    except (KeyError, TypeError, ValueError) as error:
+        raise PartError(f"its header cannot be read: {error}") from None
     checksum = 0
+    with (
+        open(path, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory,
+        memoryview(memory) as view,
+    ):
+        for begin in range(ALIGNMENT, end, _CHUNK):
+            checksum = zlib.crc32(view[begin : min(end, begin + _CHUNK)], checksum)
+    if checksum != expected:
+        raise PartError("its data has another checksum than its header names")
+    return identity
+
+
+def _read_text(path: str | Path) -> tuple[bytes, int]:
+    """The header of a part file, undamaged, and where it begins. Raises as `read_header`."""
     with open(path, "rb") as file:
-        file.seek(ALIGNMENT)
-        left = header.end - ALIGNMENT
-        while left and (chunk := file.read(min(left, _CHUNK))):
-            checksum = zlib.crc32(chunk, checksum)
-            left -= len(chunk)
-    if left or checksum != header.checksum:
-        raise PartError("its data is cut off" if left else "its data has another checksum than its header names")
-    return header
+        begin, length, checksum = _read_prelude(file.read(_PRELUDE.size))
+        file.seek(begin)
+        text = file.read(length)
+    if len(text) != length or zlib.crc32(text) != checksum:
+        raise PartError("its header is cut off or damaged")
+    return text, begin
 
 
 def _read_prelude(prelude: bytes) -> tuple[int, int, int]:

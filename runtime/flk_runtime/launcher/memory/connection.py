@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import mmap
 import os
 import socket
 from pathlib import Path
@@ -19,6 +20,8 @@ from flk_runtime.launcher import authentication
 from flk_runtime.launcher.settings import Settings
 
 _CHUNK: Final = 1 << 22  # bytes that are sent or received at once
+_WINDOW: Final = 1 << 26  # bytes of a file that are mapped at once; Python's lock is held meanwhile
+_MAPPED: Final = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # a fault for each page takes longer
 _PLAIN_LIMIT: Final = 1 << 12  # bytes of a line before the other side has authenticated itself
 _SEALED_LIMIT: Final = 1 << 26  # bytes of a line afterwards: headers of parts are long
 _HANDSHAKE_TIMEOUT: Final = 10.0  # seconds
@@ -123,18 +126,21 @@ class DataConnection:
                 sent += count
 
     def receive_file(self, path: Path, length: int) -> None:
-        """Write the next ``length`` bytes to the beginning of a file that exists."""
-        buffer = memoryview(bytearray(min(_CHUNK, length)))
-        with open(path, "r+b", buffering=0) as file:
-            left = length
-            while left:
-                count = self._reader.readinto(buffer[: min(len(buffer), left)])
-                if not count:
-                    raise ConnectionError("ended in the middle of a part")
-                left -= count
-                view = buffer[:count]
-                while view:
-                    view = view[file.write(view) or 0 :]
+        """Write the next ``length`` bytes to the beginning of a file in memory that has as many."""
+        with open(path, "r+b") as file:
+            for begin in range(0, length, _WINDOW):
+                size = min(_WINDOW, length - begin)
+                with mmap.mmap(file.fileno(), size, flags=_MAPPED, offset=begin) as memory, memoryview(memory) as view:
+                    self._fill(view)
+
+    def _fill(self, view: memoryview) -> None:
+        received = 0
+        while received < len(view):
+            with view[received : received + _CHUNK] as piece:
+                count = self._reader.readinto(piece)
+            if not count:
+                raise ConnectionError("ended in the middle of a part")
+            received += count
 
     def interrupt(self) -> None:
         """Have the thread that uses the connection get an OSError, now or at its next call.

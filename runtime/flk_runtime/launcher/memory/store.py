@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from flk_runtime.launcher.memory.plan import CheckpointId, Part
-from flk_runtime.system.part import PartError, read_part
+from flk_runtime.system.part import PartError, verify
 
 _FILES: Final = 2  # for each rank whose parts are held
 _SUFFIX: Final = ".part"
@@ -289,10 +289,9 @@ class PartStore:
 
 def check_part(path: Path, part: Part) -> None:
     """Raise PartError if a file is not this whole and undamaged part, and OSError if it cannot be read."""
-    header = read_part(path)
-    found = (header.step, header.world_size, header.rank)
+    found = verify(path)
     if found != (part.checkpoint.step, part.checkpoint.world_size, part.rank):
-        raise PartError(f"it is the part of rank {header.rank} of {header.world_size} after step {header.step}")
+        raise PartError(f"it is the part of rank {found.rank} of {found.world_size} after step {found.step}")
 
 
 def mebibytes(size: int) -> str:
