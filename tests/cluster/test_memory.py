@@ -1,0 +1,58 @@
+"""Checkpoints in memory in a cluster: ranks that are killed while large parts are copied."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import textwrap
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flk_runtime import contract
+from tests.support.memory import TRAIN
+
+KILLS = 8
+SIZE = 64 << 20  # bytes of a part: most of the time, one is being copied
+VARIABLES = {contract.BACKOFF: "0", contract.RETRY_SAME_FAILURE: "1"}
+
+
+def test_ranks_that_are_killed_while_large_parts_are_copied_restore_from_memory(
+    flk: Any, kubectl: Any, image: str, eventually: Any, tmp_path: Path
+) -> None:
+    """The ranks save in every step. The launchers stay, and the script asserts that no state is mixed."""
+    (tmp_path / "train.py").write_text(textwrap.dedent(TRAIN))
+    options = ["--replicas", "2", "--cpu", "100m", "--image", image, "--restarts", "10"]
+    options += [word for name, value in VARIABLES.items() for word in ("--env", f"{name}={value}")]
+    arguments = ["1000000", "1", "0", str(SIZE)]
+    submitted = flk("submit", "train.py", "--name", "large", *options, "--", *arguments, cwd=tmp_path)
+    assert submitted.code == 0, submitted.stderr
+
+    def attempts() -> list[dict[str, Any]]:
+        found = json.loads(flk("status", "large", "-o", "json").stdout)
+        assert found["phase"] != "Failed", found
+        attempts: list[dict[str, Any]] = found["attempts"]
+        return attempts
+
+    def kill(attempt: int, rank: int) -> bool:
+        """Kill a rank if it has saved in this attempt, which it tells by a file."""
+        command = f'file=$(find /flk -name pid.{attempt}.{rank} 2>/dev/null); [ -s "$file" ] && kill -9 $(cat $file)'
+        done = kubectl("exec", f"large-worker-{rank}", "--", "sh", "-c", f"{command} && echo killed; true")
+        return "killed" in done
+
+    def restored(attempt: int) -> bool:
+        """Whether all ranks have begun to train in this attempt."""
+        found = attempts()
+        return len(found) > attempt and found[attempt]["restored"] is not None
+
+    for number in range(KILLS + 1):
+        eventually(f"the ranks train in attempt {number}", partial(restored, number))
+        if number < KILLS:
+            eventually(f"rank {number % 2} has saved in attempt {number}", partial(kill, number, number % 2))
+    ended = attempts()
+    assert [each["restored_from"] for each in ended] == ["start"] + ["memory"] * KILLS
+    assert all(before["restored"] <= after["restored"] for before, after in itertools.pairwise(ended)), ended
+    assert ended[-1]["restored"] > 0
+    pods = kubectl.json("get", "pods", "-l", "flk.dev/job=large")["items"]
+    assert [pod["status"]["containerStatuses"][0]["restartCount"] for pod in pods] == [0, 0]
+    assert flk("delete", "large").code == 0
