@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from flk_runtime.errors import SetupError
-from flk_runtime.plan.communication import Cluster
+from flk_runtime.plan.communication import Cluster, Format, collectives
 from flk_runtime.plan.hardware import FRAGMENTATION, GPUS, find_gpu
 from flk_runtime.plan.predict import Prediction, Workload, predict
 from flk_runtime.plan.state import Parameter, Unit
@@ -39,29 +41,35 @@ def test_a_gpu_without_a_figure_for_its_power() -> None:
         GPUS["b300"].limited(500)
 
 
-def predicted(strategy: str, api: str, device: str) -> Prediction:
-    """A model of two blocks and an embedding, in float32, with a trace whose activations take most at the loss."""
+def workload(seconds: float = 0.0) -> Workload:
+    """A model of two blocks and an embedding, in float32, whose activations take most at the loss.
+
+    Each part of the step takes ``seconds``.
+    """
 
     def unit(block: int, numel: int) -> Unit:
         return Unit(block, (Parameter((numel,), 4, trained=True, state=((numel, 4), (numel, 4))),))
 
     segments = [
-        Segment(OUTSIDE, backward=False, peak=0),
-        Segment(0, backward=False, peak=2_000),
-        Segment(1, backward=False, peak=4_000),
-        Segment(LOSS, backward=False, peak=90_000),
-        Segment(1, backward=True, peak=4_000),
-        Segment(0, backward=True, peak=2_000),
+        Segment(OUTSIDE, backward=False, peak=0, seconds=seconds),
+        Segment(0, backward=False, peak=2_000, seconds=seconds),
+        Segment(1, backward=False, peak=4_000, seconds=seconds),
+        Segment(LOSS, backward=False, peak=90_000, seconds=seconds),
+        Segment(1, backward=True, peak=4_000, seconds=seconds),
+        Segment(0, backward=True, peak=2_000, seconds=seconds),
     ]
-    gpu = GPUS["h100"] if device == "cuda" else find_gpu("cpu", 1 << 30)
-    work = Workload(
+    return Workload(
         [unit(0, BLOCK), unit(1, BLOCK), unit(OUTSIDE, ROOT)],
         StepTrace(tuple(segments)),
         torch.float32,
         "as written",
         recompute=False,
     )
-    return predict(strategy, work, Cluster(1, RANKS, gpu, 1e9), api=api)
+
+
+def predicted(strategy: str, api: str, device: str) -> Prediction:
+    gpu = GPUS["h100"] if device == "cuda" else find_gpu("cpu", 1 << 30)
+    return predict(strategy, workload(), Cluster(1, RANKS, gpu, 1e9), api=api)
 
 
 # Bytes beside parameters and optimizer state. At the loss, the embedding and the last block are there in full.
@@ -89,3 +97,22 @@ def test_each_stream_keeps_its_memory(api: str, device: str, needed: int) -> Non
 def test_ddp_has_one_pool() -> None:
     found = predicted("ddp", "ddp", "cuda")
     assert found.total == int(found.live / (1 - FRAGMENTATION))
+
+
+@pytest.mark.parametrize("network", [1e9, 1.0])
+def test_a_collective_that_computation_hides_takes_processors_from_it(network: float) -> None:
+    """The first gathering and the last reduction are exposed, and the others slow the computation beside them.
+
+    At the speed of the links inside of a node they take 16 of 132 processors, and over a slower network fewer.
+    """
+    gpu = replace(GPUS["h100"], bandwidth=1e30, link=1e3)  # copies take no time, and collectives long
+    cluster = Cluster(2, RANKS // 2, gpu, network)
+    work = workload(seconds=1e9)
+    sent = list(collectives("full_shard", work.units, RANKS, RANKS, Format()))
+    assert [each.unit for each in sent] == [0, 0, 0, 1, 1, 1, OUTSIDE, OUTSIDE]
+    exposed = sent[0].seconds(cluster) + sent[2].seconds(cluster)
+    hidden = sum(each.sent for each in sent) - sent[0].sent - sent[2].sent
+    found = predict("full_shard", work, cluster)
+    assert found.exposed_seconds == pytest.approx(exposed + hidden / (1e3 * 0.8) * 16 / 132, rel=1e-4)
+    alone = predict("full_shard", work, replace(cluster, gpu=replace(gpu, overlaps=False)))
+    assert alone.exposed_seconds == pytest.approx(sum(each.seconds(cluster) for each in sent))

@@ -18,10 +18,13 @@ GIB: Final = 1 << 30
 #   FlashAttention-3, arXiv 2407.08608, figure 5).
 # - memory: what copies of large tensors reach.
 # - links: NCCL's busbw over the links' own bandwidth (ml-engineering, network chapter).
+# - processors: NCCL takes as many multiprocessors as the bandwidth needs, 2 for one network card and 16 for eight, and
+#   shares none with other kernels (its authors in NVIDIA/nccl, issue 689). An H100 has 132.
 MATMUL_EFFICIENCY: Final = 0.75
 ATTENTION_EFFICIENCY: Final = 0.35
 MEMORY_EFFICIENCY: Final = 0.85
 LINK_EFFICIENCY: Final = 0.8
+COLLECTIVE_PROCESSORS: Final = 16 / 132
 LAUNCH_SECONDS: Final = 5e-6  # that a kernel takes at least
 COLLECTIVE_SECONDS: Final = 30e-6  # that a collective takes at least
 DDP_BUCKET: Final = 25 << 20  # bytes of gradients that DDP sends together (bucket_cap_mb)

@@ -13,7 +13,13 @@ from flk_runtime.parallel import STRATEGIES, Precision
 from flk_runtime.plan.calibration import UNMEASURED, Calibration
 from flk_runtime.plan.capture import CapturedModel, retrace
 from flk_runtime.plan.communication import Cluster
-from flk_runtime.plan.hardware import ATTENTION_EFFICIENCY, LINK_EFFICIENCY, MATMUL_EFFICIENCY, MEMORY_EFFICIENCY
+from flk_runtime.plan.hardware import (
+    ATTENTION_EFFICIENCY,
+    COLLECTIVE_PROCESSORS,
+    LINK_EFFICIENCY,
+    MATMUL_EFFICIENCY,
+    MEMORY_EFFICIENCY,
+)
 from flk_runtime.plan.predict import Prediction, Workload, predict
 from flk_runtime.plan.state import Unit, units_of
 
@@ -35,6 +41,11 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
         f"collectives reach {LINK_EFFICIENCY:.0%} of it",
         "one micro-batch per step, no compilation, and data that is always ready",
     ]
+    if gpu.overlaps:
+        share = f"{COLLECTIVE_PROCESSORS:.0%} of a GPU's processors"
+        assumptions.insert(
+            2, f"a collective takes {share} from the computation beside it, fewer where the network is slow"
+        )
     if gpu.clock != 1:
         limit = f"the limit of its power slows each GPU's processors to {gpu.clock:.0%} of their frequency"
         assumptions.insert(1, limit)

@@ -14,7 +14,7 @@ import torch
 
 from flk_runtime.parallel.strategies import STRATEGIES
 from flk_runtime.plan.communication import Cluster, Collective, Format, Kind, When, collectives, shard_count
-from flk_runtime.plan.hardware import FRAGMENTATION, MEMORY_EFFICIENCY, RESERVED
+from flk_runtime.plan.hardware import COLLECTIVE_PROCESSORS, FRAGMENTATION, LINK_EFFICIENCY, MEMORY_EFFICIENCY, RESERVED
 from flk_runtime.plan.state import State, Unit, model_state
 from flk_runtime.plan.trace import LOSS, OUTSIDE, Segment, StepTrace
 
@@ -43,7 +43,7 @@ class Prediction:
     fits: bool
     wire: Wire
     compute_seconds: float
-    exposed_seconds: float  # of communication that no computation hides, and of copies to and from its buffers
+    exposed_seconds: float  # by which communication, and copies to and from its buffers, make the step longer
     optimizer_seconds: float
     mfu: float | None  # None: the device has no published peak
     largest_batch: float  # the micro-batch that fits, as a multiple of the script's
@@ -186,11 +186,12 @@ class _Memory:
 
 
 def _communication(sent: Sequence[Collective], work: Workload, cluster: Cluster) -> tuple[Wire, float]:
-    """Bytes that a rank sends in one step, and the seconds of communication that computation does not hide.
+    """Bytes that a rank sends in one step, and the seconds by which communication makes the step longer.
 
     Collectives run one after the other, beside the computation. A block's parameters are gathered while the block
     before it computes, so the first gathering has nothing to hide behind. Gradients are sent while the next blocks of
-    the backward pass compute, so the last ones have nothing to hide behind.
+    the backward pass compute, so the last ones have nothing to hide behind. A collective that computation hides makes
+    it slower, since it takes some of the GPU's processors.
     """
     inside = sum(each.sent for each in sent if cluster.is_inside(each.ranks, each.stride))
     wire = Wire(inside, sum(each.sent for each in sent) - inside)
@@ -208,7 +209,10 @@ def _communication(sent: Sequence[Collective], work: Workload, cluster: Cluster)
     behind_forward = sum(seconds[When.FORWARD]) - first
     behind_backward = sum(seconds[When.BACKWARD]) + sum(seconds[When.OPTIMIZER]) - last
     exposed = first + max(0.0, behind_forward - forward) + last + max(0.0, behind_backward - backward)
-    return wire, copied + exposed
+    hidden = 1 - exposed / sum(map(sum, seconds.values()))
+    # A slower network needs fewer processors, for a longer time.
+    at_full_speed = (wire.inside + wire.between) / (cluster.gpu.link * LINK_EFFICIENCY)
+    return wire, copied + exposed + hidden * COLLECTIVE_PROCESSORS * at_full_speed
 
 
 def _copied_bytes(each: Collective) -> float:
