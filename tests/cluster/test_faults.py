@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from flk_runtime import contract
-from tests.support.processes import until
+from tests.support.terminations import terminations
 
 SMALL = ["--cpu", "100m"]
 
@@ -68,15 +68,8 @@ CRASHES = {
 
 
 def termination_messages(kubectl: Any, job: str) -> list[contract.JobRecord]:
-    """The records in the termination messages of all pods of a job, once all have ended: the job may end before."""
-
-    def messages() -> list[str]:
-        selector = f"training.kubeflow.org/job-name={job}"
-        pods = json.loads(kubectl("get", "pods", "-l", selector, "-o", "json"))["items"]
-        states = [pod["status"]["containerStatuses"][0]["state"] for pod in pods]
-        return [state["terminated"]["message"] for state in states] if all("terminated" in s for s in states) else []
-
-    texts = until(messages, "all pods end", 60, every=0.5)
+    """The records in the termination messages of all pods of a job."""
+    texts = [end["message"] for end in terminations(kubectl, job)]
     records = [contract.JobRecord.from_json(text) for text in texts]
     assert None not in records, texts
     return [record for record in records if record]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from flk_runtime.contract import JobRecord
+from tests.support.terminations import terminations
 
 SMALL = ["--cpu", "100m"]
 SCRIPT = """
@@ -78,9 +79,9 @@ def test_a_hang_is_the_cause(
     state = status(flk, name)
     assert (state["phase"], state["code"], state["reason"]) == ("Failed", 104, "RankHung")
     assert (state["failure"]["rank"], state["failure"]["kind"]) == (2, "hang")
-    for pod in range(2):
-        found = json.loads(kubectl("get", "pod", f"{name}-worker-{pod}", "-o", "json"))
-        end = found["status"]["containerStatuses"][0]["state"]["terminated"]
+    ends = terminations(kubectl, name)
+    assert len(ends) == 2
+    for end in ends:
         record = JobRecord.from_json(end["message"])
         assert record is not None
         assert record.failure is not None

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.terminations import terminations
+
 SMALL = ["--cpu", "50m"]
 PACKAGES = "/opt/venv/lib/python3.11/site-packages"  # in flk's image
 BUSYBOX = "busybox:1.35"  # on each node of kind, for its storage; it has a shell and no Python
@@ -28,9 +30,7 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
 
 def messages(kubectl: Any, job: str) -> list[dict[str, Any]]:
     """The termination messages of all pods of a job."""
-    selector = f"training.kubeflow.org/job-name={job}"
-    pods = json.loads(kubectl("get", "pods", "-l", selector, "-o", "json"))["items"]
-    ends = [pod["status"]["containerStatuses"][0]["state"]["terminated"] for pod in pods]
+    ends = terminations(kubectl, job)
     assert all(end["message"].startswith("{") for end in ends), ends
     return [json.loads(end["message"]) for end in ends]
 
