@@ -91,6 +91,26 @@ def test_a_newer_format_is_refused() -> None:
         PartHeader.from_json(b'{"format": 9}')
 
 
+@pytest.mark.parametrize(
+    ("written", "changed", "reason"),
+    [
+        (b'"format":1', b'"format":9', "a newer flk wrote it in format 9"),
+        (b'"world_size":2', b'"world_zise":2', "its header cannot be read: 'world_size'"),
+        (b'"length":300', b'"length":999', "its header contradicts the size of the data"),
+    ],
+)
+def test_a_header_that_contradicts_the_part_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: bytes, changed: bytes, reason: str
+) -> None:
+    """The checksum of the header is right: it was written so."""
+    to_json = PartHeader.to_json
+    monkeypatch.setattr(PartHeader, "to_json", lambda header: to_json(header).replace(written, changed))
+    header = write(tmp_path / "part", torch.ones(2, 3), 0, rank=0)
+    assert changed in header.to_json()
+    with pytest.raises(PartError, match=reason):
+        verify(tmp_path / "part")
+
+
 def test_torch_loads_a_checkpoint_from_its_parts(tmp_path: Path) -> None:
     full = torch.arange(15.0).view(5, 3)
     headers = [write(tmp_path / "0", full[:3], 0, rank=0), write(tmp_path / "1", full[3:], 3, rank=1)]

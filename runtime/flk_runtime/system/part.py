@@ -20,7 +20,7 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -29,6 +29,7 @@ FORMAT: Final = 1
 ALIGNMENT: Final = 64  # bytes
 _MAGIC: Final = b"flk-part"
 _PRELUDE: Final = struct.Struct("<8sQQI")  # magic, begin of the header, its length, its CRC-32
+_CONTRADICTION: Final = "its header contradicts the size of the data"
 _CHUNK: Final = 1 << 24  # bytes over which a checksum is computed at once; zlib releases the GIL meanwhile
 
 
@@ -73,15 +74,11 @@ class PartHeader:
     @classmethod
     def from_json(cls, text: bytes) -> PartHeader:
         """Raises PartError if ``text`` is not the header of a part in a format that this version reads."""
-        try:
-            data = json.loads(text)
-            if data["format"] > FORMAT:
-                raise PartError(f"a newer flk wrote it in format {data['format']}, and this one reads up to {FORMAT}")
+        with _refusing():
+            data = _parse(text)
             entries = tuple(Entry(**{**each, **_tuples(each)}) for each in data.pop("entries"))
             del data["format"]
             return cls(entries=entries, **data)
-        except (KeyError, TypeError, ValueError) as error:
-            raise error if isinstance(error, PartError) else PartError(f"its header cannot be read: {error}") from None
 
 
 class PartIdentity(NamedTuple):
@@ -185,7 +182,7 @@ def read_header(path: str | Path) -> PartHeader:
     text, begin = _read_text(path)
     header = PartHeader.from_json(text)
     if header.end != begin or any(entry.begin + entry.length > begin for entry in header.entries):
-        raise PartError("its header contradicts the size of the data")
+        raise PartError(_CONTRADICTION)
     return header
 
 
@@ -205,11 +202,12 @@ def verify(path: str | Path) -> PartIdentity:
     Raises PartError if the file is unfinished, damaged or not a part, and OSError if it cannot be read.
     """
     text, end = _read_text(path)
-    try:
-        header = json.loads(text)  # the entries are not needed: there are thousands
+    with _refusing():
+        header = _parse(text)  # without making an Entry of each of thousands
         expected, identity = header["checksum"], PartIdentity(*(header[name] for name in PartIdentity._fields))
-    except (KeyError, TypeError, ValueError) as error:
-        raise PartError(f"its header cannot be read: {error}") from None
+        ends = [each["begin"] + each["length"] for each in header["entries"]]
+        if header["end"] != end or max(ends, default=0) > end:
+            raise PartError(_CONTRADICTION)
     checksum = 0
     with (
         open(path, "rb") as file,
@@ -232,6 +230,25 @@ def _read_text(path: str | Path) -> tuple[bytes, int]:
     if len(text) != length or zlib.crc32(text) != checksum:
         raise PartError("its header is cut off or damaged")
     return text, begin
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Raise PartError for a header that has other fields than expected."""
+    try:
+        yield
+    except PartError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise PartError(f"its header cannot be read: {error}") from None
+
+
+def _parse(text: bytes) -> dict[str, Any]:
+    """The fields of a header. Raises PartError if a newer version wrote it, and KeyError, TypeError or ValueError."""
+    data: dict[str, Any] = json.loads(text)
+    if data["format"] > FORMAT:
+        raise PartError(f"a newer flk wrote it in format {data['format']}, and this one reads up to {FORMAT}")
+    return data
 
 
 def _read_prelude(prelude: bytes) -> tuple[int, int, int]:
