@@ -42,10 +42,8 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
         "one micro-batch per step, no compilation, and data that is always ready",
     ]
     if gpu.overlaps:
-        share = f"{COLLECTIVE_PROCESSORS:.0%} of a GPU's processors"
-        assumptions.insert(
-            2, f"a collective takes {share} from the computation beside it, fewer where the network is slow"
-        )
+        share = f"{COLLECTIVE_PROCESSORS:.0%} of a GPU's processors from the computation beside it"
+        assumptions.insert(2, f"a collective takes {share}, fewer where the network is slow")
     if gpu.clock != 1:
         limit = f"the limit of its power slows each GPU's processors to {gpu.clock:.0%} of their frequency"
         assumptions.insert(1, limit)

@@ -126,7 +126,7 @@ class DataConnection:
                 sent += count
 
     def receive_file(self, path: Path, length: int) -> None:
-        """Write the next ``length`` bytes to the beginning of a file in memory that has as many."""
+        """Write the next ``length`` bytes to the beginning of a file in tmpfs that has at least as many."""
         with open(path, "r+b") as file:
             for begin in range(0, length, _WINDOW):
                 size = min(_WINDOW, length - begin)
