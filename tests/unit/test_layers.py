@@ -38,13 +38,13 @@ def test_whole_client_imports_without_torch() -> None:
     assert not loaded_by(modules) & {"torch", "numpy"}
 
 
-def test_the_launcher_imports_only_the_standard_library_until_it_needs_torch() -> None:
+def test_the_launcher_imports_only_the_standard_library_and_zlib_ng_until_it_needs_torch() -> None:
     launcher = [name for name in modules_of("runtime", "flk_runtime") if name.startswith("flk_runtime.launcher")]
     assert "flk_runtime.launcher.rendezvous.leader" in launcher
     shared = ["flk_runtime.contract", "flk_runtime.errors", "flk_runtime.system", "flk_runtime.__main__"]
     shared += [f"flk_runtime.system.{name}" for name in ("host", "report", "text")]
     # loaded_by([]): what the interpreter's own site packages import at its start.
-    assert loaded_by(launcher + shared) - set(sys.stdlib_module_names) - loaded_by([]) == {"flk_runtime"}
+    assert loaded_by(launcher + shared) - set(sys.stdlib_module_names) - loaded_by([]) == {"flk_runtime", "zlib_ng"}
 
 
 def test_no_submodule_hides_a_public_name() -> None:
