@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import io
+import json
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -55,9 +59,14 @@ def test_the_objects_are_small_enough(chart: Rendered, tmp_path: Path) -> None:
         assert sum(len(text.encode()) for text in config_map["data"].values()) < CONFIG_MAP_LIMIT
     packed = helm("package", str(ROOT / "charts" / "flk"), "--destination", str(tmp_path))
     assert packed.code == 0, packed.stderr
-    # A release holds the files of the chart in base64 and the manifests, compressed, and all of it in base64.
+    # A release is JSON with the files of the chart in base64 and the manifests, compressed, and all of it in base64.
     (package,) = tmp_path.glob("*.tgz")
-    assert package.stat().st_size * (1.5 + 1) * 4 / 3 < RELEASE_LIMIT
+    with tarfile.open(package) as archive:
+        files = [archive.extractfile(member) for member in archive.getmembers() if member.isfile()]
+        content = [base64.b64encode(file.read()).decode() for file in files if file]
+    release = gzip.compress(json.dumps([content, chart.documents]).encode(), 9)
+    # What Helm stores has names and times beside it, and YAML in place of JSON: 2.4 % more in a cluster.
+    assert len(base64.b64encode(release)) * 1.03 < RELEASE_LIMIT
 
 
 def test_the_code_reaches_the_pods_and_its_hash_fits(chart: Rendered, tmp_path: Path) -> None:
