@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import measure
-from example import load_example
+from example import encode_text, load_example
 from flk_runtime.diloco import DiLoCo
 from flk_runtime.diloco.compression import decode, encode
 from flk_runtime.diloco.outer import OuterOptimizer
@@ -36,12 +36,9 @@ class Text:
     """Random pieces of the example's text for training, and the pieces that are held out."""
 
     def __init__(self, example: Any) -> None:
-        text = example.read_text()
-        letters = sorted(set(text))
-        number_of = {letter: number for number, letter in enumerate(letters)}
-        self.vocabulary = len(letters)
-        self._characters = torch.tensor([number_of[letter] for letter in text])
-        pieces = torch.arange((len(text) - 1) // BLOCK)
+        numbers, self.vocabulary = encode_text(example.read_text())
+        self._characters = torch.tensor(numbers)
+        pieces = torch.arange((len(numbers) - 1) // BLOCK)
         self._training = pieces[pieces % example.HELD_OUT != 0]
         self._held_out = pieces[pieces % example.HELD_OUT == 0]
 

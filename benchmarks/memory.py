@@ -12,7 +12,6 @@ without checkpoints. Goal: at least 0.9.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -26,11 +25,10 @@ from pathlib import Path
 
 import launch
 import measure
-from example import EXAMPLE
+from example import EXAMPLE, WARM_UP, rate, step_times
 from flk_runtime import contract
 from recovery import end, until
 
-WARM_UP = 20  # steps that are not counted
 # Parameters of the example's model: its arguments, and the steps of a run.
 MODELS = {"116 thousand": ([], 150), "3 million": (["--layers", "4", "--width", "256"], 50)}
 RANKS, WIDTH = 4, 2048
@@ -117,25 +115,18 @@ def lines(folder: Path, kind: str) -> list[float] | None:
 
 def steps_per_second(model: str, *, save: bool) -> float:
     """Run the example once, and save in every step or never. Returns its rate after step WARM_UP."""
-    times: dict[int, float] = {}
     with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory(dir="/dev/shm") as shared:
         variables = {**in_memory(Path(shared)), contract.SAVE_EVERY: "1"} if save else {contract.MEMORY_LIMIT: "0"}
         options, steps = MODELS[model]
         jobs = start([str(EXAMPLE), "--steps", str(steps), *options], 2, variables, Path(name))
         try:
-            for line in jobs[0].stdout or ():
-                now = time.monotonic()
-                _, brace, rest = line.partition("{")
-                record = json.loads(brace + rest) if brace and line.startswith("[rank 0]") else {}
-                if "loss" in record:
-                    times[record["step"]] = now
+            times = step_times(line for line in jobs[0].stdout or () if line.startswith("[rank 0]"))
             codes = [job.wait(60) for job in jobs]
         finally:
             end(jobs, Path(name))
     if any(codes) or WARM_UP not in times:
         raise SystemExit(f"the example ended with {codes} after steps {sorted(times)}")
-    last = max(times)
-    return (last - WARM_UP) / (times[last] - times[WARM_UP])
+    return rate(times)
 
 
 def main() -> int:

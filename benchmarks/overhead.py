@@ -8,38 +8,28 @@ after the first 20 steps, so neither the start nor the imports are in it. Goal: 
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import launch
 import measure
-from example import EXAMPLE
+from example import EXAMPLE, WARM_UP, rate, step_times
 
 GOAL = measure.at_least(0.98)
-WARM_UP = 20  # steps that are not counted
 
 
 def steps_per_second(launcher: launch.Launcher, ranks: int, steps: int) -> float:
     """Run the example once. Returns its rate between step WARM_UP and the last step."""
-    times: dict[int, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         (process,) = launcher([str(EXAMPLE), "--steps", str(steps)], ranks, 1, 0)
         job = process.start(Path(folder), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         with job:
-            for line in job.stdout or []:
-                now = time.monotonic()
-                _, brace, rest = line.partition("{")
-                record = json.loads(brace + rest) if brace else {}
-                if "step" in record and "loss" in record:
-                    times[record["step"]] = now
+            times = step_times(job.stdout or [])
     if job.returncode != 0 or WARM_UP not in times:
         raise SystemExit(f"{process.command[2]} ended with {job.returncode} after steps {sorted(times)}")
-    last = max(times)
-    return (last - WARM_UP) / (times[last] - times[WARM_UP])
+    return rate(times)
 
 
 def main() -> int:

@@ -22,7 +22,7 @@ from torchft.local_sgd import DiLoCo
 from torchft.manager import Manager
 from torchft.process_group import ProcessGroupGloo
 
-from example import load_example
+from example import encode_text, load_example
 
 PORT = 29510  # of the lighthouse; the worker's store has the next one
 LIMIT = timedelta(seconds=600)
@@ -47,14 +47,12 @@ def main() -> None:
     torch.manual_seed(0)
     lighthouse = LighthouseServer(bind=f"0.0.0.0:{PORT}", min_replicas=workers) if worker == 0 else None
     store = TCPStore(address, PORT + 1, is_master=True, wait_for_workers=False)
-    text = example.read_text()
-    letters = sorted(set(text))
-    number_of = {letter: number for number, letter in enumerate(letters)}
-    characters = torch.tensor([number_of[letter] for letter in text])
-    pieces = range((len(text) - 1) // args.block)
+    numbers, vocabulary = encode_text(example.read_text())
+    characters = torch.tensor(numbers)
+    pieces = range((len(numbers) - 1) // args.block)
     training = example.Pieces(characters, args.block, [n for n in pieces if n % example.HELD_OUT])
     held_out = example.Pieces(characters, args.block, [n for n in pieces if n % example.HELD_OUT == 0])
-    model = example.GPT(len(letters), args.block, args.layers, args.heads, args.width, args.dropout)
+    model = example.GPT(vocabulary, args.block, args.layers, args.heads, args.width, args.dropout)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
     alone = SimpleNamespace(rank=0, world_size=1, device=torch.device("cpu"), mean=lambda value, weight: value)
