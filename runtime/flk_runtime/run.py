@@ -395,6 +395,8 @@ class Run:
             self._save_when_due(self._auto)
         elif self._save_every and self.steps % self._save_every == 0:
             self.save()
+        else:
+            self._checkpoints.poll()
         if first:
             self._timeouts.shorten()
         if self._checkpoints.can_save and self._page.must_stop(self.steps):

@@ -21,6 +21,31 @@ from tests.support.memory import TRAIN
 from tests.support.pods import Pods
 
 SIZE = 1 << 20
+OWN_LOOP = """
+    import os, signal, time
+    import torch, torch.distributed as dist
+    import flk_runtime as flk
+    from flk_runtime.system.progress import own_page
+
+    dist.init_process_group("gloo")
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    begun = flk.restore(model=model, optimizer=optimizer)
+    print(f"begins at step {begun}")
+    if not begun:
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        flk.save(1, model=model, optimizer=optimizer)
+        end = time.monotonic() + 30
+        while own_page().saved != 1 and time.monotonic() < end:
+            time.sleep(0.02)
+        print(f"saved {own_page().saved}")
+        dist.barrier()
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+    dist.barrier()
+"""
 
 
 @pytest.fixture
@@ -180,6 +205,17 @@ def test_a_training_without_a_folder_ends_with_the_same_loss_to_the_bit(
     last = run.record().attempts[-1]
     assert last.restored_from == "memory"
     assert re.findall(r"final\D+([0-9.e-]+)", run.log(0)) == [expected]
+
+
+def test_a_script_with_its_own_loop_saves_in_memory(forked_pods: Callable[..., Pods], root: Path) -> None:
+    """The launcher hears that the checkpoint is complete, though the script calls nothing of flk meanwhile."""
+    places = {contract.MEMORY_ROOT: str(root), contract.CHECKPOINT: contract.CHECKPOINT_FOLDER}
+    run = forked_pods(2, 1, script=OWN_LOOP, **places, **{contract.RESTARTS: "1", contract.LEASE: "3"})
+    run.start("train.py")
+    assert run.wait() == [0, 0], run.logs_of_all()
+    assert begun(run) == [0, 1]
+    assert "[rank 0] saved 1" in run.log(0)
+    assert "flk: resumed at step 1 from the memory of the pods" in run.log(0)
 
 
 @pytest.mark.parametrize("kills", [20, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])])

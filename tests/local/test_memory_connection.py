@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from flk_runtime.launcher.memory.connection import DataConnection
+from flk_runtime.system.part import DATA_BEGIN, PartError, Prelude
 
 LENGTH = 1 << 36  # bytes of a file without content, which nobody receives as a whole
 TRIES = 5
 
 
 @pytest.fixture
-def part(tmp_path: Path) -> Path:
+def part(tmp_path: Path) -> Iterator[mmap.mmap]:
     path = tmp_path / "part"
     path.touch()
     os.truncate(path, LENGTH)
-    return path
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), LENGTH) as memory:
+        yield memory
 
 
 @pytest.fixture
@@ -46,7 +50,7 @@ def drain(sock: socket.socket) -> None:
 @pytest.mark.parametrize("attempt", range(TRIES))
 @pytest.mark.parametrize("receives", [True, False], ids=["receives", "stalls"])
 def test_an_interrupted_transfer_raises_an_os_error(
-    part: Path, ends: tuple[socket.socket, socket.socket], receives: bool, attempt: int
+    part: mmap.mmap, ends: tuple[socket.socket, socket.socket], receives: bool, attempt: int
 ) -> None:
     """The thread that sends may be anywhere: in the kernel, between two pieces, or waiting for the other side."""
     ours, theirs = ends
@@ -56,7 +60,7 @@ def test_an_interrupted_transfer_raises_an_os_error(
 
     def send() -> None:
         try:
-            connection.send_file(part, LENGTH)
+            connection.send_part(part, LENGTH, {"do": "put"})
         except BaseException as error:
             raised.append(error)
 
@@ -76,32 +80,68 @@ def test_an_interrupted_transfer_raises_an_os_error(
     assert ours.fileno() == -1
 
 
-def test_a_part_is_received_into_the_file_as_it_was_sent(
-    tmp_path: Path, ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Messages before and after it, a file that is longer than the part, and a part of more than one window."""
-    monkeypatch.setattr("flk_runtime.launcher.memory.connection._WINDOW", 1 << 20)
-    content = os.urandom((5 << 19) + 123)
-    (tmp_path / "sent").write_bytes(content + b"not sent")
-    (tmp_path / "received").write_bytes(b"before" * (1 << 19))
+def a_part(content: bytes) -> bytes:
+    """The bytes of a part whose data is ``content``."""
+    data_end = DATA_BEGIN + len(content)
+    prelude = Prelude(7, 2, 1, DATA_BEGIN, 0, 0, DATA_BEGIN, len(content), b"attempt", zlib.crc32(content))
+    assert prelude.end == data_end
+    return prelude.to_bytes() + content
+
+
+def memory_of(content: bytes) -> mmap.mmap:
+    memory = mmap.mmap(-1, len(content))
+    memory[:] = content
+    return memory
+
+
+def test_a_part_is_received_into_the_file_as_it_was_sent(ends: tuple[socket.socket, socket.socket]) -> None:
+    """Messages come before and after it, the files are longer than it, and its prelude is not written yet."""
+    content = a_part(os.urandom((5 << 19) + 123))
+    before = b"before" * (1 << 19)
+    received = memory_of(before)
     sender, receiver = map(DataConnection, ends)
 
     def send() -> None:
-        sender.send({"length": len(content)})
-        sender.send_file(tmp_path / "sent", len(content))
+        sender.send_part(memory_of(content + b"not sent"), len(content), {"length": len(content)})
         sender.send({"sent": True})
 
     thread = threading.Thread(target=send, daemon=True)
     thread.start()
     length = receiver.receive()["length"]
-    receiver.receive_file(tmp_path / "received", length)
+    prelude = receiver.receive_part(received, length)
     assert receiver.receive() == {"sent": True}
-    received = (tmp_path / "received").read_bytes()
-    assert received[:length] == content
-    assert received[length:] == (b"before" * (1 << 19))[length:]
+    assert prelude.to_bytes() == content[:DATA_BEGIN]
+    assert received[:] == before[:DATA_BEGIN] + content[DATA_BEGIN:] + before[length:]
     thread.join()
-    sender.send_file(tmp_path / "sent", 1000)
     sender.close()
+    receiver.close()
+
+
+@pytest.mark.parametrize(
+    ("damaged", "reason"),
+    [
+        (lambda content: content[:-1] + b"?", "its data has another checksum"),
+        (lambda content: content[:30] + b"?" + content[31:], "its beginning is damaged"),
+        (lambda content: content + b"more", "it has 1132 of its 1128 bytes"),
+        (lambda content: content[:50], "it has 50 bytes"),
+    ],
+    ids=["data", "prelude", "length", "short"],
+)
+def test_after_a_damaged_part_the_connection_can_be_used(
+    ends: tuple[socket.socket, socket.socket], damaged: Callable[[bytes], bytes], reason: str
+) -> None:
+    content = damaged(a_part(bytes(1000)))
+    sender, receiver = map(DataConnection, ends)
+    for message in ({"number": 1}, {"number": 2}):
+        sender.send_part(memory_of(content), len(content), message)
+    assert receiver.receive() == {"number": 1}
+    with pytest.raises(PartError, match=reason):
+        receiver.receive_part(mmap.mmap(-1, 4096), len(content))
+    assert receiver.receive() == {"number": 2}
+    receiver.skip_part(len(content))
+    sender.send_part(memory_of(content), len(content) // 2, {"number": 3})
+    sender.close()
+    assert receiver.receive() == {"number": 3}
     with pytest.raises(ConnectionError, match="ended in the middle of a part"):
-        receiver.receive_file(tmp_path / "received", length)
+        receiver.receive_part(mmap.mmap(-1, 4096), len(content))
     receiver.close()

@@ -9,7 +9,7 @@ TRAIN = """
     import os, pathlib, sys, time
     import torch, torch.distributed as dist
     from flk_runtime.checkpoint.memory import PodMemory
-    from flk_runtime.system.part import ALIGNMENT, Entry, PartFile, read_header, verify
+    from flk_runtime.system.part import DATA_BEGIN, Entry, PartFile, read_header, verify
     from flk_runtime.system.progress import own_page
 
     steps, save_every, pause, size = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
@@ -27,26 +27,25 @@ TRAIN = """
             return 0
         for each in range(found.world_size):
             assert memory.header(each).step == found.step
-            path = memory.open_part(each)
-            assert verify(path) == (found.step, found.world_size, each)
-            entry = read_header(path).entries[0]
-            data = path.read_bytes()[entry.begin : entry.begin + entry.length]
+            part = memory.open_part(each).read_bytes()
+            assert verify(part)[:3] == (found.step, found.world_size, each)
+            entry = read_header(part).entries[0]
+            data = part[entry.begin : entry.begin + entry.length]
             assert data == content(found.step, each), (data[:64], found, each)
         return found.step
 
     def save(step):
-        path = memory.begin(step, size + 4096)
-        if path is None:
-            return
+        held = torch.tensor([int(memory.is_held(wait=True))])
+        dist.all_reduce(held, dist.ReduceOp.MIN)
+        memory.settle(whole=bool(held))
+        path = memory.path
         if path not in files:
-            files[path] = PartFile(path, ALIGNMENT + size)
+            files[path] = PartFile(path, [Entry("state", ("state",), DATA_BEGIN, size)], {})
         part = files[path]
         part.begin()
-        part.memory[ALIGNMENT : ALIGNMENT + size] = content(step, rank)
-        entry = Entry("state", ("state",), ALIGNMENT, size)
-        part.finish(step=step, world_size=world_size, rank=rank, entries=[entry], metadata={})
-        memory.finish(step, world_size, path)
-        page.saved = step
+        part.memory[DATA_BEGIN : DATA_BEGIN + size] = content(step, rank)
+        part.finish(step=step, world_size=world_size, rank=rank, values=b"")
+        memory.finish(step)
 
     if memory:
         step = restore()
@@ -71,6 +70,8 @@ TRAIN = """
         time.sleep(pause)
         if memory and page.must_stop(step):
             save(step)
+            assert memory.is_held(wait=True), memory.refusal
+            page.saved = step
             sys.exit(143)
     print(f"rank {rank} done after step {step} in attempt {attempt}")
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -10,48 +11,72 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from flk_runtime.checkpoint.part import PartsReader
-from flk_runtime.system.part import ALIGNMENT, Entry, PartError, PartFile, PartHeader, align, read_header, verify
+from flk_runtime.system import part as part_file
+from flk_runtime.system.part import DATA_BEGIN, Entry, PartError, PartFile, PartHeader, Prelude, read_header, verify
 
 # The dcp functions warn that they run in one process, which is meant here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.distributed is disabled.*")
+VALUES = bytes(range(100)) * 3
 
 
-def write(path: Path, rows: torch.Tensor, first: int, rank: int, step: int = 7, world_size: int = 2) -> PartHeader:
-    """Write a part that holds some rows of a (5, 3) tensor named x."""
+def finish(path: Path, rows: torch.Tensor, first: int, rank: int, step: int = 7, world_size: int = 2) -> PartHeader:
+    """Write a part that holds some rows of a (5, 3) tensor named x, as a rank does."""
     raw = rows.contiguous().view(torch.uint8).numpy().tobytes()
-    file = PartFile(path, ALIGNMENT + len(raw))
+    entry = Entry("x", ("x",), DATA_BEGIN, len(raw), "float32", (5, 3), (first, 0), (len(rows), 3))
+    file = PartFile(path, [entry], {"job": "some"})
     file.begin()
-    file.memory[ALIGNMENT : ALIGNMENT + len(raw)] = raw
-    shape = (len(rows), 3)
-    entries = [Entry("x", ("x",), ALIGNMENT, len(raw), "float32", (5, 3), (first, 0), shape)]
-    blob = bytes(range(100)) * 3
-    begin = align(ALIGNMENT + len(raw))
-    file.append(begin, blob)
-    entries.append(Entry(f"value.{rank}", ("value", str(rank)), begin, len(blob)))
-    header = file.finish(step=step, world_size=world_size, rank=rank, entries=entries, metadata={"job": "some"})
+    file.memory[DATA_BEGIN : DATA_BEGIN + len(raw)] = raw
+    header = file.finish(step=step, world_size=world_size, rank=rank, values=VALUES)
     file.close()
     return header
 
 
+def seal(path: Path) -> None:
+    """Seal a part, as a launcher does."""
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        prelude = part_file.sealed_prelude(memory, "attempt")
+        memory[:DATA_BEGIN] = prelude.to_bytes()
+
+
+def write(path: Path, rows: torch.Tensor, first: int, rank: int, step: int = 7, world_size: int = 2) -> PartHeader:
+    header = finish(path, rows, first, rank, step, world_size)
+    seal(path)
+    return header
+
+
 def test_a_part_is_read_back(tmp_path: Path) -> None:
-    written = write(tmp_path / "part", torch.ones(2, 3), 0, rank=0)
-    assert read_header(tmp_path / "part") == written
-    assert verify(tmp_path / "part") == (7, 2, 0)
+    path = tmp_path / "part"
+    written = write(path, torch.ones(2, 3), 0, rank=1)
+    assert read_header(path.read_bytes()) == written
+    assert PartHeader.from_json(written.to_json()) == written
+    prelude = verify(path.read_bytes())
+    assert (prelude.step, prelude.world_size, prelude.rank, prelude.attempt) == (7, 2, 1, b"attempt")
     assert written.metadata == {"job": "some"}
-    write(tmp_path / "part", torch.zeros(1, 3), 0, rank=0, step=8)  # the file is used again
-    assert verify(tmp_path / "part").step == 8
+    value = written.entries[-1]
+    assert (value.name, value.dtype) == ("flk.1", None)
+    assert path.read_bytes()[value.begin : value.begin + value.length] == VALUES
+    write(path, torch.zeros(1, 3), 0, rank=0, step=8)  # the file is used again
+    assert verify(path.read_bytes())[:3] == (8, 2, 0)
+
+
+def test_the_size_of_a_part_is_known_before_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "part"
+    written = write(path, torch.ones(2, 3), 0, rank=1)
+    assert verify(path.read_bytes()).end == part_file.part_size(written.entries[:-1], written.metadata) + len(VALUES)
 
 
 def damage(kind: str, content: bytes) -> bytes:
     half = len(content) // 2
+    header = verify(content).header_begin + 5
     return {
         "empty": b"",
         "short": content[:10],
         "cut": content[:half],
-        "header": content[:-1] + b"?",
-        "data": content[:ALIGNMENT] + bytes([content[ALIGNMENT] ^ 1]) + content[ALIGNMENT + 1 :],
+        "beginning": content[:20] + b"?" + content[21:],
+        "header": content[:header] + b"?" + content[header + 1 :],
+        "data": content[:DATA_BEGIN] + bytes([content[DATA_BEGIN] ^ 1]) + content[DATA_BEGIN + 1 :],
         "value": content.replace(bytes(range(50)), bytes(50)),
-        "unfinished": bytes(ALIGNMENT) + content[ALIGNMENT:],
+        "unfinished": bytes(DATA_BEGIN) + content[DATA_BEGIN:],
         "foreign": b"PK\3\4" + content,
     }[kind]
 
@@ -61,8 +86,9 @@ def damage(kind: str, content: bytes) -> bytes:
     [
         ("empty", "it has 0 bytes"),
         ("short", "it has 10 bytes"),
-        ("cut", "its header is cut off or damaged"),
-        ("header", "its header is cut off or damaged"),
+        ("cut", "it has .* of its .* bytes"),
+        ("beginning", "its beginning is damaged"),
+        ("header", "its data has another checksum"),
         ("data", "its data has another checksum"),
         ("value", "its data has another checksum"),
         ("unfinished", "it was not finished"),
@@ -72,43 +98,73 @@ def damage(kind: str, content: bytes) -> bytes:
 def test_a_damaged_part_is_refused(tmp_path: Path, kind: str, reason: str) -> None:
     path = tmp_path / "part"
     write(path, torch.ones(2, 3), 0, rank=0)
-    path.write_bytes(damage(kind, path.read_bytes()))
     with pytest.raises(PartError, match=reason):
-        verify(path)
+        verify(damage(kind, path.read_bytes()))
 
 
-def test_a_part_that_is_begun_is_not_whole_until_it_is_finished(tmp_path: Path) -> None:
-    write(tmp_path / "part", torch.ones(2, 3), 0, rank=0)
-    file = PartFile(tmp_path / "part", 100)
+def test_a_damaged_header_is_refused_where_the_data_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "part"
+    write(path, torch.ones(2, 3), 0, rank=0)
+    with pytest.raises(PartError, match="its header is damaged"):
+        read_header(damage("header", path.read_bytes()))
+
+
+def test_a_part_is_not_whole_until_it_is_sealed(tmp_path: Path) -> None:
+    path = tmp_path / "part"
+    write(path, torch.ones(2, 3), 0, rank=0)
+    finish(path, torch.ones(2, 3), 0, rank=0)
+    for check in (read_header, verify):
+        with pytest.raises(PartError, match="not finished"):
+            check(path.read_bytes())
+    file = PartFile(path, [], {})
     file.begin()
     with pytest.raises(PartError, match="not finished"):
-        read_header(tmp_path / "part")
+        seal(path)
     file.close()
 
 
-def test_a_newer_format_is_refused() -> None:
+def test_a_part_that_does_not_fit_into_its_file_is_not_sealed(tmp_path: Path) -> None:
+    path = tmp_path / "part"
+    finish(path, torch.ones(2, 3), 0, rank=0)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(PartError, match="contradicts its size"):
+        seal(path)
+
+
+def test_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "part"
+    with monkeypatch.context() as newer:
+        newer.setattr(part_file, "FORMAT", 9)
+        write(path, torch.ones(2, 3), 0, rank=0)
     with pytest.raises(PartError, match="a newer flk wrote it in format 9"):
-        PartHeader.from_json(b'{"format": 9}')
+        verify(path.read_bytes())
 
 
 @pytest.mark.parametrize(
     ("written", "changed", "reason"),
     [
-        (b'"format":1', b'"format":9', "a newer flk wrote it in format 9"),
-        (b'"world_size":2', b'"world_zise":2', "its header cannot be read: 'world_size'"),
-        (b'"length":300', b'"length":999', "its header contradicts the size of the data"),
+        (b'"metadata"', b'"metadatum"', "its header cannot be read: 'metadata'"),
+        (b'"length":24', b'"length":999', "its header contradicts the size of the data"),
     ],
 )
 def test_a_header_that_contradicts_the_part_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: bytes, changed: bytes, reason: str
 ) -> None:
     """The checksum of the header is right: it was written so."""
-    to_json = PartHeader.to_json
-    monkeypatch.setattr(PartHeader, "to_json", lambda header: to_json(header).replace(written, changed))
-    header = write(tmp_path / "part", torch.ones(2, 3), 0, rank=0)
-    assert changed in header.to_json()
+    make = part_file._header
+    monkeypatch.setattr(part_file, "_header", lambda *arguments: make(*arguments).replace(written, changed))
+    write(tmp_path / "part", torch.ones(2, 3), 0, rank=0)
+    content = (tmp_path / "part").read_bytes()
+    assert changed in content
+    assert verify(content)
     with pytest.raises(PartError, match=reason):
-        verify(tmp_path / "part")
+        read_header(content)
+
+
+def test_a_prelude_travels_as_bytes() -> None:
+    prelude = Prelude(2**40, 3, 2, 128, 10, 11, 138, 2**40, b"a" * 32, 2**32 - 1)
+    assert len(prelude.to_bytes()) == DATA_BEGIN
+    assert Prelude.from_bytes(prelude.to_bytes()) == prelude
 
 
 def test_torch_loads_a_checkpoint_from_its_parts(tmp_path: Path) -> None:

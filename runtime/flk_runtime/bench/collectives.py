@@ -71,7 +71,8 @@ def _measure_kind(kind: str, group: Any, ranks: int, device: torch.device) -> It
             operation()
             _synchronize(device)
             seconds.append(time.perf_counter() - begin)
-        slowest = process_group.maximum(int(statistics.median(seconds) * 1e9)) / 1e9  # the same on all ranks
+        (nanoseconds,) = process_group.maximum(int(statistics.median(seconds) * 1e9))
+        slowest = nanoseconds / 1e9  # the same on all ranks
         yield size, slowest
         if slowest * (_REPEATS + 1) * _GROWTH > _BUDGET:
             return

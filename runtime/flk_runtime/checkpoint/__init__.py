@@ -8,13 +8,15 @@ is imported when a run has checkpoints.
 """
 
 from flk_runtime.checkpoint.manager import CheckpointManager
-from flk_runtime.checkpoint.state import Piece, State, boxes, pieces_of
+from flk_runtime.checkpoint.state import Path, Piece, PieceCache, State, boxes, pieces_of
 from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful
 
 __all__ = [
     "CheckpointManager",
     "DistributedStateful",
+    "Path",
     "Piece",
+    "PieceCache",
     "State",
     "Stateful",
     "boxes",

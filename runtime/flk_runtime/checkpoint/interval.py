@@ -50,7 +50,7 @@ class AutoInterval:
         self._stopped = stopped
 
     def completed(self, steps: int) -> None:
-        """Note that the save after ``steps`` steps is complete. Called in another thread."""
+        """Note that the save after ``steps`` steps is complete. Another thread may call it."""
         begin = self._begun.pop(steps, None)
         if begin is not None:
             self._complete = time.monotonic() - begin

@@ -18,6 +18,7 @@ from flk_runtime.data import EpochLoader
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError, SetupError
 from flk_runtime.system import rng
+from flk_runtime.system.part import value_name
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedCheckpoint, SavedObject
@@ -36,10 +37,10 @@ class CheckpointManager:
     ``place`` is the folder or address of the checkpoints; None: there is none. They are kept in the memory of the pods
     too, where flk's launcher offers that, and the newer one is restored. ``seed`` is the run's; a rank derives the seed
     of its own random numbers from it. ``metadata`` says what writes the checkpoints. ``timeout``: seconds that a rank
-    waits for the file of another. ``log`` prints a line on rank 0. ``on_saved`` is called, in another thread, with the
-    step of each checkpoint that is complete. ``keep``: how many of the newest checkpoints stay, and the number of whose
-    multiples all stay. ``resume`` False: what is there is not read. The constructor, `register` and `save` are
-    collective.
+    waits for the file of another. ``log`` prints a line on rank 0. ``on_saved`` is called with the step of each
+    checkpoint that is complete: in another thread if it is in storage, or else by `poll`, `save` or `wait`. ``keep``:
+    how many of the newest checkpoints stay, and the number of whose multiples all stay. ``resume`` False: what is there
+    is not read. The constructor, `register` and `save` are collective.
     """
 
     def __init__(
@@ -143,12 +144,11 @@ class CheckpointManager:
     def _resume(self, checkpoint: SavedCheckpoint, world_size: int) -> None:
         """Take steps, random state and plain states from a checkpoint that ``world_size`` ranks have written."""
         from flk_runtime.checkpoint.load import SavedObject
-        from flk_runtime.checkpoint.save import RANK_VALUE
 
         rank = process_group.rank()
-        own = RANK_VALUE.format(rank=rank if rank < world_size else 0)
-        values = checkpoint.read((), sorted({RANK_VALUE.format(rank=0), own}))
-        content = values[RANK_VALUE.format(rank=0)]
+        own = value_name(rank if rank < world_size else 0)
+        values = checkpoint.read((), sorted({value_name(0), own}))
+        content = values[value_name(0)]
         self._checkpoint = checkpoint
         self.steps = content["steps"]
         self._restored = {name: SavedObject(checkpoint, name, plain) for name, plain in content["objects"].items()}
@@ -183,10 +183,9 @@ class CheckpointManager:
                 # The constructor of a scheduler sets the first step's learning rate in an optimizer restored before.
                 earlier.reload_hyperparameters(self._restored[other])
 
-    @property
-    def names(self) -> set[str]:
-        """The names of the registered objects."""
-        return set(self._objects)
+    def get(self, name: str) -> Stateful | DistributedStateful | None:
+        """The object that is registered under ``name``; None if there is none."""
+        return self._objects.get(name)
 
     def replace(self, name: str, thing: Stateful | DistributedStateful) -> None:
         """Save ``thing`` in the place of the object that was registered under ``name``. Nothing is restored."""
@@ -258,6 +257,16 @@ class CheckpointManager:
         }
         self._saver.save(steps, [piece for state in states.values() for piece in state.pieces], plain)
         self._saved = self._current_progress(steps)
+
+    def poll(self) -> None:
+        """Call ``on_saved`` if the latest checkpoint has become complete in memory. Returns at once."""
+        if self._saver is not None:
+            self._saver.poll()
+
+    def watch(self) -> None:
+        """Have a thread call `poll` until the latest checkpoint is complete in memory."""
+        if self._saver is not None:
+            self._saver.watch()
 
     def wait(self) -> None:
         """Wait until the latest checkpoint is complete. Raises CheckpointError on all ranks if it could not be."""

@@ -1,7 +1,8 @@
 """A rank's side of checkpoints in memory: where it writes its part, and which parts it can restore.
 
-The launcher holds the parts (`flk_runtime.launcher.memory`). A rank asks it on the Unix socket in FLK_MEMORY: one line
-of JSON, and one line that answers it, on a connection for each request. Any thread may call the methods.
+The launcher holds the parts (`flk_runtime.launcher.memory`). A rank asks it on the Unix socket in FLK_MEMORY, on one
+connection: a line of JSON for each request, and a line that answers it. When a part is finished, the rank goes on and
+reads the answer later.
 """
 
 from __future__ import annotations
@@ -27,11 +28,23 @@ class Restorable:
 
 
 class PodMemory:
-    """Checkpoints in the memory of the pods, as one rank uses them."""
+    """Checkpoints in the memory of the pods, as one rank uses them. Only one thread may call the methods.
+
+    To save: `reserve` once. Then write a part to the file at `path` and call `finish`. Before the next part, all ranks
+    tell each other what `is_held` says, and call `settle`.
+    """
 
     def __init__(self, path: str, attempt: int, rank: int) -> None:
         """``path`` is the launcher's socket."""
-        self._path, self._attempt, self._rank = path, attempt, rank
+        self._address, self._attempt, self._rank = path, attempt, rank
+        self._connection: socket.socket | None = None
+        self._received = b""  # an answer that has not arrived as a whole
+        self._waiting = False  # for the answer to `finish`
+        self._answer: dict[str, Any] = {"error": "nothing was saved"}  # the latest one to `finish`
+        self._paths: list[Path] = []  # of the two files for this rank's parts; the next part goes to the first
+        self._size = 0  # bytes that each of them has
+        self._step = -1  # of the latest part
+        self._kept: int | None = None  # step of the latest checkpoint of this attempt that all pods hold
 
     @classmethod
     def of_this_rank(cls, rank: int) -> PodMemory | None:
@@ -43,24 +56,61 @@ class PodMemory:
 
     def reserve(self, size: int) -> str:
         """Make room for parts of ``size`` bytes, with their headers. Returns why there is none; empty: there is."""
-        return str(self._ask("reserve", size=size).get("error", ""))
+        answer = self._ask("reserve", size=size)
+        if "error" in answer:
+            return str(answer["error"])
+        if not self._paths:
+            self._paths = [Path(path) for path in answer["paths"]]
+        self._size = size
+        return ""
 
-    def begin(self, step: int, size: int) -> Path | None:
-        """The file for this rank's part of the checkpoint after ``step``, of about ``size`` bytes.
+    @property
+    def size(self) -> int:
+        """The bytes that were reserved for a part."""
+        return self._size
 
-        It is one of two files that are used in turn. Waits until all pods hold the checkpoint before the last one.
-        None: this checkpoint cannot be kept. End it with `finish` or `cancel`.
+    @property
+    def path(self) -> Path:
+        """The file for this rank's next part. The other file may hold the latest whole checkpoint."""
+        return self._paths[0]
+
+    def finish(self, step: int) -> None:
+        """Have the launcher hold the part in the file at `path`, and copy it to another pod. Returns at once."""
+        self._step = step
+        self._send("finish", path=str(self.path), keep=self._kept)
+        self._waiting = True
+
+    def is_held(self, *, wait: bool) -> bool | None:
+        """Whether this pod, and its partner if it can, hold the part that was finished last.
+
+        None: it is not decided yet, and not to ``wait``. False also if none was finished, or `skip` was called. Raises
+        CheckpointError if the launcher does not answer.
         """
-        path = self._ask("begin", step=step, size=size).get("path")
-        return Path(path) if path else None
+        if self._waiting:
+            answer = self._receive(wait=wait)
+            if answer is None:
+                return None
+            self._answer = answer
+        return "error" not in self._answer
 
-    def finish(self, step: int, world_size: int, path: Path) -> None:
-        """Say that the part in the file is whole: the launcher copies it to another pod, and this rank goes on."""
-        self._checked("finish", step=step, world_size=world_size, path=str(path))
+    @property
+    def refusal(self) -> str:
+        """Why the part that was finished last is not held; empty if it is."""
+        return str(self._answer.get("error", ""))
 
-    def cancel(self, step: int, path: Path) -> None:
-        """Say that the part could not be written, so that no pod keeps this checkpoint."""
-        self._ask("cancel", step=step, path=str(path))
+    def skip(self, why: str) -> None:
+        """Note that this rank has no part of this checkpoint."""
+        self._answer = {"error": why}
+
+    def settle(self, *, whole: bool) -> None:
+        """Go on to the next part. ``whole``: all ranks have said that their latest part is held.
+
+        So the checkpoint is whole, and the next part goes to the file of the one before it. Else the next part replaces
+        the latest one.
+        """
+        if whole:
+            self._kept = self._step
+            self._paths.reverse()
 
     # Restoring
 
@@ -84,6 +134,8 @@ class PodMemory:
         """Say that this rank has restored all it needs, so that parts of other pods need not be kept here."""
         self._ask("restored")
 
+    # The connection
+
     def _checked(self, action: str, **values: Any) -> dict[str, Any]:
         answer = self._ask(action, **values)
         if "error" in answer:
@@ -91,13 +143,38 @@ class PodMemory:
         return answer
 
     def _ask(self, action: str, **values: Any) -> dict[str, Any]:
+        self.is_held(wait=True)  # answers come in the order of the requests
+        self._send(action, **values)
+        answer = self._receive(wait=True)
+        assert answer is not None  # noqa: S101
+        return answer
+
+    def _send(self, action: str, **values: Any) -> None:
         request = {"do": action, "attempt": self._attempt, "rank": self._rank, **values}
         try:
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.connect(self._path)
-                connection.sendall(json.dumps(request).encode() + b"\n")
-                with connection.makefile("rb") as reader:
-                    answer: dict[str, Any] = json.loads(reader.readline())
-                    return answer
+            if self._connection is None:
+                self._connection = socket.socket(socket.AF_UNIX)
+                self._connection.connect(self._address)
+            self._connection.sendall(json.dumps(request).encode() + b"\n")
+        except OSError as error:
+            raise _unanswered(error) from None
+
+    def _receive(self, *, wait: bool) -> dict[str, Any] | None:
+        assert self._connection is not None  # noqa: S101
+        try:
+            while not self._received.endswith(b"\n"):
+                data = self._connection.recv(1 << 16, 0 if wait else socket.MSG_DONTWAIT)
+                if not data:
+                    raise ConnectionError("it has ended")
+                self._received += data
+            answer: dict[str, Any] = json.loads(self._received)
+        except BlockingIOError:
+            return None
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"the launcher does not answer about checkpoints in memory: {error}") from None
+            raise _unanswered(error) from None
+        self._received, self._waiting = b"", False
+        return answer
+
+
+def _unanswered(error: Exception) -> CheckpointError:
+    return CheckpointError(f"the launcher does not answer about checkpoints in memory: {error}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from abc import abstractmethod
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from torch.optim import Optimizer
 
 from flk_runtime import contract
 from flk_runtime.checkpoint.manager import CheckpointManager
-from flk_runtime.checkpoint.state import Piece, State, pieces_of
+from flk_runtime.checkpoint.state import Piece, State, pieces_of, places_of
 from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
@@ -49,6 +50,8 @@ def save(step: int, /, checkpoint: str | os.PathLike[str] | None = None, wait: b
     manager.save(step)
     if wait:
         manager.wait()
+    else:
+        manager.watch()
 
 
 def restore(checkpoint: str | os.PathLike[str] | None = None, **objects: Any) -> int:
@@ -86,11 +89,14 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
 def _register(manager: CheckpointManager, objects: dict[str, Any]) -> None:
     modules = [each for each in objects.values() if isinstance(each, nn.Module)]
     for name, thing in objects.items():
+        known = manager.get(name)
+        if isinstance(known, _TorchState) and known.is_of(thing, modules):
+            continue
         adapted = _adapt(name, thing, modules)
-        if name in manager.names:
-            manager.replace(name, adapted)
-        else:
+        if known is None:
             manager.register(name, adapted)
+        else:
+            manager.replace(name, adapted)
 
 
 def _adapt(name: str, thing: Any, modules: list[nn.Module]) -> Stateful | DistributedStateful:
@@ -127,28 +133,68 @@ class _Values:
         self._values.update(state_dict)
 
 
-class _ModuleState(DistributedStateful):
+class _TorchState(DistributedStateful):
+    """The state of a module or an optimizer, as torch.distributed.checkpoint.state_dict gives it.
+
+    That takes milliseconds. A state that consists of the object's own tensors is used again as long as these stay where
+    they are in memory.
+    """
+
+    def __init__(self) -> None:
+        self._latest: State | None = None
+        self._places: list[Any] | None = None  # of the object's tensors; None: the latest state is not used again
+
+    def save_state(self, name: str) -> State:
+        places = places_of(self._tensors())
+        if self._latest is None or places is None or places != self._places:
+            self._latest, tensors = self._read(name)
+            found = places_of(tensors)  # None where the state is sharded: reading it is collective then
+            own = {address for address, *_ in places or ()}
+            self._places = places if found and all(address in own for address, *_ in found) else None
+        return self._latest
+
+    @abstractmethod
+    def is_of(self, thing: Any, modules: list[nn.Module]) -> bool:
+        """Whether this is the state of ``thing``, which is saved together with these modules."""
+
+    @abstractmethod
+    def _tensors(self) -> list[torch.Tensor]:
+        """All tensors of the object."""
+
+    @abstractmethod
+    def _read(self, name: str) -> tuple[State, list[torch.Tensor]]:
+        """The state, and all tensors of which it consists, also those that other ranks save."""
+
+
+class _ModuleState(_TorchState):
     """The state of a module that may be wrapped."""
 
     def __init__(self, module: nn.Module) -> None:
+        super().__init__()
         self._module = module
         own = module.module if isinstance(module, DistributedDataParallel) else None
         self._shared = {name for name, _ in own.named_parameters(remove_duplicate=False)} if own else set()
+
+    def is_of(self, thing: Any, modules: list[nn.Module]) -> bool:
+        return thing is self._module
+
+    def _tensors(self) -> list[torch.Tensor]:
+        return [*self._module.parameters(), *self._module.buffers()]
 
     def _state(self) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
         return dict(get_model_state_dict(self._module))
 
-    def save_state(self, name: str) -> State:
+    def _read(self, name: str) -> tuple[State, list[torch.Tensor]]:
         pieces: list[Piece] = []
-        plain = {}
-        for key, value in self._state().items():
-            if not isinstance(value, torch.Tensor):
-                plain[key] = value
-            elif key in self._shared or _is_sharded(value) or process_group.rank() == 0:
+        state = self._state()
+        plain = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
+        tensors = {key: value for key, value in state.items() if key not in plain}
+        for key, value in tensors.items():
+            if key in self._shared or _is_sharded(value) or process_group.rank() == 0:
                 pieces += pieces_of((name, key), value)
-        return State(pieces, plain)
+        return State(pieces, plain), [] if plain else list(tensors.values())
 
     def load_state(self, saved: SavedObject) -> None:
         from torch.distributed.checkpoint.state_dict import set_model_state_dict
@@ -159,28 +205,49 @@ class _ModuleState(DistributedStateful):
         set_model_state_dict(self._module, {**state, **{key: saved.plain[key] for key in state if key not in tensors}})
 
 
-class _OptimizerState(DistributedStateful):
+class _OptimizerState(_TorchState):
     """The state of an optimizer whose parameters are in a module that may be wrapped."""
 
     def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
+        super().__init__()
         self._module, self._optimizer = module, optimizer
+
+    def is_of(self, thing: Any, modules: list[nn.Module]) -> bool:
+        return thing is self._optimizer and any(module is self._module for module in modules)
+
+    def save_state(self, name: str) -> State:
+        latest = super().save_state(name)
+        if self._places is None:
+            return latest
+        groups = [  # a scheduler changes the hyperparameters
+            {**group, "params": known["params"]}
+            for group, known in zip(self._optimizer.param_groups, latest.plain["param_groups"], strict=True)
+        ]
+        return State(latest.pieces, {"param_groups": groups})
+
+    def _tensors(self) -> list[torch.Tensor]:
+        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        values = [value for state in self._optimizer.state.values() for value in state.values()]
+        return parameters + [value for value in values if isinstance(value, torch.Tensor)]
 
     def _state(self) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
         return dict(get_optimizer_state_dict(self._module, self._optimizer))
 
-    def save_state(self, name: str) -> State:
+    def _read(self, name: str) -> tuple[State, list[torch.Tensor]]:
         state = self._state()
         shared = isinstance(self._module, DistributedDataParallel) or process_group.rank() == 0
-        pieces = [
-            piece
+        tensors = {
+            (name, "state", own, key): value
             for own, values in state["state"].items()
             for key, value in values.items()
-            if isinstance(value, torch.Tensor) and (shared or _is_sharded(value))
-            for piece in pieces_of((name, "state", own, key), value)
+            if isinstance(value, torch.Tensor)
+        }
+        pieces = [
+            piece for path, value in tensors.items() if shared or _is_sharded(value) for piece in pieces_of(path, value)
         ]
-        return State(pieces, {"param_groups": state["param_groups"]})
+        return State(pieces, {"param_groups": state["param_groups"]}), list(tensors.values())
 
     def load_state(self, saved: SavedObject) -> None:
         from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict

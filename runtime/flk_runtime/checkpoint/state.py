@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,11 +12,11 @@ from flk_runtime.errors import CheckpointError
 
 Path = tuple[str | int, ...]  # where a value is in a nested state: keys of dictionaries, indices of lists
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)  # classes of tensors that are not split
 REFERENCE = "flk.tensor"  # the key of the dictionary that stands for a tensor in a plain state; its value is the name
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """The box of a full tensor that this rank holds: the whole tensor, or a part of one that is sharded."""
 
     path: Path
@@ -59,6 +59,42 @@ def pieces_of(path: Path, value: torch.Tensor) -> list[Piece]:
             if shard.tensor.numel()
         ]
     return [Piece(path, value.detach(), shape, (0,) * value.dim())]
+
+
+class PieceCache:
+    """The pieces of an object, which are made once as long as its tensors stay where they are in memory.
+
+    Pieces alias the tensors, so their values are the current ones. Without it, the pieces take as long to make as the
+    copy of a small model.
+    """
+
+    def __init__(self) -> None:
+        self._made_of: Any = None  # paths and places of the tensors
+        self._pieces: list[Piece] = []
+
+    def pieces(
+        self, tensors: Mapping[Path, torch.Tensor], make: Callable[[Path, torch.Tensor], list[Piece]]
+    ) -> list[Piece]:
+        """What ``make`` returns for each of the tensors; the same list if it is of the same memory as the last one."""
+        places = places_of(tensors.values())
+        made_of = None if places is None else (list(tensors), places)
+        if made_of is None or made_of != self._made_of:
+            self._pieces = [piece for path, value in tensors.items() for piece in make(path, value)]
+            self._made_of = made_of
+        return self._pieces
+
+
+def places_of(tensors: Iterable[torch.Tensor]) -> list[Any] | None:
+    """Where tensors are in memory, and as what; None if one of them is of a subclass, such as a DTensor.
+
+    As long as an alias of each of them exists, nothing else gets its place: tensors with equal places are the same.
+    """
+    places = []
+    for value in tensors:
+        if type(value) not in _PLAIN:
+            return None
+        places.append((value.data_ptr(), value.shape, value.stride(), value.dtype))
+    return places
 
 
 def split_tensors(state: Any, path: Path) -> State:

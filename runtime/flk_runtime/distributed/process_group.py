@@ -73,13 +73,24 @@ def all_true(flag: bool) -> Callable[[], bool]:
     return wait
 
 
-def maximum(value: int) -> int:
-    """The largest of all ranks' values, on every rank. Collective."""
+def maximum(*values: int) -> list[int]:
+    """The largest of all ranks' values, one for each argument, on every rank. Collective."""
+    return begin_maximum(*values)()
+
+
+def begin_maximum(*values: int) -> Callable[[], list[int]]:
+    """Begin to compute what `maximum` returns; the function that is returned waits for it. Collective."""
     if world_size() == 1:
-        return value
-    found = torch.tensor([value], device=comm_device(_CPU))
-    dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    return int(found.item())
+        return lambda: list(values)
+    found = torch.tensor(values, device=comm_device(_CPU))
+    work = dist.all_reduce(found, op=dist.ReduceOp.MAX, async_op=True)
+
+    def result() -> list[int]:
+        if work is not None:
+            work.wait()
+        return [int(each) for each in found.tolist()]
+
+    return result
 
 
 def gather(value: Any) -> list[Any] | None:

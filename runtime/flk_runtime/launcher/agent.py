@@ -39,7 +39,6 @@ from flk_runtime.launcher.rendezvous import (
     SlowRanksChanged,
     StacksGathered,
     StacksRequested,
-    StepHeld,
     ThreadFailed,
 )
 from flk_runtime.launcher.settings import Settings
@@ -88,7 +87,6 @@ class Agent:
         port = self.rendezvous.port if self.rendezvous else settings.rendezvous_port
         self.memory = MemoryService.open(
             settings,
-            report=self._report_parts,
             wake=wakeup.wake,
             failed=lambda error: wakeup.post(ThreadFailed(error)),
             log=self.records.log,
@@ -148,8 +146,6 @@ class Agent:
                     self.records.log(f"{event.failure.summary}; all ranks save and end")
             case SaveAt() if self.preemption and not self.attempt_over:
                 self._stop_ranks(self.preemption, event.step)
-            case StepHeld() if self.memory:
-                self.memory.complete(event.attempt, event.step, whole=event.whole)
             case HandOver() if self.memory:
                 self.memory.hand_over(event.pod, (event.host, event.port), event.parts, self.member.report_handed_over)
             case LetGo():
@@ -333,10 +329,6 @@ class Agent:
             failure = replace(self.ranks.new_failure("deadline"), message=message)
             self.failures.append(failure)
             self.member.report_failure(attempt, failure)
-
-    def _report_parts(self, attempt: int, step: int, *, held: bool) -> None:
-        """Tell the leader whether this pod holds the parts of its ranks. The threads of the memory call this."""
-        self.member.report_parts(attempt, step, held=held)
 
     def _report_restored(self, attempt: AttemptStarted) -> None:
         """Tell the leader, once, where the ranks of this attempt began, if they say so; it is the same in all pods."""

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from flk_runtime.checkpoint import Piece, pieces_of
+from flk_runtime.checkpoint import Path, Piece, pieces_of
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.model import ParallelModel
 
@@ -41,10 +41,10 @@ class DDPModel(ParallelModel):
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         return self.module.no_sync()
 
-    def _pieces_of(self, path: tuple[str, str], value: torch.Tensor) -> list[Piece]:
+    def _pieces_of(self, path: Path, value: torch.Tensor) -> list[Piece]:
         return pieces_of(path, value) if path[1] in self._shared else super()._pieces_of(path, value)
 
-    def state_pieces(self, path: tuple[str | int, ...], parameter: nn.Parameter, value: torch.Tensor) -> list[Piece]:
+    def state_pieces(self, path: Path, parameter: nn.Parameter, value: torch.Tensor) -> list[Piece]:
         return pieces_of(path, value)
 
 

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import Piece, State, pieces_of
+from flk_runtime.checkpoint import Path, Piece, State, pieces_of
 from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.parallel.precision import Precision
@@ -106,10 +106,10 @@ class FSDP2Model(ParallelModel):
         self.reshard()
         super().load_state(saved)
 
-    def _pieces_of(self, path: tuple[str, str], value: torch.Tensor) -> list[Piece]:
+    def _pieces_of(self, path: Path, value: torch.Tensor) -> list[Piece]:
         return pieces_of(path, value) if isinstance(value, DTensor) else super()._pieces_of(path, value)
 
-    def state_pieces(self, path: tuple[str | int, ...], parameter: nn.Parameter, value: torch.Tensor) -> list[Piece]:
+    def state_pieces(self, path: Path, parameter: nn.Parameter, value: torch.Tensor) -> list[Piece]:
         return pieces_of(path, value)
 
     def full_tensor(self, parameter: nn.Parameter) -> torch.Tensor | None:

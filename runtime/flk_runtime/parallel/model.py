@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import DistributedStateful, Piece, State, pieces_of
+from flk_runtime.checkpoint import DistributedStateful, Path, Piece, PieceCache, State, pieces_of
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedObject
@@ -25,6 +25,7 @@ class ParallelModel(DistributedStateful):
     def __init__(self, model: nn.Module, module: nn.Module | None = None) -> None:
         self.model = model  # the user's
         self.module = module or model  # what the user calls in its place: the wrapper, if there is one
+        self._cache = PieceCache()
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """A context in which backward passes accumulate gradients without communication."""
@@ -48,13 +49,14 @@ class ParallelModel(DistributedStateful):
     # Checkpoints: tensors by the names of the user's model; each rank saves what it holds
 
     def save_state(self, name: str) -> State:
-        pieces, plain = [], {}
+        tensors: dict[Path, torch.Tensor] = {}
+        plain = {}
         for key, value in self.model.state_dict().items():
-            if not isinstance(value, torch.Tensor):
-                plain[key] = value
+            if isinstance(value, torch.Tensor):
+                tensors[name, key] = value
             else:
-                pieces += self._pieces_of((name, key), value)
-        return State(pieces, plain)
+                plain[key] = value
+        return State(self._cache.pieces(tensors, self._pieces_of), plain)
 
     def load_state(self, saved: SavedObject) -> None:
         state = self.model.state_dict()
@@ -67,7 +69,7 @@ class ParallelModel(DistributedStateful):
         if rest:
             self.model.load_state_dict(rest, strict=False)
 
-    def _pieces_of(self, path: tuple[str, str], value: torch.Tensor) -> list[Piece]:
+    def _pieces_of(self, path: Path, value: torch.Tensor) -> list[Piece]:
         """What this rank offers of an entry of the model's state_dict; of what is not shared, rank 0's is saved."""
         return pieces_of(path, value) if dist.get_rank() == 0 else []
 
@@ -75,13 +77,11 @@ class ParallelModel(DistributedStateful):
         """The shape of the full parameter."""
         return parameter.shape
 
-    def state_pieces(self, path: tuple[str | int, ...], parameter: nn.Parameter, value: torch.Tensor) -> list[Piece]:
+    def state_pieces(self, path: Path, parameter: nn.Parameter, value: torch.Tensor) -> list[Piece]:
         """What this rank offers of ``value``, from the optimizer's state for ``parameter``."""
         return pieces_of(path, value) if dist.get_rank() == 0 else []
 
-    def empty_state(
-        self, path: tuple[str | int, ...], parameter: nn.Parameter, dtype: torch.dtype
-    ) -> tuple[torch.Tensor, list[Piece]]:
+    def empty_state(self, path: Path, parameter: nn.Parameter, dtype: torch.dtype) -> tuple[torch.Tensor, list[Piece]]:
         """A new tensor for the optimizer's state that is split as ``parameter`` is, and its pieces."""
         value = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
         return value, pieces_of(path, value)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import DistributedStateful, Piece, State, pieces_of
+from flk_runtime.checkpoint import DistributedStateful, Path, Piece, PieceCache, State, pieces_of
 from flk_runtime.errors import CheckpointError, SetupError
 from flk_runtime.parallel.model import ParallelModel
 
@@ -29,9 +29,11 @@ class OptimizerState(DistributedStateful):
 
     def __init__(self, optimizer: Optimizer, parallel: ParallelModel) -> None:
         self._optimizer, self._parallel = optimizer, parallel
+        self._cache = PieceCache()
 
     def save_state(self, name: str) -> State:
-        pieces: list[Piece] = []
+        tensors: dict[Path, torch.Tensor] = {}
+        parameters: dict[Path, nn.Parameter] = {}
         values: dict[str, dict[str, Any]] = {}  # that are neither tensors nor numbers
         numbers: dict[str, str] = {}  # the keys of numbers, with their types
         names = self._names()
@@ -41,13 +43,17 @@ class OptimizerState(DistributedStateful):
                     numbers[key] = type(value).__name__
                     value = torch.tensor(value, dtype=_NUMBERS[type(value)])
                 if isinstance(value, torch.Tensor):
-                    pieces += self._parallel.state_pieces((name, "state", own, key), parameter, value)
+                    path = (name, "state", own, key)
+                    tensors[path], parameters[path] = value, parameter
                 else:
                     values.setdefault(own, {})[key] = value
         groups = [
             {**group, "params": [names[parameter] for parameter in group["params"]]}
             for group in self._optimizer.param_groups
         ]
+        pieces = self._cache.pieces(
+            tensors, lambda path, value: self._parallel.state_pieces(path, parameters[path], value)
+        )
         return State(pieces, {"param_groups": groups, "values": values, "numbers": numbers})
 
     def load_state(self, saved: SavedObject) -> None:

@@ -1,15 +1,16 @@
 """Part files: the share of a checkpoint that one rank holds, as one file that ranks and launchers read alike.
 
 A checkpoint of a job with N ranks consists of N parts. A part is written into a file in tmpfs that is made once and
-used again, so the order in the file is the order in which it is written::
+used again. What does not change from save to save is written once::
 
-    0    prelude   64 bytes: magic, begin and length of the header, CRC-32 of the header
-    64   tensors   raw bytes of each piece of a tensor, each begins at a multiple of 64
-         values    plain values, each as the bytes of torch.save
-         header    JSON: step, ranks, and of each entry its name, its place in the full tensor and in the file
+    0    prelude   128 bytes: which part it is, where its header and values are, checksums
+    128  tensors   raw bytes of each piece of a tensor, each begins at a multiple of 64
+         header    JSON: of each piece its name, its place in the full tensor and in the file; what wrote the part
+         values    plain values, as the bytes of torch.save
 
-The prelude is cleared before anything else changes and written last, so a file with a valid prelude holds a whole part.
-This module uses the standard library only; `flk_runtime.checkpoint.part` reads the tensors.
+The rank that writes the file clears the prelude before anything else changes, and writes an open one last. Its launcher
+then computes the checksum and seals the prelude, so a file with a sealed prelude holds a whole part. This module does
+not import torch; `flk_runtime.checkpoint.part` reads the tensors.
 """
 
 from __future__ import annotations
@@ -19,18 +20,21 @@ import json
 import mmap
 import os
 import struct
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-FORMAT: Final = 1
+from flk_runtime.system.checksum import checksum, crc32
+
+FORMAT: Final = 2
 ALIGNMENT: Final = 64  # bytes
-_MAGIC: Final = b"flk-part"
-_PRELUDE: Final = struct.Struct("<8sQQI")  # magic, begin of the header, its length, its CRC-32
-_CONTRADICTION: Final = "its header contradicts the size of the data"
-_CHUNK: Final = 1 << 24  # bytes over which a checksum is computed at once; zlib releases the GIL meanwhile
+DATA_BEGIN: Final = 128  # bytes of the prelude
+_SEALED: Final = b"flk-part"
+_OPEN: Final = b"flk-open"
+# Magic, format, fields of `Prelude`, CRC-32 of what comes before it.
+_LAYOUT: Final = struct.Struct("<8sHQIIQQIQQ32sI")
+_CHECKSUM: Final = struct.Struct("<I")
 
 
 class PartError(ValueError):
@@ -54,6 +58,11 @@ class Entry:
     offsets: tuple[int, ...] = ()
     size: tuple[int, ...] = ()
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Entry:
+        """The entry from its attributes, after they have travelled as JSON. Raises KeyError or TypeError."""
+        return cls(**{**data, **{name: tuple(data[name]) for name in ("path", "shape", "offsets", "size")}})
+
 
 @dataclass(frozen=True)
 class PartHeader:
@@ -63,95 +72,109 @@ class PartHeader:
     world_size: int  # number of parts of the checkpoint
     rank: int  # that wrote the part
     entries: tuple[Entry, ...]
-    end: int  # of the last entry, in bytes from the beginning of the file
-    checksum: int  # CRC-32 of the bytes from ALIGNMENT to ``end``
     metadata: Mapping[str, Any] = field(default_factory=dict)  # what wrote it: job, code, versions, strategy
 
     def to_json(self) -> bytes:
-        data = {"format": FORMAT, **vars(self), "entries": [vars(entry) for entry in self.entries]}
+        data = {**vars(self), "entries": [vars(entry) for entry in self.entries]}
         return json.dumps(data, separators=(",", ":")).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> PartHeader:
-        """Raises PartError if ``text`` is not the header of a part in a format that this version reads."""
+        """Raises PartError if ``text`` is not what `to_json` returns."""
         with _refusing():
-            data = _parse(text)
-            entries = tuple(Entry(**{**each, **_tuples(each)}) for each in data.pop("entries"))
-            del data["format"]
-            return cls(entries=entries, **data)
+            data = json.loads(text)
+            return cls(entries=tuple(map(Entry.from_dict, data.pop("entries"))), **data)
 
 
-class PartIdentity(NamedTuple):
-    """Which part a file holds."""
+class Prelude(NamedTuple):
+    """The beginning of a part file. Places and lengths are in bytes."""
 
-    step: int  # optimizer steps that the checkpoint was taken after
-    world_size: int  # number of parts of the checkpoint
-    rank: int  # that wrote the part
+    step: int
+    world_size: int
+    rank: int
+    header_begin: int
+    header_length: int
+    header_checksum: int
+    values_begin: int
+    values_length: int
+    attempt: bytes = b""  # ID of the attempt that wrote the part, in ASCII; empty until the part is sealed
+    checksum: int = 0  # CRC-32 of what is between the prelude and `end`
+
+    @property
+    def end(self) -> int:
+        """The number of bytes of the part, from the beginning of its file; the file may be longer."""
+        return self.values_begin + self.values_length
+
+    def to_bytes(self, magic: bytes = _SEALED) -> bytes:
+        """The prelude of a sealed part, or of an open one."""
+        fields = _LAYOUT.pack(magic, FORMAT, *self)
+        return (fields + _CHECKSUM.pack(crc32(fields))).ljust(DATA_BEGIN, b"\0")
+
+    @classmethod
+    def from_bytes(cls, data: bytes, magic: bytes = _SEALED) -> Prelude:
+        """Raises PartError if ``data`` is not the whole prelude of a sealed part, or of an open one."""
+        if len(data) < DATA_BEGIN:
+            raise PartError(f"it has {len(data)} bytes, fewer than the beginning of a part")
+        found, version, *fields = _LAYOUT.unpack_from(data)
+        if found in (bytes(len(magic)), _OPEN) and found != magic:
+            raise PartError("it was not finished")
+        if found != magic:
+            raise PartError("it is not a part of a checkpoint of flk")
+        if version > FORMAT:
+            raise PartError(f"a newer flk wrote it in format {version}, and this one reads up to {FORMAT}")
+        if _CHECKSUM.unpack_from(data, _LAYOUT.size) != (crc32(data[: _LAYOUT.size]),):
+            raise PartError("its beginning is damaged")
+        prelude = cls(*fields)
+        return prelude._replace(attempt=prelude.attempt.rstrip(b"\0"))
 
 
 class PartFile:
-    """A part file that this process writes, again and again: `begin`, then write to `memory`, then `finish`.
+    """A part file that a rank writes, again and again: `begin`, then write to `memory`, then `finish`.
 
     ``memory`` are the first bytes of the file, mapped: the prelude and the tensors.
     """
 
-    def __init__(self, path: str | Path | None, size: int) -> None:
-        """Open or make the file and reserve ``size`` bytes for the prelude and the tensors.
+    def __init__(self, path: str | Path | None, entries: Sequence[Entry], metadata: Mapping[str, Any]) -> None:
+        """Open or make the file, reserve room for the prelude and the tensors, and write the header.
 
-        ``path`` None: memory of this process that no other process reads. Raises OSError, also where the file system
-        has no room: a write to a page that cannot be had would kill the process.
+        ``entries`` are those of the tensors. ``path`` None: memory of this process that no other process reads. Raises
+        OSError, also where the file system has no room: a write to a page that cannot be had would kill the process.
         """
+        self.entries, self.metadata = tuple(entries), metadata
         if path is None:
             self._file = os.memfd_create("flk-part") if hasattr(os, "memfd_create") else _unnamed_file()
         else:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self.path = path
-        size = max(size, ALIGNMENT)
+        self._end = _end(entries)
+        header = _header(entries, metadata)
+        self._header = (self._end, len(header), crc32(header))
         try:
-            if os.fstat(self._file).st_size < size:
+            if os.fstat(self._file).st_size < self._end:
                 if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(self._file, 0, size)
+                    os.posix_fallocate(self._file, 0, self._end)
                 else:
-                    os.ftruncate(self._file, size)
-            self.memory = mmap.mmap(self._file, size)
+                    os.ftruncate(self._file, self._end)
+            self.memory = mmap.mmap(self._file, self._end)
+            self.begin()
+            self._write(self._end, header)
         except BaseException:
             os.close(self._file)
             raise
 
     def begin(self) -> None:
         """Mark the file as unfinished."""
-        self.memory[: _PRELUDE.size] = bytes(_PRELUDE.size)
+        clear(self.memory)
 
-    def append(self, at: int, data: bytes) -> None:
-        """Write ``data`` behind the mapped bytes, ``at`` bytes from the beginning of the file."""
-        view = memoryview(data)
-        while view:
-            written = os.pwrite(self._file, view, at)
-            view, at = view[written:], at + written
+    def finish(self, *, step: int, world_size: int, rank: int, values: bytes) -> PartHeader:
+        """Write plain values behind the header, and mark the file as ready to be sealed. Returns all that is in it.
 
-    def finish(
-        self,
-        *,
-        step: int,
-        world_size: int,
-        rank: int,
-        entries: Sequence[Entry],
-        metadata: Mapping[str, Any],
-    ) -> PartHeader:
-        """Compute the checksum of the entries, write the header, and mark the file as whole."""
-        end = max([ALIGNMENT, *(entry.begin + entry.length for entry in entries)])
-        checksum = self._checksum(end)
-        header = PartHeader(step, world_size, rank, tuple(entries), end, checksum, metadata)
-        text = header.to_json()
-        self.append(end, text)
-        self.memory[: _PRELUDE.size] = _PRELUDE.pack(_MAGIC, end, len(text), zlib.crc32(text))
-        return header
-
-    def read(self, begin: int, length: int) -> memoryview:
-        """``length`` bytes of the file: the mapped memory itself where it holds them."""
-        if begin + length <= len(self.memory):
-            return memoryview(self.memory)[begin : begin + length]
-        return memoryview(os.pread(self._file, length, begin))
+        Raises OSError if the file system has no room.
+        """
+        begin = sum(self._header[:2])
+        self._write(begin, values)
+        prelude = Prelude(step, world_size, rank, *self._header, begin, len(values))
+        self.memory[:DATA_BEGIN] = prelude.to_bytes(_OPEN)
+        return PartHeader(step, world_size, rank, (*self.entries, _value_entry(prelude)), self.metadata)
 
     def close(self) -> None:
         """Unmap and close the file. An unnamed one is freed."""
@@ -159,14 +182,21 @@ class PartFile:
             self.memory.close()
         os.close(self._file)
 
-    def _checksum(self, end: int) -> int:
-        checksum = 0
-        for begin in range(ALIGNMENT, end, _CHUNK):
-            stop = min(end, begin + _CHUNK)
-            mapped = min(stop, max(begin, len(self.memory)))
-            checksum = zlib.crc32(self.read(begin, mapped - begin), checksum)
-            checksum = zlib.crc32(self.read(mapped, stop - mapped), checksum)
-        return checksum
+    def _write(self, at: int, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self._file, view, at)
+            view, at = view[written:], at + written
+
+
+def part_size(entries: Sequence[Entry], metadata: Mapping[str, Any]) -> int:
+    """The bytes of a part with these tensors, and without plain values."""
+    return _end(entries) + len(_header(entries, metadata))
+
+
+def value_name(rank: int) -> str:
+    """The name of the plain values that a rank has written."""
+    return f"flk.{rank}"
 
 
 def align(position: int) -> int:
@@ -174,62 +204,76 @@ def align(position: int) -> int:
     return -(-position // ALIGNMENT) * ALIGNMENT
 
 
-def read_header(path: str | Path) -> PartHeader:
-    """The header of a part file; the data is not read.
-
-    Raises PartError if the file is unfinished, cut off or not a part, and OSError if it cannot be read.
-    """
-    text, begin = _read_text(path)
-    header = PartHeader.from_json(text)
-    if header.end != begin or any(entry.begin + entry.length > begin for entry in header.entries):
-        raise PartError(_CONTRADICTION)
-    return header
+# Files of parts, mapped or read into memory ----------------------------------------------------------------------
 
 
-def read_length(path: str | Path) -> int:
-    """The number of bytes of a part, from the beginning of its file; the file may be longer.
-
-    Raises PartError if the file is unfinished, cut off or not a part, and OSError if it cannot be read.
-    """
-    with open(path, "rb") as file:
-        begin, length, _ = _read_prelude(file.read(_PRELUDE.size))
-    return begin + length
+def clear(memory: mmap.mmap | memoryview) -> None:
+    """Mark a file as one that holds no part."""
+    memory[:DATA_BEGIN] = bytes(DATA_BEGIN)
 
 
-def verify(path: str | Path) -> PartIdentity:
-    """Which part a file holds, whole and undamaged: its header and its data have their checksums.
+def is_sealed(memory: mmap.mmap | memoryview) -> bool:
+    """Whether a file holds a part, which is not checked."""
+    return memory[: len(_SEALED)] == _SEALED
 
-    Raises PartError if the file is unfinished, damaged or not a part, and OSError if it cannot be read.
-    """
-    text, end = _read_text(path)
+
+def sealed_prelude(memory: mmap.mmap | memoryview, attempt: str) -> Prelude:
+    """The prelude that seals the part which a rank has finished; the caller writes it. Raises PartError."""
+    prelude = Prelude.from_bytes(bytes(memory[:DATA_BEGIN]), _OPEN)
+    if not DATA_BEGIN <= prelude.header_begin <= prelude.values_begin <= prelude.end <= len(memory):
+        raise PartError("its beginning contradicts its size")
+    return prelude._replace(attempt=attempt.encode(), checksum=checksum(memory, DATA_BEGIN, prelude.end))
+
+
+def read_prelude(memory: mmap.mmap | memoryview | bytes) -> Prelude:
+    """The prelude of a whole part; the data is not read. Raises PartError if it is unfinished, cut off or no part."""
+    prelude = Prelude.from_bytes(bytes(memory[:DATA_BEGIN]))
+    if prelude.end > len(memory):
+        raise PartError(f"it has {len(memory)} of its {prelude.end} bytes")
+    return prelude
+
+
+def read_header(memory: mmap.mmap | memoryview | bytes) -> PartHeader:
+    """The header of a whole part; the data is not read. Raises PartError if it is unfinished, damaged or no part."""
+    prelude = read_prelude(memory)
+    begin, length = prelude.header_begin, prelude.header_length
+    text = bytes(memory[begin : begin + length])
+    if crc32(text) != prelude.header_checksum:
+        raise PartError("its header is damaged")
     with _refusing():
-        header = _parse(text)  # without making an Entry of each of thousands
-        expected, identity = header["checksum"], PartIdentity(*(header[name] for name in PartIdentity._fields))
-        ends = [each["begin"] + each["length"] for each in header["entries"]]
-        if header["end"] != end or max(ends, default=0) > end:
-            raise PartError(_CONTRADICTION)
-    checksum = 0
-    with (
-        open(path, "rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory,
-        memoryview(memory) as view,
-    ):
-        for begin in range(ALIGNMENT, end, _CHUNK):
-            checksum = zlib.crc32(view[begin : min(end, begin + _CHUNK)], checksum)
-    if checksum != expected:
-        raise PartError("its data has another checksum than its header names")
-    return identity
+        data = json.loads(text)
+        entries = tuple(map(Entry.from_dict, data["entries"]))
+        if any(entry.begin + entry.length > begin for entry in entries):
+            raise PartError("its header contradicts the size of the data")
+        identity = (prelude.step, prelude.world_size, prelude.rank)
+        return PartHeader(*identity, (*entries, _value_entry(prelude)), data["metadata"])
 
 
-def _read_text(path: str | Path) -> tuple[bytes, int]:
-    """The header of a part file, undamaged, and where it begins. Raises as `read_header`."""
-    with open(path, "rb") as file:
-        begin, length, checksum = _read_prelude(file.read(_PRELUDE.size))
-        file.seek(begin)
-        text = file.read(length)
-    if len(text) != length or zlib.crc32(text) != checksum:
-        raise PartError("its header is cut off or damaged")
-    return text, begin
+def verify(memory: mmap.mmap | memoryview | bytes) -> Prelude:
+    """The prelude of a whole and undamaged part. Raises PartError if it is unfinished, damaged or no part."""
+    prelude = read_prelude(memory)
+    check_data(prelude, checksum(memory, DATA_BEGIN, prelude.end))
+    return prelude
+
+
+def check_data(prelude: Prelude, found: int) -> None:
+    """Raise PartError unless the checksum ``found`` is that of the part's data."""
+    if found != prelude.checksum:
+        raise PartError("its data has another checksum than its beginning names")
+
+
+def _end(entries: Sequence[Entry]) -> int:
+    return max([DATA_BEGIN, *(entry.begin + entry.length for entry in entries)])
+
+
+def _header(entries: Sequence[Entry], metadata: Mapping[str, Any]) -> bytes:
+    data = {"entries": [vars(entry) for entry in entries], "metadata": metadata}
+    return json.dumps(data, separators=(",", ":")).encode()
+
+
+def _value_entry(prelude: Prelude) -> Entry:
+    name = value_name(prelude.rank)
+    return Entry(name, (name,), prelude.values_begin, prelude.values_length)
 
 
 @contextlib.contextmanager
@@ -241,30 +285,6 @@ def _refusing() -> Iterator[None]:
         raise
     except (KeyError, TypeError, ValueError) as error:
         raise PartError(f"its header cannot be read: {error}") from None
-
-
-def _parse(text: bytes) -> dict[str, Any]:
-    """The fields of a header. Raises PartError if a newer version wrote it, and KeyError, TypeError or ValueError."""
-    data: dict[str, Any] = json.loads(text)
-    if data["format"] > FORMAT:
-        raise PartError(f"a newer flk wrote it in format {data['format']}, and this one reads up to {FORMAT}")
-    return data
-
-
-def _read_prelude(prelude: bytes) -> tuple[int, int, int]:
-    """Begin, length and checksum of the header. Raises PartError."""
-    if len(prelude) < _PRELUDE.size:
-        raise PartError(f"it has {len(prelude)} bytes, fewer than the beginning of a part")
-    if prelude == bytes(_PRELUDE.size):
-        raise PartError("it was not finished")
-    magic, begin, length, checksum = _PRELUDE.unpack(prelude)
-    if magic != _MAGIC:
-        raise PartError("it is not a part of a checkpoint of flk")
-    return begin, length, checksum
-
-
-def _tuples(entry: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    return {name: tuple(entry[name]) for name in ("path", "shape", "offsets", "size")}
 
 
 def _unnamed_file() -> int:

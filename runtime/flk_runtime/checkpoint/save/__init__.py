@@ -4,7 +4,7 @@
 package, when a run has checkpoints, since it imports torch.distributed.checkpoint.
 """
 
-from flk_runtime.checkpoint.save.saver import RANK_VALUE, Saver
+from flk_runtime.checkpoint.save.saver import Saver
 from flk_runtime.checkpoint.save.writer import Retention
 
-__all__ = ["RANK_VALUE", "Retention", "Saver"]
+__all__ = ["Retention", "Saver"]

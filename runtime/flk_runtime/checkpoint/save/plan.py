@@ -16,7 +16,7 @@ import torch
 from flk_runtime.checkpoint.state import Path, Piece, name_of
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError
-from flk_runtime.system.part import ALIGNMENT, Entry, align
+from flk_runtime.system.part import DATA_BEGIN, Entry, align
 
 
 class Described(NamedTuple):
@@ -42,7 +42,6 @@ class Write(NamedTuple):
 class Plan:
     """What this rank writes in every save of one structure."""
 
-    structure: list[Described]  # of the pieces that this rank holds
     writes: list[Write]
     entries: list[Entry]  # of the writes, in their order
     size: int  # bytes of the part file up to the end of the tensors
@@ -71,7 +70,7 @@ def make_plan(structure: list[Described]) -> Plan:
     structures = process_group.gather(structure)
     writes = process_group.on_main(lambda: assign(structures or []))[process_group.rank()]
     entries = []
-    position = ALIGNMENT
+    position = DATA_BEGIN
     for write in writes:
         described = structure[write.piece]
         offsets, size = rows(described, write)
@@ -89,7 +88,7 @@ def make_plan(structure: list[Described]) -> Plan:
             )
         )
         position = align(position + length)
-    return Plan(structure, writes, entries, position)
+    return Plan(writes, entries, position)
 
 
 def assign(structures: Sequence[Sequence[Described]]) -> list[list[Write]]:
@@ -132,8 +131,8 @@ def rows(described: Described, write: Write) -> tuple[tuple[int, ...], tuple[int
 
 
 def cut(tensor: torch.Tensor, write: Write) -> torch.Tensor:
-    """The rows of a piece that ``write`` writes, as a view."""
-    return tensor[write.begin : write.end] if tensor.dim() else tensor
+    """The rows of a piece that ``write`` writes, as a view; the piece itself if these are all."""
+    return tensor[write.begin : write.end] if tensor.dim() and write.end - write.begin < len(tensor) else tensor
 
 
 def _rows(described: Described) -> int:

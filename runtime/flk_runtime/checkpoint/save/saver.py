@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import secrets
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path as FilePath
 from typing import Any
 
 import torch
 
 from flk_runtime import contract
 from flk_runtime.checkpoint.memory import PodMemory
-from flk_runtime.checkpoint.save.plan import describe, make_plan
+from flk_runtime.checkpoint.save.plan import Described, describe, make_plan
 from flk_runtime.checkpoint.save.staging import StagedPart, Staging
 from flk_runtime.checkpoint.save.writer import Retention, StorageWriter
 from flk_runtime.checkpoint.state import Piece
 from flk_runtime.checkpoint.storage import Destination
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError
+from flk_runtime.system.part import PartHeader
 
-RANK_VALUE = "flk.{rank}"  # name of the plain values that a rank has written
 _GLOBAL = re.compile(r"GLOBAL (\S+)")  # in torch's message: the class that weights_only=True refuses
-_HEADER = 1 << 16  # bytes beside the state that a part file takes, about
+_GROWTH = 1 << 16  # bytes that the plain values may grow by until more memory is reserved
+_POLL = 0.1  # seconds
 _GOES_ON, _PLANS, _FAILED = range(3)  # what a rank says before a save; the largest counts
 
 
@@ -33,8 +37,8 @@ class Saver:
     The copy is a part file in the memory of the pod where its launcher keeps checkpoints (``memory``), else memory of
     this process. Without a ``destination`` nothing is written to storage.
     ``metadata`` says what writes the checkpoints. ``timeout``: seconds that a rank waits in the background for another.
-    ``on_saved(step)`` is called in the background when a checkpoint is complete on all ranks, and ``warn`` with the
-    reason where one failed and training goes on.
+    ``on_saved(step)`` is called when a checkpoint is complete: in storage, by the thread, or else in memory, by `poll`,
+    `save` or `wait`. ``warn`` is called with the reason where one failed and training goes on.
     """
 
     def __init__(
@@ -58,7 +62,11 @@ class Saver:
             store = process_group.store()
             self._writer = StorageWriter(destination, retention, store, token, self._rank, timeout)
         self._staging: Staging | None = None
+        self._layout: list[Any] = []  # of the pieces of the latest plan
         self._thread: threading.Thread | None = None
+        self._step: int | None = None  # of the save that is not known to be complete in memory
+        self._watcher: threading.Thread | None = None
+        self._lock = threading.Lock()  # for `poll`, which another thread may call while this one waits
         self._error: BaseException | None = None
         self._checked = False  # whether plain values have been read back
 
@@ -68,78 +76,146 @@ class Saver:
         A write that is still going on is awaited first. Raises CheckpointError on all ranks if that one failed, if the
         pieces are not whole tensors, or if ``plain`` holds what cannot be read back.
         """
-        self._join()
-        error, self._error = self._error, None
-        structure = describe(pieces)
-        changed = self._staging is None or structure != self._staging.plan.structure
+        error, lost = self._join(), self._loss()
+        # What `describe` tells, as it is at hand.
+        layout = [(each.path, each.tensor.dtype, each.shape, each.offsets, each.tensor.shape) for each in pieces]
+        changed = self._staging is None or layout != self._layout
         failed = error is not None and not self._passes(error)
-        state = process_group.maximum(_FAILED if failed else _PLANS if changed else _GOES_ON)
+        missing = self._memory is not None and not self._memory.is_held(wait=True)
+        state = _FAILED if failed else _PLANS if changed else _GOES_ON
+        agree = process_group.begin_maximum(state, int(missing))
+        values, problem = self._try_to_serialize(plain)  # meanwhile
+        state, missing_anywhere = agree()
         if error is not None:
             if failed:
                 raise error
             if self._rank == 0:
                 self._warn(f"{error}; training goes on, and the next save tries again")
-        part = self._stage(step, structure, pieces, plain, plans=state == _PLANS)
-        self._thread = threading.Thread(target=self._finish, args=(part, step), name="flk-checkpoint", daemon=True)
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Wait until the latest save is complete. Raises CheckpointError, on all ranks alike, if it failed."""
-        self._join()
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    def _join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-
-    def _passes(self, error: BaseException) -> bool:
-        passing = self._destination is None or self._destination.passing_errors
-        return passing and isinstance(error, CheckpointError)
-
-    def _stage(
-        self, step: int, structure: Any, pieces: Sequence[Piece], plain: Mapping[str, Any], *, plans: bool
-    ) -> StagedPart:
-        try:
-            value = self._serialize(plain)
-            problem = None
-        except CheckpointError as error:
-            problem = error
+        if lost:
+            self._warn(f"{lost}; training goes on, and the next save tries again")
+        if self._memory:
+            self._memory.settle(whole=not missing_anywhere)
         if not self._checked:  # later states are of the same types
             _agree(problem)
             self._checked = True
         elif problem is not None:
             raise problem
-        if plans:
-            plan = make_plan(structure)
-            if self._staging is not None:
-                self._staging.close()
-            self._staging = Staging(plan)
-            self._reserve(plan.size + len(value))
+        if state == _PLANS:
+            self._plan(describe(pieces), len(values))
+            self._layout = layout
+        self._stage(step, pieces, values)
+
+    def poll(self) -> None:
+        """Call ``on_saved`` if the latest checkpoint has become complete in memory. Returns at once."""
+        with self._lock:
+            if self._step is not None and self._memory and self._memory.is_held(wait=False):
+                self._held()
+
+    def watch(self) -> None:
+        """Have a thread call `poll` until the latest checkpoint is complete in memory, for a script that does not."""
+        if self._step is not None and not (self._watcher and self._watcher.is_alive()):
+            self._watcher = threading.Thread(target=self._poll_until_held, name="flk-checkpoint-watch", daemon=True)
+            self._watcher.start()
+
+    def wait(self) -> None:
+        """Wait until the latest save is complete.
+
+        Raises CheckpointError if it failed: on all ranks alike if it is in storage, else on those that have no part.
+        """
+        error, lost = self._join(), self._loss()
+        if error is not None:
+            raise error
+        if lost and self._writer is None:
+            raise CheckpointError(lost)
+
+    def _join(self) -> BaseException | None:
+        """Wait until the latest save is complete in storage; what prevented it, else None."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        return error
+
+    def _loss(self) -> str:
+        """Wait until this rank's part of the latest save is held in memory. Returns why it is not; empty: it is."""
+        with self._lock:
+            if self._step is None or self._memory is None:
+                return ""
+            if self._memory.is_held(wait=True):
+                self._held()
+                return ""
+            step, self._step = self._step, None
+            return f"the checkpoint after step {step} is not in memory: {self._memory.refusal}"
+
+    def _poll_until_held(self) -> None:
+        with contextlib.suppress(CheckpointError):  # the next save raises it
+            while self._step is not None:
+                self.poll()
+                time.sleep(_POLL)
+
+    def _held(self) -> None:
+        step, self._step = self._step, None
+        if self._writer is None and step is not None:
+            self._on_saved(step)
+
+    def _passes(self, error: BaseException) -> bool:
+        passing = self._destination is None or self._destination.passing_errors
+        return passing and isinstance(error, CheckpointError)
+
+    def _plan(self, structure: list[Described], values: int) -> None:
+        """Agree with the other ranks on who writes what. ``values``: bytes of the plain values. Collective."""
+        plan = make_plan(structure)
+        if self._staging is not None:
+            self._staging.close()
+        self._staging = Staging(plan, self._metadata)
+        self._reserve(self._staging.size(values))
+
+    def _stage(self, step: int, pieces: Sequence[Piece], values: bytes) -> None:
+        """Copy this rank's part, and have it held in memory and written to storage."""
         assert self._staging is not None  # noqa: S101
-        size = self._staging.plan.size + len(value) + _HEADER
-        path = self._memory.begin(step, size) if self._memory else None
+        path = self._memory_path(self._staging.size(len(values)))
         try:
             part = self._staging.part(path)
-            part.copy(pieces, {RANK_VALUE.format(rank=self._rank): value})
+            header = part.copy(pieces, values, step=step, world_size=self._world_size, rank=self._rank)
         except OSError as error:
-            if self._memory and path:
-                self._memory.cancel(step, path)
+            if self._memory:
+                self._memory.skip(str(error))
             raise CheckpointError(f"there is no memory for a copy of this rank's state: {error}") from error
-        return part
+        if self._memory:
+            with self._lock:
+                if path:
+                    self._memory.finish(step)
+                self._step = step
+        if self._writer:
+            arguments = (self._writer, part, header)
+            self._thread = threading.Thread(target=self._write, args=arguments, name="flk-checkpoint", daemon=True)
+            self._thread.start()
+
+    def _memory_path(self, size: int) -> FilePath | None:
+        """The file in the memory of the pod for a part of this size; None if there is none."""
+        if self._memory is None:
+            return None
+        if size > self._memory.size and (refusal := self._memory.reserve(size + _GROWTH)):
+            self._memory.skip(refusal)
+            return None
+        return self._memory.path
 
     def _reserve(self, size: int) -> None:
         """Make room for this rank's parts in the memory of the pods, or do without on all ranks. Collective."""
         if self._memory is None:
             return
-        refusals = process_group.gather(self._memory.reserve(size + _HEADER))
+        refusals = process_group.gather(self._memory.reserve(size + _GROWTH))
         refusal = process_group.on_main(lambda: next((text for text in refusals or () if text), ""))
         if refusal:
             self._memory = None
             if self._rank == 0:
                 self._warn(f"keeping no checkpoints in memory: {refusal}; {contract.MEMORY_LIMIT} sets the limit")
+
+    def _try_to_serialize(self, plain: Mapping[str, Any]) -> tuple[bytes, CheckpointError | None]:
+        try:
+            return self._serialize(plain), None
+        except CheckpointError as error:
+            return b"", error
 
     def _serialize(self, plain: Mapping[str, Any]) -> bytes:
         buffer = io.BytesIO()
@@ -156,16 +232,11 @@ class Saver:
             ) from error
         return buffer.getvalue()
 
-    def _finish(self, part: StagedPart, step: int) -> None:
-        """In the background: complete the part and write it to storage."""
+    def _write(self, writer: StorageWriter, part: StagedPart, header: PartHeader) -> None:
+        """In the background: write the part to storage."""
         try:
-            assert self._staging is not None  # noqa: S101
-            header = part.finish(step, self._world_size, self._rank, self._metadata)
-            if self._memory and part.path:
-                self._memory.finish(step, self._world_size, part.path)
-            if self._writer:
-                self._writer.write(part, header)
-            self._on_saved(step)
+            writer.write(part, header)
+            self._on_saved(header.step)
         except BaseException as error:
             self._error = error
 

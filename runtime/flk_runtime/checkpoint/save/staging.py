@@ -13,44 +13,36 @@ import torch
 from flk_runtime.checkpoint.part import view_tensor
 from flk_runtime.checkpoint.save.plan import Plan, cut
 from flk_runtime.checkpoint.state import Piece
-from flk_runtime.system.part import Entry, PartFile, PartHeader, align
+from flk_runtime.system.part import Entry, PartFile, PartHeader, part_size
 
 
 class StagedPart:
-    """One copy of this rank's share of a checkpoint: `copy` fills it, `finish` makes it whole, `read` reads it."""
+    """One copy of this rank's share of a checkpoint: `copy` fills it, and then it can be read."""
 
-    def __init__(self, path: FilePath | None, plan: Plan) -> None:
+    def __init__(self, path: FilePath | None, plan: Plan, metadata: Mapping[str, Any]) -> None:
         """``path``: a file in tmpfs; None: memory of this process. Raises OSError if there is no room."""
         self.path = path
         self.plan = plan
-        self.file = PartFile(path, plan.size)
-        self._views = [view_tensor(self.file.memory, e.begin, e.dtype or "", e.size) for e in plan.entries]
-        self._entries: list[Entry] = []
-        self.step = -1
+        self.values = b""
+        """The plain values of the copy."""
+        self._file = PartFile(path, plan.entries, metadata)
+        self._views = [view_tensor(self._file.memory, e.begin, e.dtype or "", e.size) for e in plan.entries]
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            _pin(self.file.memory)
+            _pin(self._file.memory)
 
-    def copy(self, pieces: Sequence[Piece], values: Mapping[str, bytes]) -> None:
-        """Copy this rank's writes out of ``pieces``, and plain ``values`` by name. The device has done it at return."""
-        self.file.begin()
-        on_device = False
-        for view, write in zip(self._views, self.plan.writes, strict=True):
-            tensor = pieces[write.piece].tensor
-            view.copy_(cut(tensor, write), non_blocking=True)
-            on_device |= tensor.is_cuda
-        if on_device:
+    def copy(self, pieces: Sequence[Piece], values: bytes, *, step: int, world_size: int, rank: int) -> PartHeader:
+        """Copy this rank's writes out of ``pieces``, and plain ``values``. The device has done it at return.
+
+        Raises OSError if there is no room for the values.
+        """
+        self._file.begin()
+        sources = [cut(pieces[write.piece].tensor, write) for write in self.plan.writes]
+        if sources:
+            torch._foreach_copy_(self._views, sources, non_blocking=True)
+        if any(source.is_cuda for source in sources):
             torch.cuda.synchronize()
-        self._entries = list(self.plan.entries)
-        position = self.plan.size
-        for name, value in values.items():
-            self.file.append(position, value)
-            self._entries.append(Entry(name, (name,), position, len(value)))
-            position = align(position + len(value))
-
-    def finish(self, step: int, world_size: int, rank: int, metadata: Mapping[str, Any]) -> PartHeader:
-        """Compute the checksum and write the header. Training may go on meanwhile."""
-        self.step = step
-        return self.file.finish(step=step, world_size=world_size, rank=rank, entries=self._entries, metadata=metadata)
+        self.values = values
+        return self._file.finish(step=step, world_size=world_size, rank=rank, values=values)
 
     def tensors(self) -> list[tuple[Entry, torch.Tensor]]:
         """The tensors of the part, as views of its memory."""
@@ -58,20 +50,26 @@ class StagedPart:
 
     def close(self) -> None:
         self._views = []
-        self.file.close()
+        self._file.close()
 
 
 class Staging:
     """The copies of this rank's share of one structure, each in a file that is used again and again."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, metadata: Mapping[str, Any]) -> None:
+        """``metadata`` says what writes the parts."""
+        self.plan, self._metadata = plan, metadata
         self._parts: dict[FilePath | None, StagedPart] = {}
+        self._size = part_size(plan.entries, metadata)
+
+    def size(self, values: int) -> int:
+        """The bytes of a part with ``values`` bytes of plain values."""
+        return self._size + values
 
     def part(self, path: FilePath | None) -> StagedPart:
         """The copy in a file in tmpfs, or in memory of this process (None). Raises OSError as `StagedPart`."""
         if path not in self._parts:
-            self._parts[path] = StagedPart(path, self.plan)
+            self._parts[path] = StagedPart(path, self.plan, self._metadata)
         return self._parts[path]
 
     def close(self) -> None:

@@ -12,9 +12,8 @@ import json
 import os
 import pickle
 import time
-import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import IO, Any, BinaryIO, cast
 
 import torch
@@ -27,6 +26,7 @@ from flk_runtime.checkpoint.state import REFERENCE, Path, name_of
 from flk_runtime.checkpoint.storage.destination import Destination
 from flk_runtime.checkpoint.storage.manifest import Manifest, StoredFile
 from flk_runtime.errors import CheckpointError
+from flk_runtime.system.checksum import crc32
 from flk_runtime.system.part import Entry, PartHeader
 
 _POLL = 0.02  # seconds between two looks at the store at first
@@ -105,7 +105,7 @@ class StorageWriter:
         found = self.destination.measure_new(header.step, self._token, file)
         if found != stored:
             raise OSError(f"{file} has other bytes after writing than were written: is the storage damaged?")
-        return {"file": file, "stored": stored, "entries": [asdict(entry) for entry in entries]}
+        return {"file": file, "stored": stored, "entries": [vars(entry) for entry in entries]}
 
     def _complete(self, key: str, header: PartHeader) -> dict[str, Any] | None:
         """Make the checkpoint visible once all ranks have written theirs; what prevented it, else None."""
@@ -132,7 +132,7 @@ class StorageWriter:
         return None
 
     def _commit(self, header: PartHeader, answers: list[dict[str, Any]]) -> None:
-        parts = [[_entry(each) for each in answer["entries"]] for answer in answers]
+        parts = [[Entry.from_dict(each) for each in answer["entries"]] for answer in answers]
         places = {
             entry_index(entry): _StorageInfo(answer["file"], entry.begin, entry.length)
             for answer, entries in zip(answers, parts, strict=True)
@@ -142,7 +142,7 @@ class StorageWriter:
         with self.destination.create(header.step, self._token, METADATA) as stream:
             stream.write(metadata)
         files = {answer["file"]: StoredFile(*answer["stored"]) for answer in answers}
-        files[METADATA] = StoredFile(len(metadata), zlib.crc32(metadata))
+        files[METADATA] = StoredFile(len(metadata), crc32(metadata))
         manifest = Manifest(header.step, header.world_size, files, header.metadata)
         self.destination.commit(header.step, self._token, manifest.to_json())
 
@@ -186,7 +186,7 @@ class _CountedStream(io.RawIOBase):
         except OSError as error:
             self._error = error
             raise
-        self.checksum = zlib.crc32(data, self.checksum)
+        self.checksum = crc32(data, self.checksum)
         length = memoryview(data).nbytes
         self.size += length
         return length
@@ -200,9 +200,8 @@ def _contents(part: StagedPart, header: PartHeader) -> Iterator[tuple[Entry, Any
     yield from part.tensors()
     for entry in header.entries:
         if entry.dtype is None:
-            blob = bytes(part.file.read(entry.begin, entry.length))
-            yield entry, blob
-            for path, value in _flatten(_plain_objects(blob)):
+            yield entry, part.values
+            for path, value in _flatten(_plain_objects(part.values)):
                 yield Entry(name_of(path), path, 0, 0), value
 
 
@@ -220,10 +219,6 @@ def _flatten(value: Any, path: Path = ()) -> list[tuple[Path, Any]]:
     if isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
         return [pair for index, each in enumerate(value) for pair in _flatten(each, (*path, index))]
     return [(path, value)] if path else []
-
-
-def _entry(data: Mapping[str, Any]) -> Entry:
-    return Entry(**{**data, **{name: tuple(data[name]) for name in ("path", "shape", "offsets", "size")}})
 
 
 def _reason(error: BaseException) -> str:

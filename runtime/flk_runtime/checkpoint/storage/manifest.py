@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from flk_runtime import contract
 from flk_runtime.errors import CheckpointError
+from flk_runtime.system.checksum import crc32
 
 FORMAT: Final = 2
 MANIFEST: Final = "manifest.json"
@@ -68,7 +68,7 @@ def measure(chunks: Iterable[bytes]) -> StoredFile:
     """Size and checksum of a file that consists of these chunks."""
     size = found = 0
     for chunk in chunks:
-        found = zlib.crc32(chunk, found)
+        found = crc32(chunk, found)
         size += len(chunk)
     return StoredFile(size, found)
 

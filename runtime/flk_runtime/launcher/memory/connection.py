@@ -13,15 +13,16 @@ import json
 import mmap
 import os
 import socket
-from pathlib import Path
 from typing import Any, Final
 
 from flk_runtime.launcher import authentication
 from flk_runtime.launcher.settings import Settings
+from flk_runtime.system.checksum import crc32
+from flk_runtime.system.part import DATA_BEGIN, PartError, Prelude, check_data
 
-_CHUNK: Final = 1 << 22  # bytes that are sent or received at once
-_WINDOW: Final = 1 << 26  # bytes of a file that are mapped at once; Python's lock is held meanwhile
-_MAPPED: Final = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # a fault for each page takes longer
+_SENT: Final = 1 << 22  # bytes that are sent at once
+_RECEIVED: Final = 1 << 20  # bytes that are received at once; they stay in the processor's cache for the checksum
+_MORE: Final = getattr(socket, "MSG_MORE", 0)  # a message leaves together with what follows it
 _PLAIN_LIMIT: Final = 1 << 12  # bytes of a line before the other side has authenticated itself
 _SEALED_LIMIT: Final = 1 << 26  # bytes of a line afterwards: headers of parts are long
 _HANDSHAKE_TIMEOUT: Final = 10.0  # seconds
@@ -85,14 +86,14 @@ class DataConnection:
         """Raise TimeoutError after so many seconds without progress; None: wait for ever."""
         self._socket.settimeout(seconds)
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Send a message."""
+    def send(self, message: dict[str, Any], *, more: bool = False) -> None:
+        """Send a message. ``more``: something follows it at once."""
         line = json.dumps(message, separators=(",", ":")).encode()
         if self._key is not None:
             mac = authentication.code(self._key, self._directions[0], self._sent, line)
             self._sent += 1
             line = mac.encode() + line
-        self._socket.sendall(line + b"\n")
+        self._socket.sendall(line + b"\n", _MORE if more else 0)
 
     def receive(self) -> dict[str, Any]:
         """Wait for a message. Raises ConnectionError if the other side ends or does not know the secret."""
@@ -115,29 +116,48 @@ class DataConnection:
             raise ConnectionError("sent what is not a message")
         return message
 
-    def send_file(self, path: Path, length: int) -> None:
-        """Send the first ``length`` bytes of a file."""
-        with open(path, "rb") as file:
-            sent = 0
-            while sent < length:  # in pieces: the timeout is for each of them
-                count = self._socket.sendfile(file, sent, min(_CHUNK, length - sent))
-                if count == 0:
-                    raise ConnectionError("the file became shorter")
-                sent += count
+    def send_part(self, memory: mmap.mmap, length: int, announcement: dict[str, Any]) -> None:
+        """Send a message, and the first ``length`` bytes of a part's file behind it."""
+        self.send(announcement, more=True)
+        with memoryview(memory) as view:
+            for begin in range(0, length, _SENT):  # the timeout is for each piece
+                with view[begin : min(length, begin + _SENT)] as piece:
+                    self._socket.sendall(piece)
 
-    def receive_file(self, path: Path, length: int) -> None:
-        """Write the next ``length`` bytes to the beginning of a file in tmpfs that has at least as many."""
-        with open(path, "r+b") as file:
-            for begin in range(0, length, _WINDOW):
-                size = min(_WINDOW, length - begin)
-                with mmap.mmap(file.fileno(), size, flags=_MAPPED, offset=begin) as memory, memoryview(memory) as view:
-                    self._fill(view)
+    def receive_part(self, memory: mmap.mmap, length: int) -> Prelude:
+        """Receive a part of ``length`` bytes into its file, all but its prelude, which is returned.
+
+        Raises PartError if it is no part, or was damaged on its way. The connection can be used further then.
+        """
+        beginning = self._receive_exactly(min(length, DATA_BEGIN))
+        checksum = 0
+        with memoryview(memory) as view:
+            for begin in range(DATA_BEGIN, length, _RECEIVED):
+                with view[begin : min(length, begin + _RECEIVED)] as piece:
+                    self._fill(piece)
+                    checksum = crc32(piece, checksum)
+        prelude = Prelude.from_bytes(beginning)
+        if prelude.end != length:
+            raise PartError(f"it has {length} of its {prelude.end} bytes")
+        check_data(prelude, checksum)
+        return prelude
+
+    def skip_part(self, length: int) -> None:
+        """Receive a part of ``length`` bytes for which there is no room."""
+        while length > 0:
+            length -= len(self._receive_exactly(min(length, _RECEIVED)))
+
+    def _receive_exactly(self, length: int) -> bytes:
+        data = self._reader.read(length)
+        if len(data) < length:
+            raise ConnectionError("ended in the middle of a part")
+        return data
 
     def _fill(self, view: memoryview) -> None:
         received = 0
         while received < len(view):
-            with view[received : received + _CHUNK] as piece:
-                count = self._reader.readinto(piece)
+            with view[received:] as rest:
+                count = self._reader.readinto(rest)
             if not count:
                 raise ConnectionError("ended in the middle of a part")
             received += count

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from flk_runtime.launcher.memory.connection import DataConnection, RefusedError
-from flk_runtime.launcher.memory.plan import Part
-from flk_runtime.launcher.memory.store import NoRoomError, PartStore, check_part
+from flk_runtime.launcher.memory.plan import CheckpointId, Part
+from flk_runtime.launcher.memory.store import AttemptEndedError, NoRoomError, PartStore, check_part
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.system.part import PartError, read_header, read_length
+from flk_runtime.system.part import PartError, read_header, read_prelude, verify
 
 _STRANGERS: Final = 64  # connections that may wait for their authentication at once; others are closed
-_SLOT_TIMEOUT: Final = 5.0  # seconds until a file is free: the message that frees it may come after the part
+_SLOT_TIMEOUT: Final = 5.0  # seconds until a file is free that another thread still uses
 
 
 class Exchange:
@@ -67,7 +67,8 @@ class Exchange:
             case "reserve":
                 self._reserve(connection, int(message["rank"]), int(message["size"]))
             case "put":
-                self._take(connection, Part.from_json(message["part"]), int(message["length"]))
+                keep = CheckpointId(*message["keep"]) if message["keep"] else None
+                self._take(connection, Part.from_json(message["part"]), int(message["length"]), keep)
             case "header":
                 self._give_header(connection, Part.from_json(message["part"]))
             case "get":
@@ -78,52 +79,52 @@ class Exchange:
     def _reserve(self, connection: DataConnection, rank: int, size: int) -> None:
         self.ranks.add(rank)
         try:
-            self._store.reserve(rank, size)
-        except NoRoomError as error:
-            connection.send({"error": f"no room: {error}"})
-        else:
-            connection.send({})
-
-    def _take(self, connection: DataConnection, part: Part, length: int) -> None:
-        """Receive a copy of a part. A part that is cut off or damaged on its way is not kept."""
-        if self._store.path(part):
-            connection.send({"held": True})
-            return
-        try:
-            path = self._store.begin(part.rank, length, _SLOT_TIMEOUT)
+            self._store.reserve(rank, size, _SLOT_TIMEOUT)
         except (NoRoomError, TimeoutError) as error:
             connection.send({"error": f"no room: {error}"})
-            return
-        try:
-            connection.send({})
-            connection.receive_file(path, length)
-            check_part(path, part)
-            self._store.hold(path, part)
-        except PartError as error:
-            self._cancel(path)
-            connection.send({"error": f"the part arrived damaged: {error}"})
-        except BaseException:
-            self._cancel(path)
-            raise
         else:
             connection.send({})
 
-    def _cancel(self, path: Any) -> None:
-        with contextlib.suppress(ValueError):  # another attempt has begun meanwhile
-            self._store.cancel(path)
+    def _take(self, connection: DataConnection, part: Part, length: int, keep: CheckpointId | None) -> None:
+        """Receive a copy of a part. A part that is cut off or damaged on its way is not kept."""
+        answer: dict[str, Any] = {}
+        slot = None
+        try:
+            if not self._store.path(part):
+                slot = self._store.begin(part, length, _SLOT_TIMEOUT, keep=keep)
+        except (NoRoomError, TimeoutError) as error:
+            answer = {"error": f"no room: {error}"}
+        except AttemptEndedError:
+            pass  # the sender will hear of it
+        if slot is None:
+            connection.skip_part(length)
+            connection.send(answer)
+            return
+        try:
+            prelude = connection.receive_part(slot.memory, length)
+            check_part(prelude, part)
+        except PartError as error:
+            self._store.cancel(slot)
+            connection.send({"error": f"the part arrived damaged: {error}"})
+        except BaseException:
+            self._store.cancel(slot)
+            raise
+        else:
+            with contextlib.suppress(AttemptEndedError):
+                self._store.hold(slot, prelude)
+            connection.send({})
 
     def _give_header(self, connection: DataConnection, part: Part) -> None:
-        with self._store.reading(part) as path:
-            connection.send({"header": read_header(path).to_json().decode()} if path else {"error": "not held"})
+        with self._store.reading(part) as memory:
+            connection.send({"header": read_header(memory).to_json().decode()} if memory else {"error": "not held"})
 
     def _give(self, connection: DataConnection, part: Part) -> None:
-        with self._store.reading(part) as path:
-            if path is None:
+        with self._store.reading(part) as memory:
+            if memory is None:
                 connection.send({"error": "not held"})
                 return
-            length = read_length(path)
-            connection.send({"length": length})
-            connection.send_file(path, length)
+            length = read_prelude(memory).end
+            connection.send_part(memory, length, {"length": length})
 
 
 class Fetcher:
@@ -140,19 +141,24 @@ class Fetcher:
     def fetch(self, part: Part, holders: list[int]) -> None:
         """Have the store hold an undamaged part. Raises OSError or NoRoomError, of the last holder that was asked."""
         with self._lock:
-            path = self._store.path(part)
-            if path and part in self._checked:
-                return
-            try:
-                if path:
-                    check_part(path, part)
-            except PartError:
-                self._store.forget(part)
-                path = None
-            if path is None:
+            if not self._holds(part):
                 others = [pod for pod in holders if pod != self._settings.pod]
                 self._try_each(others, lambda connection: self._receive(connection, part))
             self._checked.add(part)
+
+    def _holds(self, part: Part) -> bool:
+        """Whether the store holds a part; it is undamaged."""
+        with self._store.reading(part) as memory:
+            if memory is None:
+                return False
+            try:
+                if part not in self._checked:
+                    verify(memory)
+                return True
+            except PartError:
+                pass
+        self._store.forget(part)
+        return False
 
     def header(self, part: Part, holders: list[int]) -> str:
         """The header of a part as JSON, as one of its holders tells it. Raises OSError."""
@@ -183,14 +189,14 @@ class Fetcher:
     def _receive(self, connection: DataConnection, part: Part) -> None:
         connection.send({"do": "get", "part": part})
         length = int(_checked(connection.receive())["length"])
-        path = self._store.begin(part.rank, length, _SLOT_TIMEOUT, fetched=part.rank not in self._own_ranks)
+        slot = self._store.begin(part, length, _SLOT_TIMEOUT, fetched=part.rank not in self._own_ranks)
         try:
-            connection.receive_file(path, length)
-            check_part(path, part)
-            self._store.hold(path, part)
+            prelude = connection.receive_part(slot.memory, length)
+            check_part(prelude, part)
         except BaseException:
-            self._store.cancel(path)
+            self._store.cancel(slot)
             raise
+        self._store.hold(slot, prelude)
 
 
 def _checked(answer: dict[str, Any]) -> dict[str, Any]:

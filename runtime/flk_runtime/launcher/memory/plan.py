@@ -1,4 +1,4 @@
-"""What the leader decides about checkpoints in memory: which one is restored, who holds copies, what is whole.
+"""What the leader decides about checkpoints in memory: which one is restored, and who holds copies.
 
 Pure functions and data. A checkpoint is whole when the parts of all its ranks are held by members of the attempt, and
 all parts were written in the same attempt, so parts of two states never meet.
@@ -6,7 +6,7 @@ all parts were written in the same attempt, so parts of two states never meet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -156,31 +156,3 @@ def ranks_text(ranks: Sequence[int]) -> str:
     """The first of some ranks, for people."""
     shown = ", ".join(map(str, ranks[:8]))
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}, …" if len(ranks) > 8 else f"ranks {shown}"
-
-
-class Completion:
-    """Which checkpoints of an attempt all pods hold, as they report them to the leader."""
-
-    def __init__(self, pods: Iterable[int]) -> None:
-        self._pods = frozenset(pods)
-        self._reported: dict[int, set[int]] = {}  # by step
-        self._failed: set[int] = set()  # steps of which a part is missing
-
-    def add(self, pod: int, step: int, *, held: bool) -> bool | None:
-        """Add the report of a pod: whether it holds the parts of its ranks.
-
-        Returns True if now all pods hold theirs, and False if they never will; None if nothing is decided, or was
-        decided before.
-        """
-        if step in self._failed:
-            return None
-        if not held:
-            self._failed.add(step)
-            self._reported.pop(step, None)
-            return False
-        pods = self._reported.setdefault(step, set())
-        pods.add(pod)
-        if pods != self._pods:
-            return None
-        self._reported = {other: reported for other, reported in self._reported.items() if other > step}
-        return True

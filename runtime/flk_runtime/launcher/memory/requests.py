@@ -1,7 +1,7 @@
 """Answers the ranks of this pod: where they write their parts, what is restored, where a part of it is.
 
-Each request is a connection to a Unix socket: one line of JSON, and one line that answers it. A rank has the path of
-the socket in FLK_MEMORY. The other side is `flk_runtime.checkpoint.memory`.
+A rank has the path of a Unix socket in FLK_MEMORY. It sends its requests on one connection, each a line of JSON, and
+reads a line that answers each. The other side is `flk_runtime.checkpoint.memory`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from typing import Any, Final
 
 _LINE_LIMIT: Final = 1 << 16  # bytes
 _BACKLOG: Final = 256
-_TIMEOUT: Final = 10.0  # seconds in which a rank sends its request and reads the answer
 
 
 class Requests:
-    """A server for the ranks of this pod, with a thread for each request, since some of them wait."""
+    """A server for the ranks of this pod, with a thread for each rank, since some requests wait."""
 
     def __init__(self, path: Path, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        """``answer`` is called in the thread of each request. Raises OSError."""
+        """``answer`` is called in the thread of each rank. Raises OSError."""
         self.path = path
         self._answer = answer
         path.unlink(missing_ok=True)  # of a launcher that was killed
@@ -31,17 +30,15 @@ class Requests:
         self._listener.listen(_BACKLOG)
 
     def run(self) -> None:
-        """Accept requests, for ever."""
+        """Accept connections, for ever."""
         while True:
             sock, _ = self._listener.accept()
-            threading.Thread(target=self._serve, args=(sock,), name="memory-request", daemon=True).start()
+            threading.Thread(target=self._serve, args=(sock,), name="memory-requests", daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
-        with sock:
-            sock.settimeout(_TIMEOUT)
+        with sock, sock.makefile("rb") as reader:
             try:
-                with sock.makefile("rb") as reader:
-                    request = json.loads(reader.readline(_LINE_LIMIT))
-                sock.sendall(json.dumps(self._answer(request)).encode() + b"\n")
+                while line := reader.readline(_LINE_LIMIT):
+                    sock.sendall(json.dumps(self._answer(json.loads(line))).encode() + b"\n")
             except (OSError, ValueError, KeyError, TypeError):
-                return  # the rank was killed, and another request of it makes no sense
+                return  # the rank was killed, or is no rank of flk's

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from flk_runtime.launcher.memory import room
 from flk_runtime.launcher.memory.connection import listen, reason
-from flk_runtime.launcher.memory.copies import Copies
 from flk_runtime.launcher.memory.exchange import Exchange, Fetcher
-from flk_runtime.launcher.memory.plan import CheckpointId, Inventory, MemoryPlan, Part, lonely_parts, ranks_text
+from flk_runtime.launcher.memory.partner import Partner
+from flk_runtime.launcher.memory.plan import Inventory, MemoryPlan, Part, lonely_parts, ranks_text
 from flk_runtime.launcher.memory.requests import Requests
 from flk_runtime.launcher.memory.store import AttemptEndedError, NoRoomError, PartStore, mebibytes
 from flk_runtime.launcher.settings import Settings
@@ -21,24 +20,18 @@ from flk_runtime.system.part import PartError, read_header
 
 _SOCKET: Final = "socket"
 _ENDED: Final = {"error": "the attempt is over"}  # the answer to a rank that was killed meanwhile
-_BEGIN_TIMEOUT: Final = 300.0  # seconds that a rank waits for a free file: all pods hold the last checkpoint by then
+_FREE_TIMEOUT: Final = 30.0  # seconds until a thread of the attempt before uses no file of a rank any more
 
 
 class _Attempt:
     """What belongs to one attempt."""
 
-    def __init__(self, number: int, plan: MemoryPlan, copies: Copies, fetcher: Fetcher, ranks: range) -> None:
-        self.number, self.plan, self.copies, self.fetcher, self.ranks = number, plan, copies, fetcher, ranks
-        self.copied: dict[CheckpointId, set[int]] = {}  # ranks of this pod whose part of a checkpoint is done
+    def __init__(self, number: int, plan: MemoryPlan, partner: Partner, fetcher: Fetcher, ranks: range) -> None:
+        self.number, self.plan, self.partner, self.fetcher, self.ranks = number, plan, partner, fetcher, ranks
         self.restoring = set(ranks)
+        self.restored_copied = threading.Event()  # the partner has what it has to get of the restored checkpoint
         self.reserved: dict[int, int] = {}  # bytes of a part, by rank
         self.said = ""  # how much memory its checkpoints take, as the log says
-
-
-class Report(Protocol):
-    """Tells the leader whether this pod holds the parts of its ranks."""
-
-    def __call__(self, attempt: int, step: int, *, held: bool) -> None: ...
 
 
 class MemoryService:
@@ -49,18 +42,17 @@ class MemoryService:
         settings: Settings,
         store: PartStore,
         *,
-        report: Report,
         wake: Callable[[], None],
         failed: Callable[[BaseException], None],
         log: Callable[[str], None],
     ) -> None:
-        """``report`` tells the leader, and ``wake`` is called when `busy` may have become false or a rank has restored.
+        """``wake`` is called when `busy` may have become false after it was true, or a rank has restored.
 
         ``failed`` receives the exception with which a thread ended, which is a bug in flk. All are called in other
         threads. Raises OSError.
         """
         self._settings, self._store = settings, store
-        self._report, self._wake, self._failed, self._log = report, wake, failed, log
+        self._wake, self._failed, self._log = wake, failed, log
         self._lock = threading.Lock()
         self._attempt: _Attempt | None = None
         self._listener = listen(settings)
@@ -74,7 +66,6 @@ class MemoryService:
         cls,
         settings: Settings,
         *,
-        report: Report,
         wake: Callable[[], None],
         failed: Callable[[BaseException], None],
         log: Callable[[str], None],
@@ -91,7 +82,7 @@ class MemoryService:
             folder = room.own_folder(root, settings.job, settings.job_uid, settings.pod_in_job)
             store = PartStore(folder, room.limit(root, settings.memory_limit))
             store.load(log)
-            return cls(settings, store, report=report, wake=wake, failed=failed, log=log)
+            return cls(settings, store, wake=wake, failed=failed, log=log)
         except OSError as error:
             log(f"keeps no checkpoints in memory: {root}: {reason(error)}")
             return None
@@ -116,41 +107,42 @@ class MemoryService:
         if plan is None:
             return
         pod = self._settings.pod
-        partner = plan.partners.get(pod)
-        target = None if partner is None else (partner, plan.addresses[partner])
-        copies = Copies(self._settings, self._store, target, self._copied, self._log)
+        target = plan.partners.get(pod)
+        partner = Partner(
+            self._settings, self._store, None if target is None else (target, plan.addresses[target]), self._log
+        )
         fetcher = Fetcher(self._settings, self._store, plan.addresses.__getitem__, ranks)
+        attempt = _Attempt(number, plan, partner, fetcher, ranks)
         with self._lock:
-            self._attempt = _Attempt(number, plan, copies, fetcher, ranks)
-        self._start_thread("memory-copies", copies.run)
-        for part in lonely_parts(restore, pod) if restore else ():
-            copies.add(part)
+            self._attempt = attempt
+        lonely = lonely_parts(restore, pod) if restore else []
+        if not lonely:
+            attempt.restored_copied.set()
+            return
+
+        def copy() -> None:
+            for part in lonely:
+                partner.send(part)
+            attempt.restored_copied.set()
+            self._wake()
+
+        self._start_thread("memory-copies", copy)
 
     def stop(self) -> None:
         """End the attempt. The parts stay."""
         with self._lock:
             attempt, self._attempt = self._attempt, None
         if attempt:
-            attempt.copies.stop()
-
-    def complete(self, number: int, step: int, *, whole: bool) -> None:
-        """Handle what the leader says of a checkpoint: all pods hold their parts, or never will."""
-        attempt = self._attempt
-        if attempt is None or attempt.number != number:
-            return
-        for checkpoint in {part.checkpoint for part in self._store.parts()}:
-            if (checkpoint.written_in, checkpoint.step) != (attempt.plan.attempt_id, step):
-                continue
-            if whole:
-                self._store.drop_older(checkpoint, {*attempt.ranks, *self._exchange.ranks})
-            else:
-                self._store.drop(checkpoint)
+            attempt.partner.stop()
 
     @property
     def busy(self) -> bool:
-        """Whether the partner may still get copies of parts of this pod."""
+        """Whether the partner still gets copies of the parts that this attempt began with.
+
+        A rank that saves before it ends waits until the partner has its part.
+        """
         attempt = self._attempt
-        return attempt is not None and attempt.copies.busy
+        return attempt is not None and not attempt.restored_copied.is_set()
 
     def close(self, *, remove: bool) -> None:
         """End the service. ``remove``: the parts are not needed any more."""
@@ -175,35 +167,17 @@ class MemoryService:
 
         ``done`` is called in another thread with the pod and the parts that it holds now.
         """
-        results: dict[Part, bool] = {}
 
-        def sent(part: Part, held: bool) -> None:
-            results[part] = held
-            if len(results) == len(parts):
-                given = [part for part in parts if results[part]]
-                if given:
-                    ranks = ranks_text([part.rank for part in given])
-                    self._log(f"this pod ends; pod {pod} holds the parts of {ranks} of the checkpoint in memory now")
-                done(pod, given)
-                copies.stop()
+        def send() -> None:
+            partner = Partner(self._settings, self._store, (pod, address), self._log)
+            given = [part for part in parts if partner.send(part)]
+            partner.stop()
+            if given:
+                ranks = ranks_text([part.rank for part in given])
+                self._log(f"this pod ends; pod {pod} holds the parts of {ranks} of the checkpoint in memory now")
+            done(pod, given)
 
-        copies = Copies(self._settings, self._store, (pod, address), sent, self._log)
-        for part in parts:
-            copies.add(part)
-        self._start_thread("memory-hand-over", copies.run)
-
-    # Copies ------------------------------------------------------------------------------------------------------
-
-    def _copied(self, part: Part, held: bool) -> None:
-        """The partner has a copy of a part, or cannot have one."""
-        attempt = self._attempt
-        if attempt and part.checkpoint.written_in == attempt.plan.attempt_id:
-            ranks = attempt.copied.setdefault(part.checkpoint, set())
-            ranks.add(part.rank)
-            if ranks == set(attempt.ranks):
-                del attempt.copied[part.checkpoint]
-                self._report(attempt.number, part.checkpoint.step, held=True)
-        self._wake()
+        self._start_thread("memory-hand-over", send)
 
     # Requests of ranks -------------------------------------------------------------------------------------------
 
@@ -229,9 +203,10 @@ class MemoryService:
         return self._with_part(attempt, request, self._header_of)
 
     def _header_of(self, attempt: _Attempt, part: Part, holders: list[int]) -> dict[str, Any]:
-        path = self._store.path(part)
-        text = read_header(path).to_json().decode() if path else attempt.fetcher.header(part, holders)
-        return {"header": text}
+        with self._store.reading(part) as memory:
+            if memory:
+                return {"header": read_header(memory).to_json().decode()}
+        return {"header": attempt.fetcher.header(part, holders)}
 
     def _do_part(self, attempt: _Attempt, request: dict[str, Any]) -> dict[str, Any]:
         """The file of one part of the checkpoint that is restored. It is fetched if another pod holds it."""
@@ -254,6 +229,8 @@ class MemoryService:
         part, holders = Part(restore.checkpoint, rank), restore.holders[rank]
         try:
             return action(attempt, part, holders)
+        except AttemptEndedError:
+            return _ENDED
         except (OSError, NoRoomError, PartError, TimeoutError) as error:
             why = reason(error) if isinstance(error, OSError) else str(error)
             return {"error": f"cannot get the part of rank {rank} from {_pods(holders)}: {why}"}
@@ -270,15 +247,15 @@ class MemoryService:
         """Make room for the parts of a rank, here and at the partner."""
         rank, size = int(request["rank"]), int(request["size"])
         try:
-            self._store.reserve(rank, size)
-        except NoRoomError as error:
+            paths = self._store.reserve(rank, size, _FREE_TIMEOUT)
+        except (NoRoomError, TimeoutError) as error:
             return {"error": f"no room for checkpoints in the memory of pod {self._settings.pod}: {error}"}
-        attempt.copies.reserve(rank, size)
+        attempt.partner.reserve(rank, size)
         with self._lock:
             attempt.reserved[rank] = size
             if set(attempt.reserved) == set(attempt.ranks) and self._settings.pod == 0 and attempt.number == 0:
                 self._say_size(attempt)
-        return {}
+        return {"paths": list(map(str, paths))}
 
     def _say_size(self, attempt: _Attempt) -> None:
         copies = 2 if attempt.plan.partners else 1
@@ -293,35 +270,22 @@ class MemoryService:
             f"for them (limit {mebibytes(self._store.limit)})"
         )
 
-    def _do_begin(self, attempt: _Attempt, request: dict[str, Any]) -> dict[str, Any]:
-        """A file for the next part of a rank."""
-        rank = int(request["rank"])
+    def _do_finish(self, attempt: _Attempt, request: dict[str, Any]) -> dict[str, Any]:
+        """The part that a rank has written is whole: hold it, and answer when the partner has a copy, if it can."""
         try:
-            path = self._store.begin(rank, int(request["size"]), _BEGIN_TIMEOUT, attempt=attempt.plan.attempt_id)
-            return {"path": str(path)}
+            part = self._store.seal(Path(str(request["path"])), attempt.plan.attempt_id)
         except AttemptEndedError:
             return _ENDED
-        except (NoRoomError, TimeoutError) as error:
-            self._give_up(attempt, int(request["step"]))
+        except PartError as error:
             return {"error": str(error)}
-
-    def _do_finish(self, attempt: _Attempt, request: dict[str, Any]) -> dict[str, Any]:
-        """The part that a rank has written is whole."""
-        checkpoint = CheckpointId(attempt.plan.attempt_id, int(request["step"]), int(request["world_size"]))
-        part = Part(checkpoint, int(request["rank"]))
-        self._store.hold(Path(str(request["path"])), part, attempt=attempt.plan.attempt_id)
-        attempt.copies.add(part)
+        keep = None
+        if request["keep"] is not None:
+            keep = part.checkpoint._replace(step=int(request["keep"]))
+            self._store.settle(keep, {*attempt.ranks, *self._exchange.ranks})
+        attempt.partner.send(part, keep)
+        # The rank may overwrite the part of the restored checkpoint after this.
+        attempt.restored_copied.wait()
         return {}
-
-    def _do_cancel(self, attempt: _Attempt, request: dict[str, Any]) -> dict[str, Any]:
-        """A rank could not write its part."""
-        with contextlib.suppress(ValueError):
-            self._store.cancel(Path(str(request["path"])), attempt=attempt.plan.attempt_id)
-        self._give_up(attempt, int(request["step"]))
-        return {}
-
-    def _give_up(self, attempt: _Attempt, step: int) -> None:
-        self._report(attempt.number, step, held=False)
 
 
 def _pods(holders: list[int]) -> str:

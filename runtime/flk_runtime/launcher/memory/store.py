@@ -2,28 +2,29 @@
 
 The ranks of the pod write into these files themselves, so their parts are held without a copy. A file is made once and
 used again: of each rank whose parts are held here there are two, so that one whole part exists while the next one is
-written. A part stays until all pods hold the parts of a newer checkpoint.
+written. The beginning of a file says whether it holds a whole part, and which one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import mmap
 import os
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from flk_runtime.launcher.memory.plan import CheckpointId, Part
-from flk_runtime.system.part import PartError, verify
+from flk_runtime.system import part as part_file
+from flk_runtime.system.part import PartError, Prelude
+
+T = TypeVar("T")
 
 _FILES: Final = 2  # for each rank whose parts are held
 _SUFFIX: Final = ".part"
-_LABEL: Final = ".json"  # beside a whole part: which one it is
 
 
 class NoRoomError(Exception):
@@ -31,21 +32,26 @@ class NoRoomError(Exception):
 
 
 class AttemptEndedError(Exception):
-    """The attempt of a rank has ended, so that it gets no file."""
+    """The attempt that wrote a part has ended, so that the part is not held."""
 
 
 @dataclass(eq=False)
-class _File:
+class Slot:
     """A file that holds a part, or is free for one."""
 
     path: Path
     rank: int  # whose parts it is for
-    size: int  # bytes that it takes
-    part: Part | None = None  # that it holds, whole
-    written: bool = False  # somebody writes into it
-    attempt: str | None = None  # of the rank of this pod that writes it; None: the launcher of another pod does
+    memory: mmap.mmap  # the whole file
+    part: Part | None = None  # that it held when the launcher looked last
+    written: bool = False  # the launcher writes into it
     readers: int = 0
     fetched: bool = False  # it is needed for the restoring only
+
+    def held(self) -> Part | None:
+        """The part that the file holds; None also if a rank has begun to write the next one into it."""
+        if self.part and not part_file.is_sealed(self.memory):
+            self.part = None
+        return self.part
 
 
 class PartStore:
@@ -56,128 +62,128 @@ class PartStore:
         self.folder = folder
         self.limit = limit
         self._changed = threading.Condition()
-        self._files: list[_File] = []
+        self._slots: list[Slot] = []
         self._next = 0  # number of the next file
         self._attempt = ""  # ID of the running attempt, see `keep_only`
         self._ended = ""  # ID of the attempt before
-        self._kept: CheckpointId | None = None  # that the running attempt began from
+        self._kept: CheckpointId | None = None  # the latest that is known to be whole
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def load(self, log: Callable[[str], None]) -> None:
         """Find the parts that an earlier launcher of this pod has left, and remove what is not a whole one."""
         for path in sorted(self.folder.glob(f"*{_SUFFIX}")):
             self._next = max(self._next, int(path.stem) + 1)
-            label = path.with_suffix(_LABEL)
             try:
-                part = Part.from_json(json.loads(label.read_text()))
-                check_part(path, part)
-            except FileNotFoundError:  # it was being written
-                path.unlink(missing_ok=True)
-            except (OSError, ValueError, TypeError) as error:
+                slot = Slot(path, 0, _map(path))
+                if part_file.is_sealed(slot.memory):
+                    slot.part = _part_of(part_file.verify(slot.memory))
+                    slot.rank = slot.part.rank
+                    self._slots.append(slot)
+                else:  # it was being written
+                    path.unlink()
+            except (OSError, ValueError) as error:
                 log(f"dropped a part of a checkpoint in memory: {error}")
                 path.unlink(missing_ok=True)
-                label.unlink(missing_ok=True)
-            else:
-                self._files.append(_File(path, part.rank, path.stat().st_size, part))
-        for label in self.folder.glob(f"*{_LABEL}"):
-            if not label.with_suffix(_SUFFIX).exists():
-                label.unlink(missing_ok=True)
 
     # What is held ------------------------------------------------------------------------------------------------
 
     def parts(self) -> list[Part]:
         """All whole parts."""
         with self._changed:
-            return sorted({file.part for file in self._files if file.part})
+            return sorted({part for slot in self._slots if (part := slot.held())})
 
     def path(self, part: Part) -> Path | None:
         """The file of a part; None if it is not held."""
         with self._changed:
-            file = self._find(part)
-            return file.path if file else None
+            slot = self._find(part)
+            return slot.path if slot else None
 
     @contextlib.contextmanager
-    def reading(self, part: Part) -> Iterator[Path | None]:
-        """The file of a part, which nobody writes into meanwhile; None if the part is not held."""
+    def reading(self, part: Part) -> Iterator[mmap.mmap | None]:
+        """The file of a part, which the launcher does not write into meanwhile; None if the part is not held."""
         with self._changed:
-            file = self._find(part)
-            if file:
-                file.readers += 1
+            slot = self._find(part)
+            if slot:
+                slot.readers += 1
         try:
-            yield file.path if file else None
+            yield slot.memory if slot else None
         finally:
-            if file:
-                with self._changed:
-                    file.readers -= 1
-                    self._changed.notify_all()
-
-    @property
-    def used(self) -> int:
-        """Bytes that all files take."""
-        with self._changed:
-            return sum(file.size for file in self._files)
+            if slot:
+                self._release(slot)
 
     # Writing -----------------------------------------------------------------------------------------------------
 
-    def reserve(self, rank: int, size: int) -> None:
-        """Make the files for the parts of a rank, of ``size`` bytes each. Raises NoRoomError."""
+    def reserve(self, rank: int, size: int, timeout: float) -> list[Path]:
+        """Make the two files for the parts of a rank, of ``size`` bytes each; one that holds a part comes last.
+
+        Waits until the launcher does not write into them any more. Raises NoRoomError if they do not fit, and
+        TimeoutError.
+        """
         with self._changed:
-            own = [file for file in self._files if file.rank == rank and not file.fetched]
-            for file in own:
-                if not file.written and not file.readers and not file.part:
-                    self._grow(file, size)
-            for _ in range(_FILES - len(own)):
+            self._wait(lambda: not any(slot.written for slot in self._own(rank)), timeout, rank)
+            for slot in self._own(rank):
+                self._grow(slot, size)
+            while len(self._own(rank)) < _FILES:
                 self._make(rank, size)
+            first, *_, last = sorted(self._own(rank), key=lambda slot: slot.held() is not None)
+            return [first.path, last.path]
 
-    def begin(self, rank: int, size: int, timeout: float, *, attempt: str | None = None, fetched: bool = False) -> Path:
-        """A file for the next part of a rank. Waits until one is free. End it with `hold` or `cancel`.
+    def seal(self, path: Path, attempt: str) -> Part:
+        """Hold the part that a rank of this pod has finished in the attempt with this ID.
 
-        ``attempt``: a rank of this pod writes it, in the attempt with this ID. A rank that was killed while it waited
-        must not take the file that its successor needs. ``fetched``: the file exists until `drop_fetched`. Raises
-        NoRoomError if the part does not fit, AttemptEndedError if the attempt has ended, and TimeoutError.
+        Raises PartError if the rank has not finished one, AttemptEndedError, and ValueError if the file is none of
+        these.
         """
-        deadline = time.monotonic() + timeout
         with self._changed:
-            while True:
-                if attempt not in (None, self._attempt):
+            slot = next((slot for slot in self._slots if slot.path == path), None)
+            if slot is None:
+                raise ValueError(f"{path} is no file for parts")
+            slot.readers += 1
+        try:
+            prelude = part_file.sealed_prelude(slot.memory, attempt)  # computes the checksum, which takes a while
+            with self._changed:
+                if attempt != self._attempt:
                     raise AttemptEndedError
-                own = [file for file in self._files if file.rank == rank and not file.fetched]
-                free = [file for file in own if not (file.part or file.written or file.readers)]
-                if free and not fetched:
-                    file = free[0]
-                    self._grow(file, size)
-                    break
-                if fetched or len(own) < _FILES:
-                    file = self._make(rank, size)
-                    file.fetched = fetched
-                    break
-                if not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
-                    raise TimeoutError(f"no file for rank {rank} became free within {timeout:.0f} s")
-            file.written, file.attempt = True, attempt
-            return file.path
+                return self._hold(slot, prelude)
+        finally:
+            self._release(slot)
 
-    def hold(self, path: Path, part: Part, *, attempt: str | None = None) -> None:
-        """Keep the whole part that has been written into a file, unless its attempt has ended meanwhile.
+    def begin(
+        self, part: Part, length: int, timeout: float, *, keep: CheckpointId | None = None, fetched: bool = False
+    ) -> Slot:
+        """A file for a part that another launcher sends. End it with `hold` or `cancel`.
 
-        ``attempt`` is that of `begin`. Raises ValueError if nobody writes into the file in this attempt.
+        ``keep`` is the latest checkpoint that the sender knows to be whole. Waits until a file of the rank is free.
+        ``fetched``: the file exists until `drop_fetched`. Raises NoRoomError if the part does not fit,
+        AttemptEndedError if it comes too late, and TimeoutError.
         """
         with self._changed:
-            file = self._written(path, attempt)
-            if part.checkpoint.written_in == self._ended and part.checkpoint != self._kept:  # it comes too late
-                file.written = False
-                self._changed.notify_all()
-                return
-            label = path.with_suffix(_LABEL)
-            temporary = label.with_suffix(".tmp")
-            temporary.write_text(json.dumps(part))
-            os.replace(temporary, label)
-            file.written, file.part, file.size = False, part, path.stat().st_size
-            self._changed.notify_all()
+            self._refuse_late(part)
+            if fetched:
+                slot = self._make(part.rank, length)
+                slot.fetched = True
+            else:
+                if keep:
+                    self._settle(keep)
+                slot = self._wait(lambda: self._slot_for(part.rank, keep, length), timeout, part.rank)
+                self._refuse_late(part)
+                self._clear(slot)
+                self._grow(slot, length)
+            slot.written = True
+            return slot
 
-    def cancel(self, path: Path, *, attempt: str | None = None) -> None:
-        """Free a file into which no whole part was written. Raises ValueError as `hold` does."""
+    def hold(self, slot: Slot, prelude: Prelude) -> None:
+        """Hold the whole part that has been written into a file. Raises AttemptEndedError if it comes too late."""
         with self._changed:
-            self._written(path, attempt).written = False
+            slot.written = False
+            self._changed.notify_all()
+            self._refuse_late(_part_of(prelude))
+            self._hold(slot, prelude)
+
+    def cancel(self, slot: Slot) -> None:
+        """Free a file into which no whole part was written."""
+        with self._changed:
+            slot.written = False
             self._changed.notify_all()
 
     # What may go -------------------------------------------------------------------------------------------------
@@ -190,110 +196,150 @@ class PartStore:
         """
         with self._changed:
             self._ended, self._attempt, self._kept = self._attempt, attempt, checkpoint
-            for file in self._files:
-                file.written = file.written and file.attempt is None
-                if file.part and file.part.checkpoint != checkpoint:
-                    self._free(file)
+            for slot in self._slots:
+                part = slot.held()
+                if part is None or part.checkpoint != checkpoint:
+                    self._clear(slot)
             self._changed.notify_all()
 
-    def drop_older(self, checkpoint: CheckpointId, ranks: set[int]) -> None:
-        """Free the files of other checkpoints, since all pods hold this one, unless they are of later steps.
+    def settle(self, checkpoint: CheckpointId, ranks: set[int]) -> None:
+        """Free the files of older checkpoints, since all pods hold this one.
 
         Of the ranks in ``ranks`` parts will be held here; free files of others are removed.
         """
         with self._changed:
-            for file in self._files:
-                if file.part and file.part.checkpoint != checkpoint and file.part.checkpoint.step <= checkpoint.step:
-                    self._free(file)
-            self._remove(lambda file: file.fetched or file.rank not in ranks)
-            self._changed.notify_all()
-
-    def drop(self, checkpoint: CheckpointId) -> None:
-        """Free the files of one checkpoint, of which a part is missing in another pod."""
-        with self._changed:
-            for file in self._files:
-                if file.part and file.part.checkpoint == checkpoint:
-                    self._free(file)
-            self._changed.notify_all()
+            self._settle(checkpoint)
+            self._remove(lambda slot: slot.fetched or slot.rank not in ranks)
 
     def forget(self, part: Part) -> None:
         """Free the file of a part that is damaged."""
         with self._changed:
-            file = self._find(part)
-            if file:
-                self._free(file)
+            slot = self._find(part)
+            if slot:
+                self._clear(slot)
 
     def drop_fetched(self) -> None:
         """Remove the files that were needed for the restoring only."""
         with self._changed:
-            for file in self._files:
-                if file.fetched and file.part:
-                    self._free(file)
-            self._remove(lambda file: file.fetched)
+            for slot in self._slots:
+                if slot.fetched and slot.part:
+                    self._clear(slot)
+            self._remove(lambda slot: slot.fetched)
 
     def remove(self) -> None:
         """Remove the folder."""
         with self._changed:
-            self._files.clear()
+            self._slots.clear()
             shutil.rmtree(self.folder, ignore_errors=True)
 
     # With the lock held ------------------------------------------------------------------------------------------
 
-    def _find(self, part: Part) -> _File | None:
-        return next((file for file in self._files if file.part == part), None)
+    def _own(self, rank: int) -> list[Slot]:
+        return [slot for slot in self._slots if slot.rank == rank and not slot.fetched]
 
-    def _written(self, path: Path, attempt: str | None) -> _File:
-        file = next((file for file in self._files if file.path == path and file.written), None)
-        if file is None or file.attempt != attempt:
-            raise ValueError(f"{path} is not being written")
-        return file
+    def _find(self, part: Part) -> Slot | None:
+        return next((slot for slot in self._slots if slot.held() == part), None)
 
-    def _free(self, file: _File) -> None:
-        file.part = None
-        file.path.with_suffix(_LABEL).unlink(missing_ok=True)
+    def _slot_for(self, rank: int, keep: CheckpointId | None, length: int) -> Slot | None:
+        """A file for a copy that nobody uses: one without a part, or else one with a part of no whole checkpoint."""
+        unused = [slot for slot in self._own(rank) if not (slot.written or slot.readers)]
+        for slot in unused:
+            if slot.held() is None:
+                return slot
+        if len(self._own(rank)) < _FILES:
+            return self._make(rank, length)
+        return next((slot for slot in unused if slot.part and slot.part.checkpoint not in (keep, self._kept)), None)
 
-    def _remove(self, chosen: Callable[[_File], bool]) -> None:
+    def _wait(self, ready: Callable[[], T | None], timeout: float, rank: int) -> T:
+        """Wait until ``ready`` returns what is true."""
+        result = self._changed.wait_for(ready, timeout)
+        if not result:
+            raise TimeoutError(f"no file for rank {rank} became free within {timeout:.0f} s")
+        return result
+
+    def _refuse_late(self, part: Part) -> None:
+        if part.checkpoint.written_in == self._ended and part.checkpoint != self._kept:
+            raise AttemptEndedError
+
+    def _settle(self, checkpoint: CheckpointId) -> None:
+        """Free the files of checkpoints that are older than this one of the running attempt.
+
+        Only ranks and `begin` write into the files: a rank may have begun to do so.
+        """
+        if checkpoint == self._kept or checkpoint.written_in != self._attempt:
+            return
+        self._kept = checkpoint
+        for slot in self._slots:
+            if slot.part and slot.part.checkpoint != checkpoint and slot.part.checkpoint.step <= checkpoint.step:
+                slot.part = None
+        self._changed.notify_all()
+
+    def _hold(self, slot: Slot, prelude: Prelude) -> Part:
+        slot.memory[: part_file.DATA_BEGIN] = prelude.to_bytes()
+        slot.part = _part_of(prelude)
+        return slot.part
+
+    def _clear(self, slot: Slot) -> None:
+        slot.part = None
+        part_file.clear(slot.memory)
+
+    def _remove(self, chosen: Callable[[Slot], bool]) -> None:
         """Remove free files."""
-        gone = [file for file in self._files if chosen(file) and not (file.part or file.written or file.readers)]
-        for file in gone:
-            file.path.unlink(missing_ok=True)
-            self._files.remove(file)
+        gone = [slot for slot in self._slots if chosen(slot) and not (slot.held() or slot.written or slot.readers)]
+        for slot in gone:
+            slot.path.unlink(missing_ok=True)
+            self._slots.remove(slot)
 
-    def _make(self, rank: int, size: int) -> _File:
+    def _release(self, slot: Slot) -> None:
+        with self._changed:
+            slot.readers -= 1
+            self._changed.notify_all()
+
+    def _make(self, rank: int, size: int) -> Slot:
         path = self.folder / f"{self._next:06d}{_SUFFIX}"
-        file = _File(path, rank, 0)
         self._next += 1
         path.touch(mode=0o600)
         try:
-            self._grow(file, size)
+            self._allocate(path, 0, size)
         except NoRoomError:
             path.unlink()
             raise
-        self._files.append(file)
-        return file
+        slot = Slot(path, rank, _map(path))
+        self._slots.append(slot)
+        return slot
 
-    def _grow(self, file: _File, size: int) -> None:
-        """Have a file take at least ``size`` bytes of memory now: a write to a page that is not there kills a rank."""
-        if size <= file.size:
-            return
-        total = sum(other.size for other in self._files if other is not file) + size
+    def _grow(self, slot: Slot, size: int) -> None:
+        if size > len(slot.memory):
+            self._allocate(slot.path, len(slot.memory), size)
+            slot.memory = _map(slot.path)  # whoever reads the file has the old mapping of the same memory
+
+    def _allocate(self, path: Path, has: int, size: int) -> None:
+        """Have a file take ``size`` bytes of memory now: a write to a page that is not there kills a rank."""
+        total = sum(len(slot.memory) for slot in self._slots) - has + size
         if total > self.limit:
             raise NoRoomError(f"{mebibytes(total)} are needed and the limit is {mebibytes(self.limit)}")
         try:
-            with open(file.path, "r+b") as stream:
+            with open(path, "r+b") as stream:
                 os.posix_fallocate(stream.fileno(), 0, size)
         except OSError as error:
             raise NoRoomError(f"{self.folder}: {error.strerror}") from None
-        file.size = size
 
 
-def check_part(path: Path, part: Part) -> None:
-    """Raise PartError if a file is not this whole and undamaged part, and OSError if it cannot be read."""
-    found = verify(path)
-    if found != (part.checkpoint.step, part.checkpoint.world_size, part.rank):
-        raise PartError(f"it is the part of rank {found.rank} of {found.world_size} after step {found.step}")
+def check_part(prelude: Prelude, part: Part) -> None:
+    """Raise PartError if ``prelude`` is not that of this part."""
+    if _part_of(prelude) != part:
+        raise PartError(f"it is the part of rank {prelude.rank} of {prelude.world_size} after step {prelude.step}")
 
 
 def mebibytes(size: int) -> str:
     """A number of bytes for people."""
     return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.1f} MiB"
+
+
+def _part_of(prelude: Prelude) -> Part:
+    return Part(CheckpointId(prelude.attempt.decode(), prelude.step, prelude.world_size), prelude.rank)
+
+
+def _map(path: Path) -> mmap.mmap:
+    with open(path, "r+b") as file:
+        return mmap.mmap(file.fileno(), 0)

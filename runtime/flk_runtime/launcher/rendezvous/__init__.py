@@ -41,7 +41,6 @@ from flk_runtime.launcher.rendezvous.messages import (
     SlowRanksChanged,
     StacksGathered,
     StacksRequested,
-    StepHeld,
     ThreadFailed,
 )
 from flk_runtime.launcher.rendezvous.server import Server
@@ -61,6 +60,5 @@ __all__ = [
     "SlowRanksChanged",
     "StacksGathered",
     "StacksRequested",
-    "StepHeld",
     "ThreadFailed",
 ]

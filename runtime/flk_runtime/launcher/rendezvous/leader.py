@@ -16,7 +16,7 @@ from flk_runtime.launcher.failures import bad_nodes, job_record, new_record, pro
 from flk_runtime.launcher.hangs.overseer import Overseer
 from flk_runtime.launcher.hangs.stragglers import Stragglers
 from flk_runtime.launcher.memory import Inventory, MemoryPlan
-from flk_runtime.launcher.memory.plan import Completion, make_plan
+from flk_runtime.launcher.memory.plan import make_plan
 from flk_runtime.launcher.policy import Decision, decide, needs_new_pod
 from flk_runtime.launcher.preemption import Preemption
 from flk_runtime.launcher.rendezvous.departures import Departures, with_parts
@@ -33,7 +33,6 @@ from flk_runtime.launcher.rendezvous.messages import (
     Join,
     Leave,
     Message,
-    PartsHeld,
     PreemptionRequest,
     PreemptionStarted,
     RanksEnded,
@@ -44,7 +43,6 @@ from flk_runtime.launcher.rendezvous.messages import (
     StacksReport,
     StacksRequested,
     StacksWanted,
-    StepHeld,
     SuccessReport,
 )
 from flk_runtime.launcher.settings import Settings
@@ -103,7 +101,6 @@ class Leader:
         self._secondary: Failure | None = None  # has been reported and will end the attempt
         self._preemption: Preemption | None = None  # of the running attempt
         self._urgent = False  # it happens because a pod has to stop
-        self._completion = Completion(())  # of the checkpoints in memory of the running attempt
         self._end_at = 0.0  # time at which it does
         self._record: JobRecord | None = None
         self._join_deadline = self._progress_at = self._joining_since = now
@@ -170,10 +167,6 @@ class Leader:
                 self._send_target(self._preemption.add_boundaries(pod, boundaries))
             case RanksEnded(attempt, saved) if self._is_current(attempt):
                 self._handle_ranks_end(pod, saved, now)
-            case PartsHeld(attempt, step, held) if self._is_current(attempt):
-                whole = self._completion.add(pod, step, held=held)
-                if whole is not None:
-                    self._send_to_all(StepHeld(attempt, step, whole))
             case Restored(attempt, step, source) if self._history and self._history[-1].number == attempt:
                 self._history[-1] = replace(self._history[-1], restored=step, restored_from=source)
             case Departure(memory):
@@ -377,7 +370,6 @@ class Leader:
         plan, loss = make_plan(uuid.uuid4().hex, inventories, {pod: self._joined[pod].node for pod in pods})
         if loss:
             self._log(loss)
-        self._completion = Completion(pods)
         self._keeps_memory = plan is not None
         return plan
 

@@ -37,7 +37,6 @@ from flk_runtime.launcher.rendezvous.messages import (
     Leave,
     LetGo,
     Message,
-    PartsHeld,
     PreemptionRequest,
     PreemptionStarted,
     RanksEnded,
@@ -49,7 +48,6 @@ from flk_runtime.launcher.rendezvous.messages import (
     StacksReport,
     StacksRequested,
     StacksWanted,
-    StepHeld,
     SuccessReport,
 )
 from flk_runtime.launcher.rendezvous.thread import start_thread
@@ -67,7 +65,6 @@ _Outgoing = (
     | PreemptionRequest
     | BoundaryReport
     | RanksEnded
-    | PartsHeld
     | Restored
     | Departure
     | HandedOver
@@ -152,10 +149,6 @@ class Member:
     def report_ranks_ended(self, attempt: AttemptStarted, saved: int | None) -> None:
         """Say that all ranks of this pod have ended in a preemption, and after which step they have saved."""
         self._put(RanksEnded(attempt.number, saved))
-
-    def report_parts(self, attempt: int, step: int, *, held: bool) -> None:
-        """Say whether this pod and its partner hold the parts of its ranks. Any thread may call this."""
-        self._put(PartsHeld(attempt, step, held))
 
     def report_restored(self, attempt: AttemptStarted, step: int, source: str) -> None:
         """Say after which step the ranks have begun, and from what."""
@@ -280,7 +273,7 @@ class Member:
                 self._attempt, self._ready = message, False
                 self._history, self._history_from = message.history, self._leader
                 self._post(message)
-            case PreemptionStarted() | SaveAt() | StepHeld() if self._attempt:
+            case PreemptionStarted() | SaveAt() if self._attempt:
                 self._post(message)
             case AttemptEnded() if self._attempt:
                 self._end_attempt(message.failure)

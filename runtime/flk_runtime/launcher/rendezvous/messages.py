@@ -92,15 +92,6 @@ class RanksEnded:
 
 
 @dataclass(frozen=True)
-class PartsHeld:
-    """Whether this pod, and its partner, hold the parts that its ranks have written after ``step``."""
-
-    attempt: int
-    step: int
-    held: bool
-
-
-@dataclass(frozen=True)
 class Restored:
     """Where the ranks of this attempt have begun: after ``step``, from what ``source`` names."""
 
@@ -211,15 +202,6 @@ class SaveAt:
 
 
 @dataclass(frozen=True)
-class StepHeld:
-    """All pods hold their parts of the checkpoint after ``step`` (``whole``), or a part is missing for ever."""
-
-    attempt: int
-    step: int
-    whole: bool
-
-
-@dataclass(frozen=True)
 class AttemptEnded:
     """The attempt is over in every pod: end the ranks."""
 
@@ -292,7 +274,6 @@ Event = (
     AttemptStarted
     | PreemptionStarted
     | SaveAt
-    | StepHeld
     | AttemptEnded
     | HandOver
     | LetGo
@@ -311,7 +292,6 @@ Message = (
     | PreemptionRequest
     | BoundaryReport
     | RanksEnded
-    | PartsHeld
     | Restored
     | Departure
     | HandedOver
@@ -322,7 +302,6 @@ Message = (
     | AttemptStarted
     | PreemptionStarted
     | SaveAt
-    | StepHeld
     | AttemptEnded
     | HandOver
     | LetGo
@@ -344,7 +323,6 @@ _CLASSES: dict[str, Callable[..., Message]] = {
         PreemptionRequest,
         BoundaryReport,
         RanksEnded,
-        PartsHeld,
         Restored,
         Departure,
         HandedOver,
@@ -355,7 +333,6 @@ _CLASSES: dict[str, Callable[..., Message]] = {
         AttemptStarted,
         PreemptionStarted,
         SaveAt,
-        StepHeld,
         AttemptEnded,
         HandOver,
         LetGo,

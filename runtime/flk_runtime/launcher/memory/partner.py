@@ -1,0 +1,136 @@
+"""The partner of this pod in one attempt: the launcher of another pod that gets copies of this pod's parts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from flk_runtime.launcher.memory.connection import DataConnection, RefusedError, reason
+from flk_runtime.launcher.memory.plan import CheckpointId, Part
+from flk_runtime.launcher.memory.store import PartStore
+from flk_runtime.launcher.settings import Settings
+from flk_runtime.system.part import PartError, read_prelude
+
+_RETRY: Final = 0.2  # seconds between two tries to reach the partner
+_PAUSE: Final = 30.0  # seconds after the partner could not be reached in which it is not tried again
+
+T = TypeVar("T")
+
+
+class Partner:
+    """Sends parts to the partner. Any thread may call the methods; each that runs has a connection of its own."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: PartStore,
+        partner: tuple[int, tuple[str, int]] | None,
+        log: Callable[[str], None],
+    ) -> None:
+        """``partner`` is its pod and address; None: there is none, and nothing is sent."""
+        self._settings, self._store, self._partner, self._log = settings, store, partner, log
+        self._lock = threading.Lock()
+        self._idle: list[DataConnection] = []
+        self._used: set[DataConnection] = set()
+        self._stopped = False
+        self._unreachable_until = 0.0  # time.monotonic
+        self._complained = False
+
+    def send(self, part: Part, keep: CheckpointId | None = None) -> bool:
+        """Send a copy of a part that the store holds; whether the partner has it now.
+
+        ``keep`` is the latest checkpoint of this attempt that is known to be whole.
+        """
+        return self._exchange(lambda connection: self._send(connection, part, keep)) or False
+
+    def reserve(self, rank: int, size: int) -> None:
+        """Have the partner make room for the parts of a rank."""
+
+        def ask(connection: DataConnection) -> None:
+            connection.send({"do": "reserve", "rank": rank, "size": size})
+            _expect_ok(connection)
+
+        self._exchange(ask)
+
+    def stop(self) -> None:
+        """Have every call return, now and later."""
+        with self._lock:
+            self._stopped = True
+            for connection in self._used:
+                connection.interrupt()
+            for connection in self._idle:
+                connection.close()
+            self._idle.clear()
+
+    def _exchange(self, action: Callable[[DataConnection], T]) -> T | None:
+        """Do something with a connection to the partner, and return what that returns; None: it is not reached.
+
+        Tries again for the time of a lease, and then says why not.
+        """
+        if not self._partner or time.monotonic() < self._unreachable_until:
+            return None
+        deadline = time.monotonic() + self._settings.lease
+        while not self._stopped:
+            try:
+                result = self._try(action, self._partner[1])
+                self._complained = False
+                return result
+            except (OSError, PartError) as error:
+                if self._stopped:
+                    return None
+                if isinstance(error, RefusedError) or time.monotonic() >= deadline:
+                    text = reason(error) if isinstance(error, OSError) else str(error)
+                    self._complain(text, self._partner)
+                    self._unreachable_until = time.monotonic() + _PAUSE
+                    return None
+                time.sleep(_RETRY)
+        return None
+
+    def _try(self, action: Callable[[DataConnection], T], address: tuple[str, int]) -> T:
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        if connection is None:
+            connection = DataConnection.connect(address, self._settings)
+        with self._lock:
+            self._used.add(connection)
+            if self._stopped:
+                connection.interrupt()
+        works = False
+        try:
+            result = action(connection)
+            works = True
+            return result
+        finally:
+            with self._lock:
+                self._used.discard(connection)
+                if works and not self._stopped:
+                    self._idle.append(connection)
+                else:
+                    connection.close()
+
+    def _complain(self, why: str, partner: tuple[int, tuple[str, int]]) -> None:
+        with self._lock:
+            complained, self._complained = self._complained, True
+        if not complained:
+            pod, (host, port) = partner
+            self._log(
+                f"pod {pod} at {host}:{port} holds no copies of this pod's checkpoints: {why}; if this pod is lost, "
+                "the job falls back to a checkpoint on its volume, or starts again"
+            )
+
+    def _send(self, connection: DataConnection, part: Part, keep: CheckpointId | None) -> bool:
+        with self._store.reading(part) as memory:
+            if memory is None:  # its attempt has ended
+                return False
+            length = read_prelude(memory).end
+            connection.send_part(memory, length, {"do": "put", "part": part, "length": length, "keep": keep})
+            _expect_ok(connection)
+            return True
+
+
+def _expect_ok(connection: DataConnection) -> None:
+    answer = connection.receive()
+    if "error" in answer:
+        raise RefusedError(str(answer["error"]))

@@ -1,0 +1,142 @@
+"""States that are used again for the next save: they follow every change of the object."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from flk_runtime.checkpoint import Path, Piece, PieceCache, pieces_of
+from flk_runtime.checkpoint.script import _ModuleState, _OptimizerState
+
+
+def values(pieces: list[Piece]) -> dict[str, Any]:
+    return {piece.name: piece.tensor.clone() for piece in pieces}
+
+
+def equal(found: dict[str, Any], expected: dict[str, Any]) -> bool:
+    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_pieces_are_made_once_for_the_same_memory() -> None:
+    cache, made = PieceCache(), []
+
+    def make(path: Path, value: torch.Tensor) -> list[Piece]:
+        made.append(path)
+        return pieces_of(path, value)
+
+    value = torch.zeros(3)
+    first = cache.pieces({("a",): value}, make)
+    value += 1
+    assert cache.pieces({("a",): value.detach()}, make) is first
+    assert first[0].tensor.tolist() == [1, 1, 1]
+    assert made == [("a",)]
+    for changed in ({("b",): value}, {("b",): value.clone()}, {("b",): value.view(1, 3)}, {}):
+        assert equal(values(cache.pieces(changed, make)), {".".join(path): each for path, each in changed.items()})
+
+
+class Model(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(3, 2), nn.BatchNorm1d(2))
+
+
+class Doubled(Model):
+    """A model whose state_dict does not consist of its own tensors."""
+
+    def state_dict(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+        return {name: value * 2 for name, value in super().state_dict(*arguments, **options).items()}
+
+
+class WithExtra(Model):
+    """A model with a state that is no tensor."""
+
+    steps = 0
+
+    def get_extra_state(self) -> int:
+        return self.steps
+
+    def set_extra_state(self, state: int) -> None:
+        self.steps = state
+
+
+@pytest.mark.parametrize(("kind", "reads"), [(Model, 1), (Doubled, 2), (WithExtra, 2)])
+def test_the_state_of_a_module_is_read_once_if_it_is_its_own_tensors(
+    kind: type[Model], reads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = kind()
+    state = _ModuleState(model)
+    read, count = state._read, []
+    monkeypatch.setattr(state, "_read", lambda name: count.append(name) or read(name))
+    state.save_state("model")
+    with torch.no_grad():
+        model[0].weight += 1
+    model.steps = 7
+    found = state.save_state("model")
+    fresh = _ModuleState(model).save_state("model")
+    assert equal(values(found.pieces), values(fresh.pieces))
+    assert found.plain == fresh.plain
+    assert len(count) == reads
+
+
+def swap_data(model: Model) -> None:
+    model[0].weight.data = torch.full((2, 3), 5.0)
+
+
+def replace_parameter(model: Model) -> None:
+    model[0].bias = nn.Parameter(torch.full((2,), 6.0))
+
+
+def replace_buffer(model: Model) -> None:
+    model[1].running_mean = torch.full((2,), 7.0)
+
+
+def add_module(model: Model) -> None:
+    model.append(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("change", [swap_data, replace_parameter, replace_buffer, add_module])
+def test_the_state_of_a_module_follows_what_replaces_its_tensors(change: Any) -> None:
+    model = Model()
+    state = _ModuleState(model)
+    state.save_state("model")
+    change(model)
+    assert equal(values(state.save_state("model").pieces), values(_ModuleState(model).save_state("model").pieces))
+
+
+def step(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def change_rate(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0]["lr"] = 0.5
+
+
+def load(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    other = torch.optim.AdamW(model.parameters())
+    step(model, other)
+    optimizer.load_state_dict(other.state_dict())
+
+
+def add_group(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    model.append(nn.Linear(2, 2))
+    optimizer.add_param_group({"params": model[2].parameters(), "lr": 0.25})
+    step(model, optimizer)
+
+
+@pytest.mark.parametrize("change", [step, change_rate, load, add_group])
+def test_the_state_of_an_optimizer_follows_its_changes(change: Any) -> None:
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    step(model, optimizer)
+    state = _OptimizerState(model, optimizer)
+    state.save_state("optimizer")
+    change(model, optimizer)
+    found, fresh = state.save_state("optimizer"), _OptimizerState(model, optimizer).save_state("optimizer")
+    assert equal(values(found.pieces), values(fresh.pieces))
+    assert found.plain == fresh.plain
+    assert state.is_of(optimizer, [Model(), model])
+    assert not state.is_of(optimizer, [Model()])
