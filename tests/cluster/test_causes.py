@@ -119,10 +119,11 @@ def test_cause(causes: Causes, case: Case) -> None:
         code = answer.cause.code if answer.cause else ""
         return code == expected.code and (answer.stuck or picture.failed or not expected.stuck)
 
-    try:
-        until(found, f"{case.name} is {expected.code}", seconds=APPEAR, every=1)
-    except AssertionError:
-        pytest.fail(causes.run(case, "why", case.name).stdout, pytrace=False)
+    def told() -> str:
+        pods = read_picture(client, case.name).objects
+        return causes.run(case, "why", case.name).stdout + json.dumps([pod.get("status") for pod in pods.values()])
+
+    until(found, f"{case.name} is {expected.code}", seconds=APPEAR, every=1, context=told)
     if os.environ.get("FLK_RECORD"):
         recorded.save(read_picture(client, case.name), recorded.FOLDER / f"{case.name}.json")
     assert _says(causes, case)["place"] == ""

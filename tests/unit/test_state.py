@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -227,6 +228,71 @@ def test_replaced_pod_that_was_killed_by_the_memory_limit() -> None:
     lost = JobBuilder().all("ended", 104, record(LOST).to_json()).condition("Failed")
     lost.replaced_pods["gpt-worker-2"] = JobBuilder().ended(2, 137, reason="OOMKilled").pods[2]
     assert lost.state().reason == "OutOfMemory"
+
+
+def killed_at_its_limit() -> JobBuilder:
+    """A job of somebody else's manifest whose pods are not started again. One of them got SIGKILL."""
+    job = JobBuilder(memory="512Mi").all("pod").ended(2, 137).condition("Failed")
+    job.job["spec"]["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] = "Never"
+    return job
+
+
+def test_kill_that_containerd_did_not_attribute_to_the_memory_limit() -> None:
+    """On a busy node some containers that the kernel killed at their limit end with Error instead of OOMKilled."""
+    state = killed_at_its_limit().state()
+    assert (state.code, state.reason) == (ExitCode.INFRASTRUCTURE, "OutOfMemory")
+    assert "nothing else explains its SIGKILL; the limit is 512Mi; a larger --memory helps" in state.message
+
+
+def test_lost_launcher_that_got_sigkill_at_an_unknown_hand() -> None:
+    lost = JobBuilder(memory="512Mi").all("ended", 104, record(LOST).to_json()).condition("Failed")
+    lost.event("Error", "Error pod gpt-worker-2 container pytorch exitCode: 137 terminated message: ")
+    lost.events[-1]["lastTimestamp"] = "2026-01-01T00:00:29Z"
+    state = lost.state()
+    assert state.reason == "OutOfMemory"
+    assert "nothing else explains its SIGKILL" in state.attempts[-1].cause
+    lost.event("Killing", "Stopping container pytorch", "Pod", "gpt-worker-2", at="2026-01-01T00:00:28Z")
+    assert lost.state().reason == "PodLost"
+
+
+def test_deleted_pod_that_did_not_end_in_its_grace_period() -> None:
+    lost = JobBuilder(memory="512Mi").all("ended", 104, record(LOST).to_json()).condition("Failed")
+    replaced = JobBuilder(memory="512Mi").ended(2, 137).pods[2]
+    lost.replaced_pods["gpt-worker-2"] = replaced
+    assert lost.state().reason == "OutOfMemory"
+    replaced["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:20Z"
+    assert lost.state().reason == "PodLost"
+
+
+def without_limit(job: JobBuilder) -> None:
+    for pod in job.pods.values():
+        pod["spec"]["containers"][0].pop("resources", None)
+
+
+def stopped_by_the_kubelet(job: JobBuilder) -> None:
+    job.event("Killing", "Container pytorch failed liveness probe", "Pod", "gpt-worker-2")
+
+
+def evicted(job: JobBuilder) -> None:
+    job.pods[2]["status"]["reason"] = "Evicted"
+
+
+def disrupted(job: JobBuilder) -> None:
+    job.pods[2]["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": "Preempted"}]
+
+
+@pytest.mark.parametrize("explain", [without_limit, stopped_by_the_kubelet, evicted, disrupted])
+def test_sigkill_that_something_else_explains(explain: Callable[[JobBuilder], None]) -> None:
+    killed = killed_at_its_limit()
+    explain(killed)
+    assert killed.state().reason != "OutOfMemory"
+
+
+def test_rank_that_a_user_killed_was_not_out_of_memory() -> None:
+    """The launcher has seen which of its processes got the signal."""
+    failure = replace(RAISED, kind="signal", signal=9, message="", type="")
+    ended = JobBuilder(memory="512Mi").all("ended", 100, record(failure).to_json()).condition("Failed")
+    assert ended.ended(1, 137).state().reason == "KilledBySignal"
 
 
 def test_code_of_a_launcher_whose_words_were_lost() -> None:

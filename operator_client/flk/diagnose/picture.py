@@ -11,7 +11,14 @@ from typing import Any, Final
 
 from flk import labels
 from flk.diagnose.model import Finding, PodPhase, PodState
-from flk.diagnose.pods import existing_pod, memory_limit, missing_pod, was_killed_by_memory_limit
+from flk.diagnose.pods import (
+    SIGKILLED,
+    existing_pod,
+    memory_limit,
+    missing_pod,
+    was_killed_by_memory_limit,
+    was_killed_without_reason,
+)
 from flk.diagnose.progress import Progress
 from flk.kube import Object
 from flk.targets import WORKER, Target, target_of
@@ -259,12 +266,23 @@ class Picture:
         if any(was_killed_by_memory_limit(pod) for pod in pods):
             return True
         # The operator deletes such a pod at once. Only its event remains.
-        return any(
-            event.get("reason") == "OOMKilled"
-            and str(event.get("message", "")).startswith(f"Error pod {pod_name} ")
-            and timestamp(event.get("lastTimestamp")) >= since - _CLOCK_SKEW
-            for event in self.job_events
-        )
+        return any(event.get("reason") == "OOMKilled" for event in self._ends_of(pod_name, since))
+
+    def killed_without_reason(self, pod_name: str, since: float) -> bool:
+        """Return whether a pod got SIGKILL after ``since`` and nothing but its memory limit explains that."""
+        events = [event for event in self.pod_events.get(pod_name, ()) if _is_after(event, since)]
+        pods = filter(None, (self.objects.get(pod_name), self.replaced_pods.get(pod_name)))
+        if any(was_killed_without_reason(pod, events, since - _CLOCK_SKEW) for pod in pods):
+            return True
+        if not self.memory_limit(pod_name) or any(event.get("reason") == "Killing" for event in events):
+            return False
+        return any(f" exitCode: {SIGKILLED} " in str(event["message"]) for event in self._ends_of(pod_name, since))
+
+    def _ends_of(self, pod_name: str, since: float) -> list[Object]:
+        """Return the operator's events about the ends of a pod's container after ``since``."""
+        begin = f"Error pod {pod_name} "
+        events = (event for event in self.job_events if str(event.get("message", "")).startswith(begin))
+        return [event for event in events if _is_after(event, since)]
 
     def memory_limit(self, pod_name: str) -> str:
         """Return the memory limit of a pod's training container; empty if it is not known."""
@@ -341,3 +359,7 @@ def event_time(event: Object, *, first: bool = False) -> float:
 
 def _involved(event: Object, key: str) -> Any:
     return (event.get("involvedObject") or {}).get(key)
+
+
+def _is_after(event: Object, since: float) -> bool:
+    return event_time(event) >= since - _CLOCK_SKEW

@@ -13,6 +13,7 @@ from flk_runtime.contract import JobRecord
 
 _NORMAL: Final = frozenset({"ContainerCreating", "PodInitializing"})  # reasons to wait that are no trouble
 _FIRST_SIGNAL: Final = 128  # exit codes above it are 128 + the signal
+SIGKILLED: Final = 137  # the exit code of a container that SIGKILL has ended
 
 
 def missing_pod(index: int, name: str, ranks: list[int], refusal: Object | None) -> PodState:
@@ -60,6 +61,24 @@ def was_killed_by_memory_limit(pod: Object) -> bool:
     container = _container((pod.get("status") or {}).get("containerStatuses"))
     ends = [(container.get(which) or {}).get("terminated") or {} for which in ("state", "lastState")]
     return any(end.get("reason") == "OOMKilled" for end in ends)
+
+
+def was_killed_without_reason(pod: Object, events: Sequence[Object], since: float) -> bool:
+    """Return whether the container got SIGKILL after ``since`` and nothing but its memory limit explains that.
+
+    containerd reports OOMKilled only if it hears of the kernel's kill before it handles the end of the container, else
+    Error. Whoever else sends SIGKILL leaves a trace: an event of the kubelet (Killing), a reason in the status of the
+    pod (Evicted), a condition (DisruptionTarget) or a deletion. ``events`` are those about this pod.
+    """
+    status = pod.get("status") or {}
+    container = _container(status.get("containerStatuses"))
+    ends = [(container.get(which) or {}).get("terminated") or {} for which in ("state", "lastState")]
+    killed = any(end.get("exitCode") == SIGKILLED and timestamp(end.get("finishedAt")) >= since for end in ends)
+    if not killed or not memory_limit(pod):
+        return False
+    disrupted = any(c.get("type") == "DisruptionTarget" for c in status.get("conditions") or [])
+    asked = status.get("reason") or disrupted or pod["metadata"].get("deletionTimestamp")
+    return not asked and all(event.get("reason") != "Killing" for event in events)
 
 
 def memory_limit(pod: Object) -> str:

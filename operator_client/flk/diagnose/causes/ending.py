@@ -178,7 +178,8 @@ ENDING: Final = (
     Cause(
         "OutOfMemory",
         "A rank or a pod ran out of memory",
-        f"The kernel killed a process at the memory limit of its container (OOMKilled). {_RECORD}",
+        f"The kernel killed a process at the memory limit of its container (OOMKilled). {_RECORD} Kubernetes does not "
+        "notice each of these kills: a container with a memory limit that got SIGKILL from nobody else counts too.",
         "Submit with a larger --memory, or use less: a smaller batch, fewer workers of the data loader.",
         _ended(lambda failure: failure.kind == "oom", _larger_memory),
     ),
