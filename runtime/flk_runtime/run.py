@@ -114,6 +114,7 @@ class Run:
             on_saved=self._note_saved,
             keep=keep,
         )
+        CheckpointManager.of_run = self._checkpoints
         self.steps = self._checkpoints.steps  # optimizer steps so far, including those before a resume
         self._auto: AutoInterval | None = None
         if save_every == COMPUTED:

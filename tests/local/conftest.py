@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -22,6 +24,14 @@ def fork_server() -> ForkServerContext:
 def ranks(fork_server: ForkServerContext, tmp_path: Path) -> Ranks:
     """Runs a script as the ranks of one job: ``ranks(script, world_size)``."""
     return Ranks(fork_server, tmp_path)
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A folder in memory for the launchers of a test."""
+    folder = Path(tempfile.mkdtemp(prefix="flk-test-", dir="/dev/shm"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

@@ -8,52 +8,18 @@ import random
 import re
 import shutil
 import signal
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from flk_runtime import contract
 from tests.support import preemption
-from tests.support.memory import TRAIN
+from tests.support.memory import TRAIN, delete_pods, folder_of
 from tests.support.pods import Pods
 
 SIZE = 1 << 20
-OWN_LOOP = """
-    import os, signal, time
-    import torch, torch.distributed as dist
-    import flk_runtime as flk
-    from flk_runtime.system.progress import own_page
-
-    dist.init_process_group("gloo")
-    model = torch.nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
-    begun = flk.restore(model=model, optimizer=optimizer)
-    print(f"begins at step {begun}")
-    if not begun:
-        model(torch.ones(1, 4)).sum().backward()
-        optimizer.step()
-        flk.save(1, model=model, optimizer=optimizer)
-        end = time.monotonic() + 30
-        while own_page().saved != 1 and time.monotonic() < end:
-            time.sleep(0.02)
-        print(f"saved {own_page().saved}")
-        dist.barrier()
-        if dist.get_rank() == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(60)
-    dist.barrier()
-"""
-
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    """A folder in memory for the launchers of a test."""
-    folder = Path(tempfile.mkdtemp(prefix="flk-test-", dir="/dev/shm"))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
@@ -102,20 +68,6 @@ def test_a_killed_rank_restores_from_its_own_pod(job: Callable[..., Pods], root:
     assert list(root.iterdir()) == [], "the launchers remove their files at the end"
 
 
-def folder_of(root: Path, pod: int) -> Path:
-    (folder,) = root.glob(f"flk-*-{pod}")
-    return folder
-
-
-def delete(job: Pods, root: Path, *pods: int) -> None:
-    """Do to pods what their deletion does: the launcher ends at once, and its memory is gone."""
-    for pod in pods:
-        job.running[pod].kill()
-    for pod in pods:
-        job.running[pod].wait()
-        shutil.rmtree(folder_of(root, pod))
-
-
 def restart(job: Pods, steps: int, *pods: int, save_every: int = 5, size: int = SIZE) -> None:
     for pod in pods:
         job.start("train.py", str(steps), str(save_every), "0.02", str(size), only=pod)
@@ -126,11 +78,11 @@ def test_a_deleted_pod_restores_from_its_partner(job: Callable[..., Pods], root:
     run = job(3)
     start(run, 60)
     reach(run, 12)
-    delete(run, root, victim)
+    delete_pods(run, root, victim)
     restart(run, 60, victim)
     reach(run, 32)
     # Another one: the copies that the first pod held have been made anew.
-    delete(run, root, (victim + 1) % 3)
+    delete_pods(run, root, (victim + 1) % 3)
     restart(run, 60, (victim + 1) % 3)
     assert run.wait() == [0, 0, 0], run.logs_of_all()
     steps = begun(run)
@@ -147,7 +99,7 @@ def test_partners_that_are_lost_together_start_the_training_again(job: Callable[
     run = job(3)
     start(run, 30)
     reach(run, 12)
-    delete(run, root, 1, 2)
+    delete_pods(run, root, 1, 2)
     restart(run, 30, 1, 2)
     assert run.wait() == [0, 0, 0], run.logs_of_all()
     assert begun(run) == [0, 0]
@@ -197,7 +149,7 @@ def test_a_training_without_a_folder_ends_with_the_same_loss_to_the_bit(
     run = forked_pods(2, 1, script=preemption.TRAIN, **variables)
     run.start("train.py", "30", "0.05", "0")
     reach(run, 12)
-    delete(run, root, 1)
+    delete_pods(run, root, 1)
     run.start("train.py", "30", "0.05", "0", only=1)
     assert run.wait() == [0, 0], run.logs_of_all()
     assert "flk: resumed at step 1" in run.log(0)
@@ -205,17 +157,6 @@ def test_a_training_without_a_folder_ends_with_the_same_loss_to_the_bit(
     last = run.record().attempts[-1]
     assert last.restored_from == "memory"
     assert re.findall(r"final\D+([0-9.e-]+)", run.log(0)) == [expected]
-
-
-def test_a_script_with_its_own_loop_saves_in_memory(forked_pods: Callable[..., Pods], root: Path) -> None:
-    """The launcher hears that the checkpoint is complete, though the script calls nothing of flk meanwhile."""
-    places = {contract.MEMORY_ROOT: str(root), contract.CHECKPOINT: contract.CHECKPOINT_FOLDER}
-    run = forked_pods(2, 1, script=OWN_LOOP, **places, **{contract.RESTARTS: "1", contract.LEASE: "3"})
-    run.start("train.py")
-    assert run.wait() == [0, 0], run.logs_of_all()
-    assert begun(run) == [0, 1]
-    assert "[rank 0] saved 1" in run.log(0)
-    assert "flk: resumed at step 1 from the memory of the pods" in run.log(0)
 
 
 @pytest.mark.parametrize("kills", [20, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])])

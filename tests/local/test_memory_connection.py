@@ -83,7 +83,7 @@ def test_an_interrupted_transfer_raises_an_os_error(
 def a_part(content: bytes) -> bytes:
     """The bytes of a part whose data is ``content``."""
     data_end = DATA_BEGIN + len(content)
-    prelude = Prelude(7, 2, 1, DATA_BEGIN, 0, 0, DATA_BEGIN, len(content), b"attempt", zlib.crc32(content))
+    prelude = Prelude(7, 1, 2, 1, DATA_BEGIN, 0, 0, DATA_BEGIN, len(content), b"attempt", zlib.crc32(content))
     assert prelude.end == data_end
     return prelude.to_bytes() + content
 

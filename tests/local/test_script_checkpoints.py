@@ -45,6 +45,28 @@ SCRIPT = """
 """
 
 
+RUN_SAVES_TOO = """
+    import os, torch
+    import flk_runtime as flk
+
+    with flk.init() as run:
+        model = run.parallelize(torch.nn.Linear(2, 2))
+        try:
+            flk.save(1, model=model)
+        except flk.SetupError as error:
+            print(error)
+        flk.save(1, checkpoint=os.environ["ELSEWHERE"], model=model, wait=True)
+"""
+
+
+def test_a_run_and_a_script_do_not_save_in_the_same_place(ranks: Ranks, tmp_path: Path) -> None:
+    place, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere"
+    (result,) = ranks(RUN_SAVES_TOO, 1, {"FLK_CHECKPOINT": str(place), "ELSEWHERE": str(elsewhere)})
+    expected = f"the run saves its own state in {place}: use run.register() and run.save(), or pass another checkpoint="
+    assert expected in result.output
+    assert (elsewhere / "latest").read_text().strip() == "step-000000001"
+
+
 @pytest.mark.parametrize(("wrap", "world_size"), [("none", 1), ("ddp", 2), ("fsdp2", 2)])
 def test_a_script_with_its_own_loop_resumes_bit_equal(ranks: Ranks, tmp_path: Path, wrap: str, world_size: int) -> None:
     def run(folder: str, steps: int) -> list[object]:

@@ -5,8 +5,13 @@ Each rank's state is a tensor that says of which step and rank it is, so that a 
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
+from tests.support.pods import Pods
+
 TRAIN = """
-    import os, pathlib, sys, time
+    import itertools, os, pathlib, sys, time
     import torch, torch.distributed as dist
     from flk_runtime.checkpoint.memory import PodMemory
     from flk_runtime.system.part import DATA_BEGIN, Entry, PartFile, read_header, verify
@@ -15,7 +20,7 @@ TRAIN = """
     steps, save_every, pause, size = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
     dist.init_process_group("gloo")
     rank, world_size, page = dist.get_rank(), dist.get_world_size(), own_page()
-    attempt = int(os.environ["FLK_ATTEMPT"])
+    attempt, numbers = int(os.environ["FLK_ATTEMPT"]), itertools.count(1)
     memory, files, step = PodMemory.of_this_rank(rank), {}, 0
 
     def content(step, rank):
@@ -28,7 +33,7 @@ TRAIN = """
         for each in range(found.world_size):
             assert memory.header(each).step == found.step
             part = memory.open_part(each).read_bytes()
-            assert verify(part)[:3] == (found.step, found.world_size, each)
+            assert (verify(part).step, verify(part).rank) == (found.step, each)
             entry = read_header(part).entries[0]
             data = part[entry.begin : entry.begin + entry.length]
             assert data == content(found.step, each), (data[:64], found, each)
@@ -44,8 +49,9 @@ TRAIN = """
         part = files[path]
         part.begin()
         part.memory[DATA_BEGIN : DATA_BEGIN + size] = content(step, rank)
-        part.finish(step=step, world_size=world_size, rank=rank, values=b"")
-        memory.finish(step)
+        number = next(numbers)
+        part.finish(step=step, number=number, world_size=world_size, rank=rank, values=b"")
+        memory.finish(step, number)
 
     if memory:
         step = restore()
@@ -75,3 +81,18 @@ TRAIN = """
             sys.exit(143)
     print(f"rank {rank} done after step {step} in attempt {attempt}")
 """
+
+
+def folder_of(root: Path, pod: int) -> Path:
+    """The folder of a pod's launcher in ``root``, the memory of all of them."""
+    (folder,) = root.glob(f"flk-*-{pod}")
+    return folder
+
+
+def delete_pods(job: Pods, root: Path, *pods: int) -> None:
+    """Do to pods what their deletion does: the launcher ends at once, and its memory is gone."""
+    for pod in pods:
+        job.running[pod].kill()
+    for pod in pods:
+        job.running[pod].wait()
+        shutil.rmtree(folder_of(root, pod))

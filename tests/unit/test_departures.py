@@ -11,7 +11,7 @@ from flk_runtime.launcher.rendezvous.messages import Departure, HandedOver, Join
 from tests.unit.test_membership import save_and_end, stop
 from tests.unit.test_rendezvous_leader import Job
 
-CHECKPOINT = CheckpointId("first", 7, 4)
+CHECKPOINT = CheckpointId("first", 7, 4, 1)
 
 
 def inventory(pod: int, *ranks: int) -> Inventory:

@@ -21,22 +21,23 @@ def store(tmp_path: Path) -> PartStore:
     return PartStore(tmp_path / "parts", 1 << 20)
 
 
-def part(step: int, written_in: str = "first", rank: int = 0) -> Part:
-    return Part(CheckpointId(written_in, step, 2), rank)
+def part(step: int, written_in: str = "first", rank: int = 0, number: int | None = None) -> Part:
+    return Part(CheckpointId(written_in, step, 2, step if number is None else number), rank)
 
 
-def finish(path: Path, step: int, rank: int = 0) -> None:
-    """Write a part, as a rank does."""
+def finish(path: Path, step: int, rank: int = 0, number: int | None = None) -> None:
+    """Write a part, as a rank does. ``number``: of its save, default one for each step."""
     file = PartFile(path, [ENTRY], {})
     file.begin()
     file.memory[DATA_BEGIN : DATA_BEGIN + 4] = step.to_bytes(4, "little")
-    file.finish(step=step, world_size=2, rank=rank, values=b"values")
+    number = step if number is None else number
+    file.finish(step=step, number=number, world_size=2, rank=rank, values=b"values")
     file.close()
 
 
 def prelude_of(path: Path, written: Part) -> Prelude:
     """The prelude of a part that another launcher has sent."""
-    finish(path, written.checkpoint.step, written.rank)
+    finish(path, written.checkpoint.step, written.rank, written.checkpoint.number)
     return sealed_prelude(memoryview(path.read_bytes()), written.checkpoint.written_in)
 
 
@@ -44,6 +45,21 @@ def receive(store: PartStore, sent: Part, keep: Part | None = None) -> None:
     """Do what the exchange does with a copy of a part."""
     slot = store.begin(sent, SIZE, 1, keep=keep.checkpoint if keep else None)
     store.hold(slot, prelude_of(slot.path, sent))
+
+
+def test_two_saves_after_the_same_step_are_two_checkpoints(store: PartStore) -> None:
+    store.keep_only(None, attempt="first")
+    one, two = store.reserve(0, SIZE, 1)
+    for number, path in ((1, one), (2, two)):
+        finish(path, 7, number=number)
+        assert store.seal(path, "first") == part(7, number=number)
+        receive(store, part(7, rank=1, number=number))
+    both = [part(7, rank=rank, number=number) for number in (1, 2) for rank in (0, 1)]
+    assert store.parts() == both
+    store.settle(part(7, number=1).checkpoint, {0, 1})
+    assert store.parts() == both
+    store.settle(part(7, number=2).checkpoint, {0, 1})
+    assert store.parts() == both[2:]
 
 
 def test_a_rank_writes_into_two_files_in_turn(store: PartStore) -> None:

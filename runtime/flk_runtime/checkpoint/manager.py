@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
@@ -40,8 +40,12 @@ class CheckpointManager:
     waits for the file of another. ``log`` prints a line on rank 0. ``on_saved`` is called with the step of each
     checkpoint that is complete: in another thread if it is in storage, or else by `poll`, `save` or `wait`. ``keep``:
     how many of the newest checkpoints stay, and the number of whose multiples all stay. ``resume`` False: what is there
-    is not read. The constructor, `register` and `save` are collective.
+    is not read. ``in_memory`` False: the memory of the pods is not used, which has room for checkpoints of one place.
+    The constructor, `register` and `save` are collective.
     """
+
+    of_run: ClassVar[CheckpointManager | None] = None
+    """That of the latest run."""
 
     def __init__(
         self,
@@ -54,6 +58,7 @@ class CheckpointManager:
         on_saved: Callable[[int], None],
         keep: tuple[int, int] = (2, 0),
         resume: bool = True,
+        in_memory: bool = True,
     ) -> None:
         self.steps = 0  # optimizer steps that the checkpoint was taken after
         self.place = place
@@ -69,7 +74,7 @@ class CheckpointManager:
         self._finished = False  # restoring: the first step has been made
         self._saved: Any = None  # the progress at the latest checkpoint
         self._saver: Saver | None = None
-        self._memory = PodMemory.of_this_rank(process_group.rank())
+        self._memory = PodMemory.of_this_rank(process_group.rank()) if in_memory else None
         self.source = "start"
         """Where the state comes from, as in contract.SOURCES."""
         if place or self._memory:

@@ -43,8 +43,8 @@ class PodMemory:
         self._answer: dict[str, Any] = {"error": "nothing was saved"}  # the latest one to `finish`
         self._paths: list[Path] = []  # of the two files for this rank's parts; the next part goes to the first
         self._size = 0  # bytes that each of them has
-        self._step = -1  # of the latest part
-        self._kept: int | None = None  # step of the latest checkpoint of this attempt that all pods hold
+        self._latest = (-1, 0)  # step of the latest part, and the number of its save
+        self._kept: tuple[int, int] | None = None  # these of the latest checkpoint of this attempt that all pods hold
 
     @classmethod
     def of_this_rank(cls, rank: int) -> PodMemory | None:
@@ -74,9 +74,12 @@ class PodMemory:
         """The file for this rank's next part. The other file may hold the latest whole checkpoint."""
         return self._paths[0]
 
-    def finish(self, step: int) -> None:
-        """Have the launcher hold the part in the file at `path`, and copy it to another pod. Returns at once."""
-        self._step = step
+    def finish(self, step: int, number: int) -> None:
+        """Have the launcher hold the part in the file at `path`, and copy it to another pod. Returns at once.
+
+        ``step`` and ``number`` are those of the part.
+        """
+        self._latest = (step, number)
         self._send("finish", path=str(self.path), keep=self._kept)
         self._waiting = True
 
@@ -109,7 +112,7 @@ class PodMemory:
         the latest one.
         """
         if whole:
-            self._kept = self._step
+            self._kept = self._latest
             self._paths.reverse()
 
     # Restoring

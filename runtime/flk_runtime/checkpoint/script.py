@@ -40,12 +40,18 @@ def save(step: int, /, checkpoint: str | os.PathLike[str] | None = None, wait: b
     (schedulers, GradScaler, loaders of torchdata, datasets of Hugging Face), and dictionaries of plain values. The
     random states of every rank are saved too. Training stops until the state is copied; a thread writes it, and the end
     of the process waits for that, and this call if ``wait``. ``checkpoint``: folder or ``s3://BUCKET/PREFIX``; default
-    $FLK_CHECKPOINT.
+    $FLK_CHECKPOINT. Only checkpoints in the default place are kept in the memory of the pods too.
 
-    Raises SetupError if there is no place for checkpoints or an object cannot be saved, and CheckpointError on all
-    ranks if the write before this one failed, or this one if ``wait``.
+    Raises SetupError if there is no place for checkpoints, the run of `init` saves there, or an object cannot be saved,
+    and CheckpointError on all ranks if the write before this one failed, or this one if ``wait``.
     """
     manager = _manager(checkpoint, resume=False)
+    run = CheckpointManager.of_run
+    if run and run.can_save and _is_same(run.place, manager.place):
+        raise SetupError(
+            f"the run saves its own state in {manager.place}: use run.register() and run.save(), or pass another "
+            "checkpoint="
+        )
     _register(manager, objects)
     manager.save(step)
     if wait:
@@ -82,8 +88,23 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
             timeout=_TIMEOUT,
             on_saved=lambda step: setattr(page, "saved", step),
             resume=resume,
+            in_memory=_is_same(place, _default_place(place)),
         )
     return _managers[place]
+
+
+def _default_place(first: str) -> str | None:
+    """The place of the checkpoints that the memory of the pods is for; ``first`` if nothing else says so."""
+    run = CheckpointManager.of_run
+    if run:
+        return run.place
+    return os.environ.get(contract.CHECKPOINT) or next(iter(_managers), first)
+
+
+def _is_same(place: str | None, other: str | None) -> bool:
+    """Whether two addresses are of the same place."""
+    first, second = (each if each is None or "://" in each else os.path.realpath(each) for each in (place, other))
+    return first == second
 
 
 def _register(manager: CheckpointManager, objects: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ DATA_BEGIN: Final = 128  # bytes of the prelude
 _SEALED: Final = b"flk-part"
 _OPEN: Final = b"flk-open"
 # Magic, format, fields of `Prelude`, CRC-32 of what comes before it.
-_LAYOUT: Final = struct.Struct("<8sHQIIQQIQQ32sI")
+_LAYOUT: Final = struct.Struct("<8sHQQIIQQIQQ32sI")
 _CHECKSUM: Final = struct.Struct("<I")
 
 
@@ -90,6 +90,7 @@ class Prelude(NamedTuple):
     """The beginning of a part file. Places and lengths are in bytes."""
 
     step: int
+    number: int  # of the save in its attempt
     world_size: int
     rank: int
     header_begin: int
@@ -165,14 +166,15 @@ class PartFile:
         """Mark the file as unfinished."""
         clear(self.memory)
 
-    def finish(self, *, step: int, world_size: int, rank: int, values: bytes) -> PartHeader:
+    def finish(self, *, step: int, number: int, world_size: int, rank: int, values: bytes) -> PartHeader:
         """Write plain values behind the header, and mark the file as ready to be sealed. Returns all that is in it.
 
+        ``number``: of the save among those of all ranks in this attempt, since several may be after the same step.
         Raises OSError if the file system has no room.
         """
         begin = sum(self._header[:2])
         self._write(begin, values)
-        prelude = Prelude(step, world_size, rank, *self._header, begin, len(values))
+        prelude = Prelude(step, number, world_size, rank, *self._header, begin, len(values))
         self.memory[:DATA_BEGIN] = prelude.to_bytes(_OPEN)
         return PartHeader(step, world_size, rank, (*self.entries, _value_entry(prelude)), self.metadata)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import re
 import secrets
 import threading
@@ -29,6 +30,7 @@ _GLOBAL = re.compile(r"GLOBAL (\S+)")  # in torch's message: the class that weig
 _GROWTH = 1 << 16  # bytes that the plain values may grow by until more memory is reserved
 _POLL = 0.1  # seconds
 _GOES_ON, _PLANS, _FAILED = range(3)  # what a rank says before a save; the largest counts
+_numbers = itertools.count(1)  # of the saves of this process, which are the same on all ranks
 
 
 class Saver:
@@ -76,6 +78,7 @@ class Saver:
         A write that is still going on is awaited first. Raises CheckpointError on all ranks if that one failed, if the
         pieces are not whole tensors, or if ``plain`` holds what cannot be read back.
         """
+        number = next(_numbers)
         error, lost = self._join(), self._loss()
         # What `describe` tells, as it is at hand.
         layout = [(each.path, each.tensor.dtype, each.shape, each.offsets, each.tensor.shape) for each in pieces]
@@ -103,7 +106,7 @@ class Saver:
         if state == _PLANS:
             self._plan(describe(pieces), len(values))
             self._layout = layout
-        self._stage(step, pieces, values)
+        self._stage(step, number, pieces, values)
 
     def poll(self) -> None:
         """Call ``on_saved`` if the latest checkpoint has become complete in memory. Returns at once."""
@@ -170,13 +173,13 @@ class Saver:
         self._staging = Staging(plan, self._metadata)
         self._reserve(self._staging.size(values))
 
-    def _stage(self, step: int, pieces: Sequence[Piece], values: bytes) -> None:
+    def _stage(self, step: int, number: int, pieces: Sequence[Piece], values: bytes) -> None:
         """Copy this rank's part, and have it held in memory and written to storage."""
         assert self._staging is not None  # noqa: S101
         path = self._memory_path(self._staging.size(len(values)))
         try:
             part = self._staging.part(path)
-            header = part.copy(pieces, values, step=step, world_size=self._world_size, rank=self._rank)
+            header = part.copy(pieces, values, step=step, number=number, world_size=self._world_size, rank=self._rank)
         except OSError as error:
             if self._memory:
                 self._memory.skip(str(error))
@@ -184,7 +187,7 @@ class Saver:
         if self._memory:
             with self._lock:
                 if path:
-                    self._memory.finish(step)
+                    self._memory.finish(step, number)
                 self._step = step
         if self._writer:
             arguments = (self._writer, part, header)

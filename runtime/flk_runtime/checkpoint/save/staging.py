@@ -30,10 +30,12 @@ class StagedPart:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             _pin(self._file.memory)
 
-    def copy(self, pieces: Sequence[Piece], values: bytes, *, step: int, world_size: int, rank: int) -> PartHeader:
+    def copy(
+        self, pieces: Sequence[Piece], values: bytes, *, step: int, number: int, world_size: int, rank: int
+    ) -> PartHeader:
         """Copy this rank's writes out of ``pieces``, and plain ``values``. The device has done it at return.
 
-        Raises OSError if there is no room for the values.
+        ``number`` is that of the save. Raises OSError if there is no room for the values.
         """
         self._file.begin()
         sources = [cut(pieces[write.piece].tensor, write) for write in self.plan.writes]
@@ -42,7 +44,7 @@ class StagedPart:
         if any(source.is_cuda for source in sources):
             torch.cuda.synchronize()
         self.values = values
-        return self._file.finish(step=step, world_size=world_size, rank=rank, values=values)
+        return self._file.finish(step=step, number=number, world_size=world_size, rank=rank, values=values)
 
     def tensors(self) -> list[tuple[Entry, torch.Tensor]]:
         """The tensors of the part, as views of its memory."""

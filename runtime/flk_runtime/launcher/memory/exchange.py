@@ -67,7 +67,7 @@ class Exchange:
             case "reserve":
                 self._reserve(connection, int(message["rank"]), int(message["size"]))
             case "put":
-                keep = CheckpointId(*message["keep"]) if message["keep"] else None
+                keep = CheckpointId.from_json(message["keep"]) if message["keep"] else None
                 self._take(connection, Part.from_json(message["part"]), int(message["length"]), keep)
             case "header":
                 self._give_header(connection, Part.from_json(message["part"]))

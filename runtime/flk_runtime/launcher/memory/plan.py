@@ -17,6 +17,13 @@ class CheckpointId(NamedTuple):
     written_in: str  # identifies the attempt that wrote it, among the attempts of all jobs
     step: int  # optimizer steps that it was taken after
     world_size: int  # number of its parts
+    number: int  # of the save in that attempt: several may be after the same step
+
+    @classmethod
+    def from_json(cls, data: Any) -> CheckpointId:
+        """The checkpoint from a tuple that travelled as JSON. Raises TypeError or ValueError if it is none."""
+        written_in, step, world_size, number = data
+        return cls(str(written_in), int(step), int(world_size), int(number))
 
 
 class Part(NamedTuple):
@@ -28,8 +35,8 @@ class Part(NamedTuple):
     @classmethod
     def from_json(cls, data: Any) -> Part:
         """The part from a tuple that travelled as JSON. Raises TypeError or ValueError if it is none."""
-        (written_in, step, world_size), rank = data
-        return cls(CheckpointId(str(written_in), int(step), int(world_size)), int(rank))
+        checkpoint, rank = data
+        return cls(CheckpointId.from_json(checkpoint), int(rank))
 
 
 @dataclass(frozen=True)
@@ -57,9 +64,8 @@ class Restore:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Restore:
         """The value from the result of ``dataclasses.asdict``."""
-        written_in, step, world_size = data["checkpoint"]
-        checkpoint = CheckpointId(str(written_in), int(step), int(world_size))
-        return cls(checkpoint, [[int(pod) for pod in pods] for pods in data["holders"]])
+        holders = [[int(pod) for pod in pods] for pods in data["holders"]]
+        return cls(CheckpointId.from_json(data["checkpoint"]), holders)
 
 
 @dataclass(frozen=True)
@@ -91,8 +97,9 @@ def newest_whole(inventories: Mapping[int, Inventory]) -> Restore | None:
     whole = [each for each, parts in holders.items() if sorted(parts) == list(range(each.world_size))]
     if not whole:
         return None
-    # Two checkpoints of the same step are of the same training: the one with more copies is safer.
-    best = max(whole, key=lambda each: (each.step, sum(map(len, holders[each].values())), each.written_in))
+    latest = {each.written_in: each for each in sorted(whole, key=lambda each: each.number)}  # of each attempt
+    # Those of two attempts after the same step are of the same training: the one with more copies is safer.
+    best = max(latest.values(), key=lambda each: (each.step, sum(map(len, holders[each].values())), each.written_in))
     return Restore(best, [holders[best][rank] for rank in range(best.world_size)])
 
 
@@ -101,7 +108,7 @@ def newest_partial(inventories: Mapping[int, Inventory]) -> tuple[int, list[int]
     parts = {part for inventory in inventories.values() for part in inventory.parts}
     if not parts:
         return None
-    newest = max((part.checkpoint for part in parts), key=lambda each: each.step)
+    newest = max((part.checkpoint for part in parts), key=lambda each: (each.step, each.number, each.written_in))
     held = {part.rank for part in parts if part.checkpoint == newest}
     return newest.step, [rank for rank in range(newest.world_size) if rank not in held]
 

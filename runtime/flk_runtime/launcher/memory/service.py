@@ -280,7 +280,8 @@ class MemoryService:
             return {"error": str(error)}
         keep = None
         if request["keep"] is not None:
-            keep = part.checkpoint._replace(step=int(request["keep"]))
+            step, number = request["keep"]
+            keep = part.checkpoint._replace(step=int(step), number=int(number))
             self._store.settle(keep, {*attempt.ranks, *self._exchange.ranks})
         attempt.partner.send(part, keep)
         # The rank may overwrite the part of the restored checkpoint after this.

@@ -262,7 +262,7 @@ class PartStore:
             raise AttemptEndedError
 
     def _settle(self, checkpoint: CheckpointId) -> None:
-        """Free the files of checkpoints that are older than this one of the running attempt.
+        """Free the files of checkpoints that are older than this one of the running attempt: all but its later ones.
 
         Only ranks and `begin` write into the files: a rank may have begun to do so.
         """
@@ -270,7 +270,8 @@ class PartStore:
             return
         self._kept = checkpoint
         for slot in self._slots:
-            if slot.part and slot.part.checkpoint != checkpoint and slot.part.checkpoint.step <= checkpoint.step:
+            other = slot.part.checkpoint if slot.part else checkpoint
+            if other.written_in != checkpoint.written_in or other.number < checkpoint.number:
                 slot.part = None
         self._changed.notify_all()
 
@@ -337,7 +338,8 @@ def mebibytes(size: int) -> str:
 
 
 def _part_of(prelude: Prelude) -> Part:
-    return Part(CheckpointId(prelude.attempt.decode(), prelude.step, prelude.world_size), prelude.rank)
+    checkpoint = CheckpointId(prelude.attempt.decode(), prelude.step, prelude.world_size, prelude.number)
+    return Part(checkpoint, prelude.rank)
 
 
 def _map(path: Path) -> mmap.mmap:

@@ -1,0 +1,53 @@
+"""Which checkpoint in memory an attempt restores."""
+
+from __future__ import annotations
+
+from flk_runtime.launcher.memory.plan import (
+    CheckpointId,
+    Inventory,
+    Part,
+    Restore,
+    make_plan,
+    newest_partial,
+    newest_whole,
+)
+
+
+def held(*checkpoints: CheckpointId, ranks: tuple[int, ...] = (0, 1)) -> Inventory:
+    """What a pod holds: the parts of these ranks."""
+    return Inventory("10.0.0.1", 5000, [Part(checkpoint, rank) for checkpoint in checkpoints for rank in ranks])
+
+
+def saved(step: int, number: int, attempt: str = "first") -> CheckpointId:
+    return CheckpointId(attempt, step, 2, number)
+
+
+def test_the_newest_whole_checkpoint_is_restored() -> None:
+    old, new, cut = saved(5, 1), saved(10, 2), saved(15, 3)
+    inventories = {0: held(old, new, cut, ranks=(0,)), 1: held(old, new, ranks=(1,))}
+    assert newest_whole(inventories) == Restore(new, [[0], [1]])
+    assert newest_partial({0: held(cut, old, ranks=(0,))}) == (15, [1])
+
+
+def test_of_two_saves_after_the_same_step_the_later_one_is_restored() -> None:
+    """More copies of the earlier one do not matter, and parts of both make no checkpoint."""
+    first, second = saved(5, 1), saved(5, 2)
+    assert newest_whole({0: held(first, second), 1: held(first)}) == Restore(second, [[0], [0]])
+    assert newest_whole({0: held(second, ranks=(0,)), 1: held(first, ranks=(1,))}) is None
+
+
+def test_a_script_may_count_its_steps_anew() -> None:
+    assert newest_whole({0: held(saved(100, 1), saved(3, 2))}) == Restore(saved(3, 2), [[0], [0]])
+
+
+def test_after_the_same_step_of_two_attempts_the_one_with_more_copies_is_restored() -> None:
+    first, second = saved(5, 4), saved(5, 1, "second")
+    assert newest_whole({0: held(first, second), 1: held(second)}) == Restore(second, [[0, 1], [0, 1]])
+    assert newest_whole({0: held(first, second), 1: held(first)}) == Restore(first, [[0, 1], [0, 1]])
+
+
+def test_parts_of_two_attempts_make_no_checkpoint() -> None:
+    inventories = {0: held(saved(5, 1), ranks=(0,)), 1: held(saved(5, 1, "second"), ranks=(1,))}
+    assert newest_whole(inventories) is None
+    _, line = make_plan("third", inventories, {0: "node-a", 1: "node-b"})
+    assert line == "no checkpoint in memory is whole: of the one after step 5 the part of rank 0 is lost"
