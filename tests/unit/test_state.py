@@ -269,6 +269,11 @@ def without_limit(job: JobBuilder) -> None:
         pod["spec"]["containers"][0].pop("resources", None)
 
 
+def not_found_after_the_node_was_away(job: JobBuilder) -> None:
+    terminated = job.pods[2]["status"]["containerStatuses"][0]["state"]["terminated"]
+    terminated["reason"] = "ContainerStatusUnknown"
+
+
 def stopped_by_the_kubelet(job: JobBuilder) -> None:
     job.event("Killing", "Container pytorch failed liveness probe", "Pod", "gpt-worker-2")
 
@@ -281,7 +286,9 @@ def disrupted(job: JobBuilder) -> None:
     job.pods[2]["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": "Preempted"}]
 
 
-@pytest.mark.parametrize("explain", [without_limit, stopped_by_the_kubelet, evicted, disrupted])
+@pytest.mark.parametrize(
+    "explain", [without_limit, not_found_after_the_node_was_away, stopped_by_the_kubelet, evicted, disrupted]
+)
 def test_sigkill_that_something_else_explains(explain: Callable[[JobBuilder], None]) -> None:
     killed = killed_at_its_limit()
     explain(killed)

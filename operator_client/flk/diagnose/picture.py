@@ -276,7 +276,8 @@ class Picture:
             return True
         if not self.memory_limit(pod_name) or any(event.get("reason") == "Killing" for event in events):
             return False
-        return any(f" exitCode: {SIGKILLED} " in str(event["message"]) for event in self._ends_of(pod_name, since))
+        ends = [event for event in self._ends_of(pod_name, since) if event.get("reason") == "Error"]
+        return any(f" exitCode: {SIGKILLED} " in str(event["message"]) for event in ends)
 
     def _ends_of(self, pod_name: str, since: float) -> list[Object]:
         """Return the operator's events about the ends of a pod's container after ``since``."""

@@ -73,8 +73,9 @@ def was_killed_without_reason(pod: Object, events: Sequence[Object], since: floa
     status = pod.get("status") or {}
     container = _container(status.get("containerStatuses"))
     ends = [(container.get(which) or {}).get("terminated") or {} for which in ("state", "lastState")]
-    killed = any(end.get("exitCode") == SIGKILLED and timestamp(end.get("finishedAt")) >= since for end in ends)
-    if not killed or not memory_limit(pod):
+    # For a container that the kubelet cannot find it writes this exit code too, with reason ContainerStatusUnknown.
+    killed = [end for end in ends if (end.get("exitCode"), end.get("reason")) == (SIGKILLED, "Error")]
+    if not memory_limit(pod) or all(timestamp(end.get("finishedAt")) < since for end in killed):
         return False
     disrupted = any(c.get("type") == "DisruptionTarget" for c in status.get("conditions") or [])
     asked = status.get("reason") or disrupted or pod["metadata"].get("deletionTimestamp")
