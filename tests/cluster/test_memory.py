@@ -1,4 +1,4 @@
-"""Checkpoints in memory in a cluster: ranks that are killed while large parts are copied."""
+"""Checkpoints in memory in a cluster: which state a job has after the loss of a rank or a pod."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flk_runtime import contract
-from tests.support.memory import TRAIN
+from tests.support.memory import SAVES_TWICE, TRAIN, own_loop
 
 KILLS = 8
 SIZE = 64 << 20  # bytes of a part: most of the time, one is being copied
@@ -56,3 +56,24 @@ def test_ranks_that_are_killed_while_large_parts_are_copied_restore_from_memory(
     pods = kubectl.json("get", "pods", "-l", "flk.dev/job=large")["items"]
     assert [pod["status"]["containerStatuses"][0]["restartCount"] for pod in pods] == [0, 0]
     assert flk("delete", "large").code == 0
+
+
+def test_saves_after_the_same_step_are_not_mixed(
+    flk: Any, kubectl: Any, image: str, eventually: Any, tmp_path: Path
+) -> None:
+    """A script saves three times after step 1. The part of the deleted pod is as new as that of the other one."""
+    (tmp_path / "train.py").write_text(own_loop(SAVES_TWICE))
+    options = ["--replicas", "2", "--cpu", "100m", "--image", image]
+    assert flk("submit", "train.py", "--name", "twice", *options, cwd=tmp_path).code == 0
+
+    def log() -> str:
+        return str(flk("logs", "twice", "--no-follow").stdout)
+
+    eventually("both ranks have saved", lambda: log().count("all ranks have saved") == 2)
+    kubectl("delete", "pod", "twice-worker-1")
+    ended = flk("wait", "twice")
+    assert ended.code == 0, ended.stderr
+    found = log()
+    for rank in (0, 1):
+        assert f"[rank {rank}] begins at step 1 with 3.0 3.0" in found
+    assert flk("delete", "twice").code == 0

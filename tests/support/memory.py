@@ -1,15 +1,14 @@
-"""A training script that keeps checkpoints in memory, written directly against the launchers.
-
-Each rank's state is a tensor that says of which step and rank it is, so that a mixed state is seen.
-"""
+"""Scripts that keep checkpoints in memory, and the loss of the pods that hold these."""
 
 from __future__ import annotations
 
 import shutil
+import textwrap
 from pathlib import Path
 
 from tests.support.pods import Pods
 
+# Written directly against the launchers. Each rank's state says of which step and rank it is: a mixed state is seen.
 TRAIN = """
     import itertools, os, pathlib, sys, time
     import torch, torch.distributed as dist
@@ -81,6 +80,45 @@ TRAIN = """
             sys.exit(143)
     print(f"rank {rank} done after step {step} in attempt {attempt}")
 """
+
+
+GLOO = 'dist.init_process_group("gloo")'
+_BEGIN = """
+    import os, pathlib, signal, time
+    import torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    import flk_runtime as flk
+    from flk_runtime.system.progress import own_page
+
+    {init}
+    model = DistributedDataParallel(torch.nn.Linear(64, 64))
+    step = flk.restore(model=model)
+    weight = model.module.weight
+    print("begins at step", step, "with", float(weight.min()), float(weight.max()) if step else "nothing")
+
+    def save(step, value, **options):
+        with torch.no_grad():
+            weight.fill_(value)
+        flk.save(step, model=model, **options)
+
+    if not step:
+"""
+_END = """
+        dist.barrier()
+        pathlib.Path(f"saved.{dist.get_rank()}").touch()
+        print("all ranks have saved")
+        time.sleep(600)
+    dist.barrier()
+"""
+SAVES_TWICE = """
+        for value in (1.0, 2.0, 3.0):
+            save(1, value, wait=True)
+"""
+
+
+def own_loop(saves: str, init: str = GLOO) -> str:
+    """A script with a loop of its own, which says what it restores. If that is nothing, it saves and waits."""
+    return textwrap.dedent(_BEGIN.replace("{init}", init) + saves + _END)
 
 
 def folder_of(root: Path, pod: int) -> Path:
