@@ -19,6 +19,14 @@ SAVES_ONCE = """
             time.sleep(0.02)
         print(f"saved {own_page().saved}")
 """
+SAVES_WITHOUT_A_PART = """
+        save(1, 1.0, wait=True)
+        if dist.get_rank() == 1:
+            from flk_runtime.checkpoint.memory import PodMemory
+            PodMemory.finish = lambda memory, step, number: memory.skip("there is no room")
+        save(2, 2.0)
+        save(3, 3.0)
+"""
 SAVES_IN_OTHER_PLACE = """
         for step in (1, 2):
             save(step, float(step), wait=True, checkpoint=os.environ["FLK_CHECKPOINT"] + "/")
@@ -63,6 +71,17 @@ def test_saves_after_the_same_step_are_not_mixed(forked_pods: Callable[..., Pods
     job = start(forked_pods, root, own_loop(SAVES_TWICE))
     lose_pod(job, root)
     assert [ends[-1] for ends in begun(job)] == ["1 with 3.0 3.0"] * 2
+
+
+def test_the_last_whole_checkpoint_stays_while_later_ones_lack_a_part(
+    forked_pods: Callable[..., Pods], root: Path
+) -> None:
+    """The ranks agree at each save on whether the one before is whole, and only then write over an older one."""
+    job = start(forked_pods, root, own_loop(SAVES_WITHOUT_A_PART))
+    lose_pod(job, root)
+    assert [ends[-1] for ends in begun(job)] == ["1 with 1.0 1.0"] * 2
+    lost = "the checkpoint after step 2 is not in memory: there is no room; training goes on"
+    assert lost in job.log(1)
 
 
 def test_checkpoints_in_another_place_are_not_in_memory(forked_pods: Callable[..., Pods], root: Path) -> None:
