@@ -38,13 +38,12 @@ def with_memory_limit(failure: Failure | None, picture: Picture) -> Failure | No
         return None
     name = failure.pod_name or next((pod.name for pod in picture.pods if pod.index == failure.pod), "")
     since = next((a.started for r in picture.records for a in r.attempts if a.number == failure.attempt), 0.0)
-    known = failure.kind == "oom"
+    known = failure.kind == "oom" or (
+        failure.kind in ("lost", "signal") and picture.killed_by_memory_limit(name, since)
+    )
     # What a launcher has seen of a rank it knows by itself, and an exit code of a rank says nothing of a container.
     of_container = failure.kind == "lost" or (failure.exit_code == SIGKILLED and not _is_recorded(failure, picture))
-    if failure.kind in ("lost", "signal") and picture.killed_by_memory_limit(name, since):
-        known = True
-        failure = replace(failure, kind="oom", pod_name=name, message="")
-    elif of_container and picture.killed_without_reason(name, since):
+    if failure.kind != "oom" and (known or (of_container and picture.killed_without_reason(name, since))):
         failure = replace(failure, kind="oom", pod_name=name, message="")
     if failure.kind == "oom" and not failure.message:
         limit = picture.memory_limit(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
@@ -262,22 +262,25 @@ class Picture:
 
     def killed_by_memory_limit(self, pod_name: str, since: float) -> bool:
         """Return whether the container of a pod was killed at its memory limit after ``since``."""
-        pods = filter(None, (self.objects.get(pod_name), self.replaced_pods.get(pod_name)))
-        if any(was_killed_by_memory_limit(pod) for pod in pods):
+        if any(was_killed_by_memory_limit(pod) for pod in self._pods_named(pod_name)):
             return True
         # The operator deletes such a pod at once. Only its event remains.
         return any(event.get("reason") == "OOMKilled" for event in self._ends_of(pod_name, since))
 
     def killed_without_reason(self, pod_name: str, since: float) -> bool:
         """Return whether a pod got SIGKILL after ``since`` and nothing but its memory limit explains that."""
-        events = [event for event in self.pod_events.get(pod_name, ()) if _is_after(event, since)]
-        pods = filter(None, (self.objects.get(pod_name), self.replaced_pods.get(pod_name)))
-        if any(was_killed_without_reason(pod, events, since - _CLOCK_SKEW) for pod in pods):
+        events = self.pod_events.get(pod_name, ())
+        if any(event.get("reason") == "Killing" and _is_after(event, since) for event in events):
+            return False  # the kubelet has killed the container
+        if any(was_killed_without_reason(pod, since - _CLOCK_SKEW) for pod in self._pods_named(pod_name)):
             return True
-        if not self.memory_limit(pod_name) or any(event.get("reason") == "Killing" for event in events):
-            return False
         ends = [event for event in self._ends_of(pod_name, since) if event.get("reason") == "Error"]
-        return any(f" exitCode: {SIGKILLED} " in str(event["message"]) for event in ends)
+        killed = any(f" exitCode: {SIGKILLED} " in str(event["message"]) for event in ends)
+        return killed and bool(self.memory_limit(pod_name))
+
+    def _pods_named(self, pod_name: str) -> Iterator[Object]:
+        """The pod of this name, and the one that it has replaced."""
+        return filter(None, (self.objects.get(pod_name), self.replaced_pods.get(pod_name)))
 
     def _ends_of(self, pod_name: str, since: float) -> list[Object]:
         """Return the operator's events about the ends of a pod's container after ``since``."""

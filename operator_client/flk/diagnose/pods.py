@@ -58,28 +58,29 @@ def existing_pod(
 
 def was_killed_by_memory_limit(pod: Object) -> bool:
     """Return whether the container, and not only one of its processes, was killed at its memory limit."""
-    container = _container((pod.get("status") or {}).get("containerStatuses"))
-    ends = [(container.get(which) or {}).get("terminated") or {} for which in ("state", "lastState")]
-    return any(end.get("reason") == "OOMKilled" for end in ends)
+    return any(end.get("reason") == "OOMKilled" for end in _ends(pod))
 
 
-def was_killed_without_reason(pod: Object, events: Sequence[Object], since: float) -> bool:
-    """Return whether the container got SIGKILL after ``since`` and nothing but its memory limit explains that.
+def was_killed_without_reason(pod: Object, since: float) -> bool:
+    """Return whether the container got SIGKILL after ``since`` and in the pod nothing but its memory limit explains it.
 
     containerd reports OOMKilled only if it hears of the kernel's kill before it handles the end of the container, else
-    Error. Whoever else sends SIGKILL leaves a trace: an event of the kubelet (Killing), a reason in the status of the
-    pod (Evicted), a condition (DisruptionTarget) or a deletion. ``events`` are those about this pod.
+    Error. Whoever else sends SIGKILL leaves a trace: a reason in the status of the pod (Evicted), a condition
+    (DisruptionTarget), a deletion, or an event of the kubelet (Killing), which the caller looks for.
     """
     status = pod.get("status") or {}
-    container = _container(status.get("containerStatuses"))
-    ends = [(container.get(which) or {}).get("terminated") or {} for which in ("state", "lastState")]
     # For a container that the kubelet cannot find it writes this exit code too, with reason ContainerStatusUnknown.
-    killed = [end for end in ends if (end.get("exitCode"), end.get("reason")) == (SIGKILLED, "Error")]
+    killed = [end for end in _ends(pod) if (end.get("exitCode"), end.get("reason")) == (SIGKILLED, "Error")]
     if not memory_limit(pod) or all(timestamp(end.get("finishedAt")) < since for end in killed):
         return False
     disrupted = any(c.get("type") == "DisruptionTarget" for c in status.get("conditions") or [])
-    asked = status.get("reason") or disrupted or pod["metadata"].get("deletionTimestamp")
-    return not asked and all(event.get("reason") != "Killing" for event in events)
+    return not (status.get("reason") or disrupted or pod["metadata"].get("deletionTimestamp"))
+
+
+def _ends(pod: Object) -> list[Object]:
+    """Return how the training container ended now and before; empty objects if it did not."""
+    container = _container((pod.get("status") or {}).get("containerStatuses"))
+    return [(container.get(which) or {}).get("terminated") or {} for which in ("state", "lastState")]
 
 
 def memory_limit(pod: Object) -> str:

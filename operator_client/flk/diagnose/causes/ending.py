@@ -178,8 +178,9 @@ ENDING: Final = (
     Cause(
         "OutOfMemory",
         "A rank or a pod ran out of memory",
-        f"The kernel killed a process at the memory limit of its container (OOMKilled). {_RECORD} Kubernetes does not "
-        "notice each of these kills: a container with a memory limit that got SIGKILL from nobody else counts too.",
+        f"The kernel killed a process at the memory limit of its container (OOMKilled). {_RECORD} Kubernetes reports "
+        "some of these kills only as exit code 137 (SIGKILL). flk counts them too if the container has a memory limit "
+        "and no event or condition names another cause.",
         "Submit with a larger --memory, or use less: a smaller batch, fewer workers of the data loader.",
         _ended(lambda failure: failure.kind == "oom", _larger_memory),
     ),
