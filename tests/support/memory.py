@@ -84,7 +84,7 @@ TRAIN = """
 
 GLOO = 'dist.init_process_group("gloo")'
 _BEGIN = """
-    import os, pathlib, signal, time
+    import os, pathlib, time
     import torch, torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
     import flk_runtime as flk

@@ -35,6 +35,16 @@ def finish(path: Path, step: int, rank: int = 0, number: int | None = None) -> N
     file.close()
 
 
+def hold_two(store: PartStore) -> list[Path]:
+    """Hold the parts of rank 0 after steps 1 and 2 of the first attempt; returns their files."""
+    store.keep_only(None, attempt="first")
+    paths = store.reserve(0, SIZE, 1)
+    for step, path in enumerate(paths, 1):
+        finish(path, step)
+        store.seal(path, "first")
+    return paths
+
+
 def prelude_of(path: Path, written: Part) -> Prelude:
     """The prelude of a part that another launcher has sent."""
     finish(path, written.checkpoint.step, written.rank, written.checkpoint.number)
@@ -201,11 +211,7 @@ def test_files_of_ranks_whose_parts_go_elsewhere_are_removed(store: PartStore) -
 
 
 def test_a_launcher_finds_whole_parts_of_the_one_before(tmp_path: Path, store: PartStore) -> None:
-    store.keep_only(None, attempt="first")
-    one, two = store.reserve(0, SIZE, 1)
-    for step, path in ((1, one), (2, two)):
-        finish(path, step)
-        store.seal(path, "first")
+    one, two = hold_two(store)
     finish(one, 3)  # not sealed
     lines: list[str] = []
     found = PartStore(tmp_path / "parts", 1 << 20)
@@ -223,11 +229,7 @@ def test_a_launcher_finds_whole_parts_of_the_one_before(tmp_path: Path, store: P
 
 def test_an_attempt_that_starts_again_leaves_nothing_for_a_later_launcher(tmp_path: Path, store: PartStore) -> None:
     """Also of checkpoints that were not needed any more, whose files still held them."""
-    store.keep_only(None, attempt="first")
-    one, two = store.reserve(0, SIZE, 1)
-    for step, path in ((1, one), (2, two)):
-        finish(path, step)
-        store.seal(path, "first")
+    hold_two(store)
     store.settle(part(2).checkpoint, {0})
     store.keep_only(None, attempt="second")
     found = PartStore(tmp_path / "parts", 1 << 20)
