@@ -29,6 +29,7 @@ from flk_runtime.system.part import PartHeader
 _GLOBAL = re.compile(r"GLOBAL (\S+)")  # in torch's message: the class that weights_only=True refuses
 _GROWTH = 1 << 16  # bytes that the plain values may grow by until more memory is reserved
 _POLL = 0.1  # seconds
+_PAUSE = 2.0  # until the write begins, in times of the copy: other ranks on these cores may still be copying
 _GOES_ON, _PLANS, _FAILED = range(3)  # what a rank says before a save; the largest counts
 _numbers = itertools.count(1)  # of the saves of this process, which are the same on all ranks
 
@@ -66,6 +67,7 @@ class Saver:
         self._staging: Staging | None = None
         self._layout: list[Any] = []  # of the pieces of the latest plan
         self._thread: threading.Thread | None = None
+        self._awaited = threading.Event()  # whether somebody waits for the thread
         self._step: int | None = None  # of the save that is not known to be complete in memory
         self._watcher: threading.Thread | None = None
         self._lock = threading.Lock()  # for `poll`, which another thread may call while this one waits
@@ -134,6 +136,7 @@ class Saver:
     def _join(self) -> BaseException | None:
         """Wait until the latest save is complete in storage; what prevented it, else None."""
         if self._thread is not None:
+            self._awaited.set()
             self._thread.join()
             self._thread = None
         error, self._error = self._error, None
@@ -177,6 +180,7 @@ class Saver:
         """Copy this rank's part, and have it held in memory and written to storage."""
         assert self._staging is not None  # noqa: S101
         path = self._memory_path(self._staging.size(len(values)))
+        begin = time.monotonic()
         try:
             part = self._staging.part(path)
             header = part.copy(pieces, values, step=step, number=number, world_size=self._world_size, rank=self._rank)
@@ -190,7 +194,8 @@ class Saver:
                     self._memory.finish(step, number)
                 self._step = step
         if self._writer:
-            arguments = (self._writer, part, header)
+            self._awaited.clear()
+            arguments = (self._writer, part, header, (time.monotonic() - begin) * _PAUSE)
             self._thread = threading.Thread(target=self._write, args=arguments, name="flk-checkpoint", daemon=True)
             self._thread.start()
 
@@ -235,8 +240,9 @@ class Saver:
             ) from error
         return buffer.getvalue()
 
-    def _write(self, writer: StorageWriter, part: StagedPart, header: PartHeader) -> None:
-        """In the background: write the part to storage."""
+    def _write(self, writer: StorageWriter, part: StagedPart, header: PartHeader, pause: float) -> None:
+        """In the background: write the part to storage, after ``pause`` seconds unless somebody waits for it."""
+        self._awaited.wait(pause)
         try:
             writer.write(part, header)
             self._on_saved(header.step)
