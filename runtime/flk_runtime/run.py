@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flk_runtime import contract
-from flk_runtime.checkpoint import CheckpointManager, Stateful
+from flk_runtime.checkpoint import CheckpointManager, OptimizerState, Stateful
 from flk_runtime.checkpoint.interval import COMPUTED, AutoInterval
 from flk_runtime.data import EpochLoader, LoaderContext, StepShare, join_batches, make_loader, share_of_worker, split
 from flk_runtime.diloco import DiLoCo, Membership, OuterLoop
@@ -29,7 +29,6 @@ from flk_runtime.metrics.shares import Shares
 from flk_runtime.parallel import (
     STRATEGIES,
     Blocks,
-    OptimizerState,
     ParallelModel,
     ParallelOptions,
     Precision,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.ranks import Ranks
-from tests.support.small_model import told
+from tests.support.small_model import COUNTING, told
 
 SCRIPT = """
     import json, os, torch, torch.distributed as dist
@@ -59,6 +59,45 @@ RUN_SAVES_TOO = """
 """
 
 
+LONG_PAUSE = """
+    import os, sys, time, torch
+    from pathlib import Path
+    import flk_runtime as flk
+    from flk_runtime.checkpoint.save import saver
+
+    saver._PAUSE = 1e9  # times of the copy: days
+    model, latest = torch.nn.Linear(200, 200), Path(os.environ["FLK_CHECKPOINT"], "latest")
+    read = lambda: latest.read_text().strip() if latest.exists() else "none"
+    flk.save(1, model=model)
+    time.sleep(0.5)
+    print("first:", read())
+    flk.save(2, model=model)
+    print("second:", read())
+    flk.save(3, model=model, wait=True)
+    print("third:", read())
+    flk.save(4, model=model)
+    exec(os.environ["END"])
+"""
+
+
+def test_the_pause_before_a_write_ends_when_somebody_waits(ranks: Ranks, tmp_path: Path) -> None:
+    (result,) = ranks(LONG_PAUSE, 1, {"FLK_CHECKPOINT": str(tmp_path / "checkpoints"), "END": ""})
+    assert result.lines == ["first: none", "second: step-000000001", "third: step-000000003"]
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "latest"),
+    [("", 0, 4), ("sys.exit()", 0, 4), ("sys.exit(3)", 3, 3), ("raise ValueError", 1, 3)],
+)
+def test_the_end_of_a_process_of_multiprocessing_waits_for_writes(
+    ranks: Ranks, tmp_path: Path, end: str, code: int, latest: int
+) -> None:
+    """Unless it fails: the ranks that it would wait for may be gone."""
+    (result,) = ranks(LONG_PAUSE, 1, {"FLK_CHECKPOINT": str(tmp_path), "END": end}, failing=code != 0)
+    assert result.code == code
+    assert (tmp_path / "latest").read_text().strip() == f"step-{latest:09d}"
+
+
 def test_a_run_and_a_script_do_not_save_in_the_same_place(ranks: Ranks, tmp_path: Path) -> None:
     place, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere"
     (result,) = ranks(RUN_SAVES_TOO, 1, {"FLK_CHECKPOINT": str(place), "ELSEWHERE": str(elsewhere)})
@@ -82,3 +121,173 @@ def test_a_script_with_its_own_loop_resumes_bit_equal(ranks: Ranks, tmp_path: Pa
     assert isinstance(second, list)
     assert first + second == whole
     assert rates_again == rates
+
+
+ODD_OPTIMIZERS = (
+    """
+import json, os, warnings, torch, torch.distributed as dist
+from torch import nn
+import flk_runtime as flk
+
+wrap = os.environ["WRAP"]
+dist.init_process_group("gloo")
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.late, self.last = nn.Linear(7, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+    def forward(self, x, late):
+        x = self.first(x)
+        return self.last(self.late(x) if late else x)
+"""
+    + COUNTING
+    + """
+def build(make):
+    torch.manual_seed(0)
+    model = Model()
+    if wrap == "ddp":
+        model = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    elif wrap == "fsdp2":
+        from torch.distributed.fsdp import fully_shard
+        for each in (*model.children(), model):
+            fully_shard(each)
+    elif wrap.startswith("fsdp1"):
+        warnings.simplefilter("ignore")  # torch's FSDP1 calls what torch has deprecated
+        from torch.distributed.fsdp import FullyShardedDataParallel
+        from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+        model = FullyShardedDataParallel(
+            model, auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), use_orig_params=wrap == "fsdp1 original",
+            device_id=torch.device("cpu"),
+        )
+    return {"model": model, "optimizer": make(model.parameters())}
+
+def train(make, name, until):
+    things, losses = build(make), []
+    begun = flk.restore(os.environ["FLK_CHECKPOINT"] + name, **things)
+    if begun:
+        with torch.no_grad():
+            things["model"](torch.zeros(1, 7), True)  # under FSDP2 full parameters are left now
+    for step in range(begun, until):
+        x = torch.randn(8, 7, generator=torch.Generator().manual_seed(step * 10 + dist.get_rank()))
+        loss = things["model"](x, step >= 3).square().mean()
+        loss.backward()
+        things["optimizer"].step(), things["optimizer"].zero_grad()
+        losses.append(loss.item())
+    flk.save(until, checkpoint=os.environ["FLK_CHECKPOINT"] + name, wait=True, **things)
+    return losses
+
+Counting.with_text = not wrap.startswith("fsdp1")
+for make in (torch.optim.AdamW, Counting):
+    name = make.__name__
+    parts = [train(make, name, until) for until in (2, 4, 6)]
+    print("=", json.dumps([name, [train(make, name + "-whole", 6), sum(parts, [])]]))
+dist.barrier()
+"""
+)
+
+
+@pytest.mark.parametrize("wrap", ["none", "ddp", "fsdp2", "fsdp1", "fsdp1 original"])
+def test_optimizers_with_parameters_without_gradients_and_with_numbers_in_their_state(
+    ranks: Ranks, tmp_path: Path, wrap: str
+) -> None:
+    variables = {"FLK_CHECKPOINT": str(tmp_path / "checkpoints-"), "WRAP": wrap}
+    seen = told(ranks(ODD_OPTIMIZERS, 2, variables)[0])
+    for whole, parts in seen.values():
+        assert parts == whole
+    assert list(seen) == ["AdamW", "Counting"]
+
+
+SEVERAL_MODULES = """
+    import os, torch, flk_runtime as flk
+
+    def build(seed):
+        torch.manual_seed(seed)
+        encoder, decoder = torch.nn.Linear(3, 2), torch.nn.Linear(2, 3)
+        optimizer = torch.optim.AdamW([*decoder.parameters(), *encoder.parameters()])
+        decoder(encoder(torch.ones(1, 3))).sum().backward()
+        optimizer.step()
+        return {"encoder": encoder, "decoder": decoder, "optimizer": optimizer}
+
+    def same(first, second):
+        states = [[each["exp_avg"] for each in things["optimizer"].state.values()] for things in (first, second)]
+        return all(torch.equal(*pair) for pair in zip(*states, strict=True))
+
+    saved, other = build(1), build(2)
+    place = os.environ["PLACE"]
+    flk.save(1, checkpoint=place, wait=True, **saved)
+    print(same(saved, other), flk.restore(place, **other), same(saved, other))
+    try:
+        flk.save(1, checkpoint=place + "-missing", encoder=saved["encoder"], optimizer=saved["optimizer"])
+    except flk.SetupError as error:
+        print(error)
+"""
+
+
+def test_an_optimizer_of_several_modules(ranks: Ranks, tmp_path: Path) -> None:
+    (result,) = ranks(SEVERAL_MODULES, 1, {"PLACE": str(tmp_path / "several")})
+    assert result.lines == [
+        f"flk: resumed at step 1 from {tmp_path}/several/step-000000001",
+        "False 1 True",
+        "optimizer is an optimizer of 4 parameters, and 2 of them are in none of the modules: pass their module too",
+    ]
+
+
+UNFIT = """
+    import os, torch, flk_runtime as flk
+    from torch import nn
+
+    def restore(**things):
+        try:
+            print(flk.restore(os.environ["PLACE"], **things))
+        except flk.CheckpointError as error:
+            print(error)
+
+    model = nn.Linear(2, 2)
+    adam = torch.optim.AdamW(model.parameters())
+    flk.save(1, checkpoint=os.environ["PLACE"], wait=True, model=model, optimizer=adam)
+    restore(model=model, average=nn.Linear(2, 2))
+    restore(model=nn.Linear(2, 3))
+    restore(model=nn.Linear(2, 2, bias=False))
+    restore(model=nn.Sequential(nn.Linear(2, 2)))
+    restore(model=model, optimizer=torch.optim.SGD(model.parameters(), momentum=0.9))
+    other = torch.optim.AdamW([{"params": model.weight}, {"params": model.bias}])
+    restore(model=model, optimizer=other)
+"""
+
+
+def test_what_does_not_fit_a_checkpoint_is_named(ranks: Ranks, tmp_path: Path) -> None:
+    (result,) = ranks(UNFIT, 1, {"PLACE": str(tmp_path / "place")})
+    place = f"{tmp_path}/place/step-000000001"
+    seen = [line for line in result.lines if line != f"flk: resumed at step 1 from {place}"]
+    assert seen == [
+        f"flk: 'average' is not in the checkpoint {place}, and begins anew",
+        f"flk: ignoring 'optimizer' in the checkpoint {place}: this script does not register it",
+        "1",
+        f"cannot restore 'model' from the checkpoint {place}: 'model.weight' has the shape (2, 2) in {place}, and the "
+        "shape (3, 2) here",
+        f"cannot restore 'model' from the checkpoint {place}: unexpected key 'bias': the module has no such entry",
+        f"cannot restore 'model' from the checkpoint {place}: unexpected key 'weight': the module has no such entry",
+        f"cannot restore 'optimizer' from the checkpoint {place}: it is the state of another optimizer than SGD: its "
+        "groups have no 'dampening'",
+        f"cannot restore 'optimizer' from the checkpoint {place}: loaded state dict has a different number of "
+        "parameter groups",
+    ]
+
+
+SPARSE = """
+    import os, torch, flk_runtime as flk
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer("links", torch.eye(3).to_sparse())
+    try:
+        flk.save(1, checkpoint=os.environ["PLACE"], model=model)
+    except flk.CheckpointError as error:
+        print(error)
+"""
+
+
+def test_a_sparse_tensor_is_named(ranks: Ranks, tmp_path: Path) -> None:
+    (result,) = ranks(SPARSE, 1, {"PLACE": str(tmp_path)})
+    assert result.lines == [
+        "cannot save 'model.links': it has the layout torch.sparse_coo, and checkpoints hold dense tensors; save it as "
+        "its indices and values"
+    ]

@@ -12,7 +12,7 @@ import torch
 
 from tests.support.checkpoints import load_with_torch
 from tests.support.ranks import Ranks
-from tests.support.small_model import APIS, SHARDING, SMALL_MODEL, told
+from tests.support.small_model import APIS, COUNTING, SHARDING, SMALL_MODEL, told
 
 CASES = [
     ("ddp", "fsdp2"), ("full_shard", "fsdp2"), ("full_shard", "fsdp1"), ("shard_grad_op", "fsdp1"),
@@ -72,6 +72,62 @@ with group():
             for key, value in state.items():
                 expected = other["optimizer"]["state"][name][key]
                 assert torch.equal(value, expected), (case, name, key, value, expected)
+
+
+LATE = (
+    GO
+    + COUNTING
+    + """
+class Late(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(7, 7) for _ in range(3)])
+    def forward(self, x, late):
+        x = self.blocks[0](x)
+        return self.blocks[2](self.blocks[1](x) if late else x)
+
+def go_late(folder, name, api, steps):
+    losses = []
+    with init(name, save_every=0, checkpoint=f"{base}/{folder}") as run:
+        torch.manual_seed(0)
+        Counting.with_text = api != "fsdp1"
+        options = {"api": None if name == "ddp" else api, "find_unused_parameters": api != "fsdp1"}
+        pairs = []
+        for make in (torch.optim.AdamW, Counting):
+            model = Late()
+            pairs.append(run.parallelize(model, make(model.parameters()), **options))
+        while run.steps < steps:
+            x = torch.randn(8, 7, generator=torch.Generator().manual_seed(run.steps * 10 + run.rank))
+            for model, optimizer in pairs:
+                loss = model(x, run.steps >= 2).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+            run.step()
+    return losses
+"""
+)
+
+
+def test_optimizers_with_parameters_without_gradients_and_with_numbers_in_their_state(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    """The second half of the steps uses a block of which the checkpoint holds no state."""
+    script = (
+        LATE
+        + f"""
+with group():
+    for name, api in {CASES}:
+        case = f"{{name}}-{{api}}"
+        parts = [go_late(case, name, api, 2), go_late(case, name, api, 4)]
+        tell(case, [go_late(case + "-whole", name, api, 4), sum(parts, [])])
+"""
+    )
+    found = told(ranks(script, 2, {"BASE": str(tmp_path)})[0])
+    assert found.keys() == {f"{name}-{api}" for name, api in CASES}
+    for case, (whole, resumed) in found.items():
+        assert whole == resumed, case
 
 
 def test_torch_reads_full_tensors_by_the_models_own_names(ranks: Ranks, tmp_path: Path) -> None:

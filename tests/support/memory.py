@@ -92,14 +92,18 @@ _BEGIN = """
 
     {init}
     model = DistributedDataParallel(torch.nn.Linear(64, 64))
-    step = flk.restore(model=model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = flk.restore(model=model, optimizer=optimizer)
     weight = model.module.weight
+    assert len(optimizer.state) == (1 if step else 0)  # the bias never has a gradient
     print("begins at step", step, "with", float(weight.min()), float(weight.max()) if step else "nothing")
 
     def save(step, value, **options):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
         with torch.no_grad():
             weight.fill_(value)
-        flk.save(step, model=model, **options)
+        flk.save(step, model=model, optimizer=optimizer, **options)
 
     if not step:
 """

@@ -112,6 +112,34 @@ def tell(key, value):
 """
 
 
+# An optimizer whose state holds more than tensors, as that of many libraries. Its script imports torch.
+COUNTING = """
+class Counting(torch.optim.Optimizer):
+    with_text = True  # torch's FSDP1 changes texts
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for each in group["params"]:
+                if each.grad is None:
+                    continue
+                state = self.state[each]
+                if not state:
+                    state.update(step=0, scale=0.5, on=True, nothing=None, average=torch.zeros_like(each))
+                    if self.with_text:
+                        state["text"] = "a text"
+                assert state["on"] is True and state["nothing"] is None
+                assert state.get("text", "a text") == "a text"
+                state["step"] += 1
+                state["scale"] *= 0.9
+                state["average"].mul_(0.9).add_(each.grad)
+                each.add_(state["average"], alpha=-group["lr"] / state["step"] * state["scale"])
+"""
+
+
 def told(ended: Any) -> dict[str, Any]:
     """What a rank printed with the script's ``tell``."""
     return dict(json.loads(line[2:]) for line in ended.lines if line.startswith("= "))

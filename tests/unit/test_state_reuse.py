@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from flk_runtime.checkpoint import Path, Piece, PieceCache, pieces_of
-from flk_runtime.checkpoint.script import _ModuleState, _OptimizerState
+from flk_runtime.checkpoint.objects import _ModuleState, _OptimizerState
 
 
 def values(pieces: list[Piece]) -> dict[str, Any]:
@@ -132,11 +132,11 @@ def test_the_state_of_an_optimizer_follows_its_changes(change: Any) -> None:
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters())
     step(model, optimizer)
-    state = _OptimizerState(model, optimizer)
+    state = _OptimizerState({"model": model}, optimizer)
     state.save_state("optimizer")
     change(model, optimizer)
-    found, fresh = state.save_state("optimizer"), _OptimizerState(model, optimizer).save_state("optimizer")
+    found, fresh = state.save_state("optimizer"), _OptimizerState({"model": model}, optimizer).save_state("optimizer")
     assert equal(values(found.pieces), values(fresh.pieces))
     assert found.plain == fresh.plain
-    assert state.is_of(optimizer, [Model(), model])
-    assert not state.is_of(optimizer, [Model()])
+    assert state.is_of(optimizer, {"other": Model(), "model": model})
+    assert not state.is_of(optimizer, {"model": Model()})

@@ -8,12 +8,15 @@ is imported when a run has checkpoints.
 """
 
 from flk_runtime.checkpoint.manager import CheckpointManager
+from flk_runtime.checkpoint.optimizer_state import ModelParameters, OptimizerState
 from flk_runtime.checkpoint.state import Path, Piece, PieceCache, State, boxes, pieces_of
 from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful
 
 __all__ = [
     "CheckpointManager",
     "DistributedStateful",
+    "ModelParameters",
+    "OptimizerState",
     "Path",
     "Piece",
     "PieceCache",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import io
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import torch
@@ -100,6 +100,13 @@ class SavedObject:
         self.checkpoint = checkpoint
         self.name = name
         self.plain = plain  # as in `flk_runtime.checkpoint.state.State`
+
+    def entry_not_in(self, state: Container[Any]) -> str | None:
+        """The first entry of a saved module that ``state``, the keys of a module's, does not have; None: all are."""
+        for full, path in self.checkpoint.names((self.name,)):
+            if len(path) == 2 and path[1] not in state:
+                return full.removeprefix(self.name + ".")
+        return None
 
     def state_dict(self) -> Any:
         """The whole state, with full tensors on the CPU."""

@@ -180,6 +180,8 @@ class CheckpointManager:
         if _is_per_rank(thing):
             self._per_rank.add(name)
         if name not in self._unclaimed:
+            if self._checkpoint is not None:
+                self._log(f"flk: {name!r} is not in the checkpoint {self._checkpoint.place}, and begins anew")
             return
         self._unclaimed.discard(name)
         self._load(name, thing)
@@ -328,7 +330,5 @@ def _mismatch(model: nn.Module, saved: SavedObject) -> str | None:
                 return f"missing key {name!r}"
         elif isinstance(value, torch.Tensor) and shape != tuple(value.shape):
             return f"size mismatch for {name!r}: {shape} in the checkpoint, {tuple(value.shape)} in the model"
-    for full, path in checkpoint.names((saved.name,)):
-        if len(path) == 2 and path[1] not in own:
-            return f"unexpected key {full.removeprefix(saved.name + '.')!r}"
-    return None
+    unexpected = saved.entry_not_in(own)
+    return f"unexpected key {unexpected!r}" if unexpected else None

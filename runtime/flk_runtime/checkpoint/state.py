@@ -47,7 +47,15 @@ def name_of(path: Path) -> str:
 
 
 def pieces_of(path: Path, value: torch.Tensor) -> list[Piece]:
-    """The pieces that this rank holds of a tensor, a DTensor or a ShardedTensor; without copies and communication."""
+    """The pieces that this rank holds of a tensor, a DTensor or a ShardedTensor; without copies and communication.
+
+    Raises CheckpointError if the tensor is sparse.
+    """
+    if value.layout is not torch.strided:
+        raise CheckpointError(
+            f"cannot save {name_of(path)!r}: it has the layout {value.layout}, and checkpoints hold dense tensors; "
+            "save it as its indices and values"
+        )
     shape = tuple(value.shape)
     if hasattr(value, "to_local"):  # a DTensor: not imported, since most runs have none
         (chunk,) = value.__create_chunk_list__()  # type: ignore[attr-defined]
@@ -85,13 +93,13 @@ class PieceCache:
 
 
 def places_of(tensors: Iterable[torch.Tensor]) -> list[Any] | None:
-    """Where tensors are in memory, and as what; None if one of them is of a subclass, such as a DTensor.
+    """Where tensors are in memory, and as what; None if one is sparse or of a subclass, such as a DTensor.
 
     As long as an alias of each of them exists, nothing else gets its place: tensors with equal places are the same.
     """
     places = []
     for value in tensors:
-        if type(value) not in _PLAIN:
+        if type(value) not in _PLAIN or value.layout is not torch.strided:
             return None
         places.append((value.data_ptr(), value.shape, value.stride(), value.dtype))
     return places
@@ -110,7 +118,7 @@ def split_tensors(state: Any, path: Path) -> State:
             names.add(name)
             pieces.extend(pieces_of(path, value))
             return {REFERENCE: name}
-        if not _has_tensors(value):
+        if not has_tensors(value):
             return value
         if isinstance(value, Mapping):
             return {key: visit(each, (*path, str(key))) for key, each in value.items()}
@@ -146,12 +154,13 @@ def join_tensors(plain: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     return plain
 
 
-def _has_tensors(value: Any) -> bool:
+def has_tensors(value: Any) -> bool:
+    """Whether a nested state holds a tensor."""
     if isinstance(value, torch.Tensor):
         return True
     if isinstance(value, Mapping):
-        return any(_has_tensors(each) for each in value.values())
-    return type(value) in (list, tuple) and any(_has_tensors(each) for each in value)
+        return any(has_tensors(each) for each in value.values())
+    return type(value) in (list, tuple) and any(has_tensors(each) for each in value)
 
 
 def boxes(begin: int, end: int, shape: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -8,14 +8,12 @@ because the torch modules behind them take long to import.
 
 from flk_runtime.parallel.blocks import Blocks, find_blocks
 from flk_runtime.parallel.model import ParallelModel
-from flk_runtime.parallel.optimizer_state import OptimizerState
 from flk_runtime.parallel.precision import Precision
 from flk_runtime.parallel.strategies import STRATEGIES, ParallelOptions, choose_strategy, parallelize
 
 __all__ = [
     "STRATEGIES",
     "Blocks",
-    "OptimizerState",
     "ParallelModel",
     "ParallelOptions",
     "Precision",

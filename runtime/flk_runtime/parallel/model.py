@@ -10,13 +10,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import DistributedStateful, Path, Piece, PieceCache, State, pieces_of
+from flk_runtime.checkpoint import DistributedStateful, ModelParameters, Path, Piece, PieceCache, State, pieces_of
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedObject
 
 
-class ParallelModel(DistributedStateful):
+class ParallelModel(ModelParameters, DistributedStateful):
     """A model that is not wrapped: every rank holds all of it, and nothing is communicated.
 
     This class itself is what a world of one and strategy ``none`` train.
@@ -73,18 +73,8 @@ class ParallelModel(DistributedStateful):
         """What this rank offers of an entry of the model's state_dict; of what is not shared, rank 0's is saved."""
         return pieces_of(path, value) if dist.get_rank() == 0 else []
 
-    def full_shape(self, parameter: nn.Parameter) -> torch.Size:
-        """The shape of the full parameter."""
-        return parameter.shape
-
     def state_pieces(self, path: Path, parameter: nn.Parameter, value: torch.Tensor) -> list[Piece]:
-        """What this rank offers of ``value``, from the optimizer's state for ``parameter``."""
         return pieces_of(path, value) if dist.get_rank() == 0 else []
-
-    def empty_state(self, path: Path, parameter: nn.Parameter, dtype: torch.dtype) -> tuple[torch.Tensor, list[Piece]]:
-        """A new tensor for the optimizer's state that is split as ``parameter`` is, and its pieces."""
-        value = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-        return value, pieces_of(path, value)
 
     def full_tensor(self, parameter: nn.Parameter) -> torch.Tensor | None:
         """The full parameter, on rank 0; None or the same elsewhere. Collective."""

@@ -16,8 +16,8 @@ from flk_runtime.errors import SetupError
 from flk_runtime.parallel.blocks import Blocks, find_blocks, shardable_blocks
 from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel
-from flk_runtime.parallel.optimizer_state import rebind_optimizer
 from flk_runtime.parallel.precision import Precision
+from flk_runtime.parallel.rebind import rebind_optimizer
 from flk_runtime.parallel.recompute import recompute_activations
 
 if TYPE_CHECKING:
