@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.support.preemption import TRAIN
 from tests.support.processes import until
 
 STEPS = 30
+GRACE = 60  # seconds
 
 
 @pytest.fixture
@@ -23,7 +25,7 @@ def train(pods: Callable[..., Pods], tmp_path: Path) -> Callable[..., Pods]:
     """Starts a job of several pods that trains with flk's library."""
 
     def start(steps: int = STEPS, *, count: int = 2, pause: float = 0.02, save: float = 0.0, **variables: str) -> Pods:
-        settings = {"FLK_CHECKPOINT": str(tmp_path / "checkpoint"), "FLK_SAVE_EVERY": "1000", "FLK_GRACE": "60"}
+        settings = {"FLK_CHECKPOINT": str(tmp_path / "checkpoint"), "FLK_SAVE_EVERY": "1000", "FLK_GRACE": str(GRACE)}
         job = pods(count, 1, script=TRAIN, FLK_RESTARTS="3", **settings | variables)
         job.start("train.py", str(steps), str(pause), str(save))
         return job
@@ -138,6 +140,19 @@ def test_sigterm_before_the_rendezvous_ends_the_pod_at_once(train: Callable[...,
     job.start("train.py", "3", "0", "0", only=1)
     assert job.wait() == [0, 0], job.logs_of_all()
     assert [attempt.number for attempt in job.record(0).attempts][-1] <= 1
+
+
+def test_sigterm_to_a_pod_that_waits_for_the_next_attempt_ends_it_at_once(train: Callable[..., Pods]) -> None:
+    """As in a deletion of the job whose pods hear of it one after the other."""
+    job = train()
+    reached(job, 3)
+    job.running[1].terminate()
+    assert job.running[1].wait(END) == ExitCode.PREEMPTED, job.logs_of_all()
+    time.sleep(1)  # pod 0 waits for the next attempt now
+    begin = time.monotonic()
+    job.running[0].terminate()
+    assert job.running[0].wait(END) == ExitCode.PREEMPTED, job.logs_of_all()
+    assert time.monotonic() - begin < GRACE / 2, job.logs_of_all()
 
 
 def handles_sigterm(pid: int) -> bool:

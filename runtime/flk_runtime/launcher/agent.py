@@ -127,7 +127,7 @@ class Agent:
                     history = self.attempt.history if self.attempt else []
                     return self.records.finish_stopped(self.stop_signal, self.end, history)
                 if self.attempt_over and self.stop_signal is None:
-                    self.attempt_over, self.attempt = False, None
+                    self.attempt_over, self.attempt, self.preemption = False, None, None
                     # A rank that ends early with success breaks the connections of the others.
                     self.member.join_next_round([*self.failures, *self.finished], self.step)
 
