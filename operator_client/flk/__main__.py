@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from flk.errors import FlkError
 from flk.terminal import one_line
@@ -16,6 +19,7 @@ PIPE_CLOSED = 141  # exit code that a shell shows for a program that SIGPIPE has
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (default: that of this process) and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    _guard_streams()
     try:
         if words in (["--version"], ["-V"]):  # without importing Typer: scripts call it often
             print(f"flk {VERSION}")
@@ -24,17 +28,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from flk.cli import call
 
             code = call(words)
-        sys.stdout.flush()
     except FlkError as error:
         report(error)
         code = int(error.code)
     except KeyboardInterrupt:
         code = int(ExitCode.INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of stdout has ended, as `head` does. The interpreter must not flush the rest at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of stdout has ended, as `head` does
         code = PIPE_CLOSED
-    return code
+    flushed = _flush()
+    return code or flushed
 
 
 def report(error: FlkError) -> None:
@@ -44,6 +46,73 @@ def report(error: FlkError) -> None:
     print(f"{red}error:{plain} {one_line(str(error))}", file=sys.stderr)
     if error.hint:
         print(f"{cyan}hint:{plain} {one_line(error.hint)}", file=sys.stderr)
+
+
+def _flush() -> int:
+    """Write what is left of the output, and return the exit code of that."""
+    try:
+        sys.stdout.flush()
+    except FlkError as error:
+        report(error)
+        return int(error.code)
+    except BrokenPipeError:
+        return PIPE_CLOSED
+    return int(ExitCode.DONE)
+
+
+def _guard_streams() -> None:
+    """Put /dev/null in the place of streams that were closed. Have the others end in no traceback if they fail."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - used until the process ends
+    for name, raw in (("stdout", _Stdout), ("stderr", _Stderr)):
+        stream = getattr(sys, name)
+        # A caller in this process may have put another stream there.
+        if stream is getattr(sys, f"__{name}__") and isinstance(stream, io.TextIOWrapper):
+            setattr(sys, name, _with_raw(stream, raw(stream.fileno(), "w", closefd=False)))
+
+
+def _with_raw(stream: io.TextIOWrapper, raw: Any) -> io.TextIOWrapper:
+    """Return a stream like another one whose bytes go to ``raw``."""
+    with contextlib.suppress(OSError):
+        stream.flush()
+    return io.TextIOWrapper(
+        raw if stream.write_through else io.BufferedWriter(raw),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+class _Stdout(io.FileIO):
+    """The bytes of stdout. That they cannot be written is told apart from all other errors of the system."""
+
+    def write(self, data: Any) -> int:
+        """Write bytes. Raises FlkError, or BrokenPipeError where the reader has ended."""
+        if not data:
+            return 0  # Typer tries whether a stream takes bytes, and would swallow the error
+        try:
+            return super().write(data)
+        except OSError as error:
+            # The interpreter flushes what is left at its exit. That must not fail again.
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
+            if isinstance(error, BrokenPipeError):
+                raise
+            raise FlkError(f"cannot write to stdout: {(error.strerror or str(error)).lower()}") from None
+
+
+class _Stderr(io.FileIO):
+    """The bytes of stderr. What cannot be written is lost: it changes neither what a command does nor its exit code."""
+
+    def write(self, data: Any) -> int:
+        """Write bytes, if somebody reads them."""
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from flk.spec.job import Job, validated
 from flk_runtime import contract
 
 Write = Callable[..., None]
+Render = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
@@ -203,6 +204,77 @@ def test_links_to_files_elsewhere_travel_only_when_listed_by_name(
     assert bundle.left_out == (f"links to files outside of {root}: outside.txt (--ship with the whole name adds them)",)
     assert "outside.txt" not in make_bundle(job(ship=["*.txt"]), root).files
     assert "outside.txt" in make_bundle(job(ship=["outside.txt"]), root).files
+
+
+@pytest.mark.parametrize("in_git", [False, True])
+def test_what_is_shipped_is_not_said_to_be_left_out(tmp_path: Path, write: Write, git: Any, in_git: bool) -> None:
+    write("elsewhere.txt", "folder/run", "folder/.env", "folder/conf.yaml", "folder/data/a.txt")
+    root = tmp_path / "folder"
+    (root / "link").symlink_to("data")
+    (root / "outside.txt").symlink_to("../elsewhere.txt")
+    if in_git:
+        git("init", "-q")
+        git("add", "folder/.env", "folder/link", "folder/outside.txt")
+    bundle = make_bundle(job("run", ship=["conf.yaml", ".env", "link", "outside.txt", "data"]), root)
+    assert bundle.files == (".env", "conf.yaml", "data/a.txt", "link/a.txt", "outside.txt", "run")
+    assert bundle.left_out == ()
+    left_out = make_bundle(job("run", ship=["link"]), root).left_out
+    assert [sentence.partition(" (")[0] for sentence in left_out] == [
+        *(["untracked files that are not Python: conf.yaml, data/a.txt"] if in_git else []),
+        "names that look like secrets: .env",
+        f"links to files outside of {root}: outside.txt",
+    ]
+
+
+@pytest.fixture
+def lock(tmp_path: Path, write: Write) -> Iterator[Callable[[int], Render]]:
+    """Sets the mode of the folders `locked` and `data/locked`, and returns `flk render` without root's rights."""
+    rights = "--bounding-set=-dac_override,-dac_read_search --inh-caps=-dac_override,-dac_read_search"
+    unprivileged = ["setpriv", *rights.split()] if os.geteuid() == 0 else []
+    write("train.py", "locked/a.txt", "data/locked/a.txt", "data/b.txt")
+    folders = [tmp_path / "locked", tmp_path / "data" / "locked"]
+
+    def render(*words: str) -> tuple[int, str]:
+        command = [*unprivileged, sys.executable, "-m", "flk", "render", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        return done.returncode, done.stderr
+
+    def lock(mode: int) -> Render:
+        for folder in folders:
+            folder.chmod(mode)
+        return render
+
+    yield lock
+    lock(0o755)
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o444, 0o111])
+def test_folders_that_the_user_may_not_read_are_left_out_and_said(
+    tmp_path: Path, lock: Callable[[int], Render], mode: int
+) -> None:
+    render = lock(mode)
+    said = "flk: not shipped: folders that cannot be read: data/locked, locked\n"
+    assert render("train.py") == (0, said)
+    assert render("train.py", "--ship", "data") == (0, said)
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o444])
+def test_a_file_of_the_job_that_the_user_may_not_read_is_told_in_a_line(
+    tmp_path: Path, git: Any, lock: Callable[[int], Render], mode: int
+) -> None:
+    refused = (2, f"error: cannot read {tmp_path}/locked/a.txt: permission denied\n")
+    assert lock(mode)("locked/a.txt") == refused
+    lock(0o755)
+    git("init", "-q")
+    git("add", "train.py", "locked")
+    assert lock(mode)("train.py") == refused
+
+
+def test_a_folder_that_is_listed_and_cannot_be_read_is_told_in_a_line(
+    tmp_path: Path, lock: Callable[[int], Render]
+) -> None:
+    refused = (2, f"error: cannot read {tmp_path}/locked: permission denied\n")
+    assert lock(0o000)("train.py", "--ship", "locked") == refused
 
 
 def test_a_link_to_a_secret_is_a_secret(tmp_path: Path, write: Write) -> None:

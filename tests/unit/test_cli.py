@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from flk.errors import FlkError, JobFailedError
 from flk.manifest import bundle
 from flk.spec import overlay
 from flk_runtime.contract import VERSION
+from tests.unit.outputs import jobs
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -324,6 +326,21 @@ def test_init_writes_a_file_that_renders_and_overwrites_none(run: Run) -> None:
     assert run("init", "--force", "--no-schema", "other.py") == (0, "", "flk: wrote flk.yaml\n")
 
 
+@pytest.mark.parametrize("script", ["my train.py", 'it\'s #1: "x".py'])
+def test_init_writes_a_file_that_runs_a_script_with_an_unusual_name(run: Run, script: str) -> None:
+    Path(script).touch()
+    assert run("init", script)[0] == 0
+    code, stdout, _ = run("render", "--name", "x")
+    assert (code, command(stdout)) == (0, [script])
+
+
+def test_init_refuses_a_script_that_no_job_runs(run: Run) -> None:
+    said = "begins with the script or with -m, not with torchrun: flk starts the ranks itself"
+    assert run("init", "torchrun") == (2, "", f"error: SCRIPT: {said}\n")
+    assert run("init", "\udcff.py") == (2, "", "error: SCRIPT: must be text in UTF-8\n")
+    assert not Path("flk.yaml").exists()
+
+
 def test_secret_looking_values_are_warned_of(run: Run) -> None:
     Path("train.py").touch()
     code, _, stderr = run("render", "train.py", "--env", "HF_TOKEN=x")
@@ -371,3 +388,58 @@ def test_a_reader_that_has_enough_ends_it_quietly(tmp_path: Path) -> None:
     stderr = process.stderr.read()
     process.stderr.close()
     assert (process.wait(), stderr) == (PIPE_CLOSED, b"")
+
+
+def shell(line: str, folder: Path, *, unbuffered: str = "") -> tuple[int, str]:
+    """The exit code of `flk` and what it has written to stderr, for a command line with redirections."""
+    folder = folder / "work"
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").touch()
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered, "FLK": f"{sys.executable} -m flk", "NO_COLOR": "1"}
+    done = subprocess.run(["sh", "-c", line], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+    return done.returncode, done.stderr
+
+
+FULL = "error: cannot write to stdout: no space left on device\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", ["--version", "--help", "render --help", "render train.py"])
+def test_output_that_cannot_be_written_is_told_in_a_line(tmp_path: Path, words: str, unbuffered: str) -> None:
+    assert shell(f"$FLK {words} >/dev/full", tmp_path, unbuffered=unbuffered) == (1, FULL)
+
+
+def test_closed_streams_are_dev_null(tmp_path: Path, fake: Any, kubeconfig: Path) -> None:
+    jobs.succeeded().add_to(fake)
+    assert shell("$FLK render train.py >&-", tmp_path) == (0, "")
+    assert shell("$FLK logs gpt --no-follow >&-", tmp_path)[0] == 0
+    assert shell("$FLK status gpt <&- >&- 2>&-", tmp_path) == (0, "")
+    code, stderr = shell("$FLK submit train.py --name new >&-", tmp_path)
+    assert (code, stderr.startswith("flk: created job new in namespace team")) == (0, True)
+
+
+def test_a_job_that_was_created_is_told_of_although_its_name_cannot_be_written(
+    tmp_path: Path, fake: Any, kubeconfig: Path
+) -> None:
+    code, stderr = shell("$FLK submit train.py --name new >/dev/full", tmp_path)
+    assert code == 1
+    assert stderr.startswith("flk: created job new in namespace team")
+    assert stderr.endswith(FULL)
+
+
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", "2>&1 >/dev/null | true"])
+def test_the_exit_code_does_not_depend_on_whether_stderr_is_read(
+    tmp_path: Path, fake: Any, kubeconfig: Path, redirection: str
+) -> None:
+    jobs.failed(jobs.RAISED).add_to(fake)
+    line = "{ sleep 0.2; $FLK wait gpt; echo $? >code; } " + redirection
+    assert shell(line, tmp_path)[1] == ""
+    assert (tmp_path / "work" / "code").read_text() == "100\n"
+
+
+def test_the_exit_code_of_a_job_is_not_lost_with_its_output(tmp_path: Path, fake: Any, kubeconfig: Path) -> None:
+    jobs.failed(jobs.RAISED).add_to(fake)
+    code, stderr = shell("$FLK wait gpt -o json >/dev/full", tmp_path)
+    assert (code, stderr.endswith(FULL)) == (100, True)
+    shell("{ sleep 0.2; $FLK wait gpt -o json; echo $? >code; } | true", tmp_path)
+    assert (tmp_path / "work" / "code").read_text() == "100\n"

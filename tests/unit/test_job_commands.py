@@ -12,6 +12,7 @@ import yaml
 
 from flk_runtime.contract import ExitCode, Failure
 from tests.support.jobs import NOW, JobBuilder, record
+from tests.unit.outputs import jobs
 
 Run = Callable[..., tuple[int, str, str]]
 JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
@@ -184,6 +185,30 @@ def test_list_formats(fake: Any, run: Run) -> None:
     assert first.split()[:4] == ["team", "one", "Running", "2/2"]
     assert run("list", "-A", "-n", "team")[0] == 2
     assert run("list", "-o", "xml")[0] == 2
+
+
+def test_list_shows_a_job_as_stuck_whose_pods_no_node_could_hold(fake: Any, run: Run) -> None:
+    nodes = [{"metadata": {"name": "node-a"}, "status": {"allocatable": {"nvidia.com/gpu": "8"}}}]
+    fake.documents["/api/v1/nodes"] = {"kind": "NodeList", "items": nodes, "metadata": {"resourceVersion": "1"}}
+    for name, gpus in (("large", "16"), ("small", "4")):
+        job = jobs.unschedulable(name)
+        job.container["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
+        job.add_to(fake)
+    jobs.running("other").add_to(fake)
+    assert run("list", "--phase", "Stuck", "-o", "name")[1] == "pytorchjob.kubeflow.org/large\n"
+    assert fake.asked("GET").count("/api/v1/nodes") == 1
+    fake.refused["/api/v1/nodes"] = (403, 'nodes is forbidden: User "ada" cannot list resource "nodes"')
+    assert [line.split()[:2] for line in run("list")[1].splitlines()[1:]] == [
+        ["large", "Pending"],
+        ["other", "Running"],
+        ["small", "Pending"],
+    ]
+
+
+def test_list_reads_no_nodes_while_all_pods_have_one(fake: Any, run: Run) -> None:
+    jobs.running().add_to(fake)
+    assert run("list")[0] == 0
+    assert "/api/v1/nodes" not in fake.asked("GET")
 
 
 def test_list_of_nothing(run: Run) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flk.errors import FlkError
 from flk.jobs.client import JobClient
 from flk.jobs.state import Phase, State
-from flk.jobs.wait import Goal, Outcome, Quiet, wait_for
+from flk.jobs.wait import Goal, Outcome, Quiet, raise_for_state, wait_for
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
+from flk_runtime.contract import ExitCode
 from tests.support.api_server import FakeApiServer
 from tests.unit.outputs import jobs
+
+Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -94,3 +99,35 @@ def test_a_stuck_job_ends_the_wait_unless_it_should_not(
     assert wait_for(client, "gpt").outcome == Outcome.STUCK
     assert wait_for(client, "gpt", fail_fast=False, timeout=0).outcome == Outcome.TIMEOUT
     assert wait_for(client, "gpt", goal=Goal.parse("stuck"), fail_fast=False).outcome == Outcome.REACHED
+
+
+@pytest.mark.parametrize(
+    ("phase", "goal", "timeout", "hint"),
+    [
+        (Phase.RUNNING, None, 0, "flk wait gpt -n team waits for its end"),
+        (Phase.RUNNING, None, 1, "the job goes on; flk wait gpt -n team waits again"),
+        (Phase.RUNNING, "Succeeded", 0, "flk wait gpt -n team --for Succeeded waits for that"),
+        (Phase.RUNNING, "Succeeded", 1, "the job goes on; flk wait gpt -n team --for Succeeded waits again"),
+        (Phase.RUNNING, "delete", 1, "nobody has deleted it; flk wait gpt -n team --for delete waits again"),
+        (Phase.SUSPENDED, None, 0, "flk resume gpt -n team starts it again"),
+        (Phase.SUSPENDED, None, 1, "flk resume gpt -n team starts it again"),
+        (Phase.SUSPENDED, "Running", 1, "flk resume gpt -n team starts it again"),
+        (Phase.SUSPENDED, "delete", 1, "nobody has deleted it; flk wait gpt -n team --for delete waits again"),
+        (Phase.TERMINATING, None, 1, "it is being deleted; flk wait gpt -n team waits again"),
+        (Phase.TERMINATING, "delete", 1, "it is being deleted; flk wait gpt -n team --for delete waits again"),
+    ],
+)
+def test_what_is_suggested_when_the_time_is_over(
+    client: JobClient, monkeypatch: pytest.MonkeyPatch, phase: Phase, goal: str | None, timeout: float, hint: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["flk"])
+    with pytest.raises(FlkError) as caught:
+        raise_for_state(state(phase), client, timeout, goal=Goal.parse(goal) if goal else None)
+    assert caught.value.hint == hint
+
+
+def test_the_hint_names_what_was_waited_for(fake: FakeApiServer, run: Run) -> None:
+    jobs.add(fake, "running")
+    code, _, stderr = run("wait", "gpt", "--for", "delete", "--timeout", "1s")
+    assert code == ExitCode.TIMEOUT
+    assert stderr.endswith("hint: nobody has deleted it; flk wait gpt -n team --for delete waits again\n")

@@ -62,18 +62,15 @@ def delete(
     chosen = selection.chosen(client) if selection else names
     if not chosen:
         note(f"there is no such job in namespace {client.namespace}")
-    if dry_run:
-        for job in chosen:
-            print(job if isinstance(job, str) else job[0])
-        note("nothing was deleted (dry run)")
-        return None
     missing = 0
-    for name, existed in delete_jobs(client, chosen, wait=wait, timeout=limit, report=note):
+    for name, existed in delete_jobs(client, chosen, wait=wait, timeout=limit, report=note, dry_run=dry_run):
         if existed:
             print(name, flush=True)
         elif selection is None:
             missing += not ignore_not_found
             note(f"there is no job {name} in namespace {client.namespace}")
+    if dry_run:
+        note("nothing was deleted (dry run)")
     return int(ExitCode.NOT_FOUND) if missing else None
 
 

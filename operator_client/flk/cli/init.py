@@ -23,9 +23,11 @@ def init(
 ) -> None:
     """Write flk.yaml with a comment for every field, and the JSON schema that editors use to check it."""
     from flk.spec import schema as schemas
+    from flk.spec.job import validated
     from flk.spec.overlay import JOB_FILE
 
     script = script or next((name for name in ("train.py", "main.py") if Path(name).is_file()), "train.py")
+    validated({"command": [script]}, where={"command": "SCRIPT"})
     texts = {JOB_FILE: schemas.template(script, replicas, with_schema=schema)}
     if schema:
         texts[schemas.SCHEMA_FILE] = json.dumps(schemas.schema(), indent=2) + "\n"

@@ -79,8 +79,10 @@ def submit(
     except KeyboardInterrupt as interrupt:
         note(f"interrupted while {submission.name} was submitted: {interrupt}")
         return int(ExitCode.INTERRUPTED)
-    _show(output, submission, submission.manifests)
-    _report(submission)
+    try:
+        _show(output, submission, submission.manifests)
+    finally:
+        _report(submission)  # the job exists, also if its name cannot be written
     if submission.job.ttl is not None:
         for name in lifecycle.delete_expired(submission.client):
             note(f"deleted job {name}: it has ended, and its TTL has passed")

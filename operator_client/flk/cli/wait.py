@@ -102,7 +102,7 @@ def wait(
     if state.failure and state.failure.details:
         for line in state.failure.details.splitlines():
             print(f"  {printable(line)}", file=sys.stderr)
-    raise_for_state(state, client, limit)
+    raise_for_state(state, client, limit, goal=until)
     if until is not None:
         note(f"job {job} has ended and was never seen as {until.text}")
         return int(ExitCode.ERROR)

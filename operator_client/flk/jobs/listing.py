@@ -1,14 +1,18 @@
-"""List the states of many jobs: a request for each kind of job, one for its pods, and events where pods are missing."""
+"""List the states of many jobs: a request for each kind of job, and one for its pods.
+
+Where pods are missing, events are read, and where pods find no node, the nodes.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 
-from flk.diagnose import Picture, event_time
+from flk.diagnose import Picture, Surroundings, event_time
+from flk.errors import ForbiddenError
 from flk.jobs.client import JobClient
-from flk.jobs.picture import is_about
+from flk.jobs.picture import NODES, is_about
 from flk.jobs.state import State, derive
-from flk.kube import Object
+from flk.kube import Object, Target
 from flk.targets import target_of
 
 
@@ -25,6 +29,10 @@ def list_states(client: JobClient, *, all_namespaces: bool = False, selector: st
     by_uid = {job["metadata"]["uid"]: job for job in jobs}
     now = client.now()
     pictures = {uid: Picture(job, _own(pods, job), now=now) for uid, job in by_uid.items()}
+    unplaced = [uid for uid, picture in pictures.items() if any(pod.reason == "Unschedulable" for pod in picture.pods)]
+    around = Surroundings(nodes=_nodes(client) if unplaced else {})
+    for uid in unplaced:  # whether a node could ever take its pods
+        pictures[uid] = Picture(by_uid[uid], _own(pods, by_uid[uid]), now=now, surroundings=around)
     lacking = {uid: picture for uid, picture in pictures.items() if _lacks_pods(picture)}
     events: dict[tuple[str, str, str], list[Object]] = defaultdict(list)
     for kind in sorted({kind for picture in lacking.values() for kind, _ in picture.target.event_objects("")}):
@@ -39,6 +47,15 @@ def list_states(client: JobClient, *, all_namespaces: bool = False, selector: st
 def _own(pods: dict[tuple[str, str, str], list[Object]], job: Object) -> list[Object]:
     meta, target = job["metadata"], target_of(job)
     return [pod for pod in pods[target.name, meta.get("namespace", ""), meta["name"]] if target.owns(job, pod)]
+
+
+def _nodes(client: JobClient) -> dict[str, Object]:
+    """Return the nodes by name; none where the user may not read them."""
+    try:
+        found = client.api.list_all(Target(NODES))[0]
+    except ForbiddenError:
+        return {}
+    return {node["metadata"]["name"]: node for node in found}
 
 
 def _events_of(job: Object, events: dict[tuple[str, str, str], list[Object]]) -> list[Object]:

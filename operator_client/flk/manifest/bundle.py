@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from flk.errors import UsageError
-from flk.manifest.files import select_files
+from flk.manifest.files import select_files, unreadable
 from flk.spec.job import Job
 from flk_runtime import contract
 
@@ -89,7 +89,7 @@ def _code_archive(root: Path, files: Sequence[str]) -> bytes:
     try:
         return _packed(root, files)
     except OSError as error:
-        raise UsageError(f"cannot read {error.filename}: {(error.strerror or str(error)).lower()}") from None
+        raise unreadable(error) from None
 
 
 def _packed(root: Path, files: Sequence[str]) -> bytes:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import stat
 import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Final, NoReturn
 
 from flk.errors import UsageError
 from flk.spec.job import Job
@@ -47,32 +48,33 @@ def select_files(job: Job, root: Path) -> Selection:
             hint=f"run flk in the script's folder: cd {script.parent}",
         )
     listed = _listed(job.ship if isinstance(job.ship, list) else [], root)
-    left_out: list[str] = []
     in_git = _git_files(root)
-    if in_git is None:
-        found = set(_walk(root))
-    else:
-        found, others = in_git
-        others -= _OWN_FILES
-        if others:
-            left_out.append(f"untracked files that are not Python: {_some(others)} (--ship PATTERN adds them)")
+    found, others = (set(_walk(root)), set[str]()) if in_git is None else in_git
     secrets = {path for path in found if _looks_secret(root, path)}
-    if secrets:
-        left_out.append(f"names that look like secrets: {_some(secrets)} (--ship with the whole name adds them)")
-    folders = {path for path in found if (root / path).is_symlink() and (root / path).is_dir()}
-    if folders:
-        left_out.append(f"links to folders: {_some(folders)} (--ship NAME adds their files)")
+    folders = {path for path in found if os.path.islink(root / path) and os.path.isdir(root / path)}
+    locked = {path for path in (found | listed) - folders if os.path.isdir(root / path) and _is_locked(root / path)}
     outside = {path for path in found - secrets - folders if _leaves(root, path)}
-    if outside:
-        left_out.append(f"links to files outside of {root}: {_some(outside)} (--ship with the whole name adds them)")
     chosen = (found - secrets - folders - outside) | listed
     own = script or find_module(job, root)
     if own is not None:
         chosen.add(own.relative_to(root).as_posix())
-    elif job.command[1].partition(".")[0] != "flk_runtime":  # the runtime travels with every job
+    files = sorted(path for path in chosen if _is_file(root / path))  # a tracked file may be deleted
+    shipped = {*files, *(folder.as_posix() for path in listed for folder in PurePosixPath(path).parents)}
+    left_out = [
+        f"{kind}: {_some(paths - shipped)}{remedy}"
+        for kind, paths, remedy in (
+            ("untracked files that are not Python", others - _OWN_FILES, " (--ship PATTERN adds them)"),
+            ("names that look like secrets", secrets, " (--ship with the whole name adds them)"),
+            ("links to folders", folders, " (--ship NAME adds their files)"),
+            ("folders that cannot be read", locked, ""),
+            (f"links to files outside of {root}", outside, " (--ship with the whole name adds them)"),
+        )
+        if paths - shipped
+    ]
+    if own is None and job.command[1].partition(".")[0] != "flk_runtime":  # the runtime travels with every job
         left_out.append(f"the module {job.command[1]}, which is not in {root}, so it should be in the image")
     return Selection(
-        files=tuple(sorted(path for path in chosen if (root / path).is_file())),  # a tracked file may be deleted
+        files=tuple(files),
         script=script.relative_to(root).as_posix() if script else None,
         left_out=tuple(left_out),
     )
@@ -86,9 +88,9 @@ def find_script(job: Job, root: Path) -> Path | None:
     # A link keeps its own name: its target may have another name or be in another folder.
     script = Path(os.path.abspath(root / job.command[0]))
     script = script.parent.resolve() / script.name
-    if script.is_dir():
+    if os.path.isdir(script):
         raise UsageError(f"{job.command[0]} is a folder, not a script", hint="a package runs with -m")
-    if not script.is_file():
+    if not _is_file(script):
         raise UsageError(
             f"there is no script {job.command[0]} in {root}",
             hint="if the script is in the image, use --no-ship",
@@ -109,9 +111,9 @@ def find_module(job: Job, root: Path) -> Path | None:
         return None
     base = root.joinpath(top, *inner)
     for file in (base.with_name(f"{base.name}.py"), base / "__main__.py"):
-        if file.is_file():
+        if _is_file(file):
             return file
-    if base.is_dir():
+    if os.path.isdir(base):
         raise UsageError(f"the package {name} in {root} has no __main__.py, so it cannot be run with -m")
     raise UsageError(f"there is no module {name} in {root}, though {top} is there")
 
@@ -148,21 +150,50 @@ def _ignored(root: Path) -> bool:
 
 
 def _walk(root: Path) -> Iterator[str]:
-    """Yield the files below a folder that is not in git, and the links to folders, which are not followed."""
-    for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if not _of_tools(Path(folder, name))]
+    """Yield the files below a folder that is not in git, and the folders in it that are not entered.
+
+    These are links to folders, and folders that the user may not read. Raises UsageError if the folder itself is one.
+    """
+    for folder, folders, files in os.walk(root, onerror=_raise_unreadable):
         base = Path(folder).relative_to(root)
         for name in files:
             if (not name.startswith(".") or _looks_secret(root, str(base / name))) and not name.endswith(
                 (".pyc", ".pyo")
             ):
                 yield (base / name).as_posix()
-        yield from ((base / name).as_posix() for name in folders if Path(folder, name).is_symlink())
+        folders[:] = [name for name in folders if not _of_tools(Path(folder, name))]
+        closed = {name for name in folders if os.path.islink(Path(folder, name)) or _is_locked(Path(folder, name))}
+        folders[:] = [name for name in folders if name not in closed]
+        yield from ((base / name).as_posix() for name in closed)
 
 
 def _of_tools(folder: Path) -> bool:
     """Whether tools made this folder: it is hidden, a cache or a virtual environment."""
-    return folder.name.startswith(".") or folder.name in _TOOL_FOLDERS or (folder / "pyvenv.cfg").exists()
+    return folder.name.startswith(".") or folder.name in _TOOL_FOLDERS or os.path.exists(folder / "pyvenv.cfg")
+
+
+def _is_locked(folder: Path) -> bool:
+    """Whether the user may not list a folder, or not open what is in it."""
+    return not os.access(folder, os.R_OK | os.X_OK)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is a file at a path. Raises UsageError if it is in a folder that the user may not enter."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except PermissionError as error:
+        raise unreadable(error) from None
+    except OSError:
+        return False
+
+
+def unreadable(error: OSError) -> UsageError:
+    """Return the error for a file or a folder of the user that cannot be read."""
+    return UsageError(f"cannot read {error.filename}: {(error.strerror or str(error)).lower()}")
+
+
+def _raise_unreadable(error: OSError) -> NoReturn:
+    raise unreadable(error)
 
 
 def _in_tool_folder(root: Path, path: str) -> bool:
@@ -183,7 +214,7 @@ def _listed(patterns: Iterable[str], root: Path) -> set[str]:
         files: set[str] = set()
         for match in matches:
             path = match.relative_to(root).as_posix()
-            if match.is_dir():
+            if os.path.isdir(match):
                 inner = {f"{path}/{file}" for file in _walk(match)}
                 files |= {file for file in inner if not (_looks_secret(root, file) or _leaves(root, file))}
             elif literal or not (_looks_secret(root, path) or _leaves(root, path)):
@@ -197,13 +228,13 @@ def _listed(patterns: Iterable[str], root: Path) -> set[str]:
 def _looks_secret(root: Path, path: str) -> bool:
     """Whether the name of a file, or of the file that it links to, looks like that of a key or a password."""
     file = root / path
-    names = {file.name, file.resolve().name} if file.is_symlink() else {file.name}
+    names = {file.name, file.resolve().name} if os.path.islink(file) else {file.name}
     return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in _SECRET_NAMES)
 
 
 def _leaves(root: Path, path: str) -> bool:
     """Whether a path is a link to a file outside of the root."""
-    return (root / path).is_symlink() and not (root / path).resolve().is_relative_to(root)
+    return os.path.islink(root / path) and not (root / path).resolve().is_relative_to(root)
 
 
 def _some(paths: Iterable[str]) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -80,5 +79,7 @@ class DiLoCo(Part):
 
     def options(self) -> str:
         """The options that the ranks read, as the value of FLK_DILOCO."""
-        values: Mapping[str, Any] = self.model_dump(exclude_defaults=True)
-        return ",".join(f"{name}={values[name]}" for name in _OPTIONS if name in values)
+        # Not of model_dump, which writes a duration as people do.
+        values = {name: getattr(self, name) for name in _OPTIONS}
+        fields = type(self).model_fields
+        return ",".join(f"{name}={value}" for name, value in values.items() if value != fields[name].default)

@@ -5,8 +5,12 @@ Both are generated from the model, so they always agree with it.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
+import yaml
+
+from flk.spec import file as jobfile
 from flk.spec.job import Job
 
 SCHEMA_FILE: Final = "flk.schema.json"
@@ -58,13 +62,21 @@ def schema() -> dict[str, Any]:
     }
 
 
-def template(command: str, replicas: int, *, with_schema: bool) -> str:
-    """Return the text of a flk.yaml that runs ``command``, with a comment for each field."""
+def template(script: str, replicas: int, *, with_schema: bool) -> str:
+    """Return the text of a flk.yaml that runs a script, with a comment for each field."""
     lines = [f"# yaml-language-server: $schema={SCHEMA_FILE}"] if with_schema else []
     lines += ["# A training job of flk. Flags on the command line win over the values in this file.", ""]
-    values = {"command": command, "replicas": str(replicas)}
+    values = {"command": _command(script), "replicas": str(replicas)}
     fields = sorted(Job.model_fields.items(), key=lambda item: item[0] not in values)
     for name, field in fields:
         lines.append(f"# {field.description}")
         lines.append(f"{name}: {values[name]}" if name in values else f"# {name}: {_EXAMPLES[name]}")
     return "\n".join(lines) + "\n"
+
+
+def _command(script: str) -> str:
+    """Return the YAML of a command that is only this script: its name, or a list where that would be read otherwise."""
+    plain = re.fullmatch(r"[\w./][\w./-]*", script)
+    if plain and jobfile.mapping(f"command: {script}", "") == {"command": script}:
+        return script
+    return yaml.safe_dump([script], default_flow_style=True, default_style='"', width=float("inf")).rstrip()

@@ -110,8 +110,14 @@ def queued() -> JobBuilder:
     return builder
 
 
-def unschedulable() -> JobBuilder:
-    return new().all("pod", "Pending", node="", conditions=[UNSCHEDULABLE])
+def suspended() -> JobBuilder:
+    builder = new()
+    builder.job["spec"]["runPolicy"]["suspend"] = True
+    return builder
+
+
+def unschedulable(name: str = "gpt") -> JobBuilder:
+    return new(name=name).all("pod", "Pending", node="", conditions=[UNSCHEDULABLE])
 
 
 def image_missing() -> JobBuilder:
@@ -172,6 +178,7 @@ def stopping() -> JobBuilder:
 JOBS = {
     "created": created,
     "queued": queued,
+    "suspended": suspended,
     "unschedulable": unschedulable,
     "image missing": image_missing,
     "quota exceeded": quota,

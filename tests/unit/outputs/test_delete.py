@@ -15,13 +15,22 @@ from tests.support.api_server import FakeApiServer, failure
 from tests.unit.outputs import jobs
 from tests.unit.outputs.conftest import Terminal
 
+LINES = [
+    "flk delete gpt",
+    "flk delete gpt --no-wait",
+    "flk delete gpt gpt nope resnet",
+    "flk delete gpt nope --dry-run",
+    "flk delete nope --dry-run --ignore-not-found",
+]
 
-@pytest.mark.parametrize("line", ["flk delete gpt", "flk delete gpt --no-wait", "flk delete gpt gpt nope resnet"])
+
+@pytest.mark.parametrize("line", LINES)
 def test_delete(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, line: str) -> None:
     jobs.succeeded("gpt").add_to(fake)
     jobs.succeeded("resnet").add_to(fake)
     fake.objects["/api/v1/namespaces/team/pods"].clear()  # as if the garbage collector had been there
     assert terminal(line) == snapshot
+    assert bool(fake.asked("DELETE")) is ("--dry-run" not in line)
 
 
 SELECTIONS = ["--all", "--finished", "-l team=nlp", "--finished --older-than 1h", "--finished --older-than 3h"]

@@ -16,7 +16,7 @@ def test_without_waiting(terminal: Terminal, fake: FakeApiServer, snapshot: Snap
     assert terminal("flk wait gpt --timeout 0") == snapshot
 
 
-@pytest.mark.parametrize("which", ["running", "unschedulable"])
+@pytest.mark.parametrize("which", ["running", "unschedulable", "suspended"])
 def test_timeout(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, which: str) -> None:
     jobs.add(fake, which)
     assert terminal("flk wait gpt --timeout 1s") == snapshot

@@ -44,12 +44,14 @@ def delete_jobs(
     wait: bool,
     timeout: float | None,
     report: Callable[[str], None],
+    dry_run: bool = False,
 ) -> Iterator[tuple[str, bool]]:
     """Delete all jobs at once, then yield each name and whether the job existed; with ``wait`` once its pods are gone.
 
     A job is a name, or a name and a UID: another job that has the name by then is left alone, and yielded as one that
     did not exist. An error of one job is raised after the others were yielded. Raises WaitTimeoutError if pods are
-    left after ``timeout`` seconds. ``report`` is called with a line while flk waits.
+    left after ``timeout`` seconds. ``report`` is called with a line while flk waits. With ``dry_run`` nothing is
+    deleted, and nothing waited for.
     """
     until = None if timeout is None else time.monotonic() + timeout
     uids: dict[str, str] = {}
@@ -61,14 +63,15 @@ def delete_jobs(
             if uid is not None and found != uid:
                 yield name, False
                 continue
-            client.delete_job(name, found)
+            if not dry_run:
+                client.delete_job(name, found)
             uids[name] = found
         except JobNotFoundError:
             yield name, False
         except FlkError as error:
             failure = failure or error
     for name, uid in uids.items():
-        if wait:
+        if wait and not dry_run:
             _wait_until_gone(client, name, uid, until, report)
         yield name, True
     if failure is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from flk.errors import JobDeletedError, JobFailedError, JobRunningError, JobStuckError, WaitTimeoutError
 from flk.jobs.client import JobClient
 from flk.jobs.state import Phase, State
+from flk.jobs.wait.goal import Goal
 from flk.units import short_duration
 from flk_runtime import contract
 
@@ -29,10 +30,11 @@ def run_time_text(state: State) -> str:
     return f" after {short_duration(state.ended - state.started)}{attempts}"
 
 
-def raise_for_state(state: State, client: JobClient, timeout: float | None = None) -> None:
+def raise_for_state(state: State, client: JobClient, timeout: float | None = None, *, goal: Goal | None = None) -> None:
     """Return if the job has succeeded; else raise the error that has the exit code of the contract.
 
-    ``timeout`` is the time in seconds that flk has waited for a job that has not finished.
+    ``timeout`` is the time in seconds that flk has waited for a job that has not finished, and ``goal`` what it has
+    waited for, if not for its end.
     """
     name = state.name
     if state.phase == Phase.SUCCEEDED:
@@ -54,9 +56,16 @@ def raise_for_state(state: State, client: JobClient, timeout: float | None = Non
         )
     if state.phase == Phase.DELETED:
         raise JobDeletedError(f"job {name} is gone: {state.message}")
+    deletion = goal is not None and goal.is_deletion
+    again = client.command("wait", name) + (f" --for {goal.text}" if goal else "")
+    if state.phase == Phase.SUSPENDED and not deletion:
+        hint = f"{client.command('resume', name)} starts it again"
+    elif timeout == 0:
+        hint = f"{again} waits for {'that' if goal else 'its end'}"
+    elif state.phase == Phase.TERMINATING:
+        hint = f"it is being deleted; {again} waits again"
+    else:
+        hint = f"{'nobody has deleted it' if deletion else 'the job goes on'}; {again} waits again"
     if timeout == 0:
-        raise JobRunningError(f"job {describe(state)}", hint=f"{client.command('wait', name)} waits for its end")
-    raise WaitTimeoutError(
-        f"the wait ended after {short_duration(timeout or 0)}: job {describe(state)}",
-        hint=f"the job goes on; {client.command('wait', name)} waits again",
-    )
+        raise JobRunningError(f"job {describe(state)}", hint=hint)
+    raise WaitTimeoutError(f"the wait ended after {short_duration(timeout or 0)}: job {describe(state)}", hint=hint)
