@@ -5,18 +5,25 @@ from __future__ import annotations
 import json
 import re
 import ssl
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from flk_runtime import contract
-from flk_runtime.diloco import Hub, Membership
+from flk_runtime.diloco import Membership
+from flk_runtime.diloco.compression import decode, encode
 from flk_runtime.diloco.exchange import HubExchange
+from flk_runtime.diloco.server import Hub
 from flk_runtime.errors import RendezvousError
 from tests.support.certificates import make_certificate
 from tests.support.commands import Flk
+from tests.support.pods import Pods
 from tests.support.ports import held_ports
+from tests.support.processes import until
 from tests.support.ranks import Ended, Ranks
 
 # Trains on the same global batches however the ranks are divided among workers, and prints a hash of the parameters.
@@ -27,11 +34,13 @@ from torch import nn
 settings = json.loads(os.environ["SETTINGS"])
 torch.manual_seed(int(os.environ.get("INIT", 3)))
 model = nn.Sequential(*(nn.Sequential(nn.Linear(7, 7), nn.Tanh()) for _ in range(3)), nn.Linear(7, 5))
-optimizer = getattr(torch.optim, settings["optimizer"])(model.parameters(), lr=0.05)
+optimizer = getattr(torch.optim, settings["optimizer"])(model.parameters(), lr=settings.get("lr", 0.05))
 ranks = settings["ranks"]  # of all workers
 with flk.init(log_every=0) as run:
     first = run.worker * run.world_size + run.rank
     model, optimizer = run.parallelize(model, optimizer, api=settings.get("api"))
+    if "weights" in settings:
+        run.load_weights(settings["weights"])
     generator = torch.Generator().manual_seed(5)
     while run.steps < settings["steps"]:
         batch = torch.randn(ranks, 4, 7, generator=generator)[first]
@@ -54,6 +63,7 @@ class Workers:
         self._ranks, self._variables = ranks, variables
         self.hub = Hub("127.0.0.1", 0, "", tls=tls, log=print)
         self.hub.start()
+        self.output = ""  # of all ranks of the latest run
 
     def __call__(self, workers: int, size: int, options: str, **settings: object) -> list[dict[str, object]]:
         of_rank = {}
@@ -76,7 +86,9 @@ class Workers:
                 "SETTINGS": json.dumps({"optimizer": "AdamW", "ranks": workers * size, **settings}),
                 **self._variables,
             }
-            return told(self._ranks(TRAIN, workers * size, environment, of_rank))
+            ended = self._ranks(TRAIN, workers * size, environment, of_rank)
+        self.output = "".join(each.output for each in ended)
+        return told(ended)
 
 
 @pytest.fixture
@@ -116,6 +128,25 @@ def test_rounds_of_one_step_of_sgd_equal_gradient_averaging(ranks: Ranks, worker
     averaged = plain(ranks, 3, optimizer="SGD", steps=20)
     for each in found:
         assert each["values"] == pytest.approx(averaged[0]["values"], abs=1e-6)
+
+
+def test_loaded_weights_are_what_the_workers_agree_on(workers: Workers, tmp_path: Path) -> None:
+    """Nothing is learned, so the rounds have nothing to add to the weights."""
+    path = tmp_path / "weights.pt"
+    layers = (nn.Sequential(nn.Linear(7, 7), nn.Tanh()) for _ in range(3))
+    weights = nn.Sequential(*layers, nn.Linear(7, 5)).state_dict()
+    torch.save(weights, path)
+    found = workers(2, 1, "every=2", optimizer="SGD", lr=0.0, steps=4, weights=str(path))
+    expected = torch.cat([values.flatten() for values in weights.values()]).tolist()
+    assert [each["values"] for each in found] == [expected] * 2
+
+
+def test_weights_are_not_loaded_over_what_the_workers_have_learned(ranks: Ranks) -> None:
+    settings = {"SETTINGS": json.dumps({"optimizer": "SGD", "ranks": 1, "steps": 3})}
+    script = TRAIN + '    run.load_weights("weights.pt")\n'
+    (ended,) = ranks(script, 1, {**settings, contract.STRATEGY: "diloco"}, failing=True)
+    assert ended.code == 1
+    assert "SetupError: load_weights after step 3 would undo what the workers of strategy diloco" in ended.output
 
 
 def authority(folder: Path) -> tuple[Path, ssl.SSLContext]:
@@ -175,6 +206,110 @@ def test_workers_of_two_ranks_agree(workers: Workers, options: str, api: str | N
         assert len({str(each["digest"]) for each in found}) == 1
     assert len(found) == 4
     assert workers.hub.wire_bytes > 0
+
+
+def test_a_contribution_that_comes_before_all_workers_counts_once() -> None:
+    """A worker reaches a new hub, with the round that is open, before the others do."""
+    hub = Hub("127.0.0.1", 0, "", log=print)
+    hub.start()
+    layout = {"model": 1, "sizes": [1], "workers": 2, "dtype": "fp32", "wait": 300, "timeout": 600}
+    exchanges: list[HubExchange] = []
+
+    def connect(value: float) -> HubExchange:
+        member = Membership(len(exchanges), 2, f"127.0.0.1:{hub.port}")
+        exchanges.append(HubExchange(member, layout, [7], "", patience=60, log=print))
+        exchanges[-1].submit(0, 8, encode(torch.tensor([value]), "fp32"))
+        return exchanges[-1]
+
+    def average(exchange: HubExchange, version: int) -> float:
+        message = exchange.get(30)
+        assert message, "no result"
+        assert (message[0]["type"], message[0]["version"]) == ("result", version)
+        return decode(message[1], "fp32", 1).item()
+
+    try:
+        first = connect(1.0)
+        until(lambda: hub.idle_for == 0, "worker 0 has joined")
+        time.sleep(0.5)  # in which the hub could get its contribution
+        second = connect(2.0)
+        for each in (first, second):
+            message = each.get(30)
+            assert message
+            assert message[0]["type"] == "begin"
+            assert average(each, 8) == 1.5
+        for each, value in ((first, 3.0), (second, 5.0)):
+            each.submit(0, 9, encode(torch.tensor([value]), "fp32"))
+        assert average(first, 9) == average(second, 9) == 4.0
+    finally:
+        for each in exchanges:
+            each.close()
+        hub.close()
+
+
+def test_a_killed_hub_loses_nothing(flk: Flk, workers: Workers) -> None:
+    """It is killed when two workers have sent the open round. The third one is away when they meet the new hub."""
+    kill = """
+        if run.worker == 1 and run.steps == 15:
+            time.sleep(1)
+            port = os.environ["FLK_MEET"].rpartition(":")[2]
+            for process in pathlib.Path("/proc").glob("[0-9]*"):
+                with contextlib.suppress(OSError):
+                    command = (process / "cmdline").read_text()
+                    if "flk_runtime.diloco" in command and f":{port}\\0" in command:
+                        own = os.getpid()
+                        away = f"kill -9 {process.name}; kill -STOP {own}; sleep 8; kill -CONT {own}"
+                        subprocess.run(away, shell=True)
+        optimizer.zero_grad()
+"""
+    script = "import contextlib, pathlib, subprocess, time\n" + TRAIN.replace("        optimizer.zero_grad()\n", kill)
+    (flk.folder / "train.py").write_text(script)
+    options = "every=10,lr=1,momentum=0,dtype=fp32"
+    job = ["--replicas", "3", "--strategy", "diloco"]
+    job += ["--env", f"SETTINGS={json.dumps({'optimizer': 'AdamW', 'ranks': 3, 'steps': 30})}"]
+    done = flk("run", "train.py", *job, *(part for text in options.split(",") for part in ("--diloco", text)))
+    output = done.stdout + done.stderr
+    assert done.code == 0, output
+    assert "the hub of the workers has ended; starting it again" in output
+    expected = {each["digest"] for each in workers(3, 1, options, steps=30)}
+    assert {json.loads(text)["digest"] for text in re.findall(r"RESULT (\{.*\})", output)} == expected
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_a_hub_that_no_worker_has_met_ends_with_its_launcher(pods: Callable[..., Pods], others: bool) -> None:
+    """At once if it is for this job only, else when the launcher is told to stop."""
+    with held_ports() as free_port:
+        port = free_port()
+        variables = {contract.STRATEGY: "diloco", contract.MEET: f"127.0.0.1:{port}", contract.HUB_PORT: str(port)}
+        job = pods(script="", **variables, **({contract.MEET_SECRET: "secret"} if others else {}))
+        job.start("train.py")
+        if others:
+            job.until((job.folder / "termination.0").exists, "the job has ended")
+            time.sleep(3)
+            assert job.running[0].poll() is None, job.log()
+            job.running[0].terminate()
+        assert job.running[0].wait(30) == 0, job.log()
+        assert "hub: ends" in job.log()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("every=6", []),
+        ("every=8", ["the last 2 steps of this worker came after its last round: to share all steps, end after "]),
+        (
+            "every=6,fragments=2",
+            [
+                "the last 3 steps of this worker came after the last round of a fragment: to share all steps, use "
+                "fragments=1 and delay=0, and end after "
+            ],
+        ),
+    ],
+)
+def test_workers_say_which_steps_they_do_not_share(workers: Workers, options: str, expected: list[str]) -> None:
+    found = workers(2, 1, options, steps=18)
+    assert (len({str(each["digest"]) for each in found}) == 1) == (not expected)
+    said = re.findall(r"flk: (the last .*)a multiple of [68]\n", workers.output)
+    assert said == expected * 2
 
 
 @pytest.mark.parametrize("step", [15, 20])

@@ -6,6 +6,9 @@ import base64
 import gzip
 import io
 import json
+import os
+import subprocess
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -40,6 +43,10 @@ def mounted(chart: Rendered) -> dict[str, bytes]:
     }
 
 
+# See .helmignore.
+NOT_IN_CHART = ("flk_runtime/bench/", *(f"flk_runtime/diloco/{name}.py" for name in ("__main__", "rounds", "server")))
+
+
 @pytest.fixture(scope="module")
 def chart() -> Rendered:
     return template({"job": {"enabled": True, "replicas": 2, "script": SCRIPT, "files": {"a/b.py": "x = 1\n"}}})
@@ -47,11 +54,30 @@ def chart() -> Rendered:
 
 def test_the_runtime_is_the_one_that_submit_ships(chart: Rendered) -> None:
     with zipfile.ZipFile(io.BytesIO(runtime_archive())) as archive:
-        names = [name for name in archive.namelist() if not name.startswith("flk_runtime/bench/")]  # see .helmignore
+        names = [name for name in archive.namelist() if not name.startswith(NOT_IN_CHART)]
         shipped = {f"flk_runtime/{name}": archive.read(name) for name in names}
     assert {path: data for path, data in mounted(chart).items() if not path.startswith("code/")} == shipped
     words = of_job(chart)["containers"][0]["command"]
     assert words[words.index("flk") + 1 :] == ["python3", "-u", f"{contract.SHIP_FOLDER}/flk_runtime", "--", "train.py"]
+
+
+def test_the_runtime_works_without_what_is_not_in_the_chart(chart: Rendered, tmp_path: Path) -> None:
+    for name, data in mounted(chart).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "modules.py").write_text(
+        "import importlib, pkgutil, flk_runtime\n"
+        f"assert flk_runtime.__path__[0].startswith({str(tmp_path)!r})\n"
+        "for module in pkgutil.walk_packages(flk_runtime.__path__, 'flk_runtime.'):\n"
+        "    if not module.name.endswith('__main__'):\n"
+        "        importlib.import_module(module.name)\n"
+    )
+    folder = tmp_path / "flk_runtime"
+    environment = {"PYTHONPATH": str(folder), "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        [sys.executable, tmp_path / "modules.py"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_objects_are_small_enough(chart: Rendered, tmp_path: Path) -> None:

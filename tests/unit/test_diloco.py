@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 import ssl
@@ -18,6 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flk.spec.diloco import DiLoCo as JobDiLoCo
 from flk_runtime import contract
 from flk_runtime.diloco import DiLoCo, Membership
 from flk_runtime.diloco.compression import ErrorFeedback, decode, encode, encoded_size
@@ -36,6 +38,29 @@ def test_options_as_text() -> None:
     assert DiLoCo.parse("") == DiLoCo()
     text = "inner=FULL_SHARD,every=50,dtype=int8,lr=0.5,fragments=2,delay=3"
     assert DiLoCo.parse(text) == DiLoCo("full_shard", 50, "int8", 0.5, fragments=2, delay=3)
+
+
+def test_every_option_of_a_job_reaches_the_ranks() -> None:
+    job = JobDiLoCo.model_validate(
+        {
+            "inner": "full_shard",
+            "every": 50,
+            "dtype": "int8",
+            "lr": 0.5,
+            "momentum": 0.8,
+            "fragments": 2,
+            "delay": 3,
+            "sites": 3,
+            "site": 2,
+            "wait": "1m",
+            "timeout": "20s",
+            "meet": "hub:1",
+            "secret": "meet:secret",
+        }
+    )
+    options = DiLoCo.parse(job.options())
+    assert options == DiLoCo("full_shard", 50, "int8", 0.5, 0.8, 2, 3, 3, 2, wait=60, timeout=20)
+    assert all(getattr(options, each.name) != each.default for each in dataclasses.fields(DiLoCo))
 
 
 @pytest.mark.parametrize(
@@ -102,6 +127,21 @@ def test_schedule(every: int, count: int, steps: int) -> None:
         assert version == 0 or schedule.due(fragment, version) <= steps
         assert schedule.due(fragment, version + 1) - schedule.due(fragment, version) == every
     assert schedule.due(schedule.count - 1, 3) == 3 * every
+
+
+@pytest.mark.parametrize(
+    ("count", "delay", "versions", "steps", "since"),
+    [
+        (1, 0, [3], 18, 0),
+        (1, 0, [3], 20, 2),
+        (1, 0, [0], 5, 5),
+        (2, 0, [3, 3], 18, 3),  # the first fragment was sent after step 15
+        (1, 2, [2], 18, 6),  # the result of step 18 was not awaited
+        (1, 2, [3], 20, 2),
+    ],
+)
+def test_steps_after_the_last_round(count: int, delay: int, versions: list[int], steps: int, since: int) -> None:
+    assert Schedule(6, delay, count).since_round(versions, steps) == since
 
 
 def test_outer_optimizer_is_nesterov_sgd_and_moves_between_workers() -> None:
@@ -261,6 +301,30 @@ def test_the_donor_is_lost() -> None:
     workers.rounds.give(0, [5], b"late")  # from the lost one
     workers.rounds.give(1, [5], b"parameters")
     assert workers.take(2) == ["state+joins"]
+
+
+def test_the_donor_is_lost_after_it_has_contributed() -> None:
+    """Its contribution is to a round of the parameters that are lost with it."""
+    workers = Workers(3)
+    workers.join(0, 5)
+    workers.join(1, 3)
+    workers.join(2, 3)
+    workers.contribute(0, 100.0, version=6)
+    workers.rounds.leave(0, 0.0, "killed")
+    workers.rounds.tick(10.1)
+    workers.contribute(1, 1.0, version=4)
+    workers.contribute(2, 2.0, version=4)
+    assert workers.take(1) == workers.take(2) == ["begin", (1.5, "")]
+
+
+def test_a_donor_that_connects_again_is_asked_again() -> None:
+    workers = Workers(3)
+    workers.join(0, 5)
+    workers.join(1, 5)
+    workers.join(2, 3)
+    assert workers.take(0) == ["begin", "give"]
+    workers.join(0, 5)  # what it was giving may be lost with its former connection
+    assert workers.take(0) == ["begin", "give"]
 
 
 def test_a_late_worker_is_told_apart() -> None:

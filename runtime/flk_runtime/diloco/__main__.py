@@ -16,7 +16,7 @@ from flk_runtime.errors import SetupError
 from flk_runtime.system import host
 
 _POLL = 1.0  # seconds
-_FAREWELL = 60.0  # seconds without workers after which a hub whose launcher has finished ends
+_FAREWELL = 60.0  # seconds without workers after which a hub whose launcher has finished ends, if there were any
 
 
 def main() -> int:
@@ -48,7 +48,8 @@ def main() -> int:
     if not arguments.until_eof:
         _log(f"listening on port {hub.port}{' with TLS' if tls else ''}")
     while not stop.wait(_POLL):
-        if hub.finished or (launcher_ended.is_set() and hub.idle_for > _FAREWELL):
+        farewell = _FAREWELL if hub.met or arguments.others else 0.0
+        if hub.finished or (launcher_ended.is_set() and hub.idle_for > farewell):
             break
     _log(f"ends; {hub.wire_bytes / 1e6:.3f} MB on the wire")
     hub.close()
@@ -65,6 +66,8 @@ def _arguments() -> Any:
     parser.add_argument("--certificate", metavar="FILE", help="certificate chain for TLS, PEM")
     parser.add_argument("--key", metavar="FILE", help="private key of the certificate, PEM")
     parser.add_argument("--until-eof", action="store_true", help=argparse.SUPPRESS)
+    # Workers may come though this hub has met none: those of other sites, or of the hub that ran before it.
+    parser.add_argument("--others", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from flk_runtime.diloco.frames import Frames
+from flk_runtime.diloco.frames import LEASE, Frames
 from flk_runtime.diloco.options import Membership
-from flk_runtime.diloco.server import LEASE
 from flk_runtime.diloco.tls import TlsSocket
 from flk_runtime.errors import RendezvousError, SetupError
 
@@ -97,6 +96,7 @@ class HubExchange:
         self._incoming: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._outgoing: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._frames: Frames | None = None
+        self._begun = False  # the hub of this connection takes contributions
         self._counted = [0, 0]  # sent and received over earlier connections
         self._refused: SetupError | None = None
         self._problem = self._said = ""  # why there is no connection, and what of it is in the log
@@ -120,7 +120,8 @@ class HubExchange:
     def submit(self, fragment: int, version: int, data: bytes) -> None:
         with self._lock:
             self._pending[fragment, version] = data
-        self._outgoing.put(_contribution(fragment, version, data))
+            if self._begun:
+                self._outgoing.put(_contribution(fragment, version, data))
 
     def give(self, versions: list[int], data: bytes) -> None:
         self._outgoing.put(({"type": "state", "versions": versions}, data))
@@ -184,19 +185,16 @@ class HubExchange:
                     raise ConnectionError("closing")
                 while not self._outgoing.empty():  # what is left of the former connection
                     self._outgoing.get()
-                versions = list(self._versions)
-                again = [_contribution(*key, data) for key, data in sorted(self._pending.items())]
+                self._begun = False
                 hello = {
                     "worker": self._membership.worker,
                     "layout": self._layout,
-                    "versions": versions,
+                    "versions": list(self._versions),
                     "digest": self._digest,
                     "incarnation": self._incarnation,
                 }
                 self._frames = frames
             frames.send(hello)
-            for item in again:
-                self._outgoing.put(item)
         except BaseException:
             sock.close()
             raise
@@ -222,6 +220,12 @@ class HubExchange:
                     with self._lock:
                         self._versions, self._digest = list(header["versions"]), ""
                         self._pending.clear()
+                        self._begun = True
+                elif kind == "begin":  # the hub has dropped what came before, or has never had it
+                    with self._lock:
+                        self._begun = True
+                        for key, contribution in sorted(self._pending.items()):
+                            self._outgoing.put(_contribution(*key, contribution))
                 if kind != "alive":
                     self._incoming.put((header, data))
         finally:

@@ -52,6 +52,10 @@ class Schedule:
             (self.due(number, version) + self.delay for number, version in enumerate(versions) if version), default=0
         )
 
+    def since_round(self, versions: Sequence[int], steps: int) -> int:
+        """The most of ``steps`` that came after the last round of a fragment, if ``versions`` were applied."""
+        return steps - min(self.due(number, version) if version else 0 for number, version in enumerate(versions))
+
 
 def split(parallel: ParallelModel, blocks: Sequence[nn.Module], count: int) -> list[Fragment]:
     """Deal the trained parameters out to at most ``count`` fragments of similar size.

@@ -20,6 +20,7 @@ from flk_runtime.diloco.tls import TlsSocket
 
 Header = dict[str, Any]
 
+LEASE = 15.0  # seconds of silence after which a worker or the hub is lost
 _LENGTHS = struct.Struct(">IQ")  # of the header and of the data
 _MAC = 32  # bytes
 _PLAIN_LIMIT = 1 << 12  # bytes of a frame before the other end has authenticated itself

@@ -75,6 +75,8 @@ class Rounds:
     def join(self, member: Member, now: float) -> None:
         """Add a worker that has connected, in place of an earlier connection of the same worker."""
         self._members[member.worker] = member
+        if self._donor == member.worker:  # what it was giving may be lost with its former connection
+            self._donor = None
         missing = [current - own for current, own in zip(self._current, member.versions, strict=True)]
         if not self.active:
             self._found(now)
@@ -178,6 +180,7 @@ class Rounds:
             for member in self.active:
                 member.active = False
             self._idle_since = now
+            self._open.clear()
             self._found(now)
 
     def _finish_if_complete(self, fragment: int, now: float) -> None:

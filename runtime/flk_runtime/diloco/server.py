@@ -11,12 +11,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from flk_runtime.diloco.frames import HANDSHAKE_TIMEOUT, Frames
+from flk_runtime.diloco.frames import HANDSHAKE_TIMEOUT, LEASE, Frames
 from flk_runtime.diloco.rounds import Limits, Member, Rounds
 from flk_runtime.diloco.tls import TlsSocket
 from flk_runtime.errors import SetupError
 
-LEASE = 15.0  # seconds of silence after which a worker or the hub is lost
 _TICK = 0.5  # seconds
 _Item = tuple[dict[str, Any], bytes | bytearray]
 
@@ -69,6 +68,12 @@ class Hub:
         """Seconds since the last worker has left; 0 while there are workers."""
         with self._lock:
             return 0.0 if self._peers else time.monotonic() - self._last_left
+
+    @property
+    def met(self) -> bool:
+        """Whether a worker has ever connected."""
+        with self._lock:
+            return self._rounds is not None
 
     @property
     def finished(self) -> bool:

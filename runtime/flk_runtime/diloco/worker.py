@@ -59,6 +59,13 @@ class OuterLoop:
 
     # Rounds
 
+    def restart(self) -> None:
+        """Take the model's parameters as the agreed ones. Before the first step, and in all workers alike."""
+        for number in range(len(self._fragments)):
+            local = self._gather(number)
+            if self._lead and local is not None:
+                self._lead.outer.parameters[number].copy_(local)
+
     def begin(self, steps: int) -> int:
         """Meet the other workers, and catch up with them if they are further. Returns the steps that are done then.
 
@@ -114,10 +121,13 @@ class OuterLoop:
         """Tell the hub that this worker has finished."""
         if self._lead:
             self._lead.close()
-        since = steps - self._schedule.steps_at(self._versions)
-        if since > 0:
+        since = self._schedule.since_round(self._versions, steps)
+        if since > 0 and self._membership.workers > 1:
+            together = self._schedule.count == 1 and not self._options.delay
+            which = "its last round" if together else "the last round of a fragment"
+            advice = "" if together else "use fragments=1 and delay=0, and "
             self._say(
-                f"the last {plural(since, 'step')} of this worker came after its last round: to share all steps, end "
+                f"the last {plural(since, 'step')} of this worker came after {which}: to share all steps, {advice}end "
                 f"after a multiple of {self._options.every}"
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 from flk_runtime import contract
 from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.signals import STOP_SIGNALS
 
 _FAREWELL = 90.0  # seconds in which a job that has succeeded waits for the hub, which waits for the last workers
 _RESTART_DELAY = 1.0  # seconds
@@ -20,8 +22,8 @@ class HubProcess:
 
     def __init__(self, settings: Settings, environ: Mapping[str, str], log: Callable[[str], None]) -> None:
         """Start it. It listens on this machine only if its address is there and no secret was given for other jobs."""
-        local = environ.get(contract.MEET, "").startswith("127.") and not environ.get(contract.MEET_SECRET)
-        host = "127.0.0.1" if local else ""
+        self._others = bool(environ.get(contract.MEET_SECRET))  # workers may know of it that it has not met
+        host = "127.0.0.1" if environ.get(contract.MEET, "").startswith("127.") and not self._others else ""
         self._command = [sys.executable, "-u", "-m", "flk_runtime.diloco", "--listen", f"{host}:{settings.hub_port}"]
         self._command += ["--until-eof"]
         folder = environ.get(contract.MEET_CERTIFICATE, "")
@@ -40,10 +42,15 @@ class HubProcess:
         return [self._process.pid] if self._process else []
 
     def close(self, code: int) -> None:
-        """Wait until the other workers have finished if this launcher ends with code 0, else end the hub at once."""
+        """Wait until the other workers have finished if this launcher ends with code 0, else end the hub at once.
+
+        A signal that stops the launcher ends the hub meanwhile. Call it in the main thread, when nothing else is left.
+        """
         self._closing.set()
         process = self._process
         if process and process.stdin:
+            for number in STOP_SIGNALS:  # the launcher's loop, which handled them, is over
+                signal.signal(number, lambda *_: process.terminate())
             process.stdin.close()  # tells it that this pod needs it no longer
             if code != contract.ExitCode.DONE:
                 process.terminate()
@@ -52,8 +59,8 @@ class HubProcess:
 
     def _keep_running(self) -> None:
         while not self._closing.is_set():
-            pipe = subprocess.PIPE
-            self._process = subprocess.Popen(self._command, stdin=pipe, stderr=pipe, env=self._environ)
+            pipe, command = subprocess.PIPE, [*self._command, *(["--others"] if self._others else [])]
+            self._process = subprocess.Popen(command, stdin=pipe, stderr=pipe, env=self._environ)
             for line in self._process.stderr or ():
                 self._log(line.decode(errors="replace").rstrip())
             self._process.wait()
@@ -61,3 +68,4 @@ class HubProcess:
                 return  # it has said why
             if not self._closing.wait(_RESTART_DELAY):
                 self._log("the hub of the workers has ended; starting it again")
+                self._others = True
