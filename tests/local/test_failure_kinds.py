@@ -375,8 +375,35 @@ raise Late
         whole=True,
     ),
 )
-GROUP = Kind(
-    "exception group", "raise ExceptionGroup('two shards', [ValueError('a'), OSError('b')])", type="ExceptionGroup"
+GROUPS = (
+    Kind(
+        "exception group",
+        "raise ExceptionGroup('two shards', [ValueError('a'), OSError('b')])",
+        type="ValueError",
+        words="ValueError: a (and 1 other exception)",
+    ),
+    Kind(
+        "exception group from a broken connection that is reported first",
+        """
+        import asyncio
+
+        async def reduce():
+            raise RuntimeError("[/x/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:5")
+
+        async def step():
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(reduce())
+
+        all_have_started()
+        if rank == 2:
+            time.sleep(0.1)
+            os._exit(17)
+        asyncio.run(step())
+        """,
+        kind="exit",
+        exit_code=17,
+        whole=True,
+    ),
 )
 FINAL = (
     Kind(
@@ -400,7 +427,7 @@ FINAL = (
         whole=True,
     ),
 )
-KINDS = [*SIGNALS, *EXITS, *EXCEPTIONS, *FINAL, *([GROUP] if sys.version_info >= (3, 11) else [])]
+KINDS = [*SIGNALS, *EXITS, *EXCEPTIONS, *FINAL, *(GROUPS if sys.version_info >= (3, 11) else ())]
 
 
 def check(kind: Kind, failure: Failure | None) -> None:
@@ -442,6 +469,8 @@ NOT_FAILURES = {
     "exception in a thread": "threading.Thread(target=int, args=('x',), daemon=True).start()",
     "exception in an exit handler": "atexit.register(int, 'x')",
     "exception in a destructor": "class Bad:\n    def __del__(self): int('x')\nbad = Bad()\ndel bad",
+    "exception in a process that a rank has forked": "if os.fork() == 0: int('x')\nos.wait()",
+    "sys.exit in a process that a rank has forked": "if os.fork() == 0: sys.exit('no data')\nos.wait()",
     "warning on stderr": "print('RuntimeError: not raised', file=sys.stderr)",
 }
 

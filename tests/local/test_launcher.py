@@ -11,6 +11,7 @@ import socket
 import time
 import zipfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -76,6 +77,19 @@ def test_a_script_sees_the_same_arguments_path_and_main_as_under_python(pods: Ca
     folder = str(job.folder)
     path = f"{folder}/train.py"
     expected = [["train.py", "a b", "--x"], folder, folder, path, "__main__", path]
+    assert f"[rank 0] {expected}\n" in job.log()
+
+
+def test_a_script_behind_a_link_finds_the_modules_beside_it(pods: Callable[..., Pods]) -> None:
+    """And sees its own path as under Python."""
+    job = pods(script="import sys, model; print([sys.argv, sys.path[0], __file__, model.SIZE])")
+    (job.folder / "v3").mkdir()
+    (job.folder / "v3" / "model.py").write_text("SIZE = 7")
+    (job.folder / "train.py").rename(job.folder / "v3" / "train.py")
+    (job.folder / "current.py").symlink_to("v3/train.py")
+    job.start("current.py")
+    assert job.wait() == [0], job.log()
+    expected = [["current.py"], f"{job.folder}/v3", f"{job.folder}/current.py", 7]
     assert f"[rank 0] {expected}\n" in job.log()
 
 
@@ -329,6 +343,59 @@ def test_processes_that_a_rank_leaves_in_their_own_session_end_before_the_next_a
     job.start("train.py")
     assert job.wait() == [0], job.log()
     assert "[rank 0] left: []\n" in job.log()
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "signal.pause()"])
+def test_shared_memory_of_killed_ranks_is_removed_before_the_next_attempt(
+    pods: Callable[..., Pods], tmp_path: Path, end: str
+) -> None:
+    """Python's resource tracker removes it, when all processes that have used the tracker have ended.
+
+    Here one of them is in a session of its own. A rank that waits is killed with its whole group.
+    """
+    name = f"flk-test-{os.getpid()}-{tmp_path.name}"
+    script = f"""
+        import os, pathlib, signal, sys
+        from multiprocessing import Semaphore, shared_memory
+
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            cache = shared_memory.SharedMemory(create=True, size=4096, name="{name}-" + os.environ["RANK"])
+            semaphore = Semaphore()
+            if os.fork() == 0:
+                os.setsid()
+                signal.pause()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            pathlib.Path("began." + os.environ["RANK"]).touch()
+            while len(list(pathlib.Path().glob("began.*"))) < 2:
+                pass
+            if os.environ["RANK"] == "0":
+                os.kill(os.getpid(), signal.SIGKILL)
+            {end}
+        print("left:", [each for each in os.listdir("/dev/shm") if each.startswith("{name}")])
+    """
+    job = pods(1, 2, script=script, FLK_RESTARTS="1")
+    job.start("train.py")
+    assert job.wait() == [0], job.log()
+    for rank in range(2):
+        assert f"[rank {rank}] left: []\n" in job.log()
+
+
+def test_a_resource_tracker_that_does_not_end_is_killed(forked_pods: Callable[..., Pods]) -> None:
+    script = """
+        import os, pathlib, subprocess, sys, time
+
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            code = "from multiprocessing.resource_tracker import main; import time; print(flush=True); time.sleep(600)"
+            tracker = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+            tracker.stdout.readline()
+            pathlib.Path("tracker").write_text(str(tracker.pid))
+            sys.exit(3)
+        print("left:", pathlib.Path("/proc", pathlib.Path("tracker").read_text()).exists())
+    """
+    job = forked_pods(script=script, FLK_RESTARTS="1")
+    job.start("train.py")
+    assert job.wait() == [0], job.log()
+    assert "[rank 0] left: False\n" in job.log()
 
 
 def test_a_rank_has_the_grace_period_to_end_by_itself(pods: Callable[..., Pods]) -> None:

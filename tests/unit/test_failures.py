@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import builtins
+import errno
 import json
 import signal
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 import pytest
 
 from flk_runtime.contract import Attempt, Failure, is_secondary
+from flk_runtime.errors import SetupError
 from flk_runtime.launcher.failures import from_exit_code, from_report, root_cause, shorten
 from flk_runtime.system.report import describe
 
@@ -135,6 +139,72 @@ def test_a_broken_connection_of_the_script_is_not_secondary() -> None:
     error.__context__ = ConnectionResetError("Connection reset by peer")
     assert not describe(error)["secondary"]
     assert not describe(BrokenPipeError("Broken pipe"))["secondary"]
+
+
+class BaseExceptionGroup(Exception):
+    """As that of the package exceptiongroup, which Python 3.10 needs."""
+
+    def __init__(self, text: str, exceptions: Sequence[BaseException]) -> None:
+        super().__init__(text)
+        self.exceptions = tuple(exceptions)
+
+
+BROKEN = RuntimeError("[/x/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:5")
+BAD = ValueError("bad sample 7")
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+def group(*members: BaseException, context: BaseException | None = None) -> BaseException:
+    made: BaseException = getattr(builtins, "ExceptionGroup", BaseExceptionGroup)("in a TaskGroup", members)
+    made.__context__ = context
+    return made
+
+
+def raised_from(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize("kind_of_group", [getattr(builtins, "ExceptionGroup", BaseExceptionGroup), BaseExceptionGroup])
+def test_a_group_of_one_exception_is_reported_as_that_one(kind_of_group: type[BaseExceptionGroup]) -> None:
+    error = kind_of_group("outer", [kind_of_group("inner", [BAD])])
+    described = describe(error)
+    assert (described["kind"], described["type"], described["message"]) == ("exception", "ValueError", "bad sample 7")
+    assert "outer" in described["traceback"]
+
+
+@pytest.mark.parametrize(
+    ("members", "kind", "type_name", "message"),
+    [
+        ([BAD, KeyError("b"), OSError("c")], "exception", "ValueError", "bad sample 7 (and 2 other exceptions)"),
+        ([BROKEN, BAD], "exception", "ValueError", "bad sample 7 (and 1 other exception)"),
+        ([BAD, group(FULL)], "disk_full", "OSError", f"{FULL} (and 1 other exception)"),
+        ([BAD, SetupError("no such strategy")], "usage", "SetupError", "no such strategy (and 1 other exception)"),
+        ([BAD, BAD], "exception", "ValueError", "bad sample 7"),  # two tasks have waited for the same one
+    ],
+)
+def test_of_a_group_the_exception_that_counts_most_is_reported(
+    members: list[BaseException], kind: str, type_name: str, message: str
+) -> None:
+    described = describe(group(*members))
+    assert (described["kind"], described["type"], described["secondary"]) == (kind, type_name, False)
+    assert described["message"].startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("error", "secondary"),
+    [
+        (group(BROKEN), True),
+        (group(group(BROKEN), BROKEN), True),
+        (group(BROKEN, BAD), False),
+        (group(BROKEN, BAD, context=BROKEN), False),  # the body of a TaskGroup has lost the connection too
+        (group(raised_from(KeyError("a"), BROKEN), raised_from(KeyError("b"), BROKEN)), True),
+        (raised_from(ValueError("step 7 failed"), group(BROKEN)), True),
+        (raised_from(again := ValueError("raised again"), group(BROKEN, again)), False),
+    ],
+)
+def test_a_group_is_secondary_if_all_in_it_are(error: BaseException, secondary: bool) -> None:
+    assert describe(error)["secondary"] == secondary
 
 
 def test_failure_of_a_rank_by_its_own_report() -> None:

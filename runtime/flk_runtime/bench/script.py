@@ -85,7 +85,7 @@ def measure(command: Sequence[str], strategy: str, steps: int) -> dict[str, Any]
                 runpy.run_module(command[1], run_name="__main__", alter_sys=True)
             else:
                 sys.argv = list(command)
-                sys.path.insert(0, os.path.dirname(os.path.abspath(command[0])))
+                sys.path.insert(0, os.path.dirname(os.path.realpath(command[0])))
                 runpy.run_path(command[0], run_name="__main__")
         except _Done:
             pass

@@ -24,6 +24,8 @@ from flk_runtime.launcher.settings import Settings
 from flk_runtime.system import host
 from flk_runtime.system.progress import ProgressPage
 
+_TRACKERS_TIMEOUT = 2.0  # seconds for Python's resource trackers to end after what they track; it takes milliseconds
+
 
 @dataclass
 class RankProcess:
@@ -53,8 +55,7 @@ class RankProcess:
     def kill(self) -> None:
         """Send SIGKILL to the rank and to the processes that it has started, unless all have ended."""
         self.killed_at = self.killed_at or time.monotonic()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        host.kill_group(self.pid)
 
     def ended_by_launcher(self, failure: Failure) -> bool:
         """Return whether ``failure`` of this rank is the launcher's own SIGTERM or SIGKILL."""
@@ -90,6 +91,7 @@ class Ranks:
         self._by_pid: dict[int, RankProcess] = {}
         self._attempt = 0  # number of the last one
         self._oom_kills = host.oom_kills()
+        self._spare_trackers_until: float | None = None  # by time.monotonic; None: no orphans are known
 
     def __iter__(self) -> Iterator[RankProcess]:
         return iter(self._by_pid.values())
@@ -100,6 +102,7 @@ class Ranks:
     def start(self, attempt: AttemptStarted, variables: Mapping[str, str]) -> None:
         """Start all ranks of this pod, with these variables beside their own. Raises ServerDiedError."""
         self._attempt = attempt.number
+        self._spare_trackers_until = None
         for local_rank in range(self._settings.processes):
             self._start_one(attempt, local_rank, variables)
 
@@ -168,9 +171,16 @@ class Ranks:
     def kill_orphans(self) -> bool:
         """Kill what the ranks have left, also in sessions of its own. Call without ranks; returns whether all is gone.
 
-        It may hold a GPU or a port that the next attempt needs.
+        It may hold a GPU or a port that the next attempt needs. Python's resource trackers have time to end themselves,
+        so that the shared memory of killed ranks does not stay.
         """
-        return host.kill_adopted(keep=[self._server.pid, *(self._hub.pids if self._hub else ())]) == 0
+        now = time.monotonic()
+        self._spare_trackers_until = self._spare_trackers_until or now + _TRACKERS_TIMEOUT
+        keep = [self._server.pid, *(self._hub.pids if self._hub else ())]
+        if host.kill_adopted(keep, spare_trackers=now < self._spare_trackers_until):
+            return False
+        self._spare_trackers_until = None
+        return True
 
     def failure_of_exit(self, rank: RankProcess, code: int) -> Failure:
         """The failure of a removed rank that has reported none: ``code`` is its exit code, negative for a signal."""

@@ -29,18 +29,21 @@ def run(command: Sequence[str]) -> int:
     """Run the user's script or module (``-m``, name) with its arguments, and return the exit code of this process.
 
     An exception is reported to the launcher at once, while all connections are open. The peers notice a broken
-    connection later, so their reports come after that of the root cause.
+    connection later, so their reports come after that of the root cause. An exception in a process that
+    the script has forked is not reported: the rank itself goes on.
     """
+    rank = os.getpid()
     faulthandler.enable(all_threads=False)  # a fatal signal leaves the Python stack on stderr
     observer.start()
     try:
         _run(command)
     except SystemExit as exit_:
-        return _exit_code(exit_)
+        return _exit_code(exit_, reports=os.getpid() == rank)
     except BaseException as error:
         _ignore_ended_children()
         sys.last_value = error  # keeps the frames and their objects until the process ends, see _run
-        report.send(report.describe(error))
+        if os.getpid() == rank:
+            report.send(report.describe(error))
         if isinstance(error, KeyboardInterrupt):
             return contract.ExitCode.INTERRUPTED
         # torch.distributed's own hook prefixes each line with the rank, which the launcher does already.
@@ -146,7 +149,7 @@ def _run(command: Sequence[str]) -> None:
         sys.argv[:] = [path, *arguments]
     else:
         path = os.path.abspath(command[0])  # as in Python >= 3.9; sys.argv keeps the path as it was given
-        sys.path.insert(0, os.path.dirname(path))
+        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))  # a link's target has its modules beside it
         with open(path, "rb") as file:
             code = compile(file.read(), path, "exec")
         sys.argv[:] = list(command)
@@ -169,12 +172,13 @@ def _find(name: str) -> tuple[types.CodeType, ModuleSpec]:
     return code, spec
 
 
-def _exit_code(exit_: SystemExit) -> int:
+def _exit_code(exit_: SystemExit, *, reports: bool) -> int:
     if exit_.code is None or isinstance(exit_.code, int):
         return (exit_.code or 0) & 0xFF
     text = text_of(exit_.code)
     print(text, file=sys.stderr)
-    report.send({"kind": "exit", "type": "SystemExit", "message": text, "traceback": "", "time": time.time()})
+    if reports:
+        report.send({"kind": "exit", "type": "SystemExit", "message": text, "traceback": "", "time": time.time()})
     return 1
 
 

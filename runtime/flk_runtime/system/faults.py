@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from flk_runtime import contract
@@ -38,8 +38,8 @@ _WORDS: Final = {
 
 
 def kind_of(error: BaseException) -> str:
-    """The kind of a `contract.Failure` for this exception, or for one that it was raised from."""
-    links = list(chain(error))
+    """The kind of a `contract.Failure` for this exception, for one in its group or for one that it was raised from."""
+    links = chain(error)
     for link in links:
         if isinstance(link, OSError) and link.errno in _ERRNOS:
             return _ERRNOS[link.errno]
@@ -48,10 +48,10 @@ def kind_of(error: BaseException) -> str:
             return kind
     if any("PytorchStreamWriter failed writing" in text_of(link) for link in links):
         return "disk_full" if full_file_system(error) else "io"  # torch.save does not say why
-    code = getattr(error, "code", None)  # of an error of flk_runtime
-    if code is contract.ExitCode.USAGE:
+    codes = [getattr(leaf, "code", None) for leaf in leaves(error)]  # of errors of flk_runtime
+    if any(code is contract.ExitCode.USAGE for code in codes):
         return "usage"
-    return "rendezvous" if code is contract.ExitCode.INFRASTRUCTURE else "exception"
+    return "rendezvous" if all(code is contract.ExitCode.INFRASTRUCTURE for code in codes) else "exception"
 
 
 def full_file_system(error: BaseException) -> str:
@@ -74,11 +74,40 @@ def full_file_system(error: BaseException) -> str:
     return ""
 
 
-def chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception, and those that it was raised from, as a traceback shows them."""
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        yield link
-        seen.add(id(link))
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+def chain(error: BaseException) -> list[BaseException]:
+    """The exception, those in its group, and those that they were raised from, as a traceback shows them."""
+    return _reached(error, lambda link: [*members(link), *_raised_from(link)])
+
+
+def causes(error: BaseException) -> list[BaseException]:
+    """The exception, and those that it was raised from, without those in groups."""
+    return _reached(error, _raised_from)
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """The exceptions in a group, and in the groups in it, each once; an exception that is no group is alone."""
+    return [link for link in _reached(error, members) if not members(link)]
+
+
+def members(error: BaseException) -> Sequence[BaseException]:
+    """The exceptions in a group; empty for an exception that is none."""
+    # By name, since Python 3.10 has no groups, and the package exceptiongroup has a class of its own for them.
+    is_group = any(base.__name__ == "BaseExceptionGroup" for base in type(error).__mro__)
+    return getattr(error, "exceptions", ()) if is_group else ()
+
+
+def _raised_from(error: BaseException) -> list[BaseException]:
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return [cause] if cause is not None else []
+
+
+def _reached(error: BaseException, after: Callable[[BaseException], Sequence[BaseException]]) -> list[BaseException]:
+    """The exception, those that come after it, those after them and so on: each once, also where they form a circle."""
+    found: dict[int, BaseException] = {}
+    rest = [error]
+    while rest:
+        link = rest.pop()
+        if id(link) not in found:
+            found[id(link)] = link
+            rest += reversed(after(link))
+    return list(found.values())

@@ -21,6 +21,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _SIOCGIFADDR = 0x8915
 _OPEN_FILES = 1 << 20  # a process needs no more, and some programs close all descriptors below the limit
 _LISTEN = "0A"  # state of a socket in /proc/net/tcp
+_RESOURCE_TRACKER = b"from multiprocessing.resource_tracker import main"  # in the command line of Python's own
+_ROUNDS = 10  # of killing what a process group has started meanwhile
 
 
 def cpu_count(root: Path = Path("/sys/fs/cgroup")) -> int:
@@ -194,11 +196,33 @@ def raise_open_files_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def kill_adopted(keep: Iterable[int]) -> int:
+def kill_group(group: int) -> None:
+    """Send SIGKILL to all processes of a group but Python's resource trackers.
+
+    When the others have ended, a tracker removes their shared memory and semaphores, and ends by itself.
+    """
+    killed: set[int] = set()
+    for _ in range(_ROUNDS):
+        processes = _processes_of_group(group)
+        trackers = set(filter(_is_resource_tracker, processes))
+        if not trackers:
+            break
+        others = processes - trackers - killed
+        if not others:
+            return
+        for process in sorted(others, key=lambda process: process != group):  # its leader must not see the others end
+            _kill(process)
+        killed |= others
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def kill_adopted(keep: Iterable[int], *, spare_trackers: bool) -> int:
     """Send SIGKILL to all child processes of this process but ``keep``. Returns how many there were.
 
     After `adopt_orphans` they are what other processes have left behind, also in a session of their own. The children
-    of those that end become children of this process, so call it again until it returns 0.
+    of those that end become children of this process, so call it again until it returns 0. ``spare_trackers``: let
+    Python's resource trackers, which count too, end by themselves (see `kill_group`).
     """
     children: set[int] = set()
     for thread in Path("/proc/self/task").glob("*/children"):  # of each thread (needs CONFIG_PROC_CHILDREN)
@@ -206,6 +230,29 @@ def kill_adopted(keep: Iterable[int]) -> int:
             children.update(map(int, thread.read_text().split()))
     children.difference_update(keep)
     for child in children:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(child, signal.SIGKILL)
+        if not (spare_trackers and _is_resource_tracker(child)):
+            _kill(child)
     return len(children)
+
+
+def _kill(process: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(process, signal.SIGKILL)
+
+
+def _processes_of_group(group: int) -> set[int]:
+    """The processes of a group that /proc shows to this one."""
+    found = set()
+    with contextlib.suppress(FileNotFoundError):  # not Linux
+        for name in os.listdir("/proc"):
+            with contextlib.suppress(ValueError, ProcessLookupError, PermissionError):  # no process; or it has ended
+                if os.getpgid(int(name)) == group:
+                    found.add(int(name))
+    return found
+
+
+def _is_resource_tracker(process: int) -> bool:
+    try:
+        return _RESOURCE_TRACKER in Path("/proc", str(process), "cmdline").read_bytes()
+    except OSError:  # it has ended
+        return False

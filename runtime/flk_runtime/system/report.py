@@ -16,7 +16,7 @@ from typing import Any
 
 from flk_runtime import contract
 from flk_runtime.system import faults
-from flk_runtime.system.text import last_exception, text_of
+from flk_runtime.system.text import last_exception, plural, text_of
 
 _LAUNCHER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "launcher", "")
 _TRACEBACK_LIMIT = 6000  # characters of a traceback that go into the report
@@ -25,14 +25,20 @@ _WRAPPED = re.compile(r"Caught \w+ (in .+)\.\nOriginal ")  # torch/_utils.py, Ex
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """The exception as fields of a contract.Failure. Raises nothing, whatever methods the exception has."""
-    name = type(error).__name__
+    """The exception as fields of a contract.Failure. Raises nothing, whatever methods the exception has.
+
+    Type and message of a group are those of the first exception in it that counts most.
+    """
     kind = faults.kind_of(error)
-    message = _of_worker(name, text_of(error))[:_MESSAGE_LIMIT]
+    leaves = faults.leaves(error)
+    first = min(leaves, key=lambda leaf: (faults.kind_of(leaf) != kind, _has_secondary_cause(leaf)))
+    name = type(first).__name__
+    message = _of_worker(name, text_of(first))[:_MESSAGE_LIMIT]
+    others = f" (and {plural(len(leaves) - 1, 'other exception')})" if len(leaves) > 1 else ""
     return {
         "kind": kind,
         "type": name,
-        "message": message + (faults.full_file_system(error) if kind == "disk_full" else ""),
+        "message": message + others + (faults.full_file_system(error) if kind == "disk_full" else ""),
         "traceback": _traceback_of(error),
         "time": time.time(),
         "secondary": kind == "exception" and _has_secondary_cause(error),  # a usage error may mention NCCL
@@ -55,9 +61,21 @@ def _traceback_of(error: BaseException) -> str:
     return "".join(lines)[-_TRACEBACK_LIMIT:]
 
 
-def _has_secondary_cause(error: BaseException) -> bool:
-    """Return whether the exception, or one that it was raised from, is secondary."""
-    return any(contract.is_secondary(type(link).__name__, text_of(link)) for link in faults.chain(error))
+def _has_secondary_cause(error: BaseException, seen: frozenset[int] = frozenset()) -> bool:
+    """Return whether the exception, or one that it was raised from, is secondary; of a group, whether all in it are.
+
+    ``seen`` has the ids of the exceptions that led here: one of a group may have been raised again, from its group.
+    """
+    for link in faults.causes(error):
+        if id(link) in seen:
+            return False
+        seen |= {id(link)}
+        if faults.members(link):
+            # What the group was raised from is often one of its own, which must not speak for the others.
+            return all(_has_secondary_cause(leaf, seen) for leaf in faults.leaves(link))
+        if contract.is_secondary(type(link).__name__, text_of(link)):
+            return True
+    return False
 
 
 def send(report: dict[str, Any]) -> None:

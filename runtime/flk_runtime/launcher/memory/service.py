@@ -20,6 +20,7 @@ from flk_runtime.system.part import PartError, read_header
 
 _SOCKET: Final = "socket"
 _ENDED: Final = {"error": "the attempt is over"}  # the answer to a rank that was killed meanwhile
+_NOTICEABLE: Final = 1.1  # how much larger checkpoints have become when the log says so again
 _FREE_TIMEOUT: Final = 30.0  # seconds until a thread of the attempt before uses no file of a rank any more
 
 
@@ -30,8 +31,8 @@ class _Attempt:
         self.number, self.plan, self.partner, self.fetcher, self.ranks = number, plan, partner, fetcher, ranks
         self.restoring = set(ranks)
         self.restored_copied = threading.Event()  # the partner has what it has to get of the restored checkpoint
-        self.reserved: dict[int, int] = {}  # bytes of a part, by rank
-        self.said = ""  # how much memory its checkpoints take, as the log says
+        self.reserved: dict[int, int] = {}  # bytes of each file for parts, by rank
+        self.said = 0  # bytes that its checkpoints take in each pod, as the log says
 
 
 class MemoryService:
@@ -252,21 +253,22 @@ class MemoryService:
             return {"error": f"no room for checkpoints in the memory of pod {self._settings.pod}: {error}"}
         attempt.partner.reserve(rank, size)
         with self._lock:
-            attempt.reserved[rank] = size
+            attempt.reserved[rank] = max(size, attempt.reserved.get(rank, 0))  # files do not shrink
             if set(attempt.reserved) == set(attempt.ranks) and self._settings.pod == 0 and attempt.number == 0:
                 self._say_size(attempt)
         return {"paths": list(map(str, paths))}
 
     def _say_size(self, attempt: _Attempt) -> None:
+        """Say how much memory the checkpoints take, at first and whenever it has grown by a tenth since."""
         copies = 2 if attempt.plan.partners else 1
-        needed = mebibytes(2 * copies * sum(attempt.reserved.values()))
-        if needed == attempt.said:  # the ranks have made another plan of the same size
+        needed = 2 * copies * sum(attempt.reserved.values())
+        if needed <= _NOTICEABLE * attempt.said:
             return
         attempt.said = needed
         place = room.mount_point(str(self._store.folder))
         where = f"of this pod and of pod {attempt.plan.partners[0]}" if attempt.plan.partners else "of this pod"
         self._log(
-            f"keeps checkpoints in the memory {where}: each pod uses up to {needed} of {place} "
+            f"keeps checkpoints in the memory {where}: each pod uses up to {mebibytes(needed)} of {place} "
             f"for them (limit {mebibytes(self._store.limit)})"
         )
 
