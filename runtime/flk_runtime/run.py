@@ -19,7 +19,16 @@ from torch.optim import Optimizer
 from flk_runtime import contract
 from flk_runtime.checkpoint import CheckpointManager, OptimizerState, Stateful
 from flk_runtime.checkpoint.interval import COMPUTED, AutoInterval
-from flk_runtime.data import EpochLoader, LoaderContext, StepShare, join_batches, make_loader, share_of_worker, split
+from flk_runtime.data import (
+    EpochLoader,
+    LoaderContext,
+    StepShare,
+    join_batches,
+    length_of,
+    make_loader,
+    share_of_worker,
+    split,
+)
 from flk_runtime.diloco import DiLoCo, Membership, OuterLoop
 from flk_runtime.discovery import RankInfo
 from flk_runtime.distributed import process_group
@@ -32,6 +41,7 @@ from flk_runtime.parallel import (
     ParallelModel,
     ParallelOptions,
     Precision,
+    adopt_optimizer,
     find_blocks,
     parallelize,
 )
@@ -93,6 +103,7 @@ class Run:
         self._timeouts = timeouts
         self._models: list[ParallelModel] = []
         self._loader_count = 0
+        self._said_not_saved = False
         self._loader: EpochLoader | None = None  # the one that gave the latest batch
         self._samples = 0  # given by it since the latest step, to all ranks
         self._share: StepShare | None = None  # this rank's share of the latest batch
@@ -188,7 +199,7 @@ class Run:
         the checkpoint is of another model.
         """
         number = len(self._models)
-        name = f"model-{number}" if number else "model"
+        name = _model_name(number)
         if any(model in (each.model, each.module) for each in self._models):
             raise SetupError("this model has already been parallelized: call parallelize once per model")
         if self._diloco and number:
@@ -273,10 +284,16 @@ class Run:
     def register(self, name: str, thing: Stateful) -> None:
         """Save ``thing``, such as a learning rate scheduler, in checkpoints under ``name``. Collective.
 
-        It is restored now if the run was resumed from a checkpoint that has it. Raises SetupError if the name is taken,
-        or if the checkpoint has it and the first step has been made; CheckpointError if its state does not fit.
+        It is restored now if the run was resumed from a checkpoint that has it. An optimizer that was made after
+        `parallelize`, of parameters of what that returned, is saved as one that was passed to it. Raises SetupError if
+        the name is taken, if the checkpoint has it and the first step has been made, or if an optimizer holds other
+        parameters beside sharded ones; CheckpointError if its state does not fit.
         """
-        self._checkpoints.register(name, thing)
+        saved: Stateful | OptimizerState = thing
+        if isinstance(thing, Optimizer):
+            models = {_model_name(number): model for number, model in enumerate(self._models)}
+            saved = adopt_optimizer(name, thing, models, shards=STRATEGIES[self.strategy].shards)
+        self._checkpoints.register(name, saved)
 
     # Data
 
@@ -299,12 +316,15 @@ class Run:
         rank's batch is larger, and `micro_batches` splits it. No sample is dropped (unless ``drop_last``) or repeated.
         ``dataset`` is map-style or iterable; a map-style one is shuffled unless ``shuffle=False``, an iterable keeps
         its order, and ``split=False`` declares that it is already split over ranks and workers. The position is saved
-        in checkpoints under ``name`` (default: by the order of calls). ``options`` are those of
-        torch.utils.data.DataLoader: num_workers, collate_fn, pin_memory, …
+        in checkpoints under ``name`` (default: by the order of calls); that of a loader that is made after the first
+        step without a name, for an evaluation, is not. ``options`` are those of torch.utils.data.DataLoader:
+        num_workers, collate_fn, pin_memory, …
 
         Raises SetupError if the dataset is too small or an option contradicts the loader, and CheckpointError if the
         checkpoint's position is of another dataset.
         """
+        # An evaluation may make a loader anew each time, and a resumed run has made another number of them.
+        saved = name is not None or not self._first_step_done
         name = name or ("loader" if self._loader_count == 0 else f"loader-{self._loader_count}")
         self._loader_count += 1
         context = LoaderContext(
@@ -323,10 +343,17 @@ class Run:
         shared = {"batch_size": batch_size, "shuffle": shuffle, "split": split, "drop_last": drop_last}
         if self.workers > 1 and split:
             dataset = share_of_worker(dataset, self.worker, self.workers)
-        length = len(dataset) if split and hasattr(dataset, "__len__") else None
+        length = length_of(dataset) if split else None
         compare_options(f"loader {name!r}", shared | {"seed": context.seed, "length of the dataset": length})
         loader = make_loader(dataset, context, shuffle=shuffle, split=split, drop_last=drop_last, **options)
-        self.register(name, loader)
+        if saved:
+            self.register(name, loader)
+        elif not self._said_not_saved:
+            self._said_not_saved = True
+            self.print(
+                f"flk: {name!r} was made after the first step without a name=, so its position is not saved, as is "
+                "right for an evaluation"
+            )
         return loader
 
     def join_batches(self, batches: Iterable[T]) -> Iterator[T]:
@@ -349,9 +376,10 @@ class Run:
         accumulated, and communicated in the last part only. With all ranks there is one part: the batch. The batch is a
         pytree; tensors and lists with an entry for each sample are split. Collective: all ranks take as many parts.
 
-        Raises SetupError if the batch must be split and has no tensor.
+        Raises SetupError if the batch must be split and nothing in it has an entry for each sample.
         """
-        for number, (part, fraction) in enumerate(split(batch, self.accumulation), 1):
+        samples = self._share.given if self._share else 1
+        for number, (part, fraction) in enumerate(split(batch, self.accumulation, samples), 1):
             self._fraction = fraction
             with contextlib.nullcontext() if number == self.accumulation else self.no_sync():
                 yield part
@@ -374,10 +402,11 @@ class Run:
         Every ``log_every`` steps a line of metrics is printed on rank 0, with the mean of ``loss`` over the ranks that
         give one, and rank 0's ``values``; tensors have one element and are read only then. Every ``save_every`` steps
         a checkpoint is written. At the first step CheckpointError is raised if the checkpoint that was resumed holds a
-        model and none was parallelized; see also `save`.
+        model and none was parallelized, and SetupError after `close`; see also `save`.
 
         After a pod has received SIGTERM, all ranks save after the same step, and this raises SystemExit with code 143.
         """
+        self._check_open("step")
         first = not self._first_step_done
         if first:
             self._checkpoints.finish_restoring()
@@ -407,9 +436,10 @@ class Run:
 
         Training stops until the state is copied to memory; a thread writes it. With ``wait``, training stops until the
         checkpoint is complete; a run that ends with `abandon` needs it. A checkpoint that is still being written
-        is awaited first. Raises CheckpointError on all ranks if one of them could not be written, and SetupError under
-        FSDP1 between a forward pass and its backward pass.
+        is awaited first. Raises CheckpointError on all ranks if one of them could not be written or a state cannot be
+        saved, and SetupError under FSDP1 between a forward pass and its backward pass, and after `close`.
         """
+        self._check_open("save")
         if self._checkpoints.can_save:
             self._page.phase = Phase.SAVING
             with self._timeouts.long():  # a rank may wait for its last write for longer than a step
@@ -423,14 +453,22 @@ class Run:
 
         ``path``: a safetensors file, a file of torch.save, a folder of Hugging Face's or of
         torch.distributed.checkpoint, or a place of flk's checkpoints. Each rank reads what it needs. ``model`` selects
-        one of several. Call it before the first step of a run that was not resumed. Raises CheckpointError if a tensor
-        is missing or has another shape, and SetupError if the choice of the model is ambiguous.
+        one of several. Call it before the first step of a run that was not resumed; under strategy diloco in all
+        workers, with the same weights. Raises CheckpointError if a tensor is missing or has another shape, and
+        SetupError if the choice of the model is ambiguous, or if steps are done under strategy diloco.
         """
         from flk_runtime.checkpoint.files import Weights
         from flk_runtime.checkpoint.load import SavedCheckpoint, SavedObject
 
         parallel = self._select(model, "load_weights")
+        if self._outer and self.steps:
+            raise SetupError(
+                f"load_weights after step {self.steps} would undo what the workers of strategy diloco have learned: "
+                "call it only while run.steps is 0"
+            )
         parallel.load_state(SavedObject(cast("SavedCheckpoint", Weights(os.fspath(path))), "model", {}))
+        if self._outer:
+            self._outer.restart()
 
     def export(self, file: str | os.PathLike[str]) -> None:
         """Save now, and write the model in that checkpoint to one safetensors file on rank 0. Collective.
@@ -526,6 +564,10 @@ class Run:
         self.print(f"flk: stopped after step {self.steps}, which is saved")
         raise SystemExit(int(contract.ExitCode.PREEMPTED))
 
+    def _check_open(self, method: str) -> None:
+        if self.closed:
+            raise SetupError(f"this run is closed: call {method}() before close(), or begin another run with init()")
+
     def _complete_save(self) -> None:
         """Wait until the latest checkpoint is complete."""
         self._page.phase = Phase.SAVING
@@ -589,6 +631,11 @@ class Run:
     def _save_progress(self) -> None:
         if self._checkpoints.has_progress_since_save(self.steps):
             self.save()
+
+
+def _model_name(number: int) -> str:
+    """The name under which the model that was parallelized as this one, from 0 on, is saved."""
+    return f"model-{number}" if number else "model"
 
 
 def _metadata(strategy: str) -> dict[str, str]:

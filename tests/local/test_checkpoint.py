@@ -72,6 +72,24 @@ def test_a_resumed_run_ends_bit_equal(ranks: Ranks, tmp_path: Path) -> None:
     ]
 
 
+def test_a_loader_made_in_an_evaluation_does_not_keep_a_run_from_resuming(ranks: Ranks, tmp_path: Path) -> None:
+    evaluation = """
+            if run.steps % 2 == 0:
+                for _ in run.loader(torch.utils.data.TensorDataset(torch.arange(8)), 2, shuffle=False):
+                    pass
+    """
+    step = "            run.step(loss=loss)"
+    script = TRAIN.replace(step, step + evaluation.rstrip())
+    variables = {"FLK_CHECKPOINT": str(tmp_path), "FLK_SAVE_EVERY": "3"}
+    ranks(script, 2, {**variables, "STEPS": "7"})
+    resumed = ranks(script, 2, {**variables, "STEPS": "9"})
+    assert f"flk: resumed at step 7 from {tmp_path}/step-000000007" in resumed[0].lines
+    assert [line for line in resumed[0].lines if "loader-1" in line] == [
+        "flk: 'loader-1' was made after the first step without a name=, so its position is not saved, as is right for "
+        "an evaluation"
+    ]
+
+
 def test_the_same_job_started_again_ends_at_once(ranks: Ranks, tmp_path: Path) -> None:
     first = train(ranks, tmp_path / "folder", 4)
     before = sorted((path.name, path.stat().st_mtime_ns) for path in (tmp_path / "folder").iterdir())

@@ -206,6 +206,12 @@ for shards, workers, expected in ((4, 0, 20), (4, 2, 20), (3, 0, 40)):
         every = everywhere(mine)
         assert sorted(sum(every, [])) == list(range(40)), every
 
+# The order of an epoch is its own, also where each rank reads shards of its own.
+for shards in (1, 2):
+    shuffled = run.loader(whole.to_iterable_dataset(num_shards=shards).shuffle(seed=1, buffer_size=8), batch_size=4)
+    orders = [[n for batch in shuffled for n in batch["n"].tolist()] for _ in shuffled.epochs(3)]
+    assert orders[0] != orders[1] != orders[2] != orders[0], (shards, orders)
+
 # Shards of 10 and 4: the shortest share ends the epoch, and what is left over is said.
 def numbers(sizes):
     for size in sizes:
@@ -244,12 +250,12 @@ run.close()
 def test_hugging_face_data(ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
     pytest.importorskip("datasets", reason="needs datasets from PyPI")
     left = (
-        "flk: loader-4: epoch 0 ends after 1 steps, because a rank has no more data; "
+        "flk: loader-6: epoch 0 ends after 1 steps, because a rank has no more data; "
         "1 of 2 ranks have at least 4 samples left over"
     )
     for rank, one in enumerate(ranks(HUGGING_FACE, 2, {"HF_HUB_OFFLINE": "1", "HOME": str(tmp_path)})):
         assert one.lines == [
             *([left] if rank == 0 else []),
-            "loader-7: the dataset is already split by split_dataset_by_node: pass the whole dataset, or split=False",
+            "loader-9: the dataset is already split by split_dataset_by_node: pass the whole dataset, or split=False",
             "a DatasetDict is not a dataset: pass one of its entries ('train')",
         ]

@@ -232,6 +232,39 @@ def test_an_optimizer_of_several_modules(ranks: Ranks, tmp_path: Path) -> None:
     ]
 
 
+LATE_MODULE = """
+    import os, torch, flk_runtime as flk
+
+    body = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(body.parameters())
+    things, place = {"body": body, "optimizer": optimizer}, os.environ["PLACE"]
+
+    def add_head():
+        things["head"] = torch.nn.Linear(4, 2)
+        optimizer.add_param_group({"params": list(things["head"].parameters())})
+
+    def train():
+        sum(module(torch.ones(1, 4)).sum() for module in (body, things.get("head")) if module).backward()
+        optimizer.step()
+
+    if os.environ["RESUMES"]:
+        add_head()
+        print(flk.restore(place, **things), [state["step"].item() for state in optimizer.state.values()])
+    else:
+        train()
+        flk.save(1, checkpoint=place, **things)
+        add_head()
+        train()
+        flk.save(2, checkpoint=place, wait=True, **things)
+"""
+
+
+def test_an_optimizer_gets_the_parameters_of_a_new_module(ranks: Ranks, tmp_path: Path) -> None:
+    ranks(LATE_MODULE, 1, {"PLACE": str(tmp_path / "late"), "RESUMES": ""})
+    (result,) = ranks(LATE_MODULE, 1, {"PLACE": str(tmp_path / "late"), "RESUMES": "yes"})
+    assert result.lines[-1] == "2 [2.0, 2.0, 1.0, 1.0]"
+
+
 UNFIT = """
     import os, torch, flk_runtime as flk
     from torch import nn
@@ -274,6 +307,33 @@ def test_what_does_not_fit_a_checkpoint_is_named(ranks: Ranks, tmp_path: Path) -
     ]
 
 
+GOES_BACK = """
+    import torch
+    import flk_runtime as flk
+
+    model = torch.nn.Linear(1, 1)
+    print("begins at", flk.restore(model=model))
+    for step in (1, 2, 3):
+        torch.nn.init.constant_(model.weight, step)
+        flk.save(step, model=model)
+    torch.nn.init.constant_(model.weight, torch.nan)
+    print("goes back to", flk.restore(model=model), model.weight.item())
+    flk.save(4, model=model, wait=True)
+"""
+
+WITHOUT_A_GROUP = """
+    import os, torch
+    import flk_runtime as flk
+
+    model = torch.nn.Linear(1, 1)
+    flk.save(1, checkpoint=os.environ["OWN"] + os.environ["RANK"], wait=True, model=model)
+    for action in (flk.restore, lambda **objects: flk.save(1, **objects)):
+        try:
+            action(model=model)
+        except flk.SetupError as error:
+            print(error)
+"""
+
 SPARSE = """
     import os, torch, flk_runtime as flk
     model = torch.nn.Linear(2, 2)
@@ -291,3 +351,75 @@ def test_a_sparse_tensor_is_named(ranks: Ranks, tmp_path: Path) -> None:
         "cannot save 'model.links': it has the layout torch.sparse_coo, and checkpoints hold dense tensors; save it as "
         "its indices and values"
     ]
+
+
+RANK_0_ONLY = """
+    import os, warnings, torch, torch.distributed as dist, flk_runtime as flk
+    dist.init_process_group("gloo")
+    place, one = os.environ["PLACE"], torch.ones(1)
+    warnings.simplefilter("ignore")  # quantized tensors are deprecated
+    quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+    values = {"x": {"y": one}, "x.y": one}
+    problems = [values, {"sparse": torch.eye(2).to_sparse()}, {"quantized": quantized}]
+    for values in [*problems, {"fine": one}, *problems]:
+        try:
+            flk.save(1, checkpoint=place, values=values, wait=True)
+            print("saved")
+        except flk.CheckpointError as error:
+            print(error)
+    dist.barrier()
+"""
+
+
+def test_what_rank_0_cannot_save_is_an_error_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    problems = [
+        "two tensors of a state have the name 'values.x.y': rename a key",
+        "cannot save 'values.sparse': it has the layout torch.sparse_coo, and checkpoints hold dense tensors; save it "
+        "as its indices and values",
+        "cannot save 'values.quantized': it is quantized (torch.qint8), and checkpoints hold plain tensors; save its "
+        "int_repr(), scale and zero point",
+    ]
+    for result in ranks(RANK_0_ONLY, 2, {"PLACE": str(tmp_path / "place")}):
+        assert result.lines == [*problems, "saved", *problems]
+
+
+CLOSED = """
+    import os, torch, flk_runtime as flk
+    for end in (flk.Run.close, flk.Run.abandon):
+        run = flk.init(checkpoint=os.environ["PLACE"], save_every=1, log_every=0)
+        model = run.parallelize(torch.nn.Linear(2, 2))
+        run.step()
+        end(run)
+        for action in (run.step, run.save):
+            try:
+                action()
+            except flk.SetupError as error:
+                print(run.steps, error)
+"""
+
+
+def test_a_closed_run_takes_no_steps_and_saves_nothing(ranks: Ranks, tmp_path: Path) -> None:
+    (result,) = ranks(CLOSED, 1, {"PLACE": str(tmp_path / "place")})
+    assert [line for line in result.lines if not line.startswith("flk:")] == [
+        f"{steps} this run is closed: call {method}() before close(), or begin another run with init()"
+        for steps in (1, 2)
+        for method in ("step", "save")
+    ]
+
+
+def test_a_script_goes_back_to_what_it_has_saved_last(ranks: Ranks, tmp_path: Path) -> None:
+    for begin in (0, 4):
+        (result,) = ranks(GOES_BACK, 1, {"FLK_CHECKPOINT": str(tmp_path)})
+        said = [line for line in result.lines if not line.startswith("flk:")]
+        assert said == [f"begins at {begin}", "goes back to 3 3.0"]
+        assert (tmp_path / "latest").read_text().strip() == "step-000000004"
+
+
+def test_ranks_without_a_process_group_do_not_save_in_one_place(ranks: Ranks, tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints"
+    for result in ranks(WITHOUT_A_GROUP, 2, {"FLK_CHECKPOINT": str(place), "OWN": str(tmp_path / "own")}):
+        assert len(result.lines) == 2
+        for line in result.lines:
+            assert line.startswith("there are 2 ranks and no process group: call torch.distributed.init_process_group")
+    assert not place.exists()
+    assert {path.name for path in tmp_path.iterdir()} >= {"own0", "own1"}

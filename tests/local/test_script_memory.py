@@ -33,16 +33,40 @@ SAVES_IN_OTHER_PLACE = """
             save(step + 10, -1.0, wait=True, checkpoint=os.path.abspath("best"))
 """
 
+GOES_BACK = """
+    import torch
+    import flk_runtime as flk
+
+    model = torch.nn.Linear(1, 1)
+    flk.save(1, model=model, wait=True)
+    try:
+        flk.restore(model=model)
+    except flk.SetupError as error:
+        print(error)
+"""
+
+CHANGES_ITS_SIZE = """
+    import torch
+    import flk_runtime as flk
+
+    for step, numbers in enumerate((1 << 18, 1 << 20, 1 << 16, 1 << 20, 17 << 16, 1 << 19, 5 << 18), 1):
+        flk.save(step, state={"numbers": torch.zeros(numbers)}, wait=True)
+"""
+
 
 def begun(job: Pods) -> list[list[str]]:
     """Step and values with which each rank's latest attempt began, by pod."""
     return [re.findall(r"begins at step (\d+ with .*)", job.log(pod)) for pod in job.running]
 
 
+def places(root: Path) -> dict[str, str]:
+    """The variables that say where checkpoints are."""
+    return {contract.MEMORY_ROOT: str(root), contract.CHECKPOINT: contract.CHECKPOINT_FOLDER}
+
+
 def start(forked_pods: Callable[..., Pods], root: Path, script: str) -> Pods:
     """Start two pods of one rank, which save and then wait."""
-    places = {contract.MEMORY_ROOT: str(root), contract.CHECKPOINT: contract.CHECKPOINT_FOLDER}
-    job = forked_pods(2, 1, script=script, **places, **{contract.RESTARTS: "1", contract.LEASE: "3"})
+    job = forked_pods(2, 1, script=script, **places(root), **{contract.RESTARTS: "1", contract.LEASE: "3"})
     job.start("train.py")
     job.until(lambda: len([*job.folder.glob("saved.*")]) == 2, "all ranks have saved")
     return job
@@ -94,3 +118,23 @@ def test_checkpoints_in_another_place_are_not_in_memory(forked_pods: Callable[..
     lose_pod(job, root)
     assert [ends[-1] for ends in begun(job)] == ["2 with 2.0 2.0"] * 2
     assert (job.folder / "best" / "latest").read_text().strip() == "step-000000012"
+
+
+def test_the_memory_that_checkpoints_take_is_said_again_when_it_has_grown_noticeably(
+    forked_pods: Callable[..., Pods], root: Path
+) -> None:
+    """The files for them do not shrink."""
+    job = forked_pods(script=CHANGES_ITS_SIZE, **places(root))
+    job.start("train.py")
+    assert job.wait() == [0], job.log()
+    assert re.findall(r"each pod uses up to (\d+)\.\d MiB", job.log()) == ["2", "8", "10"], job.log()
+
+
+def test_a_script_that_goes_back_without_storage_is_told_why_it_cannot(
+    forked_pods: Callable[..., Pods], root: Path
+) -> None:
+    places = {contract.MEMORY_ROOT: str(root), contract.CHECKPOINT: contract.CHECKPOINT_FOLDER}
+    job = forked_pods(script=GOES_BACK, **places)
+    job.start("train.py")
+    assert job.wait() == [0], job.log()
+    assert "[rank 0] flk.restore cannot go back to a checkpoint that this attempt has saved in the memory" in job.log()

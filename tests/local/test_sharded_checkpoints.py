@@ -12,7 +12,15 @@ import torch
 
 from tests.support.checkpoints import load_with_torch
 from tests.support.ranks import Ranks
-from tests.support.small_model import APIS, COUNTING, SHARDING, SMALL_MODEL, told
+from tests.support.small_model import (
+    APIS,
+    COUNTING,
+    COUNTING_ELSEWHERE,
+    MASTER_WEIGHTS,
+    SHARDING,
+    SMALL_MODEL,
+    told,
+)
 
 CASES = [
     ("ddp", "fsdp2"), ("full_shard", "fsdp2"), ("full_shard", "fsdp1"), ("shard_grad_op", "fsdp1"),
@@ -43,8 +51,8 @@ def undisturbed(ranks: Ranks, tmp_path: Path) -> list[float]:
     return losses
 
 
-def objects(folder: Path) -> dict[str, Any]:
-    return load_with_torch(folder / "step-000000006")
+def objects(folder: Path, step: int = 6) -> dict[str, Any]:
+    return load_with_torch(folder / f"step-{step:09d}")
 
 
 def test_a_resumed_run_ends_bit_equal_under_every_strategy(
@@ -128,6 +136,240 @@ with group():
     assert found.keys() == {f"{name}-{api}" for name, api in CASES}
     for case, (whole, resumed) in found.items():
         assert whole == resumed, case
+
+
+MADE_BY_THE_SCRIPT = (
+    GO
+    + COUNTING_ELSEWHERE
+    + MASTER_WEIGHTS
+    + """
+def go_made(folder, name, api, make, steps, parts=1, register=False, dtype=torch.float32):
+    # An optimizer of one or more models, which is passed to parallelize or made after it and registered.
+    losses = []
+    with init(name, save_every=0, checkpoint=f"{base}/{folder}") as run:
+        torch.manual_seed(0)
+        models = [nn.Sequential(nn.Linear(7, 30), nn.Linear(30, 7)).to(dtype) for _ in range(parts)]
+        api = None if name == "ddp" else api
+        if register:
+            models = [run.parallelize(model, api=api) for model in models]
+            optimizer = make([each for model in models for each in model.parameters()])
+            run.register("optimizer", optimizer)
+        else:
+            (model,) = models
+            model, optimizer = run.parallelize(model, make(model.parameters()), api=api)
+            models = [model]
+        while run.steps < steps:
+            x = torch.randn(8, 7, generator=torch.Generator().manual_seed(run.steps * 10 + run.rank)).to(dtype)
+            for model in models:
+                x = model(x)
+            x.square().mean().backward()
+            if (name, api) == ("shard_grad_op", "fsdp2"):
+                with torch.no_grad():  # it leaves full parameters, which the step would not change
+                    models[0](torch.zeros(1, 7, dtype=dtype))
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(run.mean(x.square().mean().item()))
+            run.step()
+    return losses
+
+def tell_resumed(case, *arguments, **options):
+    parts = [go_made(case, *arguments, steps, **options) for steps in (2, 4)]
+    tell(case, [go_made(case + "-whole", *arguments, 4, **options), sum(parts, [])])
+"""
+)
+SOME_CASES = [("ddp", "none"), ("full_shard", "fsdp2"), ("shard_grad_op", "fsdp2"), ("full_shard", "fsdp1")]
+
+
+def test_an_optimizer_that_is_made_after_parallelize_and_registered(ranks: Ranks, tmp_path: Path) -> None:
+    script = (
+        MADE_BY_THE_SCRIPT
+        + f"""
+with group():
+    for name, api in {SOME_CASES}:
+        for parts in (1, 2):
+            tell_resumed(f"{{name}}-{{api}}-{{parts}}", name, api, torch.optim.AdamW, register=True, parts=parts)
+"""
+    )
+    found = told(ranks(script, 2, {"BASE": str(tmp_path)})[0])
+    assert found.keys() == {f"{name}-{api}-{parts}" for name, api in SOME_CASES for parts in (1, 2)}
+    for case, (whole, resumed) in found.items():
+        assert whole == resumed, case
+        assert whole == pytest.approx(found[f"ddp-none-{case[-1]}"][0], abs=1e-5), case
+    steps = {
+        name: state["step"].item() for name, state in objects(tmp_path / "ddp-none-2", 4)["optimizer"]["state"].items()
+    }
+    assert steps == {f"{model}.{name}": 4 for model in ("model", "model-1") for name in PARAMETERS}
+
+
+PARAMETERS = ("0.weight", "0.bias", "1.weight", "1.bias")
+
+REGISTERED_BEFORE = (
+    MADE_BY_THE_SCRIPT
+    + """
+class AsBefore:
+    # How earlier versions saved an optimizer that was registered: as an object of which rank 0's state is saved.
+    def __init__(self, optimizer):
+        self.state_dict, self.load_state_dict = optimizer.state_dict, optimizer.load_state_dict
+
+def train_registered(name, steps, adapt=lambda optimizer: optimizer):
+    with init(name, save_every=0, checkpoint=f"{base}/before") as run:
+        torch.manual_seed(0)
+        model = run.parallelize(nn.Linear(7, 7))
+        optimizer = torch.optim.AdamW(model.parameters())
+        run.register("optimizer", adapt(optimizer))
+        while run.steps < steps:
+            model(torch.ones(1, 7)).sum().backward()
+            optimizer.step()
+            run.step()
+        return [state["step"].item() for state in optimizer.state.values()]
+
+with group():
+    train_registered("ddp", 2, AsBefore)
+    refused("save once under a strategy that does not shard", lambda: train_registered("full_shard", 3))
+    tell("ddp", train_registered("ddp", 3))
+    tell("full_shard", train_registered("full_shard", 4))
+"""
+)
+
+
+def test_an_optimizer_that_an_earlier_version_saved_as_registered(ranks: Ranks, tmp_path: Path) -> None:
+    found = told(ranks(REGISTERED_BEFORE, 2, {"BASE": str(tmp_path)})[0])
+    assert found == {"ddp": [3, 3], "full_shard": [4, 4]}
+
+
+REFUSED = (
+    GO
+    + """
+class Copy:
+    def __init__(self, model):
+        self.model = model
+    def state_dict(self):
+        return {"weight": self.model.weight.detach().clone()}
+    def load_state_dict(self, state):
+        pass
+
+with group():
+    with init("full_shard", checkpoint=f"{base}/checkpoints") as run:
+        model = run.parallelize(nn.Linear(2, 2))
+        temperature = nn.Parameter(torch.ones(()))
+        mixed = torch.optim.SGD([*model.parameters(), temperature])
+        refused(
+            "'mixed' is an optimizer of 3 parameters, and 1 of them are in no parallelized model: make an optimizer",
+            lambda: run.register("mixed", mixed),
+        )
+        run.register("temperature", torch.optim.SGD([temperature]))  # of which rank 0's state is saved
+        run.step()
+        run.save(wait=True)
+        run.register("copy", Copy(model))
+        refused("cannot save 'copy.weight': it is sharded over the ranks", lambda: run.save())
+        run.abandon()
+    tell("rank", run.rank)
+"""
+)
+
+
+def test_sharded_states_that_cannot_be_saved_are_refused_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    ended = ranks(REFUSED, 2, {"BASE": str(tmp_path)})
+    assert [told(each) for each in ended] == [{"rank": 0}, {"rank": 1}]
+
+
+def test_optimizers_with_a_state_that_is_below_no_parameter(ranks: Ranks, tmp_path: Path) -> None:
+    script = (
+        MADE_BY_THE_SCRIPT
+        + f"""
+with group():
+    for name, api in {SOME_CASES}:
+        for make in ELSEWHERE:
+            tell_resumed(f"{{name}}-{{api}}-{{make.__name__}}", name, api, make)
+"""
+    )
+    found = told(ranks(script, 2, {"BASE": str(tmp_path)})[0])
+    assert len(found) == 5 * len(SOME_CASES)
+    for case, (whole, resumed) in found.items():
+        assert whole == resumed, case
+        assert whole == pytest.approx(found[f"ddp-none-{case.rpartition('-')[2]}"][0], abs=1e-5), case
+
+
+UNLIKE_TORCHS = (
+    GO
+    + COUNTING_ELSEWHERE
+    + """
+class Unlike(Wrapper):
+    def state_dict(self):
+        return {"inside": self.inside.state_dict()}
+
+with group():
+    with init("ddp", save_every=0, checkpoint=f"{base}/checkpoints") as run:
+        model = nn.Linear(2, 2)
+        model, optimizer = run.parallelize(model, Unlike(model.parameters()))
+        run.step()
+        refused("cannot save the optimizer Unlike, whose state_dict() is not like torch's (KeyError:", run.save)
+        run.abandon()
+    tell("rank", run.rank)
+"""
+)
+
+
+def test_an_optimizer_whose_state_dict_is_not_like_torchs_is_refused(ranks: Ranks, tmp_path: Path) -> None:
+    assert told(ranks(UNLIKE_TORCHS, 2, {"BASE": str(tmp_path)})[1]) == {"rank": 1}
+
+
+def test_optimizer_state_keeps_the_dtype_in_which_it_was_saved(ranks: Ranks, tmp_path: Path) -> None:
+    """Unless the model has another dtype than it had."""
+    script = (
+        MADE_BY_THE_SCRIPT
+        + f"""
+with group():
+    for name, api in {SOME_CASES}:
+        case = f"{{name}}-{{api}}"
+        tell_resumed(case, name, api, Master, dtype=torch.bfloat16)
+        go_made(case + "-other", name, api, torch.optim.AdamW, 1)
+        go_made(case + "-other", name, api, torch.optim.AdamW, 2, dtype=torch.bfloat16)
+"""
+    )
+    found = told(ranks(script, 2, {"BASE": str(tmp_path)})[0])
+    assert found.keys() == {f"{name}-{api}" for name, api in SOME_CASES}
+    for case, (whole, resumed) in found.items():
+        assert whole == resumed, case
+        state = objects(tmp_path / f"{case}-other", 2)["optimizer"]["state"]["0.weight"]
+        assert state["exp_avg"].dtype == torch.bfloat16, case
+
+
+OF_ANOTHER_LENGTH = (
+    MADE_BY_THE_SCRIPT
+    + """
+class Noting(torch.optim.AdamW):
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for index, each in enumerate(group["params"]):
+                # Ranks have different ones, and those of ranks without an element are not saved. The first bias is on
+                # both ranks, which would share the write of a large tensor that both offer.
+                own = 10.0 * dist.get_rank() if each.numel() else -1.0
+                notes = self.state[each].setdefault("notes", torch.full((30000 if index == 1 else 300,), own))
+                notes += 1
+
+with group():
+    for name in ("full_shard", "shard_grad_op"):
+        tell_resumed(name, name, "fsdp1", Noting)
+        with init(name, save_every=0, checkpoint=f"{base}/between") as run:
+            model = run.parallelize(nn.Linear(7, 7), api="fsdp1")
+            with type(model).summon_full_params(model):
+                refused("cannot save a checkpoint between a forward pass and its backward pass", run.save)
+            run.abandon()
+"""
+)
+
+
+def test_fsdp1_saves_optimizer_state_of_another_length_than_its_parameter(ranks: Ranks, tmp_path: Path) -> None:
+    found = told(ranks(OF_ANOTHER_LENGTH, 2, {"BASE": str(tmp_path)})[0])
+    assert found.keys() == {"full_shard", "shard_grad_op"}
+    for case, (whole, resumed) in found.items():
+        assert whole == resumed, case
+        state = objects(tmp_path / f"{case}-whole", 4)["optimizer"]["state"]
+        notes = {name: each["notes"].unique().tolist() for name, each in state.items()}
+        assert notes.keys() == set(PARAMETERS)
+        assert sorted(value for (value,) in notes.values()) == [4, 4, 14, 14], case
 
 
 def test_torch_reads_full_tensors_by_the_models_own_names(ranks: Ranks, tmp_path: Path) -> None:

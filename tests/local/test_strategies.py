@@ -267,25 +267,39 @@ with group():
             torch.testing.assert_close(torch.tensor(one), torch.tensor(other))
 
 
-def test_an_evaluation_between_the_backward_pass_and_the_step(ranks: Ranks) -> None:
+def test_an_evaluation_between_the_backward_pass_and_the_step(ranks: Ranks, tmp_path: Path) -> None:
+    """It leaves full parameters, which the step must not miss; and after the step, a save must not either."""
     script = (
         SMALL_MODEL
-        + """
+        + f"""
 with group():
-    for evaluates in (False, True):
-        with init("shard_grad_op") as run:
-            model, optimizer = run.parallelize(*build())
-            words = data(6, 1)[0][0][run.rank]
-            loss_of(model, words).backward()
-            if evaluates:
-                with torch.no_grad():
-                    model(words)
-            optimizer.step()
-            tell(str(evaluates), run.mean(loss_of(model, words).item()))
+    for name in ("shard_grad_op", "full_shard"):
+        for api in {APIS}:
+            for evaluates in (False, True):
+                place = f"{tmp_path}/{{name}}-{{api}}-{{evaluates}}"
+                with init(name, checkpoint=place, save_every=0) as run:
+                    model, optimizer = run.parallelize(*build(), api=api)
+                    words = data(6, 1)[0][0][run.rank]
+                    for _ in range(2):
+                        optimizer.zero_grad()
+                        loss_of(model, words).backward()
+                        if evaluates:
+                            with torch.no_grad():
+                                model(words)
+                        optimizer.step()
+                        run.step()
+                    found = run.mean(loss_of(model, words).item())
+                    if evaluates:
+                        with torch.no_grad():
+                            model(words)
+                        run.save(wait=True)
+                    tell(f"{{name}} {{api}} {{evaluates}}", found)
 """
     )
     found = told(ranks(script, 2)[0])
-    assert found["True"] == found["False"]
+    assert len(found) == 8
+    for name, loss in found.items():
+        assert loss == found[name.replace("True", "False")], name
 
 
 def test_a_model_that_is_called_twice_in_a_step(ranks: Ranks) -> None:

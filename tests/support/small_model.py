@@ -140,6 +140,98 @@ class Counting(torch.optim.Optimizer):
 """
 
 
+# Optimizers with a state that is below no parameter. All divide the learning rate by the number of steps. A script
+# imports torch before.
+COUNTING_ELSEWHERE = """
+class Simple(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        count = self.count_step()
+        for group in self.param_groups:
+            for each in group["params"]:
+                if each.grad is not None:
+                    each.add_(each.grad, alpha=-group["lr"] / float(count))
+
+class InStateDict(Simple):
+    count = 0
+    def count_step(self):
+        self.count += 1
+        return self.count
+    def state_dict(self):
+        return {**super().state_dict(), "count": self.count, "tensors": [torch.tensor([self.count])]}
+    def load_state_dict(self, state):
+        assert state["tensors"][0].tolist() == [state["count"]]
+        self.count = state.pop("count")
+        super().load_state_dict(state)
+
+class InHooks(Simple):
+    def __init__(self, parameters):
+        super().__init__(parameters)
+        self.count = count = [0]
+        self.register_state_dict_post_hook(lambda optimizer, state: {**state, "count": count[0]})
+        self.register_load_state_dict_pre_hook(lambda optimizer, state: count.__setitem__(0, state["count"]))
+    def count_step(self):
+        self.count[0] += 1
+        return self.count[0]
+
+class InState(Simple):
+    def count_step(self):
+        self.state["global"].setdefault("count", torch.zeros(()))
+        self.state["global"]["count"] += 1
+        return self.state["global"]["count"]
+
+class InStateFromTheStart(Simple):
+    def __init__(self, parameters):
+        super().__init__(parameters)
+        self.state["count"] = 0
+        self.state["notes"] = {"text": "a text"}
+    def count_step(self):
+        assert self.state["notes"] == {"text": "a text"}
+        self.state["count"] += 1
+        return self.state["count"]
+
+class Wrapper(torch.optim.Optimizer):
+    # As in timm, the state is that of the optimizer inside.
+    def __init__(self, parameters):
+        self.inside = torch.optim.AdamW(parameters, lr=0.1)
+        super().__init__(self.inside.param_groups, {"lr": 0.1})
+        self.param_groups = self.inside.param_groups
+    def step(self):
+        self.inside.step()
+    def state_dict(self):
+        return self.inside.state_dict()
+    def load_state_dict(self, state):
+        self.inside.load_state_dict(state)
+        self.param_groups = self.inside.param_groups
+
+ELSEWHERE = (InStateDict, InHooks, InState, InStateFromTheStart, Wrapper)
+"""
+
+# Optimizers whose state torch's load_state_dict casts. A script imports torch before.
+MASTER_WEIGHTS = """
+class Master(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for each in group["params"]:
+                if each.grad is None:
+                    continue
+                state = self.state[each]
+                if not state:
+                    state.update(master=each.float(), steps=torch.zeros(1, dtype=torch.int64))
+                assert state["master"].dtype == torch.float32 and state["steps"].dtype == torch.int64
+                state["steps"] += 1
+                state["master"].add_(each.grad.float(), alpha=-group["lr"] / state["steps"].item())
+                each.copy_(state["master"])
+"""
+
+
 def told(ended: Any) -> dict[str, Any]:
     """What a rank printed with the script's ``tell``."""
     return dict(json.loads(line[2:]) for line in ended.lines if line.startswith("= "))

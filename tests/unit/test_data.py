@@ -162,6 +162,14 @@ def test_steps_run_over_as_many_epochs_as_they_take() -> None:
     assert (one.epoch, one.consumed, done) == (1, 10, [6])  # the interrupted epoch went on
 
 
+def test_a_position_in_another_order_or_in_an_iterable_is_refused() -> None:
+    state = loader(40).state_dict()
+    with pytest.raises(CheckpointError, match="shuffle=False here, and shuffle=True in the checkpoint"):
+        loader(40, shuffle=False).load_state_dict(state)
+    with pytest.raises(CheckpointError, match="the checkpoint is of an iterable, and this is data with an index"):
+        loader(40).load_state_dict({"seed": 0, "epoch": 0, "consumed": 0, "parts": 1})
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_position_counts_what_was_handed_out(workers: int) -> None:
     # With workers, DataLoader draws indices several batches ahead.
@@ -171,7 +179,7 @@ def test_the_position_counts_what_was_handed_out(workers: int) -> None:
         seen += batch.tolist()
         if len(seen) == 12:
             break
-    assert one.state_dict() == {"seed": 0, "epoch": 0, "consumed": 12, "samples": 40}
+    assert one.state_dict() == {"seed": 0, "epoch": 0, "consumed": 12, "samples": 40, "shuffle": True}
     other = loader(40, seed=7, batch_size=3)
     other.load_state_dict(one.state_dict())
     seen += [x for (batch,) in other for x in batch.tolist()]

@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from flk_runtime.data import IterableLoader, Loader, LoaderContext, make_loader, shard
+from flk_runtime.data import IterableLoader, Loader, LoaderContext, length_of, make_loader, shard
 from flk_runtime.data.reader import step_shares
 from flk_runtime.errors import CheckpointError, SetupError
 
@@ -77,6 +77,18 @@ def test_the_state_is_read_where_a_step_ends() -> None:
     steps = list(step_shares(stream(), 0, 2, 4, state=lambda: len(read)))
     # The last two elements are fewer than a step, and one for each rank.
     assert steps == [(2, 4, [0, 2]), (2, 8, [4, 6]), (1, None, [8])]
+
+
+def test_a_state_that_refers_to_what_changes_is_that_of_the_end_of_its_step() -> None:
+    seen: list[int] = []
+
+    def stream() -> Iterator[int]:
+        for number in range(8):
+            seen.append(number)
+            yield number
+
+    states = [state for _, state, _ in step_shares(stream(), 0, 2, 4, state=lambda: {"seen": seen})]
+    assert states == [{"seen": [0, 1, 2, 3]}, {"seen": list(range(8))}]
 
 
 class Numbers(IterableDataset[int]):
@@ -153,6 +165,34 @@ def test_the_dataset_is_told_the_epoch() -> None:
     assert dataset.epochs == [0, 1, 2]
 
 
+def test_a_dataset_that_splits_itself_is_told_the_epoch() -> None:
+    dataset = Numbers(5)
+    for _ in (stream := one(dataset, split=False)).epochs(3):
+        values(stream)
+    assert dataset.epochs == [0, 1, 2]
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_an_iterator_that_was_left_goes_on_where_it_stands(split: bool) -> None:
+    stream = one(iter(range(23)), split=split)
+    begun = values(batch for _, batch in zip(range(2), stream, strict=False))
+    assert begun + values(stream) == list(range(23))
+
+
+def test_a_dataset_with_a_state_goes_on_in_workers_that_persist() -> None:
+    stream = one(Stateful(), num_workers=1, persistent_workers=True)
+    seen: list[int] = []
+    for steps in (2, 2, 23):
+        for _, batch in zip(range(steps), stream, strict=False):
+            seen += batch.tolist()
+    assert seen == list(range(23))
+    # It is left in the middle for good, and the next epoch begins at its beginning.
+    for _ in stream.epochs(2):
+        for _ in stream:
+            break
+    assert values(stream) == list(range(23))
+
+
 def test_a_dataset_s_own_state_is_used() -> None:
     stream = one(Stateful())
     for batch in stream:
@@ -166,6 +206,10 @@ def test_a_dataset_s_own_state_is_used() -> None:
     assert dataset.begun == []  # it was a copy that began in the middle
     assert values(resumed) == list(range(23))
     assert dataset.begun == [0]
+    with pytest.raises(
+        CheckpointError, match="the checkpoint is of data with an index, and this is an iterable, a State"
+    ):
+        one(Stateful()).load_state_dict(one([1, 2, 3]).state_dict())
 
 
 def test_data_that_is_split_already_comes_as_it_is() -> None:
@@ -175,12 +219,15 @@ def test_data_that_is_split_already_comes_as_it_is() -> None:
     for _ in zip(range(3), stream, strict=False):
         pass
     state = stream.state_dict()
-    assert (state["consumed"], state["steps"], state["split"]) == (12, 3, [1, 4])
+    assert (state["consumed"], state["steps"], state["split"]) == (12, 3, [1, 4, 2, False])
     resumed = one(Numbers(23), split=False, num_workers=2)
     resumed.load_state_dict(state)
     assert values(resumed) == first[12:]
-    with pytest.raises(CheckpointError, match="1 ranks and batch_size=4, not with 1 and 5"):
-        one(Numbers(23), split=False, batch_size=5).load_state_dict(state)
+    for other in ({"batch_size": 5}, {"num_workers": 0}, {"drop_last": True}):
+        with pytest.raises(
+            CheckpointError, match=r"resumes as it was split .* batch_size 4, num_workers 2, drop_last Fal"
+        ):
+            one(Numbers(23), split=False, **{"num_workers": 2, **other}).load_state_dict(state)
     with pytest.raises(CheckpointError, match="split=True here, and split=False in the checkpoint"):
         one(Numbers(23)).load_state_dict(state)
 
@@ -209,7 +256,15 @@ def test_an_iterable_with_a_length_stays_an_iterable() -> None:
     assert values(one(Sized())) == list(range(6))
 
 
+def test_a_chain_of_iterables_has_no_length() -> None:
+    chain = Numbers(3) + Numbers(4)
+    assert length_of(chain) is None
+    assert values(one(chain)) == [0, 1, 2, 0, 1, 2, 3]
+
+
 def test_what_is_refused() -> None:
+    with pytest.raises(SetupError, match="a DataLoader is not a dataset: pass its dataset"):
+        one(DataLoader([1, 2]))
     with pytest.raises(SetupError, match="has its own order: shuffle the dataset itself"):
         one(Numbers(5), shuffle=True)
     with pytest.raises(SetupError, match="split=False is for iterables"):
@@ -225,6 +280,10 @@ def test_what_is_refused() -> None:
             one(data, sampler=[1])
     with pytest.raises(SetupError, match="epoch 0 of the data has 0 samples for 1 ranks"):
         list(one(iter([])))
+    with pytest.raises(
+        SetupError, match=r"fewer samples than a step of all ranks takes \(4\), and drop_last drops them"
+    ):
+        list(one(iter([1, 2]), drop_last=True))
     exhausted = one(iter([1]))
     values(exhausted)
     with pytest.raises(SetupError, match=r"epoch 1 .* an iterator can be iterated over only once"):

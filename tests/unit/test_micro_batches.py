@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import namedtuple
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import given
@@ -61,7 +62,7 @@ def test_the_weights_of_a_step_make_the_mean_over_its_samples(
         total = 0.0
         for taken, share in step:
             assert share.pieces == pieces  # all ranks take as many micro-batches
-            for (part,), fraction in split((torch.tensor(taken),), pieces):
+            for (part,), fraction in split((torch.tensor(taken),), pieces, share.given):
                 assert len(part) <= batch_size + 1
                 total += share.weight(world_size, fraction) * values[part].mean().item() / world_size
         distinct = {i for taken, _ in step for i in taken}
@@ -77,7 +78,7 @@ def test_the_number_of_micro_batches_is_that_of_the_rank_with_most_samples() -> 
 def test_a_batch_is_split_with_everything_in_it_that_has_an_entry_for_each_sample() -> None:
     Pair = namedtuple("Pair", "inputs targets")
     batch = {"pair": Pair(torch.arange(5), torch.arange(10).view(5, 2)), "texts": list("abcde"), "scale": 3.0}
-    parts: list[Any] = [part for part, _ in split(batch, 2)]
+    parts: list[Any] = [part for part, _ in split(batch, 2, 5)]
     assert [part["pair"].inputs.tolist() for part in parts] == [[0, 1, 2], [3, 4]]
     assert [part["pair"].targets.shape for part in parts] == [(3, 2), (2, 2)]
     assert [part["texts"] for part in parts] == [["a", "b", "c"], ["d", "e"]]
@@ -85,14 +86,40 @@ def test_a_batch_is_split_with_everything_in_it_that_has_an_entry_for_each_sampl
 
 
 def test_a_rank_with_fewer_samples_than_micro_batches_repeats_one_without_weight() -> None:
-    parts = [(part.tolist(), fraction) for part, fraction in split(torch.tensor([7]), 3)]
+    parts = [(part.tolist(), fraction) for part, fraction in split(torch.tensor([7]), 3, 1)]
     assert parts == [([7], 1.0), ([7], 0.0), ([7], 0.0)]
 
 
-def test_a_batch_without_tensors_cannot_be_split() -> None:
-    assert list(split("anything", 1)) == [("anything", 1.0)]
-    with pytest.raises(SetupError, match="cannot be split into micro-batches"):
-        list(split({"texts": ["a", "b"]}, 2))
+def test_lists_of_samples_of_any_kind_are_split_with_the_tensors_beside_them() -> None:
+    boxes = [{"boxes": torch.zeros(count, 4), "id": count} for count in range(4)]
+    images = tuple(torch.full((3, 2), float(each)) for each in range(4))
+    batch = {"detection": (images, boxes), "array": numpy.arange(4), "class_weights": torch.ones(10)}
+    parts: list[Any] = [part for part, _ in split(batch, 2, 4)]
+    assert [[image[0, 0].item() for image in part["detection"][0]] for part in parts] == [[0, 1], [2, 3]]
+    assert [[each["id"] for each in part["detection"][1]] for part in parts] == [[0, 1], [2, 3]]
+    assert [part["array"].tolist() for part in parts] == [[0, 1], [2, 3]]
+    assert all(len(part["class_weights"]) == 10 for part in parts)
+
+
+def test_fields_are_told_from_samples_though_there_are_as_many() -> None:
+    fields: list[Any] = [part for part, _ in split([torch.arange(2), ["a", "b"]], 2, 2)]
+    assert [(part[0].tolist(), part[1]) for part in fields] == [([0], ["a"]), ([1], ["b"])]
+    pair: list[Any] = [part for part, _ in split([torch.arange(4).view(2, 2), torch.arange(2)], 2, 2)]
+    assert [(part[0].tolist(), part[1].tolist()) for part in pair] == [([[0, 1]], [0]), ([[2, 3]], [1])]
+    with pytest.raises(SetupError, match="2 samples or of 2 fields: have collate_fn return a dictionary of fields"):
+        list(split([("a", "b"), ("c", "d")], 2, 2))
+
+
+def test_rows_of_packed_samples_are_split_where_all_tensors_have_as_many() -> None:
+    parts = [(part["x"].tolist(), fraction) for part, fraction in split({"x": torch.arange(3), "n": 7}, 2, 8)]
+    assert parts == [([0, 1], 2 / 3), ([2], 1 / 3)]
+
+
+def test_a_batch_in_which_nothing_has_the_number_of_samples_cannot_be_split() -> None:
+    assert list(split("anything", 1, 4)) == [("anything", 1.0)]
+    for batch in ({"texts": ["a", "b"]}, (torch.ones(2), torch.ones(3))):
+        with pytest.raises(SetupError, match="it has 4 samples, and no tensor or list in it has as many entries"):
+            list(split(batch, 2, 4))
 
 
 def test_an_iterable_keeps_its_global_batch_too() -> None:

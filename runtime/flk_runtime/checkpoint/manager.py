@@ -12,7 +12,7 @@ from torch import nn
 
 from flk_runtime import contract
 from flk_runtime.checkpoint.memory import PodMemory
-from flk_runtime.checkpoint.state import split_tensors
+from flk_runtime.checkpoint.state import State, split_tensors
 from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful
 from flk_runtime.data import EpochLoader
 from flk_runtime.distributed import process_group
@@ -41,7 +41,8 @@ class CheckpointManager:
     checkpoint that is complete: in another thread if it is in storage, or else by `poll`, `save` or `wait`. ``keep``:
     how many of the newest checkpoints stay, and the number of whose multiples all stay. ``resume`` False: what is there
     is not read. ``in_memory`` False: the memory of the pods is not used, which has room for checkpoints of one place.
-    The constructor, `register` and `save` are collective.
+    ``goes_back``: this process has saved there before; then storage is read only, since the launchers can give what
+    their attempt began with. The constructor, `register` and `save` are collective.
     """
 
     of_run: ClassVar[CheckpointManager | None] = None
@@ -59,6 +60,7 @@ class CheckpointManager:
         keep: tuple[int, int] = (2, 0),
         resume: bool = True,
         in_memory: bool = True,
+        goes_back: bool = False,
     ) -> None:
         self.steps = 0  # optimizer steps that the checkpoint was taken after
         self.place = place
@@ -73,12 +75,14 @@ class CheckpointManager:
         self._rng_started = False  # whether this rank draws random numbers of its own
         self._finished = False  # restoring: the first step has been made
         self._saved: Any = None  # the progress at the latest checkpoint
+        self.has_saved = False
+        """Whether `save` has been called."""
         self._saver: Saver | None = None
         self._memory = PodMemory.of_this_rank(process_group.rank()) if in_memory else None
         self.source = "start"
         """Where the state comes from, as in contract.SOURCES."""
         if place or self._memory:
-            self._open(place, metadata, timeout, on_saved, keep, resume)
+            self._open(place, metadata, timeout, on_saved, keep, resume, goes_back)
 
     def _open(
         self,
@@ -88,6 +92,7 @@ class CheckpointManager:
         on_saved: Callable[[int], None],
         keep: tuple[int, int],
         resume: bool,
+        goes_back: bool,
     ) -> None:
         # torch.distributed.checkpoint takes long to import, and a run without checkpoints does not need it.
         from flk_runtime.checkpoint.load import FilesReader, SavedCheckpoint
@@ -97,8 +102,13 @@ class CheckpointManager:
         destination = self._open_destination(place)
         if destination is None and self._memory is None:
             return
+        if goes_back and destination is None:
+            raise SetupError(
+                "flk.restore cannot go back to a checkpoint that this attempt has saved in the memory of the pods: "
+                "pass checkpoint= with storage that all pods see, or keep a copy of the states"
+            )
         found = find_newest(destination, _warn) if destination and resume else None
-        in_memory = self._memory.restorable() if self._memory and resume else None
+        in_memory = self._memory.restorable() if self._memory and resume and not goes_back else None
         if self._memory and in_memory and (found is None or in_memory.step >= found.step):
             self.source = "memory"
             self._resume(SavedCheckpoint(_IN_MEMORY, self._memory_reader(in_memory.world_size)), in_memory.world_size)
@@ -244,26 +254,35 @@ class CheckpointManager:
         """Save what was reached after ``steps`` optimizer steps. Call only if `can_save`. Collective.
 
         Returns when the state is copied; a thread writes it. Raises CheckpointError on all ranks if the write before
-        this one failed.
+        this one failed, and that or SetupError if a state cannot be saved.
         """
         if self._saver is None:
             return
-        main = process_group.rank() == 0
-        states = {
-            name: thing.save_state(name)
-            if isinstance(thing, DistributedStateful)
-            else split_tensors(thing.state_dict(), (name,))
-            for name, thing in self._objects.items()
-            if name not in self._per_rank and (main or isinstance(thing, DistributedStateful))
-        }
+        states, problem = self._collect()
         plain = {
             "steps": steps,
-            "objects": {name: state.plain for name, state in states.items()} if main else {},
+            "objects": {name: state.plain for name, state in states.items()} if process_group.rank() == 0 else {},
             "own": {name: _state_of(self._objects[name]) for name in sorted(self._per_rank)},
             "random": rng.get_state(),
         }
-        self._saver.save(steps, [piece for state in states.values() for piece in state.pieces], plain)
+        self._saver.save(steps, [piece for state in states.values() for piece in state.pieces], plain, problem)
         self._saved = self._current_progress(steps)
+        self.has_saved = True
+
+    def _collect(self) -> tuple[dict[str, State], SetupError | None]:
+        """The states that this rank saves, by name, and why one of them cannot be saved; None: all can."""
+        main = process_group.rank() == 0
+        states: dict[str, State] = {}
+        problem: SetupError | None = None
+        for name, thing in self._objects.items():
+            try:
+                if isinstance(thing, DistributedStateful):
+                    states[name] = thing.save_state(name)
+                elif main and name not in self._per_rank:
+                    states[name] = split_tensors(thing.state_dict(), (name,))
+            except SetupError as error:  # other ranks may have none, and the next state may be collective
+                problem = problem or error
+        return states, problem
 
     def poll(self) -> None:
         """Call ``on_saved`` if the latest checkpoint has become complete in memory. Returns at once."""

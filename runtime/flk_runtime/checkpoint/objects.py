@@ -181,27 +181,34 @@ class _Parameters(ModelParameters):
 class _OfModules(TorchState):
     """What the two kinds of optimizer state share."""
 
-    _optimizer: Optimizer
-    _modules: Modules
+    def __init__(self, modules: Modules, optimizer: Optimizer) -> None:
+        self._modules, self._optimizer = modules, optimizer
+        self._count = _count(optimizer)
 
     def is_of(self, thing: Any, modules: Modules) -> bool:
-        return thing is self._optimizer and all(modules.get(key) is each for key, each in self._modules.items())
+        same = thing is self._optimizer and all(modules.get(key) is each for key, each in self._modules.items())
+        return same and _count(thing) == self._count  # else it has got parameters, which may be of another module
+
+
+def _count(optimizer: Optimizer) -> int:
+    """The number of an optimizer's parameters."""
+    return sum(len(group["params"]) for group in optimizer.param_groups)
 
 
 class _OptimizerState(OptimizerState, _OfModules):
     """The state of an optimizer of the parameters of some modules."""
 
     def __init__(self, modules: Modules, optimizer: Optimizer) -> None:
-        super().__init__(optimizer, _Parameters(modules))
-        self._modules = modules
+        OptimizerState.__init__(self, optimizer, _Parameters(modules))
+        _OfModules.__init__(self, modules, optimizer)
 
 
 class _FSDP1OptimizerState(_OfModules):
     """The state of an optimizer of FSDP1's flat parameters, which only FSDP1 can cut into those of the module."""
 
     def __init__(self, modules: Modules, optimizer: Optimizer) -> None:
+        super().__init__(modules, optimizer)
         (self._module,) = modules.values()
-        self._modules, self._optimizer = modules, optimizer
 
     def save_state(self, name: str) -> State:
         state = self._state()

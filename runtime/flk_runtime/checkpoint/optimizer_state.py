@@ -3,22 +3,26 @@
 ``state.NAME.KEY`` is a tensor, and so is a number or None, since rank 0 need not have the state of each parameter. All
 else is plain: ``param_groups``, ``values`` by name and key, and ``numbers``, the keys whose values are numbers or None.
 The names and the tensors are those of torch.distributed.checkpoint.state_dict. A parameter without state, because it
-had no gradient yet, has none in the checkpoint and none after it is restored.
+had no gradient yet, has none in the checkpoint and none after it is restored. What is below no parameter is rank 0's:
+``shared``, other keys of the optimizer's state, and ``extra``, what its state_dict() has beside what torch's has.
 """
 
 from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint.state import Path, Piece, PieceCache, State, has_tensors, pieces_of
+from flk_runtime.checkpoint.state import Path, Piece, PieceCache, State, has_tensors, name_of, pieces_of, split_tensors
 from flk_runtime.checkpoint.stateful import DistributedStateful
+from flk_runtime.distributed import process_group
+from flk_runtime.errors import CheckpointError
+from flk_runtime.system.pytree import map_leaves
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedObject
@@ -68,20 +72,27 @@ class OptimizerState(DistributedStateful):
     def save_state(self, name: str) -> State:
         names = self.names()
         parameters = {own: parameter for parameter, own in names.items()}
-        tensors, plain = split_values((own, self._optimizer.state.get(each, {})) for own, each in parameters.items())
+        content = _read(self._optimizer)
+        tensors, plain = split_values((own, content.state.get(each, {})) for own, each in parameters.items())
         plain["param_groups"] = [
-            {**group, "params": [names[parameter] for parameter in group["params"]]}
-            for group in self._optimizer.param_groups
+            {**group, "params": [names[parameter] for parameter in group["params"]]} for group in content.groups
         ]
         pieces = self._cache.pieces(
             {(name, "state", *path): value for path, value in tensors.items()},
             lambda path, value: self._model.state_pieces(path, parameters[str(path[2])], value),
         )
+        shared = {key: value for key, value in content.state.items() if not isinstance(key, torch.Tensor)}
+        if (shared or content.extra) and process_group.rank() == 0:
+            beside = split_tensors({"shared": shared, "extra": content.extra}, (name,))
+            return State([*pieces, *beside.pieces], plain | beside.plain)
         return State(pieces, plain)
 
     def load_state(self, saved: SavedObject) -> None:
-        checkpoint = saved.checkpoint
+        checkpoint, plain = saved.checkpoint, saved.state_dict()
         parameters = {own: parameter for parameter, own in self.names().items()}
+        if "state" in plain:
+            self._load_whole(plain)
+            return
         entries: dict[str, dict[str, Any]] = {}
         pieces: list[Piece] = []
         for full, path in checkpoint.names((saved.name, "state")):
@@ -95,21 +106,34 @@ class OptimizerState(DistributedStateful):
             entries.setdefault(own, {})[key] = value
             pieces += boxes
         checkpoint.read(pieces)
-        join_values(entries, saved.plain)
+        join_values(entries, plain)
         indices = {own: index for index, own in enumerate(parameters)}
         state = {
-            "state": {_get(indices, own): values for own, values in entries.items()},
+            **plain.get("extra", {}),
+            "state": {
+                **_on_device_of(parameters.values(), plain.get("shared", {})),
+                **{_get(indices, own): values for own, values in entries.items()},
+            },
             "param_groups": [
-                {**group, "params": [_get(indices, own) for own in group["params"]]}
-                for group in saved.plain["param_groups"]
+                {**group, "params": [_get(indices, own) for own in group["params"]]} for group in plain["param_groups"]
             ],
         }
+        saved_as = _parameter_dtypes(saved)
+        changed = {
+            indices[own] for own, each in parameters.items() if each.dtype not in saved_as.get(own, {each.dtype})
+        }
+        with checking_groups(self._optimizer):
+            load_as_saved(self._optimizer, state, list(parameters.values()), cast=changed)
+
+    def _load_whole(self, state: dict[str, Any]) -> None:
+        """Load torch's state_dict, as which earlier versions saved an optimizer that was registered."""
+        if any(hasattr(each, "to_local") or each.shape != self._model.full_shape(each) for each in self.names()):
+            raise ValueError(
+                "an earlier version of flk has saved it as whole tensors: resume and save once under a strategy that "
+                "does not shard"
+            )
         with checking_groups(self._optimizer):
             self._optimizer.load_state_dict(state)
-        for own, values in saved.plain.get("values", {}).items():
-            for key, value in values.items():
-                if not has_tensors(value):  # of a text, load_state_dict makes the text of a generator
-                    self._optimizer.state[parameters[own]][key] = value
 
     def reload_hyperparameters(self, saved: SavedObject) -> None:
         for group, values in zip(self._optimizer.param_groups, saved.plain["param_groups"], strict=True):
@@ -124,6 +148,88 @@ class OptimizerState(DistributedStateful):
                 names.setdefault(id(parameter), name)
             self._names = {each: names.get(id(each), f"parameter-{index}") for index, each in enumerate(parameters)}
         return self._names
+
+
+class _Content(NamedTuple):
+    """What an optimizer saves."""
+
+    groups: list[dict[str, Any]]
+    state: Mapping[Any, Any]  # by parameters, and by other keys of the optimizer's own
+    extra: Mapping[str, Any]  # what its state_dict() returns beside these two
+
+
+def _read(optimizer: Optimizer) -> _Content:
+    """What ``optimizer`` holds, or what its state_dict() returns if that is another one than torch's.
+
+    That of a wrapper has the state of the optimizer inside. Raises CheckpointError if it has another form than torch's.
+    """
+    if not _has_own_state_dict(optimizer):
+        return _Content(optimizer.param_groups, optimizer.state, {})
+    try:
+        extra = dict(optimizer.state_dict())
+        groups, state = extra.pop("param_groups"), extra.pop("state")
+        own = [group["params"] for group in optimizer.param_groups]
+        parameters = {
+            number: parameter
+            for group, each in zip(groups, own, strict=True)
+            for number, parameter in zip(group["params"], each, strict=True)
+        }
+        return _Content(
+            [{**group, "params": each} for group, each in zip(groups, own, strict=True)],
+            {parameters.get(key, key): value for key, value in state.items()},
+            extra,
+        )
+    except (ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
+        raise CheckpointError(
+            f"cannot save the optimizer {type(optimizer).__name__}, whose state_dict() is not like torch's "
+            f"({type(error).__name__}: {error}): return state and param_groups as torch.optim.Optimizer does, and "
+            "anything else beside them"
+        ) from error
+
+
+def _has_own_state_dict(optimizer: Optimizer) -> bool:
+    """Whether state_dict() may return more than torch's, which takes long to ask at every save."""
+    hooks = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks")
+    return type(optimizer).state_dict is not Optimizer.state_dict or any(getattr(optimizer, each, ()) for each in hooks)
+
+
+def _on_device_of(parameters: Iterable[nn.Parameter], values: Any) -> Any:
+    """``values`` with the tensors on the device of the first parameter, where torch puts those below a parameter."""
+    device = next((each.device for each in parameters), None)
+    return map_leaves(values, lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf)
+
+
+def _parameter_dtypes(saved: SavedObject) -> dict[str, set[torch.dtype]]:
+    """The dtypes in which the checkpoint of an optimizer has parameters of each name. Several models may have it."""
+    checkpoint = saved.checkpoint
+    found: dict[str, set[torch.dtype]] = {}
+    for full, path in checkpoint.names():
+        if path[0] != saved.name and checkpoint.shape(full) is not None:
+            for name in (full, name_of(path[1:])):  # one of several models' begins with the name of its model
+                found.setdefault(name, set()).add(checkpoint.dtype(full))
+    return found
+
+
+def load_as_saved(
+    optimizer: Optimizer, state: dict[str, Any], parameters: Sequence[nn.Parameter], *, cast: Container[int] = ()
+) -> None:
+    """Call ``optimizer.load_state_dict(state)``, and put back what torch's changes there.
+
+    That casts the tensors of a parameter to its dtype, which is right for the parameters with numbers in ``cast`` only,
+    and makes a text the text of a generator. ``parameters`` are in the order of their numbers in ``state``.
+    """
+    entries = state["state"]
+    optimizer.load_state_dict(state)
+    casts = type(optimizer).load_state_dict is Optimizer.load_state_dict
+    for number, parameter in enumerate(parameters):
+        loaded = optimizer.state.get(parameter, {})  # that of a wrapper may be empty
+        for key in entries.get(number, {}).keys() & loaded.keys():
+            value, found = entries[number][key], loaded[key]
+            if isinstance(value, torch.Tensor) and isinstance(found, torch.Tensor):
+                if casts and number not in cast and found.dtype != value.dtype:
+                    loaded[key] = value.to(found.device)
+            elif type(value) not in _DTYPES and not has_tensors(value):
+                loaded[key] = value
 
 
 def split_values(

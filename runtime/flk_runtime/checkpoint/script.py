@@ -33,8 +33,9 @@ def save(step: int, /, checkpoint: str | os.PathLike[str] | None = None, wait: b
     of the process waits for that, and this call if ``wait``. ``checkpoint``: folder or ``s3://BUCKET/PREFIX``; default
     $FLK_CHECKPOINT. Only checkpoints in the default place are kept in the memory of the pods too.
 
-    Raises SetupError if there is no place for checkpoints, the run of `init` saves there, or an object cannot be saved,
-    and CheckpointError on all ranks if the write before this one failed, or this one if ``wait``.
+    Raises SetupError if there is no place for checkpoints or no process group, the run of `init` saves there, or an
+    object cannot be saved, and CheckpointError on all ranks if the write before this one failed, or this one if
+    ``wait``.
     """
     manager = _manager(checkpoint, resume=False)
     run = CheckpointManager.of_run
@@ -55,7 +56,8 @@ def restore(checkpoint: str | os.PathLike[str] | None = None, **objects: Any) ->
     """Restore ``objects`` from the newest whole checkpoint; return its step, and 0 if there is none. Collective.
 
     Give the objects that `save` gets. Each rank reads only what it needs, at any world size and sharding. The random
-    states are restored too. Raises SetupError as `save` does, and CheckpointError if a state does not fit.
+    states are restored too. A script that has saved and goes back waits for its latest write, and needs a checkpoint in
+    storage. Raises SetupError as `save` does, and CheckpointError if a state does not fit.
     """
     manager = _manager(checkpoint, resume=True)
     _register(manager, objects)
@@ -69,8 +71,12 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
     place = os.fspath(checkpoint) if checkpoint else os.environ.get(contract.CHECKPOINT)
     if not place:
         raise SetupError(f"there is no place for checkpoints: pass checkpoint=, or set {contract.CHECKPOINT}")
+    _check_group(place)
     _complete_at_the_end()
-    if place not in _managers or resume:
+    before = _managers.get(place)
+    if before is None or resume:
+        if before:
+            before.wait()
         page = progress.own_page()
         _managers[place] = CheckpointManager(
             place,
@@ -81,8 +87,19 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
             on_saved=lambda step: setattr(page, "saved", step),
             resume=resume,
             in_memory=_is_same(place, _default_place(place)),
+            goes_back=before is not None and before.has_saved,
         )
     return _managers[place]
+
+
+def _check_group(place: str) -> None:
+    """Raise SetupError if the ranks of a job would all save as rank 0, in one place."""
+    ranks = int(os.environ.get("WORLD_SIZE") or 1)
+    if ranks > 1 and process_group.world_size() == 1 and _is_same(place, os.environ.get(contract.CHECKPOINT)):
+        raise SetupError(
+            f"there are {ranks} ranks and no process group: call torch.distributed.init_process_group or flk.init "
+            "before flk.save and flk.restore, or pass each rank a checkpoint= of its own"
+        )
 
 
 def _default_place(first: str) -> str | None:

@@ -49,7 +49,7 @@ def name_of(path: Path) -> str:
 def pieces_of(path: Path, value: torch.Tensor) -> list[Piece]:
     """The pieces that this rank holds of a tensor, a DTensor or a ShardedTensor; without copies and communication.
 
-    Raises CheckpointError if the tensor is sparse.
+    Raises CheckpointError if the tensor is sparse or quantized.
     """
     if value.layout is not torch.strided:
         raise CheckpointError(
@@ -66,6 +66,11 @@ def pieces_of(path: Path, value: torch.Tensor) -> list[Piece]:
             for shard in value.local_shards()
             if shard.tensor.numel()
         ]
+    if value.is_quantized:
+        raise CheckpointError(
+            f"cannot save {name_of(path)!r}: it is quantized ({value.dtype}), and checkpoints hold plain tensors; save "
+            "its int_repr(), scale and zero point"
+        )
     return [Piece(path, value.detach(), shape, (0,) * value.dim())]
 
 
@@ -106,7 +111,10 @@ def places_of(tensors: Iterable[torch.Tensor]) -> list[Any] | None:
 
 
 def split_tensors(state: Any, path: Path) -> State:
-    """The tensors of a nested state as pieces, and the state with a reference in the place of each tensor."""
+    """The tensors of a nested state as pieces, and the state with a reference in the place of each tensor.
+
+    Raises CheckpointError if two tensors have one name, or if this rank does not hold all of a tensor.
+    """
     pieces: list[Piece] = []
     names: set[str] = set()
 
@@ -116,7 +124,14 @@ def split_tensors(state: Any, path: Path) -> State:
             if name in names:
                 raise CheckpointError(f"two tensors of a state have the name {name!r}: rename a key")
             names.add(name)
-            pieces.extend(pieces_of(path, value))
+            found = pieces_of(path, value)
+            if sum(piece.tensor.numel() for piece in found) != torch.Size(value.shape).numel():
+                raise CheckpointError(
+                    f"cannot save {name!r}: it is sharded over the ranks, and of an object other than parallelized "
+                    "models and their optimizers rank 0's state is saved; parallelize it, or use a strategy that does "
+                    "not shard"
+                )
+            pieces.extend(found)
             return {REFERENCE: name}
         if not has_tensors(value):
             return value

@@ -4,7 +4,7 @@
 datasets and `shard` work without a process group.
 """
 
-from flk_runtime.data.factory import make_loader, share_of_worker
+from flk_runtime.data.factory import length_of, make_loader, share_of_worker
 from flk_runtime.data.iterable import IterableLoader
 from flk_runtime.data.loader import EpochLoader, LoaderContext
 from flk_runtime.data.map_style import Loader
@@ -20,6 +20,7 @@ __all__ = [
     "LoaderContext",
     "StepShare",
     "join_batches",
+    "length_of",
     "make_loader",
     "shard",
     "share_of_worker",

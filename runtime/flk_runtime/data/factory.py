@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch.utils.data import IterableDataset, Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from flk_runtime.data.iterable import IterableLoader
 from flk_runtime.data.loader import EpochLoader, LoaderContext
@@ -21,6 +21,8 @@ def make_loader(
 
     Raises SetupError for what is not a dataset, and for options that do not fit its kind.
     """
+    if isinstance(dataset, DataLoader):
+        raise SetupError("a DataLoader is not a dataset: pass its dataset, and its options to the loader")
     if not _is_iterable_only(dataset):
         if not split:
             raise SetupError("split=False is for iterables: a dataset with length and index is split by the loader")
@@ -31,6 +33,14 @@ def make_loader(
             ".shuffle(seed, buffer_size))"
         )
     return IterableLoader(dataset, context, split=split, **options)
+
+
+def length_of(dataset: Any) -> int | None:
+    """The length of a dataset; None if it has none that is known, as a chain of iterables."""
+    try:
+        return len(dataset)
+    except TypeError:
+        return None
 
 
 def share_of_worker(dataset: Any, worker: int, workers: int) -> Any:

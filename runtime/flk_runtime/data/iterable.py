@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from flk_runtime.data.loader import EpochLoader, LoaderContext, check_options, to_device
-from flk_runtime.data.reader import ShareReader, is_hugging_face
+from flk_runtime.data.reader import ShareReader, is_hugging_face, set_epoch
 from flk_runtime.distributed import comm_device
 from flk_runtime.errors import CheckpointError, SetupError
 
@@ -42,74 +42,112 @@ class IterableLoader(EpochLoader):
         if split:
             _check_not_split(dataset, context.name)
         super().__init__(context)
-        self._split = split
+        self._split, self._drop_last = split, drop_last
         self._taken = 0  # steps of this epoch
         self._reader = ShareReader(dataset, context.rank, context.world_size, context.step_size, drop_last)
         collate = _Collate(options.pop("collate_fn", None) or default_collate, counted=split)
-        if options.get("persistent_workers"):
+        self._workers = options.get("num_workers", 0)
+        self._persistent = bool(options.get("persistent_workers"))
+        if self._persistent:
             self._reader.position.share_memory_()  # type: ignore[no-untyped-call]
-        self._source: DataLoader[Any] = DataLoader(
-            self._reader if split else _SplitDataset(dataset),
+        self._make_source: Callable[[], DataLoader[Any]] = lambda: DataLoader(
+            self._reader if split else _SplitDataset(dataset, self._reader.position),
             batch_size=None if split else context.batch_size,
             collate_fn=collate,
             generator=self._generator,
             **{"pin_memory": context.device.type == "cuda", **({} if split else {"drop_last": drop_last}), **options},
         )
+        self._source = self._make_source()
+        self._start = self._reader.start  # with which the persistent workers of the source iterate
+        # What reads it stands where the last iteration was left: it cannot begin again, or does not in its workers.
+        self._keeps_place = self._persistent or (isinstance(dataset, Iterator) and not self._workers)
+        self._left: tuple[tuple[int, int], Iterator[Any]] | None = None  # epoch and samples consumed there, the rest
 
     def __iter__(self) -> Iterator[Any]:
         self._begin()
-        self._reader.begin(self.epoch, self.consumed)
-        source = self._timed(self._source)
-        if not self._split:
-            for _ in islice(source, self._taken):  # skips what has been consumed
-                pass
+        source = self._rest()
         while True:
             found = next(source, None)
             samples, state, batch = found or (0, None, None)
             ready, total = self._all_ready(found is not None, samples)
             first = self.consumed == 0
             if first and (not ready or (self._split and total < self._world_size)):
-                raise SetupError(
-                    f"{self.name}: epoch {self.epoch} of the data has {total} samples for {self._world_size} ranks"
-                    + (": an iterator can be iterated over only once; pass an iterable" if self.epoch else "")
-                )
+                raise SetupError(self._too_few(total))
             if not ready:
                 break
             self.consumed += total
             self._taken += 1
             self._reader.advance(self.epoch, self.consumed, state, even=total == self._step_size)
+            if self._keeps_place:
+                self._left = (self.epoch, self.consumed), source
             self._context.on_batch(self, self._context.share(total, samples))
             yield to_device(batch, self._context.device)
+        self._left = None
         self._next_epoch()
+
+    def _rest(self) -> Iterator[Any]:
+        """What is left of the epoch, from the dataset or from where the last iteration has been left."""
+        if self._left and self._left[0] == (self.epoch, self.consumed):
+            return self._left[1]
+        left, self._left = self._left, None
+        # Workers that persist know neither another start, nor that a dataset with a state was left in the middle.
+        if self._persistent and (self._reader.start != self._start or (left and self._reader.has_state)):
+            self._source, self._start = self._make_source(), self._reader.start
+        self._reader.begin(self.epoch, self.consumed)
+        source = self._timed(self._source)
+        if not self._split:
+            for _ in islice(source, self._taken):  # skips what has been consumed
+                pass
+        return source
+
+    def _too_few(self, samples: int) -> str:
+        has = f"{self.name}: epoch {self.epoch} of the data has"
+        if self._drop_last and self._split:
+            return f"{has} fewer samples than a step of all ranks takes ({self._step_size}), and drop_last drops them"
+        hint = ": an iterator can be iterated over only once; pass an iterable" if self.epoch else ""
+        return f"{has} {samples} samples for {self._world_size} ranks{hint}"
 
     def state_dict(self) -> dict[str, Any]:
         """The position. It is independent of the number of ranks if the loader splits the data."""
         state = {"seed": self._seed, "epoch": self.epoch, "consumed": self.consumed}
         if not self._split:
-            return {**state, "steps": self._taken, "split": [self._world_size, self._context.batch_size]}
+            return {**state, "steps": self._taken, "split": list(self._split_by.values())}
         return {**state, **self._reader.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position from `state_dict`.
 
-        Raises CheckpointError if ``split`` differs, and, for data that is split already, if the number of ranks or the
-        batch size does.
+        Raises CheckpointError if ``split`` differs, and, for data that is split already, if the number of ranks or of
+        workers, the batch size or drop_last does.
         """
         if ("split" in state) == self._split:
             now, then = (True, False) if self._split else (False, True)
             raise CheckpointError(f"{self.name}: split={now} here, and split={then} in the checkpoint")
         if not self._split:
-            world_size, batch_size = state["split"]
-            here = (self._world_size, self._context.batch_size)
-            if (world_size, batch_size) != here:
+            then_by, here_by = state["split"], list(self._split_by.values())[: len(state["split"])]
+            if then_by != here_by:
+                then_text, here_text = (
+                    ", ".join(f"{name} {value}" for name, value in zip(self._split_by, values, strict=False))
+                    for values in (then_by, here_by)
+                )
                 raise CheckpointError(
-                    f"{self.name}: data with split=False resumes with the ranks and batch size of the checkpoint, "
-                    f"{world_size} ranks and batch_size={batch_size}, not with {here[0]} and {here[1]}"
+                    f"{self.name}: data with split=False resumes as it was split for the checkpoint, with {then_text}, "
+                    f"not with {here_text}"
                 )
             self._taken = state["steps"]
         else:
             self._reader.load_state_dict(state)
         self._seed, self.epoch, self.consumed = state["seed"], state["epoch"], state["consumed"]
+
+    @property
+    def _split_by(self) -> dict[str, Any]:
+        """What the order of data with ``split=False`` depends on, so that a position means the same."""
+        return {
+            "ranks": self._world_size,
+            "batch_size": self._context.batch_size,
+            "num_workers": max(1, self._workers),
+            "drop_last": self._drop_last,
+        }
 
     def _all_ready(self, ready: bool, samples: int) -> tuple[bool, int]:
         """Whether all ranks have a batch, and the number of samples of those that have one. Collective."""
@@ -134,12 +172,13 @@ class IterableLoader(EpochLoader):
 
 
 class _SplitDataset(IterableDataset[Any]):
-    """Wraps an iterable that is split already, for DataLoader."""
+    """Wraps an iterable that is split already, for DataLoader. ``position`` holds the epoch, and what is consumed."""
 
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: Any, position: torch.Tensor) -> None:
+        self._dataset, self._position = dataset, position
 
     def __iter__(self) -> Iterator[Any]:
+        set_epoch(self._dataset, int(self._position[0]))
         return iter(self._dataset)
 
 

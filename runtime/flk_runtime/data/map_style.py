@@ -106,12 +106,25 @@ class Loader(EpochLoader):
             yield to_device(batch, self._context.device)
         self._next_epoch()
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """The position, which is independent of the number of ranks."""
-        return {"seed": self._seed, "epoch": self.epoch, "consumed": self.consumed, "samples": self._samples}
+        position = {"seed": self._seed, "epoch": self.epoch, "consumed": self.consumed}
+        return {**position, "samples": self._samples, "shuffle": self._shuffle}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go to a position from `state_dict`. Raises CheckpointError for a dataset of another length."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a position from `state_dict`.
+
+        Raises CheckpointError for a dataset of another kind, length or order.
+        """
+        if "samples" not in state:
+            raise CheckpointError(
+                f"{self.name}: the checkpoint is of an iterable, and this is data with an index: resume with the same "
+                "data, or give the loader another name="
+            )
+        if state.get("shuffle", self._shuffle) != self._shuffle:
+            raise CheckpointError(
+                f"{self.name}: shuffle={self._shuffle} here, and shuffle={state['shuffle']} in the checkpoint"
+            )
         if state["samples"] != self._samples:
             raise CheckpointError(
                 f"{self.name}: the dataset has {self._samples} samples, and had {state['samples']} in the checkpoint"

@@ -6,11 +6,10 @@ all ranks take equally many, and a rank computes them in several pieces, one aft
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from flk_runtime.data.partition import shard_range
 from flk_runtime.errors import SetupError
@@ -24,6 +23,11 @@ class StepShare:
     samples: int  # of the step, over all ranks
     own: float  # of them that this rank was given; a sample that several ranks were given counts in parts
     pieces: int  # micro-batches in which every rank computes its samples
+
+    @property
+    def given(self) -> int:
+        """The number of samples in this rank's batch."""
+        return max(1, math.ceil(self.own))
 
     def weight(self, world_size: int, fraction: float = 1.0) -> float:
         """The factor of the mean loss of ``fraction`` of this rank's samples.
@@ -41,36 +45,73 @@ def count_pieces(samples: int, world_size: int, batch_size: int) -> int:
     return max(1, -(-samples // (world_size * batch_size)))
 
 
-def split(batch: Any, pieces: int) -> Iterator[tuple[Any, float]]:
-    """Yield ``pieces`` parts of a batch, each with the fraction of the samples that are in it.
+def split(batch: Any, pieces: int, samples: int) -> Iterator[tuple[Any, float]]:
+    """Yield ``pieces`` parts of a batch of ``samples``, each with the fraction of the samples that are in it.
 
-    ``batch`` is a pytree with a tensor in which samples are the first dimension; tensors and lists of that length are
-    split, and other leaves are the same in each part. Where there are fewer samples than parts, the last parts are the
-    first sample with the fraction 0. Raises SetupError if the batch has no tensor with samples.
+    ``batch`` is a pytree. What has an entry for each sample is split: tensors and arrays by their first dimension, and
+    lists and tuples; the rest is the same in each part. If nothing has, as where ``collate_fn`` packs samples into
+    fewer rows, the first dimension that all tensors share is split. A list of as many tensors as there are samples,
+    each with that first dimension, counts as a list of fields, as torch's default_collate makes it. Where there are
+    fewer samples than parts, the last parts are the first sample with the fraction 0. Raises SetupError if nothing can
+    be split, or if it is not clear what.
     """
-    if pieces == 1:
+    if pieces == 1 or samples == 1:
         yield batch, 1.0
+        yield from [(batch, 0.0)] * (pieces - 1)
         return
-    sizes = [len(leaf) for leaf in pytree.leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim() > 0]
-    if not sizes:
-        raise SetupError("the batch cannot be split into micro-batches: it has no tensor whose first dimension counts")
-    size = sizes[0]
+    size = _size(batch, samples)
 
     def is_column(value: Any) -> bool:
-        """Whether a list has one plain value for each sample, such as texts."""
-        return isinstance(value, (list, tuple)) and len(value) == size and not any(map(_is_tree, value))
-
-    def part(leaf: Any, samples: range) -> Any:
-        if is_column(leaf) or (isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and len(leaf) == size):
-            return leaf[samples.start : samples.stop]
-        return leaf
+        return _is_column(value, size)
 
     for piece in range(pieces):
-        samples = shard_range(size, piece, pieces)
-        fraction = len(samples) / size
-        chosen = samples or range(1)
-        yield pytree.map_leaves(batch, lambda leaf, chosen=chosen: part(leaf, chosen), is_column), fraction  # type: ignore[misc]
+        own = shard_range(size, piece, pieces)
+        chosen = slice(own.start, own.stop) if own else slice(1)
+        part = pytree.map_leaves(batch, lambda leaf, chosen=chosen: _cut(leaf, size, chosen), is_column)  # type: ignore[misc]
+        yield part, len(own) / size
 
 
-def _is_tree(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) or any(node.container for node in pytree.walk(value))
+def _size(batch: Any, samples: int) -> int:
+    """The number of entries of what is split: ``samples``, or else that of all tensors."""
+    leaves: list[Any] = []
+    pytree.map_leaves(batch, leaves.append, lambda value: _is_column(value, samples))
+    if any(_has_length(leaf, samples) for leaf in leaves):
+        return samples
+    sizes = {len(leaf) for leaf in leaves if _is_array(leaf)}
+    if len(sizes) != 1:
+        raise SetupError(
+            f"the batch cannot be split into micro-batches: it has {samples} samples, and no tensor or list in it has "
+            "as many entries: have collate_fn keep one entry for each sample"
+        )
+    return sizes.pop()
+
+
+def _is_column(value: Any, size: int) -> bool:
+    """Whether a list or tuple has an entry for each of ``size`` samples, and is no list of fields."""
+    if not _is_list(value) or len(value) != size:
+        return False
+    if not all(_has_length(each, size) for each in value):
+        return True
+    if all(map(_is_list, value)):  # samples are of one kind: a tensor beside a list is a field
+        raise SetupError(
+            f"the batch cannot be split into micro-batches: a list of {size} lists with {size} entries each may be one "
+            f"of {size} samples or of {size} fields: have collate_fn return a dictionary of fields"
+        )
+    return False
+
+
+def _cut(leaf: Any, size: int, chosen: slice) -> Any:
+    return leaf[chosen] if _has_length(leaf, size) else leaf
+
+
+def _has_length(value: Any, size: int) -> bool:
+    return (_is_list(value) or _is_array(value)) and len(value) == size
+
+
+def _is_array(value: Any) -> bool:
+    """Whether this is a tensor, or an array of NumPy, with a dimension."""
+    return getattr(value, "ndim", 0) > 0
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and not hasattr(value, "_fields")

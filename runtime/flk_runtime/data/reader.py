@@ -46,7 +46,8 @@ def step_shares(
             yield held
             held = None
         if count == step_size:
-            held, own, count = (len(own), state(), own), [], 0
+            # A copy, since more is read before the step is yielded, and the state may refer to what changes meanwhile.
+            held, own, count = (len(own), copy.deepcopy(state()), own), [], 0
     if held:
         samples = held[2] + own
         yield held if drop_last or not count else (len(samples), None, samples)
@@ -60,7 +61,7 @@ class ShareReader(IterableDataset[ReadShare]):
     def __init__(self, dataset: Any, rank: int, world_size: int, step_size: int, drop_last: bool) -> None:
         self._dataset, self._rank, self._world_size = dataset, rank, world_size
         self._step_size, self._drop_last = step_size, drop_last
-        self._has_state = (
+        self.has_state = (
             hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict") and not is_hugging_face(dataset)
         )
         self._parts = self._native_parts()
@@ -72,6 +73,11 @@ class ShareReader(IterableDataset[ReadShare]):
     def begin(self, epoch: int, consumed: int) -> None:
         """Go to a position; the next iteration starts there."""
         self.position.copy_(torch.tensor([epoch, consumed]))
+
+    @property
+    def start(self) -> tuple[int, bool, Any]:
+        """What an iteration starts with besides its position. Workers know what it was when they were started."""
+        return self._parts, self._even, self._data
 
     def advance(self, epoch: int, consumed: int, state: Any, *, even: bool) -> None:
         """Record one step; ``state`` is the dataset's own after it, ``even`` says whether the step was full."""
@@ -88,6 +94,11 @@ class ShareReader(IterableDataset[ReadShare]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`, given together with ``epoch`` and ``consumed``. Raises CheckpointError."""
+        if "parts" not in state:
+            raise CheckpointError(
+                f"the checkpoint is of data with an index, and this is an iterable, a {type(self._dataset).__name__}: "
+                "resume with the same data, or give the loader another name="
+            )
         self._parts, self._even = state["parts"], state["even"]
         self._data = None if state["data"] is None else (state["epoch"], state["consumed"], state["data"])
         if self._parts > 1 and not is_hugging_face(self._dataset):
@@ -107,21 +118,20 @@ class ShareReader(IterableDataset[ReadShare]):
     def _steps(self, epoch: int, consumed: int) -> Iterator[ReadShare]:
         """Yield the shares of all steps from a position on."""
         with _hidden_worker():
-            if hasattr(self._dataset, "set_epoch"):
-                self._dataset.set_epoch(epoch)
+            set_epoch(self._dataset, epoch)
         if self._parts == self._world_size > 1 and self._even and self._step_size % self._world_size == 0:
             # Each rank reads a part of its own, and all ranks have consumed the same number of elements. Here a rank
             # does not see where the parts of the others end.
-            own = _read(self._part(self._rank), consumed // self._world_size)
+            own = _read(self._part(self._rank, epoch), consumed // self._world_size)
             return self._batches(own)
         if self._parts > 1:
-            stream = islice(_round_robin([_read(self._part(part)) for part in range(self._parts)]), consumed, None)
-            return self._shares(stream, lambda: None)
+            parts = [_read(self._part(part, epoch)) for part in range(self._parts)]
+            return self._shares(islice(_round_robin(parts), consumed, None), lambda: None)
         dataset, skip = self._dataset, consumed
         if self._data and self._data[:2] == (epoch, consumed):
             dataset, skip = copy.copy(dataset), 0  # the given dataset starts the next epoch from its beginning
             dataset.load_state_dict(self._data[2])
-        return self._shares(_read(dataset, skip), dataset.state_dict if self._has_state else lambda: None)
+        return self._shares(_read(dataset, skip), dataset.state_dict if self.has_state else lambda: None)
 
     def _shares(self, stream: Iterator[Any], state: Callable[[], Any]) -> Iterator[ReadShare]:
         return step_shares(
@@ -134,10 +144,12 @@ class ShareReader(IterableDataset[ReadShare]):
             if len(batch) == size or not self._drop_last:
                 yield len(batch), None, batch
 
-    def _part(self, part: int) -> Any:
+    def _part(self, part: int, epoch: int) -> Any:
         from datasets.distributed import split_dataset_by_node
 
-        return split_dataset_by_node(self._dataset, rank=part, world_size=self._parts)
+        data = split_dataset_by_node(self._dataset, rank=part, world_size=self._parts)
+        set_epoch(data, epoch)  # a part does not have the epoch of the whole
+        return data
 
     def _native_parts(self) -> int:
         """Number of parts into which the dataset splits itself: one per rank, or 1 if it does not."""
@@ -147,6 +159,12 @@ class ShareReader(IterableDataset[ReadShare]):
         # If shards cannot be divided evenly, split_dataset_by_node lets each rank read everything too.
         even = count % self._world_size == 0 and self._step_size % self._world_size == 0
         return self._world_size if even else 1
+
+
+def set_epoch(dataset: Any, epoch: int) -> None:
+    """Tell a dataset the epoch, if it wants to know."""
+    if hasattr(dataset, "set_epoch"):
+        dataset.set_epoch(epoch)
 
 
 def is_hugging_face(dataset: Any) -> bool:

@@ -6,6 +6,7 @@ trains and checkpoints. The package imports checkpoint (for the protocol of save
 because the torch modules behind them take long to import.
 """
 
+from flk_runtime.parallel.adopt import adopt_optimizer
 from flk_runtime.parallel.blocks import Blocks, find_blocks
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.parallel.precision import Precision
@@ -17,6 +18,7 @@ __all__ = [
     "ParallelModel",
     "ParallelOptions",
     "Precision",
+    "adopt_optimizer",
     "choose_strategy",
     "find_blocks",
     "parallelize",

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy, _runtime_utils
+from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import Piece, State, boxes, pieces_of
 from flk_runtime.errors import SetupError
@@ -94,6 +95,22 @@ class FSDP1Model(ParallelModel):
         if precision:
             root.register_forward_hook(_cast_output(precision.output))
         self._numels = self._gather_numels(device) if shards else None  # by the parameter's id: elements on each rank
+        self._evaluated = False  # whether the latest forward pass was one without gradients
+        root.register_forward_hook(self._note_forward_pass)
+
+    def _note_forward_pass(self, *_: Any) -> None:
+        self._evaluated = not torch.is_grad_enabled()
+
+    def attach(self, optimizer: Optimizer) -> None:
+        optimizer.register_step_pre_hook(lambda *_: self._reshard())
+
+    def _reshard(self) -> None:
+        """Free the full parameters that an evaluation has left: an optimizer step would not change them."""
+        if self._evaluated and self._numels is not None:
+            for module in FullyShardedDataParallel.fsdp_modules(self.module):
+                if module._handle is not None and not module._handle.needs_unshard():
+                    _runtime_utils._reshard(module, module._handle, free_unsharded_flat_param=True)
+        self._evaluated = False
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         return self.module.no_sync()
@@ -108,6 +125,7 @@ class FSDP1Model(ParallelModel):
         return dict(self._parameters)
 
     def save_state(self, name: str) -> State:
+        self._reshard()
         pieces, plain = [], {}
         main = dist.get_rank() == 0
         for key in self._keys:
@@ -136,9 +154,13 @@ class FSDP1Model(ParallelModel):
     def state_pieces(self, path: tuple[str | int, ...], parameter: nn.Parameter, value: torch.Tensor) -> list[Piece]:
         if self._numels is None:
             return pieces_of(path, value)
-        if not self._numels[id(parameter)][self._group.rank()]:
+        numels, rank = self._numels[id(parameter)], self._group.rank()
+        if not numels[rank]:
             return []  # the optimizer has no state for it here, or an outdated one from a checkpoint
-        return self._run(parameter, path, value) if value.dim() == 1 else pieces_of(path, value)
+        if value.dim() == 1 and value.numel() == numels[rank]:
+            return self._run(parameter, path, value)
+        first = next(index for index, numel in enumerate(numels) if numel)
+        return pieces_of(path, value) if rank == first else []  # it is no shard, and ranks may hold different ones
 
     def empty_state(
         self, path: tuple[str | int, ...], parameter: nn.Parameter, dtype: torch.dtype

@@ -84,10 +84,9 @@ class FSDP2Model(ParallelModel):
         return _gather(super().clip_grad_norm(max_norm, norm_type, error_if_nonfinite))
 
     def attach(self, optimizer: Optimizer) -> None:
-        if self._keeps_full:
-            # A forward pass after the last backward pass (an evaluation) leaves full parameters, which the optimizer
-            # step would not change.
-            optimizer.register_step_pre_hook(lambda *_: self.reshard())
+        # A forward pass after the last backward pass (an evaluation) leaves full parameters, at least of the outermost
+        # module, which the optimizer step would not change.
+        optimizer.register_step_pre_hook(lambda *_: self.reshard())
 
     def reshard(self) -> None:
         """Free the full parameters that a forward pass without a backward pass has left."""

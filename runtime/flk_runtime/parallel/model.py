@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -83,6 +84,31 @@ class ParallelModel(ModelParameters, DistributedStateful):
     def local_shard(self, parameter: nn.Parameter, full: torch.Tensor) -> torch.Tensor:
         """This rank's shard of ``full``, a tensor of the shape of the full parameter that every rank has."""
         return full
+
+
+class SeveralModels(ModelParameters):
+    """The parameters of several models, for an optimizer of them all. Names begin with that of the model."""
+
+    def __init__(self, models: Mapping[str, ParallelModel]) -> None:
+        self._models = models
+        self._owners: dict[int, ParallelModel] = {}  # by the parameter's id, since `parameters` was called
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        found = {}
+        for key, model in self._models.items():
+            for name, parameter in model.parameters().items():
+                found[f"{key}.{name}"] = parameter
+                self._owners[id(parameter)] = model
+        return found
+
+    def state_pieces(self, path: Path, parameter: nn.Parameter, value: torch.Tensor) -> list[Piece]:
+        return self._owners[id(parameter)].state_pieces(path, parameter, value)
+
+    def full_shape(self, parameter: nn.Parameter) -> torch.Size:
+        return self._owners[id(parameter)].full_shape(parameter)
+
+    def empty_state(self, path: Path, parameter: nn.Parameter, dtype: torch.dtype) -> tuple[torch.Tensor, list[Piece]]:
+        return self._owners[id(parameter)].empty_state(path, parameter, dtype)
 
 
 def _address(tensor: torch.Tensor) -> tuple[int, int]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import OptimizerState
+from flk_runtime.checkpoint import OptimizerState, load_as_saved
 from flk_runtime.errors import CheckpointError, SetupError
 from flk_runtime.parallel.model import ParallelModel
 
@@ -52,16 +52,21 @@ def rebind_optimizer(
 def _shard(optimizer: Optimizer, parallel: ParallelModel, state: dict[str, Any]) -> None:
     """Load ``state``, which is of full tensors, as `torch.optim.Optimizer.load_state_dict` takes it."""
     parameters = list(OptimizerState(optimizer, parallel).names())
-    entries = {
-        index: {
-            key: parallel.local_shard(parameters[index], value)
-            if isinstance(value, torch.Tensor) and value.dim() and value.shape == parallel.full_shape(parameters[index])
+
+    def shard(parameter: nn.Parameter, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            key: parallel.local_shard(parameter, value)
+            if isinstance(value, torch.Tensor) and value.dim() and value.shape == parallel.full_shape(parameter)
             else value
             for key, value in values.items()
         }
+
+    # What is below no parameter has a key of the optimizer's own, and any value.
+    entries = {
+        index: shard(parameters[index], values) if isinstance(index, int) else values
         for index, values in state["state"].items()
     }
-    optimizer.load_state_dict({**state, "state": entries})
+    load_as_saved(optimizer, {**state, "state": entries}, parameters)
 
 
 def _parameter_names(optimizer: Optimizer, model: nn.Module, *, strict: bool) -> list[list[str | nn.Parameter]]:

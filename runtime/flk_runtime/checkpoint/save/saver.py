@@ -23,7 +23,7 @@ from flk_runtime.checkpoint.save.writer import Retention, StorageWriter
 from flk_runtime.checkpoint.state import Piece
 from flk_runtime.checkpoint.storage import Destination
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import CheckpointError
+from flk_runtime.errors import CheckpointError, SetupError
 from flk_runtime.system.part import PartHeader
 
 _GLOBAL = re.compile(r"GLOBAL (\S+)")  # in torch's message: the class that weights_only=True refuses
@@ -74,11 +74,14 @@ class Saver:
         self._error: BaseException | None = None
         self._checked = False  # whether plain values have been read back
 
-    def save(self, step: int, pieces: Sequence[Piece], plain: Mapping[str, Any]) -> None:
+    def save(
+        self, step: int, pieces: Sequence[Piece], plain: Mapping[str, Any], problem: SetupError | None = None
+    ) -> None:
         """Copy ``pieces`` and ``plain`` of this rank, and write them in the background. Collective.
 
         A write that is still going on is awaited first. Raises CheckpointError on all ranks if that one failed, if the
-        pieces are not whole tensors, or if ``plain`` holds what cannot be read back.
+        pieces are not whole tensors, or if ``plain`` holds what cannot be read back; and a rank's ``problem``, which is
+        why these are not the whole state.
         """
         number = next(_numbers)
         error, lost = self._join(), self._loss()
@@ -88,9 +91,10 @@ class Saver:
         failed = error is not None and not self._passes(error)
         missing = self._memory is not None and not self._memory.is_held(wait=True)
         state = _FAILED if failed else _PLANS if changed else _GOES_ON
-        agree = process_group.begin_maximum(state, int(missing))
-        values, problem = self._try_to_serialize(plain)  # meanwhile
-        state, missing_anywhere = agree()
+        agree = process_group.begin_maximum(state, int(missing), int(problem is not None))
+        values, unreadable = self._try_to_serialize(plain)  # meanwhile
+        problem = problem or unreadable
+        state, missing_anywhere, incomplete_anywhere = agree()
         if error is not None:
             if failed:
                 raise error
@@ -100,7 +104,7 @@ class Saver:
             self._warn(f"{lost}; training goes on, and the next save tries again")
         if self._memory:
             self._memory.settle(whole=not missing_anywhere)
-        if not self._checked:  # later states are of the same types
+        if incomplete_anywhere or not self._checked:  # later states are of the same types
             _agree(problem)
             self._checked = True
         elif problem is not None:
@@ -250,7 +254,7 @@ class Saver:
             self._error = error
 
 
-def _agree(problem: CheckpointError | None) -> None:
+def _agree(problem: SetupError | None) -> None:
     """Raise the first problem of any rank on all ranks. Collective."""
     problems = process_group.gather(problem)
 
