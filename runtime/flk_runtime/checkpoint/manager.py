@@ -41,8 +41,8 @@ class CheckpointManager:
     checkpoint that is complete: in another thread if it is in storage, or else by `poll`, `save` or `wait`. ``keep``:
     how many of the newest checkpoints stay, and the number of whose multiples all stay. ``resume`` False: what is there
     is not read. ``in_memory`` False: the memory of the pods is not used, which has room for checkpoints of one place.
-    ``goes_back``: this process has saved there before; then storage is read only, since the launchers can give what
-    their attempt began with. The constructor, `register` and `save` are collective.
+    ``goes_back``: this process has saved there before. Then only storage is read, since launchers offer the checkpoint
+    with which their attempt began. The constructor, `register` and `save` are collective.
     """
 
     of_run: ClassVar[CheckpointManager | None] = None

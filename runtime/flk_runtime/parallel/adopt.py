@@ -1,4 +1,4 @@
-"""adopt_optimizer(): saves an optimizer that was made of a parallelized model's parameters as the model is sharded."""
+"""adopt_optimizer(): the state, by the names of parameters, of an optimizer that was made after `parallelize`."""
 
 from __future__ import annotations
 
