@@ -26,7 +26,7 @@ from pathlib import Path
 import launch
 import measure
 from example import EXAMPLE, WARM_UP, rate, step_times
-from flk_runtime import contract
+from flk_runtime.contract import pod_env, user_env
 from recovery import end, until
 
 # Parameters of the example's model: its arguments, and the steps of a run.
@@ -65,12 +65,12 @@ SCRIPT = textwrap.dedent(
 
 def in_memory(folder: Path) -> dict[str, str]:
     """The variables of a job that keeps its checkpoints in memory only."""
-    return {contract.MEMORY_ROOT: str(folder)}
+    return {pod_env.MEMORY_ROOT: str(folder)}
 
 
 def in_folder(folder: Path) -> dict[str, str]:
     """The variables of a job that keeps its checkpoints in a folder only."""
-    return {contract.MEMORY_LIMIT: "0", contract.CHECKPOINT: str(folder)}
+    return {user_env.MEMORY_LIMIT: "0", user_env.CHECKPOINT: str(folder)}
 
 
 def start(script: list[str], ranks: int, variables: Mapping[str, str], folder: Path) -> list[subprocess.Popen[str]]:
@@ -116,7 +116,7 @@ def lines(folder: Path, kind: str) -> list[float] | None:
 def steps_per_second(model: str, *, save: bool) -> float:
     """Run the example once, and save in every step or never. Returns its rate after step WARM_UP."""
     with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory(dir="/dev/shm") as shared:
-        variables = {**in_memory(Path(shared)), contract.SAVE_EVERY: "1"} if save else {contract.MEMORY_LIMIT: "0"}
+        variables = {**in_memory(Path(shared)), user_env.SAVE_EVERY: "1"} if save else {user_env.MEMORY_LIMIT: "0"}
         options, steps = MODELS[model]
         jobs = start([str(EXAMPLE), "--steps", str(steps), *options], 2, variables, Path(name))
         try:

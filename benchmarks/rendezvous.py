@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import measure
-from flk_runtime.contract import Failure
+from flk_runtime.contract.failure import Failure
 from flk_runtime.launcher import authentication
 from flk_runtime.launcher.policy import Limits
 from flk_runtime.launcher.rendezvous import AttemptEnded, AttemptStarted, Server

@@ -11,7 +11,8 @@ from typing import Any
 
 from flk.errors import FlkError
 from flk.terminal import one_line
-from flk_runtime.contract import VERSION, ExitCode
+from flk_runtime.contract import VERSION
+from flk_runtime.contract.exit_codes import ExitCode
 
 PIPE_CLOSED = 141  # exit code that a shell shows for a program that SIGPIPE has ended
 

@@ -21,7 +21,7 @@ Any other exception is a bug of flk: it ends in a traceback, with code 1.
 
 from __future__ import annotations
 
-from flk_runtime.contract import ExitCode
+from flk_runtime.contract.exit_codes import ExitCode
 
 
 class FlkError(Exception):

@@ -31,7 +31,11 @@ from flk.errors import UsageError
 from flk.manifest.environment import environment
 from flk.spec.job import Job
 from flk_runtime import contract
-from flk_runtime.contract import ExitCode, JobRecord, is_record, parse_record
+from flk_runtime.contract import pod_env, pod_layout, user_env
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.log_format import is_record, parse_record
+from flk_runtime.contract.record import JobRecord
+from flk_runtime.contract.strategies import DILOCO
 
 KILL_AFTER = 3.0  # seconds after the ranks' grace period after which all processes are killed
 STATE_FOLDER = Path(".flk")  # has the folders that stand for volumes: .flk/volumes/<PersistentVolumeClaim>
@@ -90,7 +94,7 @@ class LocalRun:
     def _environment(self, scratch: Path) -> dict[str, str]:
         """Return the variables that all launchers share: those of the shell, without those of another launcher."""
         job = self._job
-        values = {k: v for k, v in os.environ.items() if not contract.is_reserved(k) or k == "PYTHONUNBUFFERED"}
+        values = {k: v for k, v in os.environ.items() if not user_env.is_reserved(k) or k == "PYTHONUNBUFFERED"}
         missing = [name for name in job.secrets if name not in values]
         if missing:
             raise UsageError(
@@ -105,13 +109,13 @@ class LocalRun:
         )
         values |= {
             **self._meeting(),
-            contract.POD_IP: "127.0.0.1",
-            contract.RDZV_SECRET: secrets.token_hex(16),
-            contract.CPUS: str(math.ceil(asked)),
-            contract.NODE_NAME: socket.gethostname(),
-            contract.WORK: str(self._folder),
-            contract.CHECKPOINT: str(checkpoint_place(job, self._folder) or scratch / "checkpoint"),
-            contract.PARENT: str(os.getpid()),
+            pod_env.POD_IP: "127.0.0.1",
+            pod_env.RDZV_SECRET: secrets.token_hex(16),
+            pod_env.CPUS: str(math.ceil(asked)),
+            user_env.NODE_NAME: socket.gethostname(),
+            pod_env.WORK: str(self._folder),
+            user_env.CHECKPOINT: str(checkpoint_place(job, self._folder) or scratch / "checkpoint"),
+            pod_env.PARENT: str(os.getpid()),
         }
         if self._path:
             values["PYTHONPATH"] = os.pathsep.join(filter(None, [self._path, values.get("PYTHONPATH", "")]))
@@ -119,26 +123,26 @@ class LocalRun:
 
     def _meeting(self) -> dict[str, str]:
         """Return where the workers of strategy diloco meet: at this job's hub, or at that of another one."""
-        if self._job.strategy != contract.DILOCO:
+        if self._job.strategy != DILOCO:
             return {}
         diloco = self._job.diloco
-        secret = os.environ.get(contract.MEET_SECRET, "")
+        secret = os.environ.get(pod_env.MEET_SECRET, "")
         if diloco and diloco.secret and not secret:
             raise UsageError(
-                f"diloco.secret: `flk run` reads no Secrets, and {contract.MEET_SECRET} is not set in this environment",
-                hint=f"export {contract.MEET_SECRET}=… before `flk run`",
+                f"diloco.secret: `flk run` reads no Secrets, and {pod_env.MEET_SECRET} is not set in this environment",
+                hint=f"export {pod_env.MEET_SECRET}=… before `flk run`",
             )
-        given = {contract.MEET_SECRET: secret} if secret else {}
+        given = {pod_env.MEET_SECRET: secret} if secret else {}
         if diloco and diloco.meet:
-            return {contract.MEET: diloco.meet, **given}
-        port = str(contract.MEET_PORT if secret else free_port())
-        return {contract.MEET: f"127.0.0.1:{port}", contract.HUB_PORT: port, **given}
+            return {pod_env.MEET: diloco.meet, **given}
+        port = str(pod_layout.MEET_PORT if secret else free_port())
+        return {pod_env.MEET: f"127.0.0.1:{port}", pod_env.HUB_PORT: port, **given}
 
     def _start(self, index: int) -> None:
         values = self._base | {
-            contract.RDZV_ENDPOINT: f"127.0.0.1:{self._ports[index * self._job.workers // self._job.replicas]}",
-            contract.POD_INDEX: str(index),
-            contract.POD_NAME: f"{self._job.name}-worker-{index}",
+            pod_env.RDZV_ENDPOINT: f"127.0.0.1:{self._ports[index * self._job.workers // self._job.replicas]}",
+            pod_env.POD_INDEX: str(index),
+            user_env.POD_NAME: f"{self._job.name}-worker-{index}",
         }
         if self._job.resources.gpu:
             values["CUDA_VISIBLE_DEVICES"] = ",".join(visible_devices(self._job, index))
@@ -230,7 +234,7 @@ class LocalRun:
                 self._kill()
             return
         self._stopped_by = number
-        grace = contract.INTERRUPT_GRACE if number == signal.SIGINT else self._job.grace
+        grace = pod_layout.INTERRUPT_GRACE if number == signal.SIGINT else self._job.grace
         self._kill_at = time.monotonic() + grace + KILL_AFTER
         self._say(f"{signal.Signals(number).name}: ending {len(self._pods)} pods")
         for pod in self._pods.values():
@@ -283,7 +287,7 @@ def _memory() -> Iterator[dict[str, str]]:
         tempfile.TemporaryDirectory(prefix=_MEMORY_PREFIX, dir=_SHM, ignore_cleanup_errors=True) as folder,
         _locked(Path(folder)),
     ):
-        yield {contract.MEMORY_ROOT: folder}
+        yield {pod_env.MEMORY_ROOT: folder}
 
 
 @contextlib.contextmanager
@@ -310,7 +314,7 @@ def checkpoint_place(job: Job, folder: Path) -> Path | str | None:
     if job.checkpoint is None:
         return None
     if job.checkpoint.address:
-        return environment(job)[contract.CHECKPOINT]
+        return environment(job)[user_env.CHECKPOINT]
     return folder / STATE_FOLDER / "volumes" / str(job.checkpoint.volume) / str(job.name)
 
 
@@ -358,4 +362,4 @@ def interpreter() -> tuple[str, str]:
     look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
     if subprocess.run([python, "-c", look], capture_output=True).returncode:
         raise UsageError(f"no Python with torch: neither flk's own nor {python} has it", hint=_INSTALL)
-    return python, str(Path(contract.__file__).parents[1])
+    return python, str(Path(contract.__file__).parents[2])

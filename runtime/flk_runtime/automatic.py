@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import torch
 
-from flk_runtime import contract
+from flk_runtime.contract import pod_env, user_env
 from flk_runtime.discovery import RankInfo
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
@@ -56,7 +56,7 @@ def choose(rank_info: RankInfo, device: torch.device, timeout: float) -> str:
 def _kept(rank_info: RankInfo) -> Choice | None:
     """The choice of an earlier attempt in this pod, if that had as many ranks."""
     with contextlib.suppress(OSError, ValueError, TypeError):
-        choice = Choice(**json.loads(Path(os.environ.get(contract.CHOICE, "")).read_text()))
+        choice = Choice(**json.loads(Path(os.environ.get(pod_env.CHOICE, "")).read_text()))
         if (choice.world_size, choice.local_world_size) == (rank_info.world_size, rank_info.local_world_size):
             return choice
     return None
@@ -72,7 +72,7 @@ def _chosen(rank_info: RankInfo, device: torch.device, limit: float) -> Choice:
         except SetupError as error:
             strategy, reason = _DEFAULT, f"no plan, because {error}; set another with --strategy or FLK_STRATEGY"
     choice = Choice(strategy, reason, rank_info.world_size, rank_info.local_world_size)
-    path = os.environ.get(contract.CHOICE)
+    path = os.environ.get(pod_env.CHOICE)
     if path:
         with contextlib.suppress(OSError):
             Path(path).write_text(json.dumps(asdict(choice)))
@@ -93,12 +93,12 @@ def run_plan(
             "nodes": -(-rank_info.world_size // rank_info.local_world_size),
             "ranks": rank_info.local_world_size,
             **_device(device, rank_info.local_world_size),
-            "fabric": os.environ.get(contract.FABRIC) or "auto",
+            "fabric": os.environ.get(user_env.FABRIC) or "auto",
             "measured": _measured(),
             "output": str(result),
         }
         environment = trial.trial_environment() | {"CUDA_VISIBLE_DEVICES": ""}
-        environment.pop(contract.GPUS, None)
+        environment.pop(pod_env.GPUS, None)
         with output.open("wb") as sink:
             try:
                 process = subprocess.run(
@@ -130,9 +130,9 @@ def _device(device: torch.device, local_world_size: int) -> dict[str, Any]:
 
 def _measured() -> list[Any]:
     """The results of `flk bench` that were given to this job."""
-    text = os.environ.get(contract.MEASURED)
+    text = os.environ.get(user_env.MEASURED)
     try:
         found = json.loads(text) if text else []
     except ValueError:
-        raise SetupError(f"{contract.MEASURED} is not JSON") from None
+        raise SetupError(f"{user_env.MEASURED} is not JSON") from None
     return found if isinstance(found, list) else []

@@ -15,8 +15,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from flk_runtime import contract
-from flk_runtime.contract import ExitCode
+from flk_runtime.contract import pod_env, user_env
+from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.errors import SetupError
 from flk_runtime.preflight import RankReport
 from flk_runtime.system import report
@@ -28,8 +28,8 @@ _NODE_LIMIT = 16  # nodes that are listed
 
 def must_launch_ranks(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether this process has to start the ranks of its pod, in a job of flk or of another operator."""
-    pod = (contract.PODS, contract.PROCESSES, contract.RDZV_ENDPOINT, "PET_NODE_RANK")
-    return not environ.keys() & {contract.ATTEMPT, "LOCAL_RANK"} and any(environ.get(name) for name in pod)
+    pod = (pod_env.PODS, pod_env.PROCESSES, pod_env.RDZV_ENDPOINT, "PET_NODE_RANK")
+    return not environ.keys() & {user_env.ATTEMPT, "LOCAL_RANK"} and any(environ.get(name) for name in pod)
 
 
 def main() -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flk_runtime.contract import ExitCode
+from flk_runtime.contract.exit_codes import ExitCode
 
 
 class SetupError(ValueError):

@@ -15,8 +15,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from flk_runtime import automatic, contract
+from flk_runtime import automatic
 from flk_runtime.checkpoint.interval import COMPUTED
+from flk_runtime.contract import VERSION, pod_env, user_env
+from flk_runtime.contract.preflight import PREFLIGHT_CHECKS
+from flk_runtime.contract.strategies import AUTO, DILOCO
 from flk_runtime.diloco import DiLoCo, Membership, choose_options
 from flk_runtime.discovery import RankInfo, discover
 from flk_runtime.distributed import process_group
@@ -114,7 +117,7 @@ def init(
         raise options.error
     try:
         strategy = options.strategy
-        if strategy == contract.AUTO:
+        if strategy == AUTO:
             strategy = automatic.choose(rank_info, options.device, options.timeout)
         rng.seed_all(options.seed)
         _current = Run(
@@ -128,7 +131,7 @@ def init(
             keep=(options.keep, options.keep_every),
             log_every=options.log_every,
             owns_group=owns_group,
-            keep_batch=os.environ.get(contract.BATCH, "keep") == "keep",
+            keep_batch=os.environ.get(pod_env.BATCH, "keep") == "keep",
             timeouts=process_group.Timeouts(timeout, options.step_timeout),
         )
     except BaseException:
@@ -156,7 +159,7 @@ class InitOptions:
     timeout: float = _TIMEOUT
     step_timeout: float | None = None
     preflight: float = PREFLIGHT_TIMEOUT
-    skipped: frozenset[str] = frozenset()  # checks of contract.PREFLIGHT_CHECKS that are switched off
+    skipped: frozenset[str] = frozenset()  # checks of PREFLIGHT_CHECKS that are switched off
     error: SetupError | None = None  # what is wrong with the options, if the other ranks are still to be told
 
     @classmethod
@@ -166,20 +169,20 @@ class InitOptions:
         Raises SetupError. ``defer_error``: return it in ``error`` instead, so that this rank reports it to the others
         in the preflight check, where there is one.
         """
-        limit = _seconds("preflight", given.get("preflight"), contract.PREFLIGHT_TIMEOUT)
+        limit = _seconds("preflight", given.get("preflight"), user_env.PREFLIGHT_TIMEOUT)
         limit = PREFLIGHT_TIMEOUT if limit is None else limit
         skipped = skipped_checks()
-        off = len(skipped) == len(contract.PREFLIGHT_CHECKS)
+        off = len(skipped) == len(PREFLIGHT_CHECKS)
         defaults = cls(preflight=0.0 if off else limit, skipped=skipped)
         try:
             device = devices.select(rank_info, given.get("device"))
             if device.type == "cuda":
                 torch.cuda.set_device(device)
             strategy, diloco = choose_strategy(given.get("strategy")), None
-            folder = given.get("checkpoint") or os.environ.get(contract.CHECKPOINT) or None
+            folder = given.get("checkpoint") or os.environ.get(user_env.CHECKPOINT) or None
             if trial.is_trial():
                 folder = None
-            if strategy == contract.DILOCO:
+            if strategy == DILOCO:
                 diloco = choose_options(given.get("diloco"))
                 strategy = diloco.inner
                 member = Membership.read(diloco)
@@ -190,11 +193,11 @@ class InitOptions:
             return cls(
                 strategy=strategy,
                 diloco=diloco,
-                seed=_count("seed", given.get("seed"), contract.SEED, 0),
+                seed=_count("seed", given.get("seed"), user_env.SEED, 0),
                 folder=folder,
                 save_every=_save_every(given.get("save_every")),
-                keep=max(1, _count("keep", given.get("keep"), contract.KEEP, _KEEP)),
-                keep_every=_count("keep_every", given.get("keep_every"), contract.KEEP_EVERY, 0),
+                keep=max(1, _count("keep", given.get("keep"), user_env.KEEP, _KEEP)),
+                keep_every=_count("keep_every", given.get("keep_every"), user_env.KEEP_EVERY, 0),
                 log_every=_count("log_every", given.get("log_every"), "", _LOG_EVERY),
                 device=device,
                 backend=given.get("backend") or devices.backend(device),
@@ -275,7 +278,7 @@ def rank_report(rank_info: RankInfo, options: InitOptions) -> RankReport:
         pid=os.getpid(),
         launcher=rank_info.launcher,
         torch=torch.__version__,
-        flk=contract.VERSION,
+        flk=VERSION,
         code=report.code_version(),
         backend=options.backend,
         strategy=f"diloco ({options.diloco})" if options.diloco else options.strategy,
@@ -288,7 +291,7 @@ def rank_report(rank_info: RankInfo, options: InitOptions) -> RankReport:
 
 
 def _step_timeout(given: float | None) -> float | None:
-    value = _seconds("step_timeout", given, contract.STEP_TIMEOUT)
+    value = _seconds("step_timeout", given, user_env.STEP_TIMEOUT)
     if value is not None and not value > 0:
         raise SetupError(f"step_timeout={value:g}: expected more than 0 seconds")
     if value is not None and not process_group.can_set_timeout():
@@ -314,11 +317,11 @@ def _seconds(name: str, value: float | None, variable: str) -> float | None:
 
 
 def _save_every(value: int | str | None) -> int:
-    if (os.environ.get(contract.SAVE_EVERY) if value is None else value) == contract.AUTO:
+    if (os.environ.get(user_env.SAVE_EVERY) if value is None else value) == AUTO:
         return COMPUTED
     if isinstance(value, str):
         raise SetupError(f"save_every={value!r}: expected a number of steps, or auto")
-    return _count("save_every", value, contract.SAVE_EVERY, _SAVE_EVERY)
+    return _count("save_every", value, user_env.SAVE_EVERY, _SAVE_EVERY)
 
 
 def _count(name: str, value: int | None, variable: str, default: int) -> int:

@@ -16,9 +16,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime import contract
 from flk_runtime.checkpoint import CheckpointManager, OptimizerState, Stateful
 from flk_runtime.checkpoint.interval import COMPUTED, AutoInterval
+from flk_runtime.contract import VERSION, user_env
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.record import SOURCES
 from flk_runtime.data import (
     EpochLoader,
     LoaderContext,
@@ -130,7 +132,7 @@ class Run:
         if save_every == COMPUTED:
             nodes = max(1, self.world_size // self.local_world_size)
             self._auto = AutoInterval(self.steps, nodes, self.attempt)
-        self._page.restored_from = contract.SOURCES.index(self._checkpoints.source)
+        self._page.restored_from = SOURCES.index(self._checkpoints.source)
         self._page.restored = self.steps
 
     # Model and optimizer
@@ -562,7 +564,7 @@ class Run:
         self._save_progress()
         self._complete_save()
         self.print(f"flk: stopped after step {self.steps}, which is saved")
-        raise SystemExit(int(contract.ExitCode.PREEMPTED))
+        raise SystemExit(int(ExitCode.PREEMPTED))
 
     def _check_open(self, method: str) -> None:
         if self.closed:
@@ -641,9 +643,9 @@ def _model_name(number: int) -> str:
 def _metadata(strategy: str) -> dict[str, str]:
     """What writes the checkpoints of this run."""
     return {
-        "job": os.environ.get(contract.JOB, ""),
+        "job": os.environ.get(user_env.JOB, ""),
         "code": report.code_version(),
-        "flk": contract.VERSION,
+        "flk": VERSION,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "strategy": strategy,

@@ -27,8 +27,8 @@ from flk.errors import FlkError
 from flk.spec import schema
 from flk.spec.fabric import fabrics
 from flk.spec.job import Job
-from flk_runtime import contract
-from flk_runtime.contract import ExitCode
+from flk_runtime.contract import pod_env, user_env
+from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.launcher import policy
 from scripts.documentation import chart_values
 from scripts.documentation.pages import GENERATED, ROOT
@@ -95,10 +95,10 @@ def job_file() -> str:
 
 def environment() -> str:
     """The page of the environment variables, from the contract's source."""
-    settings = [(f"`{v.name}`", _sentence(v.comment)) for v in _variables() if v.name in contract.SETTABLE]
-    facts = [(f"`{v.name}`", _sentence(v.comment)) for v in _variables() if v.name not in contract.SETTABLE]
-    names = ", ".join(f"`{name}`" for name in sorted(contract.RESERVED_NAMES))
-    prefixes = ", ".join(f"`{prefix}`" for prefix in contract.RESERVED_PREFIXES)
+    settings = [(f"`{v.name}`", _sentence(v.comment)) for v in _variables() if v.name in user_env.SETTABLE]
+    facts = [(f"`{v.name}`", _sentence(v.comment)) for v in _variables() if v.name not in user_env.SETTABLE]
+    names = ", ".join(f"`{name}`" for name in sorted(user_env.RESERVED_NAMES))
+    prefixes = ", ".join(f"`{prefix}`" for prefix in user_env.RESERVED_PREFIXES)
     return "\n".join(
         [
             "# Environment variables\n\n## Settings\n\nSet these with `--env` or in the job file's `env`, or in the "
@@ -127,7 +127,7 @@ def environment() -> str:
 
 def exit_codes() -> str:
     """The page of the exit codes: what each one means, what restarts after it, and the errors of the client."""
-    meanings = _comments("ExitCode")
+    meanings = _comments(ExitCode)
     rows = [
         (
             str(code.value),
@@ -188,24 +188,25 @@ class Variable:
 
 
 def _variables() -> Iterator[Variable]:
-    source = Path(contract.__file__).read_text()
-    for line in source.splitlines():
-        match = re.match(r'[A-Z_]+: Final = "(FLK_[A-Z_]+)"(?:  # (.*))?$', line)
-        if match:
-            if not match[2]:
-                sys.exit(f"contract.py does not describe {match[1]}: add a comment to its line")
-            yield Variable(match[1], match[2])
+    for module in (pod_env, user_env):
+        for line in Path(module.__file__).read_text().splitlines():
+            match = re.match(r'[A-Z_]+: Final = "(FLK_[A-Z_]+)"(?:  # (.*))?$', line)
+            if match:
+                if not match[2]:
+                    sys.exit(f"{module.__name__} does not describe {match[1]}: add a comment to its line")
+                yield Variable(match[1], match[2])
 
 
-def _comments(name: str) -> dict[str, str]:
-    """The trailing comments of the assignments in class ``name`` of the contract, by the name that is assigned."""
-    source = Path(contract.__file__).read_text()
+def _comments(member: type) -> dict[str, str]:
+    """The trailing comments of the assignments in a class of the contract, by the name that is assigned."""
+    source = Path(inspect.getfile(member)).read_text()
     trailing = {
         token.start[0]: token.string.lstrip("# ")
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
         if token.type == tokenize.COMMENT
     }
-    owner = next(node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef) and node.name == name)
+    classes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef))
+    owner = next(node for node in classes if node.name == member.__name__)
     return {
         node.targets[0].id: trailing[node.lineno]
         for node in owner.body

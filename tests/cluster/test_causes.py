@@ -20,7 +20,7 @@ import flk as library
 from flk.diagnose import report
 from flk.jobs.client import RESOURCES, JobClient
 from flk.jobs.picture import read_picture
-from flk_runtime.contract import ExitCode
+from flk_runtime.contract.exit_codes import ExitCode
 from tests.cluster.conftest import Cluster
 from tests.support import recorded
 from tests.support.causes import CASES, FOREIGN_PROGRAM, Case, Object

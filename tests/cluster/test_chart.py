@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from flk.targets import TARGETS, Target
-from flk_runtime import contract
+from flk_runtime.contract import VERSION
 from tests.support.commands import helm as helm_command
 
 ROOT = Path(__file__).parents[2]
@@ -131,7 +131,7 @@ def test_upgrade_and_rollback_replace_the_job_and_leave_nothing(
     previous = tmp_path / "flk"
     shutil.copytree(CHART, previous, ignore=shutil.ignore_patterns("__pycache__"))
     metadata = (previous / "Chart.yaml").read_text()
-    (previous / "Chart.yaml").write_text(metadata.replace(f"ersion: {contract.VERSION}", "ersion: 0.0.1"))
+    (previous / "Chart.yaml").write_text(metadata.replace(f"ersion: {VERSION}", "ersion: 0.0.1"))
     (previous / "templates" / "old.yaml").write_text(
         "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: {{ .Release.Name }}-old}\n"
     )

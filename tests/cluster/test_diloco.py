@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flk_runtime import contract
+from flk_runtime.contract import pod_env
 from tests.support.certificates import make_certificate
 
 SMALL = ["--", "--steps", "20", "--batch-size", "4", "--layers", "1", "--width", "32", "--block", "32"]
@@ -47,5 +47,5 @@ def test_two_sites_train_one_model(flk: Any, kubectl: Any, image: str, tmp_path:
     assert losses == pytest.approx([losses[0]] * 4, abs=1e-6)
     pods = json.loads(kubectl("get", "pods", "-o", "json"))["items"]
     names = [[variable["name"] for variable in pod["spec"]["containers"][0]["env"]] for pod in pods]
-    assert [contract.MEET_CA in each for each in names] == [tls] * 4
-    assert [contract.MEET_CERTIFICATE in each for each in names].count(True) == (2 if tls else 0), "those of site 0"
+    assert [pod_env.MEET_CA in each for each in names] == [tls] * 4
+    assert [pod_env.MEET_CERTIFICATE in each for each in names].count(True) == (2 if tls else 0), "those of site 0"

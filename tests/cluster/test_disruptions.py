@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from flk_runtime.contract import ExitCode
+from flk_runtime.contract.exit_codes import ExitCode
 from tests.cluster.conftest import Cluster
 from tests.support.causes import IDLE
 

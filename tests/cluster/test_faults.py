@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flk_runtime import contract
+from flk_runtime.contract.record import JobRecord
 from tests.support.terminations import terminations
 
 SMALL = ["--cpu", "100m"]
@@ -67,10 +67,10 @@ CRASHES = {
 }
 
 
-def termination_messages(kubectl: Any, job: str) -> list[contract.JobRecord]:
+def termination_messages(kubectl: Any, job: str) -> list[JobRecord]:
     """The records in the termination messages of all pods of a job."""
     texts = [end["message"] for end in terminations(kubectl, job)]
-    records = [contract.JobRecord.from_json(text) for text in texts]
+    records = [JobRecord.from_json(text) for text in texts]
     assert None not in records, texts
     return [record for record in records if record]
 

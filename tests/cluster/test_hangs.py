@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flk_runtime.contract import JobRecord
+from flk_runtime.contract.record import JobRecord
 from tests.support.terminations import terminations
 
 SMALL = ["--cpu", "100m"]

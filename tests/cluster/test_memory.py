@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flk_runtime import contract
+from flk_runtime.contract import user_env
 from tests.support.memory import SAVES_TWICE, TRAIN, own_loop
 
 KILLS = 8
 SIZE = 64 << 20  # bytes of a part: most of the time, one is being copied
-VARIABLES = {contract.BACKOFF: "0", contract.RETRY_SAME_FAILURE: "1"}
+VARIABLES = {user_env.BACKOFF: "0", user_env.RETRY_SAME_FAILURE: "1"}
 
 
 def test_ranks_that_are_killed_while_large_parts_are_copied_restore_from_memory(

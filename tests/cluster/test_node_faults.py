@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flk_runtime.contract import ExitCode
+from flk_runtime.contract.exit_codes import ExitCode
 from tests.cluster.conftest import FLK_IMAGE, MAKE_CLUSTER, ROOT, Cluster, kind_kubeconfig, loaded
 from tests.support.preemption import TRAIN
 from tests.support.processes import checked

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from flk_runtime import contract
-from flk_runtime.contract import ExitCode, Failure
+from flk_runtime.contract import pod_env
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure
 from tests.support.pods import END, Pods
 from tests.support.processes import alive
 
@@ -256,10 +257,10 @@ def test_a_pod_that_loses_its_connection_ends_the_attempt_for_all(
 ) -> None:
     """Its ranks have ended with the connection, so the others cannot go on without it."""
     job = pods(2, 1, FLK_RESTARTS="1", HOLD="1")
-    endpoint = job.variables[contract.RDZV_ENDPOINT]
+    endpoint = job.variables[pod_env.RDZV_ENDPOINT]
     between = proxy(int(endpoint.rpartition(":")[2]))
     job.start("train.py", "2", only=0)
-    job.variables[contract.RDZV_ENDPOINT] = f"127.0.0.1:{between.port}"
+    job.variables[pod_env.RDZV_ENDPOINT] = f"127.0.0.1:{between.port}"
     job.start("train.py", "2", only=1)
     job.pid(0, 0), job.pid(0, 1)
     between.cut()

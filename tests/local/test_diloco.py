@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from flk_runtime import contract
+from flk_runtime.contract import pod_env, user_env
 from flk_runtime.diloco import Membership
 from flk_runtime.diloco.compression import decode, encode
 from flk_runtime.diloco.exchange import HubExchange
@@ -75,14 +75,14 @@ class Workers:
                 of_rank[process] = {
                     **{name: str(value) for name, value in names.items()},
                     "MASTER_PORT": str(ports[worker]),
-                    contract.WORKER: str(worker),
+                    user_env.WORKER: str(worker),
                     "INIT": str(3 + worker),  # parameters of the first worker become those of all
                 }
             environment = {
-                contract.STRATEGY: "diloco",
-                contract.DILOCO_OPTIONS: options,
-                contract.WORKERS: str(workers),
-                contract.MEET: f"127.0.0.1:{self.hub.port}",
+                user_env.STRATEGY: "diloco",
+                pod_env.DILOCO_OPTIONS: options,
+                user_env.WORKERS: str(workers),
+                pod_env.MEET: f"127.0.0.1:{self.hub.port}",
                 "SETTINGS": json.dumps({"optimizer": "AdamW", "ranks": workers * size, **settings}),
                 **self._variables,
             }
@@ -108,7 +108,7 @@ def workers(ranks: Ranks) -> Iterator[Workers]:
 def plain(ranks: Ranks, world_size: int, **settings: object) -> list[dict[str, object]]:
     """The same training with strategy ddp."""
     shared = {"optimizer": "AdamW", "ranks": world_size, **settings}
-    return told(ranks(TRAIN, world_size, {contract.STRATEGY: "ddp", "SETTINGS": json.dumps(shared)}))
+    return told(ranks(TRAIN, world_size, {user_env.STRATEGY: "ddp", "SETTINGS": json.dumps(shared)}))
 
 
 def told(ended: list[Ended]) -> list[dict[str, object]]:
@@ -117,7 +117,7 @@ def told(ended: list[Ended]) -> list[dict[str, object]]:
 
 def test_one_worker_equals_its_inner_optimizer(ranks: Ranks) -> None:
     settings = {"SETTINGS": json.dumps({"optimizer": "AdamW", "ranks": 1, "steps": 20})}
-    options = {contract.STRATEGY: "diloco", contract.DILOCO_OPTIONS: "every=1,lr=1,momentum=0,dtype=fp32"}
+    options = {user_env.STRATEGY: "diloco", pod_env.DILOCO_OPTIONS: "every=1,lr=1,momentum=0,dtype=fp32"}
     (alone,) = told(ranks(TRAIN, 1, {**settings, **options}))
     (inner,) = plain(ranks, 1, steps=20)
     assert alone["values"] == pytest.approx(inner["values"], abs=1e-6)
@@ -144,7 +144,7 @@ def test_loaded_weights_are_what_the_workers_agree_on(workers: Workers, tmp_path
 def test_weights_are_not_loaded_over_what_the_workers_have_learned(ranks: Ranks) -> None:
     settings = {"SETTINGS": json.dumps({"optimizer": "SGD", "ranks": 1, "steps": 3})}
     script = TRAIN + '    run.load_weights("weights.pt")\n'
-    (ended,) = ranks(script, 1, {**settings, contract.STRATEGY: "diloco"}, failing=True)
+    (ended,) = ranks(script, 1, {**settings, user_env.STRATEGY: "diloco"}, failing=True)
     assert ended.code == 1
     assert "SetupError: load_weights after step 3 would undo what the workers of strategy diloco" in ended.output
 
@@ -160,7 +160,7 @@ def authority(folder: Path) -> tuple[Path, ssl.SSLContext]:
 
 def test_workers_meet_over_tls(ranks: Ranks, tmp_path: Path) -> None:
     certificate, tls = authority(tmp_path / "hub")
-    workers = Workers(ranks, tls, **{contract.MEET_CA: str(certificate)})
+    workers = Workers(ranks, tls, **{pod_env.MEET_CA: str(certificate)})
     try:
         found = workers(3, 1, "every=5,dtype=fp16", steps=10)
         assert len({str(each["digest"]) for each in found}) == 1
@@ -279,8 +279,8 @@ def test_a_hub_that_no_worker_has_met_ends_with_its_launcher(pods: Callable[...,
     """At once if it is for this job only, else when the launcher is told to stop."""
     with held_ports() as free_port:
         port = free_port()
-        variables = {contract.STRATEGY: "diloco", contract.MEET: f"127.0.0.1:{port}", contract.HUB_PORT: str(port)}
-        job = pods(script="", **variables, **({contract.MEET_SECRET: "secret"} if others else {}))
+        variables = {user_env.STRATEGY: "diloco", pod_env.MEET: f"127.0.0.1:{port}", pod_env.HUB_PORT: str(port)}
+        job = pods(script="", **variables, **({pod_env.MEET_SECRET: "secret"} if others else {}))
         job.start("train.py")
         if others:
             job.until((job.folder / "termination.0").exists, "the job has ended")

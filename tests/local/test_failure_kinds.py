@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from flk_runtime.contract import ExitCode, Failure
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure
 from tests.support.pods import Pods
 
 HEAD = """

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime import contract
-from flk_runtime.contract import ExitCode, JobRecord
+from flk_runtime.contract import log_format, user_env
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.record import JobRecord
 from flk_runtime.launcher.hangs.collect import Target, take
 from flk_runtime.system import observer
 from tests.support.pods import Pods
@@ -21,7 +22,7 @@ from tests.support.processes import until
 
 LIMIT = 2  # seconds without progress
 ALLOWED = 15  # seconds after the limit within which the job must have ended
-QUICK = {contract.HANG_TIMEOUT: str(LIMIT), contract.LEASE: "3"}  # launchers speak every second
+QUICK = {user_env.HANG_TIMEOUT: str(LIMIT), user_env.LEASE: "3"}  # launchers speak every second
 
 # Three ranks in three pods reduce in a loop; from step 5 on rank 1 is stuck, as {fault} says.
 SCRIPT = """
@@ -158,7 +159,7 @@ def test_ranks_that_all_compute_without_a_word_are_no_hang(pods: Callable[..., P
 
 
 def test_a_hang_timeout_of_zero_is_none(pods: Callable[..., Pods]) -> None:
-    job = pods(1, 1, script="import time; time.sleep(8)", **{**QUICK, contract.HANG_TIMEOUT: "0"})
+    job = pods(1, 1, script="import time; time.sleep(8)", **{**QUICK, user_env.HANG_TIMEOUT: "0"})
     job.start("train.py")
     assert job.wait() == [ExitCode.DONE], job.log()
 
@@ -180,7 +181,7 @@ def test_a_slow_rank_is_in_the_record(pods: Callable[..., Pods]) -> None:
     job.start("train.py")
 
     def records() -> list[JobRecord]:
-        found = [contract.parse_record(line) for line in job.log().splitlines()]
+        found = [log_format.parse_record(line) for line in job.log().splitlines()]
         return [record for record in found if record and record.slow]
 
     job.until(lambda: bool(records()), "a rank is slow")

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime import contract
-from flk_runtime.contract import ExitCode, parse_record
+from flk_runtime.contract import log_format, pod_env
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.log_format import parse_record
 from tests.support.pods import END, TRAIN, Pods
 from tests.support.processes import alive, parent_of
 
@@ -101,7 +102,7 @@ def test_a_killed_rank_restarts_all_ranks(pods: Callable[..., Pods]) -> None:
     for rank in range(4):
         assert f"rank {rank} of 4 done in attempt 1" in job.logs_of_all()
     for pod in range(2):
-        assert [n for line in job.log(pod).splitlines() if (n := contract.parse_attempt(line))] == [1, 2]
+        assert [n for line in job.log(pod).splitlines() if (n := log_format.parse_attempt(line))] == [1, 2]
     first = job.record().attempts[0]
     assert first.failure is not None
     assert (first.failure.rank, first.failure.signal, first.failure.pod_name) == (3, signal.SIGKILL, "test-worker-1")
@@ -220,7 +221,7 @@ def test_the_record_is_repeated_so_that_a_tail_of_the_log_has_it(pods: Callable[
     records = [number for number, line in enumerate(lines) if parse_record(line)]
     assert len(records) == 5  # at the start, after each thousand, at the end
     gaps = [later - earlier for earlier, later in itertools.pairwise(records)]
-    assert max(gaps) <= contract.RECORD_INTERVAL + 100
+    assert max(gaps) <= log_format.RECORD_INTERVAL + 100
     assert sum(line.startswith("[rank 0] ") for line in lines) == 3500
 
 
@@ -443,9 +444,9 @@ def test_the_deadline_ends_the_job_without_a_restart(pods: Callable[..., Pods]) 
     # The deadline of pod 1 alone is over before it joins, so that it does not matter how long a start takes here.
     job = pods(2, 1, FLK_RESTARTS="5", script="import time; time.sleep(600)")
     job.start("train.py", only=0)
-    host, _, port = job.variables[contract.RDZV_ENDPOINT].rpartition(":")
+    host, _, port = job.variables[pod_env.RDZV_ENDPOINT].rpartition(":")
     job.until(lambda: listens(host, int(port)), "the launcher of pod 0 serves the store")
-    job.variables[contract.DEADLINE] = "1"
+    job.variables[pod_env.DEADLINE] = "1"
     job.start("train.py", only=1)
     assert job.wait() == [ExitCode.TIMEOUT] * 2, job.logs_of_all()
     failure = job.record().failure
@@ -512,7 +513,7 @@ def test_a_port_that_is_taken_is_named(pods: Callable[..., Pods]) -> None:
     job = pods(2, 1, FLK_JOIN_TIMEOUT="1")
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the test holds the port itself
-        taken.bind(("", int(job.variables[contract.RDZV_ENDPOINT].rpartition(":")[2])))
+        taken.bind(("", int(job.variables[pod_env.RDZV_ENDPOINT].rpartition(":")[2])))
         taken.listen()
         job.start("train.py", "1", only=0)
         assert job.running[0].wait(END) == ExitCode.USAGE

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime import contract
+from flk_runtime.contract import pod_env, user_env
 from tests.support import preemption
 from tests.support.memory import TRAIN, delete_pods, folder_of
 from tests.support.pods import Pods
@@ -25,7 +25,7 @@ SIZE = 1 << 20
 @pytest.fixture
 def job(forked_pods: Callable[..., Pods], root: Path) -> Callable[..., Pods]:
     def make(count: int, processes: int = 1, **variables: str) -> Pods:
-        settings = {contract.MEMORY_ROOT: str(root), contract.RESTARTS: "3", contract.LEASE: "3", **variables}
+        settings = {pod_env.MEMORY_ROOT: str(root), pod_env.RESTARTS: "3", user_env.LEASE: "3", **variables}
         return forked_pods(count, processes, script=TRAIN, **settings)
 
     return make
@@ -38,7 +38,7 @@ def begun(job: Pods, attempt_lines: str = "begins at step ") -> list[int]:
 
 def reach(job: Pods, step: int) -> None:
     """Wait until all ranks have done a step."""
-    ranks = range(int(job.variables[contract.PODS]) * int(job.variables[contract.PROCESSES]))
+    ranks = range(int(job.variables[pod_env.PODS]) * int(job.variables[pod_env.PROCESSES]))
 
     def done() -> bool:
         texts = [path.read_text() for rank in ranks if (path := job.folder / f"step.{rank}").exists()]
@@ -122,7 +122,7 @@ def test_a_killed_launcher_finds_the_parts_of_its_pod_again(job: Callable[..., P
 
 
 def test_a_pod_that_has_to_stop_saves_and_copies_before_it_ends(job: Callable[..., Pods], root: Path) -> None:
-    run = job(2, **{contract.GRACE: "20"})
+    run = job(2, **{pod_env.GRACE: "20"})
     start(run, 60, save_every=1000, size=16 << 20)
     reach(run, 12)
     run.running[1].send_signal(signal.SIGTERM)
@@ -139,7 +139,7 @@ def test_a_pod_that_has_to_stop_saves_and_copies_before_it_ends(job: Callable[..
 def test_a_training_without_a_folder_ends_with_the_same_loss_to_the_bit(
     forked_pods: Callable[..., Pods], root: Path
 ) -> None:
-    variables = {contract.MEMORY_ROOT: str(root), contract.RESTARTS: "3", contract.LEASE: "3", contract.SAVE_EVERY: "5"}
+    variables = {pod_env.MEMORY_ROOT: str(root), pod_env.RESTARTS: "3", user_env.LEASE: "3", user_env.SAVE_EVERY: "5"}
     quiet = forked_pods(2, 1, script=preemption.TRAIN, **variables)
     quiet.start("train.py", "30", "0", "0")
     assert quiet.wait() == [0, 0], quiet.logs_of_all()
@@ -163,7 +163,7 @@ def test_a_training_without_a_folder_ends_with_the_same_loss_to_the_bit(
 def test_kills_at_random_moments_of_saves_leave_a_whole_state(job: Callable[..., Pods], root: Path, kills: int) -> None:
     """Ranks are killed while they save in every step. The script asserts that no state is mixed when it restores."""
     generator = random.Random(kills)
-    limits = {contract.RESTARTS: "1000", contract.BACKOFF: "0", contract.RETRY_SAME_FAILURE: "1"}
+    limits = {pod_env.RESTARTS: "1000", user_env.BACKOFF: "0", user_env.RETRY_SAME_FAILURE: "1"}
     run = job(2, 1, **limits)
     start(run, 1_000_000, save_every=1, pause=0.0, size=8 << 20)
     for attempt in range(kills):
@@ -179,7 +179,7 @@ def test_kills_at_random_moments_of_saves_leave_a_whole_state(job: Callable[...,
 
 
 def test_ranks_that_are_killed_while_large_parts_are_copied_restart(job: Callable[..., Pods]) -> None:
-    run = job(2, 1, **{contract.BACKOFF: "0", contract.RETRY_SAME_FAILURE: "1", contract.RESTARTS: "10"})
+    run = job(2, 1, **{user_env.BACKOFF: "0", user_env.RETRY_SAME_FAILURE: "1", pod_env.RESTARTS: "10"})
     start(run, 1_000_000, save_every=1, pause=0.0, size=64 << 20)
     for attempt in range(4):
         os.kill(run.pid(attempt, attempt % 2), signal.SIGKILL)
@@ -194,7 +194,7 @@ def test_partners_that_leave_an_elastic_job_hand_over_their_parts(
     job: Callable[..., Pods], root: Path, pause: float
 ) -> None:
     """Pods 2 and 3 are partners. Pod 3 is told to stop at once, while all save, and when it trains without pod 2."""
-    limits = {contract.MIN_PODS: "1", contract.GRACE: "20", contract.LAST_CALL: "1", contract.DISRUPTIONS: "0"}
+    limits = {pod_env.MIN_PODS: "1", pod_env.GRACE: "20", user_env.LAST_CALL: "1", pod_env.DISRUPTIONS: "0"}
     run = job(4, **limits)
     start(run, 300, save_every=1000)
     reach(run, 12)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime import contract
+from flk_runtime.contract import pod_env, user_env
+from flk_runtime.contract.exit_codes import ExitCode
 from tests.support.hosts import LEASE, SCRIPT, Hosts
 from tests.support.network import network
 from tests.support.pods import Pods
@@ -140,7 +141,7 @@ def test_the_launcher_on_a_node_that_comes_back_leaves_its_place_to_the_new_one(
     job.start("train.py", only=2)
     ranks = job.ranks(1)
     job.net.hosts[2].heal()
-    assert former.wait(60) == contract.ExitCode.PREEMPTED
+    assert former.wait(60) == ExitCode.PREEMPTED
     assert "[pod 2] leaving the job: another launcher has taken the place of pod 2\n" in job.log(2)
     assert all(alive(rank) for rank in ranks)
     job.finish(attempts=2)
@@ -163,7 +164,7 @@ def test_a_new_leader_refuses_the_launcher_on_a_node_that_comes_back(hosts: Call
         job.start("train.py", only=pod)
     ranks = job.ranks(1)
     job.net.hosts[2].heal()
-    assert former.wait(60) == contract.ExitCode.PREEMPTED
+    assert former.wait(60) == ExitCode.PREEMPTED
     assert all(alive(rank) for rank in ranks)
     job.finish(attempts=2)
 
@@ -198,9 +199,9 @@ def test_a_launcher_without_the_secret_is_refused(hosts: Callable[..., Hosts]) -
     job = hosts()
     ranks = job.run()
     genuine = dict(job.running)
-    job.variables |= {contract.RDZV_SECRET: "guessed", contract.JOIN_TIMEOUT: "4"}
+    job.variables |= {pod_env.RDZV_SECRET: "guessed", user_env.JOIN_TIMEOUT: "4"}
     job.start("train.py", only=1)  # from the host of pod 1
-    assert job.running[1].wait(60) == contract.ExitCode.INFRASTRUCTURE
+    assert job.running[1].wait(60) == ExitCode.INFRASTRUCTURE
     assert "the leader does not know the secret of this job" in job.log(1)
     assert all(alive(rank) for rank in ranks)
     job.running = genuine
@@ -245,9 +246,9 @@ def test_ranks_of_pods_that_have_only_ipv6_addresses_form_a_group(tmp_path: Path
 
 def test_a_delay_of_200_ms_is_no_fault(pods: Callable[..., Pods]) -> None:
     job = pods(2, 1, SCRIPT, FLK_LEASE=str(LEASE), FLK_START="spawn", FLK_RESTARTS="1")
-    proxy = DelayingProxy(int(job.variables[contract.RDZV_ENDPOINT].rpartition(":")[2]), 0.2)
+    proxy = DelayingProxy(int(job.variables[pod_env.RDZV_ENDPOINT].rpartition(":")[2]), 0.2)
     try:
-        job.variables_of[1] = {contract.RDZV_ENDPOINT: f"127.0.0.1:{proxy.port}"}
+        job.variables_of[1] = {pod_env.RDZV_ENDPOINT: f"127.0.0.1:{proxy.port}"}
         job.start("train.py")
         ranks = [job.pid(0, 0), job.pid(0, 1)]
         time.sleep(LEASE + 1)

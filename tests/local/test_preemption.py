@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime.contract import ExitCode
+from flk_runtime.contract.exit_codes import ExitCode
 from tests.support.pods import END, Pods
 from tests.support.preemption import TRAIN
 from tests.support.processes import until

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from flk_runtime.contract import ExitCode, JobRecord
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.record import JobRecord
 from tests.support.pods import END, Pods
 
 PTRACE_SEIZE, WALL = 0x4206, 0x40000000

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime.contract import ExitCode
+from flk_runtime.contract.exit_codes import ExitCode
 from tests.support.commands import Flk
 from tests.support.processes import alive, parent_of, until
 

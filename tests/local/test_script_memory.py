@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime import contract
+from flk_runtime.contract import pod_env, pod_layout, user_env
 from tests.support.memory import GLOO, SAVES_TWICE, delete_pods, own_loop
 from tests.support.pods import Pods
 
@@ -61,12 +61,12 @@ def begun(job: Pods) -> list[list[str]]:
 
 def places(root: Path) -> dict[str, str]:
     """The variables that say where checkpoints are."""
-    return {contract.MEMORY_ROOT: str(root), contract.CHECKPOINT: contract.CHECKPOINT_FOLDER}
+    return {pod_env.MEMORY_ROOT: str(root), user_env.CHECKPOINT: pod_layout.CHECKPOINT_FOLDER}
 
 
 def start(forked_pods: Callable[..., Pods], root: Path, script: str) -> Pods:
     """Start two pods of one rank, which save and then wait."""
-    job = forked_pods(2, 1, script=script, **places(root), **{contract.RESTARTS: "1", contract.LEASE: "3"})
+    job = forked_pods(2, 1, script=script, **places(root), **{pod_env.RESTARTS: "1", user_env.LEASE: "3"})
     job.start("train.py")
     job.until(lambda: len([*job.folder.glob("saved.*")]) == 2, "all ranks have saved")
     return job
@@ -133,7 +133,7 @@ def test_the_memory_that_checkpoints_take_is_said_again_when_it_has_grown_notice
 def test_a_script_that_goes_back_without_storage_is_told_why_it_cannot(
     forked_pods: Callable[..., Pods], root: Path
 ) -> None:
-    places = {contract.MEMORY_ROOT: str(root), contract.CHECKPOINT: contract.CHECKPOINT_FOLDER}
+    places = {pod_env.MEMORY_ROOT: str(root), user_env.CHECKPOINT: pod_layout.CHECKPOINT_FOLDER}
     job = forked_pods(script=GOES_BACK, **places)
     job.start("train.py")
     assert job.wait() == [0], job.log()

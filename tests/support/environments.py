@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from flk_runtime import contract
+from flk_runtime.contract import user_env
 from flk_runtime.discovery import discover
 from flk_runtime.errors import DiscoveryError
 
@@ -21,7 +21,7 @@ TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",
     "TORCHELASTIC_RESTART_COUNT": "2",
 }
-FLK = {**TORCHRUN, contract.ATTEMPT: "3", "TORCHELASTIC_RESTART_COUNT": "3"}
+FLK = {**TORCHRUN, user_env.ATTEMPT: "3", "TORCHELASTIC_RESTART_COUNT": "3"}
 PODS = {
     "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456",
     "PET_NODE_RANK": "1", "PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto", "PET_MASTER_ADDR": "job-master-0",

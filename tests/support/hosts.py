@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flk_runtime import contract
+from flk_runtime.contract import pod_env, user_env
 from tests.support.network import LEADER_NAME, Network
 from tests.support.pods import Pods
 
@@ -27,12 +27,12 @@ class Hosts(Pods):
         super().__init__(folder, PORT, pods, 1, **variables)
         self.net = net
         self.variables |= {
-            contract.RDZV_ENDPOINT: f"{LEADER_NAME}:{PORT}",
-            contract.LEASE: str(LEASE),
-            contract.RESTARTS: "20",
-            contract.START: "spawn",  # does not import torch
-            contract.JOB_UID: "uid-1",
-            contract.RDZV_SECRET: "secret-1",
+            pod_env.RDZV_ENDPOINT: f"{LEADER_NAME}:{PORT}",
+            user_env.LEASE: str(LEASE),
+            pod_env.RESTARTS: "20",
+            user_env.START: "spawn",  # does not import torch
+            pod_env.JOB_UID: "uid-1",
+            pod_env.RDZV_SECRET: "secret-1",
             **variables,
         }
         for pod in range(pods):
@@ -43,7 +43,7 @@ class Hosts(Pods):
     def place(self, pod: int, host: int) -> None:
         """Let the launchers of a pod that start from now on run on this host."""
         self.prefixes[pod] = self.net.hosts[host].prefix
-        self.variables_of[pod] = {contract.POD_IP: self.net.hosts[host].address}
+        self.variables_of[pod] = {pod_env.POD_IP: self.net.hosts[host].address}
 
     def run(self) -> list[int]:
         """Start the job, and return the process ids of the ranks of its first attempt."""

@@ -7,7 +7,9 @@ from typing import Any
 from flk.diagnose import Picture, Surroundings
 from flk.jobs import state as states
 from flk.jobs.state import State
-from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.launcher.failures import new_record
 from flk_runtime.launcher.policy import Limits, decide
 from tests.support.api_server import FakeApiServer

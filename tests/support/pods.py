@@ -11,8 +11,8 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Protocol
 
-from flk_runtime import contract
-from flk_runtime.contract import JobRecord
+from flk_runtime.contract import pod_env, user_env
+from flk_runtime.contract.record import JobRecord
 from tests.support.processes import until
 
 END = 120  # seconds for a job of a few steps, on a machine that does other things too
@@ -116,12 +116,12 @@ class Pods:
         self.pods = pods
         self.fork_server = fork_server
         self.variables = {
-            contract.JOB: "test",
-            contract.PODS: str(pods),
-            contract.PROCESSES: str(processes),
-            contract.RDZV_ENDPOINT: f"127.0.0.1:{port}",
-            contract.POD_IP: "127.0.0.1",
-            contract.GRACE: "2",
+            user_env.JOB: "test",
+            pod_env.PODS: str(pods),
+            pod_env.PROCESSES: str(processes),
+            pod_env.RDZV_ENDPOINT: f"127.0.0.1:{port}",
+            pod_env.POD_IP: "127.0.0.1",
+            pod_env.GRACE: "2",
             "OMP_NUM_THREADS": "1",
             **variables,
         }
@@ -139,9 +139,9 @@ class Pods:
             log = self.folder / f"log.{index}.{len(self.logs[index])}"
             self.logs[index].append(log)
             own = {
-                contract.POD_INDEX: str(index),
-                contract.POD_NAME: f"test-worker-{index}",
-                contract.TERMINATION_LOG: str(self.folder / f"termination.{index}"),
+                pod_env.POD_INDEX: str(index),
+                user_env.POD_NAME: f"test-worker-{index}",
+                pod_env.TERMINATION_LOG: str(self.folder / f"termination.{index}"),
                 **self.variables_of.get(index, {}),
             }
             environment = os.environ | self.variables | own

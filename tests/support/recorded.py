@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flk.diagnose import Picture, Surroundings
-from flk_runtime.contract import JobRecord
+from flk_runtime.contract.record import JobRecord
 
 _NOISE = (
     "managedFields",

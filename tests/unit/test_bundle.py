@@ -18,7 +18,7 @@ from flk.errors import UsageError
 from flk.manifest.bundle import SIZE_LIMIT, Bundle, make_bundle, runtime_archive
 from flk.manifest.render import CHUNK, render
 from flk.spec.job import Job, validated
-from flk_runtime import contract
+from flk_runtime.contract import pod_layout
 
 Write = Callable[..., None]
 Render = Callable[..., tuple[int, str]]
@@ -288,10 +288,10 @@ def test_a_link_to_a_secret_is_a_secret(tmp_path: Path, write: Write) -> None:
 
 
 def test_the_runtime_runs_from_its_archive(tmp_path: Path) -> None:
-    archive = tmp_path / contract.RUNTIME_ARCHIVE
+    archive = tmp_path / pod_layout.RUNTIME_ARCHIVE
     archive.write_bytes(runtime_archive())
     with zipfile.ZipFile(archive) as opened:
-        assert {"__main__.py", "flk_runtime/__init__.py", "flk_runtime/contract.py"} <= set(opened.namelist())
+        assert {"__main__.py", "flk_runtime/__init__.py", "flk_runtime/contract/__init__.py"} <= set(opened.namelist())
     code = f"import sys; sys.path[:] = [{str(archive)!r}, *(p for p in sys.path if 'runtime' not in p)]\nimport flk_runtime.contract as c; print(c.__file__)"  # noqa: E501
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith(str(archive))
@@ -350,8 +350,8 @@ def test_code_is_cut_into_config_maps(tmp_path: Path, write: Write) -> None:
         data = {key: base64.b64decode(value) for key, value in config["binaryData"].items()}
         assert sum(map(len, data.values())) <= CHUNK
         pieces |= data
-    assert pieces.pop(contract.RUNTIME_ARCHIVE) == bundle.runtime
-    assert sorted(pieces) == [f"{contract.CODE_ARCHIVE}.{number:03}" for number in range(3)]
+    assert pieces.pop(pod_layout.RUNTIME_ARCHIVE) == bundle.runtime
+    assert sorted(pieces) == [f"{pod_layout.CODE_ARCHIVE}.{number:03}" for number in range(3)]
     assert b"".join(pieces[key] for key in sorted(pieces)) == bundle.code
 
 

@@ -12,7 +12,7 @@ from flk.__main__ import main
 from flk.diagnose import CAUSES, find, page, report
 from flk.diagnose.model import PodPhase
 from flk.jobs.state import Phase, derive
-from flk_runtime.contract import ExitCode
+from flk_runtime.contract.exit_codes import ExitCode
 from tests.support import recorded
 from tests.support.api_server import FakeApiServer
 from tests.support.causes import CASES, Case, Object

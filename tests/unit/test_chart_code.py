@@ -18,7 +18,7 @@ import pytest
 
 from flk import labels
 from flk.manifest import runtime_archive
-from flk_runtime import contract
+from flk_runtime.contract import pod_env, pod_layout
 from flk_runtime.launcher.unpack import unpack
 from tests.support.chart import ROOT, Rendered, template
 from tests.support.commands import helm
@@ -58,7 +58,13 @@ def test_the_runtime_is_the_one_that_submit_ships(chart: Rendered) -> None:
         shipped = {f"flk_runtime/{name}": archive.read(name) for name in names}
     assert {path: data for path, data in mounted(chart).items() if not path.startswith("code/")} == shipped
     words = of_job(chart)["containers"][0]["command"]
-    assert words[words.index("flk") + 1 :] == ["python3", "-u", f"{contract.SHIP_FOLDER}/flk_runtime", "--", "train.py"]
+    assert words[words.index("flk") + 1 :] == [
+        "python3",
+        "-u",
+        f"{pod_layout.SHIP_FOLDER}/flk_runtime",
+        "--",
+        "train.py",
+    ]
 
 
 def test_the_runtime_works_without_what_is_not_in_the_chart(chart: Rendered, tmp_path: Path) -> None:
@@ -102,9 +108,9 @@ def test_the_code_reaches_the_pods_and_its_hash_fits(chart: Rendered, tmp_path: 
         (tmp_path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "code" / name).write_bytes(data)
     env = {variable["name"]: variable.get("value") for variable in of_job(chart)["containers"][0]["env"]}
-    assert env[contract.CODE] == f"{contract.SHIP_FOLDER}/code"
-    assert unpack(tmp_path / "code", tmp_path / "work", str(env[contract.CODE_HASH])) == 2
-    assert chart.one("PyTorchJob")["metadata"]["annotations"][labels.CODE_HASH] == env[contract.CODE_HASH]
+    assert env[pod_env.CODE] == f"{pod_layout.SHIP_FOLDER}/code"
+    assert unpack(tmp_path / "code", tmp_path / "work", str(env[pod_env.CODE_HASH])) == 2
+    assert chart.one("PyTorchJob")["metadata"]["annotations"][labels.CODE_HASH] == env[pod_env.CODE_HASH]
 
 
 def test_without_script_and_command_the_example_trains() -> None:
@@ -118,7 +124,7 @@ def test_code_of_the_image_runs_with_the_runtime_of_the_chart() -> None:
     assert not [path for path in mounted(chart) if path.startswith("code/")]
     assert of_job(chart)["containers"][0]["command"][-4:] == ["/opt/team/train.py", "--lr", "0.1", "20"]
     names = {variable["name"] for variable in of_job(chart)["containers"][0]["env"]}
-    assert not names & {contract.CODE, contract.CODE_HASH}
+    assert not names & {pod_env.CODE, pod_env.CODE_HASH}
 
 
 def test_the_command_names_the_script() -> None:

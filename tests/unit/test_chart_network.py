@@ -6,7 +6,7 @@ from typing import Any
 
 from flk.manifest import Bundle, render
 from flk.spec.job import validated
-from flk_runtime import contract
+from flk_runtime.contract import user_env
 from tests.support.chart import template
 
 OTHERS = {"a pod of something else": {"app": "web"}, "no labels": {}}
@@ -84,7 +84,7 @@ def test_a_pod_monitor_finds_the_metrics_of_the_pods_and_the_policy_lets_it_in()
     assert monitor["metadata"]["labels"]["release"] == "p"
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     env = {variable["name"]: variable.get("value") for variable in pod["spec"]["containers"][0]["env"]}
-    assert env[contract.METRICS_PORT] == str(endpoint["portNumber"]) == "9400"
+    assert env[user_env.METRICS_PORT] == str(endpoint["portNumber"]) == "9400"
     assert env["A"] == "b"
     assert {"ports": [{"protocol": "TCP", "port": 9400}]} in chart.one("NetworkPolicy")["spec"]["ingress"]
     assert template({"job": {"enabled": True}}).of_kind("PodMonitor") == []

@@ -18,13 +18,14 @@ from flk.spec.fabric import fabrics
 from flk.spec.fields import TORCH_STRATEGIES
 from flk.spec.job import Job, validated
 from flk.targets import TARGETS
-from flk_runtime import contract
+from flk_runtime.contract import pod_env, pod_layout
+from flk_runtime.contract.strategies import STRATEGIES
 from tests.support.chart import CHART, Rendered, template
 from tests.support.commands import helm as helm_command
 
 COMMAND = ["train.py"]
 KINDS = {target.kind for target in TARGETS.values()}
-IN_CHART = [name for name in contract.STRATEGIES if name != "diloco"]  # whose workers need a secret made by flk submit
+IN_CHART = [name for name in STRATEGIES if name != "diloco"]  # whose workers need a secret made by flk submit
 
 
 def normal(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -51,11 +52,11 @@ def normalize(part: Any) -> None:
     if "volumes" in part:
         part["volumes"] = [volume for volume in part["volumes"] if volume["name"] != "ship"]
     if "volumeMounts" in part:
-        part["volumeMounts"] = [m for m in part["volumeMounts"] if m["mountPath"] != contract.SHIP_FOLDER]
+        part["volumeMounts"] = [m for m in part["volumeMounts"] if m["mountPath"] != pod_layout.SHIP_FOLDER]
     if "env" in part:
-        env = [variable for variable in part["env"] if variable["name"] not in (contract.CODE, contract.CODE_HASH)]
+        env = [variable for variable in part["env"] if variable["name"] not in (pod_env.CODE, pod_env.CODE_HASH)]
         part["env"] = sorted(env, key=lambda variable: variable["name"])
-    runtime = f"{contract.SHIP_FOLDER}/flk_runtime"
+    runtime = f"{pod_layout.SHIP_FOLDER}/flk_runtime"
     if runtime in part.get("command", []):
         start = part["command"].index(runtime)
         part["command"][start : start + 1] = ["-m", "flk_runtime"]

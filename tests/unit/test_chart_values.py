@@ -17,7 +17,8 @@ from flk.spec.fabric import fabrics
 from flk.spec.fields import TORCH_STRATEGIES
 from flk.spec.job import DEFAULT_IMAGE, Job
 from flk.targets import TARGETS
-from flk_runtime import contract
+from flk_runtime.contract import pod_env, user_env
+from flk_runtime.contract.strategies import DILOCO, STRATEGIES
 from scripts.documentation import chart_values
 from tests.support.chart import CHART, ROOT, template
 
@@ -46,7 +47,7 @@ def test_records_may_be_read_and_patched_and_nothing_else() -> None:
     read = namespace_defaults.parse([("defaults", defaults["data"][labels.DEFAULTS_KEY])])
     assert read.records == name
     pod = chart.one("PyTorchJob")["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
-    assert {"name": contract.RECORDS, "value": name} in pod["containers"][0]["env"]
+    assert {"name": pod_env.RECORDS, "value": name} in pod["containers"][0]["env"]
 
 
 def test_no_defaults_no_config_map_and_no_job_unless_enabled() -> None:
@@ -109,12 +110,12 @@ def test_schema_knows_the_same_fields_fabrics_and_reserved_names() -> None:
     assert schema["properties"]["job"]["properties"].keys() == values["job"].keys() == fields
     assert set(schema["definitions"]["fabric"]["enum"]) == {"", None, *fabrics()}
     strategies = schema["properties"]["job"]["properties"]["strategy"]["enum"]
-    assert strategies == [*(name for name in contract.STRATEGIES if name != contract.DILOCO), *TORCH_STRATEGIES]
+    assert strategies == [*(name for name in STRATEGIES if name != DILOCO), *TORCH_STRATEGIES]
     assert namespace_defaults.NamespaceDefaults.model_fields.keys() == values["defaults"].keys()
-    names = [*contract.RESERVED_NAMES, *(f"{prefix}X" for prefix in contract.RESERVED_PREFIXES), *contract.SETTABLE]
+    names = [*user_env.RESERVED_NAMES, *(f"{prefix}X" for prefix in user_env.RESERVED_PREFIXES), *user_env.SETTABLE]
     for name in [*names, "LR", "RANKS", "MY_RANK", "PETS"]:
         check = jsonschema.Draft7Validator({"$ref": "#/definitions/variable", "definitions": schema["definitions"]})
-        assert check.is_valid(name) != contract.is_reserved(name), name
+        assert check.is_valid(name) != user_env.is_reserved(name), name
 
 
 def test_comments_in_values_yaml_are_the_descriptions_of_the_schema() -> None:

@@ -16,7 +16,9 @@ from flk.diagnose import report
 from flk.jobs.client import JobClient
 from flk.jobs.picture import read_picture
 from flk.jobs.state import Phase, derive
-from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord, KeptRecord
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.record import Attempt, JobRecord, KeptRecord
 from flk_runtime.launcher import cluster_record
 from flk_runtime.launcher.cluster_record import ClusterRecord
 from flk_runtime.launcher.settings import Settings

@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flk_runtime import contract
-from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord, is_record, parse_record
+from flk_runtime.contract import log_format, pod_layout, user_env
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.log_format import is_record, parse_record
+from flk_runtime.contract.record import Attempt, JobRecord
 
 TEXT = st.text(max_size=8000)
 FAILURES = st.builds(
@@ -32,7 +35,7 @@ RECORDS = st.builds(
 
 @given(RECORDS)
 def test_a_record_is_one_line_and_decodes_to_an_equal_record(record: JobRecord) -> None:
-    line = f"[pod 0] {contract.RECORD_MARKER}{record.to_json()}"
+    line = f"[pod 0] {log_format.RECORD_MARKER}{record.to_json()}"
     assert "\n" not in line
     assert is_record(line)
     assert parse_record(line) == record
@@ -40,8 +43,8 @@ def test_a_record_is_one_line_and_decodes_to_an_equal_record(record: JobRecord) 
 
 @given(RECORDS)
 def test_a_termination_message_fits_and_keeps_outcome_code_and_cause(record: JobRecord) -> None:
-    text = record.to_json(contract.TERMINATION_LOG_LIMIT)
-    assert len(text.encode()) <= contract.TERMINATION_LOG_LIMIT
+    text = record.to_json(pod_layout.TERMINATION_LOG_LIMIT)
+    assert len(text.encode()) <= pod_layout.TERMINATION_LOG_LIMIT
     kept = JobRecord.from_json(text)
     assert kept is not None
     assert (kept.outcome, kept.code) == (record.outcome, record.code)
@@ -63,7 +66,7 @@ def test_text_without_a_record_decodes_to_none(text: str) -> None:
 
 
 def test_a_record_in_the_output_of_a_rank_is_ignored() -> None:
-    line = f"[rank 0] {contract.RECORD_MARKER}" + JobRecord("succeeded", 0).to_json()
+    line = f"[rank 0] {log_format.RECORD_MARKER}" + JobRecord("succeeded", 0).to_json()
     assert not is_record(line)
     assert parse_record(line) is None
 
@@ -97,17 +100,17 @@ def test_the_kind_of_failure_decides_the_exit_code(kind: str, code: ExitCode) ->
     "name", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "PET_NNODES", "FLK_POD_INDEX", "TORCHELASTIC_RUN_ID"]
 )
 def test_names_that_the_operator_torch_or_flk_set_are_reserved(name: str) -> None:
-    assert contract.is_reserved(name)
+    assert user_env.is_reserved(name)
 
 
 @pytest.mark.parametrize("name", ["NCCL_DEBUG", "OMP_NUM_THREADS", "MY_RANK", "FLK_SAVE_EVERY", "rank"])
 def test_other_names_are_not_reserved(name: str) -> None:
-    assert not contract.is_reserved(name)
+    assert not user_env.is_reserved(name)
 
 
 def test_marks_of_attempts_are_for_programs() -> None:
-    assert contract.parse_attempt("[pod 12] flk-attempt 3") == 3
-    assert contract.is_record("[pod 12] flk-attempt 3")
+    assert log_format.parse_attempt("[pod 12] flk-attempt 3") == 3
+    assert log_format.is_record("[pod 12] flk-attempt 3")
     for line in ("[rank 0] flk-attempt 3", "flk-attempt 3", "[pod 0] flk-attempt x", "[pod 0] flk-attempt 3 more"):
-        assert contract.parse_attempt(line) is None
-        assert not contract.is_record(line)
+        assert log_format.parse_attempt(line) is None
+        assert not log_format.is_record(line)

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flk.spec.diloco import DiLoCo as JobDiLoCo
-from flk_runtime import contract
+from flk_runtime.contract import pod_env, user_env
 from flk_runtime.diloco import DiLoCo, Membership
 from flk_runtime.diloco.compression import ErrorFeedback, decode, encode, encoded_size
 from flk_runtime.diloco.fragments import Schedule
@@ -87,11 +87,11 @@ def test_wrong_options_are_refused(text: str, message: str) -> None:
 
 
 def test_membership() -> None:
-    environment = {contract.WORKER: "1", contract.WORKERS: "2", contract.MEET: "hub:1", contract.MEET_SECRET: "s"}
+    environment = {user_env.WORKER: "1", user_env.WORKERS: "2", pod_env.MEET: "hub:1", pod_env.MEET_SECRET: "s"}
     assert Membership.read(DiLoCo(sites=3, site=2), environment) == Membership(5, 6, "hub:1", "s")
     assert "'s'" not in repr(Membership.read(DiLoCo(), environment))  # a secret is not printed
     with pytest.raises(SetupError, match="2 workers and no address where they meet"):
-        Membership.read(DiLoCo(), {contract.WORKERS: "2"})
+        Membership.read(DiLoCo(), {user_env.WORKERS: "2"})
 
 
 @pytest.mark.parametrize(("dtype", "error"), [("fp32", 0.0), ("fp16", 2**-11), ("int8", 1 / 254)])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flk_runtime import contract
+from flk_runtime.contract import user_env
 from flk_runtime.discovery import LAUNCHERS, discover
 from flk_runtime.errors import DiscoveryError
 from tests.support.environments import (
@@ -119,7 +119,7 @@ def test_environments_as_they_were_seen(file: Path) -> None:
 
 
 FIELD = {
-    "flk": lambda *where: {**of_torchrun(*where), contract.ATTEMPT: "0", "TORCHELASTIC_USE_AGENT_STORE": "True"},
+    "flk": lambda *where: {**of_torchrun(*where), user_env.ATTEMPT: "0", "TORCHELASTIC_USE_AGENT_STORE": "True"},
     "torchrun": of_torchrun,
     "torchrun, virtual local ranks": lambda *where: {**of_torchrun(*where), "LOCAL_RANK": "0"},
     "torchrun in a step of Slurm": lambda *where: {**of_slurm(where[0], 0, where[2], 1), **of_torchrun(*where)},

@@ -18,7 +18,9 @@ from flk.labels import QUEUE
 from flk.manifest import render
 from flk.manifest.bundle import Bundle
 from flk.spec.job import validated
-from flk_runtime.contract import RECORD_MARKER, Attempt, Failure, JobRecord
+from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.log_format import RECORD_MARKER
+from flk_runtime.contract.record import Attempt, JobRecord
 from tests.support.jobs import NOW, JobBuilder
 
 Run = Callable[..., tuple[int, str, str]]

@@ -24,7 +24,8 @@ from flk.jobs.state import Phase, deleted, derive
 from flk.jobs.wait import wait_until_finished
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
-from flk_runtime.contract import Attempt, Failure, JobRecord, KeptRecord
+from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.record import Attempt, JobRecord, KeptRecord
 from tests.support import recorded
 from tests.support.api_server import FakeApiServer
 from tests.support.causes import CASES, Case

@@ -11,7 +11,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from flk_runtime.contract import Attempt, Failure, is_secondary
+from flk_runtime.contract.failure import Failure, is_secondary
+from flk_runtime.contract.record import Attempt
 from flk_runtime.errors import SetupError
 from flk_runtime.launcher.failures import from_exit_code, from_report, root_cause, shorten
 from flk_runtime.system.report import describe

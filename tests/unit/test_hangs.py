@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from flk_runtime.contract import ExitCode, Failure, SlowRank
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.record import SlowRank
 from flk_runtime.launcher.hangs import report
 from flk_runtime.launcher.hangs.collect import parse_stacks
 from flk_runtime.launcher.hangs.diagnosis import activity, diagnose, name_ranks, odd_first

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flk_runtime.contract import Failure
+from flk_runtime.contract.failure import Failure
 from tests.support.jobs import NOW, JobBuilder, record
 
 Run = Callable[..., tuple[int, str, str]]

@@ -15,7 +15,8 @@ from flk.manifest.environment import environment, warnings
 from flk.spec import names
 from flk.spec.fields import TORCH_STRATEGIES
 from flk.spec.job import SIZE_LIMIT, Job, validated
-from flk_runtime import contract
+from flk_runtime.contract import pod_env, user_env
+from flk_runtime.contract.strategies import STRATEGIES
 
 
 def error_of(**fields: Any) -> UsageError:
@@ -148,11 +149,11 @@ def test_a_value_that_no_process_can_have_is_refused() -> None:
     assert "env.A: must have at most 120,000 bytes" in str(error_of(env={"A": "ä" * 60_001}))
 
 
-@pytest.mark.parametrize("text", [*contract.STRATEGIES, *TORCH_STRATEGIES, "full-shard"])
+@pytest.mark.parametrize("text", [*STRATEGIES, *TORCH_STRATEGIES, "full-shard"])
 def test_strategies_as_flk_and_torch_write_them(text: str) -> None:
     strategy = validated({"command": "a.py", "strategy": text}).strategy
     assert strategy == text.lower().lstrip("_").replace("-", "_")
-    assert strategy in contract.STRATEGIES
+    assert strategy in STRATEGIES
 
 
 def test_processes_follow_the_gpus() -> None:
@@ -228,18 +229,18 @@ def test_the_environment_of_every_rank() -> None:
         }
     )
     assert environment(job) == {
-        contract.JOB: "n",
-        contract.PODS: "4",
-        contract.PROCESSES: "2",
-        contract.RESTARTS: "3",
-        contract.DISRUPTIONS: "100",
-        contract.GRACE: "30",
-        contract.STRATEGY: "ddp",
-        contract.FABRIC: "socket",
-        contract.CHECKPOINT: "/p/n",
-        contract.DEADLINE: "60",
-        contract.HANG_TIMEOUT: "0",
-        contract.SAVE_EVERY: "5",
+        user_env.JOB: "n",
+        pod_env.PODS: "4",
+        pod_env.PROCESSES: "2",
+        pod_env.RESTARTS: "3",
+        pod_env.DISRUPTIONS: "100",
+        pod_env.GRACE: "30",
+        user_env.STRATEGY: "ddp",
+        user_env.FABRIC: "socket",
+        user_env.CHECKPOINT: "/p/n",
+        pod_env.DEADLINE: "60",
+        user_env.HANG_TIMEOUT: "0",
+        user_env.SAVE_EVERY: "5",
         "NCCL_NET": "IB",  # the user's wins
         "NCCL_IB_DISABLE": "1",
         "A": "$(B)",

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from flk_runtime.contract import ExitCode, Failure
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure
 from tests.support.jobs import NOW, JobBuilder, record
 from tests.unit.outputs import jobs
 

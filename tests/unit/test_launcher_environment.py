@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime import contract
+from flk_runtime.contract import pod_env, user_env
 from flk_runtime.launcher.environment import prepare_environment, rank_environment
 from flk_runtime.launcher.policy import Limits
 from flk_runtime.launcher.rendezvous import AttemptStarted
@@ -75,11 +75,11 @@ def test_a_rank_gets_the_variables_of_torchrun_and_of_flks_library(tmp_path: Pat
         "TORCHELASTIC_RUN_ID": "gpt",
         "TORCHELASTIC_ERROR_FILE": str(folder / "error.json"),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        contract.PROGRESS: str(folder / "progress"),
-        contract.OBSERVER: str(folder / "observer"),
-        contract.CHOICE: str(tmp_path / "strategy"),
-        contract.HEARTBEAT: str(folder / "heartbeat"),
-        contract.ATTEMPT: "1",
-        contract.FULL_WORLD_SIZE: "12",
+        pod_env.PROGRESS: str(folder / "progress"),
+        pod_env.OBSERVER: str(folder / "observer"),
+        pod_env.CHOICE: str(tmp_path / "strategy"),
+        user_env.HEARTBEAT: str(folder / "heartbeat"),
+        user_env.ATTEMPT: "1",
+        user_env.FULL_WORLD_SIZE: "12",
     }
     assert folder.is_dir()

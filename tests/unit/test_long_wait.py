@@ -22,7 +22,7 @@ from flk.jobs.wait import Quiet
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.kube.watch import Changed, Listed, list_and_watch
-from flk_runtime.contract import Attempt, JobRecord
+from flk_runtime.contract.record import Attempt, JobRecord
 from tests.support.jobs import NOW
 from tests.support.virtual_time import VirtualClock
 from tests.unit.outputs import jobs

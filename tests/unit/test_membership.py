@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flk_runtime.contract import Attempt, Failure, format_pods, parse_pods
+from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.ranges import format_pods, parse_pods
+from flk_runtime.contract.record import Attempt
 from flk_runtime.launcher.preemption import Boundary
 from flk_runtime.launcher.rendezvous import AttemptEnded, AttemptStarted, JobEnded
 from flk_runtime.launcher.rendezvous.messages import (

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flk.spec import names
-from flk_runtime import contract
+from flk_runtime.contract import user_env
 
 LABEL = re.compile(r"\A[a-z]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 
@@ -58,14 +58,14 @@ def test_default_names_differ() -> None:
     assert len({names.default_name(["train.py"], 4) for _ in range(50)}) > 45
 
 
-@pytest.mark.parametrize("name", [*sorted(contract.RESERVED_NAMES), "PET_NNODES", "TORCHELASTIC_RUN_ID", "FLK_JOB"])
+@pytest.mark.parametrize("name", [*sorted(user_env.RESERVED_NAMES), "PET_NNODES", "TORCHELASTIC_RUN_ID", "FLK_JOB"])
 def test_a_reserved_variable_is_refused_with_a_reason(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is reserved: ."):
         names.variable(name)
 
 
 def test_settings_of_the_runtime_are_the_users() -> None:
-    for name in contract.SETTABLE:
+    for name in user_env.SETTABLE:
         assert names.variable(name) == name
 
 

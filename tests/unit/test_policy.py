@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flk_runtime.contract import Attempt, ExitCode, Failure
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.record import Attempt
 from flk_runtime.launcher.failures import shorten
 from flk_runtime.launcher.policy import QUICK, RULES, Decision, Limits, decide, rule_for, signature
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flk_runtime.contract import Failure
+from flk_runtime.contract.failure import Failure
 from flk_runtime.launcher.preemption import NO_STEP, Boundary, PodPreemption, Preemption, agreed_step
 from flk_runtime.system import progress
 from flk_runtime.system.progress import ProgressPage

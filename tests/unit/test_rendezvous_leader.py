@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.launcher.policy import Limits
 from flk_runtime.launcher.preemption import NO_STEP, Boundary
 from flk_runtime.launcher.rendezvous import AttemptEnded, AttemptStarted, JobEnded

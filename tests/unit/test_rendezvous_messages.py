@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flk_runtime.contract import Attempt, Failure, JobRecord
+from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.launcher.preemption import Boundary
 from flk_runtime.launcher.rendezvous import AttemptEnded, AttemptStarted, JobEnded
 from flk_runtime.launcher.rendezvous.messages import (

@@ -12,7 +12,8 @@ import pytest
 from flk.diagnose import Picture
 from flk.jobs import state as states
 from flk.jobs.state import Phase
-from flk_runtime.contract import ExitCode, Failure
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure
 from tests.support.jobs import MADE, NOW, JobBuilder, record
 
 RAISED = Failure("exception", 2, 2, "gpt-worker-2", "node-a", 0, NOW - 30, "ValueError", "bad shard", "Traceback\n…")

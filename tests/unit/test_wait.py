@@ -15,7 +15,7 @@ from flk.jobs.state import Phase, State
 from flk.jobs.wait import Goal, Outcome, Quiet, raise_for_state, wait_for
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
-from flk_runtime.contract import ExitCode
+from flk_runtime.contract.exit_codes import ExitCode
 from tests.support.api_server import FakeApiServer
 from tests.unit.outputs import jobs
 

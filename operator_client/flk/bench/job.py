@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from flk.errors import UsageError
 from flk.spec.job import Job
-from flk_runtime import contract
+from flk_runtime.contract.strategies import INNER_STRATEGIES, parse_strategy
 
 
 def bench_job(job: Job, strategies: Sequence[str], *, steps: int, timeout: int) -> Job:
@@ -20,11 +20,11 @@ def bench_job(job: Job, strategies: Sequence[str], *, steps: int, timeout: int) 
     names = []
     for text in strategies:
         try:
-            names.append(contract.parse_strategy(text))
+            names.append(parse_strategy(text))
         except ValueError as error:
             raise UsageError(f"--strategies: {error}") from None
-        if names[-1] not in contract.INNER_STRATEGIES:
-            known = ", ".join(contract.INNER_STRATEGIES)
+        if names[-1] not in INNER_STRATEGIES:
+            known = ", ".join(INNER_STRATEGIES)
             raise UsageError(f"--strategies: {text} cannot be measured: expected some of {known}")
     request = json.dumps({"strategies": names, "steps": steps, "timeout": timeout})
     ship = job.ship

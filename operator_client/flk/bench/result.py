@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from flk.jobs.evidence.store import state_folder, write_whole
 from flk.spec.job import Job
-from flk_runtime import contract
+from flk_runtime.contract import log_format
 
 _KEPT: Final = 200  # files
 _GIVEN: Final = 20  # results that travel with a job
@@ -32,8 +32,8 @@ class BenchResult:
     @classmethod
     def find(cls, line: str) -> BenchResult | None:
         """Return the result in a line of rank 0's output; None if it has none."""
-        _, marker, text = line.partition(contract.BENCH_MARKER)
-        if not marker or not line.startswith(contract.RANK_PREFIX.format(rank=0)):
+        _, marker, text = line.partition(log_format.BENCH_MARKER)
+        if not marker or not line.startswith(log_format.RANK_PREFIX.format(rank=0)):
             return None
         with contextlib.suppress(ValueError):
             data = json.loads(text)

@@ -21,7 +21,8 @@ import typer.main
 from flk.cli.global_options import takes_global_options, with_global_options
 from flk.errors import UsageError
 from flk.terminal import program_name
-from flk_runtime.contract import VERSION, ExitCode
+from flk_runtime.contract import VERSION
+from flk_runtime.contract.exit_codes import ExitCode
 
 COMMANDS: Final = {
     "init": ("flk.cli.init", "Write a commented flk.yaml to start from"),

@@ -15,7 +15,7 @@ import typer
 from flk.cli.options import Context, LoadedJob, Namespace, Timeout, note, seconds, takes_job
 from flk.errors import FlkError, UsageError
 from flk.terminal import one_line
-from flk_runtime.contract import ExitCode
+from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from flk.bench import BenchResult

@@ -9,7 +9,7 @@ import typer
 from flk.cli.options import Context, Namespace, Timeout, complete_jobs, job_name, note, seconds
 from flk.errors import UsageError
 from flk.terminal import program_name
-from flk_runtime.contract import ExitCode
+from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from flk.jobs.lifecycle.deletion import Selection

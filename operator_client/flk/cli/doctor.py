@@ -13,7 +13,7 @@ from flk.cli.options import Context, Namespace, Timeout, load_job_file, note, se
 from flk.cli.table import table
 from flk.errors import UsageError
 from flk.terminal import one_line
-from flk_runtime.contract import ExitCode
+from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from flk.doctor import Result

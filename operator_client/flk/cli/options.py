@@ -20,7 +20,8 @@ import typer
 
 from flk.errors import UsageError
 from flk.terminal import one_line
-from flk_runtime.contract import AUTO, MEASURED
+from flk_runtime.contract.strategies import AUTO
+from flk_runtime.contract.user_env import MEASURED
 
 if TYPE_CHECKING:
     from flk.spec.job import Job

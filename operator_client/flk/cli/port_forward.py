@@ -12,7 +12,7 @@ import typer
 from flk.cli.exec import Rank
 from flk.cli.options import Context, JobName, Namespace, note
 from flk.errors import FlkError, UsageError
-from flk_runtime.contract import ExitCode
+from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from flk.kube.sockets import PodConnection

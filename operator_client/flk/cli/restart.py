@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flk.cli.options import Context, JobName, Namespace, Timeout, note, seconds
-from flk_runtime.contract import ExitCode
+from flk_runtime.contract.exit_codes import ExitCode
 
 
 def restart(job: JobName, context: Context = None, namespace: Namespace = None, timeout: Timeout = None) -> int | None:

@@ -9,7 +9,8 @@ import typer
 
 from flk.cli.options import Context, LoadedJob, Namespace, Timeout, note, seconds, takes_job
 from flk.errors import UsageError
-from flk_runtime.contract import AUTO, ExitCode
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.strategies import AUTO
 
 if TYPE_CHECKING:
     from flk.jobs.submission import Submission

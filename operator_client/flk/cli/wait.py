@@ -10,7 +10,7 @@ import typer
 
 from flk.cli.options import Context, JobName, Namespace, Timeout, note, seconds
 from flk.errors import JobNotFoundError, UsageError
-from flk_runtime.contract import ExitCode
+from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from flk.jobs.state import State

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from flk_runtime.contract import is_secondary
+from flk_runtime.contract.failure import is_secondary
 
 # torch puts the rank before each line of a traceback that ends a process.
 _PREFIX: Final = re.compile(r"\[rank\d+\]: ?")

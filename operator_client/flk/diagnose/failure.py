@@ -9,7 +9,8 @@ from typing import Final
 from flk.diagnose.picture import Picture
 from flk.diagnose.pods import SIGKILLED
 from flk.units import timestamp
-from flk_runtime.contract import ExitCode, Failure
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure
 
 _CONTAINER_ENDED: Final = re.compile(
     r"Error pod (\S+) container \S+ exitCode: (\d+) terminated message: (.*)", re.DOTALL

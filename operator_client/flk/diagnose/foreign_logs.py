@@ -9,7 +9,7 @@ from typing import Final
 from flk.diagnose.exceptions import LoggedError, find_errors
 from flk.diagnose.model import PodState
 from flk.diagnose.picture import Picture
-from flk_runtime.contract import Failure
+from flk_runtime.contract.failure import Failure
 
 _RANK: Final = re.compile(r"\[(?:rank|default)(\d+)\]")
 # With these a launcher reports the end of its children; the log of the children has the cause.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from flk_runtime.contract import Failure, JobRecord
+from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.record import JobRecord
 
 
 class PodPhase(str, enum.Enum):

@@ -24,7 +24,10 @@ from flk.kube import Object
 from flk.targets import WORKER, Target, target_of
 from flk.terminal import program_name
 from flk.units import timestamp
-from flk_runtime.contract import JOB, MIN_PODS, PODS, SPARES, JobRecord, parse_pods
+from flk_runtime.contract.pod_env import MIN_PODS, PODS, SPARES
+from flk_runtime.contract.ranges import parse_pods
+from flk_runtime.contract.record import JobRecord
+from flk_runtime.contract.user_env import JOB
 
 _CLOCK_SKEW: Final = 5.0  # seconds by which the clocks of nodes may differ
 _POD_NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")

@@ -9,7 +9,7 @@ from flk.diagnose.model import PodPhase, PodState
 from flk.kube import Object
 from flk.targets import CONTAINERS, EXIT_CODE, REPLACED
 from flk.units import timestamp
-from flk_runtime.contract import JobRecord
+from flk_runtime.contract.record import JobRecord
 
 _NORMAL: Final = frozenset({"ContainerCreating", "PodInitializing"})  # reasons to wait that are no trouble
 _FIRST_SIGNAL: Final = 128  # exit codes above it are 128 + the signal

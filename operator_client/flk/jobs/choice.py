@@ -10,7 +10,7 @@ from flk.kube import Document, Object, Resource, Target
 from flk.spec.job import Job
 from flk.targets.gang import GANGS, NONE
 from flk.targets.trainjob import RUNTIME
-from flk_runtime.contract import AUTO
+from flk_runtime.contract.strategies import AUTO
 
 RUNTIMES: Final = Resource("trainer.kubeflow.org", "v1alpha1", "clustertrainingruntimes")
 

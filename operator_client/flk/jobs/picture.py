@@ -36,8 +36,8 @@ from flk.targets import target_of
 from flk.targets.controllers import CONTROLLERS
 from flk.targets.gang import gang_of
 from flk.units import short_duration, timestamp
-from flk_runtime import contract
-from flk_runtime.contract import JobRecord
+from flk_runtime.contract import log_format
+from flk_runtime.contract.record import JobRecord
 
 STUCK_AFTER: Final = 10.0  # seconds in which a pod may be pending before its events are read
 STUCK_PODS: Final = 3  # pods whose events are read, so that a thousand pending ones cost three requests
@@ -285,12 +285,12 @@ class PictureReader:
             return None
         name = first["metadata"]["name"]
         record = None
-        timed = self._log(first, contract.RECORD_INTERVAL + 100, timestamps=True)
+        timed = self._log(first, log_format.RECORD_INTERVAL + 100, timestamps=True)
         self._progress = read_progress(timed)
         lines = [line.partition(" ")[2] for line in timed]
         for line in lines:
-            record = contract.parse_record(line) or record
-        self._logs = {name: [line for line in lines if not contract.is_record(line)][-LOG_LINES:]}
+            record = log_format.parse_record(line) or record
+        self._logs = {name: [line for line in lines if not log_format.is_record(line)][-LOG_LINES:]}
         waiting = _WAITING.search(lines[-1]) if lines else None
         if waiting or not lines:  # a launcher is missing: that one, or if pod 0 is silent any other, says more
             others = [p.name for p in picture.pods[1:] if waiting is None or p.index == int(waiting[1])]

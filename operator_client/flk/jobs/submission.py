@@ -21,7 +21,7 @@ from flk.manifest import Bundle, make_bundle
 from flk.spec import defaults
 from flk.spec.job import Job
 from flk.targets import target_of
-from flk_runtime.contract import RECORDS
+from flk_runtime.contract.pod_env import RECORDS
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def make_bundle(job: Job, root: Path) -> Bundle:
 
 def runtime_archive() -> bytes:
     """Return flk_runtime as a zip archive that Python can run: `python3 flk_runtime.zip -- train.py`."""
-    folder = Path(contract.__file__).parent
+    folder = Path(contract.__file__).parents[1]
     members = {
         f"flk_runtime/{path.relative_to(folder).as_posix()}": path.read_bytes()
         for path in folder.rglob("*.py")

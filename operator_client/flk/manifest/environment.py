@@ -11,7 +11,8 @@ from typing import Final
 from flk.spec.diloco import DiLoCo
 from flk.spec.fabric import fabrics
 from flk.spec.job import Job
-from flk_runtime import contract
+from flk_runtime.contract import pod_env, pod_layout, user_env
+from flk_runtime.contract.strategies import DILOCO
 
 # Parts of the name of a variable whose value should not be readable in a manifest.
 _SECRET: Final = re.compile(
@@ -26,34 +27,34 @@ def environment(job: Job) -> dict[str, str]:
     if job.name is None:
         raise ValueError("the job has no name yet")
     own = {
-        contract.JOB: job.name,
-        contract.PODS: str(job.most_pods),
-        contract.PROCESSES: str(job.processes_per_pod),
-        contract.RESTARTS: str(job.restarts),
-        contract.DISRUPTIONS: str(job.disruptions),
-        contract.GRACE: str(job.grace),
-        contract.STRATEGY: job.strategy,
-        contract.FABRIC: job.fabric,
-        contract.CHECKPOINT: checkpoint_place(job),
+        user_env.JOB: job.name,
+        pod_env.PODS: str(job.most_pods),
+        pod_env.PROCESSES: str(job.processes_per_pod),
+        pod_env.RESTARTS: str(job.restarts),
+        pod_env.DISRUPTIONS: str(job.disruptions),
+        pod_env.GRACE: str(job.grace),
+        user_env.STRATEGY: job.strategy,
+        user_env.FABRIC: job.fabric,
+        user_env.CHECKPOINT: checkpoint_place(job),
     }
     if job.elastic is not None:
-        own |= {contract.MIN_PODS: str(job.elastic.min), contract.BATCH: job.elastic.batch}
+        own |= {pod_env.MIN_PODS: str(job.elastic.min), pod_env.BATCH: job.elastic.batch}
     if job.spares:
-        own[contract.SPARES] = str(job.spares)
-    if job.strategy == contract.DILOCO:
-        own |= {contract.DILOCO_OPTIONS: (job.diloco or DiLoCo()).options(), contract.WORKERS: str(job.workers)}
+        own[pod_env.SPARES] = str(job.spares)
+    if job.strategy == DILOCO:
+        own |= {pod_env.DILOCO_OPTIONS: (job.diloco or DiLoCo()).options(), user_env.WORKERS: str(job.workers)}
     if job.deadline is not None:
-        own[contract.DEADLINE] = str(job.deadline)
+        own[pod_env.DEADLINE] = str(job.deadline)
     if job.hang_timeout is not None:
-        own[contract.HANG_TIMEOUT] = str(job.hang_timeout)
+        own[user_env.HANG_TIMEOUT] = str(job.hang_timeout)
     if job.save_every is not None:
-        own[contract.SAVE_EVERY] = str(job.save_every)
+        own[user_env.SAVE_EVERY] = str(job.save_every)
     if job.keep is not None:
-        own[contract.KEEP] = str(job.keep)
+        own[user_env.KEEP] = str(job.keep)
     if job.keep_every is not None:
-        own[contract.KEEP_EVERY] = str(job.keep_every)
+        own[user_env.KEEP_EVERY] = str(job.keep_every)
     if job.records is not None:
-        own[contract.RECORDS] = job.records
+        own[pod_env.RECORDS] = job.records
     return own | fabrics()[job.fabric].env | job.env
 
 
@@ -63,7 +64,7 @@ def checkpoint_place(job: Job) -> str:
     It ends with the job's name, so that jobs can share a volume or a bucket.
     """
     if job.checkpoint is None:
-        return contract.CHECKPOINT_FOLDER
+        return pod_layout.CHECKPOINT_FOLDER
     return f"{job.checkpoint.address or job.checkpoint.path}/{job.name}"
 
 
@@ -74,6 +75,6 @@ def warnings(job: Job) -> list[str]:
         for name in job.env
         if _SECRET.search(name)
     ]
-    if job.diloco and job.strategy != contract.DILOCO:
-        found.append(f"diloco has no effect under strategy {job.strategy}: use --strategy {contract.DILOCO}")
+    if job.diloco and job.strategy != DILOCO:
+        found.append(f"diloco has no effect under strategy {job.strategy}: use --strategy {DILOCO}")
     return found

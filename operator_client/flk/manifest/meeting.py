@@ -7,7 +7,8 @@ from typing import Any
 from flk.spec.diloco import TLS_FOLDER, DiLoCo
 from flk.spec.job import Job
 from flk.targets import Target
-from flk_runtime import contract
+from flk_runtime.contract import pod_env, pod_layout
+from flk_runtime.contract.strategies import DILOCO
 
 _VOLUME = "meet"
 
@@ -17,21 +18,21 @@ def meeting_variables(job: Job, target: Target) -> list[dict[str, Any]]:
 
     Without an address of another job, the launcher of pod 0 serves the hub.
     """
-    if job.strategy != contract.DILOCO:
+    if job.strategy != DILOCO:
         return []
     diloco = job.diloco or DiLoCo()
-    plain = {contract.MEET: diloco.meet or f"{target.pod_host(str(job.name), 0)}:{contract.MEET_PORT}"}
+    plain = {pod_env.MEET: diloco.meet or f"{target.pod_host(str(job.name), 0)}:{pod_layout.MEET_PORT}"}
     if not diloco.meet:
-        plain[contract.HUB_PORT] = str(contract.MEET_PORT)
+        plain[pod_env.HUB_PORT] = str(pod_layout.MEET_PORT)
     if diloco.tls:
-        plain[contract.MEET_CA] = f"{TLS_FOLDER}/ca.crt"
+        plain[pod_env.MEET_CA] = f"{TLS_FOLDER}/ca.crt"
         if not diloco.meet:
-            plain[contract.MEET_CERTIFICATE] = TLS_FOLDER
+            plain[pod_env.MEET_CERTIFICATE] = TLS_FOLDER
     variables: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in plain.items()]
     if diloco.secret:
         secret, key = diloco.secret.split(":", 1)
         reference = {"secretKeyRef": {"name": secret, "key": key}}
-        variables.append({"name": contract.MEET_SECRET, "valueFrom": reference})
+        variables.append({"name": pod_env.MEET_SECRET, "valueFrom": reference})
     return variables
 
 

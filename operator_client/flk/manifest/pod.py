@@ -16,7 +16,8 @@ from flk.spec.fields import split_mount, split_topology
 from flk.spec.job import Job, PodSettings
 from flk.targets import TARGETS, Target
 from flk.targets.gang import add_gang
-from flk_runtime import contract
+from flk_runtime.contract import pod_env, pod_layout, user_env
+from flk_runtime.contract.strategies import AUTO
 
 USER: Final = 10001  # no image has this user; it is numeric, so that Kubernetes can check runAsNonRoot
 LAUNCHER_GRACE: Final = 5  # seconds after the ranks' grace period in which the launcher ends them and reports
@@ -58,7 +59,7 @@ def pod_template(job: Job, bundle: Bundle, config_maps: list[str], namespace: st
 def chosen_target(job: Job) -> Target:
     """Return what the job becomes. Raises UsageError for ``auto``, which only a cluster can answer."""
     name = job.target_or_default
-    if name == contract.AUTO:
+    if name == AUTO:
         raise UsageError(
             "target: auto asks the cluster, which only flk submit does",
             hint=f"choose one: --target {', '.join(TARGETS)}",
@@ -78,7 +79,7 @@ def _template(job: Job, bundle: Bundle, config_maps: list[str], port: int, targe
         **_resources(job),
         "volumeMounts": mounts,
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-        "terminationMessagePath": contract.TERMINATION_LOG_PATH,
+        "terminationMessagePath": pod_layout.TERMINATION_LOG_PATH,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     pods = job.pods or PodSettings()
@@ -126,34 +127,34 @@ def _command(job: Job, bundle: Bundle) -> list[str]:
     command = [bundle.script, *job.command[1:]] if bundle.script else job.command
     runtime = ["-m", "flk_runtime"]
     if bundle.runtime is not None:
-        runtime = [f"{contract.SHIP_FOLDER}/{contract.RUNTIME_ARCHIVE}"]
+        runtime = [f"{pod_layout.SHIP_FOLDER}/{pod_layout.RUNTIME_ARCHIVE}"]
     return ["/bin/sh", "-c", START, "flk", "python3", "-u", *runtime, "--", *command]
 
 
 def _env(job: Job, bundle: Bundle, port: int, target: Target) -> list[dict[str, Any]]:
-    first = contract.FIRST_POD if job.workers > 1 else 0
+    first = pod_layout.FIRST_POD if job.workers > 1 else 0
     of_pods = {
-        contract.RDZV_ENDPOINT: f"{target.pod_host(str(job.name), first)}:{port}",
-        contract.WORK: contract.WORK_FOLDER,
-        contract.MEMORY_ROOT: _SHM,
-        contract.TERMINATION_LOG: contract.TERMINATION_LOG_PATH,
-        "HOME": contract.WORK_FOLDER,  # a numeric user has no home folder
+        pod_env.RDZV_ENDPOINT: f"{target.pod_host(str(job.name), first)}:{port}",
+        pod_env.WORK: pod_layout.WORK_FOLDER,
+        pod_env.MEMORY_ROOT: _SHM,
+        pod_env.TERMINATION_LOG: pod_layout.TERMINATION_LOG_PATH,
+        "HOME": pod_layout.WORK_FOLDER,  # a numeric user has no home folder
     }
     if job.resources.gpu:
-        of_pods[contract.GPUS] = str(job.resources.gpu)
+        of_pods[pod_env.GPUS] = str(job.resources.gpu)
     if bundle.code is not None:
-        of_pods |= {contract.CODE: contract.SHIP_FOLDER, contract.CODE_HASH: bundle.sha256}
+        of_pods |= {pod_env.CODE: pod_layout.SHIP_FOLDER, pod_env.CODE_HASH: bundle.sha256}
     fields = {
-        contract.POD_INDEX: target.index_field,
-        contract.POD_NAME: "metadata.name",
-        contract.POD_IP: "status.podIP",
-        contract.NODE_NAME: "spec.nodeName",
+        pod_env.POD_INDEX: target.index_field,
+        user_env.POD_NAME: "metadata.name",
+        pod_env.POD_IP: "status.podIP",
+        user_env.NODE_NAME: "spec.nodeName",
     }
     plain = {name: value for name, value in (of_pods | environment(job)).items() if name not in job.secrets}
     secrets = ((name, *reference.split(":", 1)) for name, reference in job.secrets.items())
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
-        {"name": contract.CPUS, "valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}},
+        {"name": pod_env.CPUS, "valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}},
         *secret_variables(job),
         *({"name": name, "value": _literal(value)} for name, value in plain.items()),
         *meeting_variables(job, target),
@@ -190,16 +191,16 @@ def _volumes(job: Job, config_maps: list[str]) -> tuple[list[dict[str, Any]], li
         {"name": "shm", "emptyDir": {"medium": "Memory", **size}},
     ]
     mounts: list[dict[str, Any]] = [
-        {"name": "work", "mountPath": contract.WORK_FOLDER},
+        {"name": "work", "mountPath": pod_layout.WORK_FOLDER},
         {"name": "shm", "mountPath": _SHM},
     ]
     if config_maps:
         sources = [{"configMap": {"name": name}} for name in config_maps]
         volumes.append({"name": "ship", "projected": {"sources": sources}})
-        mounts.append({"name": "ship", "mountPath": contract.SHIP_FOLDER, "readOnly": True})
+        mounts.append({"name": "ship", "mountPath": pod_layout.SHIP_FOLDER, "readOnly": True})
     if job.records is not None:
         volumes.append({"name": "api", "projected": {"sources": _API_SOURCES}})
-        mounts.append({"name": "api", "mountPath": contract.API_FOLDER, "readOnly": True})
+        mounts.append({"name": "api", "mountPath": pod_layout.API_FOLDER, "readOnly": True})
     of_meeting = meeting_volume(job)
     volumes += of_meeting[0]
     mounts += of_meeting[1]
@@ -208,7 +209,7 @@ def _volumes(job: Job, config_maps: list[str]) -> tuple[list[dict[str, Any]], li
         claims += [job.checkpoint.claim] if job.checkpoint.claim else []
     else:
         volumes.append({"name": "checkpoint", "emptyDir": {}})
-        mounts.append({"name": "checkpoint", "mountPath": contract.CHECKPOINT_FOLDER})
+        mounts.append({"name": "checkpoint", "mountPath": pod_layout.CHECKPOINT_FOLDER})
     volume_of: dict[str, str] = {}  # a PersistentVolumeClaim that is mounted twice is one volume
     for claim, path in claims:
         if claim not in volume_of:

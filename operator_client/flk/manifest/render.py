@@ -17,7 +17,7 @@ from flk.manifest.pod import chosen_target, pod_template
 from flk.spec.job import Job, PodSettings
 from flk.targets import Parts
 from flk.targets.gang import pod_groups
-from flk_runtime import contract
+from flk_runtime.contract import VERSION, pod_layout
 
 CHUNK: Final = 900_000  # bytes of data in a ConfigMap; the API server accepts 1 MiB
 
@@ -48,7 +48,7 @@ def render(
     pods = job.pods or PodSettings()
     annotations = {
         **pods.annotations,
-        labels.VERSION: contract.VERSION,
+        labels.VERSION: VERSION,
         labels.SPEC: job.model_dump_json(exclude_none=True),
         **({labels.CODE_HASH: bundle.sha256} if bundle.code is not None else {}),
         **({labels.SUBMISSION: submission} if submission else {}),
@@ -76,10 +76,10 @@ def _chunks(bundle: Bundle) -> Iterator[dict[str, str]]:
     """Yield the data of each ConfigMap: the runtime, and the code in as many pieces as it needs."""
     if bundle.runtime is None:
         return
-    data = {contract.RUNTIME_ARCHIVE: _base64(bundle.runtime)}
+    data = {pod_layout.RUNTIME_ARCHIVE: _base64(bundle.runtime)}
     rest, room, number = bundle.code or b"", CHUNK - len(bundle.runtime), 0
     while rest:
-        data[f"{contract.CODE_ARCHIVE}.{number:03}"] = _base64(rest[:room])
+        data[f"{pod_layout.CODE_ARCHIVE}.{number:03}"] = _base64(rest[:room])
         rest, room, number = rest[room:], CHUNK, number + 1
         if rest:
             yield data

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from flk import labels
 from flk.spec.job import Job
-from flk_runtime import contract
+from flk_runtime.contract import pod_env, pod_layout
 
 _UID, _SECRET = "uid", "secret"  # keys of the Secret
 # Ports for pods that use the network of their node: below those of Services (NodePort) and of outgoing connections.
@@ -22,7 +22,7 @@ def rendezvous_port(job: Job, namespace: str | None) -> int:
     """
     spec = job.patch.get("spec") if job.patch else None
     if not (isinstance(spec, dict) and spec.get("hostNetwork") is True):
-        return contract.RDZV_PORT
+        return pod_layout.RDZV_PORT
     return _NODE_PORTS[zlib.adler32(f"{namespace or 'default'}/{job.name}".encode()) % len(_NODE_PORTS)]
 
 
@@ -43,7 +43,7 @@ def secret_variables(job: Job) -> list[dict[str, Any]]:
 
     They are optional, so that a job that kubectl creates, without a Secret, starts as well.
     """
-    variables = {contract.JOB_UID: _UID, contract.RDZV_SECRET: _SECRET}
+    variables = {pod_env.JOB_UID: _UID, pod_env.RDZV_SECRET: _SECRET}
     return [
         {
             "name": variable,

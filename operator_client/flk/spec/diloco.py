@@ -8,7 +8,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, Field, model_validator
 
 from flk.spec.fields import ObjectName, Part, Seconds, SecretKey, Strategy, one_of
-from flk_runtime.contract import INNER_STRATEGIES, OUTER_DTYPES
+from flk_runtime.contract.strategies import INNER_STRATEGIES, OUTER_DTYPES
 
 TLS_FOLDER: Final = "/flk/meet"  # mount path of the Secret that `tls` names
 _ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})")

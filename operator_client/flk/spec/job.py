@@ -47,8 +47,10 @@ from flk.spec.fields import (
     Variable,
 )
 from flk.spec.validation import usage_error
-from flk_runtime import contract
-from flk_runtime.contract import DILOCO, MAX_DISRUPTIONS, STRATEGIES, VERSION
+from flk_runtime.contract import VERSION, user_env
+from flk_runtime.contract.preflight import parse_preflight
+from flk_runtime.contract.strategies import DILOCO, STRATEGIES
+from flk_runtime.contract.user_env import MAX_DISRUPTIONS
 
 DEFAULT_IMAGE: Final = {"cpu": f"flktrain/flk:{VERSION}-cpu", "cuda": f"flktrain/flk:{VERSION}-cuda"}
 DEFAULT_TARGET: Final = "pytorchjob"
@@ -234,7 +236,7 @@ class Job(Part):
             raise ValueError("queue_priority: needs a queue")
         for name in self.env.keys() & self.secrets.keys():
             raise ValueError(f"secrets.{name}: is in env too")
-        _check_field(f"env.{contract.PREFLIGHT}", contract.parse_preflight, self.env.get(contract.PREFLIGHT, "on"))
+        _check_field(f"env.{user_env.PREFLIGHT}", parse_preflight, self.env.get(user_env.PREFLIGHT, "on"))
         paths = [mount.partition(":")[2] for mount in self.volumes]
         if self.checkpoint and self.checkpoint.path:
             paths.append(self.checkpoint.path)

@@ -15,7 +15,8 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from flk import labels
-from flk_runtime import contract
+from flk_runtime.contract import user_env
+from flk_runtime.contract.strategies import AUTO
 
 LABEL_LIMIT: Final = 63  # characters of a DNS label, of a label's value and of a service's name
 SUBDOMAIN_LIMIT: Final = 253
@@ -52,7 +53,7 @@ def pod_name(target: str, job: str, index: int | str) -> str:
 
 def longest(job: str, replicas: int, target: str = "pytorchjob") -> str:
     """Return the longest name that is derived from a job's name: that of its last pod, and of its Service."""
-    wanted = AUTO_TARGET_NAMES if target == contract.AUTO else target
+    wanted = AUTO_TARGET_NAMES if target == AUTO else target
     return pod_name(wanted, job, replicas - 1) + _SUFFIXES.get(wanted, "")
 
 
@@ -155,7 +156,7 @@ def variable(name: str) -> str:
     """Check the name of an environment variable, which must not be one that flk or the operator sets."""
     if not _VARIABLE.fullmatch(name):
         raise ValueError(f"must be letters, digits, '_', '-' and '.', and not start with a digit (is {name!r})")
-    if contract.is_reserved(name):
+    if user_env.is_reserved(name):
         if name.startswith("FLK_"):
             reason = "flk uses the names that start with FLK_"
         elif name == "PYTHONUNBUFFERED":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from flk import labels
 from flk.errors import UsageError
 from flk.targets.model import Object
-from flk_runtime.contract import AUTO
+from flk_runtime.contract.strategies import AUTO
 
 if TYPE_CHECKING:
     from flk.spec.job import Job

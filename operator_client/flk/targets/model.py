@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from flk import labels
 from flk.units import timestamp
-from flk_runtime import contract
+from flk_runtime.contract import pod_env, pod_layout
 
 if TYPE_CHECKING:
     from flk.spec.job import Job
@@ -47,7 +47,7 @@ class Target(ABC):
     group: ClassVar[str]
     version: ClassVar[str]
     plural: ClassVar[str]
-    container: ClassVar[str] = contract.CONTAINER  # name of the training container
+    container: ClassVar[str] = pod_layout.CONTAINER  # name of the training container
     port_name: ClassVar[str] = "rendezvous"  # of the port at which the launcher of pod 0 listens
     index_field: ClassVar[str]  # of the downward API: where a pod finds its index
     suspend_path: ClassVar[str] = "spec.suspend"
@@ -110,7 +110,7 @@ class Target(ABC):
         for role in self.replicas(job).values():
             for container in (role.template.get("spec") or {}).get("containers") or []:
                 for variable in container.get("env") or []:
-                    if variable.get("name") == contract.PROCESSES and str(variable.get("value", "")).isdigit():
+                    if variable.get("name") == pod_env.PROCESSES and str(variable.get("value", "")).isdigit():
                         return int(variable["value"])
         return 1
 

@@ -14,7 +14,7 @@ from flk import labels
 from flk.errors import UsageError
 from flk.targets.indexed import IndexedTarget, job_spec, named
 from flk.targets.model import EXIT_CODE, REPLACED, WORKER, Object, Parts, Replicas, is_not_older
-from flk_runtime import contract
+from flk_runtime.contract import VERSION, pod_layout
 
 RUNTIME: Final = "flk"  # name of the ClusterTrainingRuntime
 NODE: Final = "node"  # Trainer looks for a Job and a container with this name
@@ -157,10 +157,10 @@ def runtime_template() -> Object:
             "containers": [
                 {
                     "name": NODE,
-                    "image": f"flktrain/flk:{contract.VERSION}-cpu",  # each TrainJob sets its own
+                    "image": f"flktrain/flk:{VERSION}-cpu",  # each TrainJob sets its own
                     "imagePullPolicy": "IfNotPresent",
-                    "ports": [{"name": TrainJob.port_name, "containerPort": contract.RDZV_PORT}],
-                    "terminationMessagePath": contract.TERMINATION_LOG_PATH,
+                    "ports": [{"name": TrainJob.port_name, "containerPort": pod_layout.RDZV_PORT}],
+                    "terminationMessagePath": pod_layout.TERMINATION_LOG_PATH,
                     "terminationMessagePolicy": "FallbackToLogsOnError",
                 }
             ],

@@ -1,7 +1,8 @@
 """``python -m flk_runtime.bench REQUEST script.py args``: what the ranks of `flk bench` run.
 
 REQUEST is a JSON object: strategies (empty: all that differ on these nodes), steps, and timeout, the seconds that a
-case may take. Rank 0 prints lines of progress, and at the end one line with the result: contract.BENCH_MARKER and JSON.
+case may take. Rank 0 prints lines of progress, and at the end one line with the result: BENCH_MARKER of
+flk_runtime.contract.log_format, and JSON.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import sys
 import time
 from typing import Any, Final
 
-from flk_runtime import contract
 from flk_runtime.automatic import run_plan
 from flk_runtime.bench.cases import Cases, Ended
 from flk_runtime.bench.transport import transport, warning
+from flk_runtime.contract import log_format, user_env
+from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.discovery import RankInfo, discover
 from flk_runtime.errors import SetupError
 from flk_runtime.preflight import TIMEOUT
@@ -57,7 +59,7 @@ class Benchmark:
         if ended.error:
             raise SetupError(f"the ranks could not measure their network: {_with_output(ended)}")
         used = transport(ended.output)
-        found = warning(os.environ.get(contract.FABRIC) or "auto", used) if self._info.nodes > 1 else None
+        found = warning(os.environ.get(user_env.FABRIC) or "auto", used) if self._info.nodes > 1 else None
         for line in [found] if found else []:
             self._say(f"warning: {line}")
         return {"collectives": ended.result, "transport": used, "warnings": [found] if found else []}
@@ -68,7 +70,7 @@ class Benchmark:
         ended = self._cases.run(
             "flk_runtime.bench.script",
             lambda path: [json.dumps(request | {"output": path}), *self._command],
-            {contract.STRATEGY: strategy},
+            {user_env.STRATEGY: strategy},
         )
         if ended.error:
             self._say(f"{strategy}: {_with_output(ended)}")
@@ -110,12 +112,12 @@ def main() -> int:
         info = discover()
         result = Benchmark(info, json.loads(sys.argv[1]), sys.argv[2:]).run()
         if info.rank == 0:
-            print(contract.BENCH_MARKER + json.dumps(result | {"time": time.time()}), flush=True)
+            print(log_format.BENCH_MARKER + json.dumps(result | {"time": time.time()}), flush=True)
     except SetupError as error:
         report.send(report.describe(error) | {"kind": "usage"})  # a restart would not help
         print(f"flk bench: {error}", file=sys.stderr, flush=True)
-        return int(contract.ExitCode.USAGE)
-    return int(contract.ExitCode.DONE)
+        return int(ExitCode.USAGE)
+    return int(ExitCode.DONE)
 
 
 if __name__ == "__main__":

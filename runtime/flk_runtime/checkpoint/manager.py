@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from flk_runtime import contract
 from flk_runtime.checkpoint.memory import PodMemory
 from flk_runtime.checkpoint.state import State, split_tensors
 from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful
+from flk_runtime.contract import pod_layout, user_env
 from flk_runtime.data import EpochLoader
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError, SetupError
@@ -80,7 +80,7 @@ class CheckpointManager:
         self._saver: Saver | None = None
         self._memory = PodMemory.of_this_rank(process_group.rank()) if in_memory else None
         self.source = "start"
-        """Where the state comes from, as in contract.SOURCES."""
+        """Where the state comes from, as in SOURCES."""
         if place or self._memory:
             self._open(place, metadata, timeout, on_saved, keep, resume, goes_back)
 
@@ -116,7 +116,7 @@ class CheckpointManager:
             self.source = "storage"
             reader = FilesReader(lambda file, begin, length: destination.open(found.step, file, begin, length))
             self._resume(SavedCheckpoint(destination.locate(found.step), reader), found.manifest.world_size)
-        elif resume and int(os.environ.get(contract.ATTEMPT, "0")):
+        elif resume and int(os.environ.get(user_env.ATTEMPT, "0")):
             self._log("flk: there is no checkpoint: training starts again at step 0")
         self._saver = Saver(
             destination,
@@ -132,7 +132,7 @@ class CheckpointManager:
         """The storage for checkpoints, ready for use; None if there is none that all ranks share. Collective."""
         from flk_runtime.checkpoint.storage import is_shared, open_destination
 
-        without_volume = place == contract.CHECKPOINT_FOLDER  # each pod has its own
+        without_volume = place == pod_layout.CHECKPOINT_FOLDER  # each pod has its own
         if not place or (without_volume and self._memory):
             return None
         destination = open_destination(place)

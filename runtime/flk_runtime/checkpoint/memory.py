@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flk_runtime import contract
+from flk_runtime.contract import pod_env, user_env
 from flk_runtime.errors import CheckpointError
 from flk_runtime.system.part import PartHeader
 
@@ -49,8 +49,8 @@ class PodMemory:
     @classmethod
     def of_this_rank(cls, rank: int) -> PodMemory | None:
         """The memory of this rank's pod; None if its launcher keeps no checkpoints, or is not flk's."""
-        path = os.environ.get(contract.MEMORY)
-        return cls(path, int(os.environ.get(contract.ATTEMPT, "0")), rank) if path else None
+        path = os.environ.get(pod_env.MEMORY)
+        return cls(path, int(os.environ.get(user_env.ATTEMPT, "0")), rank) if path else None
 
     # Saving
 

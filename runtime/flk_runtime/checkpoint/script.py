@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from flk_runtime import contract
 from flk_runtime.checkpoint.manager import CheckpointManager
 from flk_runtime.checkpoint.objects import TorchState, adapt
+from flk_runtime.contract import VERSION, user_env
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.system import progress
@@ -68,9 +68,9 @@ def restore(checkpoint: str | os.PathLike[str] | None = None, **objects: Any) ->
 
 
 def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> CheckpointManager:
-    place = os.fspath(checkpoint) if checkpoint else os.environ.get(contract.CHECKPOINT)
+    place = os.fspath(checkpoint) if checkpoint else os.environ.get(user_env.CHECKPOINT)
     if not place:
-        raise SetupError(f"there is no place for checkpoints: pass checkpoint=, or set {contract.CHECKPOINT}")
+        raise SetupError(f"there is no place for checkpoints: pass checkpoint=, or set {user_env.CHECKPOINT}")
     _check_group(place)
     _complete_at_the_end()
     before = _managers.get(place)
@@ -82,7 +82,7 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
             place,
             0,
             lambda text: print(text, flush=True) if process_group.rank() == 0 else None,
-            metadata={"job": os.environ.get(contract.JOB, ""), "flk": contract.VERSION, "torch": torch.__version__},
+            metadata={"job": os.environ.get(user_env.JOB, ""), "flk": VERSION, "torch": torch.__version__},
             timeout=_TIMEOUT,
             on_saved=lambda step: setattr(page, "saved", step),
             resume=resume,
@@ -95,7 +95,7 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
 def _check_group(place: str) -> None:
     """Raise SetupError if the ranks of a job would all save as rank 0, in one place."""
     ranks = int(os.environ.get("WORLD_SIZE") or 1)
-    if ranks > 1 and process_group.world_size() == 1 and _is_same(place, os.environ.get(contract.CHECKPOINT)):
+    if ranks > 1 and process_group.world_size() == 1 and _is_same(place, os.environ.get(user_env.CHECKPOINT)):
         raise SetupError(
             f"there are {ranks} ranks and no process group: call torch.distributed.init_process_group or flk.init "
             "before flk.save and flk.restore, or pass each rank a checkpoint= of its own"
@@ -107,7 +107,7 @@ def _default_place(first: str) -> str | None:
     run = CheckpointManager.of_run
     if run:
         return run.place
-    return os.environ.get(contract.CHECKPOINT) or next(iter(_managers), first)
+    return os.environ.get(user_env.CHECKPOINT) or next(iter(_managers), first)
 
 
 def _is_same(place: str | None, other: str | None) -> bool:

@@ -10,7 +10,8 @@ import sys
 import threading
 from typing import Any
 
-from flk_runtime import contract
+from flk_runtime.contract import pod_env, pod_layout
+from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.diloco.server import Hub
 from flk_runtime.errors import SetupError
 from flk_runtime.system import host
@@ -21,13 +22,13 @@ _FAREWELL = 60.0  # seconds without workers after which a hub whose launcher has
 
 def main() -> int:
     """Serve until all workers have finished, or SIGTERM."""
-    if parent := os.environ.get(contract.PARENT):
+    if parent := os.environ.get(pod_env.PARENT):
         host.die_with_parent(int(parent), signal.SIGTERM)
     arguments = _arguments()
     address, colon, port = arguments.listen.rpartition(":")
     if not colon or not port.isdigit():
         print(f"hub: --listen {arguments.listen}: expected HOST:PORT", file=sys.stderr)
-        return int(contract.ExitCode.USAGE)
+        return int(ExitCode.USAGE)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -39,11 +40,11 @@ def main() -> int:
         if arguments.certificate:
             tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             tls.load_cert_chain(arguments.certificate, arguments.key)
-        secret = os.environ.get(contract.MEET_SECRET, "")
+        secret = os.environ.get(pod_env.MEET_SECRET, "")
         hub = Hub(address.strip("[]"), int(port), secret, tls=tls, log=_log)
     except (OSError, SetupError) as error:
         print(f"hub: {error}", file=sys.stderr)
-        return int(contract.ExitCode.USAGE)
+        return int(ExitCode.USAGE)
     hub.start()
     if not arguments.until_eof:
         _log(f"listening on port {hub.port}{' with TLS' if tls else ''}")
@@ -60,9 +61,9 @@ def _arguments() -> Any:
     parser = argparse.ArgumentParser(
         prog="python -m flk_runtime.diloco",
         description="Serve the workers of strategy diloco. They need the secret in "
-        f"${contract.MEET_SECRET}, which this program reads too.",
+        f"${pod_env.MEET_SECRET}, which this program reads too.",
     )
-    parser.add_argument("--listen", metavar="HOST:PORT", default=f"127.0.0.1:{contract.MEET_PORT}")
+    parser.add_argument("--listen", metavar="HOST:PORT", default=f"127.0.0.1:{pod_layout.MEET_PORT}")
     parser.add_argument("--certificate", metavar="FILE", help="certificate chain for TLS, PEM")
     parser.add_argument("--key", metavar="FILE", help="private key of the certificate, PEM")
     parser.add_argument("--until-eof", action="store_true", help=argparse.SUPPRESS)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from flk_runtime import contract
+from flk_runtime.contract import pod_env, user_env
+from flk_runtime.contract.strategies import INNER_STRATEGIES, OUTER_DTYPES, parse_strategy
 from flk_runtime.errors import SetupError
 
 
@@ -36,7 +37,7 @@ class DiLoCo:
             ("inner", self._inner_problem()),
             (
                 "dtype",
-                self.dtype not in contract.OUTER_DTYPES and f"expected one of {', '.join(contract.OUTER_DTYPES)}",
+                self.dtype not in OUTER_DTYPES and f"expected one of {', '.join(OUTER_DTYPES)}",
             ),
             ("every", not _is_count(self.every, 1) and "expected an integer, 1 or more"),
             ("lr", not 0 < self.lr < float("inf") and "expected a number above 0"),
@@ -59,11 +60,11 @@ class DiLoCo:
 
     def _inner_problem(self) -> str:
         try:
-            name = contract.parse_strategy(self.inner)
+            name = parse_strategy(self.inner)
         except ValueError as error:
             return str(error)
         object.__setattr__(self, "inner", name)
-        return "" if name in contract.INNER_STRATEGIES else "expected a strategy of the ranks within a worker"
+        return "" if name in INNER_STRATEGIES else "expected a strategy of the ranks within a worker"
 
     @classmethod
     def parse(cls, text: str) -> DiLoCo:
@@ -94,22 +95,22 @@ class Membership:
     @classmethod
     def read(cls, options: DiLoCo, environ: Mapping[str, str] = os.environ) -> Membership:
         """The membership that the launcher's variables describe. Raises SetupError."""
-        local, count = _integer(environ, contract.WORKER, 0), _integer(environ, contract.WORKERS, 1)
+        local, count = _integer(environ, user_env.WORKER, 0), _integer(environ, user_env.WORKERS, 1)
         if not 0 <= local < count:
-            raise SetupError(f"{contract.WORKER}={local}: there are {count} workers ({contract.WORKERS})")
-        address = environ.get(contract.MEET, "")
+            raise SetupError(f"{user_env.WORKER}={local}: there are {count} workers ({user_env.WORKERS})")
+        address = environ.get(pod_env.MEET, "")
         workers = count * options.sites
         if workers > 1 and not address:
             raise SetupError(
-                f"strategy diloco has {workers} workers and no address where they meet: set {contract.MEET} to the "
+                f"strategy diloco has {workers} workers and no address where they meet: set {pod_env.MEET} to the "
                 "host:port of `python -m flk_runtime.diloco`"
             )
         return cls(
             options.site * count + local,
             workers,
             address,
-            environ.get(contract.MEET_SECRET, ""),
-            environ.get(contract.MEET_CA, ""),
+            environ.get(pod_env.MEET_SECRET, ""),
+            environ.get(pod_env.MEET_CA, ""),
         )
 
 
@@ -120,9 +121,9 @@ def choose_options(given: DiLoCo | None) -> DiLoCo:
             raise SetupError(f"diloco={given!r}: expected a flk_runtime.DiLoCo")
         return given
     try:
-        return DiLoCo.parse(os.environ.get(contract.DILOCO_OPTIONS, ""))
+        return DiLoCo.parse(os.environ.get(pod_env.DILOCO_OPTIONS, ""))
     except SetupError as error:
-        raise SetupError(f"{error} (from {contract.DILOCO_OPTIONS})") from None
+        raise SetupError(f"{error} (from {pod_env.DILOCO_OPTIONS})") from None
 
 
 def _is_count(value: Any, least: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flk_runtime import contract
+from flk_runtime.contract import user_env
 from flk_runtime.discovery.readers import (
     is_deepspeed,
     is_pytorchjob,
@@ -19,8 +19,8 @@ from flk_runtime.discovery.variables import Launcher
 # From the innermost to the outermost: a launcher is started inside those below it. flk's sets torchrun's variables too.
 LAUNCHERS = (
     Launcher(
-        "flk", contract.ATTEMPT, read_numbers, node_rank="GROUP_RANK", nodes="GROUP_WORLD_SIZE",
-        attempt=contract.ATTEMPT, full_world_size=contract.FULL_WORLD_SIZE, agent_store=True, final=True,
+        "flk", user_env.ATTEMPT, read_numbers, node_rank="GROUP_RANK", nodes="GROUP_WORLD_SIZE",
+        attempt=user_env.ATTEMPT, full_world_size=user_env.FULL_WORLD_SIZE, agent_store=True, final=True,
     ),
     Launcher(
         "torchrun", "TORCHELASTIC_RUN_ID", read_torchrun, node_rank="GROUP_RANK", nodes="GROUP_WORLD_SIZE",

@@ -12,8 +12,11 @@ import signal
 import time
 from dataclasses import replace
 
-from flk_runtime import contract
-from flk_runtime.contract import INTERRUPT_GRACE, ExitCode, Failure, JobRecord
+from flk_runtime.contract import pod_env
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.pod_layout import INTERRUPT_GRACE
+from flk_runtime.contract.record import SOURCES, JobRecord
 from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
 from flk_runtime.launcher.hangs.control import Control
 from flk_runtime.launcher.hangs.watch import Watch
@@ -190,7 +193,7 @@ class Agent:
         if self.memory:
             first = attempt.rank(settings.processes, 0)
             self.memory.start(attempt.number, attempt.memory, range(first, first + settings.processes))
-            variables = {contract.MEMORY: self.memory.socket} if attempt.memory else {}
+            variables = {pod_env.MEMORY: self.memory.socket} if attempt.memory else {}
         self.ranks.start(attempt, variables)
 
     def _terminate_ranks(self) -> None:
@@ -336,7 +339,7 @@ class Agent:
         if page is None:
             return
         self.restored = True
-        source = contract.SOURCES[page.restored_from]
+        source = SOURCES[page.restored_from]
         self.member.report_restored(attempt, page.restored, source)
         attempt.history[-1] = replace(attempt.history[-1], restored=page.restored, restored_from=source)
         if self.rendezvous:

@@ -19,8 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from flk_runtime import contract
-from flk_runtime.contract import JobRecord, KeptRecord
+from flk_runtime.contract import log_format, pod_layout
+from flk_runtime.contract.record import JobRecord, KeptRecord
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.system.progress import ProgressPage
 
@@ -48,7 +48,7 @@ class ClusterRecord:
         self._settings = settings
         self._last_lines = last_lines
         self._log = log
-        self._folder = Path(folder or contract.API_FOLDER)
+        self._folder = Path(folder or pod_layout.API_FOLDER)
         self._created = time.time()
         self._entry: KeptRecord | None = None
         self._changed = False  # the record, which is written soon, as opposed to the progress
@@ -94,7 +94,7 @@ class ClusterRecord:
                 entry, was_changed = self._entry, self._changed
             if entry is None:
                 continue
-            lines = [line[:_LINE_LIMIT] for line in self._last_lines(10 * _LINES) if not contract.is_record(line)]
+            lines = [line[:_LINE_LIMIT] for line in self._last_lines(10 * _LINES) if not log_format.is_record(line)]
             entry = replace(entry, updated=time.time(), lines=lines[-_LINES:])
             failure = self._write(entry)
             with self._condition:

@@ -6,7 +6,7 @@ import os
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from flk_runtime import contract
+from flk_runtime.contract import pod_env, user_env
 from flk_runtime.launcher.rendezvous import AttemptStarted
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.system import host
@@ -40,14 +40,14 @@ def rank_environment(settings: Settings, attempt: AttemptStarted, local_rank: in
         "TORCHELASTIC_ERROR_FILE": str(folder / "error.json"),
         # The leader serves the store at MASTER_ADDR:MASTER_PORT, so rank 0 must not open one there.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        contract.PROGRESS: str(folder / "progress"),
-        contract.OBSERVER: str(folder / "observer"),
-        contract.CHOICE: str(Path(error_folder, "strategy")),
-        contract.HEARTBEAT: str(folder / "heartbeat"),
-        contract.ATTEMPT: str(attempt.number),
-        contract.FULL_WORLD_SIZE: str(settings.world_size),
-        **({contract.WORKER: str(settings.worker)} if settings.workers > 1 else {}),
-        **({contract.MEET_SECRET: settings.meet_secret} if settings.meet_secret else {}),
+        pod_env.PROGRESS: str(folder / "progress"),
+        pod_env.OBSERVER: str(folder / "observer"),
+        pod_env.CHOICE: str(Path(error_folder, "strategy")),
+        user_env.HEARTBEAT: str(folder / "heartbeat"),
+        user_env.ATTEMPT: str(attempt.number),
+        user_env.FULL_WORLD_SIZE: str(settings.world_size),
+        **({user_env.WORKER: str(settings.worker)} if settings.workers > 1 else {}),
+        **({pod_env.MEET_SECRET: settings.meet_secret} if settings.meet_secret else {}),
     }
 
 

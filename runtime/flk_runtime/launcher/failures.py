@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flk_runtime import contract
-from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure, is_secondary
+from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.launcher.policy import Limits
 from flk_runtime.system.text import last_exception
 
@@ -75,7 +76,7 @@ def from_exit_code(failure: Failure, code: int, stderr: str, *, oom: bool) -> Fa
         message = ended if ended in lines[-1 - _TRAILING_LINES :] else ""
         return replace(failure, kind="exit", exit_code=code, message=message)
     kind = "oom" if oom and code == -signal.SIGKILL else "signal"
-    secondary = code == -signal.SIGABRT and contract.is_secondary("", stderr)
+    secondary = code == -signal.SIGABRT and is_secondary("", stderr)
     words = [
         line.strip().removeprefix("what():").strip() for words in _LAST_WORDS for line in lines if words.match(line)
     ]

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flk_runtime import contract
+from flk_runtime.contract.strategies import AUTO
 from flk_runtime.launcher import worker
 from flk_runtime.launcher.signals import HANDLED_SIGNALS
 from flk_runtime.system import host
@@ -269,7 +269,7 @@ def preload(script: Path | None, strategy: str = "") -> None:
     library if the script contains ``flk_runtime``.
     """
     text = script.read_bytes() if script else b"optim"
-    may_shard = strategy == contract.AUTO or ("shard" in strategy and strategy != "no_shard")
+    may_shard = strategy == AUTO or ("shard" in strategy and strategy != "no_shard")
     shards = b"shard" in text or may_shard
     names = PRELOAD + PRELOAD_FOR_OPTIMIZERS * (b"optim" in text) + PRELOAD_FOR_SHARDING * shards
     names += PRELOAD_FOR_LIBRARY * (b"flk_runtime" in text)

@@ -9,7 +9,8 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 
-from flk_runtime import contract
+from flk_runtime.contract import pod_env
+from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import STOP_SIGNALS
 
@@ -22,14 +23,14 @@ class HubProcess:
 
     def __init__(self, settings: Settings, environ: Mapping[str, str], log: Callable[[str], None]) -> None:
         """Start it. It listens on this machine only if its address is there and no secret was given for other jobs."""
-        self._others = bool(environ.get(contract.MEET_SECRET))  # workers may know of it that it has not met
-        host = "127.0.0.1" if environ.get(contract.MEET, "").startswith("127.") and not self._others else ""
+        self._others = bool(environ.get(pod_env.MEET_SECRET))  # workers may know of it that it has not met
+        host = "127.0.0.1" if environ.get(pod_env.MEET, "").startswith("127.") and not self._others else ""
         self._command = [sys.executable, "-u", "-m", "flk_runtime.diloco", "--listen", f"{host}:{settings.hub_port}"]
         self._command += ["--until-eof"]
-        folder = environ.get(contract.MEET_CERTIFICATE, "")
+        folder = environ.get(pod_env.MEET_CERTIFICATE, "")
         if folder:
             self._command += ["--certificate", f"{folder}/tls.crt", "--key", f"{folder}/tls.key"]
-        self._environ = {**environ, contract.MEET_SECRET: settings.meet_secret, contract.PARENT: str(os.getpid())}
+        self._environ = {**environ, pod_env.MEET_SECRET: settings.meet_secret, pod_env.PARENT: str(os.getpid())}
         self._log = log
         self._closing = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
@@ -52,7 +53,7 @@ class HubProcess:
             for number in STOP_SIGNALS:  # the launcher's loop, which handled them, is over
                 signal.signal(number, lambda *_: process.terminate())
             process.stdin.close()  # tells it that this pod needs it no longer
-            if code != contract.ExitCode.DONE:
+            if code != ExitCode.DONE:
                 process.terminate()
             self._thread.join(_FAREWELL)
             process.kill()
@@ -64,7 +65,7 @@ class HubProcess:
             for line in self._process.stderr or ():
                 self._log(line.decode(errors="replace").rstrip())
             self._process.wait()
-            if self._process.returncode == contract.ExitCode.USAGE:
+            if self._process.returncode == ExitCode.USAGE:
                 return  # it has said why
             if not self._closing.wait(_RESTART_DELAY):
                 self._log("the hub of the workers has ended; starting it again")

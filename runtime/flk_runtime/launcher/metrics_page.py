@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from flk_runtime.contract import JobRecord
+from flk_runtime.contract.record import JobRecord
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.system.progress import ProgressPage
 

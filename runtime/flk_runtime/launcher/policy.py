@@ -13,8 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from flk_runtime import contract
-from flk_runtime.contract import Attempt, ExitCode, Failure
+from flk_runtime.contract import user_env
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.record import Attempt
 
 QUICK: Final = 60.0  # seconds; an attempt that failed sooner and without progress counts for the delay
 ADDRESS_DELAY: Final = 1.0  # seconds in which the process that holds an address may end
@@ -137,7 +139,7 @@ class Limits:
     """What a job may use. Times are in seconds."""
 
     restarts: int = 0
-    disruptions: int = contract.MAX_DISRUPTIONS
+    disruptions: int = user_env.MAX_DISRUPTIONS
     reset: float = 3600.0  # an attempt that ran as long with progress renews both; 0: never
     backoff: float = 60.0  # longest delay after quick failures in a row; 0: no delay
     retry_same: bool = False  # the same failure twice in a row without progress is not final

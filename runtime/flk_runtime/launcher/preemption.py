@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from flk_runtime.contract import Failure
+from flk_runtime.contract.failure import Failure
 from flk_runtime.system.progress import ProgressPage
 
 NO_STEP: Final = -1  # instead of the step to stop at: the ranks get SIGTERM

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flk_runtime import contract
-from flk_runtime.contract import Failure
+from flk_runtime.contract import log_format, pod_env
+from flk_runtime.contract.failure import Failure
 from flk_runtime.launcher.environment import rank_environment
 from flk_runtime.launcher.failures import from_exit_code, from_report
 from flk_runtime.launcher.forkserver import ForkServer
@@ -109,7 +109,7 @@ class Ranks:
     def _start_one(self, attempt: AttemptStarted, local_rank: int, variables: Mapping[str, str]) -> None:
         settings = self._settings
         rank = attempt.rank(settings.processes, local_rank)
-        prefix = contract.RANK_PREFIX.format(rank=settings.first_pod * settings.processes + rank)
+        prefix = log_format.RANK_PREFIX.format(rank=settings.first_pod * settings.processes + rank)
         pipes = RankPipes(
             Prefixer(prefix, self._output.write_stdout, self._count_lines),
             Prefixer(prefix, self._output.write_stderr, self._count_lines),
@@ -118,7 +118,7 @@ class Ranks:
             if not (self._paused and fd in pipes.output_ends):
                 self._selector.register(fd, selectors.EVENT_READ)
         environment = {**rank_environment(settings, attempt, local_rank, self._error_folder), **variables}
-        page = ProgressPage.create(Path(environment[contract.PROGRESS]))
+        page = ProgressPage.create(Path(environment[pod_env.PROGRESS]))
         pid = self._server.launch(settings.command, environment, settings.work, *pipes.write_ends)
         pipes.close_write_ends()
         self._by_pid[pid] = RankProcess(rank, pid, pipes, page, environment)

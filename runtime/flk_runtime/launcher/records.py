@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from flk_runtime import contract
-from flk_runtime.contract import Attempt, Failure, JobRecord, SlowRank
+from flk_runtime.contract import log_format, pod_layout
+from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.record import Attempt, JobRecord, SlowRank
 from flk_runtime.launcher.cluster_record import ClusterRecord
 from flk_runtime.launcher.failures import job_record, new_record
 from flk_runtime.launcher.metrics_page import MetricsPage
@@ -34,13 +35,13 @@ class Records:
 
     def log(self, text: str) -> None:
         """Write a line of the launcher's own to stderr."""
-        prefix = contract.LAUNCHER_PREFIX.format(index=self._settings.pod_in_job)
+        prefix = log_format.LAUNCHER_PREFIX.format(index=self._settings.pod_in_job)
         self._write(f"{prefix}{text}\n".encode(errors="replace"))
 
     def write(self, record: JobRecord) -> None:
         """Write the record as a line of the log."""
         self._latest = record
-        self.log(contract.RECORD_MARKER + record.to_json())
+        self.log(log_format.RECORD_MARKER + record.to_json())
         if self._kept:
             self._kept.put_record(record)
         if self._metrics:
@@ -56,7 +57,7 @@ class Records:
 
     def mark_attempt(self, number: int) -> None:
         """Write that an attempt begins, so that every later line of this pod's log is known to be of it."""
-        self.log(f"{contract.ATTEMPT_MARKER}{number}")
+        self.log(f"{log_format.ATTEMPT_MARKER}{number}")
 
     def write_running(self, history: Sequence[Attempt]) -> None:
         """Write the record of a job whose last attempt is running."""
@@ -70,7 +71,7 @@ class Records:
     def count_lines(self, lines: int) -> None:
         """Count lines of the ranks, and repeat the record so that a tail of the log contains it."""
         self._lines += lines
-        if self._lines >= contract.RECORD_INTERVAL and self._latest:
+        if self._lines >= log_format.RECORD_INTERVAL and self._latest:
             self._lines = 0
             self.write(self._latest)
 
@@ -114,4 +115,4 @@ def write_termination_message(path: str, record: JobRecord) -> None:
     """Write the record to the pod's termination message, which outlives its log. Nothing happens without a path."""
     if path:
         with contextlib.suppress(OSError):
-            Path(path).write_text(record.to_json(contract.TERMINATION_LOG_LIMIT))
+            Path(path).write_text(record.to_json(pod_layout.TERMINATION_LOG_LIMIT))

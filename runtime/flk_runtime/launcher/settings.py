@@ -9,7 +9,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from flk_runtime import contract
+from flk_runtime.contract import pod_env, pod_layout, user_env
+from flk_runtime.contract.preflight import parse_preflight
 from flk_runtime.launcher.policy import Limits
 from flk_runtime.system import host
 
@@ -127,81 +128,81 @@ class Settings:
                 raise SettingsError(f"{name} must be an integer, not {environ[name]}")
             return int(value)
 
-        pods = integer(contract.PODS, 1, 1)
-        pod = integer(contract.POD_INDEX, 0)
+        pods = integer(pod_env.PODS, 1, 1)
+        pod = integer(pod_env.POD_INDEX, 0)
         if pod >= pods:
-            raise SettingsError(f"{contract.POD_INDEX} is {pod}, but there are {pods} pods ({contract.PODS})")
-        workers = integer(contract.WORKERS, 1, 1)
+            raise SettingsError(f"{pod_env.POD_INDEX} is {pod}, but there are {pods} pods ({pod_env.PODS})")
+        workers = integer(user_env.WORKERS, 1, 1)
         if pods % workers:
-            raise SettingsError(f"{contract.WORKERS} is {workers}, which does not divide {pods} pods ({contract.PODS})")
+            raise SettingsError(f"{user_env.WORKERS} is {workers}, which does not divide {pods} pods ({pod_env.PODS})")
         # The pods of a worker have a rendezvous and attempts of their own, so that the other workers go on without it.
         pods //= workers
         worker, pod = divmod(pod, pods)
         first_pod = worker * pods
-        endpoint = environ.get(contract.RDZV_ENDPOINT, "").replace(contract.FIRST_POD, str(first_pod))
-        spares, min_pods = integer(contract.SPARES, 0), integer(contract.MIN_PODS, 0)
+        endpoint = environ.get(pod_env.RDZV_ENDPOINT, "").replace(pod_layout.FIRST_POD, str(first_pod))
+        spares, min_pods = integer(pod_env.SPARES, 0), integer(pod_env.MIN_PODS, 0)
         if spares >= pods:
-            raise SettingsError(f"{contract.SPARES} is {spares}, so none of {pods} pods ({contract.PODS}) trains")
+            raise SettingsError(f"{pod_env.SPARES} is {spares}, so none of {pods} pods ({pod_env.PODS}) trains")
         if min_pods > pods - spares:
-            raise SettingsError(f"{contract.MIN_PODS} is {min_pods}, but only {pods - spares} pods train")
+            raise SettingsError(f"{pod_env.MIN_PODS} is {min_pods}, but only {pods - spares} pods train")
         address, port = _rendezvous_address(endpoint, pods)
-        secret = environ.get(contract.RDZV_SECRET, "")
-        meet_secret = environ.get(contract.MEET_SECRET, "")
-        if secret and not meet_secret and environ.get(contract.MEET):
+        secret = environ.get(pod_env.RDZV_SECRET, "")
+        meet_secret = environ.get(pod_env.MEET_SECRET, "")
+        if secret and not meet_secret and environ.get(pod_env.MEET):
             meet_secret = hmac.digest(secret.encode(), b"hub", "sha256").hex()
-        start = environ.get(contract.START, "fork")
+        start = environ.get(user_env.START, "fork")
         if start not in ("fork", "spawn"):
-            raise SettingsError(f"{contract.START} must be fork or spawn, not {start!r}")
-        deadline = number(contract.DEADLINE, 0)
-        join_timeout = number(contract.JOIN_TIMEOUT, cls.join_timeout)
+            raise SettingsError(f"{user_env.START} must be fork or spawn, not {start!r}")
+        deadline = number(pod_env.DEADLINE, 0)
+        join_timeout = number(user_env.JOIN_TIMEOUT, cls.join_timeout)
         return cls(
             command=tuple(command),
-            job=environ.get(contract.JOB, "") or "local",
-            job_uid=environ.get(contract.JOB_UID, ""),
+            job=environ.get(user_env.JOB, "") or "local",
+            job_uid=environ.get(pod_env.JOB_UID, ""),
             secret=secret,
             workers=workers,
             worker=worker,
             first_pod=first_pod,
             meet_secret=meet_secret,
-            hub_port=0 if pod or worker else integer(contract.HUB_PORT, 0),
+            hub_port=0 if pod or worker else integer(pod_env.HUB_PORT, 0),
             rendezvous_host=address,
             rendezvous_port=port,
             pod=pod,
             pods=pods,
             min_pods=min_pods,
             spares=spares,
-            last_call=number(contract.LAST_CALL, cls.last_call),
-            metrics_port=integer(contract.METRICS_PORT, 0),
-            processes=integer(contract.PROCESSES, 1, 1),
-            gpus=_gpus(integer(contract.GPUS, 0), environ.get(contract.PREFLIGHT, "")),
-            pod_name=environ.get(contract.POD_NAME, "") or socket.gethostname(),
-            pod_ip=environ.get(contract.POD_IP, ""),
-            node=environ.get(contract.NODE_NAME, ""),
-            cpus=integer(contract.CPUS, 0),
+            last_call=number(user_env.LAST_CALL, cls.last_call),
+            metrics_port=integer(user_env.METRICS_PORT, 0),
+            processes=integer(pod_env.PROCESSES, 1, 1),
+            gpus=_gpus(integer(pod_env.GPUS, 0), environ.get(user_env.PREFLIGHT, "")),
+            pod_name=environ.get(user_env.POD_NAME, "") or socket.gethostname(),
+            pod_ip=environ.get(pod_env.POD_IP, ""),
+            node=environ.get(user_env.NODE_NAME, ""),
+            cpus=integer(pod_env.CPUS, 0),
             limits=Limits(
-                restarts=integer(contract.RESTARTS, 0),
-                disruptions=integer(contract.DISRUPTIONS, contract.MAX_DISRUPTIONS),
-                reset=number(contract.BUDGET_RESET, Limits.reset),
-                backoff=number(contract.BACKOFF, Limits.backoff),
-                retry_same=bool(integer(contract.RETRY_SAME_FAILURE, 0)),
+                restarts=integer(pod_env.RESTARTS, 0),
+                disruptions=integer(pod_env.DISRUPTIONS, user_env.MAX_DISRUPTIONS),
+                reset=number(user_env.BUDGET_RESET, Limits.reset),
+                backoff=number(user_env.BACKOFF, Limits.backoff),
+                retry_same=bool(integer(user_env.RETRY_SAME_FAILURE, 0)),
             ),
             deadline=deadline,
             join_timeout=min(join_timeout, deadline or join_timeout),
-            lease=number(contract.LEASE, cls.lease, _SHORTEST_LEASE),
-            kill_timeout=number(contract.KILL_TIMEOUT, cls.kill_timeout),
-            grace=number(contract.GRACE, cls.grace),
-            hang_timeout=number(contract.HANG_TIMEOUT, cls.hang_timeout),
-            slow_factor=number(contract.SLOW_FACTOR, cls.slow_factor, 1),
-            slow_window=number(contract.SLOW_WINDOW, cls.slow_window, 1),
+            lease=number(user_env.LEASE, cls.lease, _SHORTEST_LEASE),
+            kill_timeout=number(user_env.KILL_TIMEOUT, cls.kill_timeout),
+            grace=number(pod_env.GRACE, cls.grace),
+            hang_timeout=number(user_env.HANG_TIMEOUT, cls.hang_timeout),
+            slow_factor=number(user_env.SLOW_FACTOR, cls.slow_factor, 1),
+            slow_window=number(user_env.SLOW_WINDOW, cls.slow_window, 1),
             fork=start == "fork",
-            code=environ.get(contract.CODE, ""),
-            code_hash=environ.get(contract.CODE_HASH, ""),
-            work=environ.get(contract.WORK, "") or os.getcwd(),
-            memory_root=environ.get(contract.MEMORY_ROOT, ""),
-            memory_limit=_memory_limit(environ.get(contract.MEMORY_LIMIT, "")),
-            termination_log=environ.get(contract.TERMINATION_LOG, ""),
-            records=environ.get(contract.RECORDS, ""),
-            parent=integer(contract.PARENT, 0),
+            code=environ.get(pod_env.CODE, ""),
+            code_hash=environ.get(pod_env.CODE_HASH, ""),
+            work=environ.get(pod_env.WORK, "") or os.getcwd(),
+            memory_root=environ.get(pod_env.MEMORY_ROOT, ""),
+            memory_limit=_memory_limit(environ.get(user_env.MEMORY_LIMIT, "")),
+            termination_log=environ.get(pod_env.TERMINATION_LOG, ""),
+            records=environ.get(pod_env.RECORDS, ""),
+            parent=integer(pod_env.PARENT, 0),
         )
 
 
@@ -209,46 +210,46 @@ def _memory_limit(text: str) -> int | None:
     """The bytes that checkpoints may take in memory, as ``8Gi``; None if nothing is said."""
     match = _SIZE.fullmatch(text)
     if text and not match:
-        raise SettingsError(f"{contract.MEMORY_LIMIT} must be a number of bytes such as 8Gi or 500Mi, not {text!r}")
+        raise SettingsError(f"{user_env.MEMORY_LIMIT} must be a number of bytes such as 8Gi or 500Mi, not {text!r}")
     return int(float(match[1]) * _UNITS[match[2]]) if match else None
 
 
 def _gpus(requested: int, preflight: str) -> int:
     """The number of GPUs that the ranks must be able to use: none if FLK_PREFLIGHT switches that check off."""
     try:
-        return 0 if "gpu" in contract.parse_preflight(preflight) else requested
+        return 0 if "gpu" in parse_preflight(preflight) else requested
     except ValueError as error:
-        raise SettingsError(f"{contract.PREFLIGHT}={preflight}: {error}") from None
+        raise SettingsError(f"{user_env.PREFLIGHT}={preflight}: {error}") from None
 
 
 def _from_torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """torchrun's variables, which an operator has set, by the names of flk's; empty if flk's own variables are set."""
     pods = environ.get("PET_NNODES", "")
-    if not pods or any(environ.get(name) for name in (contract.PODS, contract.POD_INDEX, contract.RDZV_ENDPOINT)):
+    if not pods or any(environ.get(name) for name in (pod_env.PODS, pod_env.POD_INDEX, pod_env.RDZV_ENDPOINT)):
         return {}
     if not _NUMBER.fullmatch(pods) or pods == "0":
         raise SettingsError(
             f"PET_NNODES must be a number of pods, not {pods!r}: flk's launcher does not run elastic jobs; start the "
             "script with torchrun, or remove elasticPolicy from the job"
         )
-    found = {contract.PODS: pods}
+    found = {pod_env.PODS: pods}
     if pods != "1":
         names = ("PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
         missing = [name for name in names if not environ.get(name)]
         if missing:
             raise SettingsError(
                 f"{' and '.join(missing)} must be set with PET_NNODES={pods}: add a Master to the PyTorchJob, or set "
-                f"{contract.PODS}, {contract.POD_INDEX} and {contract.RDZV_ENDPOINT}"
+                f"{pod_env.PODS}, {pod_env.POD_INDEX} and {pod_env.RDZV_ENDPOINT}"
             )
         index, address, port = (environ[name] for name in names)
         if not _NUMBER.fullmatch(index) or int(index) >= int(pods):
             raise SettingsError(f"PET_NODE_RANK must be a number below PET_NNODES={pods}, not {index!r}")
         if not _NUMBER.fullmatch(port) or not 0 < int(port) < 1 << 16:
             raise SettingsError(f"PET_MASTER_PORT must be a port, not {port!r}")
-        found[contract.POD_INDEX] = index
-        found[contract.RDZV_ENDPOINT] = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-    if not environ.get(contract.PROCESSES):
-        found[contract.PROCESSES] = _processes(environ.get("PET_NPROC_PER_NODE", ""))
+        found[pod_env.POD_INDEX] = index
+        found[pod_env.RDZV_ENDPOINT] = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    if not environ.get(pod_env.PROCESSES):
+        found[pod_env.PROCESSES] = _processes(environ.get("PET_NPROC_PER_NODE", ""))
     return found
 
 
@@ -259,7 +260,7 @@ def _processes(text: str) -> str:
     if text in ("", "auto", "gpu"):
         gpus = host.gpu_count()
         if text == "gpu" and not gpus:
-            raise SettingsError(f"PET_NPROC_PER_NODE is gpu, but this pod has no GPU: set {contract.PROCESSES}")
+            raise SettingsError(f"PET_NPROC_PER_NODE is gpu, but this pod has no GPU: set {pod_env.PROCESSES}")
         return str(max(1, gpus))
     if not _NUMBER.fullmatch(text) or text == "0":
         raise SettingsError(f"PET_NPROC_PER_NODE must be a number, auto, gpu or cpu, not {text!r}")
@@ -272,5 +273,5 @@ def _rendezvous_address(text: str, pods: int) -> tuple[str, int]:
         return "127.0.0.1", 0
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise SettingsError(f"{contract.RDZV_ENDPOINT} must be host:port in a job of several pods, not {text!r}")
+        raise SettingsError(f"{pod_env.RDZV_ENDPOINT} must be host:port in a job of several pods, not {text!r}")
     return host.strip("[]"), int(port)

@@ -9,7 +9,7 @@ import signal
 import socket
 from typing import TYPE_CHECKING, Final
 
-from flk_runtime.contract import ExitCode
+from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from flk_runtime.launcher.rendezvous import Event

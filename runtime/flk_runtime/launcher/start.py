@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from flk_runtime import contract
-from flk_runtime.contract import ExitCode, Failure
+from flk_runtime.contract import log_format, pod_env, user_env
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure
 from flk_runtime.launcher import forkserver
 from flk_runtime.launcher.agent import Agent
 from flk_runtime.launcher.environment import prepare_environment
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     settings: Settings | None = None
     try:
         settings = Settings.from_environment(arguments, os.environ)
-        os.environ.pop(contract.RDZV_SECRET, None)  # the ranks must not inherit it
+        os.environ.pop(pod_env.RDZV_SECRET, None)  # the ranks must not inherit it
         host.raise_open_files_limit()
         if settings.parent:
             host.die_with_parent(settings.parent, signal.SIGTERM)
@@ -68,7 +69,7 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
     host.adopt_orphans()
     try:
         if settings.fork:
-            strategies = os.environ.get(contract.STRATEGY, "") + os.environ.get(contract.DILOCO_OPTIONS, "")
+            strategies = os.environ.get(user_env.STRATEGY, "") + os.environ.get(pod_env.DILOCO_OPTIONS, "")
             forkserver.preload(script, strategies)
         if settings.pod == 0:
             import torch.distributed  # noqa: F401 - the rendezvous needs its store for the ranks
@@ -84,7 +85,7 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
         output = Output(1, stderr, wakeup.wake)
         agent = Agent(settings, wakeup, server, output, folder)
         if unsafe:
-            agent.records.log(f"falling back to {contract.START}=spawn: {unsafe}")
+            agent.records.log(f"falling back to {user_env.START}=spawn: {unsafe}")
         wakeup.starting = False
         try:
             return agent.run()
@@ -99,16 +100,16 @@ def _check_build_of_torch(settings: Settings) -> None:
     torch = sys.modules.get("torch")
     if settings.gpus and torch and torch.version.cuda is None and torch.version.hip is None:
         raise SettingsError(
-            f"this pod has requested {plural(settings.gpus, 'GPU')} ({contract.GPUS}), but torch {torch.__version__} "
-            f"is built for the CPU: use an image with a build for its GPUs, or set {contract.PREFLIGHT}=-gpu"
+            f"this pod has requested {plural(settings.gpus, 'GPU')} ({pod_env.GPUS}), but torch {torch.__version__} "
+            f"is built for the CPU: use an image with a build for its GPUs, or set {user_env.PREFLIGHT}=-gpu"
         )
 
 
 def _refuse(settings: Settings | None, arguments: Sequence[str], message: str) -> int:
     """Report settings or code that cannot be used, on stderr and in the termination message."""
     if settings is None:
-        settings = Settings(tuple(arguments), termination_log=os.environ.get(contract.TERMINATION_LOG, ""))
-    prefix = contract.LAUNCHER_PREFIX.format(index=settings.pod_in_job)
+        settings = Settings(tuple(arguments), termination_log=os.environ.get(pod_env.TERMINATION_LOG, ""))
+    prefix = log_format.LAUNCHER_PREFIX.format(index=settings.pod_in_job)
     write_all(2, f"{prefix}error: {message}\n".encode())
     failure = Failure("usage", settings.pod, None, settings.pod_name, settings.node, time=time.time(), message=message)
     verdict = f"not retried: {rule_for(failure).reason}"

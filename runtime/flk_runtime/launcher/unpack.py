@@ -7,7 +7,7 @@ import io
 import tarfile
 from pathlib import Path
 
-from flk_runtime import contract
+from flk_runtime.contract import pod_layout
 
 
 class CodeError(ValueError):
@@ -21,7 +21,7 @@ def unpack(source: Path, target: Path, expected: str) -> int:
     chart mounts them. ``expected`` is a SHA-256 in hex: of the whole archive, or of the output of ``sha256sum`` for the
     files in the order of their names. A container that was restarted may call it again with the same target.
     """
-    pieces = sorted(source.glob(contract.CODE_ARCHIVE + ".*"))
+    pieces = sorted(source.glob(pod_layout.CODE_ARCHIVE + ".*"))
     if not pieces:
         return _copy(source, target, expected)
     archive = b"".join(piece.read_bytes() for piece in pieces)
@@ -43,7 +43,7 @@ def unpack(source: Path, target: Path, expected: str) -> int:
 def _copy(source: Path, target: Path, expected: str) -> int:
     files = {path.relative_to(source).as_posix(): path.read_bytes() for path in source.rglob("*") if path.is_file()}
     if not files:
-        raise CodeError(f"neither {contract.CODE_ARCHIVE}.* nor other files in {source}")
+        raise CodeError(f"neither {pod_layout.CODE_ARCHIVE}.* nor other files in {source}")
     sums = "".join(f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in sorted(files))
     _compare(source, hashlib.sha256(sums.encode()).hexdigest(), expected)
     for name, data in files.items():

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from flk_runtime import contract
+from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.system import observer, report
 from flk_runtime.system.text import text_of
 
@@ -45,7 +45,7 @@ def run(command: Sequence[str]) -> int:
         if os.getpid() == rank:
             report.send(report.describe(error))
         if isinstance(error, KeyboardInterrupt):
-            return contract.ExitCode.INTERRUPTED
+            return ExitCode.INTERRUPTED
         # torch.distributed's own hook prefixes each line with the rank, which the launcher does already.
         hook = sys.__excepthook__ if sys.excepthook.__module__.startswith("torch") else sys.excepthook
         try:

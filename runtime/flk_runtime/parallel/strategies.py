@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime import contract
+from flk_runtime.contract import user_env
+from flk_runtime.contract.strategies import parse_strategy
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.blocks import Blocks, find_blocks, shardable_blocks
 from flk_runtime.parallel.meta_init import Materializer
@@ -67,11 +68,11 @@ planner: Callable[[nn.Module, Optimizer | None, ParallelOptions], None] | None =
 
 def choose_strategy(strategy: str | None) -> str:
     """The strategy to use: the argument, else $FLK_STRATEGY, else ddp. Raises SetupError for an unknown name."""
-    name = strategy or os.environ.get(contract.STRATEGY) or "ddp"
+    name = strategy or os.environ.get(user_env.STRATEGY) or "ddp"
     try:
-        return contract.parse_strategy(name)
+        return parse_strategy(name)
     except ValueError as error:
-        source = "" if strategy else f" (from {contract.STRATEGY})"
+        source = "" if strategy else f" (from {user_env.STRATEGY})"
         raise SetupError(f"{error}{source}") from None
 
 

@@ -15,7 +15,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from flk_runtime import contract
+from flk_runtime.contract import user_env
 from flk_runtime.errors import SetupError
 from flk_runtime.plan.calibration import UNMEASURED
 from flk_runtime.plan.capture import capture, open_group
@@ -48,7 +48,7 @@ def _plan(request: dict[str, Any], command: list[str]) -> dict[str, Any]:
         "LOCAL_WORLD_SIZE": str(cluster.gpus),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "1",
-        contract.TRIAL: "1",
+        user_env.TRIAL: "1",
     }
     measured = request.get("measured") or []
     if "calibration" not in request:

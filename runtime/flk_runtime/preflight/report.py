@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from flk_runtime import contract
+from flk_runtime.contract import pod_env, user_env
 from flk_runtime.discovery import RankInfo
 from flk_runtime.system import host
 
@@ -78,7 +78,7 @@ def node_fields(
 
 def node_name(environ: Mapping[str, str] = os.environ) -> str:
     """The name of this node for messages: ``<pod> on <node>`` in a pod, else the host name."""
-    names = [environ.get(contract.POD_NAME, ""), environ.get(contract.NODE_NAME, "") or socket.gethostname()]
+    names = [environ.get(user_env.POD_NAME, ""), environ.get(user_env.NODE_NAME, "") or socket.gethostname()]
     return " on ".join(dict.fromkeys(filter(None, names)))
 
 
@@ -87,8 +87,8 @@ def code_version(environ: Mapping[str, str] = os.environ, script: str | None = N
 
     ``script`` is the path of the main script; by default the file of the module __main__.
     """
-    if environ.get(contract.CODE_HASH):
-        return f"archive {environ[contract.CODE_HASH][:12]}"
+    if environ.get(pod_env.CODE_HASH):
+        return f"archive {environ[pod_env.CODE_HASH][:12]}"
     path = getattr(sys.modules.get("__main__"), "__file__", None) if script is None else script
     with contextlib.suppress(OSError, TypeError):
         content = Path(str(path)).read_bytes()
@@ -115,7 +115,7 @@ def nccl_interfaces(value: str, names: Sequence[str]) -> list[str]:
 
 
 def _network(environ: Mapping[str, str]) -> str:
-    parts = [environ.get(contract.NODE_NAME, "")]
+    parts = [environ.get(user_env.NODE_NAME, "")]
     with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
         parts.append(os.readlink("/proc/self/ns/net"))

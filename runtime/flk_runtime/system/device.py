@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 import torch
 
-from flk_runtime import contract
+from flk_runtime.contract import pod_env, user_env
+from flk_runtime.contract.preflight import parse_preflight
 from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import SetupError
 from flk_runtime.system import host
@@ -39,9 +40,9 @@ def select(
     if gpus is None:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus == 0 and requested is None:
-        if environ.get(contract.GPUS, "0") not in ("", "0") and "gpu" not in _skipped(environ):
+        if environ.get(pod_env.GPUS, "0") not in ("", "0") and "gpu" not in _skipped(environ):
             raise SetupError(
-                f"{plural(int(environ[contract.GPUS]), 'GPU')} for each pod, but {_why_unusable()}; to train on the "
+                f"{plural(int(environ[pod_env.GPUS]), 'GPU')} for each pod, but {_why_unusable()}; to train on the "
                 "CPU, pass device='cpu'"
             )
         return torch.device("cpu")
@@ -66,7 +67,7 @@ def select(
 
 def _skipped(environ: Mapping[str, str]) -> frozenset[str]:
     with contextlib.suppress(ValueError):  # `init` reports it
-        return contract.parse_preflight(environ.get(contract.PREFLIGHT, ""))
+        return parse_preflight(environ.get(user_env.PREFLIGHT, ""))
     return frozenset()
 
 

@@ -9,7 +9,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from flk_runtime import contract
+from flk_runtime.contract import user_env
+from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.system.text import text_of
 
 _SHM: Final = "/dev/shm"  # noqa: S108 - not a temporary file
@@ -38,7 +39,7 @@ _WORDS: Final = {
 
 
 def kind_of(error: BaseException) -> str:
-    """The kind of a `contract.Failure` for this exception, for one in its group or for one that it was raised from."""
+    """The kind of a `Failure` for this exception, for one in its group or for one that it was raised from."""
     links = chain(error)
     for link in links:
         if isinstance(link, OSError) and link.errno in _ERRNOS:
@@ -49,9 +50,9 @@ def kind_of(error: BaseException) -> str:
     if any("PytorchStreamWriter failed writing" in text_of(link) for link in links):
         return "disk_full" if full_file_system(error) else "io"  # torch.save does not say why
     codes = [getattr(leaf, "code", None) for leaf in leaves(error)]  # of errors of flk_runtime
-    if any(code is contract.ExitCode.USAGE for code in codes):
+    if any(code is ExitCode.USAGE for code in codes):
         return "usage"
-    return "rendezvous" if all(code is contract.ExitCode.INFRASTRUCTURE for code in codes) else "exception"
+    return "rendezvous" if all(code is ExitCode.INFRASTRUCTURE for code in codes) else "exception"
 
 
 def full_file_system(error: BaseException) -> str:
@@ -60,7 +61,7 @@ def full_file_system(error: BaseException) -> str:
     It is the one of the exception's file, else one of those that training writes to.
     """
     names = [link.filename for link in chain(error) if isinstance(link, OSError) and isinstance(link.filename, str)]
-    for name in [*names, os.environ.get(contract.CHECKPOINT, ""), os.getcwd(), tempfile.gettempdir(), _SHM]:
+    for name in [*names, os.environ.get(user_env.CHECKPOINT, ""), os.getcwd(), tempfile.gettempdir(), _SHM]:
         path = os.path.realpath(name) if name else ""
         while path and not os.path.exists(path):
             path = os.path.dirname(path)

@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-from flk_runtime import contract
+from flk_runtime.contract import pod_env
 from flk_runtime.system.progress import Phase, ProgressPage, own_page
 
 STACKS: Final = ".stacks"  # suffixes of FLK_OBSERVER: the file of the stacks,
@@ -42,7 +42,7 @@ def stack_signal() -> int:
 
 def start() -> None:
     """Start to observe this process, if the launcher has asked for it. Problems are ignored: a rank runs without."""
-    path = os.environ.get(contract.OBSERVER)
+    path = os.environ.get(pod_env.OBSERVER)
     if not path:
         return
     with contextlib.suppress(OSError, ValueError, RuntimeError):

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from flk_runtime import contract
+from flk_runtime.contract import pod_env
 
 _SIZE: Final = mmap.PAGESIZE
 _POLL: Final = 0.002  # seconds between two looks of a rank that waits
@@ -71,7 +71,7 @@ class ProgressPage:
     boundary = _Int(6)  # the step after which the rank last looked at `hold`; -1: it cannot stop at a step
     waiting = _Int(7)  # 1: the rank has found `hold` and waits at `boundary` until `target` is known
     restored = _Int(14)  # the step after which this attempt's training began; -1: not known yet
-    restored_from = _Int(15)  # index in contract.SOURCES
+    restored_from = _Int(15)  # index in SOURCES
     # The rank's observer writes these, a few times a second.
     samples = _Int(10)  # how often it has looked whether a collective of this rank has not ended
     pending_samples = _Int(11)  # how often one had not
@@ -154,7 +154,7 @@ class ProgressPage:
 @functools.cache
 def own_page() -> ProgressPage:
     """The page of this rank; a page that nobody reads if no launcher has made one."""
-    path = os.environ.get(contract.PROGRESS)
+    path = os.environ.get(pod_env.PROGRESS)
     if path:
         try:
             return ProgressPage.open(path)

@@ -14,7 +14,8 @@ import traceback
 import types
 from typing import Any
 
-from flk_runtime import contract
+from flk_runtime.contract import pod_env
+from flk_runtime.contract.failure import is_secondary
 from flk_runtime.system import faults
 from flk_runtime.system.text import last_exception, plural, text_of
 
@@ -25,7 +26,7 @@ _WRAPPED = re.compile(r"Caught \w+ (in .+)\.\nOriginal ")  # torch/_utils.py, Ex
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """The exception as fields of a contract.Failure. Raises nothing, whatever methods the exception has.
+    """The exception as fields of a Failure. Raises nothing, whatever methods the exception has.
 
     Type and message of a group are those of the first exception in it that counts most.
     """
@@ -73,7 +74,7 @@ def _has_secondary_cause(error: BaseException, seen: frozenset[int] = frozenset(
         if faults.members(link):
             # What the group was raised from is often one of its own, which must not speak for the others.
             return all(_has_secondary_cause(leaf, seen) for leaf in faults.leaves(link))
-        if contract.is_secondary(type(link).__name__, text_of(link)):
+        if is_secondary(type(link).__name__, text_of(link)):
             return True
     return False
 
@@ -81,7 +82,7 @@ def _has_secondary_cause(error: BaseException, seen: frozenset[int] = frozenset(
 def send(report: dict[str, Any]) -> None:
     """Send a report, as from `describe`, to flk's launcher and to torchrun, whichever there is."""
     with contextlib.suppress(OSError, ValueError, KeyError):
-        pipe = int(os.environ[contract.REPORT_FD])
+        pipe = int(os.environ[pod_env.REPORT_FD])
         write_all(pipe, json.dumps(report).encode() + b"\n")
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:

@@ -11,18 +11,18 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
-from flk_runtime import contract
+from flk_runtime.contract import pod_env, user_env
 from flk_runtime.errors import SetupError
 
 # What connects a rank with its launcher and with the other ranks of its attempt.
 _OF_RANK: Final = (
-    contract.PROGRESS,
-    contract.OBSERVER,
-    contract.HEARTBEAT,
-    contract.MEMORY,
-    contract.CHOICE,
-    contract.REPORT_FD,
-    contract.CHECKPOINT,
+    pod_env.PROGRESS,
+    pod_env.OBSERVER,
+    user_env.HEARTBEAT,
+    pod_env.MEMORY,
+    pod_env.CHOICE,
+    pod_env.REPORT_FD,
+    user_env.CHECKPOINT,
     "TORCHELASTIC_ERROR_FILE",
     "TORCHELASTIC_USE_AGENT_STORE",
 )
@@ -30,12 +30,12 @@ _OF_RANK: Final = (
 
 def is_trial(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether this process runs a script only to plan or to measure it."""
-    return environ.get(contract.TRIAL) == "1"
+    return environ.get(user_env.TRIAL) == "1"
 
 
 def trial_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables of a trial that a rank with the variables ``environ`` starts."""
-    return {name: value for name, value in environ.items() if name not in _OF_RANK} | {contract.TRIAL: "1"}
+    return {name: value for name, value in environ.items() if name not in _OF_RANK} | {user_env.TRIAL: "1"}
 
 
 def script_command() -> list[str]:

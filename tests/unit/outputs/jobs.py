@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from flk_runtime.contract import RECORD_MARKER, Attempt, Failure, JobRecord, SlowRank
+from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.log_format import RECORD_MARKER
+from flk_runtime.contract.record import Attempt, JobRecord, SlowRank
 from flk_runtime.launcher.failures import job_record, new_record
 from flk_runtime.launcher.policy import Limits, decide
 from tests.support.api_server import FakeApiServer

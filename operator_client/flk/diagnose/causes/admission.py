@@ -11,7 +11,7 @@ from flk.diagnose.picture import Picture
 from flk.kube import Object
 from flk.targets.controllers import CONTROLLERS, trouble
 from flk.units import plural, short_duration, timestamp
-from flk_runtime.contract import ExitCode
+from flk_runtime.contract.exit_codes import ExitCode
 
 OPERATOR_DELAY: Final = 15.0  # seconds after a job's creation in which the operator should have seen it
 _QUOTA: Final = re.compile(r"exceeded quota: (\S+), requested: (\S+), used: (\S+), limited: (\S+)")

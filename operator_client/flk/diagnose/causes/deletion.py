@@ -7,7 +7,7 @@ from typing import Final
 from flk.diagnose.causes.row import Cause, Found
 from flk.diagnose.model import Evidence
 from flk.diagnose.picture import Picture
-from flk_runtime.contract import ExitCode
+from flk_runtime.contract.exit_codes import ExitCode
 
 
 def _deleted(picture: Picture) -> Found | None:

@@ -12,7 +12,8 @@ from flk.diagnose.foreign_logs import first_exception
 from flk.diagnose.model import Evidence
 from flk.diagnose.picture import Picture
 from flk.units import timestamp
-from flk_runtime.contract import ExitCode, Failure
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure
 
 _DISK: Final = re.compile(r"No space left on device|Errno 28\b|ENOSPC|Disk quota exceeded|Errno 122\b")
 _READ_ONLY: Final = re.compile(r"Read-only file system|Errno 30\b|EROFS")

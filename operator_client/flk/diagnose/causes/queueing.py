@@ -9,7 +9,7 @@ from flk.diagnose.model import Evidence, PodPhase
 from flk.diagnose.picture import Picture
 from flk.kube import Object
 from flk.units import timestamp
-from flk_runtime.contract import ExitCode
+from flk_runtime.contract.exit_codes import ExitCode
 
 
 def _condition(item: Object, kind: str) -> Object:

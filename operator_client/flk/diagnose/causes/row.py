@@ -9,7 +9,8 @@ from flk.diagnose.model import Evidence, Finding, PodState
 from flk.diagnose.picture import Picture, event_time
 from flk.kube import Object
 from flk.units import timestamp
-from flk_runtime.contract import CONTAINER, ExitCode
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.pod_layout import CONTAINER
 
 
 @dataclass(frozen=True)

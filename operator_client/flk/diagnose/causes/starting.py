@@ -11,7 +11,7 @@ from flk.diagnose.model import Evidence, PodPhase, PodState
 from flk.diagnose.picture import Picture, event_time
 from flk.kube import Object
 from flk.units import plural, timestamp
-from flk_runtime.contract import ExitCode
+from flk_runtime.contract.exit_codes import ExitCode
 
 _CONFIG: Final = ("CreateContainerConfigError", "CreateContainerError")
 _KEY: Final = re.compile(r"couldn't find key (\S+) in (Secret|ConfigMap) (\S+)")

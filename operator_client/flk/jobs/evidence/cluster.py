@@ -16,7 +16,9 @@ from flk.jobs.evidence.model import KeptJob
 from flk.jobs.evidence.store import Store
 from flk.jobs.state import Phase
 from flk.kube import Object
-from flk_runtime.contract import CONTAINER, JOB, KeptRecord
+from flk_runtime.contract.pod_layout import CONTAINER
+from flk_runtime.contract.record import KeptRecord
+from flk_runtime.contract.user_env import JOB
 
 _ENDS: Final = {"succeeded": "Succeeded", "failed": "Failed"}  # conditions of a job by the outcome of its record
 

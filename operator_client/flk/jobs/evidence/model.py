@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from flk.diagnose import Evidence, Finding
 from flk.kube import Object
-from flk_runtime.contract import JobRecord
+from flk_runtime.contract.record import JobRecord
 
 SCHEMA: Final = "flk.dev/evidence/v1"
 

@@ -17,7 +17,7 @@ from flk.jobs.follower import ObservedJob
 from flk.jobs.state import Phase, PodPhase, State
 from flk.kube import Object
 from flk.targets import target_of
-from flk_runtime.contract import JobRecord
+from flk_runtime.contract.record import JobRecord
 
 WRITE_EVERY: Final = 5.0  # seconds between two writes of what has changed
 WRITE_SHARE: Final = 20  # and at least so many times what the last write took, for jobs of many pods

@@ -11,7 +11,7 @@ from flk.jobs.client import JobClient
 from flk.jobs.evidence.recorder import LINES_OF_A_POD, Recorder
 from flk.kube import Object
 from flk.targets import CONTAINERS
-from flk_runtime import contract
+from flk_runtime.contract import log_format
 
 MAX_PODS: Final = 64  # pods of one job whose logs are read: those that failed before those that succeeded
 THREADS: Final = 4
@@ -47,7 +47,7 @@ class TailReader:
                 text = [line.decode(errors="replace") for line in lines]
         except FlkError:
             return  # the log is gone already; the record of the launcher may hold its end
-        self._recorder.set_lines(pod["metadata"]["name"], [line for line in text if not contract.is_record(line)])
+        self._recorder.set_lines(pod["metadata"]["name"], [line for line in text if not log_format.is_record(line)])
 
 
 def _exit_code(pod: Object) -> int | None:

@@ -16,7 +16,7 @@ from flk.jobs.client import JobClient, resource_of
 from flk.jobs.lifecycle.ending import watch_pods_end
 from flk.kube import Object
 from flk.targets import target_of
-from flk_runtime import contract
+from flk_runtime.contract import user_env
 
 
 def suspend(client: JobClient, name: str, *, wait: bool, timeout: float | None, report: Callable[[str], None]) -> bool:
@@ -79,7 +79,7 @@ def loses_checkpoints(job: Object) -> bool:
         spec = role.template.get("spec") or {}
         ends = {volume["name"] for volume in spec.get("volumes") or [] if "emptyDir" in volume}
         for container in spec.get("containers") or []:
-            folder = [v.get("value") for v in container.get("env") or [] if v.get("name") == contract.CHECKPOINT]
+            folder = [v.get("value") for v in container.get("env") or [] if v.get("name") == user_env.CHECKPOINT]
             for mount in container.get("volumeMounts") or []:
                 if mount["name"] in ends and folder[-1:] == [mount["mountPath"]]:
                     return True

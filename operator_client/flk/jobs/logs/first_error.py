@@ -19,7 +19,7 @@ from flk.jobs.wait import get_state
 from flk.kube import Object
 from flk.targets import target_of
 from flk.units import plural
-from flk_runtime.contract import Failure
+from flk_runtime.contract.failure import Failure
 
 LINES: Final = 2000  # last lines of each pod that are searched
 PODS: Final = 256  # pods whose logs are searched, those that failed first

@@ -13,7 +13,7 @@ from flk.jobs.state import derive
 from flk.kube import Object
 from flk.targets import target_of
 from flk.terminal import printable
-from flk_runtime import contract
+from flk_runtime.contract import log_format
 
 _TAG: Final = re.compile(r"\[(rank|pod) (\d{1,9})\] ")
 
@@ -138,14 +138,14 @@ class PodLines:
                 yield line
 
     def _parsed(self, time: str, text: str) -> LogLine | None:
-        options, launcher = self._chosen.options, contract.LAUNCHER_PREFIX.format(index=self._index)
-        number = contract.parse_attempt(text)
+        options, launcher = self._chosen.options, log_format.LAUNCHER_PREFIX.format(index=self._index)
+        number = log_format.parse_attempt(text)
         if number is not None:
             self._attempt = number
             # The launcher of pod 0 announces attempts in words.
             if number > 1 and (options.ranks or (options.pods and self._index)) and not options.raw:
                 return LogLine(f"attempt {number}", tag=launcher, **self._where(time))
-        if contract.is_record(text) and not options.raw:
+        if log_format.is_record(text) and not options.raw:
             return None
         match = _TAG.match(text)
         rank = int(match[2]) if match and match[1] == "rank" else None

@@ -21,7 +21,8 @@ from flk.jobs.picture import PictureReader
 from flk.jobs.state import Phase, PodPhase, State, derive
 from flk.kube import Object
 from flk.units import plural, short_duration
-from flk_runtime.contract import JobRecord, parse_record
+from flk_runtime.contract.log_format import parse_record
+from flk_runtime.contract.record import JobRecord
 
 FOLLOWED: Final = 200  # pods whose logs are followed at once, each over a connection; those of others are polled
 QUEUED: Final = 5000  # lines that may wait to be printed

@@ -11,7 +11,9 @@ from flk import labels
 from flk.diagnose import Finding, Picture, PodPhase, find, job_failure, with_memory_limit
 from flk.jobs.state.model import AttemptState, Phase, State
 from flk.units import timestamp
-from flk_runtime.contract import ExitCode, Failure, parse_pods
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.ranges import parse_pods
 
 
 def derive(picture: Picture) -> State:

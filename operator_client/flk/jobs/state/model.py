@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from flk.diagnose import Finding, PodState, Progress
-from flk_runtime.contract import Failure, SlowRank
+from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.record import SlowRank
 
 SCHEMA: Final = "flk.dev/state/v1"  # of the JSON that `-o json` prints
 

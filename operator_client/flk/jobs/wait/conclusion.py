@@ -7,7 +7,7 @@ from flk.jobs.client import JobClient
 from flk.jobs.state import Phase, State
 from flk.jobs.wait.goal import Goal
 from flk.units import short_duration
-from flk_runtime import contract
+from flk_runtime.contract.exit_codes import ExitCode
 
 
 def describe(state: State) -> str:
@@ -46,13 +46,13 @@ def raise_for_state(state: State, client: JobClient, timeout: float | None = Non
             f"job {name} failed{run_time_text(state)}: {state.message or 'the operator gives no reason'}{verdict}",
             hint=f"{client.command('status', name)} shows more; {client.command('logs', name)}{rank} shows what was "
             "printed",
-            code=contract.ExitCode(state.code),
+            code=ExitCode(state.code),
         )
     if state.phase == Phase.STUCK and timeout != 0:
         raise JobStuckError(
             f"job {name} is stuck: {state.message or state.reason}",
             hint=f"{client.command('why', name)} shows the cause and what to do; --no-fail-fast waits on",
-            code=contract.ExitCode((state.cause.exit_code if state.cause else 0) or contract.ExitCode.INFRASTRUCTURE),
+            code=ExitCode((state.cause.exit_code if state.cause else 0) or ExitCode.INFRASTRUCTURE),
         )
     if state.phase == Phase.DELETED:
         raise JobDeletedError(f"job {name} is gone: {state.message}")

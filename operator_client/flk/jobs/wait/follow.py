@@ -18,7 +18,7 @@ from flk.jobs.state import Phase, PodPhase, State, deleted, derive
 from flk.jobs.wait.goal import Goal
 from flk.jobs.wait.quiet import Quiet
 from flk.kube import Object
-from flk_runtime import contract
+from flk_runtime.contract.exit_codes import ExitCode
 
 FAILURE_DELAY: Final = 5.0  # seconds that pods of a failed job get to leave a record, after the first has ended
 _TAILS: Final = 10.0  # seconds in which the last lines of the pods must have been read
@@ -115,7 +115,7 @@ def _states(
             for seen in follower.updates():
                 if seen.job is None:
                     if last is None:
-                        last = State(name, client.namespace, uid or "", Phase.PENDING, int(contract.ExitCode.RUNNING))
+                        last = State(name, client.namespace, uid or "", Phase.PENDING, int(ExitCode.RUNNING))
                     last = deleted(last, name_reused=seen.name_reused, now=client.now())
                     recorder.observe(seen, state=last)
                     yield last, None

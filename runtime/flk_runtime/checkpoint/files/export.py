@@ -10,12 +10,13 @@ from pathlib import Path
 
 import torch
 
-from flk_runtime import contract
 from flk_runtime.checkpoint.files import safetensors
 from flk_runtime.checkpoint.files.weights import Weights
 from flk_runtime.checkpoint.save import Retention, Saver
 from flk_runtime.checkpoint.state import pieces_of
 from flk_runtime.checkpoint.storage import open_destination
+from flk_runtime.contract import VERSION
+from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.errors import CheckpointError
 
 _TIMEOUT = 60.0  # seconds; one process waits for nobody
@@ -56,7 +57,7 @@ def import_weights(file: str, checkpoint: str) -> int:
         destination,
         None,
         retention=Retention(),
-        metadata={"source": file, "flk": contract.VERSION, "torch": torch.__version__},
+        metadata={"source": file, "flk": VERSION, "torch": torch.__version__},
         timeout=_TIMEOUT,
         on_saved=lambda step: None,
         warn=lambda text: None,
@@ -85,6 +86,6 @@ def main(arguments: Sequence[str]) -> int:
             count, target = import_weights(options.file, options.checkpoint), options.checkpoint
     except CheckpointError as error:
         print(f"flk: {error}", file=sys.stderr)
-        return int(contract.ExitCode.USAGE)
+        return int(ExitCode.USAGE)
     print(f"{count} tensors in {target}")
-    return int(contract.ExitCode.DONE)
+    return int(ExitCode.DONE)

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from flk_runtime import contract
 from flk_runtime.checkpoint.memory import PodMemory
 from flk_runtime.checkpoint.save.plan import Described, describe, make_plan
 from flk_runtime.checkpoint.save.staging import StagedPart, Staging
 from flk_runtime.checkpoint.save.writer import Retention, StorageWriter
 from flk_runtime.checkpoint.state import Piece
 from flk_runtime.checkpoint.storage import Destination
+from flk_runtime.contract import user_env
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError, SetupError
 from flk_runtime.system.part import PartHeader
@@ -221,7 +221,7 @@ class Saver:
         if refusal:
             self._memory = None
             if self._rank == 0:
-                self._warn(f"keeping no checkpoints in memory: {refusal}; {contract.MEMORY_LIMIT} sets the limit")
+                self._warn(f"keeping no checkpoints in memory: {refusal}; {user_env.MEMORY_LIMIT} sets the limit")
 
     def _try_to_serialize(self, plain: Mapping[str, Any]) -> tuple[bytes, CheckpointError | None]:
         try:

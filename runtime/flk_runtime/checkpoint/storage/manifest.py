@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from flk_runtime import contract
+from flk_runtime.contract import VERSION
 from flk_runtime.errors import CheckpointError
 from flk_runtime.system.checksum import crc32
 
@@ -51,7 +51,7 @@ class Manifest:
             if number > FORMAT:
                 raise CheckpointError(
                     f"flk {data.get('metadata', {}).get('flk', '')} wrote it in format {number}, and flk "
-                    f"{contract.VERSION} reads formats up to {FORMAT}; install the newer flk"
+                    f"{VERSION} reads formats up to {FORMAT}; install the newer flk"
                 )
             files = {name: StoredFile(*entry) for name, entry in data.pop("files").items()}
             return cls(files=files, **data)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from flk_runtime.contract import ExitCode
+from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.launcher.hangs import report
 
 FOLDER_PREFIX: Final = "flk-"  # of the launcher's temporary folder

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from flk_runtime.contract import Failure, SlowRank
+from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.record import SlowRank
 from flk_runtime.launcher.hangs import report, watchdog
 from flk_runtime.launcher.hangs.diagnosis import diagnose
 from flk_runtime.launcher.hangs.snapshot import Snapshot

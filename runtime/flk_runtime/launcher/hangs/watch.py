@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from flk_runtime import contract
+from flk_runtime.contract import pod_env, user_env
 from flk_runtime.launcher.hangs import collect, watchdog
 from flk_runtime.launcher.hangs.status import CpuMeter, RankStatus, age
 from flk_runtime.launcher.settings import Settings
@@ -86,7 +86,7 @@ class Watch:
             collect.Target(
                 each.process.rank,
                 each.process.pid,
-                each.process.environment[contract.OBSERVER],
+                each.process.environment[pod_env.OBSERVER],
                 each.process.progress.step,
                 min(_status(each, now).idle, now - each.started),
             )
@@ -102,7 +102,7 @@ class Watch:
 
 def _status(watched: _Watched, now: float) -> RankStatus:
     process, page = watched.process, watched.process.progress
-    touched = _file_age(process.environment[contract.HEARTBEAT])
+    touched = _file_age(process.environment[user_env.HEARTBEAT])
     beats = [age(page.step_time, now), age(page.heartbeat_time, now), touched]
     since_output, since_collective = age(process.output_time, now), age(page.collective_time, now)
     idle = min(*beats, since_output, since_collective, now - watched.started)

@@ -11,7 +11,10 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
-from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord, format_pods
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.ranges import format_pods
+from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.launcher.failures import bad_nodes, job_record, new_record, progress, root_cause, shorten
 from flk_runtime.launcher.hangs.overseer import Overseer
 from flk_runtime.launcher.hangs.stragglers import Stragglers

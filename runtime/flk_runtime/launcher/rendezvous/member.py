@@ -12,7 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flk_runtime.contract import Attempt, ExitCode, Failure, JobRecord
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.launcher import authentication
 from flk_runtime.launcher.failures import job_record, new_record
 from flk_runtime.launcher.memory import Inventory

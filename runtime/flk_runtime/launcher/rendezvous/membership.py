@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from flk_runtime.contract import parse_pods
+from flk_runtime.contract.ranges import parse_pods
 from flk_runtime.launcher.rendezvous.messages import Join
 from flk_runtime.launcher.settings import Settings
 

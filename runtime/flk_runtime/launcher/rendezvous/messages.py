@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from flk_runtime.contract import Attempt, Failure, JobRecord, SlowRank
+from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.record import Attempt, JobRecord, SlowRank
 from flk_runtime.launcher.memory.plan import Inventory, MemoryPlan, Part
 from flk_runtime.launcher.preemption import Boundary
 

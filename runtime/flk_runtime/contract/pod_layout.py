@@ -1,0 +1,20 @@
+"""Paths, ports and names in a pod, and keys of the ConfigMaps that are mounted there."""
+
+from __future__ import annotations
+
+from typing import Final
+
+RDZV_PORT: Final = 29400
+MEET_PORT: Final = 29401  # of the hub of strategy diloco, in pod 0
+INTERRUPT_GRACE: Final = 5.0  # seconds that ranks have after SIGINT, in place of the grace period after SIGTERM
+FIRST_POD: Final = "{first}"  # in RDZV_ENDPOINT: the index of the first pod of the worker of strategy diloco
+CONTAINER: Final = "pytorch"  # the training operator looks for a container with this name
+# Paths in the pod, and keys of the ConfigMaps that are mounted there.
+SHIP_FOLDER: Final = "/flk/ship"  # mount path of the ConfigMaps, read-only
+WORK_FOLDER: Final = "/flk/work"  # the unpacked code; working folder of the ranks
+CHECKPOINT_FOLDER: Final = "/flk/checkpoint"  # checkpoints of jobs without a volume; deleted with the pod
+API_FOLDER: Final = "/flk/api"  # token, ca.crt and namespace with which a launcher writes to RECORDS
+RUNTIME_ARCHIVE: Final = "flk_runtime.zip"  # key of the archive of this package
+CODE_ARCHIVE: Final = "code.tar.gz"  # prefix of the keys of the code: code.tar.gz.000, code.tar.gz.001, … in order
+TERMINATION_LOG_PATH: Final = "/dev/termination-log"
+TERMINATION_LOG_LIMIT: Final = 4096  # bytes; the kubelet drops what exceeds them

@@ -1,0 +1,179 @@
+"""Records: what the launchers know of a job, its attempts and slow ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final
+
+from flk_runtime.contract.failure import Failure
+
+_KEPT_RECORD_LIMIT = 10_000  # bytes
+# Where the ranks of an attempt got their state, by the number in the progress page; empty: the script says nothing.
+SOURCES: Final = ("", "start", "memory", "storage")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of all ranks of the job."""
+
+    number: int
+    started: float  # seconds since the epoch, as `ended`
+    ended: float | None = None
+    failure: Failure | None = None  # None while the attempt runs, and when it succeeded
+    restarts: int = 0  # that the job had used when this attempt started
+    disruptions: int = 0
+    step: int | None = None  # most steps that a rank has completed; None: unknown
+    pods: str = ""  # that took part, in the order of their ranks, as `format_pods` writes them; empty: unknown
+    restored: int | None = None  # the step after which its ranks began; None: unknown
+    restored_from: str = ""  # one of SOURCES
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Attempt:
+        """The attempt from the result of ``dataclasses.asdict``; ignores fields that a newer version has added."""
+        failure = data.get("failure")
+        return cls(
+            int(data["number"]),
+            float(data["started"]),
+            data.get("ended"),
+            Failure.from_dict(failure) if failure else None,
+            int(data.get("restarts", 0)),
+            int(data.get("disruptions", 0)),
+            data.get("step"),
+            str(data.get("pods", "")),
+            data.get("restored"),
+            str(data.get("restored_from", "")),
+        )
+
+
+@dataclass(frozen=True)
+class SlowRank:
+    """A rank that works longer in each step than the others, which wait for it."""
+
+    rank: int
+    pod_name: str
+    node: str
+    factor: float  # its work in a step, divided by that of the median rank
+
+    @property
+    def summary(self) -> str:
+        """One line that names the rank and its node."""
+        place = f"{self.pod_name} on {self.node}" if self.node else self.pod_name
+        return f"rank {self.rank} in {place} is slow: it works {self.factor:g} times as long as the others"
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """State of a job as its launchers know it: a line of the log while it runs, the termination message at its end."""
+
+    outcome: (
+        str  # running, succeeded, failed, preempted, replaced: the job goes on with another pod in place of this one
+    )
+    code: int  # exit code of the launcher
+    max_restarts: int = 0  # how many the job may use
+    failure: Failure | None = None
+    attempts: list[Attempt] = field(default_factory=list)
+    max_disruptions: int = 0
+    restarts: int = 0  # used: attempts that followed failures of the training code
+    disruptions: int = 0  # used: attempts that followed disruptions
+    verdict: str = ""  # why no attempt follows a failure
+    slow: list[SlowRank] = field(default_factory=list)  # ranks that the others wait for, while the job runs
+    bad_nodes: list[str] = field(default_factory=list)  # nodes on which pods of this job have failed repeatedly
+
+    def to_json(self, limit: int | None = None) -> str:
+        """The record as one line of JSON of at most ``limit`` bytes.
+
+        A longer one is shortened: first the tracebacks of the attempts are dropped, then the failure's stderr,
+        traceback and message are cut, then the oldest attempts are dropped, then the failure's texts are cut further.
+        """
+        data = asdict(self)
+        text = _dump(data)
+        if limit is None or len(text.encode()) <= limit:
+            return text
+        for attempt in data["attempts"]:
+            if attempt["failure"]:
+                attempt["failure"]["traceback"] = attempt["failure"]["stderr"] = ""
+                attempt["failure"]["message"] = attempt["failure"]["message"][:200]
+        _shorten_failure(data, limit, least=800)
+        while len(_dump(data).encode()) > limit and data["attempts"]:
+            del data["attempts"][0]
+        _shorten_failure(data, limit, least=0)
+        return _dump(data)
+
+    @classmethod
+    def from_json(cls, text: str) -> JobRecord | None:
+        """The record that ``text`` contains, or None if it contains none (another program's message, a cut line)."""
+        try:
+            return cls.from_dict(json.loads(text))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> JobRecord:
+        """The record from the result of ``dataclasses.asdict``; ignores fields that a newer version has added."""
+        failure = data.get("failure")
+        return cls(
+            outcome=str(data["outcome"]),
+            code=int(data["code"]),
+            max_restarts=int(data.get("max_restarts", 0)),
+            failure=Failure.from_dict(failure) if failure else None,
+            attempts=[Attempt.from_dict(attempt) for attempt in data.get("attempts", [])],
+            max_disruptions=int(data.get("max_disruptions", 0)),
+            restarts=int(data.get("restarts", 0)),
+            disruptions=int(data.get("disruptions", 0)),
+            verdict=str(data.get("verdict", "")),
+            slow=[SlowRank(**slow) for slow in data.get("slow", [])],
+            bad_nodes=[str(node) for node in data.get("bad_nodes", [])],
+        )
+
+
+@dataclass(frozen=True)
+class KeptRecord:
+    """What the launcher of pod 0 keeps of a job in the cluster, for when its pods are gone: one entry of RECORDS."""
+
+    job: str
+    uid: str  # of the job; empty: not known
+    pods: int
+    processes: int  # ranks in each pod
+    created: float  # when this launcher started; seconds since the epoch, as `updated`
+    updated: float
+    record: JobRecord
+    step: int | None = None  # optimizer steps that the first rank of pod 0 has done; None: unknown
+    step_seconds: float | None = None  # mean duration of its steps
+    saved: int | None = None  # step of its latest checkpoint
+    lines: list[str] = field(default_factory=list)  # the last ones of pod 0's log, with their prefixes
+
+    @property
+    def key(self) -> str:
+        """The key of the entry, which a later job of the same name does not have."""
+        return f"{self.job}.{self.uid}" if self.uid else self.job
+
+    def to_json(self) -> str:
+        """The entry as one line of JSON of at most about 20 kB."""
+        return _dump({**asdict(self), "record": json.loads(self.record.to_json(_KEPT_RECORD_LIMIT))})
+
+    @classmethod
+    def from_json(cls, text: str) -> KeptRecord | None:
+        """The entry that ``text`` contains, or None if it contains none."""
+        try:
+            data = json.loads(text)
+            known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+            return cls(**{**known, "record": JobRecord.from_dict(data["record"])})
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+
+def _shorten_failure(data: dict[str, Any], limit: int, least: int) -> None:
+    """Cut the texts of the failure of a record to ``least`` characters each, as far as the record exceeds ``limit``."""
+    failure = data["failure"]
+    for key in ("stderr", "traceback", "message") if failure else ():
+        excess = len(_dump(data).encode()) - limit
+        if excess > 0:
+            # A character takes at least one byte of JSON, so dropping as many characters as bytes suffices.
+            kept = max(least, len(failure[key]) - excess)
+            failure[key] = failure[key][-kept:] if key != "message" and kept else failure[key][:kept]
+
+
+def _dump(data: Any) -> str:
+    return json.dumps(data, separators=(",", ":"))
