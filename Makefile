@@ -32,14 +32,14 @@ test: export FLK_TEST_INSTALL ?= yes
 test: export FLK_TEST_CLUSTER ?= create
 test: $(INSTALLED) ## All tests; those with a cluster or another launcher where one can be had
 	@failed=0; \
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile tests/unit tests/local || failed=1; \
-	$(BIN)/pytest -rs tests/launchers || failed=1; \
-	$(BIN)/pytest -rs -n $(CLUSTER_WORKERS) tests/cluster || failed=1; \
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --durations=30 tests/unit tests/project tests/local || failed=1; \
+	$(BIN)/pytest -rs --durations=10 tests/launchers || failed=1; \
+	$(BIN)/pytest -rs --durations=30 -n $(CLUSTER_WORKERS) tests/cluster || failed=1; \
 	exit $$failed
 
 accept: $(INSTALLED) ## Accept what commands print now as what tests expect; read the difference before you commit it
-	$(BIN)/pytest -q --snapshot-update tests/unit/outputs
-	git diff --stat -- tests/unit/outputs
+	$(BIN)/pytest -q --snapshot-update tests/unit/flk/cli/outputs
+	git diff --stat -- tests/unit/flk/cli/outputs
 
 check: $(INSTALLED) ## What a change must pass beside the tests; HELM=skip leaves the chart out
 	$(BIN)/ruff check

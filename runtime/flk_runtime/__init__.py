@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from flk_runtime.initialize import init
     from flk_runtime.parallel.precision import Precision
     from flk_runtime.run import Run
-    from flk_runtime.system.progress import heartbeat
+    from flk_runtime.shared.progress import heartbeat
 
 _MODULES = {
     "CheckpointError": "errors",
@@ -55,7 +55,7 @@ _MODULES = {
     "SetupError": "errors",
     "all_reduce": "distributed",
     "broadcast": "distributed",
-    "heartbeat": "system.progress",
+    "heartbeat": "shared.progress",
     "restore": "checkpoint.script",
     "save": "checkpoint.script",
     "init": "initialize",

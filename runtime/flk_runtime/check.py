@@ -19,7 +19,7 @@ from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.errors import SetupError
 from flk_runtime.preflight import RankReport
-from flk_runtime.system import report
+from flk_runtime.shared import failure_report
 from flk_runtime.system.text import plural
 
 MODULE = "flk_runtime.check"  # the module that a launcher starts as its ranks
@@ -61,7 +61,7 @@ def main() -> int:
                 print(line, flush=True)
         process_group.leave(at_once=False)
     except SetupError as error:
-        report.send(report.describe(error) | {"kind": "usage"})  # a restart would not help
+        failure_report.send(failure_report.describe(error) | {"kind": "usage"})  # a restart would not help
         if rank == 0 or not error.everywhere:
             print("\n".join(f"fault     {line}" for line in str(error).splitlines()), flush=True)
         return int(ExitCode.USAGE)

@@ -30,9 +30,10 @@ from flk_runtime.preflight import RankReport, exchange_reports, report
 from flk_runtime.preflight.bootstrap import connect_store
 from flk_runtime.preflight.options import skipped_checks
 from flk_runtime.run import Run
+from flk_runtime.shared import progress
+from flk_runtime.shared.progress import Phase
 from flk_runtime.system import device as devices
-from flk_runtime.system import progress, rng, trial
-from flk_runtime.system.progress import Phase
+from flk_runtime.system import rng, trial
 
 _TIMEOUT = 1800.0
 _ERROR_TIMEOUT = 10.0  # seconds that a rank which cannot start waits for the others, to tell them why

@@ -49,8 +49,9 @@ from flk_runtime.parallel import (
 )
 from flk_runtime.preflight import report
 from flk_runtime.preflight.options import compare_options
-from flk_runtime.system import progress, rng
-from flk_runtime.system.progress import Phase
+from flk_runtime.shared import progress
+from flk_runtime.shared.progress import Phase
+from flk_runtime.system import rng
 
 T = TypeVar("T")
 O = TypeVar("O", bound=Optimizer)  # noqa: E741

@@ -1,7 +1,7 @@
 """`flk why` and `flk wait` for jobs that do not run, in a real cluster: code, sentence, evidence, remedy and exit code.
 
 The jobs of all selected cases are created at once, because most causes take some seconds to appear. FLK_RECORD=yes
-writes the objects of each job into tests/unit/data/causes, where unit tests read them.
+writes the objects of each job into tests/unit/flk/health/causes, where unit tests read them.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from flk.targets.indexed import COMPLETION_INDEX, IndexedTarget
 from flk.targets.model import WORKER
 from flk.targets.trainjob import training_runtime
 
-GOLDEN = Path(__file__).parents[1] / "unit" / "golden"
+GOLDEN = Path(__file__).parents[1] / "unit" / "flk" / "manifest" / "golden"
 JOBS = sorted(GOLDEN.glob("*.job.yaml"))
 SMALL = Bundle(runtime=b"runtime", code=b"code")
 LARGE = Bundle(runtime=b"runtime", code=b"code" * 500_000)

@@ -40,7 +40,7 @@ def test_the_same_failure_twice_without_progress_ends_the_job(
 ) -> None:
     folder = script("""
         import os, time
-        from flk_runtime.system import progress
+        from flk_runtime.shared import progress
         progress.own_page().record_step(5)
         if os.environ["RANK"] == "1":
             raise ValueError(f"sample {os.getpid()} has no label")

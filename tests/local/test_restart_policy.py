@@ -16,7 +16,7 @@ from tests.support.pods import END, Pods
 PTRACE_SEIZE, WALL = 0x4206, 0x40000000
 STEPS = """
     import errno, os, pathlib, resource, signal, socket, sys, time
-    from flk_runtime.system import progress
+    from flk_runtime.shared import progress
 
     attempt, rank = int(os.environ["FLK_ATTEMPT"]), int(os.environ["RANK"])
 
@@ -119,7 +119,7 @@ def test_a_long_attempt_renews_the_restarts(forked_pods: Callable[..., Pods]) ->
 
 TRAIN_UNTIL = """
     import os, pathlib, sys, time
-    from flk_runtime.system import progress
+    from flk_runtime.shared import progress
     attempt, rank = int(os.environ["FLK_ATTEMPT"]), int(os.environ["RANK"])
     progress.own_page().record_step(attempt + 1)
     pathlib.Path(f"pid.{attempt}.{rank}").write_text(str(os.getpid()))

@@ -13,8 +13,8 @@ TRAIN = """
     import itertools, os, pathlib, sys, time
     import torch, torch.distributed as dist
     from flk_runtime.checkpoint.memory import PodMemory
-    from flk_runtime.system.part import DATA_BEGIN, Entry, PartFile, read_header, verify
-    from flk_runtime.system.progress import own_page
+    from flk_runtime.shared.shard_file import DATA_BEGIN, Entry, PartFile, read_header, verify
+    from flk_runtime.shared.progress import own_page
 
     steps, save_every, pause, size = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
     dist.init_process_group("gloo")
@@ -88,7 +88,7 @@ _BEGIN = """
     import torch, torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
     import flk_runtime as flk
-    from flk_runtime.system.progress import own_page
+    from flk_runtime.shared.progress import own_page
 
     {init}
     model = DistributedDataParallel(torch.nn.Linear(64, 64))

@@ -29,7 +29,7 @@ _NOISE = (
     "reportingInstance",
     "source",
 )
-FOLDER = Path(__file__).parents[1] / "unit" / "data" / "causes"
+FOLDER = Path(__file__).parents[1] / "unit" / "flk" / "health" / "causes"
 
 
 def save(picture: Picture, path: Path) -> None:

@@ -22,8 +22,8 @@ from flk_runtime.discovery import RankInfo, discover
 from flk_runtime.errors import SetupError
 from flk_runtime.preflight import TIMEOUT
 from flk_runtime.preflight.bootstrap import connect_store
+from flk_runtime.shared import failure_report
 from flk_runtime.system import device as devices
-from flk_runtime.system import report
 
 _FLAT: Final = ("ddp", "shard_grad_op", "full_shard")
 _HYBRID: Final = ("hybrid_shard", "hybrid_shard_zero2")
@@ -114,7 +114,7 @@ def main() -> int:
         if info.rank == 0:
             print(log_format.BENCH_MARKER + json.dumps(result | {"time": time.time()}), flush=True)
     except SetupError as error:
-        report.send(report.describe(error) | {"kind": "usage"})  # a restart would not help
+        failure_report.send(failure_report.describe(error) | {"kind": "usage"})  # a restart would not help
         print(f"flk bench: {error}", file=sys.stderr, flush=True)
         return int(ExitCode.USAGE)
     return int(ExitCode.DONE)

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from flk_runtime.discovery import RankInfo
+from flk_runtime.shared.progress import heartbeat
 from flk_runtime.system import trial
-from flk_runtime.system.progress import heartbeat
 from flk_runtime.system.text import last_line
 
 _POLL: Final = 0.1  # seconds

@@ -17,15 +17,15 @@ from flk_runtime.contract import pod_layout, user_env
 from flk_runtime.data import EpochLoader
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError, SetupError
+from flk_runtime.shared.shard_file import value_name
 from flk_runtime.system import rng
-from flk_runtime.system.part import value_name
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedCheckpoint, SavedObject
     from flk_runtime.checkpoint.part import PartsReader
     from flk_runtime.checkpoint.save import Saver
     from flk_runtime.checkpoint.storage import Destination
-    from flk_runtime.system.part import PartHeader
+    from flk_runtime.shared.shard_file import PartHeader
 
 _IN_MEMORY = "the memory of the pods"  # what messages call checkpoints there
 _PER_RANK = ("torchdata", "datasets")  # packages whose loaders have a state of their own on each rank

@@ -16,7 +16,7 @@ from typing import Any
 
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.errors import CheckpointError
-from flk_runtime.system.part import PartHeader
+from flk_runtime.shared.shard_file import PartHeader
 
 
 @dataclass(frozen=True)

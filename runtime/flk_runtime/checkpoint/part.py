@@ -1,6 +1,6 @@
 """PartsReader: reads tensors and values out of the part files of a checkpoint, for `torch.distributed.checkpoint.load`.
 
-The format of the files is in `flk_runtime.system.part`. The parts of a checkpoint together are its metadata, so a
+The format of the files is in `flk_runtime.shared.shard_file`. The parts of a checkpoint together are its metadata, so a
 checkpoint can be loaded at any world size from its parts alone.
 """
 
@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from flk_runtime.system.part import Entry, PartError, PartHeader
+from flk_runtime.shared.shard_file import Entry, PartError, PartHeader
 
 
 class PieceReader(StorageReader):

@@ -17,7 +17,7 @@ from flk_runtime.checkpoint.objects import TorchState, adapt
 from flk_runtime.contract import VERSION, user_env
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
-from flk_runtime.system import progress
+from flk_runtime.shared import progress
 
 _TIMEOUT = 1800.0  # seconds that a rank waits in the background for the file of another
 _managers: dict[str, CheckpointManager] = {}  # by the place of the checkpoints

@@ -55,7 +55,7 @@ class Failure:
     secondary: bool = False  # a consequence of another rank's failure: the connection to the peer broke
     stderr: str = ""  # the last lines that the rank wrote to stderr
     count: int = 1  # number of ranks that failed in this way
-    step: int | None = None  # optimizer steps that the rank had done; None if it does not tell (see system.progress)
+    step: int | None = None  # optimizer steps that the rank had done; None if it does not tell (see shared.progress)
 
     @property
     def details(self) -> str:

@@ -15,7 +15,7 @@ from flk_runtime.diloco.exchange import Alone, Exchange, HubExchange
 from flk_runtime.diloco.fragments import Fragment
 from flk_runtime.diloco.options import DiLoCo, Membership
 from flk_runtime.diloco.outer import OuterOptimizer
-from flk_runtime.system import progress
+from flk_runtime.shared import progress
 
 READY, JOINED, STOP, WAITING = "ready", "joined", "stop", ""  # outcomes of `Lead.poll`
 _POLL = 1.0  # seconds that rank 0 waits for the hub before it tells the other ranks that it still waits

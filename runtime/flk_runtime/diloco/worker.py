@@ -16,7 +16,7 @@ from flk_runtime.diloco.lead import JOINED, STOP, Lead, say
 from flk_runtime.diloco.options import DiLoCo, Membership
 from flk_runtime.distributed import process_group
 from flk_runtime.parallel import ParallelModel
-from flk_runtime.system import progress
+from flk_runtime.shared import progress
 from flk_runtime.system.text import plural
 
 _NOTICE = 30.0  # seconds after which a wait is reported

@@ -22,7 +22,7 @@ from typing import Any, Final
 from flk_runtime.contract import log_format, pod_layout
 from flk_runtime.contract.record import JobRecord, KeptRecord
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.system.progress import ProgressPage
+from flk_runtime.shared.progress import ProgressPage
 
 INTERVAL: Final = 300.0  # seconds after which the progress alone is written
 _PAUSE: Final = 2.0  # seconds between two writes at least

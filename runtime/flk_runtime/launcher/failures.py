@@ -52,7 +52,7 @@ _REPORTED_FIELDS = ("kind", "type", "message", "traceback", "time", "secondary")
 
 
 def from_report(failure: Failure, report: bytes) -> Failure | None:
-    """``failure`` with the fields of a rank's report (see `flk_runtime.system.report`); None if it cannot be parsed."""
+    """``failure`` with the fields of a rank's report (`flk_runtime.shared.failure_report`); None if it is no report."""
     try:
         reported = json.loads(report)
         fields = {name: reported[name] for name in _REPORTED_FIELDS if name in reported}

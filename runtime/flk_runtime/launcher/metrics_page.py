@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from flk_runtime.contract.record import JobRecord
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.system.progress import ProgressPage
+from flk_runtime.shared.progress import ProgressPage
 
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

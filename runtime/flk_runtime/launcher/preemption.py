@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from flk_runtime.contract.failure import Failure
-from flk_runtime.system.progress import ProgressPage
+from flk_runtime.shared.progress import ProgressPage
 
 NO_STEP: Final = -1  # instead of the step to stop at: the ranks get SIGTERM
 _SETTLE: Final = 0.05  # seconds from the write of `hold` until every rank that has not read it has written its boundary

@@ -21,8 +21,8 @@ from flk_runtime.launcher.logs import Prefixer, RankPipes
 from flk_runtime.launcher.output import Output
 from flk_runtime.launcher.rendezvous import AttemptStarted
 from flk_runtime.launcher.settings import Settings
+from flk_runtime.shared.progress import ProgressPage
 from flk_runtime.system import host
-from flk_runtime.system.progress import ProgressPage
 
 _TRACKERS_TIMEOUT = 2.0  # seconds for Python's resource trackers to end after what they track; it takes milliseconds
 

@@ -16,7 +16,7 @@ from flk_runtime.launcher.failures import job_record, new_record
 from flk_runtime.launcher.metrics_page import MetricsPage
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import exit_code_of_signal
-from flk_runtime.system.progress import ProgressPage
+from flk_runtime.shared.progress import ProgressPage
 
 
 class Records:

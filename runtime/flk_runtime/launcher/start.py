@@ -28,8 +28,8 @@ from flk_runtime.launcher.records import write_termination_message
 from flk_runtime.launcher.settings import Settings, SettingsError
 from flk_runtime.launcher.signals import Wakeup
 from flk_runtime.launcher.unpack import CodeError, unpack
+from flk_runtime.shared.failure_report import write_all
 from flk_runtime.system import host
-from flk_runtime.system.report import write_all
 from flk_runtime.system.text import plural
 
 _FLUSH_TIMEOUT = 5.0  # seconds in which the reader of the output may take the last lines

@@ -19,7 +19,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.system import observer, report
+from flk_runtime.shared import failure_report, observer
 from flk_runtime.system.text import text_of
 
 _C10D = "torch.distributed.distributed_c10d"
@@ -43,13 +43,15 @@ def run(command: Sequence[str]) -> int:
         _ignore_ended_children()
         sys.last_value = error  # keeps the frames and their objects until the process ends, see _run
         if os.getpid() == rank:
-            report.send(report.describe(error))
+            failure_report.send(failure_report.describe(error))
         if isinstance(error, KeyboardInterrupt):
             return ExitCode.INTERRUPTED
         # torch.distributed's own hook prefixes each line with the rank, which the launcher does already.
         hook = sys.__excepthook__ if sys.excepthook.__module__.startswith("torch") else sys.excepthook
         try:
-            hook(type(error), error.with_traceback(report.user_frames(error.__traceback__)), error.__traceback__)
+            hook(
+                type(error), error.with_traceback(failure_report.user_frames(error.__traceback__)), error.__traceback__
+            )
         except Exception:
             sys.__excepthook__(type(error), error, error.__traceback__)
         return 1
@@ -178,7 +180,9 @@ def _exit_code(exit_: SystemExit, *, reports: bool) -> int:
     text = text_of(exit_.code)
     print(text, file=sys.stderr)
     if reports:
-        report.send({"kind": "exit", "type": "SystemExit", "message": text, "traceback": "", "time": time.time()})
+        failure_report.send(
+            {"kind": "exit", "type": "SystemExit", "message": text, "traceback": "", "time": time.time()}
+        )
     return 1
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from flk_runtime.system.progress import ProgressPage
+from flk_runtime.shared.progress import ProgressPage
 
 
 class Shares:

@@ -16,7 +16,7 @@ import torch
 from flk_runtime.checkpoint.state import Path, Piece, name_of
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError
-from flk_runtime.system.part import DATA_BEGIN, Entry, align
+from flk_runtime.shared.shard_file import DATA_BEGIN, Entry, align
 
 
 class Described(NamedTuple):

@@ -24,7 +24,7 @@ from flk_runtime.checkpoint.storage import Destination
 from flk_runtime.contract import user_env
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError, SetupError
-from flk_runtime.system.part import PartHeader
+from flk_runtime.shared.shard_file import PartHeader
 
 _GLOBAL = re.compile(r"GLOBAL (\S+)")  # in torch's message: the class that weights_only=True refuses
 _GROWTH = 1 << 16  # bytes that the plain values may grow by until more memory is reserved

@@ -13,7 +13,7 @@ import torch
 from flk_runtime.checkpoint.part import view_tensor
 from flk_runtime.checkpoint.save.plan import Plan, cut
 from flk_runtime.checkpoint.state import Piece
-from flk_runtime.system.part import Entry, PartFile, PartHeader, part_size
+from flk_runtime.shared.shard_file import Entry, PartFile, PartHeader, part_size
 
 
 class StagedPart:

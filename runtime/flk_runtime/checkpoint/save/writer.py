@@ -26,8 +26,8 @@ from flk_runtime.checkpoint.state import REFERENCE, Path, name_of
 from flk_runtime.checkpoint.storage.destination import Destination
 from flk_runtime.checkpoint.storage.manifest import Manifest, StoredFile
 from flk_runtime.errors import CheckpointError
+from flk_runtime.shared.shard_file import Entry, PartHeader
 from flk_runtime.system.checksum import crc32
-from flk_runtime.system.part import Entry, PartHeader
 
 _POLL = 0.02  # seconds between two looks at the store at first
 _LONGEST_POLL = 0.5

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flk_runtime.launcher.hangs.snapshot import FRAMES, OTHER_THREADS, Frame, Pending, Snapshot
-from flk_runtime.system import observer
+from flk_runtime.shared import observer
 
 _STACKS_TIMEOUT: Final = 2.0  # seconds in which a process writes its stacks
 _SETTLED: Final = 0.05  # seconds without a change after which they are complete,
@@ -37,7 +37,7 @@ _THREADS: Final = 16  # ranks that are looked at at the same time
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 _LAUNCHER = re.compile(r"(^|/)flk_runtime/launcher/(worker|forkserver)\.py$")
 _LIBRARY_FOLDER = re.compile(r"^.*/(site-packages|dist-packages|lib(?=/python3\.\d+/))/")
-_OBSERVER = re.compile(r"(^|/)flk_runtime/system/observer\.py$")
+_OBSERVER = re.compile(r"(^|/)flk_runtime/shared/observer\.py$")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from flk_runtime.contract import pod_env, user_env
 from flk_runtime.launcher.hangs import collect, watchdog
 from flk_runtime.launcher.hangs.status import CpuMeter, RankStatus, age
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.system.progress import Phase, ProgressPage
+from flk_runtime.shared.progress import Phase, ProgressPage
 
 _MAX_INTERVAL: Final = 5.0  # seconds between two statuses
 

@@ -9,7 +9,7 @@ again. When an attempt starts, the leader chooses the newest whole checkpoint am
 `service` connects these modules.
 
 `launcher.agent` uses `service`, and `launcher.rendezvous` uses `plan`. The package imports the settings and the
-authentication of the launcher, and the format of parts, `flk_runtime.system.part`; never torch.
+authentication of the launcher, and the format of parts, `flk_runtime.shared.shard_file`; never torch.
 """
 
 from flk_runtime.launcher.memory.plan import Inventory, MemoryPlan

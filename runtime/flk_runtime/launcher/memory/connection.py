@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from flk_runtime.launcher import authentication
 from flk_runtime.launcher.settings import Settings
+from flk_runtime.shared.shard_file import DATA_BEGIN, PartError, Prelude, check_data
 from flk_runtime.system.checksum import crc32
-from flk_runtime.system.part import DATA_BEGIN, PartError, Prelude, check_data
 
 _SENT: Final = 1 << 22  # bytes that are sent at once
 _RECEIVED: Final = 1 << 20  # bytes that are received at once; they stay in the processor's cache for the checksum

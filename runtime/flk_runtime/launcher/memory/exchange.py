@@ -12,7 +12,7 @@ from flk_runtime.launcher.memory.connection import DataConnection, RefusedError
 from flk_runtime.launcher.memory.plan import CheckpointId, Part
 from flk_runtime.launcher.memory.store import AttemptEndedError, NoRoomError, PartStore, check_part
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.system.part import PartError, read_header, read_prelude, verify
+from flk_runtime.shared.shard_file import PartError, read_header, read_prelude, verify
 
 _STRANGERS: Final = 64  # connections that may wait for their authentication at once; others are closed
 _SLOT_TIMEOUT: Final = 5.0  # seconds until a file is free that another thread still uses

@@ -11,7 +11,7 @@ from flk_runtime.launcher.memory.connection import DataConnection, RefusedError,
 from flk_runtime.launcher.memory.plan import CheckpointId, Part
 from flk_runtime.launcher.memory.store import PartStore
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.system.part import PartError, read_prelude
+from flk_runtime.shared.shard_file import PartError, read_prelude
 
 _RETRY: Final = 0.2  # seconds between two tries to reach the partner
 _PAUSE: Final = 30.0  # seconds after the partner could not be reached in which it is not tried again

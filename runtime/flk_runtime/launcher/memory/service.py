@@ -15,8 +15,8 @@ from flk_runtime.launcher.memory.plan import Inventory, MemoryPlan, Part, lonely
 from flk_runtime.launcher.memory.requests import Requests
 from flk_runtime.launcher.memory.store import AttemptEndedError, NoRoomError, PartStore, mebibytes
 from flk_runtime.launcher.settings import Settings
+from flk_runtime.shared.shard_file import PartError, read_header
 from flk_runtime.system import host
-from flk_runtime.system.part import PartError, read_header
 
 _SOCKET: Final = "socket"
 _ENDED: Final = {"error": "the attempt is over"}  # the answer to a rank that was killed meanwhile

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from flk_runtime.launcher.memory.plan import CheckpointId, Part
-from flk_runtime.system import part as part_file
-from flk_runtime.system.part import PartError, Prelude
+from flk_runtime.shared import shard_file
+from flk_runtime.shared.shard_file import PartError, Prelude
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class Slot:
 
     def held(self) -> Part | None:
         """The part that the file holds; None also if a rank has begun to write the next one into it."""
-        if self.part and not part_file.is_sealed(self.memory):
+        if self.part and not shard_file.is_sealed(self.memory):
             self.part = None
         return self.part
 
@@ -75,8 +75,8 @@ class PartStore:
             self._next = max(self._next, int(path.stem) + 1)
             try:
                 slot = Slot(path, 0, _map(path))
-                if part_file.is_sealed(slot.memory):
-                    slot.part = _part_of(part_file.verify(slot.memory))
+                if shard_file.is_sealed(slot.memory):
+                    slot.part = _part_of(shard_file.verify(slot.memory))
                     slot.rank = slot.part.rank
                     self._slots.append(slot)
                 else:  # it was being written
@@ -140,7 +140,7 @@ class PartStore:
                 raise ValueError(f"{path} is no file for parts")
             slot.readers += 1
         try:
-            prelude = part_file.sealed_prelude(slot.memory, attempt)  # computes the checksum, which takes a while
+            prelude = shard_file.sealed_prelude(slot.memory, attempt)  # computes the checksum, which takes a while
             with self._changed:
                 if attempt != self._attempt:
                     raise AttemptEndedError
@@ -276,13 +276,13 @@ class PartStore:
         self._changed.notify_all()
 
     def _hold(self, slot: Slot, prelude: Prelude) -> Part:
-        slot.memory[: part_file.DATA_BEGIN] = prelude.to_bytes()
+        slot.memory[: shard_file.DATA_BEGIN] = prelude.to_bytes()
         slot.part = _part_of(prelude)
         return slot.part
 
     def _clear(self, slot: Slot) -> None:
         slot.part = None
-        part_file.clear(slot.memory)
+        shard_file.clear(slot.memory)
 
     def _remove(self, chosen: Callable[[Slot], bool]) -> None:
         """Remove free files."""

@@ -1,0 +1,156 @@
+"""Observer of a rank: lets the launcher see the rank's Python stacks, and the collectives that it waits in.
+
+Two parts, because each works where the other cannot:
+
+- A signal makes faulthandler write the stacks of all threads into a file. It needs neither Python's lock (GIL) nor an
+  import, so it works while native code holds the GIL and while imports wait for each other.
+- A thread answers on a Unix socket with what torch's flight recorder knows: the number of the latest collective of
+  each process group, and those that have not ended. A few times a second it also notes whether a collective is pending,
+  which says how much of its time a rank waits for the others.
+
+The launcher passes the path of both in FLK_OBSERVER.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+from flk_runtime.contract import pod_env
+from flk_runtime.shared.progress import Phase, ProgressPage, own_page
+
+STACKS: Final = ".stacks"  # suffixes of FLK_OBSERVER: the file of the stacks,
+SOCKET: Final = ".socket"  # and the socket
+_SAMPLE_SECONDS: Final = (0.1, 0.3)  # between two samples; random, so that they do not follow the rhythm of the steps
+_PENDING_LIMIT: Final = 20  # collectives in an answer
+
+
+def stack_signal() -> int:
+    """The signal that makes a rank write its stacks: a real-time signal, which scripts do not use for other things."""
+    return signal.SIGRTMIN + 10
+
+
+def start() -> None:
+    """Start to observe this process, if the launcher has asked for it. Problems are ignored: a rank runs without."""
+    path = os.environ.get(pod_env.OBSERVER)
+    if not path:
+        return
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        # The descriptor stays open until the process ends. Processes that are forked from this one write there too.
+        stacks = os.open(path + STACKS, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        faulthandler.register(stack_signal(), file=stacks, all_threads=True)
+        listener = socket.socket(socket.AF_UNIX)
+        with _short_path(path + SOCKET) as short:
+            listener.bind(short)
+        listener.listen()
+        threading.Thread(target=_serve, args=(listener, own_page()), name="flk-observer", daemon=True).start()
+
+
+def connect(path: str, timeout: float) -> socket.socket:
+    """Connect to the observer of the rank whose FLK_OBSERVER is ``path``. Raises OSError."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(timeout)
+        with _short_path(path + SOCKET) as short:
+            connection.connect(short)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+@contextlib.contextmanager
+def _short_path(path: str) -> Iterator[str]:
+    """Another path of the same file that is short enough for a Unix socket, whose path has at most 107 bytes."""
+    folder = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{os.path.basename(path)}"
+    finally:
+        os.close(folder)
+
+
+def _serve(listener: socket.socket, page: ProgressPage) -> None:
+    status: dict[str, Any] = {}
+    with contextlib.suppress(OSError):  # the script has closed the descriptor
+        while True:
+            listener.settimeout(random.uniform(*_SAMPLE_SECONDS))
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                status = _sample(page, status)
+                continue
+            with connection, contextlib.suppress(OSError):
+                connection.settimeout(5)
+                connection.sendall(json.dumps(collectives()).encode())
+
+
+def _sample(page: ProgressPage, before: dict[str, Any]) -> dict[str, Any]:
+    """Note in the page whether a collective is pending, and whether one has begun or ended since ``before``.
+
+    ``before`` is what the previous call returned: the number of the latest collective of each group.
+    """
+    status: dict[str, Any] = _flight_recorder(entries=False).get("pg_status", {})
+    if not status:
+        return status
+    if status != before:
+        page.collective_time = time.monotonic()
+    if page.phase == Phase.MEETING:  # rank 0 waits for other workers, outside of collectives
+        return status
+    page.samples += 1
+    page.pending = any(
+        int(each["last_enqueued_collective"]) > max(0, int(each["last_completed_collective"]))
+        for each in status.values()
+    )
+    page.pending_samples += page.pending
+    return status
+
+
+def collectives() -> dict[str, Any]:
+    """What the flight recorder knows: ``groups`` (name → number of the latest collective) and ``pending`` collectives.
+
+    Empty without process groups, and with a torch that records nothing.
+    """
+    trace = _flight_recorder(entries=True)
+    names: dict[str, str] = {}
+    pending = []
+    for entry in trace.get("entries", []):
+        group = str(entry["process_group"][0])
+        names[str(entry["pg_id"])] = group
+        if not entry["retired"] and entry["state"] != "completed":
+            pending.append(
+                {
+                    "group": group,
+                    "number": int(entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"]),
+                    "name": str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
+                    "sizes": str(entry["input_sizes"])[:100],
+                }
+            )
+    groups = {
+        names[number]: int(status["last_enqueued_collective"])
+        for number, status in trace.get("pg_status", {}).items()
+        if number in names
+    }
+    return {"groups": groups, "pending": pending[:_PENDING_LIMIT]}
+
+
+def _flight_recorder(*, entries: bool) -> dict[str, Any]:
+    """The trace of torch's flight recorder; empty if torch is not imported yet, or does not write one as JSON."""
+    c10d = sys.modules.get("torch._C._distributed_c10d")
+    dump = getattr(c10d, "_dump_fr_trace_json", None)
+    if dump is None:
+        return {}
+    try:
+        trace = json.loads(dump(entries, False))
+    except (RuntimeError, TypeError, ValueError):
+        return {}
+    return trace if isinstance(trace, dict) else {}

@@ -1,0 +1,66 @@
+"""Import rules: the contracts in pyproject.toml hold, and neither the client nor the launcher imports torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_import_contracts_hold() -> None:
+    linter = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def loaded_by(modules: list[str]) -> set[str]:
+    """Names of the top-level modules in a new interpreter that has imported these."""
+    script = "import importlib, json, sys\nfor m in sys.argv[1:]: importlib.import_module(m)\n"
+    script += "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    done = subprocess.run([sys.executable, "-c", script, *modules], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout))
+
+
+def modules_of(folder: str, package: str) -> list[str]:
+    root = ROOT / folder
+    paths = sorted((root / package).rglob("*.py"))
+    names = [".".join(path.relative_to(root).with_suffix("").parts) for path in paths]
+    return [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
+
+
+def test_whole_client_imports_without_torch() -> None:
+    # The contracts look at import statements. This imports the modules, and so runs the lazy __init__ of flk_runtime.
+    modules = modules_of("operator_client", "flk")
+    assert "flk.spec.job" in modules
+    assert not loaded_by(modules) & {"torch", "numpy"}
+
+
+def test_the_launcher_imports_only_the_standard_library_and_zlib_ng_until_it_needs_torch() -> None:
+    launcher = [name for name in modules_of("runtime", "flk_runtime") if name.startswith("flk_runtime.launcher")]
+    assert "flk_runtime.launcher.rendezvous.leader" in launcher
+    shared = [
+        "flk_runtime.contract",
+        "flk_runtime.errors",
+        "flk_runtime.shared",
+        "flk_runtime.system",
+        "flk_runtime.__main__",
+    ]
+    shared += ["flk_runtime.shared.failure_report", "flk_runtime.system.host", "flk_runtime.system.text"]
+    # loaded_by([]): what the interpreter's own site packages import at its start.
+    assert loaded_by(launcher + shared) - set(sys.stdlib_module_names) - loaded_by([]) == {"flk_runtime", "zlib_ng"}
+
+
+def test_no_submodule_hides_a_public_name() -> None:
+    # An import of a submodule sets the attribute of its name: a module flk_runtime.init would replace the function.
+    script = """
+import importlib, sys, types
+import flk_runtime, flk_runtime.initialize
+assert flk_runtime.init is flk_runtime.initialize.init
+for module in sys.argv[1:]: importlib.import_module(module)
+hidden = [name for name in flk_runtime.__all__ if isinstance(getattr(flk_runtime, name), types.ModuleType)]
+assert not hidden, hidden
+"""
+    subprocess.run([sys.executable, "-c", script, *modules_of("runtime", "flk_runtime")], check=True)

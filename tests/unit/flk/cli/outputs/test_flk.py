@@ -1,0 +1,53 @@
+"""`flk` itself: help, version, and words that are no command."""
+
+from __future__ import annotations
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from flk import cli
+from tests.unit.flk.cli.outputs.conftest import Terminal
+
+
+@pytest.mark.parametrize("line", ["flk --help", "flk --version"])
+def test_help(terminal: Terminal, snapshot: SnapshotAssertion, line: str) -> None:
+    assert terminal(line) == snapshot
+
+
+@pytest.mark.parametrize(
+    ("line", "same"), [("flk", "flk --help"), ("flk -h", "flk --help"), ("flk -V", "flk --version")]
+)
+def test_other_words_for_it(terminal: Terminal, line: str, same: str) -> None:
+    assert terminal(line).splitlines()[1:] == terminal(same).splitlines()[1:]
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_help_of_a_command(terminal: Terminal, snapshot: SnapshotAssertion, command: str) -> None:
+    assert terminal(f"flk {command} --help") == snapshot
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "flk statsu",
+        "flk ''",
+        "flk frobnicate",
+        "flk --nope",
+        "flk --context x list",
+        "flk train.py",
+        "flk submit train.py --replica 4",
+        "flk submit --replicas",
+        "flk submit train.py -z",
+        "flk run train.py --lr 0.1",
+        "flk list gpt",
+        "flk list --wide",
+        "flk status",
+        "flk status gpt mine",
+        "flk logs",
+        "flk wait",
+        "flk delete",
+        "flk init a b",
+    ],
+)
+def test_wrong_words(terminal: Terminal, snapshot: SnapshotAssertion, line: str) -> None:
+    assert terminal(line) == snapshot

@@ -1,0 +1,30 @@
+"""`flk init`: what it writes and says."""
+
+from __future__ import annotations
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from tests.unit.flk.cli.outputs.conftest import Terminal
+
+
+@pytest.mark.parametrize(
+    "line", ["flk init", "flk init --replicas 3 --no-schema other.py", "flk init --replicas 0", "flk init --replicas x"]
+)
+def test_empty_folder(terminal: Terminal, snapshot: SnapshotAssertion, line: str) -> None:
+    assert terminal(line) == snapshot
+
+
+def test_file_that_it_writes(terminal: Terminal, snapshot: SnapshotAssertion) -> None:
+    terminal("flk init --no-schema")
+    assert (terminal.folder / "flk.yaml").read_text() == snapshot
+
+
+def test_files_that_exist(terminal: Terminal, snapshot: SnapshotAssertion) -> None:
+    terminal("flk init")
+    assert terminal("flk init") == snapshot
+
+
+def test_folder_that_cannot_be_written(terminal: Terminal, snapshot: SnapshotAssertion) -> None:
+    (terminal.folder / "flk.yaml").mkdir()
+    assert terminal("flk init --force") == snapshot

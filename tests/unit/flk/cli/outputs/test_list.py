@@ -1,0 +1,39 @@
+"""`flk list` of no job, of some, and in every format."""
+
+from __future__ import annotations
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from tests.support.api_server import FakeApiServer
+from tests.unit.flk.cli.outputs import jobs
+from tests.unit.flk.cli.outputs.conftest import Terminal
+
+
+@pytest.mark.parametrize("options", ["", " -A", " -o json", " -o name"])
+def test_no_jobs(terminal: Terminal, snapshot: SnapshotAssertion, options: str) -> None:
+    assert terminal(f"flk list{options}") == snapshot
+
+
+@pytest.mark.parametrize(
+    "options", ["", " -A", " -o name", " -A -o name", " -o wide", " --phase failed", " --sort name", " --mine"]
+)
+def test_jobs(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, options: str) -> None:
+    jobs.failed(jobs.RAISED).add_to(fake)
+    jobs.running("resnet").add_to(fake)
+    jobs.succeeded("bert").add_to(fake)
+    jobs.created("llama").add_to(fake)
+    assert terminal(f"flk list{options}") == snapshot
+
+
+def test_json(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion) -> None:
+    jobs.created("llama").add_to(fake)
+    assert terminal("flk list -o json") == snapshot
+
+
+@pytest.mark.parametrize(
+    "options", ["--output xml", "--phase Broken", "--sort size", "--namespace A", "-A -n team", "--context nowhere"]
+)
+def test_wrong_option(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, options: str) -> None:
+    assert terminal(f"flk list {options}") == snapshot
+    assert fake.requests == []

@@ -1,0 +1,28 @@
+"""`flk why` of a job in every state, in every format, and `flk explain`."""
+
+from __future__ import annotations
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from tests.support.api_server import FakeApiServer
+from tests.unit.flk.cli.outputs import jobs
+from tests.unit.flk.cli.outputs.conftest import Terminal
+
+
+@pytest.mark.parametrize("which", jobs.JOBS)
+def test_why(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, which: str) -> None:
+    jobs.add(fake, which)
+    assert terminal("flk why gpt") == snapshot
+
+
+def test_json(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion) -> None:
+    jobs.add(fake, "quota exceeded")
+    assert terminal("flk why gpt -o json") == snapshot
+
+
+@pytest.mark.parametrize(
+    "line", ["flk why gpt", "flk why gpt -o xml", "flk explain imagenotfound", "flk explain Imagenot"]
+)
+def test_other_lines(terminal: Terminal, snapshot: SnapshotAssertion, line: str) -> None:
+    assert terminal(line) == snapshot

@@ -1,0 +1,445 @@
+"""The command line as people and scripts see it: whole outputs, exit codes, and what is not imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flk import cli, manifest
+from flk.__main__ import PIPE_CLOSED, main
+from flk.errors import FlkError, JobFailedError
+from flk.manifest import bundle
+from flk.spec import overlay
+from flk_runtime.contract import VERSION
+from tests.unit.flk.cli.outputs import jobs
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command line in an empty folder: its code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("FLK_IMAGE", raising=False)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        code = main(words)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err.replace(str(tmp_path), "HERE")
+
+    return run
+
+
+# Each of these is a line of what and why, often one of what to do, and exit 2.
+MISTAKES = {
+    "replicas 0": (["--replicas", "0"], "error: --replicas: must be at least 1 (is 0)\n"),
+    "replicas -1": (["--replicas", "-1"], "error: --replicas: must be at least 1 (is -1)\n"),
+    "replicas=-1": (["--replicas=-1"], "error: --replicas: must be at least 1 (is -1)\n"),
+    "replicas text": (
+        ["--replicas", "four"],
+        "error: --replicas: must be a whole number (is 'four')\n",
+    ),
+    "name too long": (
+        ["--name", "a" * 60],
+        "error: --name: is too long: with 1 replica it may have 54 characters, not 60: the last pod and its "
+        f"Service are named '{'a' * 60}-worker-0', and 63 is the limit\n",
+    ),
+    "name uppercase": (
+        ["--name", "Train"],
+        "error: --name: must be lower-case letters, digits and '-', starting with a letter and not ending with '-' "
+        "(is 'Train')\n",
+    ),
+    "name with a newline": (
+        ["--name", "train\n"],
+        "error: --name: must be lower-case letters, digits and '-', starting with a letter and not ending with '-' "
+        "(is 'train\\n')\n",
+    ),
+    "name empty": (["--name", ""], "error: --name: must not be empty\n"),
+    "reserved RANK": (
+        ["--env", "RANK=1"],
+        "error: --env: RANK is reserved: flk sets it for every rank, and the training operator would overwrite it\n",
+    ),
+    "reserved MASTER_ADDR": (
+        ["--env", "MASTER_ADDR=x"],
+        "error: --env: MASTER_ADDR is reserved: flk sets it for every rank, "
+        "and the training operator would overwrite it\n",
+    ),
+    "reserved PET_NNODES": (
+        ["--secret", "PET_NNODES=a:b"],
+        "error: --secret: PET_NNODES is reserved: flk sets it for every rank, "
+        "and the training operator would overwrite it\n",
+    ),
+    "missing script": (
+        ["nope.py"],
+        "error: there is no script nope.py in HERE\nhint: if the script is in the image, use --no-ship\n",
+    ),
+    "env not set": (
+        ["--env", "FLK_TEST_UNSET"],
+        "error: --env: FLK_TEST_UNSET is not set here\nhint: give it a value: --env FLK_TEST_UNSET=VALUE\n",
+    ),
+    "env without name": (["--env", "=1"], "error: --env: must be K=V or K (is '=1')\n"),
+    "secret without key": (
+        ["--secret", "A=b"],
+        "error: --secret: must be SECRET:KEY, the name of a Secret and a key in it\n",
+    ),
+    "secret without name": (["--secret", "A"], "error: --secret: must be VAR=SECRET:KEY (is 'A')\n"),
+    "volume": (["--volume", "/data"], "error: --volume: must be PVC:/PATH (is '/data')\n"),
+    "toleration": (
+        ["--toleration", "a:Never"],
+        "error: --toleration: must be one of NoSchedule, PreferNoSchedule, NoExecute (is 'Never')\n",
+    ),
+    "memory": (["--memory", "4GB"], "error: --memory: must be a quantity like 500m, 2 or 4Gi (is '4GB')\n"),
+    "deadline": (["--deadline", "1x"], "error: --deadline: must be a duration like 75s, 30m or 1h30m (is '1x')\n"),
+    "hang_timeout": (
+        ["--hang-timeout", "x"],
+        "error: --hang-timeout: must be a duration like 75s, 30m or 1h30m (is 'x')\n",
+    ),
+    "namespace": (
+        ["--namespace", "A"],
+        "error: --namespace: must be at most 63 lower-case letters, digits and '-' (is 'A')\n",
+    ),
+    "no such file": (
+        ["-f", "nope.yaml"],
+        "error: cannot read nope.yaml: no such file or directory\nhint: `flk init` writes flk.yaml\n",
+    ),
+    "ship and not": (["--ship", "a", "--no-ship"], "error: --ship and --no-ship exclude each other\n"),
+    "output": (["-o", "xml"], "error: --output: must be yaml or json (is 'xml')\n"),
+    "misspelt option": (
+        ["--replica", "4"],
+        "error: flk render has no option --replica\nhint: did you mean --replicas? flk render --help lists them; "
+        "options of the script itself follow `--`: flk render train.py -- --replica …\n",
+    ),
+    "option without value": (
+        ["--replicas"],
+        "error: option '--replicas' requires an argument\nhint: flk render --help shows how it is used\n",
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "stderr"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_told_in_a_line(run: Run, words: list[str], stderr: str) -> None:
+    Path("train.py").touch()
+    script = [] if "nope.py" in words else ["train.py"]
+    assert run("render", *script, *words) == (2, "", stderr)
+
+
+@pytest.mark.parametrize(
+    ("text", "stderr"),
+    [
+        ("command: train.py\nreplica: 4\n", "error: flk.yaml: replica: unknown key\nhint: did you mean replicas?\n"),
+        (
+            "command: train.py\nresources: {memory: [1]}\n",
+            "error: flk.yaml: resources.memory: must be text (is [1])\n",
+        ),
+        ("replicas: 2\nreplicas: 4\n", "error: flk.yaml:2:1: the key 'replicas' is repeated\nhint: correct flk.yaml: it must be YAML\n"),  # noqa: E501
+        (
+            "replicas: 2\n",
+            "error: flk.yaml has no command, and no script is named\n"
+            "hint: write `command: train.py` into it, or name a script: flk run train.py\n",
+        ),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_the_job_file_names_its_path(run: Run, text: str, stderr: str) -> None:
+    Path("train.py").touch()
+    Path("flk.yaml").write_text(text)
+    assert run("render") == (2, "", "flk: using flk.yaml\n" + stderr)
+
+
+def test_a_key_without_values_in_the_job_file_is_as_if_it_were_not_there(run: Run) -> None:
+    Path("train.py").touch()
+    Path("flk.yaml").write_text("command: train.py\nenv:\n  # A: x\nresources:\nname:\n")
+    assert run("render", "--env", "A=1", "--cpu", "1")[0] == 0
+
+
+def test_code_that_is_too_large_is_told_in_a_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "SIZE_LIMIT", 10)
+    Path("train.py").write_text("print(1)\n")
+    code, stdout, stderr = run("render", "train.py")
+    assert (code, stdout) == (2, "")
+    assert stderr.startswith("error: the code is too large to ship: ")
+    assert stderr.splitlines()[1].startswith("hint: largest: train.py (0.0 MiB); ")
+
+
+def test_unknown_commands(run: Run) -> None:
+    assert run("statsu") == (
+        2,
+        "",
+        "error: there is no command 'statsu'\nhint: did you mean status? flk --help lists them\n",
+    )
+    hint = "hint: options of a command follow it: flk list --all …\n"
+    assert run("--all", "list") == (2, "", f"error: flk itself has no option --all\n{hint}")
+    assert run("--nope") == (2, "", "error: flk has no option --nope\nhint: flk --help lists what there is\n")
+
+
+@pytest.mark.parametrize("words", [["--version"], ["-V"]])
+def test_version(run: Run, words: list[str]) -> None:
+    assert run(*words) == (0, f"flk {VERSION}\n", "")
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_help_lists_every_command(run: Run, words: list[str]) -> None:
+    code, stdout, stderr = run(*words)
+    assert (code, stderr) == (0, "")
+    width = max(map(len, cli.COMMANDS))
+    for name, (_, line) in cli.COMMANDS.items():
+        assert f"{name:<{width}}  {line}\n" in stdout
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_of_a_command_is_its_docstring(run: Run, flag: str) -> None:
+    code, stdout, stderr = run("render", flag)
+    assert (code, stderr) == (0, "")
+    assert "Print the manifests that `flk submit` would create, as YAML on stdout." in stdout
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["nope"], *([name, "--help"] for name in cli.COMMANDS)])
+def test_help_and_mistakes_import_neither_kubernetes_nor_torch_nor_yaml(words: list[str]) -> None:
+    code = (
+        "import sys\nfrom flk.__main__ import main\n"
+        f"main({words!r})\n"
+        "print(*({m.partition('.')[0] for m in sys.modules} & {'kubernetes', 'torch', 'yaml'}), 'end')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "end"
+
+
+@pytest.mark.parametrize(
+    "command", ["status gpt", "list", "logs gpt --no-follow", "wait gpt --timeout 0", "delete gpt"]
+)
+def test_commands_on_jobs_import_no_more_than_they_need(fake: Any, kubeconfig: Path, command: str) -> None:
+    # Not zipfile: the interpreter's importlib.metadata, which urllib3 imports, imports it.
+    fake.add("pytorchjobs", {"metadata": {"name": "gpt", "uid": "job"}})
+    code = (
+        "import sys\nfrom flk.__main__ import main\n"
+        f"code = main({command.split()!r})\n"
+        "heavy = {'pydantic', 'kubernetes', 'requests', 'tarfile', 'torch', 'flk.manifest.bundle', 'flk.spec.job'}\n"
+        "print(*sorted(heavy & {*sys.modules}), code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == ("101" if command.startswith("wait") else "0"), done.stderr
+
+
+def manifests(stdout: str) -> list[dict[str, object]]:
+    return list(yaml.safe_load_all(stdout))
+
+
+def command(stdout: str) -> list[str]:
+    template = next(yaml.safe_load_all(stdout))["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    words = list(template["spec"]["containers"][0]["command"])
+    return words[words.index("--") + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["train.py", "--", "--lr", "3"], ["train.py", "--lr", "3"]),
+        (["--", "train.py", "--lr", "3"], ["train.py", "--lr", "3"]),
+        (["train.py", "data", "--replicas", "2", "more"], ["train.py", "data", "more"]),
+        (["train.py", "--", "a", "--", "--replicas", "b"], ["train.py", "a", "--", "--replicas", "b"]),
+        (["train.py", "--", "--help"], ["train.py", "--help"]),
+        (["-m", "train", "x", "--", "-m", "y"], ["-m", "train", "x", "-m", "y"]),
+        (["train.py", "--", "$(HOME)", "a b", ""], ["train.py", "$$(HOME)", "a b", ""]),
+    ],
+)
+def test_what_follows_the_script_goes_to_it_as_it_stands(run: Run, words: list[str], expected: list[str]) -> None:
+    Path("train.py").touch()
+    code, stdout, stderr = run("render", *words)
+    assert (code, stderr) == (0, "")
+    assert command(stdout) == expected
+
+
+def test_flags_win_over_the_job_file(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FROM_HERE", "here")
+    Path("train.py").touch()
+    Path("job.yaml").write_text(
+        "command: train.py --lr 1\nname: file\nreplicas: 2\nresources: {cpu: 1, memory: 1Gi}\n"
+        "env: {A: file, B: file}\nvolumes: [a:/a]\nnodes: {selector: {x: file}, tolerations: [t]}\n"
+    )
+    code, stdout, _ = run(
+        *["render", "-f", "job.yaml", "--name", "flag", "--cpu", "2", "--env", "A=flag=1", "--env", "FROM_HERE"],
+        *["--volume", "b:/b", "--node-selector", "example.com/y=flag", "--toleration", "u", "--", "--lr", "2"],
+    )
+    assert code == 0
+    job = yaml.safe_load(next(yaml.safe_load_all(stdout))["metadata"]["annotations"]["flk.dev/spec"])
+    assert job["command"] == ["train.py", "--lr", "1", "--lr", "2"]
+    assert (job["name"], job["replicas"]) == ("flag", 2)
+    assert (job["resources"]["cpu"], job["resources"]["memory"]) == ("2", "1Gi")
+    assert job["env"] == {"A": "flag=1", "B": "file", "FROM_HERE": "here"}
+    assert job["volumes"] == ["a:/a", "b:/b"]
+    assert job["nodes"]["selector"] == {"x": "file", "example.com/y": "flag"}
+    assert [t["key"] for t in job["nodes"]["tolerations"]] == ["t", "u"]
+
+
+def test_the_image_comes_from_flag_then_file_then_environment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def image(*words: str) -> str:
+        template = next(yaml.safe_load_all(run("render", "train.py", *words)[1]))["spec"]["pytorchReplicaSpecs"]
+        return str(template["Worker"]["template"]["spec"]["containers"][0]["image"])
+
+    Path("train.py").touch()
+    assert image() == f"flktrain/flk:{VERSION}-cpu"
+    assert image("--gpu", "1") == f"flktrain/flk:{VERSION}-cuda"
+    monkeypatch.setenv("FLK_IMAGE", "environment")
+    assert image() == "environment"
+    Path("flk.yaml").write_text("image: file\n")
+    assert image() == "file"
+    assert image("--image", "flag") == "flag"
+
+
+def test_without_script_and_job_file_the_example_trains(
+    run: Run, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = tmp_path_factory.mktemp("example")
+    (example / "train.py").touch()
+    monkeypatch.setattr(overlay, "EXAMPLE", example)
+    code, stdout, stderr = run("render", "--replicas", "4", "--", "--steps", "3")
+    assert code == 0
+    assert command(stdout) == ["train.py", "--steps", "3"]
+    assert stderr.startswith("flk: there is neither a script nor flk.yaml, so the bundled example trains: ")
+
+
+def test_rendered_json_is_the_rendered_yaml(run: Run) -> None:
+    Path("train.py").touch()
+    _, as_yaml, _ = run("render", "train.py", "--name", "x", "-n", "team")
+    _, as_json, _ = run("render", "train.py", "--name", "x", "-n", "team", "-o", "json")
+    items = yaml.safe_load(as_json)["items"]
+    assert items == manifests(as_yaml)
+    assert {item["metadata"]["namespace"] for item in items} == {"team"}
+
+
+def test_init_writes_a_file_that_renders_and_overwrites_none(run: Run) -> None:
+    Path("main.py").touch()
+    assert run("init", "--replicas", "3") == (0, "", "flk: wrote flk.yaml\nflk: wrote flk.schema.json\n")
+    assert "\ncommand: main.py\n" in Path("flk.yaml").read_text()
+    code, stdout, stderr = run("render")
+    assert (code, stderr) == (0, "flk: using flk.yaml\n")
+    assert manifests(stdout)[0]["kind"] == "PyTorchJob"
+    assert run("init") == (2, "", "error: flk.yaml exists already\nhint: --force overwrites it\n")
+    assert run("init", "--force", "--no-schema", "other.py") == (0, "", "flk: wrote flk.yaml\n")
+
+
+@pytest.mark.parametrize("script", ["my train.py", 'it\'s #1: "x".py'])
+def test_init_writes_a_file_that_runs_a_script_with_an_unusual_name(run: Run, script: str) -> None:
+    Path(script).touch()
+    assert run("init", script)[0] == 0
+    code, stdout, _ = run("render", "--name", "x")
+    assert (code, command(stdout)) == (0, [script])
+
+
+def test_init_refuses_a_script_that_no_job_runs(run: Run) -> None:
+    said = "begins with the script or with -m, not with torchrun: flk starts the ranks itself"
+    assert run("init", "torchrun") == (2, "", f"error: SCRIPT: {said}\n")
+    assert run("init", "\udcff.py") == (2, "", "error: SCRIPT: must be text in UTF-8\n")
+    assert not Path("flk.yaml").exists()
+
+
+def test_secret_looking_values_are_warned_of(run: Run) -> None:
+    Path("train.py").touch()
+    code, _, stderr = run("render", "train.py", "--env", "HF_TOKEN=x")
+    assert code == 0
+    assert stderr == (
+        "flk: env.HF_TOKEN looks like a secret, but everybody who reads the job can read it: "
+        "use --secret HF_TOKEN=SECRET:KEY\n"
+    )
+
+
+def failing(error: BaseException) -> Callable[..., None]:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "stderr"),
+    [
+        (FlkError("it broke\nbadly", hint="mend it"), 1, "error: it broke badly\nhint: mend it\n"),
+        (JobFailedError("rank 2 raised", code=104), 104, "error: rank 2 raised\n"),  # type: ignore[arg-type]
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_errors_end_with_their_code(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, stderr: str
+) -> None:
+    Path("train.py").touch()
+    monkeypatch.setattr(manifest, "to_yaml", failing(error))
+    assert run("render", "train.py") == (code, "", stderr)
+
+
+def test_a_reader_that_has_enough_ends_it_quietly(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flk", "render", "train.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    stderr = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(), stderr) == (PIPE_CLOSED, b"")
+
+
+def shell(line: str, folder: Path, *, unbuffered: str = "") -> tuple[int, str]:
+    """The exit code of `flk` and what it has written to stderr, for a command line with redirections."""
+    folder = folder / "work"
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").touch()
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered, "FLK": f"{sys.executable} -m flk", "NO_COLOR": "1"}
+    done = subprocess.run(["sh", "-c", line], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+    return done.returncode, done.stderr
+
+
+FULL = "error: cannot write to stdout: no space left on device\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", ["--version", "--help", "render --help", "render train.py"])
+def test_output_that_cannot_be_written_is_told_in_a_line(tmp_path: Path, words: str, unbuffered: str) -> None:
+    assert shell(f"$FLK {words} >/dev/full", tmp_path, unbuffered=unbuffered) == (1, FULL)
+
+
+def test_closed_streams_are_dev_null(tmp_path: Path, fake: Any, kubeconfig: Path) -> None:
+    jobs.succeeded().add_to(fake)
+    assert shell("$FLK render train.py >&-", tmp_path) == (0, "")
+    assert shell("$FLK logs gpt --no-follow >&-", tmp_path)[0] == 0
+    assert shell("$FLK status gpt <&- >&- 2>&-", tmp_path) == (0, "")
+    code, stderr = shell("$FLK submit train.py --name new >&-", tmp_path)
+    assert (code, stderr.startswith("flk: created job new in namespace team")) == (0, True)
+
+
+def test_a_job_that_was_created_is_told_of_although_its_name_cannot_be_written(
+    tmp_path: Path, fake: Any, kubeconfig: Path
+) -> None:
+    code, stderr = shell("$FLK submit train.py --name new >/dev/full", tmp_path)
+    assert code == 1
+    assert stderr.startswith("flk: created job new in namespace team")
+    assert stderr.endswith(FULL)
+
+
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", "2>&1 >/dev/null | true"])
+def test_the_exit_code_does_not_depend_on_whether_stderr_is_read(
+    tmp_path: Path, fake: Any, kubeconfig: Path, redirection: str
+) -> None:
+    jobs.failed(jobs.RAISED).add_to(fake)
+    line = "{ sleep 0.2; $FLK wait gpt; echo $? >code; } " + redirection
+    assert shell(line, tmp_path)[1] == ""
+    assert (tmp_path / "work" / "code").read_text() == "100\n"
+
+
+def test_the_exit_code_of_a_job_is_not_lost_with_its_output(tmp_path: Path, fake: Any, kubeconfig: Path) -> None:
+    jobs.failed(jobs.RAISED).add_to(fake)
+    code, stderr = shell("$FLK wait gpt -o json >/dev/full", tmp_path)
+    assert (code, stderr.endswith(FULL)) == (100, True)
+    shell("{ sleep 0.2; $FLK wait gpt -o json; echo $? >code; } | true", tmp_path)
+    assert (tmp_path / "work" / "code").read_text() == "100\n"

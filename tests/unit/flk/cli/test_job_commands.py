@@ -1,0 +1,261 @@
+"""Commands on jobs against a fake API server: their options, what they request, their output and their exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure
+from tests.support.jobs import NOW, JobBuilder, record
+from tests.unit.flk.cli.outputs import jobs
+
+Run = Callable[..., tuple[int, str, str]]
+JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
+
+
+# Names
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "pod/a", "A", "pytorchjob.kubeflow.org/"])
+@pytest.mark.parametrize("command", ["status", "logs", "wait", "delete"])
+def test_a_name_that_no_job_has_is_refused_before_a_request(fake: Any, run: Run, command: str, name: str) -> None:
+    JobBuilder().add_to(fake)
+    code, stdout, stderr = run(command, name)
+    assert (code, stdout) == (2, "")
+    assert stderr.startswith("error: JOB: must be ")
+    assert fake.requests == []
+
+
+@pytest.mark.parametrize("name", ["gpt", "pytorchjob.kubeflow.org/gpt", "pytorchjob/gpt"])
+def test_a_name_may_be_written_as_kubectl_prints_it(fake: Any, run: Run, name: str) -> None:
+    JobBuilder().add_to(fake)
+    assert run("delete", "--no-wait", name)[:2] == (0, "gpt\n")
+    assert fake.asked("DELETE") == [f"{JOBS}/gpt"]
+
+
+# submit
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--replicas", "0"],
+        ["--name", "Train"],
+        ["--env", "RANK=1"],
+        ["--memory", "4GB"],
+        ["--timeout", "5s"],
+        ["--dry-run", "nowhere"],
+        ["-o", "xml"],
+        ["--ship", "nothing-*.py"],
+        ["--namespace", "A"],
+        ["--context", "nowhere"],
+    ],
+)
+def test_submit_with_bad_input_creates_nothing(fake: Any, run: Run, words: list[str]) -> None:
+    Path("train.py").touch()
+    code, stdout, stderr = run("submit", "train.py", *words)
+    assert code in (1, 2)
+    assert stdout == ""
+    assert stderr.startswith("error: ")
+    assert fake.asked("POST") == []
+
+
+def test_submit_without_its_script_creates_nothing(fake: Any, run: Run) -> None:
+    assert run("submit", "nowhere.py")[0] == 2
+    assert fake.asked("POST") == []
+
+
+def test_submit_says_what_was_created_and_what_comes_next(fake: Any, run: Run) -> None:
+    Path("train.py").touch()
+    code, stdout, stderr = run("submit", "train.py", "--name", "gpt", "--context", "fake")
+    assert (code, stdout) == (0, "gpt\n")
+    for verb in ("logs", "status", "wait"):
+        assert f"flk {verb} gpt -n team --context fake" in stderr
+
+
+def test_submit_and_follow_a_job_that_fails(fake: Any, run: Run) -> None:
+    Path("train.py").touch()
+    failure = JobBuilder(1).ended(0, 7, "no data\n")
+
+    def fail(item: dict[str, Any]) -> None:
+        if item["kind"] == "PyTorchJob":
+            pod = failure.pods[0]
+            pod["metadata"]["ownerReferences"][0]["uid"] = item["metadata"]["uid"]
+            fake.add("pods", pod)
+            item["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
+
+    fake.created = fail
+    fake.written["gpt-worker-0"] = "[rank 0] no data\n"
+    code, stdout, stderr = run("submit", "train.py", "--name", "gpt", "--follow")
+    assert code == ExitCode.TRAINING
+    assert stdout == "gpt\n[rank 0] no data\n"
+    assert "error: job gpt failed" in stderr
+    assert "rank 0 in gpt-worker-0 ended with exit code 7: no data" in stderr
+    assert "hint: flk status gpt -n team shows more; flk logs gpt -n team --rank 0 shows what was printed" in stderr
+
+
+def test_submit_and_follow_ends_at_its_timeout(fake: Any, run: Run) -> None:
+    Path("train.py").touch()
+    code, _, stderr = run("submit", "train.py", "--name", "gpt", "--follow", "--timeout", "1s")
+    assert code == ExitCode.TIMEOUT
+    assert "error: job gpt has not ended within 1 s" in stderr
+    assert fake.asked("DELETE") == []
+
+
+# logs
+
+
+@pytest.fixture
+def with_log(fake: Any) -> Any:
+    """A job of one pod that has ended, with a log of three lines."""
+    JobBuilder(1).ended(0, 0).condition("Succeeded").add_to(fake)
+    fake.written["gpt-worker-0"] = "[rank 0] one\n[rank 0] \x1b[31mtwo\x1b[0m\n[rank 0] three\n"
+    return fake
+
+
+@pytest.mark.parametrize("follow", ["--follow", "--no-follow"])
+@pytest.mark.parametrize(("tail", "lines"), [("0", []), ("1", ["three"]), ("9", ["one", "two", "three"])])
+def test_logs_tail(with_log: Any, run: Run, follow: str, tail: str, lines: list[str]) -> None:
+    code, stdout, _ = run("logs", "gpt", follow, "--tail", tail)
+    assert (code, stdout) == (0, "".join(f"[rank 0] {line}\n" for line in lines))
+
+
+def test_logs_since(with_log: Any, run: Run) -> None:
+    assert run("logs", "gpt", "--since", "5m", "--no-follow")[0] == 0
+    assert with_log.requests[-1].query["sinceSeconds"] == "300"
+
+
+def test_logs_raw_keeps_control_characters(with_log: Any, run: Run) -> None:
+    assert "\x1b[31mtwo" not in run("logs", "gpt", "--no-follow")[1]
+    assert "\x1b[31mtwo" in run("logs", "gpt", "--no-follow", "--raw")[1]
+
+
+def test_logs_previous(with_log: Any, run: Run) -> None:
+    assert run("logs", "gpt", "--previous") == (0, "", "flk: gpt-worker-0 has no log of an earlier container\n")
+    assert with_log.requests[-1].query["previous"] == "true"
+
+
+def test_logs_of_ranks(with_log: Any, run: Run) -> None:
+    code, _, stderr = run("logs", "gpt", "--rank", "0-1")
+    assert (code, stderr) == (2, "error: --rank: job gpt has ranks 0 to 0, no rank 1\n")
+
+
+# status, list
+
+
+@pytest.mark.parametrize(("output", "parse"), [("json", json.loads), ("yaml", yaml.safe_load)])
+def test_status_as_data(fake: Any, run: Run, output: str, parse: Callable[[str], Any]) -> None:
+    JobBuilder(2).all("pod").add_to(fake)
+    code, stdout, stderr = run("status", "gpt", "-o", output)
+    assert (code, stderr) == (0, "")
+    data = parse(stdout)
+    assert (data["schema"], data["name"], data["phase"], data["ready"]) == ("flk.dev/state/v1", "gpt", "Running", 2)
+    assert [pod["phase"] for pod in data["pods"]] == ["Running", "Running"]
+
+
+def test_status_wide_shows_all_pods(fake: Any, run: Run) -> None:
+    JobBuilder(40).all("pod").add_to(fake)
+    assert "and 39 more pods" in run("status", "gpt")[1]
+    assert "gpt-worker-39" in run("status", "gpt", "-o", "wide")[1]
+
+
+def test_status_does_not_print_control_characters(fake: Any, run: Run) -> None:
+    evil = JobBuilder(1).ended(0, 7, "\x1b]0;title\x07bad\n").condition("Failed")
+    evil.add_to(fake)
+    assert "\x1b" not in run("status", "gpt")[1]
+    code, _, stderr = run("wait", "gpt")
+    assert code == ExitCode.TRAINING
+    assert "bad" in stderr
+    assert "\x1b" not in stderr
+
+
+def test_list_formats(fake: Any, run: Run) -> None:
+    JobBuilder(2, name="one").all("pod").add_to(fake)
+    JobBuilder(1, name="two").add_to(fake)
+    assert run("list", "-o", "name") == (0, "pytorchjob.kubeflow.org/one\npytorchjob.kubeflow.org/two\n", "")
+    items = json.loads(run("list", "-o", "json")[1])["items"]
+    assert [(item["name"], item["ready"]) for item in items] == [("one", 2), ("two", 0)]
+    header, first, _ = run("list", "-A")[1].splitlines()
+    assert header.split() == ["NAMESPACE", "NAME", "PHASE", "PODS", "AGE", "OWNER", "REASON"]
+    assert first.split()[:4] == ["team", "one", "Running", "2/2"]
+    assert run("list", "-A", "-n", "team")[0] == 2
+    assert run("list", "-o", "xml")[0] == 2
+
+
+def test_list_shows_a_job_as_stuck_whose_pods_no_node_could_hold(fake: Any, run: Run) -> None:
+    nodes = [{"metadata": {"name": "node-a"}, "status": {"allocatable": {"nvidia.com/gpu": "8"}}}]
+    fake.documents["/api/v1/nodes"] = {"kind": "NodeList", "items": nodes, "metadata": {"resourceVersion": "1"}}
+    for name, gpus in (("large", "16"), ("small", "4")):
+        job = jobs.unschedulable(name)
+        job.container["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
+        job.add_to(fake)
+    jobs.running("other").add_to(fake)
+    assert run("list", "--phase", "Stuck", "-o", "name")[1] == "pytorchjob.kubeflow.org/large\n"
+    assert fake.asked("GET").count("/api/v1/nodes") == 1
+    fake.refused["/api/v1/nodes"] = (403, 'nodes is forbidden: User "ada" cannot list resource "nodes"')
+    assert [line.split()[:2] for line in run("list")[1].splitlines()[1:]] == [
+        ["large", "Pending"],
+        ["other", "Running"],
+        ["small", "Pending"],
+    ]
+
+
+def test_list_reads_no_nodes_while_all_pods_have_one(fake: Any, run: Run) -> None:
+    jobs.running().add_to(fake)
+    assert run("list")[0] == 0
+    assert "/api/v1/nodes" not in fake.asked("GET")
+
+
+def test_list_of_nothing(run: Run) -> None:
+    assert run("list") == (0, "", "flk: there are no jobs in namespace team\n")
+
+
+# wait, delete
+
+
+def test_wait_reports_the_failure_and_ends_with_its_code(fake: Any, run: Run) -> None:
+    failure = Failure("exception", 0, 0, "gpt-worker-0", time=NOW, type="ValueError", message="bad shard")
+    JobBuilder(1).ended(0, 100, record(failure).to_json()).condition("Failed").add_to(fake)
+    code, stdout, stderr = run("wait", "gpt", "-o", "json")
+    assert code == ExitCode.TRAINING
+    assert json.loads(stdout)["failure"]["summary"] == "rank 0 in gpt-worker-0 raised ValueError: bad shard"
+    assert "raised ValueError: bad shard" in stderr
+
+
+def test_delete_prints_what_was_deleted_although_another_failed(fake: Any, run: Run) -> None:
+    JobBuilder(1, name="a").add_to(fake)
+    JobBuilder(1, name="b").add_to(fake)
+    fake.faults.extend([None, None, None])  # get and delete a, get b
+    fake.fail(403, fake.status(403, 'User "eve" cannot delete resource "pytorchjobs"'))
+    code, stdout, stderr = run("delete", "--no-wait", "a", "b")
+    assert (code, stdout) == (1, "a\n")
+    assert "no permission to delete" in stderr
+
+
+def test_hints_name_the_context_that_was_given_and_the_plugin(
+    fake: Any, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["/usr/bin/kubectl-flk"])
+    code, _, stderr = run("status", "gpt", "--context", "fake")
+    assert code == ExitCode.NOT_FOUND
+    assert stderr == (
+        "error: there is no job gpt in namespace team\n"
+        "hint: kubectl flk list -n team --context fake lists those that exist\n"
+    )
+
+
+def test_interrupted_wait_detaches(fake: Any, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    JobBuilder(1).all("pod").add_to(fake)
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flk.jobs.wait.wait_for", interrupt)
+    code, _, stderr = run("wait", "gpt")
+    assert (code, stderr) == (130, "flk: detached: job gpt goes on. To attach again: flk logs gpt -n team\n")

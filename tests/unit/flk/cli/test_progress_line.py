@@ -1,0 +1,59 @@
+"""The line with which `flk wait` shows on a terminal how far a job is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from flk.cli.progress_line import ProgressLine, progress_text
+from flk.diagnose import Progress
+from flk.jobs.state import Phase, State
+from tests.support.terminal import on_a_terminal
+from tests.unit.flk.cli.outputs import jobs
+
+
+def state(**fields: Any) -> State:
+    return State("gpt", "team", "uid", Phase.RUNNING, 101, replicas=4, ready=3, **fields)
+
+
+def test_what_the_line_says() -> None:
+    assert progress_text(state()) == "3/4 pods ready"
+    known = Progress(0, 1200, 0.0, total=5000, step_time=0.25, loss=2.31234)
+    expected = "3/4 pods ready, step 1,200 of 5,000, 4 steps/s, loss 2.312, 15m50s left"
+    assert progress_text(state(progress=[known])) == expected
+
+
+def test_each_state_replaces_the_line_and_notes_remove_it() -> None:
+    master, slave = pty.openpty()
+    with open(slave, "w") as terminal:
+        line = ProgressLine(terminal)
+        line.show(state())
+        line.show(state())  # nothing new
+        line.clear()
+        line.clear()
+    written = ""
+    with contextlib.suppress(OSError):  # the end, as the terminal is closed; one read may return a part
+        while piece := os.read(master, 1000):
+            written += piece.decode()
+    os.close(master)
+    assert written == "\r\x1b[K3/4 pods ready\r\x1b[K"
+
+
+def test_nothing_is_written_to_a_file(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as file:
+        line = ProgressLine(file)
+        line.show(state())
+        line.clear()
+    assert (tmp_path / "log").read_text() == ""
+
+
+def test_a_wait_on_a_terminal_shows_it(fake: Any, kubeconfig: Path, tmp_path: Path) -> None:
+    jobs.add(fake, "running")
+    code, text = on_a_terminal([sys.executable, "-m", "flk", "wait", "gpt", "--timeout", "1s"], tmp_path)
+    assert code == 124
+    assert re.search(r"\r\x1b\[K\d/3 pods ready[^\n]*\r\x1b\[K", text)

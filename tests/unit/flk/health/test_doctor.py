@@ -1,0 +1,474 @@
+"""The checks of `flk doctor` on objects as the API server has them: what each finds, and how bad it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import flk
+from flk.doctor import Facts, Level, Pods, examine
+from flk.doctor.model import Unreadable
+from flk.doctor.rights import OPTIONAL, all_rights, rights_for
+from flk.targets import DEFAULT, TARGETS
+from flk.targets.gang import GANGS
+from tests.support.chart import template
+
+ROOT = Path(__file__).parents[4]
+Run = Callable[..., tuple[int, str, str]]
+FORBIDDEN = Unreadable("no permission")
+MISSING = Unreadable("not found", missing=True)
+
+
+def deployment(replicas: int = 1, ready: int = 1, image: str = "training-operator:v1.9.4") -> dict[str, Any]:
+    return {
+        "metadata": {"name": "training-operator", "namespace": "kubeflow"},
+        "spec": {"replicas": replicas, "template": {"spec": {"containers": [{"image": image}]}}},
+        "status": {"readyReplicas": ready},
+    }
+
+
+def node(name: str = "a", *, taints: Any = (), labels: Any = (), **allocatable: str) -> dict[str, Any]:
+    amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", **allocatable}
+    return {
+        "metadata": {"name": name, "labels": dict(labels)},
+        "spec": {"taints": list(taints)},
+        "status": {"allocatable": amounts},
+    }
+
+
+GPUS = {"nvidia.com/gpu": "8"}
+FACTS = Facts(
+    namespace="team",
+    flags=" -n team --context fake",
+    version={"gitVersion": "v1.34.4"},
+    skew=0.0,
+    api={"resources": [{"name": "pytorchjobs"}]},
+    controllers={"operator": [deployment()]},
+    rights=dict.fromkeys(all_rights(DEFAULT), True),
+    space={"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}},
+    quotas=[],
+    limit_ranges=[],
+    nodes=[node("a", **GPUS), node("b", **GPUS)],
+    running=[],
+    named={("serviceaccounts", "default"): {}},
+)
+
+
+def pods(count: int = 2, resources: Any = None, labels: Any = None, spec: Any = None, container: Any = None) -> Pods:
+    secure = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    training = {"name": "pytorch", "securityContext": secure, "resources": resources or {}, **(container or {})}
+    pod_spec = {
+        "securityContext": {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [training],
+        **(spec or {}),
+    }
+    worker = {"replicas": count, "template": {"spec": pod_spec}}
+    metadata = {"name": "gpt", "labels": labels or {}}
+    return Pods({"metadata": metadata, "spec": {"pytorchReplicaSpecs": {"Worker": worker}}})
+
+
+def claim(name: str = "data") -> dict[str, Any]:
+    return {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": name}}]}
+
+
+def stored(*modes: str, phase: str = "Bound", **spec: str) -> dict[str, Any]:
+    return {"metadata": {"name": "data"}, "spec": {"accessModes": list(modes), **spec}, "status": {"phase": phase}}
+
+
+def quota(**hard_and_used: tuple[str, str]) -> list[dict[str, Any]]:
+    items = {key.replace("__", ".").replace("_", "/"): value for key, value in hard_and_used.items()}
+    hard = {key: value[0] for key, value in items.items()}
+    used = {key: value[1] for key, value in items.items()}
+    return [{"metadata": {"name": "tight"}, "spec": {"hard": hard}, "status": {"hard": hard, "used": used}}]
+
+
+def limits(kind: str = "Container", **item: Any) -> list[dict[str, Any]]:
+    return [{"spec": {"limits": [{"type": kind, **item}]}}]
+
+
+def key(secret: str = "wandb", name: str = "token") -> dict[str, Any]:
+    return {"env": [{"name": "X", "valueFrom": {"secretKeyRef": {"name": secret, "key": name}}}]}
+
+
+CPU = {"requests": {"cpu": "4", "memory": "8Gi"}, "limits": {"memory": "8Gi"}}
+GPU = {"limits": {"nvidia.com/gpu": "4"}}
+NO_PATCH = {**dict.fromkeys(all_rights(DEFAULT), True), ("patch", "pytorchjobs.kubeflow.org"): False}
+RUNNING = [
+    {"spec": {"nodeName": n, "containers": [{"resources": {"requests": {"nvidia.com/gpu": "5"}}}]}} for n in ("a", "b")
+]
+SPOT = [{"key": "spot", "effect": "NoSchedule"}]
+
+# name of the check; what differs in the cluster; the job's pods; the level; a part of what is found
+CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
+    "no version": ("kubernetes", {"version": FORBIDDEN}, None, Level.UNKNOWN, "no permission"),
+    "old server": ("kubernetes", {"version": {"gitVersion": "v1.22.1-gke"}}, None, Level.WARNING, "1.25 or newer"),
+    "clock": ("clock", {"skew": 600.0}, None, Level.WARNING, "600 s behind the server's"),
+    "no API": ("pytorchjobs", {"api": MISSING}, None, Level.FAILED, "does not serve PyTorchJobs"),
+    "no CRD": ("pytorchjobs", {"api": {"resources": [{"name": "tfjobs"}]}}, None, Level.FAILED, "has no PyTorchJobs"),
+    "no operator": ("operator", {"controllers": {"operator": []}}, None, Level.WARNING, "may stay without pods"),
+    "operator off": (
+        "operator",
+        {"controllers": {"operator": [deployment(0, 0)]}},
+        None,
+        Level.FAILED,
+        "scaled to 0 pods",
+    ),
+    "operator dead": (
+        "operator",
+        {"controllers": {"operator": [deployment(1, 0)]}},
+        None,
+        Level.FAILED,
+        "has no pod that is ready",
+    ),
+    "operator of an unknown version": (
+        "operator",
+        {"controllers": {"operator": [deployment(image="op:main")]}},
+        None,
+        Level.OK,
+        "runs",
+    ),
+    "operator without suspend": (
+        "operator",
+        {"controllers": {"operator": [deployment(image="kubeflow/training-operator:v1.6.0")]}},
+        None,
+        Level.FAILED,
+        "runPolicy.suspend",
+    ),
+    "operator hidden": ("operator", {"controllers": {"operator": FORBIDDEN}}, None, Level.UNKNOWN, "not known"),
+    "right": ("rights", {"rights": NO_PATCH}, None, Level.FAILED, "you may not patch pytorchjobs.kubeflow.org"),
+    "quota of pods": ("quota", {"quotas": quota(pods=("3", "2"))}, pods(2), Level.WARNING, "1 left of 3: it must wait"),
+    "quota too small": ("quota", {"quotas": quota(pods=("1", "0"))}, pods(2), Level.FAILED, "it can never run"),
+    "quota of GPUs": (
+        "quota",
+        {"quotas": [{"metadata": {"name": "g"}, "spec": {"hard": {"requests.nvidia.com/gpu": "4"}}}]},
+        pods(2, GPU),
+        Level.FAILED,
+        "the job needs 8 requests.nvidia.com/gpu, and quota g has 4 left of 4",
+    ),
+    "quota that demands a value": (
+        "quota",
+        {"quotas": quota(requests__cpu=("9", "0"))},
+        pods(2),
+        Level.FAILED,
+        "demands requests.cpu of every pod",
+    ),
+    "quota with a default": (
+        "quota",
+        {"quotas": quota(requests__cpu=("9", "0")), "limit_ranges": limits(defaultRequest={"cpu": "1"})},
+        pods(2),
+        Level.OK,
+        "fits into 1 quota",
+    ),
+    "limit range max": (
+        "limit range",
+        {"limit_ranges": limits(max={"memory": "4Gi"})},
+        pods(2, CPU),
+        Level.FAILED,
+        "a container may have at most 4Gi memory, and the job asks for 8Gi",
+    ),
+    "limit range min": (
+        "limit range",
+        {"limit_ranges": limits("Pod", min={"cpu": "5"})},
+        pods(2, CPU),
+        Level.FAILED,
+        "must request at least 5 cpu, and the job's requests 4",
+    ),
+    "limit range default below the request": (
+        "limit range",
+        {"limit_ranges": limits(default={"cpu": "1"})},
+        pods(2, CPU),
+        Level.FAILED,
+        "sets a limit of 1 cpu, less than the request of 4",
+    ),
+    "limit range default": (
+        "limit range",
+        {"limit_ranges": limits(default={"cpu": "6"})},
+        pods(2, CPU),
+        Level.WARNING,
+        "limits each container to 6 cores",
+    ),
+    "pod security": ("pod security", {}, pods(spec={"hostNetwork": True}), Level.FAILED, "hostNetwork: true"),
+    "service account": (
+        "service account",
+        {"named": {("serviceaccounts", "ci"): MISSING}},
+        pods(spec={"serviceAccountName": "ci"}),
+        Level.FAILED,
+        "there is no ServiceAccount ci",
+    ),
+    "priority class": (
+        "priority",
+        {"named": {("priorityclasses", "high"): MISSING}},
+        pods(spec={"priorityClassName": "high"}),
+        Level.FAILED,
+        "there is no PriorityClass high",
+    ),
+    "queue": (
+        "queue",
+        {"named": {("localqueues", "gold"): MISSING}},
+        pods(labels={"kueue.x-k8s.io/queue-name": "gold"}),
+        Level.FAILED,
+        "there is no queue gold",
+    ),
+    "queue that admits nothing": (
+        "queue",
+        {
+            "named": {
+                ("localqueues", "gold"): {
+                    "status": {
+                        "conditions": [{"type": "Active", "status": "False", "message": "ClusterQueue is stopped"}]
+                    }
+                }
+            }
+        },
+        pods(labels={"kueue.x-k8s.io/queue-name": "gold"}),
+        Level.FAILED,
+        "ClusterQueue is stopped",
+    ),
+    "secret": (
+        "secret",
+        {"named": {("secrets", "wandb"): MISSING}},
+        pods(container=key()),
+        Level.FAILED,
+        "there is no secret wandb for key token",
+    ),
+    "key": (
+        "secret",
+        {"named": {("secrets", "wandb"): {"data": {"other": "c2VjcmV0"}}}},
+        pods(container=key()),
+        Level.FAILED,
+        "has no key token; its keys: other",
+    ),
+    "secret that the user may not read": (
+        "secret",
+        {"named": {("secrets", "wandb"): FORBIDDEN}},
+        pods(container=key()),
+        Level.UNKNOWN,
+        "cannot be read",
+    ),
+    "pull secret": (
+        "secret",
+        {"named": {("secrets", "registry"): MISSING}},
+        pods(spec={"imagePullSecrets": [{"name": "registry"}]}),
+        Level.FAILED,
+        "with which the image is pulled",
+    ),
+    "claim": (
+        "claim",
+        {"named": {("persistentvolumeclaims", "data"): MISSING}},
+        pods(spec=claim()),
+        Level.FAILED,
+        "there is no PersistentVolumeClaim data",
+    ),
+    "claim of one node": (
+        "claim",
+        {"named": {("persistentvolumeclaims", "data"): stored("ReadWriteOnce")}},
+        pods(2, spec=claim()),
+        Level.WARNING,
+        "on one node at a time only",
+    ),
+    "claim of one pod": (
+        "claim",
+        {"named": {("persistentvolumeclaims", "data"): stored("ReadWriteOncePod")}},
+        pods(2, spec=claim()),
+        Level.FAILED,
+        "by one pod only",
+    ),
+    "claim of one node for one pod": (
+        "claim",
+        {"named": {("persistentvolumeclaims", "data"): stored("ReadWriteOnce")}},
+        pods(1, spec=claim()),
+        Level.OK,
+        "data (ReadWriteOnce)",
+    ),
+    "claim without a volume": (
+        "claim",
+        {
+            "named": {
+                ("persistentvolumeclaims", "data"): stored("ReadWriteMany", phase="Pending", storageClassName="nfs"),
+                ("storageclasses", "nfs"): {"volumeBindingMode": "Immediate"},
+            }
+        },
+        pods(2, spec=claim()),
+        Level.WARNING,
+        "is not bound to a volume yet",
+    ),
+    "claim that waits for a pod": (
+        "claim",
+        {
+            "named": {
+                ("persistentvolumeclaims", "data"): stored("ReadWriteMany", phase="Pending", storageClassName="local"),
+                ("storageclasses", "local"): {"volumeBindingMode": "WaitForFirstConsumer"},
+            }
+        },
+        pods(2, spec=claim()),
+        Level.OK,
+        "data (ReadWriteMany)",
+    ),
+    "no GPUs": ("capacity", {"nodes": [node()]}, pods(2, GPU), Level.FAILED, "no node offers any"),
+    "too large": ("capacity", {}, pods(5, GPU), Level.FAILED, "could hold 4 pods of 4 nvidia.com/gpu"),
+    "busy": ("capacity", {"running": RUNNING}, pods(2, GPU), Level.WARNING, "0 pods of 4 nvidia.com/gpu fit now"),
+    "fits": ("capacity", {}, pods(2, GPU), Level.OK, "has 4 pods; this one has 2"),
+    "taint": (
+        "capacity",
+        {"nodes": [node("a", taints=SPOT)]},
+        pods(1),
+        Level.FAILED,
+        "taint spot:NoSchedule",
+    ),
+    "selector": ("capacity", {}, pods(1, spec={"nodeSelector": {"pool": "h100"}}), Level.FAILED, "labels pool=h100"),
+    "nodes that the user may not read": ("capacity", {"nodes": FORBIDDEN}, pods(1), Level.UNKNOWN, "cannot be read"),
+    "GPUs in use": ("gpus", {"running": RUNNING}, None, Level.OK, "16 nvidia.com/gpu, 6 free"),
+    "admission": (
+        "admission",
+        {"admission": Unreadable("admission webhook policy: no latest tags")},
+        pods(1),
+        Level.FAILED,
+        "no latest tags",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_check(case: str) -> None:
+    check, differs, job, level, found = CASES[case]
+    results = [r for r in examine(replace(FACTS, **differs), job) if r.check == check]
+    assert level in {r.level for r in results}, results
+    assert any(found in r.found and r.level is level for r in results), results
+    for result in results:
+        if result.level is Level.FAILED:
+            assert result.remedy
+
+
+def test_nothing_is_wrong_with_a_small_job() -> None:
+    results = examine(FACTS, pods(2, GPU))
+    assert {result.level for result in results} == {Level.OK}, results
+
+
+@pytest.mark.parametrize("level", ["privileged", "baseline", "restricted", ""])
+def test_what_flk_renders_complies_with_every_level(level: str) -> None:
+    job = flk.Job(name="gpt", command=["-m", "torch"], checkpoint="data:/ckpt", resources={"gpu": 1})
+    (manifest,) = [m for m in flk.render(job, ROOT / "examples") if m["kind"] == "PyTorchJob"]
+    space = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": level}}}
+    results = examine(replace(FACTS, space=space), Pods(manifest))
+    assert [r.level for r in results if r.check == "pod security"] == [Level.OK]
+
+
+def granted(rules: list[dict[str, Any]]) -> set[tuple[str, str]]:
+    """The verbs and resources that the rules of a Role give."""
+    return {
+        (verb, f"{resource}.{group}" if group else resource)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+@pytest.mark.parametrize("gang", [None, *GANGS])
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_role_of_the_chart_gives_the_rights_of_each_target_and_no_others(target: str, gang: str | None) -> None:
+    needed = rights_for(TARGETS[target], GANGS[gang] if gang else None)
+    role = template({"rbac": {"targets": [target], "gangs": [gang] if gang else []}}).one("Role")
+    assert granted(role["rules"]) == {right for rights in needed.values() for right in rights}
+
+
+TRAINER = {"target": TARGETS["trainjob"], "api": {"resources": [{"name": "trainjobs"}]}, "runtime": {}}
+RUNNING_TRAINER = {"trainer": [deployment(image="trainer:v2.3.0")], "jobset controller": [deployment()]}
+
+
+@pytest.mark.parametrize(
+    ("facts", "check", "level", "found"),
+    [
+        (TRAINER, "trainjobs", Level.OK, "the cluster serves TrainJobs (trainer.kubeflow.org/v1alpha1)"),
+        (TRAINER | {"api": MISSING}, "trainjobs", Level.FAILED, "does not serve TrainJobs"),
+        (TRAINER, "trainer", Level.OK, "Kubeflow Trainer (trainer:v2.3.0) in namespace kubeflow runs"),
+        (TRAINER, "runtime", Level.OK, "is there"),
+        (TRAINER | {"runtime": MISSING}, "runtime", Level.FAILED, "there is no ClusterTrainingRuntime flk"),
+        (TRAINER | {"runtime": FORBIDDEN}, "runtime", Level.UNKNOWN, "no permission"),
+        (
+            TRAINER | {"controllers": {**RUNNING_TRAINER, "jobset controller": [deployment(1, 0)]}},
+            "jobset controller",
+            Level.FAILED,
+            "has no pod that is ready",
+        ),
+        (TRAINER, "rights", Level.FAILED, "you may not create trainjobs.trainer.kubeflow.org"),
+        (
+            {"target": TARGETS["jobset"], "api": MISSING, "controllers": {"jobset controller": []}},
+            "jobsets",
+            Level.FAILED,
+            "does not serve JobSets (jobset.x-k8s.io/v1alpha2)",
+        ),
+        (
+            {"target": TARGETS["job"], "api": {"resources": [{"name": "jobs"}]}, "controllers": {}},
+            "jobs",
+            Level.OK,
+            "the cluster serves Jobs (batch/v1)",
+        ),
+        (
+            {"target": TARGETS["job"], "api": {"resources": [{"name": "jobs"}]}, "controllers": {}},
+            "rights",
+            Level.FAILED,
+            "you may not create services",
+        ),
+        ({"target": TARGETS["jobset"], "gang": GANGS["volcano"]}, "rights", Level.FAILED, "may not create podgroups"),
+    ],
+)
+def test_what_a_job_needs_depends_on_its_target(facts: dict[str, Any], check: str, level: Level, found: str) -> None:
+    results = examine(replace(FACTS, **{"controllers": RUNNING_TRAINER, **facts}), None)
+    assert any((r.check, r.level) == (check, level) and found in r.found for r in results), results
+    assert not any(r.check == "operator" for r in results)
+    assert all(r.remedy for r in results if r.level is Level.FAILED)
+
+
+def test_the_role_gives_the_rights_of_the_table_and_no_others() -> None:
+    role = next(iter(yaml.safe_load_all((ROOT / "k8s" / "rbac.yaml").read_text())))
+    given = granted(role["rules"])
+    needed = {right for target in TARGETS.values() for rights in rights_for(target).values() for right in rights}
+    assert needed - given == set()
+    assert given - needed == set()
+    assert not given & {right for rights in OPTIONAL.values() for right in rights}
+
+
+def test_doctor_on_a_cluster_without_the_operator(fake: Any, run: Run) -> None:
+    fake.documents["/version"] = {"gitVersion": "v1.34.4"}
+    code, stdout, _ = run("doctor")
+    assert code == 104
+    assert any(line.split()[:2] == ["failed", "pytorchjobs"] for line in stdout.splitlines())
+    assert "remedy: install Kubeflow's training operator" in stdout
+
+
+@pytest.mark.parametrize(("target", "used"), [("jobset", "jobset"), ("job", "job"), ("auto", "jobset")])
+def test_doctor_checks_the_target_of_the_job_file(fake: Any, run: Run, tmp_path: Path, target: str, used: str) -> None:
+    fake.documents["/version"] = {"gitVersion": "v1.34.4"}
+    fake.documents["/apis/batch/v1"] = {"resources": [{"name": "jobs"}]}
+    fake.documents["/apis/jobset.x-k8s.io/v1alpha2"] = {"resources": [{"name": "jobsets"}]}
+    (tmp_path / "train.py").touch()
+    (tmp_path / "flk.yaml").write_text(f"{{command: train.py, target: {target}}}")
+    _, stdout, stderr = run("doctor")
+    rows = [line.split()[:2] for line in stdout.splitlines()]
+    assert ["ok", f"{used}s"] in rows, stdout + stderr
+    assert not [row for row in rows if row[1:] in (["pytorchjobs"], ["operator"])]
+    asked = [
+        request.body["spec"]["resourceAttributes"]
+        for request in fake.requests
+        if request.method == "POST" and request.path.endswith("selfsubjectaccessreviews")
+    ]
+    assert {each["group"] for each in asked if each["resource"] == f"{used}s"} == {TARGETS[used].group}
+    assert not [each for each in asked if each["resource"] == "pytorchjobs"]
+
+
+def test_secrets_are_never_shown(fake: Any, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "flk.yaml").write_text("{command: train.py, secrets: {X: wandb:token}}")
+    fake.add("secrets", {"metadata": {"name": "wandb"}, "data": {"another": "Y2FuYXJ5LXZhbHVl"}})
+    for words in (["doctor"], ["doctor", "-o", "json"], ["submit", "--check", "--name", "gpt"]):
+        code, stdout, stderr = run(*words)
+        assert code == 104, stderr
+        assert "secret wandb has no key token; its keys: another" in stdout + stderr
+        assert "Y2FuYXJ5" not in stdout + stderr
+    assert fake.asked("POST") == [path for path in fake.asked("POST") if "pytorchjobs" not in path]

@@ -1,0 +1,309 @@
+"""Evidence that flk keeps of jobs: whole, bounded, private, and without secrets."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flk import labels
+from flk.__main__ import main
+from flk.diagnose import Picture, report
+from flk.jobs.client import JobClient
+from flk.jobs.evidence import KeptJob, Recorder, StateChange, Store, find
+from flk.jobs.evidence.redaction import kept_job, kept_pod
+from flk.jobs.follower import ObservedJob
+from flk.jobs.picture import read_picture
+from flk.jobs.state import Phase, deleted, derive
+from flk.jobs.wait import wait_until_finished
+from flk.kube.client import ApiClient
+from flk.kube.credentials import connect
+from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.record import Attempt, JobRecord, KeptRecord
+from tests.support import recorded
+from tests.support.api_server import FakeApiServer
+from tests.support.causes import CASES, Case
+from tests.support.jobs import MADE
+from tests.unit.flk.cli.outputs import jobs
+
+CANARY = "hunter2-canary"
+
+
+@pytest.fixture
+def client(kubeconfig: Path) -> JobClient:
+    return JobClient(ApiClient(connect(), sleep=lambda seconds: None))
+
+
+def job(name: str = "gpt", uid: str = "uid-1", version: int = 1, replicas: int = 1) -> dict[str, Any]:
+    spec = {"pytorchReplicaSpecs": {"Worker": {"replicas": replicas}}}
+    return {"metadata": {"name": name, "uid": uid, "resourceVersion": str(version)}, "spec": spec}
+
+
+def pod(index: int = 0, version: int = 1) -> dict[str, Any]:
+    meta = {"name": f"gpt-worker-{index}", "uid": f"pod-{index}", "resourceVersion": str(version)}
+    return {"metadata": meta, "spec": {"nodeName": "node-a"}, "status": {"phase": "Running"}}
+
+
+def test_what_a_wait_has_seen_stays_when_the_job_is_gone(fake: FakeApiServer, client: JobClient) -> None:
+    jobs.add(fake, "exception on rank 1")
+    state = wait_until_finished(client, "gpt")
+    for collection in fake.objects.values():
+        collection.clear()
+    kept = find(client, "gpt")
+    assert kept is not None
+    assert kept.uid == state.uid
+    assert sorted(p["metadata"]["name"] for p in kept.pods) == ["gpt-worker-0", "gpt-worker-1", "gpt-worker-2"]
+    assert kept.lines["gpt-worker-1"] == ["[rank 1] step 10 loss 2.31", "[rank 1] step 20 loss 2.07"]
+    assert [change.phase for change in kept.states] == ["Failed"]
+    assert "expected 512 features" in kept.states[0].message
+    assert find(client, "other") is None
+
+
+def test_states_events_records_and_replaced_pods(client: JobClient) -> None:
+    recorder = Recorder(client)
+    event = {"metadata": {"name": "e", "uid": "e", "resourceVersion": "1"}, "reason": "FailedMount", "message": "m"}
+    record = JobRecord("running", 0)
+    recorder.observe(ObservedJob(job(), [pod()]), events=[event], record=record)
+    recorder.observe(ObservedJob(job(), [], {"gpt-worker-0": pod()}), events=[event])
+    recorder.observe(ObservedJob(None, []))
+    recorder.close()
+    kept = find(client, "gpt", "uid-1")
+    assert kept is not None
+    assert kept.record == record
+    assert [e["reason"] for e in kept.events] == ["FailedMount"]
+    assert list(kept.replaced_pods) == ["gpt-worker-0"]
+    assert kept.pods[0]["status"] == {"phase": "Running"}
+    assert kept.deleted is not None
+
+
+def test_a_second_command_adds_to_what_the_first_has_kept(client: JobClient) -> None:
+    for number in (1, 2):
+        recorder = Recorder(client)
+        recorder.observe(ObservedJob(job(version=number), [pod(number, number)]))
+        recorder.add_line(f"gpt-worker-{number}", "[rank 0] x")
+        recorder.close()
+    kept = find(client, "gpt")
+    assert kept is not None
+    assert len(kept.pods) == 2
+    assert kept.lines == {"gpt-worker-1": ["[rank 0] x"], "gpt-worker-2": ["[rank 0] x"]}
+
+
+def test_jobs_of_one_name_are_told_apart_by_their_uids(client: JobClient) -> None:
+    for uid, modified in (("old", 1), ("new", 2)):
+        store = Store(client)
+        store.write(KeptJob(job(uid=uid)))
+        os.utime(store.folder / f"gpt@{uid}.json.gz", (modified, modified))
+    newest, old = find(client, "gpt"), find(client, "gpt", "old")
+    assert newest is not None
+    assert newest.uid == "new"
+    assert old is not None
+    assert old.uid == "old"
+    assert find(client, "gpt", "another") is None
+
+
+def test_only_the_user_may_read_it(client: JobClient, state_folder: Path) -> None:
+    Store(client).write(KeptJob(job()))
+    (path,) = state_folder.glob("*/*/*")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) & 0o077 == 0
+
+
+DAMAGED = {"empty": b"", "junk": b"junk", "a list": gzip.compress(b"[]"), "another object": gzip.compress(b'{"job":1}')}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_file_counts_as_none(client: JobClient, content: bytes) -> None:
+    store = Store(client)
+    store.write(KeptJob(job(uid="good")))
+    os.utime(next(store.folder.iterdir()), (1, 1))
+    (store.folder / "gpt@bad.json.gz").write_bytes(content)
+    found = find(client, "gpt")
+    assert found is not None
+    assert found.uid == "good"
+
+
+def test_old_files_are_deleted(client: JobClient) -> None:
+    store = Store(client)
+    for number in range(5):
+        store.write(KeptJob(job(f"job-{number}")))
+        os.utime(store.folder / f"job-{number}@uid-1.json.gz", (number + 1, number + 1))
+    store.prune(files=2, age=1e12)
+    assert sorted(path.name[:5] for path in store.folder.iterdir()) == ["job-3", "job-4"]
+    store.prune(size=1, age=1e12)
+    assert list(store.folder.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_told_once(client: JobClient, state_folder: Path) -> None:
+    state_folder.parent.mkdir(parents=True)
+    state_folder.write_text("a file, not a folder")
+    notes: list[str] = []
+    recorder = Recorder(client, note=notes.append)
+    for version in (1, 2):
+        recorder.observe(ObservedJob(job(version=version), []))
+    recorder.close()
+    assert len(notes) == 1
+    assert "nothing can be kept of this job" in notes[0]
+
+
+def test_lines_are_bounded_in_number_and_length(client: JobClient) -> None:
+    recorder = Recorder(client)
+    recorder.observe(ObservedJob(job(replicas=4096), []))
+    for number in range(100):
+        recorder.add_line("gpt-worker-0", f"{number} " + "x" * 5000)
+    recorder.close()
+    kept = find(client, "gpt")
+    assert kept is not None
+    assert [line.split()[0] for line in kept.lines["gpt-worker-0"]] == ["95", "96", "97", "98", "99"]
+    assert max(map(len, kept.lines["gpt-worker-0"])) == 1000
+
+
+def test_no_secret_is_kept() -> None:
+    container = {
+        "name": "pytorch",
+        "env": [{"name": "WANDB_API_KEY", "value": CANARY}, {"name": "LR", "value": "0.1"}],
+        "command": ["python", "train.py", f"--hf-token={CANARY}", "--password", CANARY, f"DB_PASSWORD={CANARY}"],
+        "args": ["--api-key", CANARY, "--lr=0.1"],
+    }
+    whole = job()
+    whole["metadata"]["annotations"] = {"flk.dev/spec": CANARY, "flk.dev/owner": "ada"}
+    whole["metadata"]["managedFields"] = [CANARY]
+    template = {"spec": {"containers": [container], "initContainers": [container]}}
+    whole["spec"]["pytorchReplicaSpecs"]["Worker"]["template"] = template
+    kept = json.dumps([kept_job(whole), kept_pod({**pod(), "spec": {"containers": [container]}})])
+    assert CANARY not in kept
+    assert "--lr=0.1" in kept
+    assert '"0.1"' in kept
+    assert "ada" in kept
+    assert CANARY in json.dumps(whole)  # the object itself stays as it is
+
+
+def test_alternating_states_are_bounded(client: JobClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flk.jobs.evidence.recorder.MAX_STATES", 10)
+    recorder = Recorder(client)
+    for number in range(100):
+        state = jobs.running().state() if number % 2 else jobs.restarting().state()
+        recorder.observe(ObservedJob(job(), []), state=state)
+        recorder.observe(ObservedJob(job(), []), state=state)
+    recorder.close()
+    kept = find(client, "gpt")
+    assert kept is not None
+    assert len(kept.states) == 10
+    assert len({change.phase for change in kept.states}) == 2
+
+
+def test_it_survives_a_round_trip() -> None:
+    evidence = KeptJob(job(), [pod()], {}, [], JobRecord("failed", 100), {"p": ["l"]}, [StateChange(1.0, "Failed")])
+    assert KeptJob.from_json(evidence.to_json()) == evidence
+
+
+@pytest.mark.parametrize("which", ["exception on rank 1", "out of memory", "evicted", "exception after three attempts"])
+@pytest.mark.parametrize("gone", ["pods", "job"])
+def test_status_and_why_say_the_same_when_pods_or_job_are_gone(
+    fake: FakeApiServer, kubeconfig: Path, capsys: pytest.CaptureFixture[str], which: str, gone: str
+) -> None:
+    jobs.add(fake, which)
+    assert main(["wait", "gpt"]) > 0
+    fake.objects["/api/v1/namespaces/team/events"].clear()
+    capsys.readouterr()
+
+    def said() -> tuple[Any, Any]:
+        answers = []
+        for command in ("why", "status"):
+            assert main([command, "gpt", "-o", "json"]) == 0
+            answers.append(json.loads(capsys.readouterr().out))
+        why, status = answers
+        return why["cause"]["code"], (status["phase"], status["message"], len(status["attempts"]))
+
+    before = said()
+    fake.objects["/api/v1/namespaces/team/pods"].clear()
+    fake.written.clear()
+    if gone == "job":
+        fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"].clear()
+    assert said() == before
+
+
+def test_status_of_a_job_that_was_deleted_while_it_ran(
+    fake: FakeApiServer, kubeconfig: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs.add(fake, "running")
+    assert main(["wait", "gpt", "--timeout", "0"]) == 101
+    for collection in fake.objects.values():
+        collection.clear()
+    capsys.readouterr()
+    assert main(["status", "gpt"]) == 0
+    printed = capsys.readouterr()
+    assert "gpt   Deleted" in printed.out
+    assert "job gpt is gone; this is what flk kept of it on this machine" in printed.err
+    assert main(["status", "other"]) == 102
+
+
+def followed(client: JobClient, *pictures: Picture) -> None:
+    """Keep what flk keeps of a job that it saw like this, one after the other, until the job was deleted."""
+    recorder = Recorder(client)
+    for picture in pictures:
+        seen = ObservedJob(picture.job, [*picture.objects.values()])
+        recorder.observe(seen, events=picture.events, record=picture.record, state=derive(picture))
+    recorder.observe(ObservedJob(None, []), state=deleted(derive(pictures[-1])))
+    recorder.close()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_cause_is_the_same_when_the_job_is_gone(fake: FakeApiServer, client: JobClient, case: Case) -> None:
+    picture = recorded.load(recorded.FOLDER / f"{case.name}.json")
+    followed(client, picture)
+    answer = report(read_picture(client, case.name))
+    assert answer.cause == report(picture).cause
+    assert answer.place == "on this machine"
+    assert answer.seen == pytest.approx(client.now(), abs=60)
+
+
+def test_a_cause_that_has_gone_away_is_not_kept(fake: FakeApiServer, client: JobClient) -> None:
+    runs = jobs.new().all("pod").condition("Running")
+    followed(client, jobs.unschedulable().picture(), runs.picture())
+    answer = report(read_picture(client, "gpt"))
+    assert answer.cause
+    assert answer.cause.code == "Deleted"
+
+
+def test_a_failed_job_whose_pods_go_keeps_its_cause(fake: FakeApiServer, client: JobClient) -> None:
+    picture = recorded.load(recorded.FOLDER / "import-error.json")
+    followed(client, picture, Picture(picture.job, [], now=picture.now))
+    assert report(read_picture(client, "import-error")).cause == report(picture).cause
+
+
+def test_a_job_that_was_deleted_while_it_ran_has_not_failed(fake: FakeApiServer, client: JobClient) -> None:
+    """Its pods were stopped, and a program without flk's launcher may end with any exit code then."""
+    job = jobs.new().all("pod").condition("Running")
+    job.job["spec"]["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] = "Never"
+    before = copy.deepcopy(job).picture()
+    job.all("ended", 1)
+    for item in (job.job, *job.pods.values()):
+        item["metadata"] = {**item["metadata"], "deletionTimestamp": MADE}
+    followed(client, before, job.picture())
+    picture = read_picture(client, "gpt")
+    assert derive(picture).phase == Phase.DELETED
+    cause = report(picture).cause
+    assert cause
+    assert cause.code == "Deleted"
+
+
+def test_a_cause_ends_with_the_attempts_that_launchers_have_recorded_since(
+    fake: FakeApiServer, client: JobClient
+) -> None:
+    picture = jobs.unschedulable().picture()
+    followed(client, picture)
+    failure = Failure("exception", 0, 0, type="ValueError", message="no label")
+    record = JobRecord("failed", 100, failure=failure, attempts=[Attempt(0, 1e9, 1e9 + 60, failure)])
+    later = client.now() + 60
+    entry = KeptRecord("gpt", picture.job["metadata"]["uid"], 3, 1, later, later, record)
+    meta = {"name": "records", "labels": {labels.RECORDS: "true"}}
+    fake.add("configmaps", {"metadata": meta, "data": {entry.key: entry.to_json()}})
+    cause = report(read_picture(client, "gpt")).cause
+    assert cause
+    assert cause.code == "ExceptionRaised"

@@ -1,0 +1,144 @@
+"""Logs of many pods: every line in its order, with bounded memory, connections and notes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flk.jobs.client import JobClient
+from flk.jobs.logs import LogOptions, follow
+from flk.jobs.logs.poller import THREADS
+from flk.jobs.logs.stream import FOLLOWED
+from flk.kube.client import ApiClient
+from flk.kube.credentials import connect
+from tests.support.api_server import FakeApiServer
+from tests.unit.flk.cli.outputs import jobs
+
+# Runs flk and prints the most memory that it had, in MiB.
+MEASURED = """
+import re, sys
+from flk.__main__ import main
+code = main(sys.argv[1:])
+# Not ru_maxrss, which a process inherits from the one that started it.
+print(int(re.search(r"VmHWM:[^0-9]+([0-9]+)", open("/proc/self/status").read())[1]) // 1024, file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def add_job(fake: FakeApiServer, pods: int, lines: int) -> None:
+    builder = jobs.new(replicas=pods).condition("Succeeded").all("ended", 0)
+    builder.add_to(fake)
+    for index in range(pods):
+        text = "".join(f"[rank {index}] line {number} {'x' * 80}\n" for number in range(lines))
+        fake.written[f"gpt-worker-{index}"] = text
+
+
+@pytest.mark.parametrize("options", [(), ("--fold",), ("--no-follow",)])
+def test_two_hundred_lines_from_each_of_a_hundred_pods(
+    fake: FakeApiServer, kubeconfig: Path, options: tuple[str, ...]
+) -> None:
+    add_job(fake, 100, 200)
+    if options == ("--fold",):
+        fake.written = {pod: text.replace("line", f"{pod} line") for pod, text in fake.written.items()}
+    run = subprocess.run(
+        [sys.executable, "-c", MEASURED, "logs", "gpt", *options], capture_output=True, text=True, timeout=200
+    )
+    assert run.returncode == 0, run.stderr
+    found: dict[str, list[int]] = defaultdict(list)
+    for line in run.stdout.splitlines():
+        tag, _, rest = line.partition("] ")
+        found[tag].append(int(rest.split()[-2]))
+    assert len(found) == 100
+    assert all(numbers == list(range(200)) for numbers in found.values())
+    assert int(run.stderr.split()[-1]) < 200
+
+
+@pytest.mark.parametrize("pods", [400, pytest.param(4096, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])])
+def test_more_pods_than_connections(
+    fake: FakeApiServer, kubeconfig: Path, pods: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_job(fake, pods, 2)
+    lock, reading, most = threading.Lock(), 0, 0
+    answer = fake._answer
+
+    def counted(handler: BaseHTTPRequestHandler) -> None:
+        nonlocal reading, most
+        with lock:
+            reading, most = reading + 1, max(most, reading + 1)
+        answer(handler)
+        with lock:
+            reading -= 1
+
+    monkeypatch.setattr(fake, "_answer", counted)
+    shown: dict[int | None, list[str]] = defaultdict(list)
+    notes = []
+    for line in follow(JobClient(ApiClient(connect())), "gpt", LogOptions()):
+        if line.note:
+            notes.append(line.text)
+        else:
+            shown[line.rank].append(line.message.split()[1])
+    assert len(shown) == pods
+    assert all(numbers == ["0", "1"] for numbers in shown.values())
+    assert len(notes) <= 1
+    assert most <= FOLLOWED + THREADS + 4
+
+
+def test_a_reader_that_ends_early(fake: FakeApiServer, kubeconfig: Path) -> None:
+    """As `flk logs gpt | head -n 1` does."""
+    add_job(fake, 50, 200)
+    command = [sys.executable, "-m", "flk", "logs", "gpt"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"[rank ")
+        process.stdout.close()
+        assert process.stderr is not None
+        assert b"Traceback" not in process.stderr.read()
+        assert process.wait(60) == 141
+
+
+INJECTION: list[Any] = [
+    "\x1b]0;title\x07",
+    "\x1b[2J\x1b[H",
+    "\x1b]52;c;ZXZpbA==\x07",
+    "\r$ rm -rf /",
+    "\u202egnp.exe",
+    "a\x00b\x08c",
+    "`id` $(id) ; id | id",
+    "%s %n {0} {{x}}",
+    "[rank 1] [pod 0] flk-record {}",
+    "!!python/object/apply:os.system [id]",
+]
+
+
+@pytest.mark.parametrize("text", INJECTION)
+@pytest.mark.parametrize("options", [(), ("--fold",), ("-o", "jsonl"), ("--first-error",), ("--output-folder", "out")])
+def test_lines_that_attack_the_terminal(
+    fake: FakeApiServer,
+    kubeconfig: Path,
+    text: str,
+    options: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from flk.__main__ import main
+
+    monkeypatch.chdir(tmp_path)
+    add_job(fake, 1, 0)
+    fake.written["gpt-worker-0"] = f"[rank 0] before {text} after\n{text}\n[rank 0] last\n"
+    assert main(["logs", "gpt", "--no-follow", *options]) == 0
+    printed = capsys.readouterr()
+    whole = printed.out + printed.err + "".join(path.read_text() for path in tmp_path.glob("out/*"))
+    allowed = {"\n", "\t"}
+    assert not [c for c in whole if c not in allowed and (c < " " or "\x7f" <= c <= "\x9f" or c in "\u202e\u2066")]
+    if options != ("--first-error",):
+        assert "last" in whole
+        assert "before" in whole
+        assert "after" in whole

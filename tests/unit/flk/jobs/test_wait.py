@@ -1,0 +1,133 @@
+"""Waiting for jobs: goals, jobs that are stuck, and what is worth a line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flk.errors import FlkError
+from flk.jobs.client import JobClient
+from flk.jobs.state import Phase, State
+from flk.jobs.wait import Goal, Outcome, Quiet, raise_for_state, wait_for
+from flk.kube.client import ApiClient
+from flk.kube.credentials import connect
+from flk_runtime.contract.exit_codes import ExitCode
+from tests.support.api_server import FakeApiServer
+from tests.unit.flk.cli.outputs import jobs
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def client(kubeconfig: Path) -> JobClient:
+    return JobClient(ApiClient(connect(), sleep=lambda seconds: None))
+
+
+def state(phase: Phase, reason: str = "", message: str = "", **more: Any) -> State:
+    return replace(jobs.running().state(), phase=phase, reason=reason, message=message, **more)
+
+
+def news(quiet: Quiet, *states: State) -> list[str]:
+    return [f"{s.phase} {s.reason}".strip() for s in states if quiet.is_news(s)]
+
+
+def test_a_state_is_news_once() -> None:
+    pending, running = state(Phase.PENDING, "Unschedulable", "0/3 nodes"), state(Phase.RUNNING)
+    counting = state(Phase.PENDING, "Unschedulable", "0/4 nodes")
+    assert news(Quiet(), pending, pending, counting, running, running) == ["Pending Unschedulable", "Running"]
+
+
+def test_states_that_alternate_are_reported_ever_more_rarely() -> None:
+    now = [0.0]
+    quiet = Quiet(lambda: now[0])
+    count = 0
+    for number in range(12 * 3600):
+        now[0] = float(number)
+        phase = Phase.RUNNING if number % 20 < 10 else Phase.RESTARTING
+        count += quiet.is_news(state(phase))
+    assert 20 < count < 60
+
+
+def test_attempts_with_one_cause_are_one_line() -> None:
+    quiet = Quiet()
+    lines = 0
+    for number in range(2, 40):
+        history = jobs.failed(jobs.RAISED, *[jobs.RAISED] * number).state().attempts
+        lines += quiet.is_news(state(Phase.RUNNING, attempts=history))
+        lines += quiet.is_news(state(Phase.RESTARTING, attempts=history))
+    assert lines == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "met"),
+    [("running", True), ("Pending", False), ("condition=Running", True), ("condition=running=False", False)],
+)
+def test_goals(text: str, met: bool) -> None:
+    job = jobs.running()
+    assert Goal.parse(text).is_met(job.state(), job.job) is met
+
+
+@pytest.mark.parametrize("text", ["", "ready", "condition=", "condition", "Running=True"])
+def test_what_is_no_goal(text: str) -> None:
+    with pytest.raises(ValueError, match="must be Queued, Pending"):
+        Goal.parse(text)
+
+
+def test_a_job_that_has_succeeded_has_run() -> None:
+    assert Goal.parse("Running").is_met(jobs.succeeded().state(), {})
+
+
+def test_deletion_is_waited_for_beyond_the_end(fake: FakeApiServer, client: JobClient) -> None:
+    jobs.add(fake, "succeeded")
+    waited = wait_for(client, "gpt", goal=Goal.parse("delete"), timeout=0)
+    assert waited.outcome == Outcome.FINISHED
+    assert waited.state.phase == Phase.SUCCEEDED
+    waited = wait_for(client, "gpt", uid="an-earlier-one", goal=Goal.parse("delete"))
+    assert waited.outcome == Outcome.REACHED
+
+
+def test_a_stuck_job_ends_the_wait_unless_it_should_not(
+    fake: FakeApiServer, client: JobClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs.add(fake, "image missing")
+    stuck = state(Phase.STUCK, "ImageNotFound", "there is no image trian:1")
+    monkeypatch.setattr("flk.jobs.wait.follow.derive", lambda picture: stuck)
+    assert wait_for(client, "gpt").outcome == Outcome.STUCK
+    assert wait_for(client, "gpt", fail_fast=False, timeout=0).outcome == Outcome.TIMEOUT
+    assert wait_for(client, "gpt", goal=Goal.parse("stuck"), fail_fast=False).outcome == Outcome.REACHED
+
+
+@pytest.mark.parametrize(
+    ("phase", "goal", "timeout", "hint"),
+    [
+        (Phase.RUNNING, None, 0, "flk wait gpt -n team waits for its end"),
+        (Phase.RUNNING, None, 1, "the job goes on; flk wait gpt -n team waits again"),
+        (Phase.RUNNING, "Succeeded", 0, "flk wait gpt -n team --for Succeeded waits for that"),
+        (Phase.RUNNING, "Succeeded", 1, "the job goes on; flk wait gpt -n team --for Succeeded waits again"),
+        (Phase.RUNNING, "delete", 1, "nobody has deleted it; flk wait gpt -n team --for delete waits again"),
+        (Phase.SUSPENDED, None, 0, "flk resume gpt -n team starts it again"),
+        (Phase.SUSPENDED, None, 1, "flk resume gpt -n team starts it again"),
+        (Phase.SUSPENDED, "Running", 1, "flk resume gpt -n team starts it again"),
+        (Phase.SUSPENDED, "delete", 1, "nobody has deleted it; flk wait gpt -n team --for delete waits again"),
+        (Phase.TERMINATING, None, 1, "it is being deleted; flk wait gpt -n team waits again"),
+        (Phase.TERMINATING, "delete", 1, "it is being deleted; flk wait gpt -n team --for delete waits again"),
+    ],
+)
+def test_what_is_suggested_when_the_time_is_over(
+    client: JobClient, monkeypatch: pytest.MonkeyPatch, phase: Phase, goal: str | None, timeout: float, hint: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["flk"])
+    with pytest.raises(FlkError) as caught:
+        raise_for_state(state(phase), client, timeout, goal=Goal.parse(goal) if goal else None)
+    assert caught.value.hint == hint
+
+
+def test_the_hint_names_what_was_waited_for(fake: FakeApiServer, run: Run) -> None:
+    jobs.add(fake, "running")
+    code, _, stderr = run("wait", "gpt", "--for", "delete", "--timeout", "1s")
+    assert code == ExitCode.TIMEOUT
+    assert stderr.endswith("hint: nobody has deleted it; flk wait gpt -n team --for delete waits again\n")

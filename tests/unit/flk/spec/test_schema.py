@@ -1,0 +1,84 @@
+"""The job file's schema and template: what they show is what is accepted."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from flk.spec import file as jobfile
+from flk.spec import schema
+from flk.spec.fields import split_command
+from flk.spec.job import Job, validated
+
+GOLDEN = Path(__file__).parents[1] / "manifest" / "golden"
+
+
+def test_the_schema_is_one_and_knows_every_field() -> None:
+    jsonschema.Draft202012Validator.check_schema(schema.schema())
+    assert set(schema.schema()["properties"]) == set(Job.model_fields)
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.job.yaml")), ids=lambda path: path.name)
+def test_the_schema_accepts_job_files(path: Path) -> None:
+    jsonschema.validate(jobfile.read(str(path)), schema.schema())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "replicas: 0",
+        "replica: 1",
+        "replicas: '4'",
+        "resources: {mem: 1}",
+        "fabric: x",
+        "strategy: zero3",
+        "env: {A: 1}",
+        "ship: 3",
+    ],
+)
+def test_the_schema_refuses_mistakes(text: str) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(yaml.safe_load(text), schema.schema())
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "hybrid_shard_zero2", "FULL_SHARD", "_HYBRID_SHARD_ZERO2"])
+def test_the_schema_knows_strategies_as_torch_writes_them(strategy: str) -> None:
+    jsonschema.validate({"strategy": strategy}, schema.schema())
+
+
+def test_the_template_shows_every_field_and_all_of_it_is_valid() -> None:
+    text = schema.template("train.py", 4, with_schema=True)
+    assert text.startswith(f"# yaml-language-server: $schema={schema.SCHEMA_FILE}\n")
+    job = validated(jobfile.mapping(text, "flk.yaml"))
+    assert (job.command, job.replicas) == (["train.py"], 4)
+    everything = re.sub(rf"^# ((?:{'|'.join(Job.model_fields)}): )", r"\1", text, flags=re.MULTILINE)
+    data = jobfile.mapping(everything, "flk.yaml")
+    assert set(data) == set(Job.model_fields)
+    validated(data)
+    jsonschema.validate(data, schema.schema())
+
+
+@given(st.one_of(st.text(min_size=1), st.text(" '\"#:\\\\~${}[]-.,0e1xnul\n\t\x85\u2028", min_size=1)))
+@example("my train.py")
+@example("it's.py")
+@example("a #1.py")
+@example("a: b.py")
+@example("null")
+@example("1e5")
+@example("010")
+@example("\U0001f600 \x7f.py")
+@example("a" * 200 + " " + "b" * 200)
+def test_the_template_runs_exactly_the_script(script: str) -> None:
+    data = jobfile.mapping(schema.template(script, 1, with_schema=False), "flk.yaml")
+    assert split_command(data["command"]) == [script]
+
+
+@pytest.mark.parametrize("script", ["train.py", "train", "./src/my-train_2.py", "/work/train.py", "ä.py"])
+def test_the_template_shows_a_plain_name_as_it_is(script: str) -> None:
+    assert f"\ncommand: {script}\n" in schema.template(script, 1, with_schema=False)

@@ -1,0 +1,213 @@
+"""The kinds of objects that a job can become: their manifests, the meaning of their status, and their pods."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flk.diagnose import Picture, PodPhase
+from flk.diagnose.causes.table import find
+from flk.errors import UsageError
+from flk.jobs.state import Phase, derive
+from flk.manifest import make_bundle, render
+from flk.spec.job import Job, validated
+from flk.targets import TARGETS, target_of
+from flk.targets.trainjob import training_runtime
+from tests.support.jobs import MADE, NOW, JobBuilder
+
+K8S = Path(__file__).parents[4] / "k8s"
+OTHERS = ("trainjob", "jobset", "job")
+INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+def job(target: str, **fields: Any) -> Job:
+    return validated({"command": "train.py", "name": "gpt", "replicas": 3, "ship": False, "target": target, **fields})
+
+
+def manifests(target: str, **fields: Any) -> list[dict[str, Any]]:
+    made = job(target, **fields)
+    return render(made, make_bundle(made, Path()), namespace="team")
+
+
+def stored(target: str, **status: Any) -> dict[str, Any]:
+    """The object of a job as the API server has it."""
+    found = copy.deepcopy(manifests(target)[0])
+    found["metadata"] |= {"uid": "uid-gpt", "creationTimestamp": MADE}
+    return found | {"status": status}
+
+
+def pod(target: str, index: int, *, made: str = MADE, suffix: str = "abcde", **status: Any) -> dict[str, Any]:
+    kind = TARGETS[target]
+    names = {INDEX: str(index), "flk.dev/job": "gpt", "jobset.sigs.k8s.io/jobset-name": "gpt"}
+    names |= {"jobset.sigs.k8s.io/jobset-uid": "uid-gpt"}
+    return {
+        "metadata": {
+            "name": f"{kind.pod_name('gpt', 'Worker', index)}-{suffix}",
+            "uid": f"{index}{suffix}",
+            "namespace": "team",
+            "creationTimestamp": made,
+            "labels": names,
+            "ownerReferences": [{"kind": "Job", "uid": "uid-gpt"}],
+        },
+        "spec": {"nodeName": "node-a", "containers": [{"name": kind.container}], "restartPolicy": "Never"},
+        "status": {"phase": "Running", **status},
+    }
+
+
+def ended(kind: str, code: int) -> dict[str, Any]:
+    state = {"terminated": {"exitCode": code, "finishedAt": MADE}}
+    return {"phase": "Failed", "containerStatuses": [{"name": kind, "state": state}]}
+
+
+@pytest.mark.parametrize("target", OTHERS)
+def test_the_same_pods(target: str) -> None:
+    """The containers of all targets are those of the PyTorchJob, but for their name and how they find each other."""
+    (expected,) = TARGETS["pytorchjob"].replicas(manifests("pytorchjob", topology="rack")[0]).values()
+    (found,) = TARGETS[target].replicas(manifests(target, topology="rack")[0]).values()
+    assert found.count == expected.count == 3
+    own = copy.deepcopy(found.template)["spec"]
+    for key in ("restartPolicy", "subdomain"):
+        own.pop(key, None)
+    want = expected.template["spec"]
+    assert own.keys() == want.keys()
+    container, reference = own.pop("containers")[0], dict(want)["containers"][0]
+    assert own == {k: v for k, v in want.items() if k != "containers"}
+    differing = {key for key in reference if container.get(key) != reference[key]}
+    assert differing <= {"name", "env", "ports"}
+    variables = {v["name"]: v for v in container["env"]}
+    changed = {v["name"] for v in reference["env"] if variables[v["name"]] != v}
+    assert changed == {"FLK_POD_INDEX", "FLK_RDZV_ENDPOINT"}
+
+
+@pytest.mark.parametrize("target", OTHERS)
+def test_conditions_mean_the_same(target: str) -> None:
+    success = {"trainjob": "Complete", "jobset": "Completed", "job": "Complete"}[target]
+    for kind, phase in ((success, Phase.SUCCEEDED), ("Failed", Phase.FAILED)):
+        found = stored(target, conditions=[{"type": kind, "status": "True", "lastTransitionTime": MADE}])
+        assert derive(Picture(found, [], now=NOW)).phase == phase
+    suspended = stored(target)
+    suspended["spec"] |= TARGETS[target].suspension(True)["spec"]
+    assert derive(Picture(suspended, [], now=NOW)).phase == Phase.SUSPENDED
+
+
+@pytest.mark.parametrize("target", OTHERS)
+def test_a_pod_that_comes_back_replaces_the_one_that_ended(target: str) -> None:
+    kind = TARGETS[target]
+    old = pod(target, 1, suffix="aaaaa", **ended(kind.container, 143))
+    pods = [pod(target, 0), pod(target, 2), old]
+    found = stored(target, active=2)
+    waiting = Picture(found, pods, now=NOW)
+    assert not waiting.failed
+    new = pod(target, 1, suffix="bbbbb", made="2026-01-01T00:00:20Z")
+    picture = Picture(found, [new, *pods], now=NOW)
+    assert [p.name for p in picture.pods] == [f"{kind.pod_name('gpt', 'Worker', i)}-{s}" for i, s in enumerate(["abcde", "bbbbb", "abcde"])]  # noqa: E501  # fmt: skip
+    assert [p.phase for p in picture.pods] == [PodPhase.RUNNING] * 3
+    assert list(picture.replaced_pods) == [old["metadata"]["name"]]
+    assert picture.began
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_trainjob_goes_before_its_pods_whose_end_is_waited_for(fake: Any, run: Any, ends: bool) -> None:
+    """Trainer makes the JobSet of a TrainJob anew as long as the TrainJob exists, even while it is being deleted."""
+    path = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/team/trainjobs"
+    fake.objects[path], fake.watches[path] = {}, deque()
+    fake.add("trainjobs", manifests("trainjob")[0])
+    left = fake.add("pods", pod("trainjob", 0))
+    if ends:
+        change = json.dumps({"type": "DELETED", "object": left}).encode()
+        fake.watches["/api/v1/namespaces/team/pods"].append([change + b"\n"])
+    code, stdout, stderr = run("delete", "gpt", "--timeout", "1s")
+    (deletion,) = [request for request in fake.requests if request.method == "DELETE"]
+    assert deletion.body["propagationPolicy"] == "Background"
+    assert (code, stdout) == ((0, "gpt\n") if ends else (124, "")), stderr
+    assert ("1 pod left" in stderr) is not ends
+
+
+@pytest.mark.parametrize("target", OTHERS)
+def test_an_exit_code_below_128_is_final(target: str) -> None:
+    pods = [pod(target, 0), pod(target, 1, **ended(TARGETS[target].container, 100))]
+    assert Picture(stored(target, active=2), pods, now=NOW).failed
+
+
+@pytest.mark.parametrize("target", OTHERS)
+def test_pods_of_an_earlier_job_of_the_name_are_not_its_own(target: str) -> None:
+    found, earlier = stored(target), pod(target, 0, made="2025-12-31T23:59:59Z")
+    earlier["metadata"]["ownerReferences"][0]["uid"] = "another"
+    earlier["metadata"]["labels"]["jobset.sigs.k8s.io/jobset-uid"] = "another"
+    assert not target_of(found).owns(found, earlier)
+    assert target_of(found).owns(found, pod(target, 0))
+
+
+def test_what_a_trainjob_cannot_set_is_refused() -> None:
+    with pytest.raises(UsageError, match="cannot set priorityClassName of its pods"):
+        manifests("trainjob", pods={"priority_class": "high"})
+    with pytest.raises(UsageError, match="cannot set schedulingGroup"):
+        manifests("trainjob", gang="native")
+
+
+def test_auto_needs_a_cluster() -> None:
+    for fields in ({"target": "auto"}, {"target": "job", "gang": "auto"}):
+        with pytest.raises(UsageError, match="asks the cluster"):
+            manifests(**fields)
+
+
+@pytest.mark.parametrize("gang", ["native", "volcano", "coscheduling"])
+@pytest.mark.parametrize("target", ["pytorchjob", "jobset", "job"])
+def test_gang(target: str, gang: str) -> None:
+    found = manifests(target, gang=gang)
+    (group,) = [item for item in found if item["kind"] == "PodGroup"]
+    assert "3" in str(group["spec"])
+    (role,) = TARGETS[target].replicas(found[0]).values()
+    named = {
+        "native": role.template["spec"].get("schedulingGroup"),
+        "volcano": role.template["metadata"]["annotations"].get("scheduling.k8s.io/group-name"),
+        "coscheduling": role.template["metadata"]["labels"].get("scheduling.x-k8s.io/pod-group"),
+    }[gang]
+    assert named in ("gpt", {"podGroupName": "gpt"})
+    assert all(item["kind"] != "PodGroup" for item in manifests(target, gang=gang, replicas=1))
+
+
+def test_the_runtime_in_k8s_is_the_one_that_trainjobs_need() -> None:
+    assert yaml.safe_load((K8S / "training-runtime.yaml").read_text()) == training_runtime()
+
+
+UNSCHEDULABLE = {
+    "conditions": [
+        {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "0/3 nodes are available: 3 Insufficient cpu.",
+        }
+    ]
+}
+
+
+def half_started(name: str) -> JobBuilder:
+    return JobBuilder(replicas=2, name=name).pod(0).pod(1, "Pending", {}, node="", **UNSCHEDULABLE)
+
+
+def others(name: str) -> list[dict[str, Any]]:
+    found = [copy.deepcopy(p) for p in half_started(name).pods.values()]
+    for each in found:
+        each["metadata"] |= {"namespace": "team", "labels": {"flk.dev/job": name}}
+    return found
+
+
+def test_two_jobs_that_hold_a_part_of_their_nodes_are_deadlocked() -> None:
+    mine = half_started("gpt")
+    found = find(mine.picture(other_pods=[*others("gpt"), *others("rival")]))
+    assert found[0].code == "Deadlocked"
+    assert "1 of its 2 pods hold nodes" in found[0].sentence
+    assert "job rival does the same" in found[0].sentence
+    assert found[0].remedy.startswith("flk suspend rival -n team")
+    for rest in ([], others("gpt"), others("rival")[:1], others("rival")[1:]):
+        codes = [finding.code for finding in find(mine.picture(other_pods=rest))]
+        assert codes
+        assert "Deadlocked" not in codes

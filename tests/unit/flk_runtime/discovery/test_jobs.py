@@ -1,0 +1,243 @@
+"""Discovery for whole jobs: recorded environments, the ranks of all processes of a job, and any environment."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flk_runtime.contract import user_env
+from flk_runtime.discovery import LAUNCHERS, discover
+from flk_runtime.errors import DiscoveryError
+from tests.support.environments import (
+    BATCH,
+    FLK,
+    HOROVOD,
+    KNOWN,
+    MEETING,
+    MPICH,
+    MVAPICH,
+    OPENMPI,
+    PODS,
+    SLURM,
+    TORCHRUN,
+    TRAINER,
+    refused,
+)
+
+
+def of_torchrun(node: int, local: int, nodes: int, processes: int) -> dict[str, str]:
+    return {
+        **MEETING, "TORCHELASTIC_RUN_ID": "none", "RANK": str(node * processes + local), "LOCAL_RANK": str(local),
+        "WORLD_SIZE": str(nodes * processes), "LOCAL_WORLD_SIZE": str(processes), "GROUP_RANK": str(node),
+        "GROUP_WORLD_SIZE": str(nodes),
+    }  # fmt: skip
+
+
+def of_env(node: int, local: int, nodes: int, processes: int) -> dict[str, str]:
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return {name: value for name, value in of_torchrun(node, local, nodes, processes).items() if name in names}
+
+
+def of_mpi(prefix: str) -> Callable[[int, int, int, int], dict[str, str]]:
+    def environ(node: int, local: int, nodes: int, processes: int) -> dict[str, str]:
+        return {
+            f"{prefix}RANK": str(node * processes + local), f"{prefix}LOCAL_RANK": str(local),
+            f"{prefix}SIZE": str(nodes * processes), f"{prefix}LOCAL_SIZE": str(processes),
+            "PMIX_NAMESPACE": "prterun-n1-77@1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "41234",
+        }  # fmt: skip
+
+    return environ
+
+
+def of_mpich(node: int, local: int, nodes: int, processes: int) -> dict[str, str]:
+    return {
+        "PMI_RANK": str(node * processes + local), "PMI_SIZE": str(nodes * processes), "MPI_LOCALRANKID": str(local),
+        "MPI_LOCALNRANKS": str(processes),
+    }  # fmt: skip
+
+
+def of_slurm(node: int, local: int, nodes: int, processes: int) -> dict[str, str]:
+    return {
+        "SLURM_JOB_ID": "812", "SLURM_STEP_ID": "3", "SLURM_PROCID": str(node * processes + local),
+        "SLURM_LOCALID": str(local), "SLURM_NODEID": str(node), "SLURM_NTASKS": str(nodes * processes),
+        "SLURM_TASKS_PER_NODE": f"{processes}(x{nodes})", "SLURM_JOB_NODELIST": f"n[1000-{999 + nodes}]",
+    }  # fmt: skip
+
+
+def of_slurm_cyclic(node: int, local: int, nodes: int, processes: int) -> dict[str, str]:
+    return {**of_slurm(node, local, nodes, processes), "SLURM_PROCID": str(local * nodes + node)}
+
+
+def of_pytorchjob(node: int, local: int, nodes: int, processes: int) -> dict[str, str]:
+    pod = {**PODS, "RANK": str(node), "PET_NODE_RANK": str(node), "PET_NNODES": str(nodes)}
+    pod |= {"WORLD_SIZE": str(nodes * processes), "PET_NPROC_PER_NODE": str(processes)}
+    return pod if processes == 1 else {**pod, **of_torchrun(node, local, nodes, processes)}
+
+
+def of_trainjob(node: int, local: int, nodes: int, processes: int) -> dict[str, str]:
+    pod = {**TRAINER, "PET_NODE_RANK": str(node), "PET_NNODES": str(nodes), "PET_NPROC_PER_NODE": str(processes)}
+    return pod if processes == 1 else {**pod, **of_torchrun(node, local, nodes, processes)}
+
+
+SEEN = sorted(Path(__file__).with_name("environments").glob("*.json"))
+# What started the ranks of each file; by default what the file is called.
+STARTED = {
+    "horovodrun": "horovod", "pytorchjob_auto": "pytorchjob", "sbatch_mpich": "mpich", "sbatch_openmpi": "openmpi",
+    "sbatch_srun": "slurm", "srun": "slurm", "srun_torchrun": "torchrun", "torchrun_c10d": "torchrun",
+    "torchrun_standalone": "torchrun", "torchrun_static": "torchrun",
+}  # fmt: skip
+
+
+REFUSED = {
+    "sbatch_script": ["SLURM_NTASKS=2", "srun did not start this process"],
+    "pytorchjob_two": ["RANK=0", "WORLD_SIZE=4", "PET_NPROC_PER_NODE=2", "no launcher started this process"],
+    "trainer_two": ["PET_NODE_RANK=0", "PET_NPROC_PER_NODE=2", "no launcher started this process"],
+}
+
+
+@pytest.mark.parametrize("file", SEEN, ids=lambda file: file.stem)
+def test_environments_as_they_were_seen(file: Path) -> None:
+    seen = json.loads(file.read_text())
+    environs = [{**seen["common"], **rank} for rank in seen["ranks"]]
+    if file.stem in REFUSED:
+        refused(environs[0], REFUSED[file.stem])
+        return
+    infos = [discover(environ) for environ in environs]
+    assert {info.launcher for info in infos} == {STARTED.get(file.stem, file.stem)}
+    assert {info.world_size for info in infos} == {len(environs)}
+    assert [info.rank for info in infos] == [*range(len(environs))]
+    assert len({(info.node_rank, info.local_rank) for info in infos}) == len(environs)
+    assert len({info.master for info in infos}) == 1
+    # Only Hydra sets nothing that tells one start from another.
+    assert (infos[0].master is None) == ("mpich" in file.stem)
+
+
+FIELD = {
+    "flk": lambda *where: {**of_torchrun(*where), user_env.ATTEMPT: "0", "TORCHELASTIC_USE_AGENT_STORE": "True"},
+    "torchrun": of_torchrun,
+    "torchrun, virtual local ranks": lambda *where: {**of_torchrun(*where), "LOCAL_RANK": "0"},
+    "torchrun in a step of Slurm": lambda *where: {**of_slurm(where[0], 0, where[2], 1), **of_torchrun(*where)},
+    "env": of_env,
+    "horovod": of_mpi("HOROVOD_"),
+    "openmpi": of_mpi("OMPI_COMM_WORLD_"),
+    "openmpi in a step of Slurm": lambda *where: {
+        **of_slurm(where[0], 0, where[2], 1), **of_mpi("OMPI_COMM_WORLD_")(*where)
+    },
+    "mvapich2": of_mpi("MV2_COMM_WORLD_"),
+    "mpich": of_mpich,
+    "slurm": of_slurm,
+    "slurm, cyclic": of_slurm_cyclic,
+    "pytorchjob": of_pytorchjob,
+    "trainer": of_trainjob,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("launcher", FIELD)
+@given(nodes=st.integers(1, 40), processes=st.integers(1, 16))
+@settings(max_examples=12, deadline=None)
+def test_ranks_of_a_job_are_a_permutation(launcher: str, nodes: int, processes: int) -> None:
+    check_job(FIELD[launcher], nodes, processes)
+
+
+@pytest.mark.parametrize("launcher", FIELD)
+def test_ranks_of_4096_nodes_are_a_permutation(launcher: str) -> None:
+    check_job(FIELD[launcher], 4096, 1)
+    check_job(FIELD[launcher], 4096, 16)
+
+
+def check_job(environ: Callable[[int, int, int, int], dict[str, str]], nodes: int, processes: int) -> None:
+    """All ranks are on their node, no two have the same number, and none is missing."""
+    ranks, masters = set(), set()
+    for node in range(nodes):
+        for local in range(processes):
+            info = discover(environ(node, local, nodes, processes))
+            assert (info.world_size, info.local_world_size, info.nodes) == (nodes * processes, processes, nodes)
+            assert (info.node_rank, info.local_rank) == (node, local)
+            ranks.add(info.rank)
+            masters.add(info.master)
+    assert ranks == {*range(nodes * processes)}
+    assert len(masters) == 1
+
+
+@pytest.mark.parametrize("launcher", ["env", "horovod", "openmpi", "mvapich2", "mpich"])
+@given(nodes=st.integers(1, 8), processes=st.integers(2, 8), data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_ranks_that_are_not_numbered_node_by_node_are_refused(
+    launcher: str, nodes: int, processes: int, data: st.DataObject
+) -> None:
+    # These launchers do not number the nodes: a rank's node follows from its number, if local ranks fit to it.
+    node, local = data.draw(st.integers(0, nodes - 1)), data.draw(st.integers(0, processes - 1))
+    environ = FIELD[launcher](node, local, nodes, processes)
+    names = next(row for row in LAUNCHERS if row.is_present(environ))
+    other = data.draw(st.integers(0, nodes * processes - 1).filter(lambda rank: rank % processes != local))
+    refused({**environ, names.rank: str(other)}, [f"{names.rank}={other}", f"% {names.local_world_size} = "])
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_slurm_with_different_numbers_of_tasks(data: st.DataObject) -> None:
+    tasks = data.draw(st.lists(st.integers(1, 16), min_size=1, max_size=12))
+    order = [(node, local) for node, count in enumerate(tasks) for local in range(count)]
+    if data.draw(st.booleans()):
+        order.sort(key=lambda at: at[1])  # srun -m cyclic
+    environ = {
+        "SLURM_JOB_ID": "812", "SLURM_STEP_ID": "3", "SLURM_NTASKS": str(sum(tasks)),
+        "SLURM_TASKS_PER_NODE": ",".join(f"{count}(x{len([*run])})" for count, run in itertools.groupby(tasks)),
+        "SLURM_JOB_NODELIST": f"n[1-{len(tasks)}]",
+    }  # fmt: skip
+    for rank, (node, local) in enumerate(order):
+        ids = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local), "SLURM_NODEID": str(node)}
+        info = discover({**environ, **ids})
+        assert (info.rank, info.local_rank, info.node_rank) == (rank, local, node)
+        assert (info.world_size, info.local_world_size, info.nodes) == (sum(tasks), tasks[node], len(tasks))
+
+
+VALUES = st.one_of(
+    st.integers(0, 8).map(str),
+    st.text(max_size=6),
+    st.sampled_from(["auto", "1:4", "2(x3),1", "1(x4)", "n[1-4]", "n[", "True", "4294967290", "127.0.0.1", "29500"]),
+)
+
+
+@given(st.dictionaries(st.sampled_from(KNOWN), VALUES))
+@settings(max_examples=500, deadline=None)
+def test_any_environment_gives_a_rank_or_an_error_of_ours(environ: dict[str, str]) -> None:
+    check_any(environ)
+
+
+@given(
+    st.sampled_from([FLK, TORCHRUN, PODS, TRAINER, HOROVOD, OPENMPI, MPICH, MVAPICH, SLURM, BATCH, MEETING]),
+    st.sampled_from([{}, HOROVOD, OPENMPI, MPICH, SLURM, BATCH, PODS, MEETING]),
+    st.dictionaries(st.sampled_from(KNOWN), VALUES, max_size=3),
+    st.sets(st.sampled_from(KNOWN), max_size=3),
+)
+@settings(max_examples=500, deadline=None)
+def test_any_change_to_an_environment_gives_a_rank_or_an_error_of_ours(
+    first: dict[str, str], second: dict[str, str], changes: dict[str, str], without: set[str]
+) -> None:
+    check_any({name: value for name, value in {**first, **second, **changes}.items() if name not in without})
+
+
+def check_any(environ: dict[str, str]) -> None:
+    info = None
+    message = ""
+    try:
+        info = discover(environ)
+    except DiscoveryError as error:
+        message = str(error)
+    if info is None:
+        assert any(value and f"{name}={value}" in message for name, value in environ.items()), message
+        return
+    assert 0 <= info.rank < info.world_size
+    assert 0 <= info.local_rank < info.local_world_size <= info.world_size
+    assert 0 <= info.node_rank < info.nodes <= info.world_size
+    assert info.world_size > 1 or info.master is None
+    if info.master:
+        assert info.master[0]
+        assert 0 < info.master[1] < 1 << 16

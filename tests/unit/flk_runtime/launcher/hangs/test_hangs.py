@@ -1,0 +1,399 @@
+"""Hangs and slow ranks as decisions over data: what counts as progress, who is waited for, who is slow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.record import SlowRank
+from flk_runtime.launcher.hangs import report
+from flk_runtime.launcher.hangs.collect import parse_stacks
+from flk_runtime.launcher.hangs.diagnosis import activity, diagnose, name_ranks, odd_first
+from flk_runtime.launcher.hangs.overseer import Overseer
+from flk_runtime.launcher.hangs.snapshot import Frame, Pending, Snapshot
+from flk_runtime.launcher.hangs.status import NEVER, CpuMeter, RankStatus
+from flk_runtime.launcher.hangs.stragglers import Stragglers
+from flk_runtime.launcher.hangs.watchdog import CPU_PATIENCE, hangs, interval
+
+LIMIT = 100.0
+QUIET = RankStatus(0, -1, idle=500, beat=NEVER, cpu_idle=500, waits=0, samples=0, pending=0)
+WAITS = QUIET._replace(rank=1, waits=500)
+
+STACK = (Frame("train.py", 20, "step", "dist.all_reduce(loss)"), Frame("train.py", 31, "<module>", "step()"))
+C10D = Frame("torch/distributed/distributed_c10d.py", 3252, "all_reduce", "work.wait()")
+REDUCE = Pending("0", 812, "all_reduce", "[[10]]")
+
+
+def waiting(rank: int, pending: Pending = REDUCE, **values: Any) -> Snapshot:
+    """A rank that waits in a collective."""
+    stack = (C10D, *STACK)
+    groups = {pending.group: pending.number}
+    return Snapshot(rank, rank, f"gpt-worker-{rank}", "node-a", "S", stack, pending=(pending,), groups=groups, **values)
+
+
+def elsewhere(rank: int, *stack: Frame, **values: Any) -> Snapshot:
+    """A rank that has not reached the collective in which the others wait."""
+    return Snapshot(
+        rank, rank, f"gpt-worker-{rank}", "node-b", **{"state": "S", "main": stack, "groups": {"0": 811}, **values}
+    )
+
+
+# The watchdog ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        ([], False),
+        ([QUIET, WAITS], True),
+        ([WAITS, WAITS], True),
+        ([QUIET._replace(idle=99), WAITS], False),
+        ([QUIET._replace(beat=99, idle=99), WAITS], False),
+        ([WAITS._replace(idle=1)], True),
+        ([WAITS._replace(cpu_idle=1)], True),
+        ([WAITS._replace(idle=1, beat=1), WAITS], False),
+        ([QUIET._replace(idle=399, cpu_idle=1), WAITS], False),
+        ([QUIET._replace(idle=CPU_PATIENCE * LIMIT + 1, cpu_idle=1), WAITS], True),
+        ([QUIET._replace(idle=9000, cpu_idle=1), QUIET._replace(cpu_idle=1)], False),
+        ([QUIET._replace(idle=9000, cpu_idle=1), QUIET], False),
+    ],
+    ids=[
+        "no ranks",
+        "one is stuck, its peer waits",
+        "all wait",
+        "one writes lines while its peer waits",
+        "one sends heartbeats while its peer waits",
+        "a line of another thread while the rank waits",
+        "a rank spins while it waits",
+        "a step although another collective is pending",
+        "one computes for long while its peer waits",
+        "one computes for too long while its peer waits",
+        "all compile, nobody waits",
+        "one computes, nobody waits",
+    ],
+)
+def test_what_counts_as_a_hang(statuses: list[RankStatus], expected: bool) -> None:
+    assert hangs(statuses, LIMIT) is expected
+
+
+@pytest.mark.parametrize("limit", [1.0, 8.0, 480.0])
+def test_a_hang_is_looked_for_often_enough(limit: float) -> None:
+    assert 0.5 <= interval(limit) <= 5
+
+
+def test_only_a_share_of_a_cpu_counts_as_cpu_time() -> None:
+    meter = CpuMeter(0.0)
+    meter.update(10.0, 0.4)
+    assert meter.busy_time == 0.0
+    meter.update(20.0, 1.0)
+    assert meter.busy_time == 20.0
+    meter.update(30.0, 1.01)
+    assert meter.busy_time == 20.0
+
+
+# The diagnosis ---------------------------------------------------------------------------------------------------
+
+
+def test_the_rank_that_did_not_reach_a_collective_is_named() -> None:
+    ranks = [waiting(0), waiting(1), waiting(2), elsewhere(3, Frame("train.py", 12, "load", "time.sleep(9)"))]
+    diagnosis = diagnose(ranks)
+    assert diagnosis.sentence() == "rank 3 did not reach all_reduce 812; it is at train.py:12 in load"
+
+
+def test_a_rank_that_does_not_answer_misses_the_default_group() -> None:
+    ranks = [waiting(0), waiting(1), elsewhere(2, state="T", groups={}, answers=False)]
+    assert diagnose(ranks).sentence() == "rank 2 did not reach all_reduce 812; it is stopped (SIGSTOP)"
+
+
+def test_a_rank_outside_of_a_group_is_not_missing_in_it() -> None:
+    inner = Pending("2", 5, "all_gather")
+    ranks = [waiting(0, inner), elsewhere(1, STACK[0], groups={"0": 9, "2": 4}), elsewhere(2, groups={"0": 9})]
+    assert diagnose(ranks).sentence().startswith("rank 1 did not reach all_gather 5 of group 2; it is at train.py:20")
+
+
+def test_different_collectives_are_told_apart() -> None:
+    ranks = [waiting(0), waiting(1, replace(REDUCE, name="broadcast")), waiting(2)]
+    assert diagnose(ranks).sentence() == "rank 1 is in broadcast 812, the others in all_reduce 812"
+
+
+def test_different_sizes_are_told_apart() -> None:
+    ranks = [waiting(0), waiting(1, replace(REDUCE, sizes="[[20]]")), waiting(2)]
+    assert diagnose(ranks).sentence() == ("rank 1 gives tensors of sizes [[20]] into all_reduce 812, the others [[10]]")
+
+
+def test_all_ranks_in_the_same_collective() -> None:
+    ranks = [waiting(0), waiting(1)]
+    assert diagnose(ranks, hung=True).sentence() == "ranks 0-1 are all in all_reduce 812, which does not end"
+    assert diagnose(ranks).sentence() == "ranks 0-1 are all in all_reduce 812"
+
+
+def test_ranks_of_a_job_that_runs_are_in_a_collective_that_others_have_left() -> None:
+    ranks = [waiting(0), waiting(1), elsewhere(2, STACK[0], groups={"0": 812})]
+    assert diagnose(ranks).sentence() == "ranks 0-1 are in all_reduce 812"
+
+
+def test_stacks_tell_without_a_flight_recorder() -> None:
+    inside = Snapshot(0, 0, main=(C10D, *STACK))
+    outside = Snapshot(1, 1, main=(Frame("train.py", 9, "<module>"),))
+    assert diagnose([inside, replace(inside, rank=2), outside]).sentence() == (
+        "rank 1 did not reach all_reduce; it is at train.py:9"
+    )
+    other = replace(inside, rank=1, main=(replace_function(C10D, "broadcast"), *STACK))
+    assert diagnose([inside, replace(inside, rank=2), other]).sentence() == (
+        "rank 1 is in broadcast, others in all_reduce"
+    )
+
+
+def replace_function(frame: Frame, function: str) -> Frame:
+    return frame._replace(function=function)
+
+
+LOADER = Frame("torch/utils/data/dataloader.py", 1291, "_try_get_data")
+IMPORT = Frame("<frozen importlib._bootstrap>", 1176, "_find_and_load")
+JOIN = Frame("python3.11/threading.py", 1, "join")
+LOCK = Frame("<frozen importlib._bootstrap>", 120, "acquire")
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "expected"),
+    [
+        (elsewhere(0, LOADER, STACK[0]), "waits in its DataLoader at train.py:20 in step"),
+        (
+            elsewhere(0, LOADER, STACK[0], workers=((Frame("data.py", 7, "__getitem__"),),)),
+            "waits in its DataLoader for a worker process at train.py:20 in step; the worker is at data.py:7 in "
+            "__getitem__",
+        ),
+        (elsewhere(0, IMPORT, STACK[0]), "imports a module at train.py:20 in step"),
+        (
+            elsewhere(0, IMPORT, STACK[0], threads=((LOCK,),)),
+            "is in a deadlock of imports with another of its threads at train.py:20 in step",
+        ),
+        (elsewhere(0, state="D"), "waits for a disk or a device"),
+        (
+            elsewhere(0, STACK[0], answers=False),
+            "is at train.py:20 in step, in native code that holds Python's lock (GIL)",
+        ),
+        (elsewhere(0, JOIN, STACK[0]), "waits for another thread at train.py:20 in step"),
+        (elsewhere(0), "shows no Python stack"),
+    ],
+)  # fmt: skip
+def test_what_a_rank_does(snapshot: Snapshot, expected: str) -> None:
+    assert activity(snapshot) == expected
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ([3], "rank 3"),
+        ([0, 1], "ranks 0-1"),
+        ([5, 3], "ranks 3 and 5"),
+        ([0, 1, 2, 7], "ranks 0-2 and 7"),
+        (list(range(0, 40, 2)), "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more"),
+    ],
+)
+def test_names_of_ranks(ranks: list[int], expected: str) -> None:
+    assert name_ranks(ranks) == expected
+
+
+def test_a_report_of_a_thousand_ranks_is_short_and_shows_the_odd_one_first() -> None:
+    ranks = [waiting(rank) for rank in range(1000)]
+    ranks[371] = elsewhere(371, Frame("train.py", 12, "load", "time.sleep(9)"))
+    diagnosis = diagnose(ranks)
+    assert [len(group) for group in odd_first(ranks, diagnosis)] == [1, 999]
+    _, *lines = report.lines_of(report.to_dict(ranks, diagnosis, []))
+    assert lines[:2] == [
+        "rank 371 in gpt-worker-371 on node-b: is at train.py:12 in load",
+        "  train.py:12 in load: time.sleep(9)",
+    ]
+    assert lines[2] == "ranks 0-370 and 372-999: each is in all_reduce 812 at train.py:20 in step"
+    assert len(lines) < 20
+
+
+def test_a_report_of_ranks_that_all_differ_is_bounded() -> None:
+    ranks = [elsewhere(rank, Frame("train.py", rank, "f")) for rank in range(1000)]
+    lines = report.lines_of(report.to_dict(ranks, diagnose(ranks), []))
+    assert len(lines) < 100
+    assert lines[-1].startswith("other stacks of ranks ")
+
+
+def test_snapshots_travel_as_json() -> None:
+    snapshot = waiting(3, threads=(STACK,), workers=(STACK,), step=7, idle=3.5)
+    assert Snapshot.from_dict(snapshot.to_dict()) == snapshot
+
+
+def test_stacks_of_faulthandler_are_read() -> None:
+    text = """Thread 0x00007f (most recent call first):
+  File "/gone/lib/python3.11/socket.py", line 294 in accept
+  File "/opt/flk_runtime/shared/observer.py", line 90 in _serve
+
+Thread 0x00007e (most recent call first):
+  File "/gone/lib/python3.11/threading.py", line 327 in wait
+
+Current thread 0x00007d (most recent call first):
+  File "/work/site-packages/torch/nn/module.py", line ??? in forward
+  File "/code/train.py", line 4 in <module>
+  File "/opt/flk_runtime/launcher/worker.py", line 110 in _run
+  File "/opt/flk_runtime/launcher/forkserver.py", line 200 in _become_rank
+"""
+    assert parse_stacks(text, "/code") == [
+        (Frame("python3.11/threading.py", 327, "wait"),),
+        (Frame("torch/nn/module.py", 0, "forward"), Frame("train.py", 4, "<module>")),
+    ]
+
+
+# Slow ranks ------------------------------------------------------------------------------------------------------
+
+
+def sampled(samples: int, *pending: int) -> list[RankStatus]:
+    return [QUIET._replace(rank=rank, samples=samples, pending=count) for rank, count in enumerate(pending)]
+
+
+def test_a_rank_that_works_longer_than_the_median_is_slow() -> None:
+    stragglers = Stragglers(1.5, 60)
+    assert stragglers.update(0, sampled(0, 0, 0, 0, 0)) == {}
+    assert stragglers.update(30, sampled(150, 75, 75, 0, 75)) == {}
+    assert stragglers.update(60, sampled(300, 150, 150, 0, 150)) == {2: 2.0}
+
+
+@pytest.mark.parametrize(
+    "pending",
+    [(150, 150, 150), (0, 0, 0), (150, 150, 120), (297, 297, 291), (150, 150, 60)][:4],
+    ids=["all equal", "nobody waits", "a small difference", "all only wait"],
+)
+def test_ranks_that_differ_little_are_not_slow(pending: tuple[int, ...]) -> None:
+    stragglers = Stragglers(1.5, 60)
+    stragglers.update(0, sampled(0, *(0 for _ in pending)))
+    assert stragglers.update(60, sampled(300, *pending)) == {}
+
+
+def test_without_samples_nobody_is_slow() -> None:
+    stragglers = Stragglers(1.5, 60)
+    stragglers.update(0, sampled(0, 0, 0))
+    assert stragglers.update(60, sampled(10, 10, 0)) == {}
+
+
+# The leader's side -----------------------------------------------------------------------------------------------
+
+
+class Leader:
+    """An overseer of two pods with one rank each, and what it says."""
+
+    def __init__(self, limit: float = LIMIT) -> None:
+        self.requests: list[tuple[int, int]] = []
+        self.answers: list[tuple[tuple[int, str], dict[str, Any]]] = []
+        self.slow: list[list[SlowRank]] = []
+        self.log: list[str] = []
+        self.overseer = Overseer(
+            limit,
+            Stragglers(1.5, 60),
+            lambda pod, number: self.requests.append((pod, number)),
+            lambda asker, answer: self.answers.append((asker, answer)),
+            self.slow.append,
+            self.log.append,
+        )
+        self.overseer.attempt_started(4, {0: ("gpt-worker-0", "node-a"), 1: ("gpt-worker-1", "node-b")}, 0.0)
+
+    def heartbeat(self, *statuses: RankStatus, attempt: int = 4) -> None:
+        for pod, status in enumerate(statuses):
+            self.overseer.heartbeat(pod, {"attempt": attempt, "ranks": [list(status._replace(rank=pod))]})
+
+    def send_stacks(self, *snapshots: Snapshot) -> None:
+        for (pod, number), snapshot in zip(self.requests[-len(snapshots) :], snapshots, strict=True):
+            self.overseer.received_stacks(pod, number, [snapshot.to_dict()])
+
+
+SLEEPS = elsewhere(1, Frame("train.py", 12, "load"))
+
+
+def test_a_hang_ends_the_attempt_with_the_stacks_of_all_pods() -> None:
+    leader = Leader()
+    leader.heartbeat(WAITS, QUIET)
+    assert leader.overseer.tick(6.0) is None
+    assert leader.requests == [(0, 1), (1, 1)]
+    leader.send_stacks(waiting(0), SLEEPS)
+    failure = leader.overseer.tick(6.5)
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.rank, failure.pod, failure.node, failure.attempt) == ("hang", 1, 1, "node-b", 4)
+    assert failure.code is ExitCode.INFRASTRUCTURE
+    assert failure.summary == "rank 1 in gpt-worker-1 did not reach all_reduce 812; it is at train.py:12 in load"
+    assert "train.py:12 in load" in failure.details
+    assert leader.log[0].startswith("no rank has made progress for 500 s: rank 1 did not reach all_reduce 812")
+
+
+def test_a_pod_that_sends_no_stacks_does_not_hold_up_the_report() -> None:
+    leader = Leader()
+    leader.heartbeat(WAITS, QUIET)
+    leader.overseer.tick(6.0)
+    leader.send_stacks(waiting(0), SLEEPS)
+    leader = Leader()
+    leader.heartbeat(WAITS, QUIET)
+    leader.overseer.tick(6.0)
+    leader.overseer.received_stacks(0, 1, [waiting(0).to_dict()])
+    assert leader.overseer.tick(17.0) is None
+    failure = leader.overseer.tick(18.0)
+    assert failure is not None
+    assert leader.log[-1] == "no stacks from gpt-worker-1"
+
+
+@pytest.mark.parametrize("progress", [{"idle": 1.0, "beat": 1.0}, {"idle": 2.0}])
+def test_progress_while_stacks_are_gathered_ends_the_alarm(progress: dict[str, float]) -> None:
+    leader = Leader()
+    leader.heartbeat(WAITS, QUIET)
+    leader.overseer.tick(6.0)
+    leader.heartbeat(WAITS, QUIET._replace(**progress))
+    leader.send_stacks(waiting(0), SLEEPS)
+    assert leader.overseer.tick(6.5) is None
+    assert leader.log == []
+
+
+def test_a_pod_that_has_said_nothing_yet_or_speaks_of_another_attempt_is_waited_for() -> None:
+    leader = Leader()
+    leader.heartbeat(WAITS)
+    assert leader.overseer.tick(6.0) is None
+    leader.heartbeat(WAITS, QUIET, attempt=3)
+    assert leader.overseer.tick(600.0) is None
+    assert leader.requests == []
+
+
+def test_no_limit_no_hang() -> None:
+    leader = Leader(limit=0)
+    leader.heartbeat(WAITS, QUIET)
+    assert leader.overseer.tick(600.0) is None
+    assert leader.requests == []
+
+
+def test_stacks_on_demand_leave_the_attempt_alone() -> None:
+    leader = Leader()
+    leader.heartbeat(QUIET._replace(idle=1), QUIET._replace(idle=1))
+    leader.overseer.want_stacks((0, "cli"), 1.0)
+    leader.overseer.want_stacks((1, "other"), 1.1)
+    leader.send_stacks(waiting(0), SLEEPS)
+    assert leader.overseer.tick(1.2) is None
+    assert [asker for asker, _ in leader.answers] == [(0, "cli"), (1, "other")]
+    assert leader.answers[0][1]["cause"] == "rank 1 did not reach all_reduce 812; it is at train.py:12 in load"
+    assert [group["ranks"] for group in leader.answers[0][1]["groups"]] == [[1], [0]]
+    assert leader.log == []
+
+
+def test_stacks_between_two_attempts_are_an_empty_report() -> None:
+    leader = Leader()
+    leader.overseer.attempt_ended()
+    leader.overseer.want_stacks((0, "cli"), 1.0)
+    leader.overseer.tick(1.0)
+    assert leader.answers[0][1]["groups"] == []
+
+
+def test_slow_ranks_are_told_once_and_when_they_change() -> None:
+    leader = Leader()
+    for seconds in range(0, 301, 5):
+        samples = seconds * 5
+        leader.heartbeat(
+            QUIET._replace(idle=0, samples=samples, pending=samples // 2), QUIET._replace(idle=0, samples=samples)
+        )
+        leader.overseer.tick(seconds + 6.0)
+    assert leader.slow == [[SlowRank(1, "gpt-worker-1", "node-b", 2.0)]]
+    assert leader.log == ["rank 1 in gpt-worker-1 on node-b is slow: it works 2 times as long as the others"]

@@ -1,0 +1,132 @@
+"""Launchers that have to stop, as the leader decides: who gives which parts to whom, and when an attempt starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from flk_runtime.launcher.memory import Inventory
+from flk_runtime.launcher.memory.plan import CheckpointId, Part
+from flk_runtime.launcher.rendezvous import AttemptStarted, HandOver, LetGo
+from flk_runtime.launcher.rendezvous.messages import Departure, HandedOver, Join, decode, encode
+from tests.unit.flk_runtime.launcher.rendezvous.test_leader import Job
+from tests.unit.flk_runtime.launcher.rendezvous.test_membership import save_and_end, stop
+
+CHECKPOINT = CheckpointId("first", 7, 4, 1)
+
+
+def inventory(pod: int, *ranks: int) -> Inventory:
+    return Inventory("10.0.0.1", 5000 + pod, [Part(CHECKPOINT, rank) for rank in ranks])
+
+
+def holds(job: Job, pod: int, *ranks: int) -> None:
+    """A pod joins, and holds the parts of these ranks."""
+    job.leader.received(pod, Join(f"worker-{pod}", "node", memory=inventory(pod, *ranks)), job.now)
+
+
+def departs(job: Job, pod: int, *ranks: int) -> None:
+    job.leader.received(pod, Departure(inventory(pod, *ranks)), job.now)
+
+
+def gives(job: Job, pod: int, to: int, *ranks: int) -> None:
+    job.leader.received(pod, HandedOver(to, [Part(CHECKPOINT, rank) for rank in ranks]), job.now)
+
+
+@pytest.fixture
+def job() -> Job:
+    """Four pods with one rank each. Pods 2 and 3, where 3 is the partner of 2, have to stop, and all have saved."""
+    job = Job(4, least=1)
+    job.connect(0, 1, 2, 3)
+    for pod in range(4):
+        holds(job, pod)
+    stop(job, 2, 0)
+    stop(job, 3, 0)
+    save_and_end(job, [0, 1, 2, 3], 0)
+    return job
+
+
+def started(job: Job, pod: int) -> AttemptStarted | None:
+    message = job.sent[pod][-1]
+    return message if isinstance(message, AttemptStarted) and message.number else None
+
+
+def test_parts_that_only_pods_hold_that_stop_go_to_a_pod_that_stays(job: Job) -> None:
+    departs(job, 2, 1, 2)
+    departs(job, 3, 2, 3)
+    holds(job, 0, 0, 3)
+    assert not isinstance(job.sent[2][-1], HandOver), "pod 1 may hold the parts"
+    holds(job, 1, 0, 1)
+    assert job.sent[2][-1] == HandOver(0, "10.0.0.1", 5000, [Part(CHECKPOINT, 2)])
+    assert job.sent[3][-1] == LetGo(), "pod 0 holds part 3 and pod 2 gives part 2"
+    assert started(job, 0) is None
+    gives(job, 2, 0, 2)
+    assert job.sent[2][-1] == LetGo()
+    start = started(job, 0)
+    assert start is not None
+    assert start.memory is not None
+    assert start.memory.restore is not None
+    assert start.memory.restore.holders == [[0, 1], [1], [0], [0]]
+    assert set(start.memory.partners) == {0, 1}
+
+
+def test_parts_are_spread_over_the_pods_that_stay(job: Job) -> None:
+    departs(job, 2, 2)
+    departs(job, 3, 3)
+    holds(job, 0, 0)
+    holds(job, 1, 1)
+    orders = [job.sent[pod][-1] for pod in (2, 3)]
+    assert [order.pod for order in orders if isinstance(order, HandOver)] == [0, 1]
+
+
+def test_another_pod_takes_what_the_first_one_could_not(job: Job) -> None:
+    departs(job, 2, 1, 2)
+    departs(job, 3, 2, 3)
+    holds(job, 0, 0, 3)
+    holds(job, 1, 0, 1)
+    gives(job, 2, 0)
+    assert job.sent[2][-1] == HandOver(1, "10.0.0.1", 5001, [Part(CHECKPOINT, 2)])
+    gives(job, 2, 1)
+    assert job.sent[2][-1] == LetGo(), "nobody can take the part"
+    assert started(job, 0) is not None
+    assert "no checkpoint in memory is whole: of the one after step 7 the part of rank 2 is lost" in job.log
+
+
+def test_a_launcher_that_breaks_off_is_not_waited_for(job: Job) -> None:
+    departs(job, 2, 1, 2)
+    departs(job, 3, 2, 3)
+    holds(job, 0, 0, 3)
+    holds(job, 1, 0, 1)
+    job.leader.disconnected(2, "it closed the connection", job.now)
+    assert started(job, 0) is not None
+
+
+def test_a_pod_that_stops_when_the_next_attempt_has_started_hands_over_too(job: Job) -> None:
+    job.leader.disconnected(2, "it closed the connection", job.now)
+    for pod, ranks in ((3, (2, 3)), (0, (0, 3)), (1, (0, 1))):
+        holds(job, pod, *ranks)
+    assert started(job, 3) is not None
+    departs(job, 3, 2, 3)
+    holds(job, 0, 0, 3)
+    holds(job, 1, 0, 1)
+    assert isinstance(job.sent[3][-1], HandOver)
+    gives(job, 3, 0, 2)
+    assert job.sent[3][-1] == LetGo()
+    start = started(job, 0)
+    assert start is not None
+    assert start.pods == 2
+    ended = start.history[-2].failure
+    assert ended is not None
+    assert (ended.kind, ended.summary) == ("resized", "worker-3 on node received SIGTERM")
+
+
+def test_the_leader_is_let_go_last_if_all_stop(job: Job) -> None:
+    for pod in (0, 1, 2):
+        departs(job, pod, pod)
+        assert not isinstance(job.sent[pod][-1], LetGo)
+    departs(job, 3, 3)
+    assert [job.sent[pod][-1] for pod in range(4)] == [LetGo()] * 4
+
+
+def test_the_messages_of_departures_travel() -> None:
+    parts = [Part(CHECKPOINT, 2)]
+    for message in (Departure(inventory(2, 1)), HandedOver(1, parts), HandOver(1, "10.0.0.1", 5001, parts), LetGo()):
+        assert decode(encode(message)) == message

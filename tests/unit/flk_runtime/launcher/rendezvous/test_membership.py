@@ -1,0 +1,290 @@
+"""Elastic jobs and spares as the leader decides: who takes part, who is waited for, and when pods are admitted."""
+
+from __future__ import annotations
+
+import pytest
+
+from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.ranges import format_pods, parse_pods
+from flk_runtime.contract.record import Attempt
+from flk_runtime.launcher.preemption import Boundary
+from flk_runtime.launcher.rendezvous import AttemptEnded, AttemptStarted, JobEnded
+from flk_runtime.launcher.rendezvous.messages import (
+    BoundaryReport,
+    FailureReport,
+    PreemptionRequest,
+    PreemptionStarted,
+    RanksEnded,
+    SaveAt,
+    SuccessReport,
+)
+from tests.unit.flk_runtime.launcher.rendezvous.test_leader import Job
+
+
+def group_ranks(job: Job) -> dict[int, int]:
+    """The group rank of each pod that takes part in the attempt that runs."""
+    started = {pod: job.latest_or_none(pod) for pod in job.sent}
+    number = max(message.number for message in started.values() if message)
+    return {pod: message.group_rank for pod, message in started.items() if message and message.number == number}
+
+
+def save_and_end(job: Job, pods: list[int], attempt: int, step: int = 7) -> None:
+    """The pods do what PreemptionStarted asks for."""
+    for pod in pods:
+        assert isinstance(job.sent[pod][-1], PreemptionStarted)
+        job.leader.received(pod, BoundaryReport(attempt, [Boundary(step, True)]), job.now)
+    for pod in pods:
+        assert job.sent[pod][-1] == SaveAt(attempt, step)
+        job.leader.received(pod, RanksEnded(attempt, step), job.now)
+
+
+def stop(job: Job, pod: int, attempt: int) -> None:
+    """The launcher of a pod has received SIGTERM."""
+    failure = Failure("preempted", pod, pod_name=f"worker-{pod}", attempt=attempt, message="received SIGTERM")
+    job.leader.received(pod, PreemptionRequest(attempt, failure), job.now)
+
+
+def causes(job: Job) -> list[tuple[str, str]]:
+    """Size and cause of each attempt that has ended."""
+    message = job.latest(0)
+    return [(each.pods, each.failure.summary) for each in message.history if each.failure]
+
+
+def test_an_elastic_job_starts_with_the_least_number_of_pods_after_the_last_call() -> None:
+    job = Job(4, least=2)
+    job.connect(0, 2)
+    job.join(0)
+    job.wait(20.0)
+    job.join(2)
+    job.wait(4.9)
+    assert job.sent[0] == []
+    job.wait(0.1)
+    assert group_ranks(job) == {0: 0, 2: 1}
+    assert (job.latest(2).pods, job.latest(2).history[0].pods) == (2, "0,2")
+
+
+def test_an_elastic_job_starts_at_once_when_all_pods_that_it_may_have_are_there() -> None:
+    job = Job(4, least=2)
+    job.start()
+    assert group_ranks(job) == {0: 0, 1: 1, 2: 2, 3: 3}
+
+
+def test_too_few_pods_end_an_elastic_job_after_the_join_timeout() -> None:
+    job = Job(4, least=2)
+    job.arrive(0)
+    job.wait(60.0)
+    failure = job.ended().failure
+    assert failure is not None
+    assert failure.message == "never joined: waited 60 s, missing of 4 pods (2 are needed): 1, 2, 3"
+
+
+def test_a_lost_pod_is_waited_for_for_the_last_call_and_uses_a_disruption() -> None:
+    job = Job(4, least=2)
+    job.start()
+    job.leader.disconnected(1, "it closed the connection", job.now)
+    job.join(0, 2, 3)
+    job.wait(4.9)
+    assert job.latest_or_none(0) is None
+    job.wait(0.1)
+    assert group_ranks(job) == {0: 0, 2: 1, 3: 2}
+    assert job.latest(0).history[-1].disruptions == 1
+
+
+def test_a_lost_pod_that_is_back_within_the_last_call_takes_part_again() -> None:
+    job = Job(4, least=2)
+    job.start()
+    job.leader.disconnected(1, "it closed the connection", job.now)
+    job.join(0, 2, 3)
+    job.wait(3.0)
+    job.arrive(1, incarnation="second")
+    assert group_ranks(job) == {0: 0, 1: 1, 2: 2, 3: 3}
+
+
+def test_pods_that_end_their_ranks_are_waited_for_longer_than_the_last_call() -> None:
+    job = Job(4, least=2)
+    job.start()
+    job.fail(1)
+    job.join(0, 2)
+    job.wait(20.0)
+    assert job.latest_or_none(0) is None
+    job.join(1, 3)
+    assert group_ranks(job) == {0: 0, 1: 1, 2: 2, 3: 3}
+
+
+def test_pods_that_have_to_stop_are_not_waited_for_and_use_no_budget() -> None:
+    job = Job(4, least=2, restarts=0, disruptions=0)
+    job.start()
+    stop(job, 3, 0)
+    stop(job, 2, 0)  # while the ranks save
+    save_and_end(job, [0, 1, 2, 3], 0)
+    assert isinstance(job.sent[0][-1], AttemptEnded)
+    job.leader.disconnected(3, "it closed the connection", job.now)
+    job.join(0, 1)  # the launcher of pod 2 is still there
+    assert group_ranks(job) == {0: 0, 1: 1}
+    job.leader.disconnected(2, "it closed the connection", job.now)
+    assert group_ranks(job) == {0: 0, 1: 1}
+    assert causes(job) == [("0-3", "worker-3 received SIGTERM; saved after step 7")]
+    assert (job.latest(0).history[-1].restarts, job.latest(0).history[-1].disruptions) == (0, 0)
+
+
+def test_pods_that_join_are_admitted_at_a_step_boundary_together() -> None:
+    job = Job(4, least=2, restarts=0, disruptions=0)
+    job.arrive(0, 1)
+    job.wait(5.0)
+    job.arrive(3)
+    job.wait(0.4)
+    job.latest(0)
+    job.wait(0.1)
+    (message,) = [each for each in job.sent[1] if isinstance(each, PreemptionStarted)]
+    assert not message.urgent
+    job.connect(2)
+    job.join(2)  # while the others save
+    save_and_end(job, [0, 1], 0)
+    job.join(0, 1)
+    assert group_ranks(job) == {0: 0, 1: 1, 2: 2, 3: 3}
+    assert causes(job) == [("0-1", "worker-3 on node joined: 2 → 3 pods; saved after step 7")]
+    assert (job.latest(0).history[-1].restarts, job.latest(0).history[-1].disruptions) == (0, 0)
+
+
+def test_the_last_pods_that_can_join_are_admitted_without_a_delay() -> None:
+    job = Job(3, least=2)
+    job.arrive(0, 1)
+    job.wait(5.0)
+    job.arrive(2)
+    assert job.leader.due() == job.now
+    job.wait(0.0)
+    assert isinstance(job.sent[0][-1], PreemptionStarted)
+    assert job.sent[2] == []
+
+
+def test_a_pod_that_leaves_again_before_it_is_admitted_interrupts_nobody() -> None:
+    job = Job(4, least=2)
+    job.arrive(0, 1)
+    job.wait(5.0)
+    job.arrive(3)
+    job.leader.disconnected(3, "it closed the connection", job.now)
+    job.wait(10.0)
+    assert group_ranks(job) == {0: 0, 1: 1}
+
+
+def test_a_pod_that_has_to_stop_while_another_one_is_admitted_makes_that_urgent() -> None:
+    job = Job(3, least=2)
+    job.arrive(0, 1)
+    job.wait(5.0)
+    job.arrive(2)
+    job.wait(0.0)
+    stop(job, 1, 0)
+    stop(job, 1, 0)
+    assert [each.urgent for each in job.sent[0] if isinstance(each, PreemptionStarted)] == [False, True]
+
+
+def test_no_pod_is_admitted_when_a_pod_has_succeeded() -> None:
+    job = Job(3, least=2)
+    job.arrive(0, 1)
+    job.wait(5.0)
+    job.leader.received(1, SuccessReport(0), job.now)
+    job.arrive(2)
+    job.wait(10.0)
+    assert isinstance(job.sent[0][-1], AttemptStarted)
+    job.leader.received(0, SuccessReport(0), job.now)
+    assert isinstance(job.sent[2][-1], JobEnded)
+    assert job.ended().outcome == "succeeded"
+
+
+def test_a_pod_that_is_lost_while_others_are_admitted_uses_a_disruption() -> None:
+    job = Job(3, least=2)
+    job.arrive(0, 1)
+    job.wait(5.0)
+    job.arrive(2)
+    job.wait(0.0)
+    job.leader.disconnected(1, "it closed the connection", job.now)
+    job.join(0)
+    job.wait(5.0)
+    assert group_ranks(job) == {0: 0, 2: 1}
+    assert job.latest(0).history[-1].disruptions == 1
+
+
+def test_a_new_leader_waits_for_the_pods_of_the_attempt_that_ran() -> None:
+    job = Job(4, least=2)
+    lost = Failure("lost", 0, attempt=8, message="closed the connection to the rendezvous")
+    known = [Attempt(8, 1.0, 99.0, lost, 0, 2, pods="0-1,3")]
+    job.connect(0, 1, 3)
+    job.join(0)
+    job.join(1, history=known)
+    job.join(3, history=known)
+    assert group_ranks(job) == {0: 0, 1: 1, 3: 2}
+    assert job.latest(0).number == 9
+
+
+def test_a_spare_takes_the_place_of_a_lost_pod_at_once_and_that_one_becomes_the_spare() -> None:
+    job = Job(4, spares=1)
+    job.start()
+    assert group_ranks(job) == {0: 0, 1: 1, 2: 2}
+    assert job.sent[3] == []
+    job.leader.disconnected(1, "it closed the connection", job.now)
+    job.join(0, 2)
+    assert group_ranks(job) == {0: 0, 3: 1, 2: 2}
+    assert job.latest(0).history[-1].pods == "0,3,2"
+    job.arrive(1, incarnation="second")
+    job.wait(30.0)
+    assert group_ranks(job) == {0: 0, 3: 1, 2: 2}
+    job.leader.disconnected(3, "it closed the connection", job.now)
+    job.join(0, 2)
+    job.wait(1.0)  # the delay after two quick failures in a row
+    assert group_ranks(job) == {0: 0, 1: 1, 2: 2}
+
+
+def test_a_spare_that_is_lost_does_not_end_the_attempt_and_knows_the_end_of_the_job() -> None:
+    job = Job(4, spares=1)
+    job.start()
+    job.leader.disconnected(3, "it closed the connection", job.now)
+    job.arrive(3, incarnation="second")
+    for pod in (0, 1, 2):
+        job.leader.received(pod, SuccessReport(0), job.now)
+    assert isinstance(job.sent[3][-1], JobEnded)
+    assert job.ended().outcome == "succeeded"
+
+
+def test_a_pod_on_a_node_where_pods_failed_repeatedly_is_used_last() -> None:
+    job = Job(4, spares=1)
+    job.connect(0, 1, 2)
+    job.join(0, 1)
+    job.join(2, node="bad")
+    job.arrive(3)
+    for attempt in (0, 1):
+        assert group_ranks(job) == {0: 0, 1: 1, 2: 2}
+        failure = Failure("io", 2, 2, "worker-2", "bad", attempt, job.now, "OSError", step=attempt)
+        job.leader.received(2, FailureReport(attempt, failure), job.now)
+        job.join(0, 1)
+        job.join(2, node="bad")
+    assert group_ranks(job) == {0: 0, 1: 1, 3: 2}
+
+
+def test_pods_are_written_as_ranges() -> None:
+    for pods, text in (([], ""), ([0, 1, 2, 5], "0-2,5"), ([0, 4, 2, 3], "0,4,2-3"), ([7], "7")):
+        assert format_pods(pods) == text
+        assert parse_pods(text) == pods
+
+
+@pytest.mark.parametrize("while_others_save", [False, True])
+def test_a_pod_that_left_before_an_attempt_is_not_lost_in_it(*, while_others_save: bool) -> None:
+    """Its launcher stays connected while it hands over its part of a checkpoint."""
+    job = Job(3, least=1, disruptions=0)
+    job.start()
+    stop(job, 2, 0)
+    save_and_end(job, [0, 1, 2], 0)
+    job.join(0, 1)
+    job.wait(5.0)
+    assert group_ranks(job) == {0: 0, 1: 1}
+    stop(job, 1, 1)
+    if while_others_save:
+        job.leader.disconnected(2, "it closed the connection", job.now)
+    save_and_end(job, [0, 1], 1, step=9)
+    job.leader.disconnected(2, "it closed the connection", job.now)
+    job.leader.disconnected(1, "it closed the connection", job.now)
+    job.join(0)
+    job.wait(5.0)
+    assert [summary for _, summary in causes(job)] == [
+        "worker-2 received SIGTERM; saved after step 7",
+        "worker-1 received SIGTERM; saved after step 9",
+    ]

@@ -1,0 +1,179 @@
+"""The record that launchers keep in the cluster, and what flk says of a job that nothing else is left of."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from flk import labels
+from flk.diagnose import report
+from flk.jobs.client import JobClient
+from flk.jobs.picture import read_picture
+from flk.jobs.state import Phase, derive
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.record import Attempt, JobRecord, KeptRecord
+from flk_runtime.launcher import cluster_record
+from flk_runtime.launcher.cluster_record import ClusterRecord
+from flk_runtime.launcher.settings import Settings
+from flk_runtime.shared.progress import ProgressPage
+from tests.support.api_server import FakeApiServer
+from tests.support.certificates import make_certificate
+
+FAILURE = Failure("exception", 0, 0, "gpt-worker-0", type="ValueError", message="no label", traceback="Traceback")
+FAILED = JobRecord("failed", 100, failure=FAILURE, attempts=[Attempt(0, 1e9, 1e9 + 60, FAILURE)])
+RUNNING = JobRecord("running", 0, attempts=[Attempt(0, 1e9)])
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An HTTPS server with one ConfigMap, which a pod finds as it finds the API server."""
+    import ssl
+
+    certificate = make_certificate(tmp_path, "127.0.0.1", alternative="IP:127.0.0.1")
+    certificate.path.rename(tmp_path / "ca.crt")  # as the ServiceAccount's volume names it
+    (tmp_path / "token").write_text("secret-token\n")
+    (tmp_path / "namespace").write_text("team")
+
+    class Handler(BaseHTTPRequestHandler):
+        data: ClassVar[dict[str, str]] = {}
+        refused = 0
+        seen: ClassVar[list[tuple[str, str, str]]] = []
+
+        def answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.seen.append((self.command, self.path, str(self.headers["Authorization"])))
+            if self.command == "PATCH" and not self.refused:
+                for name, text in json.loads(body)["data"].items():
+                    if text is None:
+                        self.data.pop(name, None)
+                    else:
+                        self.data[name] = text
+            answer = json.dumps({"data": self.data}).encode()
+            self.send_response(self.refused or 200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        do_GET = do_PATCH = answer
+
+        def log_message(self, *_: object) -> None: ...
+
+    made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "ca.crt", certificate.key)
+    made.socket = context.wrap_socket(made.socket, server_side=True)
+    threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(made.server_address[1]))
+    yield Handler
+    made.shutdown()
+    made.server_close()
+
+
+@pytest.fixture
+def keeper(server: Any, tmp_path: Path) -> Callable[..., tuple[ClusterRecord, list[str]]]:
+    def make(lines: Sequence[str] = ()) -> tuple[ClusterRecord, list[str]]:
+        log: list[str] = []
+        settings = Settings(("train.py",), job="gpt", job_uid="uid-1", pods=2, processes=4, records="records")
+        return ClusterRecord(settings, lambda number: list(lines[-number:]), log.append, folder=str(tmp_path)), log
+
+    return make
+
+
+def test_a_record_is_written_with_progress_and_last_lines(server: Any, keeper: Any, tmp_path: Path) -> None:
+    page = ProgressPage.create(tmp_path / "page")
+    page.step, page.step_seconds, page.saved = 120, 0.25, 100
+    kept, log = keeper([*(f"[rank 0] step {number}" for number in range(100)), '[pod 0] flk-record {"outcome":"x"}'])
+    kept.put_record(RUNNING)
+    kept.put_progress(page)
+    kept.put_record(FAILED)
+    kept.flush()
+    entry = KeptRecord.from_json(server.data["gpt.uid-1"])
+    assert entry is not None
+    assert entry.record == FAILED
+    assert (entry.step, entry.step_seconds, entry.saved, entry.pods, entry.processes) == (120, 0.25, 100, 2, 4)
+    assert entry.lines == [f"[rank 0] step {number}" for number in range(70, 100)]
+    assert log == []
+    assert {(path.partition("?")[0], token) for _, path, token in server.seen} == {
+        ("/api/v1/namespaces/team/configmaps/records", "Bearer secret-token")
+    }
+
+
+def test_the_oldest_records_make_room(server: Any, keeper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_record, "LIMIT", 3_000)
+    for number in range(6):
+        old = KeptRecord(f"old-{number}", "u", 1, 1, 0.0, float(number), RUNNING, lines=["x" * 300])
+        server.data[old.key] = old.to_json()
+    kept, _ = keeper()
+    kept.put_record(RUNNING)
+    kept.flush()
+    assert "gpt.uid-1" in server.data
+    assert sum(map(len, server.data.values())) <= 3_000
+    assert "old-5.u" in server.data
+    assert "old-0.u" not in server.data
+
+
+def test_a_job_runs_on_without_the_right_to_write(server: Any, keeper: Any) -> None:
+    server.refused = 403
+    kept, log = keeper()
+    kept.put_record(FAILED)
+    kept.flush()
+    assert log == ["the record of the job is not kept in ConfigMap records: the API server answers 403 Forbidden"]
+
+
+def test_entries_of_others_are_none() -> None:
+    assert KeptRecord.from_json("") is None
+    assert KeptRecord.from_json('{"job": "x"}') is None
+    entry = KeptRecord("gpt", "", 1, 1, 0.0, 1.0, FAILED)
+    assert KeptRecord.from_json(entry.to_json()) == entry
+    assert len(KeptRecord("gpt", "", 1, 1, 0.0, 1.0, _large()).to_json()) < 12_000
+
+
+def _large() -> JobRecord:
+    long = Failure("exception", 0, 0, type="E", message="m" * 9000, traceback="t" * 90_000, stderr="s" * 90_000)
+    return JobRecord("failed", 100, failure=long, attempts=[Attempt(number, 1.0, 2.0, long) for number in range(500)])
+
+
+def keep(fake: FakeApiServer, record: JobRecord) -> None:
+    """Put the record of a job of two pods into the namespace, as the chart's ConfigMap holds it."""
+    entry = KeptRecord("gpt", "uid-1", 2, 1, 1e9, 1e9 + 60, record, step=120, lines=["[rank 0] step 120"])
+    meta = {"name": "site-flk-records", "labels": {labels.RECORDS: "true"}}
+    fake.add("configmaps", {"metadata": meta, "data": {"broken": "{", entry.key: entry.to_json()}})
+
+
+def test_a_job_that_failed_is_known_by_its_record_alone(fake: FakeApiServer, kubeconfig: Path, run: Any) -> None:
+    keep(fake, FAILED)
+    notes: list[str] = []
+    picture = read_picture(JobClient.connect(), "gpt", notes.append)
+    assert notes[0].startswith("job gpt is gone; this is what flk kept of it in ConfigMap site-flk-records ")
+    answer, state = report(picture), derive(picture)
+    assert answer.cause is not None
+    assert (answer.cause.code, answer.cause.exit_code) == ("ExceptionRaised", ExitCode.TRAINING)
+    assert "raised ValueError: no label" in answer.summary
+    assert (state.phase, state.code, state.replicas) == (Phase.FAILED, ExitCode.TRAINING, 2)
+    code, lines, _ = run("logs", "gpt")
+    assert (code, lines) == (ExitCode.NOT_FOUND, "[rank 0] step 120\n")
+
+
+def test_a_job_that_was_deleted_while_it_ran_is_known_as_deleted(fake: FakeApiServer, kubeconfig: Path) -> None:
+    keep(fake, RUNNING)
+    picture = read_picture(JobClient.connect(), "gpt")
+    assert derive(picture).phase == Phase.DELETED
+    cause = report(picture).cause
+    assert cause is not None
+    assert cause.code == "Deleted"
+
+
+def test_records_that_may_not_be_read_are_no_records(fake: FakeApiServer, run: Any) -> None:
+    keep(fake, FAILED)
+    fake.refused["/api/v1/namespaces/team/configmaps"] = (403, 'User "ada" cannot list resource "configmaps"')
+    code, _, errors = run("why", "gpt")
+    assert code == ExitCode.NOT_FOUND
+    assert "there is no job gpt" in errors

@@ -1,0 +1,245 @@
+"""Failures as data: root cause, secondary failures, exit codes and reports of ranks."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import json
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+import pytest
+
+from flk_runtime.contract.failure import Failure, is_secondary
+from flk_runtime.contract.record import Attempt
+from flk_runtime.errors import SetupError
+from flk_runtime.launcher.failures import from_exit_code, from_report, root_cause, shorten
+from flk_runtime.shared.failure_report import describe
+
+CAUSE = Failure("exception", 1, rank=2, time=10.0, type="ValueError")
+SECONDARY = Failure("exception", 0, rank=0, time=9.0, type="RuntimeError", secondary=True)
+LATER = Failure("exit", 3, rank=7, time=11.0, exit_code=1)
+KILLED = Failure("lost", 4, time=0.0)
+
+
+@pytest.mark.parametrize(
+    ("failures", "expected"),
+    [
+        ([SECONDARY, CAUSE], CAUSE),  # also when a clock that is behind makes the secondary failure look earlier
+        ([LATER, CAUSE, SECONDARY], CAUSE),
+        ([SECONDARY], SECONDARY),
+        ([SECONDARY, KILLED], KILLED),
+    ],
+)
+def test_the_earliest_failure_that_is_not_secondary_is_the_root_cause(
+    failures: list[Failure], expected: Failure
+) -> None:
+    assert root_cause(failures) == expected
+
+
+@pytest.mark.parametrize(
+    ("type_name", "message"),
+    [
+        ("RuntimeError", "[/x/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:5"),
+        ("DistBackendError", "NCCL error in: /opt/x/NCCLUtils.cpp:94, remote process exited"),
+        ("DistNetworkError", "failed to recv, got 0 bytes"),
+        ("RuntimeError", "[../third_party/gloo/gloo/transport/tcp/pair.cc:446] Connection reset by peer"),
+    ],
+)
+def test_broken_connections_are_secondary(type_name: str, message: str) -> None:
+    assert is_secondary(type_name, message)
+
+
+@pytest.mark.parametrize(
+    ("type_name", "message"),
+    [
+        ("ValueError", "bad"),
+        ("RuntimeError", "CUDA out of memory"),
+        ("RuntimeError", "mat1 and mat2 shapes cannot be multiplied"),
+        ("ConnectionRefusedError", "[Errno 111] Connection refused"),
+    ],
+)
+def test_exceptions_of_user_code_are_not_secondary(type_name: str, message: str) -> None:
+    assert not is_secondary(type_name, message)
+
+
+@pytest.mark.parametrize(
+    ("code", "stderr", "oom", "kind", "secondary"),
+    [
+        (7, "", False, "exit", False),
+        (7, "", True, "exit", False),  # not the rank itself was killed at the memory limit
+        (7, "Connection closed by peer", False, "exit", False),
+        (-signal.SIGKILL, "", True, "oom", False),
+        (-signal.SIGKILL, "", False, "signal", False),
+        (-signal.SIGSEGV, "NCCL", True, "signal", False),
+        (-signal.SIGABRT, "  what():  op.preamble.length <= op.nbytes", False, "signal", False),
+        (-signal.SIGABRT, "[Rank 3] Watchdog caught collective operation timeout", False, "signal", True),
+    ],
+)
+def test_failure_of_a_rank_by_its_exit_code(code: int, stderr: str, oom: bool, kind: str, secondary: bool) -> None:
+    failure = from_exit_code(Failure("exit", 1, rank=2), code, stderr, oom=oom)
+    assert (failure.pod, failure.rank, failure.kind, failure.secondary) == (1, 2, kind, secondary)
+    assert (failure.exit_code, failure.signal) == ((code, None) if code > 0 else (None, -code))
+
+
+def test_the_last_lines_of_a_rank_are_kept_without_frames_of_the_launcher() -> None:
+    frames = [
+        '  File "train.py", line 9 in fail',
+        '  File "/flk/ship/flk_runtime.zip/flk_runtime/launcher/worker.py", line 32 in run',
+        '  File "/flk/ship/flk_runtime.zip/flk_runtime/__main__.py", line 24 in main',
+        '  File "<frozen runpy>", line 88 in _run_code',
+    ]
+    before = [f"warning {number}" for number in range(30)]
+    stderr = [
+        *before,
+        "Fatal Python error: Segmentation fault",
+        "",
+        *frames,
+        "",
+        "Extension modules: torch._C (total: 1)",
+    ]
+    failure = from_exit_code(Failure("exit", 1, rank=2), -signal.SIGSEGV, "\n".join(stderr), oom=False)
+    assert failure.stderr.splitlines() == [*before[-18:], "Fatal Python error: Segmentation fault", frames[0]]
+    assert failure.summary == 'rank 2 in pod 1 was killed by SIGSEGV: File "train.py", line 9 in fail'
+
+
+@pytest.mark.parametrize("second", ["exit", "signal", "lost"])
+def test_an_exception_is_the_cause_whatever_the_clocks_say(second: str) -> None:
+    code = {"exit": {"exit_code": 1}, "signal": {"signal": 11}, "lost": {}}[second]
+    earlier = Failure(second, 0, rank=None if second == "lost" else 0, time=1.0, **code)
+    assert root_cause([earlier, CAUSE]) == CAUSE
+
+
+def test_a_rank_that_succeeded_is_the_cause_only_of_secondary_failures() -> None:
+    finished = Failure("exit", 3, rank=3, time=1.0, exit_code=0)
+    assert root_cause([finished, SECONDARY]) == finished
+    assert root_cause([finished, KILLED]) == KILLED
+    assert finished.summary == "rank 3 in pod 3 ended with exit code 0 before the other ranks"
+
+
+def test_build_paths_of_torch_are_not_in_the_summary() -> None:
+    message = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:5"
+    failure = Failure("exception", 0, rank=0, type="RuntimeError", message=message)
+    assert failure.summary == "rank 0 in pod 0 raised RuntimeError: Connection closed by peer [10.0.0.1]:5"
+    assert failure.message == message
+
+
+def test_an_exception_raised_from_a_broken_connection_is_secondary() -> None:
+    error = ValueError("step 7 failed")
+    assert not describe(error)["secondary"]
+    error.__context__ = RuntimeError("Connection closed by peer")
+    assert describe(error)["secondary"]
+    error.__suppress_context__ = True  # as after `raise ... from None`
+    assert not describe(error)["secondary"]
+
+
+def test_a_broken_connection_of_the_script_is_not_secondary() -> None:
+    """A download, or the worker of a DataLoader that was killed."""
+    error = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+    error.__context__ = ConnectionResetError("Connection reset by peer")
+    assert not describe(error)["secondary"]
+    assert not describe(BrokenPipeError("Broken pipe"))["secondary"]
+
+
+class BaseExceptionGroup(Exception):
+    """As that of the package exceptiongroup, which Python 3.10 needs."""
+
+    def __init__(self, text: str, exceptions: Sequence[BaseException]) -> None:
+        super().__init__(text)
+        self.exceptions = tuple(exceptions)
+
+
+BROKEN = RuntimeError("[/x/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:5")
+BAD = ValueError("bad sample 7")
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+def group(*members: BaseException, context: BaseException | None = None) -> BaseException:
+    made: BaseException = getattr(builtins, "ExceptionGroup", BaseExceptionGroup)("in a TaskGroup", members)
+    made.__context__ = context
+    return made
+
+
+def raised_from(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize("kind_of_group", [getattr(builtins, "ExceptionGroup", BaseExceptionGroup), BaseExceptionGroup])
+def test_a_group_of_one_exception_is_reported_as_that_one(kind_of_group: type[BaseExceptionGroup]) -> None:
+    error = kind_of_group("outer", [kind_of_group("inner", [BAD])])
+    described = describe(error)
+    assert (described["kind"], described["type"], described["message"]) == ("exception", "ValueError", "bad sample 7")
+    assert "outer" in described["traceback"]
+
+
+@pytest.mark.parametrize(
+    ("members", "kind", "type_name", "message"),
+    [
+        ([BAD, KeyError("b"), OSError("c")], "exception", "ValueError", "bad sample 7 (and 2 other exceptions)"),
+        ([BROKEN, BAD], "exception", "ValueError", "bad sample 7 (and 1 other exception)"),
+        ([BAD, group(FULL)], "disk_full", "OSError", f"{FULL} (and 1 other exception)"),
+        ([BAD, SetupError("no such strategy")], "usage", "SetupError", "no such strategy (and 1 other exception)"),
+        ([BAD, BAD], "exception", "ValueError", "bad sample 7"),  # two tasks have waited for the same one
+    ],
+)
+def test_of_a_group_the_exception_that_counts_most_is_reported(
+    members: list[BaseException], kind: str, type_name: str, message: str
+) -> None:
+    described = describe(group(*members))
+    assert (described["kind"], described["type"], described["secondary"]) == (kind, type_name, False)
+    assert described["message"].startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("error", "secondary"),
+    [
+        (group(BROKEN), True),
+        (group(group(BROKEN), BROKEN), True),
+        (group(BROKEN, BAD), False),
+        (group(BROKEN, BAD, context=BROKEN), False),  # the body of a TaskGroup has lost the connection too
+        (group(raised_from(KeyError("a"), BROKEN), raised_from(KeyError("b"), BROKEN)), True),
+        (raised_from(ValueError("step 7 failed"), group(BROKEN)), True),
+        (raised_from(again := ValueError("raised again"), group(BROKEN, again)), False),
+    ],
+)
+def test_a_group_is_secondary_if_all_in_it_are(error: BaseException, secondary: bool) -> None:
+    assert describe(error)["secondary"] == secondary
+
+
+def test_failure_of_a_rank_by_its_own_report() -> None:
+    error = ValueError("bad shard")
+    failure = from_report(Failure("exception", 1, rank=2), json.dumps(describe(error)).encode())
+    assert failure is not None
+    assert failure.summary == "rank 2 in pod 1 raised ValueError: bad shard"
+    assert failure.rank == 2  # a report cannot change what the launcher knows itself
+    assert from_report(failure, b'{"kind": "exi') is None
+    assert from_report(failure, b"7") is None
+
+
+def attempts(*failures: Failure | None, first: int = 0) -> list[Attempt]:
+    return [Attempt(number, 1.0, 2.0, failure) for number, failure in enumerate(failures, first)]
+
+
+def test_a_shortened_history_keeps_the_latest_attempts_and_their_numbers() -> None:
+    failure = replace(CAUSE, message="m" * 5000, traceback="t" * 5000)
+    history = shorten(attempts(*[failure] * 100))
+    assert history[-1].number == 99
+    assert len(json.dumps([asdict(attempt) for attempt in history])) < 20_000
+    assert history[-1].failure is not None
+    assert history[-1].failure.type == "ValueError"
+
+
+@pytest.mark.parametrize(
+    ("failure", "summary"),
+    [
+        (Failure("lost", 2), "pod 2 was lost"),
+        (Failure("lost", 2, message="never joined: waited 3 s"), "pod 2 never joined: waited 3 s"),
+        (Failure("lost", 2, pod_name="vm", message="received SIGTERM"), "vm received SIGTERM"),
+        (Failure("signal", 0, rank=1, signal=9), "rank 1 in pod 0 was killed by SIGKILL"),
+        (Failure("exit", 0, rank=1, exit_code=7, message="a\nb"), "rank 1 in pod 0 ended with exit code 7: a"),
+    ],
+)  # fmt: skip
+def test_summary_says_which_rank_or_pod_failed_and_how(failure: Failure, summary: str) -> None:
+    assert failure.summary == summary
