@@ -27,6 +27,7 @@ from tests.support.causes import CASES, FOREIGN_PROGRAM, Case, Object
 from tests.support.commands import Flk
 from tests.support.processes import until
 
+pytestmark = pytest.mark.xdist_group("causes")  # the jobs of all cases are created once
 NAMESPACES = ("plain", "restricted", "quota", "limits", "refusing", "webhook")
 APPEAR = 200  # seconds in which a cause must be found, on a machine that does much else
 REGISTRY = """

@@ -46,19 +46,26 @@ OURS = {"OMP_NUM_THREADS": "1", "OMPI_MCA_plm_rsh_agent": "sh"}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of Horovod come last. The time that it takes to install a launcher does not count as a test's time."""
+    """Tests of Horovod come last, and one worker runs this folder, which has one Slurm and one build of Horovod.
+
+    The time that it takes to install a launcher does not count as a test's time.
+    """
     for item in items:
-        if SCRIPT.parent in item.path.parents and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(300, func_only=True))
-    items.sort(key=lambda item: "horovod" in getattr(item, "fixturenames", ()))
+        if SCRIPT.parent in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("launchers"))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(300, func_only=True))
+    items.sort(key=_needs_horovod)
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Start the build of Horovod, which takes minutes, while other tests run."""
-    if not session.config.option.collectonly and any(
-        "horovod" in getattr(i, "fixturenames", ()) for i in session.items
-    ):
-        session.config.stash[BUILD] = Build()
+@pytest.fixture(scope="session", autouse=True)
+def build(request: pytest.FixtureRequest) -> Build | None:
+    """The build of Horovod, which takes minutes and begins with the first test of this folder, if one needs it."""
+    return Build() if any(map(_needs_horovod, request.session.items)) else None
+
+
+def _needs_horovod(item: pytest.Item) -> bool:
+    return "horovod" in getattr(item, "fixturenames", ())
 
 
 @pytest.fixture
@@ -208,8 +215,6 @@ def slurm() -> Iterator[Slurm]:
 
 # Horovod
 
-BUILD = pytest.StashKey[Build]()
-
 
 @dataclass(frozen=True)
 class Horovod:
@@ -220,8 +225,7 @@ class Horovod:
 
 
 @pytest.fixture(scope="session")
-def horovod(request: pytest.FixtureRequest) -> Horovod:
-    build = request.config.stash[BUILD]
+def horovod(build: Build) -> Horovod:
     folder = build.wait()
     if folder is None:
         unavailable(f"Horovod {HOROVOD} (from PyPI) is not there: {build.reason or 'it is still being built'}")
