@@ -31,12 +31,11 @@ from typing import Any, NamedTuple
 
 import measure
 from flk_runtime.contract.failure import Failure
-from flk_runtime.launcher import authentication
-from flk_runtime.launcher.policy import Limits
-from flk_runtime.launcher.rendezvous import AttemptEnded, AttemptStarted, Server
-from flk_runtime.launcher.rendezvous.connection import Connection
-from flk_runtime.launcher.rendezvous.messages import Challenge, FailureReport, Hello, Join, Message
-from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher import authentication, coordinator
+from flk_runtime.launcher.settings import Limits, Settings
+from flk_runtime.launcher.transport import AttemptEnded, AttemptStarted
+from flk_runtime.launcher.transport.connection import Connection
+from flk_runtime.launcher.transport.messages import Challenge, FailureReport, Hello, Join, Message
 
 LEASE = 600.0  # seconds; the launchers of this benchmark send no heartbeats
 LIMIT = 300.0  # seconds for one step
@@ -96,7 +95,7 @@ def serve_flk(launchers: int) -> int:
         secret="secret",
         limits=Limits(restarts=5, backoff=0),
     )
-    server = Server(settings, print, lambda text: None)
+    server = coordinator.serve(settings, print, lambda text: None)
     server.start()
     print(server.port, flush=True)
     sys.stdin.read()

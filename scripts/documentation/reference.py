@@ -29,7 +29,7 @@ from flk.spec.fabric import fabrics
 from flk.spec.job import Job
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.launcher import policy
+from flk_runtime.launcher.coordinator import policy
 from scripts.documentation import chart_values
 from scripts.documentation.pages import GENERATED, ROOT
 

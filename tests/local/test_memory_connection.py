@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime.launcher.memory.connection import DataConnection
+from flk_runtime.launcher.replication.connection import DataConnection
 from flk_runtime.shared.shard_file import DATA_BEGIN, PartError, Prelude
 
 LENGTH = 1 << 36  # bytes of a file without content, which nobody receives as a whole

@@ -40,7 +40,7 @@ def test_whole_client_imports_without_torch() -> None:
 
 def test_the_launcher_imports_only_the_standard_library_and_zlib_ng_until_it_needs_torch() -> None:
     launcher = [name for name in modules_of("runtime", "flk_runtime") if name.startswith("flk_runtime.launcher")]
-    assert "flk_runtime.launcher.rendezvous.leader" in launcher
+    assert "flk_runtime.launcher.coordinator.leader" in launcher
     shared = [
         "flk_runtime.contract",
         "flk_runtime.errors",

@@ -10,8 +10,9 @@ from flk.jobs.state import State
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import Attempt, JobRecord
-from flk_runtime.launcher.failures import new_record
-from flk_runtime.launcher.policy import Limits, decide
+from flk_runtime.launcher.coordinator.policy import decide
+from flk_runtime.launcher.history import new_record
+from flk_runtime.launcher.settings import Limits
 from tests.support.api_server import FakeApiServer
 
 MADE = "2026-01-01T00:00:00Z"

@@ -1,8 +1,8 @@
 """A rank's side of checkpoints in memory: where it writes its part, and which parts it can restore.
 
-The launcher holds the parts (`flk_runtime.launcher.memory`). A rank asks it on the Unix socket in FLK_MEMORY, on one
-connection: a line of JSON for each request, and a line that answers it. When a part is finished, the rank goes on and
-reads the answer later.
+The launcher holds the parts (`flk_runtime.launcher.replication`). A rank asks it on the Unix socket in FLK_MEMORY, on
+one connection: a line of JSON for each request, and a line that answers it. When a part is finished, the rank goes on
+and reads the answer later.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The launcher, ``python -m flk_runtime``: the parent process of the ranks of one pod.
 
-The launchers of all pods of a job agree on attempts (`rendezvous`), start the ranks (`ranks`, `forkserver`, `worker`),
-pass on their output (`logs`, `output`), find the root cause of a failure (`failures`), report it (`records`) and end
-with an exit code of the contract.
+The launchers of all pods of a job send each other messages (`transport`). The one of pod 0 decides (`coordinator`):
+which attempt runs, why it ended, what follows. Each launcher starts the ranks of its pod (`ranks`, `forkserver`,
+`worker`), passes on their output (`logs`, `output`), says how they failed (`rank_failure`), holds checkpoints in memory
+(`replication`), takes stacks when they hang (`hangs`), reports (`records`) and ends with an exit code of the contract.
 `agent` is the loop that connects these modules, and `start` the entry point.
 
 Only `flk_runtime.__main__` and `flk_runtime.check` import this package. It imports nothing of the library that ranks

@@ -17,17 +17,20 @@ from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.pod_layout import INTERRUPT_GRACE
 from flk_runtime.contract.record import SOURCES, JobRecord
+from flk_runtime.launcher import coordinator
 from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
 from flk_runtime.launcher.hangs.control import Control
 from flk_runtime.launcher.hangs.watch import Watch
 from flk_runtime.launcher.hub import HubProcess
 from flk_runtime.launcher.logs import is_readable
-from flk_runtime.launcher.memory import MemoryService
 from flk_runtime.launcher.output import Output
 from flk_runtime.launcher.preemption import NO_STEP, PodPreemption
 from flk_runtime.launcher.ranks import RankProcess, Ranks
 from flk_runtime.launcher.records import Records
-from flk_runtime.launcher.rendezvous import (
+from flk_runtime.launcher.replication import MemoryService
+from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.signals import STACKS_SIGNAL, Wakeup
+from flk_runtime.launcher.transport import (
     AttemptEnded,
     AttemptStarted,
     Event,
@@ -38,14 +41,11 @@ from flk_runtime.launcher.rendezvous import (
     Member,
     PreemptionStarted,
     SaveAt,
-    Server,
     SlowRanksChanged,
     StacksGathered,
     StacksRequested,
     ThreadFailed,
 )
-from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.signals import STACKS_SIGNAL, Wakeup
 from flk_runtime.system import host
 from flk_runtime.system.text import plural
 
@@ -86,7 +86,7 @@ class Agent:
         self.end: Failure | None = None  # why the attempt ended
         self.final_record: JobRecord | None = None
         self.orphans_until: float | None = None  # processes that the ranks have left are ending; time.monotonic
-        self.rendezvous = Server(settings, wakeup.post, self.records.log) if settings.pod == 0 else None
+        self.rendezvous = coordinator.serve(settings, wakeup.post, self.records.log) if settings.pod == 0 else None
         port = self.rendezvous.port if self.rendezvous else settings.rendezvous_port
         self.memory = MemoryService.open(
             settings,

@@ -7,8 +7,8 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.launcher.rendezvous import AttemptStarted
 from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.transport import AttemptStarted
 from flk_runtime.system import host
 
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from flk_runtime.contract import log_format, pod_env
 from flk_runtime.contract.failure import Failure
 from flk_runtime.launcher.environment import rank_environment
-from flk_runtime.launcher.failures import from_exit_code, from_report
 from flk_runtime.launcher.forkserver import ForkServer
 from flk_runtime.launcher.hub import HubProcess
 from flk_runtime.launcher.logs import Prefixer, RankPipes
 from flk_runtime.launcher.output import Output
-from flk_runtime.launcher.rendezvous import AttemptStarted
+from flk_runtime.launcher.rank_failure import from_exit_code, from_report
 from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.transport import AttemptStarted
 from flk_runtime.shared.progress import ProgressPage
 from flk_runtime.system import host
 

@@ -12,7 +12,7 @@ from flk_runtime.contract import log_format, pod_layout
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import Attempt, JobRecord, SlowRank
 from flk_runtime.launcher.cluster_record import ClusterRecord
-from flk_runtime.launcher.failures import job_record, new_record
+from flk_runtime.launcher.history import job_record, new_record
 from flk_runtime.launcher.metrics_page import MetricsPage
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import exit_code_of_signal

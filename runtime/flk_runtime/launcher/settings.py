@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from flk_runtime.contract import pod_env, pod_layout, user_env
 from flk_runtime.contract.preflight import parse_preflight
-from flk_runtime.launcher.policy import Limits
 from flk_runtime.system import host
 
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
@@ -22,6 +21,17 @@ _SHORTEST_LEASE = 0.5  # seconds
 
 class SettingsError(ValueError):
     """The environment or the command line of the launcher is wrong; the message names the variable."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a job may use, for the restart policy. Times are in seconds."""
+
+    restarts: int = 0
+    disruptions: int = user_env.MAX_DISRUPTIONS
+    reset: float = 3600.0  # an attempt that ran as long with progress renews both; 0: never
+    backoff: float = 60.0  # longest delay after quick failures in a row; 0: no delay
+    retry_same: bool = False  # the same failure twice in a row without progress is not final
 
 
 @dataclass(frozen=True)

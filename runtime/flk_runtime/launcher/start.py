@@ -17,13 +17,13 @@ from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure
 from flk_runtime.launcher import forkserver
 from flk_runtime.launcher.agent import Agent
+from flk_runtime.launcher.coordinator.policy import rule_for
 from flk_runtime.launcher.environment import prepare_environment
-from flk_runtime.launcher.failures import job_record
 from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
 from flk_runtime.launcher.hangs.control import FOLDER_PREFIX
+from flk_runtime.launcher.history import job_record
 from flk_runtime.launcher.logs import redirected_stderr
 from flk_runtime.launcher.output import Output
-from flk_runtime.launcher.policy import rule_for
 from flk_runtime.launcher.records import write_termination_message
 from flk_runtime.launcher.settings import Settings, SettingsError
 from flk_runtime.launcher.signals import Wakeup

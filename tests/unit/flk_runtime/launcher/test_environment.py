@@ -8,9 +8,8 @@ import pytest
 
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.launcher.environment import prepare_environment, rank_environment
-from flk_runtime.launcher.policy import Limits
-from flk_runtime.launcher.rendezvous import AttemptStarted
-from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.settings import Limits, Settings
+from flk_runtime.launcher.transport import AttemptStarted
 from flk_runtime.system import host
 
 

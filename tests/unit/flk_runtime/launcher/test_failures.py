@@ -14,7 +14,9 @@ import pytest
 from flk_runtime.contract.failure import Failure, is_secondary
 from flk_runtime.contract.record import Attempt
 from flk_runtime.errors import SetupError
-from flk_runtime.launcher.failures import from_exit_code, from_report, root_cause, shorten
+from flk_runtime.launcher.coordinator.root_cause import root_cause
+from flk_runtime.launcher.history import shorten
+from flk_runtime.launcher.rank_failure import from_exit_code, from_report
 from flk_runtime.shared.failure_report import describe
 
 CAUSE = Failure("exception", 1, rank=2, time=10.0, type="ValueError")

@@ -8,8 +8,9 @@ from typing import Any
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.log_format import RECORD_MARKER
 from flk_runtime.contract.record import Attempt, JobRecord, SlowRank
-from flk_runtime.launcher.failures import job_record, new_record
-from flk_runtime.launcher.policy import Limits, decide
+from flk_runtime.launcher.coordinator.policy import decide
+from flk_runtime.launcher.history import job_record, new_record
+from flk_runtime.launcher.settings import Limits
 from tests.support.api_server import FakeApiServer
 from tests.support.jobs import MADE, NOW, JobBuilder
 

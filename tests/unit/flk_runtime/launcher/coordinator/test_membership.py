@@ -8,8 +8,8 @@ from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.ranges import format_pods, parse_pods
 from flk_runtime.contract.record import Attempt
 from flk_runtime.launcher.preemption import Boundary
-from flk_runtime.launcher.rendezvous import AttemptEnded, AttemptStarted, JobEnded
-from flk_runtime.launcher.rendezvous.messages import (
+from flk_runtime.launcher.transport import AttemptEnded, AttemptStarted, JobEnded
+from flk_runtime.launcher.transport.messages import (
     BoundaryReport,
     FailureReport,
     PreemptionRequest,
@@ -18,7 +18,7 @@ from flk_runtime.launcher.rendezvous.messages import (
     SaveAt,
     SuccessReport,
 )
-from tests.unit.flk_runtime.launcher.rendezvous.test_leader import Job
+from tests.unit.flk_runtime.launcher.coordinator.test_leader import Job
 
 
 def group_ranks(job: Job) -> dict[int, int]:

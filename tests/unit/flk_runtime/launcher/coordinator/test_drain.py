@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from flk_runtime.launcher.memory import Inventory
-from flk_runtime.launcher.memory.plan import CheckpointId, Part
-from flk_runtime.launcher.rendezvous import AttemptStarted, HandOver, LetGo
-from flk_runtime.launcher.rendezvous.messages import Departure, HandedOver, Join, decode, encode
-from tests.unit.flk_runtime.launcher.rendezvous.test_leader import Job
-from tests.unit.flk_runtime.launcher.rendezvous.test_membership import save_and_end, stop
+from flk_runtime.launcher.replication import Inventory
+from flk_runtime.launcher.replication.plan import CheckpointId, Part
+from flk_runtime.launcher.transport import AttemptStarted, HandOver, LetGo
+from flk_runtime.launcher.transport.messages import Departure, HandedOver, Join, decode, encode
+from tests.unit.flk_runtime.launcher.coordinator.test_leader import Job
+from tests.unit.flk_runtime.launcher.coordinator.test_membership import save_and_end, stop
 
 CHECKPOINT = CheckpointId("first", 7, 4, 1)
 

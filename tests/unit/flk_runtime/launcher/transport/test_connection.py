@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from flk_runtime.launcher import authentication
-from flk_runtime.launcher.rendezvous.connection import PLAIN_LIMIT, Connection
-from flk_runtime.launcher.rendezvous.messages import Heartbeat, Hello, Leave, Message, SuccessReport, encode
+from flk_runtime.launcher.transport.connection import PLAIN_LIMIT, Connection
+from flk_runtime.launcher.transport.messages import Heartbeat, Hello, Leave, Message, SuccessReport, encode
 
 HELLO = Hello("gpt", "uid", 1, 2, "a1b2", 1795320052.5, "nonce")
 

@@ -8,11 +8,11 @@ again. When an attempt starts, the leader chooses the newest whole checkpoint am
 (`plan`), and each launcher gets from the others the parts that its ranks ask for. `room` bounds the memory, and
 `service` connects these modules.
 
-`launcher.agent` uses `service`, and `launcher.rendezvous` uses `plan`. The package imports the settings and the
+`launcher.agent` uses `service`, and `launcher.coordinator` uses `plan`. The package imports the settings and the
 authentication of the launcher, and the format of parts, `flk_runtime.shared.shard_file`; never torch.
 """
 
-from flk_runtime.launcher.memory.plan import Inventory, MemoryPlan
-from flk_runtime.launcher.memory.service import MemoryService
+from flk_runtime.launcher.replication.plan import Inventory, MemoryPlan
+from flk_runtime.launcher.replication.service import MemoryService
 
 __all__ = ["Inventory", "MemoryPlan", "MemoryService"]

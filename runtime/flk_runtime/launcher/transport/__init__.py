@@ -2,7 +2,8 @@
 
 The launcher of pod 0 leads. Its `Server` accepts connections from the launchers of all pods, also from its own. They
 are its members. Each `Member` holds one TCP connection, on which both sides send messages (`messages`), one line of
-JSON each (`connection`), with an authentication code (`launcher.authentication`). The `Leader` decides:
+JSON each (`connection`), with an authentication code (`launcher.authentication`). The leader
+(`launcher.coordinator.leader`) decides:
 
 - When all members have sent Join, it sends AttemptStarted with the number of the attempt and the address of a TCPStore
   of torch for the ranks (`store`), which is new for each attempt.
@@ -11,7 +12,8 @@ JSON each (`connection`), with an authentication code (`launcher.authentication`
 - A PreemptionRequest, of a pod that has received SIGTERM, has all ranks save after the same step and end (see
   `launcher.preemption`). The attempt is over when the ranks of all pods have ended.
 - A launcher that has to stop sends Departure before it ends. The leader has it send the parts of a checkpoint in memory
-  that only such launchers hold to a pod that stays (HandOver), and then lets it end (LetGo). See `departures`.
+  that only such launchers hold to a pod that stays (HandOver), and then lets it end (LetGo). See
+  `launcher.coordinator.drain`.
 - Each member ends its ranks and joins again, with all failures that it saw. The leader chooses the cause among them.
 - SuccessReports of all pods, a failure after which no attempt may follow, or a pod that never joins end the job:
   JobEnded, which members answer with Leave.
@@ -27,8 +29,8 @@ Server and Member run in one thread each and post events to the loop of `launche
 torch is imported when the ranks' store is opened.
 """
 
-from flk_runtime.launcher.rendezvous.member import Member
-from flk_runtime.launcher.rendezvous.messages import (
+from flk_runtime.launcher.transport.member import Member
+from flk_runtime.launcher.transport.messages import (
     AttemptEnded,
     AttemptStarted,
     Event,
@@ -43,7 +45,7 @@ from flk_runtime.launcher.rendezvous.messages import (
     StacksRequested,
     ThreadFailed,
 )
-from flk_runtime.launcher.rendezvous.server import Server
+from flk_runtime.launcher.transport.server import Server
 
 __all__ = [
     "AttemptEnded",

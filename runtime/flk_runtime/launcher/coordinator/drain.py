@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from flk_runtime.launcher.memory import Inventory
-from flk_runtime.launcher.memory.plan import Part, newest_whole
-from flk_runtime.launcher.rendezvous.messages import HandOver, LetGo
+from flk_runtime.launcher.replication import Inventory
+from flk_runtime.launcher.replication.plan import Part, newest_whole
+from flk_runtime.launcher.transport.messages import HandOver, LetGo
 
 _LEADER = 0  # the pod whose launcher leads
 

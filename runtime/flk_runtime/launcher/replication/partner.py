@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from flk_runtime.launcher.memory.connection import DataConnection, RefusedError, reason
-from flk_runtime.launcher.memory.plan import CheckpointId, Part
-from flk_runtime.launcher.memory.store import PartStore
+from flk_runtime.launcher.replication.connection import DataConnection, RefusedError, reason
+from flk_runtime.launcher.replication.plan import CheckpointId, Part
+from flk_runtime.launcher.replication.store import PartStore
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.shard_file import PartError, read_prelude
 

@@ -1,6 +1,7 @@
 """Decisions of the leader: when an attempt starts, when and why it ends, and whether another one follows.
 
-The leader has no sockets, threads or clock of its own. `server` tells it what the members send and what time it is.
+The leader has no sockets, threads or clock of its own. The server (`launcher.transport.server`) tells it what the
+members send and what time it is.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.ranges import format_pods
 from flk_runtime.contract.record import Attempt, JobRecord
-from flk_runtime.launcher.failures import bad_nodes, job_record, new_record, progress, root_cause, shorten
+from flk_runtime.launcher.coordinator.drain import Departures, with_parts
+from flk_runtime.launcher.coordinator.membership import Membership
+from flk_runtime.launcher.coordinator.policy import Decision, decide, needs_new_pod
+from flk_runtime.launcher.coordinator.root_cause import root_cause
 from flk_runtime.launcher.hangs.overseer import Overseer
 from flk_runtime.launcher.hangs.stragglers import Stragglers
-from flk_runtime.launcher.memory import Inventory, MemoryPlan
-from flk_runtime.launcher.memory.plan import make_plan
-from flk_runtime.launcher.policy import Decision, decide, needs_new_pod
+from flk_runtime.launcher.history import bad_nodes, job_record, new_record, progress, shorten
 from flk_runtime.launcher.preemption import Preemption
-from flk_runtime.launcher.rendezvous.departures import Departures, with_parts
-from flk_runtime.launcher.rendezvous.membership import Membership
-from flk_runtime.launcher.rendezvous.messages import (
+from flk_runtime.launcher.replication import Inventory, MemoryPlan
+from flk_runtime.launcher.replication.plan import make_plan
+from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.transport.messages import (
     AttemptEnded,
     AttemptStarted,
     BoundaryReport,
@@ -48,7 +51,6 @@ from flk_runtime.launcher.rendezvous.messages import (
     StacksWanted,
     SuccessReport,
 )
-from flk_runtime.launcher.settings import Settings
 from flk_runtime.system.text import plural
 
 _PRIMARY_TIMEOUT = 0.5  # seconds to wait for a primary failure after a secondary one has been reported

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import Attempt
-from flk_runtime.launcher.failures import shorten
-from flk_runtime.launcher.policy import QUICK, RULES, Decision, Limits, decide, rule_for, signature
+from flk_runtime.launcher.coordinator.policy import QUICK, RULES, Decision, decide, rule_for, signature
+from flk_runtime.launcher.history import shorten
+from flk_runtime.launcher.settings import Limits
 
 RAISED = Failure("exception", 1, rank=2, type="ValueError", message="sample 371 has no label")
 OTHER = Failure("exception", 1, rank=2, type="KeyError", message="'x'")

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from flk_runtime.launcher.memory import room
-from flk_runtime.launcher.memory.connection import listen, reason
-from flk_runtime.launcher.memory.exchange import Exchange, Fetcher
-from flk_runtime.launcher.memory.partner import Partner
-from flk_runtime.launcher.memory.plan import Inventory, MemoryPlan, Part, lonely_parts, ranks_text
-from flk_runtime.launcher.memory.requests import Requests
-from flk_runtime.launcher.memory.store import AttemptEndedError, NoRoomError, PartStore, mebibytes
+from flk_runtime.launcher.replication import room
+from flk_runtime.launcher.replication.connection import listen, reason
+from flk_runtime.launcher.replication.exchange import Exchange, Fetcher
+from flk_runtime.launcher.replication.partner import Partner
+from flk_runtime.launcher.replication.plan import Inventory, MemoryPlan, Part, lonely_parts, ranks_text
+from flk_runtime.launcher.replication.requests import Requests
+from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, PartStore, mebibytes
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.shard_file import PartError, read_header
 from flk_runtime.system import host

@@ -10,11 +10,11 @@ import pytest
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import Attempt, JobRecord
-from flk_runtime.launcher.policy import Limits
+from flk_runtime.launcher.coordinator.leader import Leader
 from flk_runtime.launcher.preemption import NO_STEP, Boundary
-from flk_runtime.launcher.rendezvous import AttemptEnded, AttemptStarted, JobEnded
-from flk_runtime.launcher.rendezvous.leader import Leader
-from flk_runtime.launcher.rendezvous.messages import (
+from flk_runtime.launcher.settings import Limits, Settings
+from flk_runtime.launcher.transport import AttemptEnded, AttemptStarted, JobEnded
+from flk_runtime.launcher.transport.messages import (
     BoundaryReport,
     FailureReport,
     Join,
@@ -26,7 +26,6 @@ from flk_runtime.launcher.rendezvous.messages import (
     SaveAt,
     SuccessReport,
 )
-from flk_runtime.launcher.settings import Settings
 
 DAY = 86400.0
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-from flk_runtime.launcher.memory.plan import CheckpointId, Part
+from flk_runtime.launcher.replication.plan import CheckpointId, Part
 from flk_runtime.shared import shard_file
 from flk_runtime.shared.shard_file import PartError, Prelude
 

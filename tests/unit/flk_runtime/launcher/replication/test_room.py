@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime.launcher.memory import room
+from flk_runtime.launcher.replication import room
 
 MOUNTS = """\
 overlay / overlay rw 0 0

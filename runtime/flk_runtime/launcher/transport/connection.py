@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 
 from flk_runtime.launcher import authentication
-from flk_runtime.launcher.rendezvous.messages import Message, MessageError, decode, encode
+from flk_runtime.launcher.transport.messages import Message, MessageError, decode, encode
 
 _CHUNK = 1 << 18  # bytes that are read at once
 PLAIN_LIMIT = 1 << 12  # bytes of a line before the other side has authenticated itself

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from flk_runtime.contract import user_env
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import Attempt
+from flk_runtime.launcher.settings import Limits
 
 QUICK: Final = 60.0  # seconds; an attempt that failed sooner and without progress counts for the delay
 ADDRESS_DELAY: Final = 1.0  # seconds in which the process that holds an address may end
@@ -132,17 +132,6 @@ RULES: Final = (
     Rule("the launcher itself fails, by a bug of flk", None, ExitCode.ERROR, NOBODY, "", _SAME_WAY),
     Rule("the image has no shell, or is for another architecture", None, None, OPERATOR, ""),
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a job may use. Times are in seconds."""
-
-    restarts: int = 0
-    disruptions: int = user_env.MAX_DISRUPTIONS
-    reset: float = 3600.0  # an attempt that ran as long with progress renews both; 0: never
-    backoff: float = 60.0  # longest delay after quick failures in a row; 0: no delay
-    retry_same: bool = False  # the same failure twice in a row without progress is not final
 
 
 @dataclass(frozen=True)

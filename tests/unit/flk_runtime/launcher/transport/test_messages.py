@@ -7,8 +7,8 @@ import pytest
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.launcher.preemption import Boundary
-from flk_runtime.launcher.rendezvous import AttemptEnded, AttemptStarted, JobEnded
-from flk_runtime.launcher.rendezvous.messages import (
+from flk_runtime.launcher.transport import AttemptEnded, AttemptStarted, JobEnded
+from flk_runtime.launcher.transport.messages import (
     BoundaryReport,
     Challenge,
     FailureReport,

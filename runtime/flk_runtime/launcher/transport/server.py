@@ -10,14 +10,14 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from flk_runtime.launcher import authentication
-from flk_runtime.launcher.rendezvous.connection import Connection
-from flk_runtime.launcher.rendezvous.leader import Leader
-from flk_runtime.launcher.rendezvous.messages import Challenge, Event, Heartbeat, Hello, Message, Refused
-from flk_runtime.launcher.rendezvous.store import RanksStore
-from flk_runtime.launcher.rendezvous.thread import start_thread
 from flk_runtime.launcher.settings import Settings, SettingsError
+from flk_runtime.launcher.transport.connection import Connection
+from flk_runtime.launcher.transport.messages import Challenge, Event, Heartbeat, Hello, Message, Refused
+from flk_runtime.launcher.transport.store import RanksStore
+from flk_runtime.launcher.transport.thread import start_thread
 
 _AUTHENTICATION_TIMEOUT = 10.0  # seconds in which a connection must have authenticated itself
 _STRANGERS = 256  # connections beside those of all pods that may be open at once; the oldest is closed for a new one
@@ -42,11 +42,32 @@ class _Peer:
     broken: str = ""  # why the connection cannot be used any more
 
 
-class Server:
-    """Connects the members to the `Leader`, in a thread of its own."""
+class Leader(Protocol):
+    """What the server needs of `flk_runtime.launcher.coordinator.leader.Leader`, which says what each method does."""
 
-    def __init__(self, settings: Settings, post: Callable[[Event], None], log: Callable[[str], None]) -> None:
-        """``post`` receives the thread's exception, if it ends with one; ``log`` writes a line to the pod's log."""
+    def connected(self, pod: int, incarnation: str) -> None: ...
+    def disconnected(self, pod: int, reason: str, now: float) -> None: ...
+    def received(self, pod: int, message: Message, now: float) -> None: ...
+    def tick(self, now: float) -> None: ...
+    def due(self) -> float | None: ...
+    @property
+    def all_know_the_end(self) -> bool: ...
+
+
+class Server:
+    """Connects the members to their leader, in a thread of its own."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        lead: Callable[[Callable[[int, Message], None], Callable[[], int]], Leader],
+        post: Callable[[Event], None],
+        log: Callable[[str], None],
+    ) -> None:
+        """``lead`` makes the leader of functions that send a message to a pod, and that replace the ranks' store.
+
+        ``post`` receives the thread's exception, if it ends with one; ``log`` writes a line to the pod's log.
+        """
         self._settings = settings
         self._post = post
         self._log = log
@@ -58,7 +79,7 @@ class Server:
         self._dropped = 0  # connections since the last line about them
         self._dropped_log_at = 0.0
         self._ranks_store: RanksStore | None = None
-        self._leader = Leader(settings, self._send, self._serve_ranks_store, log, time.monotonic())
+        self._leader = lead(self._send, self._serve_ranks_store)
         self._all_left = threading.Event()
         self._selector = selectors.DefaultSelector()
         self._listener = _listen(settings)

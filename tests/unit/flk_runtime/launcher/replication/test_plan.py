@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flk_runtime.launcher.memory.plan import (
+from flk_runtime.launcher.replication.plan import (
     CheckpointId,
     Inventory,
     Part,

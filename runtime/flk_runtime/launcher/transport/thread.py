@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from flk_runtime.launcher.rendezvous.messages import Event, ThreadFailed
+from flk_runtime.launcher.transport.messages import Event, ThreadFailed
 
 
 def start_thread(name: str, function: Callable[[], None], post: Callable[[Event], None]) -> None:

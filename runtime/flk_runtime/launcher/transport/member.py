@@ -16,12 +16,13 @@ from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.launcher import authentication
-from flk_runtime.launcher.failures import job_record, new_record
-from flk_runtime.launcher.memory import Inventory
-from flk_runtime.launcher.memory.plan import Part
+from flk_runtime.launcher.history import job_record, new_record
 from flk_runtime.launcher.preemption import Boundary
-from flk_runtime.launcher.rendezvous.connection import Connection
-from flk_runtime.launcher.rendezvous.messages import (
+from flk_runtime.launcher.replication import Inventory
+from flk_runtime.launcher.replication.plan import Part
+from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.transport.connection import Connection
+from flk_runtime.launcher.transport.messages import (
     AttemptEnded,
     AttemptStarted,
     BoundaryReport,
@@ -52,8 +53,7 @@ from flk_runtime.launcher.rendezvous.messages import (
     StacksWanted,
     SuccessReport,
 )
-from flk_runtime.launcher.rendezvous.thread import start_thread
-from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.transport.thread import start_thread
 
 _CONNECT_TIMEOUT = 3.0  # seconds to connect to one address of the leader, and for its answer
 _POLL_MIN, _POLL_MAX = 0.05, 1.0  # seconds between two tries to connect

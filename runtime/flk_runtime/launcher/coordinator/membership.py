@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from flk_runtime.contract.ranges import parse_pods
-from flk_runtime.launcher.rendezvous.messages import Join
 from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.transport.messages import Join
 
 ADMISSION_DELAY: Final = 0.5  # seconds in which pods that join one after the other are admitted together
 

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from flk_runtime.launcher.memory.connection import DataConnection, RefusedError
-from flk_runtime.launcher.memory.plan import CheckpointId, Part
-from flk_runtime.launcher.memory.store import AttemptEndedError, NoRoomError, PartStore, check_part
+from flk_runtime.launcher.replication.connection import DataConnection, RefusedError
+from flk_runtime.launcher.replication.plan import CheckpointId, Part
+from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, PartStore, check_part
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.shard_file import PartError, read_header, read_prelude, verify
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime.launcher.memory.plan import CheckpointId, Part
-from flk_runtime.launcher.memory.store import AttemptEndedError, NoRoomError, PartStore
+from flk_runtime.launcher.replication.plan import CheckpointId, Part
+from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, PartStore
 from flk_runtime.shared.shard_file import DATA_BEGIN, Entry, PartError, PartFile, Prelude, read_prelude, sealed_prelude
 
 SIZE = 4096

@@ -12,8 +12,8 @@ from typing import Any
 
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import Attempt, JobRecord, SlowRank
-from flk_runtime.launcher.memory.plan import Inventory, MemoryPlan, Part
 from flk_runtime.launcher.preemption import Boundary
+from flk_runtime.launcher.replication.plan import Inventory, MemoryPlan, Part
 
 
 class MessageError(ValueError):

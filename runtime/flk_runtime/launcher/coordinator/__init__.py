@@ -1,0 +1,23 @@
+"""The coordinator of a job, in the launcher of pod 0: which attempt runs, with which pods, why it ended, what follows.
+
+`leader` decides and sends messages (`launcher.transport`). It has no sockets, threads or clock of its own. It asks:
+
+- `membership`: which pods train in the next attempt
+- `drain`: what launchers that have to stop hand over before they end
+- `root_cause`: which failure led to all others
+- `policy`: whether another attempt follows
+"""
+
+import time
+from collections.abc import Callable
+
+from flk_runtime.launcher.coordinator.leader import Leader
+from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.transport import Event, Server
+
+__all__ = ["Leader", "serve"]
+
+
+def serve(settings: Settings, post: Callable[[Event], None], log: Callable[[str], None]) -> Server:
+    """A server of the rendezvous whose members a new `Leader` leads. Arguments as for `Server`."""
+    return Server(settings, lambda send, store: Leader(settings, send, store, log, time.monotonic()), post, log)

@@ -1,0 +1,70 @@
+"""The history of a job's attempts, and the record of the job that is made of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.record import Attempt, JobRecord
+from flk_runtime.launcher.settings import Limits
+
+_HISTORY_LIMIT = 20  # attempts that are kept
+_MESSAGE_LIMIT = 300  # characters that are kept of the messages of former attempts
+_NODE_KINDS = ("lost", "gpu", "unkillable", "io", "hang")  # kinds of failures that may be the fault of a node
+_REPEATEDLY = 2  # attempts that a pod on the same node has ended
+
+
+def bad_nodes(history: Sequence[Attempt]) -> list[str]:
+    """The nodes on which pods have failed repeatedly, for a reason that may be the node's."""
+    counts = Counter(each.failure.node for each in history if each.failure and each.failure.kind in _NODE_KINDS)
+    return sorted(node for node, count in counts.items() if node and count >= _REPEATEDLY)
+
+
+def progress(history: Sequence[Attempt]) -> tuple[int, bool]:
+    """Sort key of histories of one job: the one that knows more is greater."""
+    return (history[-1].number, history[-1].ended is not None) if history else (-1, False)
+
+
+def shorten(history: Sequence[Attempt]) -> list[Attempt]:
+    """The latest attempts without tracebacks and long messages, so that the size stays bounded."""
+    return [
+        replace(
+            attempt,
+            failure=attempt.failure
+            and replace(attempt.failure, traceback="", stderr="", message=attempt.failure.message[:_MESSAGE_LIMIT]),
+        )
+        for attempt in history[-_HISTORY_LIMIT:]
+    ]
+
+
+def job_record(failure: Failure | None, history: Sequence[Attempt], limits: Limits, verdict: str = "") -> JobRecord:
+    """The record of a job that has ended with this failure, or with success (None); ``verdict`` as in `Decision`."""
+    outcome, code = ("failed", failure.code) if failure else ("succeeded", ExitCode.DONE)
+    return new_record(outcome, int(code), failure, history, limits, verdict)
+
+
+def new_record(
+    outcome: str,
+    code: int,
+    failure: Failure | None,
+    history: Sequence[Attempt],
+    limits: Limits,
+    verdict: str = "",
+) -> JobRecord:
+    """The job record with what the history has used of the limits."""
+    last = history[-1] if history else None
+    return JobRecord(
+        outcome,
+        int(code),
+        limits.restarts,
+        failure,
+        shorten(history),
+        limits.disruptions,
+        last.restarts if last else 0,
+        last.disruptions if last else 0,
+        verdict,
+        bad_nodes=bad_nodes(history),
+    )

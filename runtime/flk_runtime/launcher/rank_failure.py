@@ -1,0 +1,60 @@
+"""How a rank failed, from its report, or from its exit code and its last lines on stderr."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from dataclasses import replace
+
+from flk_runtime.contract.failure import Failure, is_secondary
+from flk_runtime.system.text import last_exception
+
+_STDERR_LINES = 20  # that are kept
+# In what faulthandler writes: frames that started the script, and a list of all extension modules.
+_NOISE = re.compile(
+    r'\s*$|Extension modules: |  File ".*flk_runtime/(launcher/\w+|__main__)\.py"|  File "<frozen runpy>"'
+)
+# Lines on stderr of a process that a signal has ended, from the most to the least telling: of std::terminate, of Python
+# or the C library before they abort (not faulthandler's name of the signal), and the innermost frame.
+_LAST_WORDS = (
+    re.compile(r"\s*what\(\): "),
+    re.compile(r"Fatal Python error: (?!Aborted|Segmentation fault|Bus error|Floating point|Illegal instruction)"),
+    re.compile(r".*: Assertion .* failed\.|\*\*\* .+ \*\*\*: terminated"),
+    re.compile(r"(double free or corruption|corrupted |(free|malloc|realloc|munmap_chunk|malloc_consolidate)\(\): )"),
+    re.compile(r'  File ".+", line \d+ in '),
+)
+_TRAILING_LINES = 2  # that may follow the traceback which ended a process
+_REPORTED_FIELDS = ("kind", "type", "message", "traceback", "time", "secondary")
+
+
+def from_report(failure: Failure, report: bytes) -> Failure | None:
+    """``failure`` with the fields of a rank's report (`flk_runtime.shared.failure_report`); None if it is no report."""
+    try:
+        reported = json.loads(report)
+        fields = {name: reported[name] for name in _REPORTED_FIELDS if name in reported}
+    except (ValueError, TypeError):
+        return None
+    if fields.get("kind") == "exit":
+        fields["exit_code"] = 1
+    return replace(failure, **fields)
+
+
+def from_exit_code(failure: Failure, code: int, stderr: str, *, oom: bool) -> Failure:
+    """``failure`` with the exit code of the rank's process, negative for a signal, and its last 20 lines on stderr.
+
+    ``oom`` says whether the kernel has killed a process of this pod at its memory limit. SIGABRT is secondary if the
+    last lines say that the connection to a peer broke: NCCL's watchdog then aborts the process.
+    """
+    lines = [line for line in stderr.splitlines() if not _NOISE.match(line)][-_STDERR_LINES:]
+    failure = replace(failure, stderr="\n".join(lines))
+    if code >= 0:
+        ended = last_exception("\n".join(lines)) if code else ""
+        message = ended if ended in lines[-1 - _TRAILING_LINES :] else ""
+        return replace(failure, kind="exit", exit_code=code, message=message)
+    kind = "oom" if oom and code == -signal.SIGKILL else "signal"
+    secondary = code == -signal.SIGABRT and is_secondary("", stderr)
+    words = [
+        line.strip().removeprefix("what():").strip() for words in _LAST_WORDS for line in lines if words.match(line)
+    ]
+    return replace(failure, kind=kind, signal=-code, secondary=secondary, message=words[0] if words else "")
