@@ -22,8 +22,8 @@ from typing import Any, Final
 from pydantic import BaseModel, PlainSerializer
 
 from flk import cli
-from flk.diagnose import CAUSES, page
 from flk.errors import FlkError
+from flk.health import CAUSES, page
 from flk.spec import schema
 from flk.spec.fabric import fabrics
 from flk.spec.job import Job

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import flk as library
-from flk.diagnose import report
+from flk.health import report
 from flk.jobs.client import RESOURCES, JobClient
 from flk.jobs.picture import read_picture
 from flk_runtime.contract.exit_codes import ExitCode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flk.diagnose import Picture, Surroundings
+from flk.health import Picture, Surroundings
 from flk.jobs import state as states
 from flk.jobs.state import State
 from flk_runtime.contract.exit_codes import ExitCode

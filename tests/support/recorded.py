@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flk.diagnose import Picture, Surroundings
+from flk.health import Picture, Surroundings
 from flk_runtime.contract.record import JobRecord
 
 _NOISE = (

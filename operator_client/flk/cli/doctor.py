@@ -16,7 +16,7 @@ from flk.terminal import one_line
 from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from flk.doctor import Result
+    from flk.health.facts import Result
 
 
 def doctor(
@@ -49,11 +49,13 @@ def doctor(
     if output not in ("table", "json"):
         raise UsageError(f"--output: must be table or json (is {output!r})")
     limit = seconds(timeout, "--timeout")
-    from flk import doctor as checks
-    from flk.doctor import Pods
+    from flk.health.checks import examine
+    from flk.health.facts import Pods
     from flk.jobs.client import JobClient
+    from flk.jobs.cluster import read_cluster
     from flk.jobs.submission import prepare
     from flk.spec.job import Job
+    from flk.trial import trial
 
     client = JobClient.connect(context, namespace)
     job, root, pods = Job(command=["-m", "flk_runtime.check"], replicas=2), Path.cwd(), None
@@ -61,15 +63,15 @@ def doctor(
         loaded = load_job_file(file)
         job, root = loaded.job, loaded.root
         pods = Pods(prepare(job, root, client).manifests[0])
-    results = checks.examine(checks.read(client, pods), pods)
+    results = examine(read_cluster(client, pods), pods)
     if start_pods:
-        results.append(checks.trial(job, root, client, timeout=limit, report=note))
+        results.append(trial(job, root, client, timeout=limit, report=note))
     return report(results, output)
 
 
 def report(results: Sequence[Result], output: str = "table") -> int | None:
     """Print what the checks found, and return the exit code."""
-    from flk.doctor import Level
+    from flk.health.facts import Level
 
     if output == "json":
         document = [{**vars(result), "level": result.level.value} for result in results]

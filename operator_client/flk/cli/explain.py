@@ -20,7 +20,7 @@ def explain(
     The reference has the same text.
     """
     from flk.cli.table import table
-    from flk.diagnose import CAUSES, page
+    from flk.health import CAUSES, page
 
     if code is None:
         print("\n".join(table(["CODE", "MEANING"], [[cause.code, cause.title] for cause in CAUSES])))

@@ -11,7 +11,7 @@ from flk.terminal import printable, program_name
 from flk.units import plural, short_duration
 
 if TYPE_CHECKING:
-    from flk.diagnose import PodState, Progress
+    from flk.health import PodState, Progress
     from flk.jobs.state import AttemptState, State
 
 _SHOWN: Final = 32  # pods in the text format

@@ -96,18 +96,20 @@ def submit(
 
 def _check(submission: Submission) -> int | None:
     """Print on stderr what would prevent the job from running, and return the exit code if something does."""
-    from flk import doctor
+    from flk.health.checks import examine
+    from flk.health.facts import Level, Pods
+    from flk.jobs.cluster import read_cluster
 
-    pods = doctor.Pods(submission.manifests[0])
-    results = doctor.examine(doctor.read(submission.client, pods), pods)
+    pods = Pods(submission.manifests[0])
+    results = examine(read_cluster(submission.client, pods), pods)
     failed = False
     for result in results:
-        if result.level in (doctor.Level.FAILED, doctor.Level.WARNING):
+        if result.level in (Level.FAILED, Level.WARNING):
             note(
                 f"check {result.level.value}: {result.check}: {result.found}"
                 + f"; {result.remedy}" * bool(result.remedy)
             )
-            failed = failed or result.level is doctor.Level.FAILED
+            failed = failed or result.level is Level.FAILED
     if failed:
         note(f"{submission.name}: nothing was created")
         return int(ExitCode.INFRASTRUCTURE)

@@ -12,7 +12,7 @@ from flk.cli.options import Context, JobName, Namespace, note
 from flk.errors import UsageError
 
 if TYPE_CHECKING:
-    from flk.diagnose import Report
+    from flk.health import Report
 
 
 def why(
@@ -30,7 +30,7 @@ def why(
     """
     if output not in ("text", "json", "yaml"):
         raise UsageError(f"--output: must be text, json or yaml (is {output!r})")
-    from flk.diagnose import report
+    from flk.health import report
     from flk.jobs.client import JobClient
     from flk.jobs.picture import read_picture
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from flk.diagnose import Picture, Surroundings, event_time
 from flk.errors import ForbiddenError
+from flk.health import Picture, Surroundings, event_time
 from flk.jobs.client import JobClient
 from flk.jobs.picture import NODES, is_about
 from flk.jobs.state import State, derive

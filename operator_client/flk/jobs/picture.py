@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Final
 
 from flk import labels
-from flk.diagnose import (
+from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, UsageError
+from flk.health import (
     Kept,
     Picture,
     PodPhase,
@@ -24,8 +25,7 @@ from flk.diagnose import (
     event_time,
     read_progress,
 )
-from flk.diagnose.picture import pod_spec
-from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, UsageError
+from flk.health.picture import pod_spec
 from flk.jobs import evidence
 from flk.jobs.client import OWNED, PODS, JobClient
 from flk.jobs.evidence import KeptJob

@@ -2,8 +2,8 @@
 
 An adapter knows how a job is rendered, what the object's status means, how it is suspended, scaled and created again,
 and how its pods, their indexes and their restarts are found. `gang` holds what each scheduler of gangs needs. The
-package has no I/O. `flk.manifest`, `flk.diagnose`, `flk.jobs`, `flk.doctor` and `flk.cli` import it; of flk it imports
-what is below it: spec, labels and units.
+package has no I/O. `flk.manifest`, `flk.health`, `flk.jobs` and `flk.cli` import it; of flk it imports what
+is below it: spec, labels and units.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from flk.diagnose import Evidence, Finding
+from flk.health import Evidence, Finding
 from flk.kube import Object
 from flk_runtime.contract.record import JobRecord
 

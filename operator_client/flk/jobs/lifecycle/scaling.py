@@ -6,8 +6,8 @@ launchers let all ranks save after the same step and go on with the pods that ar
 
 from __future__ import annotations
 
-from flk.diagnose import Picture
 from flk.errors import UsageError
+from flk.health import Picture
 from flk.jobs.client import JobClient, resource_of
 from flk.jobs.lifecycle.suspension import refuse_ended, refuse_queued
 from flk.jobs.state import derive

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final
 
-from flk.diagnose.exceptions import LoggedError, find_errors
 from flk.errors import ApiError, ForbiddenError, JobNotFoundError
+from flk.health.exceptions import LoggedError, find_errors
 from flk.jobs import evidence
 from flk.jobs.client import JobClient
 from flk.jobs.logs.dump import DUMPED, read_log

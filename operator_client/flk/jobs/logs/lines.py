@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from flk.diagnose import Picture
 from flk.errors import UsageError
+from flk.health import Picture
 from flk.jobs.state import derive
 from flk.kube import Object
 from flk.targets import target_of

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Final
 
-from flk.diagnose.pods import has_log
 from flk.errors import WaitTimeoutError
+from flk.health.pods import has_log
 from flk.jobs.client import JobClient
 from flk.jobs.evidence import Recorder
 from flk.jobs.follower import Follower

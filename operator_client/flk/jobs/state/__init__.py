@@ -4,7 +4,7 @@
 and `flk.jobs.logs` read it; nothing here sends a request.
 """
 
-from flk.diagnose import PodPhase, PodState
+from flk.health import PodPhase, PodState
 from flk.jobs.state.derive import deleted, derive
 from flk.jobs.state.model import SCHEMA, AttemptState, Phase, State
 

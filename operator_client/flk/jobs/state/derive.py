@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flk import labels
-from flk.diagnose import Finding, Picture, PodPhase, find, job_failure, with_memory_limit
+from flk.health import Finding, Picture, PodPhase, find, job_failure, with_memory_limit
 from flk.jobs.state.model import AttemptState, Phase, State
 from flk.units import timestamp
 from flk_runtime.contract.exit_codes import ExitCode

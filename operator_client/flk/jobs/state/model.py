@@ -6,7 +6,7 @@ import enum
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from flk.diagnose import Finding, PodState, Progress
+from flk.health import Finding, PodState, Progress
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import SlowRank
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flk.cli.progress_line import ProgressLine, progress_text
-from flk.diagnose import Progress
+from flk.health import Progress
 from flk.jobs.state import Phase, State
 from tests.support.terminal import on_a_terminal
 from tests.unit.flk.cli.outputs import jobs

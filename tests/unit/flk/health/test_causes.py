@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from flk.__main__ import main
-from flk.diagnose import CAUSES, find, page, report
-from flk.diagnose.model import PodPhase
+from flk.health import CAUSES, find, page, report
+from flk.health.model import PodPhase
 from flk.jobs.state import Phase, derive
 from flk_runtime.contract.exit_codes import ExitCode
 from tests.support import recorded

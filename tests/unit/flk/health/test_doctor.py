@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 import flk
-from flk.doctor import Facts, Level, Pods, examine
-from flk.doctor.model import Unreadable
-from flk.doctor.rights import OPTIONAL, all_rights, rights_for
+from flk.health.checks import examine
+from flk.health.facts import Facts, Level, Pods, Unreadable
+from flk.health.rights import OPTIONAL, all_rights, rights_for
 from flk.targets import DEFAULT, TARGETS
 from flk.targets.gang import GANGS
 from tests.support.chart import template

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flk.diagnose import read_progress
+from flk.health import read_progress
 
 
 def line(second: int, text: str) -> str:

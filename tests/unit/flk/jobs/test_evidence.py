@@ -14,7 +14,7 @@ import pytest
 
 from flk import labels
 from flk.__main__ import main
-from flk.diagnose import Picture, report
+from flk.health import Picture, report
 from flk.jobs.client import JobClient
 from flk.jobs.evidence import KeptJob, Recorder, StateChange, Store, find
 from flk.jobs.evidence.redaction import kept_job, kept_pod

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flk.diagnose import Picture
+from flk.health import Picture
 from flk.jobs import state as states
 from flk.jobs.state import Phase
 from flk_runtime.contract.exit_codes import ExitCode

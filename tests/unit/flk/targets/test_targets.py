@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from flk.diagnose import Picture, PodPhase
-from flk.diagnose.causes.table import find
 from flk.errors import UsageError
+from flk.health import Picture, PodPhase
+from flk.health.table import find
 from flk.jobs.state import Phase, derive
 from flk.manifest import make_bundle, render
 from flk.spec.job import Job, validated

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from flk import labels
-from flk.diagnose import report
+from flk.health import report
 from flk.jobs.client import JobClient
 from flk.jobs.picture import read_picture
 from flk.jobs.state import Phase, derive

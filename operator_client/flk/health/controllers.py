@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from flk.doctor.model import Facts, Level, Result, Unreadable
+from flk.health.facts import Facts, Level, Result, Unreadable
 from flk.kube import Object
 from flk.targets.controllers import CONTROLLERS, Controller, trouble
 from flk.targets.trainjob import RUNTIME

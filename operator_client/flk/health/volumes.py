@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from flk.diagnose.causes.row import Cause, Found, event_evidence, names, subject
-from flk.diagnose.model import Evidence, PodPhase, PodState
-from flk.diagnose.picture import Picture, pod_spec
-from flk.diagnose.scheduler_message import parse
+from flk.health.cause import Cause, Found, event_evidence, names, subject
+from flk.health.model import Evidence, PodPhase, PodState
+from flk.health.picture import Picture, pod_spec
+from flk.health.scheduler_message import parse
 from flk.kube import Object
 from flk.units import timestamp
 

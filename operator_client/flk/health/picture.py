@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any, Final
 
 from flk import labels
-from flk.diagnose.model import Finding, PodPhase, PodState
-from flk.diagnose.pods import (
+from flk.health.model import Finding, PodPhase, PodState
+from flk.health.pods import (
     SIGKILLED,
     existing_pod,
     memory_limit,
@@ -19,7 +19,7 @@ from flk.diagnose.pods import (
     was_killed_by_memory_limit,
     was_killed_without_reason,
 )
-from flk.diagnose.progress import Progress
+from flk.health.progress import Progress
 from flk.kube import Object
 from flk.targets import WORKER, Target, target_of
 from flk.terminal import program_name

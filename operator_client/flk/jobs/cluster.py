@@ -1,4 +1,4 @@
-"""Read what the checks need of a cluster: many small requests at once, each of which may be refused."""
+"""Read what the checks before a job need of a cluster: many small requests at once, each of which may be refused."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from flk.doctor.model import Facts, Pods, Unreadable
-from flk.doctor.references import names_of
-from flk.doctor.rights import Right, all_rights
 from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, NoConfigError, UnreachableError
+from flk.health.facts import Facts, Pods, Unreadable
+from flk.health.references import names_of
+from flk.health.rights import Right, all_rights
 from flk.jobs.choice import RUNTIMES
 from flk.jobs.client import JobClient
 from flk.kube import Document, Object, Resource, Target
@@ -41,7 +41,7 @@ _REVIEWS: Final = Resource("authorization.k8s.io", "v1", "selfsubjectaccessrevie
 T = TypeVar("T")
 
 
-def read(client: JobClient, pods: Pods | None = None) -> Facts:
+def read_cluster(client: JobClient, pods: Pods | None = None) -> Facts:
     """Return what there is to know of the cluster and of the client's namespace; with ``pods`` also of what they name.
 
     Raises UnreachableError and NoConfigError if the API server does not answer or refuses the credentials. Whatever

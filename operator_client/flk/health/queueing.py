@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from flk.diagnose.causes.row import Cause, Found, names, pod_evidence
-from flk.diagnose.model import Evidence, PodPhase
-from flk.diagnose.picture import Picture
+from flk.health.cause import Cause, Found, names, pod_evidence
+from flk.health.model import Evidence, PodPhase
+from flk.health.picture import Picture
 from flk.kube import Object
 from flk.units import timestamp
 from flk_runtime.contract.exit_codes import ExitCode

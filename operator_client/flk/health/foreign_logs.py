@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from flk.diagnose.exceptions import LoggedError, find_errors
-from flk.diagnose.model import PodState
-from flk.diagnose.picture import Picture
+from flk.health.exceptions import LoggedError, find_errors
+from flk.health.model import PodState
+from flk.health.picture import Picture
 from flk_runtime.contract.failure import Failure
 
 _RANK: Final = re.compile(r"\[(?:rank|default)(\d+)\]")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from flk import labels
-from flk.doctor.model import Facts, Level, Pods, Result, Unreadable
+from flk.health.facts import Facts, Level, Pods, Result, Unreadable
 from flk.kube import Object
 from flk.units import plural
 

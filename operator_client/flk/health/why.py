@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from flk.diagnose.causes import LATER, find
-from flk.diagnose.model import Evidence, Finding, PodPhase, PodState
-from flk.diagnose.picture import Picture, event_time
+from flk.health.model import Evidence, Finding, PodPhase, PodState
+from flk.health.picture import Picture, event_time
+from flk.health.table import LATER, find
 from flk.kube import Object
 from flk.units import plural
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from flk.diagnose.causes.row import Cause, Found, event_evidence, names, subject
-from flk.diagnose.model import Evidence, PodPhase, PodState
-from flk.diagnose.picture import Picture
+from flk.health.cause import Cause, Found, event_evidence, names, subject
+from flk.health.model import Evidence, PodPhase, PodState
+from flk.health.picture import Picture
 from flk.kube import Object
 from flk.targets.controllers import CONTROLLERS, trouble
 from flk.units import plural, short_duration, timestamp

@@ -6,9 +6,9 @@ from collections import defaultdict
 from typing import Final
 
 from flk import labels
-from flk.diagnose.causes.row import Cause, Found, names, pod_evidence
-from flk.diagnose.model import Evidence, PodPhase
-from flk.diagnose.picture import Picture
+from flk.health.cause import Cause, Found, names, pod_evidence
+from flk.health.model import Evidence, PodPhase
+from flk.health.picture import Picture
 from flk.kube import Object
 
 _UNFINISHED: Final = ("Pending", "Running")  # phases of pods

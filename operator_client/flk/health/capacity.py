@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from flk.doctor.model import Amounts, Facts, Level, Pods, Result, Unreadable, amount_text, quantity
+from flk.health.facts import Amounts, Facts, Level, Pods, Result, Unreadable, amount_text, quantity
 from flk.kube import Object
 from flk.units import plural
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from flk.diagnose.causes.row import Cause, Found, event_evidence, names, pod_evidence, subject, waiting_path
-from flk.diagnose.model import Evidence, PodState
-from flk.diagnose.picture import Picture, pod_spec
+from flk.health.cause import Cause, Found, event_evidence, names, pod_evidence, subject, waiting_path
+from flk.health.model import Evidence, PodState
+from flk.health.picture import Picture, pod_spec
 from flk.kube import Object
 from flk.units import plural
 

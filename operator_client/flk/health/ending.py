@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from flk.diagnose.causes.row import Cause, Found
-from flk.diagnose.failure import exit_code_of, root_failure
-from flk.diagnose.foreign_logs import first_exception
-from flk.diagnose.model import Evidence
-from flk.diagnose.picture import Picture
+from flk.health.cause import Cause, Found
+from flk.health.failure import exit_code_of, root_failure
+from flk.health.foreign_logs import first_exception
+from flk.health.model import Evidence
+from flk.health.picture import Picture
 from flk.units import timestamp
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure

@@ -7,10 +7,10 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any, Final
 
-from flk.diagnose.causes.row import Cause, Found, names, subject
-from flk.diagnose.model import Evidence, PodPhase, PodState
-from flk.diagnose.picture import Picture, pod_spec
-from flk.diagnose.scheduler_message import NodeReason, parse
+from flk.health.cause import Cause, Found, names, subject
+from flk.health.model import Evidence, PodPhase, PodState
+from flk.health.picture import Picture, pod_spec
+from flk.health.scheduler_message import NodeReason, parse
 from flk.kube import Object
 from flk.units import parse_quantity, timestamp
 

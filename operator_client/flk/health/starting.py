@@ -6,9 +6,9 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from flk.diagnose.causes.row import Cause, Found, event_evidence, names, pod_evidence, subject, waiting_path
-from flk.diagnose.model import Evidence, PodPhase, PodState
-from flk.diagnose.picture import Picture, event_time
+from flk.health.cause import Cause, Found, event_evidence, names, pod_evidence, subject, waiting_path
+from flk.health.model import Evidence, PodPhase, PodState
+from flk.health.picture import Picture, event_time
 from flk.kube import Object
 from flk.units import plural, timestamp
 from flk_runtime.contract.exit_codes import ExitCode

@@ -6,8 +6,8 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from flk.diagnose.picture import Picture
-from flk.diagnose.pods import SIGKILLED
+from flk.health.picture import Picture
+from flk.health.pods import SIGKILLED
 from flk.units import timestamp
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure

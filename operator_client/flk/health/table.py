@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from flk.diagnose.causes.admission import ADMISSION
-from flk.diagnose.causes.deadlock import DEADLOCK
-from flk.diagnose.causes.deletion import DELETION
-from flk.diagnose.causes.ending import ENDING
-from flk.diagnose.causes.images import IMAGES
-from flk.diagnose.causes.queueing import QUEUEING
-from flk.diagnose.causes.row import Cause
-from flk.diagnose.causes.running import RUNNING
-from flk.diagnose.causes.scheduling import SCHEDULING, UNSCHEDULABLE
-from flk.diagnose.causes.starting import STARTING
-from flk.diagnose.causes.volumes import VOLUMES
-from flk.diagnose.model import Finding
-from flk.diagnose.picture import Picture
+from flk.health.admission import ADMISSION
+from flk.health.cause import Cause
+from flk.health.deadlock import DEADLOCK
+from flk.health.deletion import DELETION
+from flk.health.ending import ENDING
+from flk.health.images import IMAGES
+from flk.health.model import Finding
+from flk.health.picture import Picture
+from flk.health.queueing import QUEUEING
+from flk.health.running import RUNNING
+from flk.health.scheduling import SCHEDULING, UNSCHEDULABLE
+from flk.health.starting import STARTING
+from flk.health.volumes import VOLUMES
 
 # Within each group the row that says most comes first, and the last row takes what the others do not know.
 GROUPS: Final = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from flk.diagnose.causes.row import Cause, Found
-from flk.diagnose.model import Evidence
-from flk.diagnose.picture import Picture
+from flk.health.cause import Cause, Found
+from flk.health.model import Evidence
+from flk.health.picture import Picture
 from flk_runtime.contract.exit_codes import ExitCode
 
 

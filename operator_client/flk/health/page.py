@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flk.diagnose.causes import Cause
+from flk.health.cause import Cause
 from flk.units import short_duration
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from flk.diagnose.model import PodPhase, PodState
+from flk.health.model import PodPhase, PodState
 from flk.kube import Object
 from flk.targets import CONTAINERS, EXIT_CODE, REPLACED
 from flk.units import timestamp

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from flk.doctor.model import Level, Result
 from flk.errors import FlkError, WaitTimeoutError
+from flk.health.facts import Level, Result
 from flk.jobs.client import JobClient
 from flk.jobs.state import Phase
 from flk.jobs.submission import prepare

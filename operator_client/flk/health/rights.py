@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from flk.doctor.model import Facts, Level, Result, Unreadable
+from flk.health.facts import Facts, Level, Result, Unreadable
 from flk.targets import Target
 from flk.targets.gang import GANGS, Gang
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from flk.doctor.capacity import check_capacity, check_gpus
-from flk.doctor.cluster import check_api, check_controllers, check_runtime, check_server
-from flk.doctor.model import Facts, Level, Pods, Result
-from flk.doctor.namespace import check_admission, check_limit_ranges, check_pod_security, check_quotas
-from flk.doctor.references import check_claims, check_priority_class, check_queue, check_secrets, check_service_account
-from flk.doctor.rights import check_rights
+from flk.health.capacity import check_capacity, check_gpus
+from flk.health.controllers import check_api, check_controllers, check_runtime, check_server
+from flk.health.facts import Facts, Level, Pods, Result
+from flk.health.namespace import check_admission, check_limit_ranges, check_pod_security, check_quotas
+from flk.health.references import check_claims, check_priority_class, check_queue, check_secrets, check_service_account
+from flk.health.rights import check_rights
 
 CLUSTER_CHECKS: Final[tuple[Callable[[Facts], Iterator[Result]], ...]] = (
     check_server,

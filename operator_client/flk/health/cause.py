@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from flk.diagnose.model import Evidence, Finding, PodState
-from flk.diagnose.picture import Picture, event_time
+from flk.health.model import Evidence, Finding, PodState
+from flk.health.picture import Picture, event_time
 from flk.kube import Object
 from flk.units import timestamp
 from flk_runtime.contract.exit_codes import ExitCode

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from flk.doctor.model import Amounts, Facts, Level, Pods, Result, Unreadable, amount_text, quantity
-from flk.doctor.pod_security import violations
+from flk.health.facts import Amounts, Facts, Level, Pods, Result, Unreadable, amount_text, quantity
+from flk.health.pod_security import violations
 from flk.kube import Object
 from flk.targets import DEFAULT
 from flk.units import plural
