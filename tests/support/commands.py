@@ -86,8 +86,11 @@ class Kubectl:
 
 
 def helm(*args: str, timeout: float = 120) -> Result:
-    """Run helm. The test is skipped where helm is not installed."""
+    """Run helm, which reads no kubeconfig unless ``args`` name one. The test is skipped where helm is not installed."""
     if not shutil.which("helm"):
         unavailable("helm is not installed")
-    done = subprocess.run(["helm", *args], capture_output=True, text=True, timeout=timeout)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HELM_KUBE")}
+    environ.pop("HELM_NAMESPACE", None)
+    environ["KUBECONFIG"] = os.devnull
+    done = subprocess.run(["helm", *args], capture_output=True, text=True, timeout=timeout, env=environ)
     return Result(done.returncode, done.stdout, done.stderr)

@@ -57,13 +57,13 @@ class ApiClient:
     """Requests to one API server. Many threads may use one client."""
 
     def __init__(
-        self, access: Access, *, retries: RetryPolicy | None = None, sleep: Callable[[float], None] = time.sleep
+        self, access: Access, *, retries: RetryPolicy | None = None, sleep: Callable[[float], None] | None = None
     ) -> None:
         self.access = access
         options = connection_options()
         self.retries = retries or RetryPolicy.within(options.request_timeout)
         self._observe = options.observe
-        self._sleep = sleep
+        self._sleep = sleep or time.sleep
         self._skew = 0.0
 
     def now(self) -> float:

@@ -45,10 +45,10 @@ def test_states_that_alternate_are_reported_ever_more_rarely() -> None:
     now = [0.0]
     quiet = Quiet(lambda: now[0])
     count = 0
+    running, restarting = state(Phase.RUNNING), state(Phase.RESTARTING)
     for number in range(12 * 3600):
         now[0] = float(number)
-        phase = Phase.RUNNING if number % 20 < 10 else Phase.RESTARTING
-        count += quiet.is_news(state(phase))
+        count += quiet.is_news(running if number % 20 < 10 else restarting)
     assert 20 < count < 60
 
 
