@@ -14,10 +14,10 @@ from typing import Final
 
 from flk.errors import FlkError, WaitTimeoutError
 from flk.health.facts import Level, Result
-from flk.jobs.client import JobClient
 from flk.jobs.state import Phase
 from flk.jobs.submission import prepare
 from flk.local import as_check
+from flk.observe.client import JobClient
 from flk.spec.job import Job
 from flk.units import plural, short_duration
 

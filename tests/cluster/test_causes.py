@@ -18,8 +18,8 @@ import pytest
 
 import flk as library
 from flk.health import report
-from flk.jobs.client import RESOURCES, JobClient
 from flk.jobs.picture import read_picture
+from flk.observe.client import RESOURCES, JobClient
 from flk_runtime.contract.exit_codes import ExitCode
 from tests.cluster.conftest import Cluster
 from tests.support import recorded
@@ -115,10 +115,10 @@ def test_cause(causes: Causes, case: Case) -> None:
     expected, client = case.expected, causes.client(case)
 
     def found() -> bool:
-        picture = read_picture(client, case.name)
-        answer = report(picture)
+        view = read_picture(client, case.name)
+        answer = report(view)
         code = answer.cause.code if answer.cause else ""
-        return code == expected.code and (answer.stuck or picture.failed or not expected.stuck)
+        return code == expected.code and (answer.stuck or view.failed or not expected.stuck)
 
     def told() -> str:
         pods = read_picture(client, case.name).objects

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import flk as api
-from flk.jobs.client import JobClient
 from flk.jobs.lifecycle import create_job
 from flk.jobs.submission import prepare
+from flk.observe.client import JobClient
 
 SMALL = ["--cpu", "50m", "--restarts", "0"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from flk.health import Picture, Surroundings
 from flk.jobs import state as states
 from flk.jobs.state import State
+from flk.observe.view import JobView, Surroundings
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import Attempt, JobRecord
@@ -105,11 +105,11 @@ class JobBuilder:
         return self
 
     def state(self) -> State:
-        return states.derive(self.picture())
+        return states.derive(self.view())
 
-    def picture(self, **surroundings: Any) -> Picture:
-        """The picture of the job, with the objects around it."""
-        return Picture(
+    def view(self, **surroundings: Any) -> JobView:
+        """The view of the job, with the objects around it."""
+        return JobView(
             self.job,
             list(self.pods.values()),
             now=NOW,

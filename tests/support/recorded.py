@@ -1,4 +1,4 @@
-"""Pictures of jobs as files: recorded from a real cluster, and read by tests that have none."""
+"""Views of jobs as files: recorded from a real cluster, and read by tests that have none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flk.health import Picture, Surroundings
+from flk.observe.view import JobView, Surroundings
 from flk_runtime.contract.record import JobRecord
 
 _NOISE = (
@@ -32,15 +32,15 @@ _NOISE = (
 FOLDER = Path(__file__).parents[1] / "unit" / "flk" / "health" / "causes"
 
 
-def save(picture: Picture, path: Path) -> None:
-    """Write what a picture was made of."""
-    around = picture.around
+def save(view: JobView, path: Path) -> None:
+    """Write what a view was made of."""
+    around = view.around
     data = {
-        "job": picture.job,
-        "pods": [*picture.objects.values()],
-        "events": picture.events,
-        "record": asdict(picture.record) if picture.record else None,
-        "now": picture.now,
+        "job": view.job,
+        "pods": [*view.objects.values()],
+        "events": view.events,
+        "record": asdict(view.record) if view.record else None,
+        "now": view.now,
         "surroundings": {
             key: sorted(value) if isinstance(value, frozenset) else value for key, value in vars(around).items()
         },
@@ -49,13 +49,13 @@ def save(picture: Picture, path: Path) -> None:
     path.write_text(json.dumps(_without_noise(data), indent=1, sort_keys=True) + "\n")
 
 
-def load(path: Path) -> Picture:
-    """Return the picture that `save` has written."""
+def load(path: Path) -> JobView:
+    """Return the view that `save` has written."""
     data = json.loads(path.read_text())
     around = data["surroundings"]
     for key in ("missing", "unreadable"):
         around[key] = frozenset(around[key])
-    return Picture(
+    return JobView(
         data["job"],
         data["pods"],
         now=data["now"],

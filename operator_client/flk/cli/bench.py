@@ -87,8 +87,8 @@ def _local(job: Job, folder: Path) -> tuple[int, BenchResult | None]:
 
 def _in_cluster(job: Job, root: Path, context: str | None, namespace: str | None) -> tuple[int, BenchResult | None]:
     from flk.jobs import logs, wait
-    from flk.jobs.client import JobClient
     from flk.jobs.submission import prepare
+    from flk.observe.client import JobClient
 
     client = JobClient.connect(context, namespace)
     handle = prepare(job, root, client).create()

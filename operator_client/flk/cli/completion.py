@@ -13,8 +13,8 @@ TIMEOUT: Final = 1.0  # seconds for the API server: nobody waits longer for a co
 
 def job_names(context: typer.Context) -> list[str]:
     """Return the names of the jobs in the namespace that the words so far choose, sorted; none after an error."""
-    from flk.jobs.client import JobClient
     from flk.kube import ConnectionOptions, set_connection_options
+    from flk.observe.client import JobClient
 
     try:
         kubeconfig = str(_chosen(context, "kubeconfig") or "")

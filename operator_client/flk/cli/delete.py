@@ -55,8 +55,8 @@ def delete(
     limit = seconds(timeout, "--timeout")
     names = list(dict.fromkeys(map(job_name, jobs or [])))
     selection = _selection(names, everything, selector, finished, seconds(older_than, "--older-than"))
-    from flk.jobs.client import JobClient
     from flk.jobs.lifecycle.deletion import delete_jobs
+    from flk.observe.client import JobClient
 
     client = JobClient.connect(context, namespace)
     chosen = selection.chosen(client) if selection else names

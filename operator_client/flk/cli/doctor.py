@@ -51,9 +51,9 @@ def doctor(
     limit = seconds(timeout, "--timeout")
     from flk.health.checks import examine
     from flk.health.facts import Pods
-    from flk.jobs.client import JobClient
     from flk.jobs.cluster import read_cluster
     from flk.jobs.submission import prepare
+    from flk.observe.client import JobClient
     from flk.spec.job import Job
     from flk.trial import trial
 

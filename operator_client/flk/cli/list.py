@@ -59,9 +59,9 @@ def list_(
     if all_namespaces and namespace:
         raise UsageError("--namespace and --all-namespaces exclude each other")
     from flk.cli.table import table
-    from flk.jobs.client import JobClient, qualified
     from flk.jobs.listing import list_states
     from flk.jobs.state import SCHEMA
+    from flk.observe.client import JobClient, qualified
     from flk.terminal import printable
     from flk.units import short_duration
 

@@ -16,8 +16,8 @@ from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from flk.cli.log_output import LogOutput
-    from flk.jobs.client import JobClient
     from flk.jobs.logs import LogOptions
+    from flk.observe.client import JobClient
 
 
 def logs(
@@ -88,7 +88,7 @@ def logs(
         raise UsageError("--first-error: excludes --previous, --rank and --grep")
     from flk.cli.log_output import LogOutput
     from flk.jobs import logs as job_logs
-    from flk.jobs.client import JobClient
+    from flk.observe.client import JobClient
 
     on_stdout = output == "text" and output_folder is None
     options = job_logs.LogOptions(

@@ -14,8 +14,8 @@ def restart(job: JobName, context: Context = None, namespace: Namespace = None, 
     """
     limit = seconds(timeout, "--timeout")
     from flk.jobs import lifecycle
-    from flk.jobs.client import JobClient
     from flk.jobs.submission import objects_with_uid
+    from flk.observe.client import JobClient
 
     client = JobClient.connect(context, namespace)
     try:

@@ -8,7 +8,7 @@ from flk.cli.options import Context, JobName, Namespace, note
 def resume(job: JobName, context: Context = None, namespace: Namespace = None) -> None:
     """Start a suspended job again, at its last checkpoint. Its count of restarts begins anew."""
     from flk.jobs import lifecycle
-    from flk.jobs.client import JobClient
+    from flk.observe.client import JobClient
 
     client = JobClient.connect(context, namespace)
     resumed = lifecycle.resume(client, job)

@@ -21,7 +21,7 @@ def scale(
     none of the job's restarts and disruptions.
     """
     from flk.jobs import lifecycle
-    from flk.jobs.client import JobClient
+    from flk.observe.client import JobClient
     from flk.units import plural
 
     client = JobClient.connect(context, namespace)

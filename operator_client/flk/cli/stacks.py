@@ -14,8 +14,8 @@ from flk.errors import ApiError, UsageError
 from flk.targets import CONTAINERS
 
 if TYPE_CHECKING:
-    from flk.jobs.client import JobClient
     from flk.kube import Object
+    from flk.observe.client import JobClient
 
 SCHEMA: Final = "flk.dev/stacks/v1"
 _TIMEOUT: Final = 45.0  # seconds; the leader waits 12 for the stacks of all pods
@@ -47,7 +47,7 @@ def stacks(
     """
     if output not in ("text", "json"):
         raise UsageError(f"--output: must be text or json (is {output!r})")
-    from flk.jobs.client import JobClient
+    from flk.observe.client import JobClient
     from flk.targets import target_of
 
     client = JobClient.connect(context, namespace)

@@ -13,8 +13,8 @@ from flk.errors import UsageError
 from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from flk.jobs.client import JobClient
     from flk.jobs.state import State
+    from flk.observe.client import JobClient
 
 
 def status(
@@ -40,8 +40,8 @@ def status(
         raise UsageError(f"--output: must be text, wide, json, yaml or name (is {output!r})")
     if watch and output in ("yaml", "name"):
         raise UsageError(f"--watch and --output {output} exclude each other")
-    from flk.jobs.client import JobClient
     from flk.jobs.wait import get_state
+    from flk.observe.client import JobClient
 
     client = JobClient.connect(context, namespace)
     if watch:
@@ -62,7 +62,7 @@ def _print(state: State, client: JobClient, output: str) -> None:
 
         print(yaml.safe_dump(json.loads(json.dumps(state.to_dict())), sort_keys=False, allow_unicode=True), end="")
     elif output == "name":
-        from flk.jobs.client import qualified
+        from flk.observe.client import qualified
 
         print(qualified(state.kind, state.name))
     else:

@@ -11,8 +11,9 @@ from flk.terminal import printable, program_name
 from flk.units import plural, short_duration
 
 if TYPE_CHECKING:
-    from flk.health import PodState, Progress
     from flk.jobs.state import AttemptState, State
+    from flk.observe.model import PodState
+    from flk.observe.progress import Progress
 
 _SHOWN: Final = 32  # pods in the text format
 _REASON: Final = 60  # characters of a pod's reason where the width is not known

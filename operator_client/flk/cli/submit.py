@@ -55,8 +55,8 @@ def submit(
     if limit is not None and not follow:
         raise UsageError("--timeout needs --follow", hint="--deadline limits the job itself")
     from flk.jobs import lifecycle
-    from flk.jobs.client import JobClient
     from flk.jobs.submission import prepare
+    from flk.observe.client import JobClient
 
     submission = prepare(loaded.job, loaded.root, JobClient.connect(context, namespace))
     for field in ("target", "gang"):

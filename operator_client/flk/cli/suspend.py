@@ -26,7 +26,7 @@ def suspend(
     """
     limit = seconds(timeout, "--timeout")
     from flk.jobs import lifecycle
-    from flk.jobs.client import JobClient
+    from flk.observe.client import JobClient
 
     client = JobClient.connect(context, namespace)
     changed = lifecycle.suspend(client, job, wait=wait, timeout=limit, report=note)

@@ -55,8 +55,8 @@ def wait(
     limit, until = seconds(timeout, "--timeout"), _goal(goal)
     from flk.cli.logs import note_detached
     from flk.cli.progress_line import ProgressLine
-    from flk.jobs.client import JobClient
     from flk.jobs.wait import Outcome, describe, raise_for_state, run_time_text, wait_for
+    from flk.observe.client import JobClient
     from flk.terminal import printable
 
     client = JobClient.connect(context, namespace)

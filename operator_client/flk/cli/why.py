@@ -31,8 +31,8 @@ def why(
     if output not in ("text", "json", "yaml"):
         raise UsageError(f"--output: must be text, json or yaml (is {output!r})")
     from flk.health import report
-    from flk.jobs.client import JobClient
     from flk.jobs.picture import read_picture
+    from flk.observe.client import JobClient
 
     client = JobClient.connect(context, namespace)
     answer = report(read_picture(client, job, note))

@@ -9,31 +9,18 @@ from flk.health.admission import awaits_controller
 from flk.health.cause import Cause
 from flk.health.ending import job_failure
 from flk.health.failure import with_memory_limit
-from flk.health.model import Evidence, Finding, PodPhase, PodState
 from flk.health.page import page
-from flk.health.picture import Kept, Picture, Surroundings, event_time
-from flk.health.progress import Progress, read_progress
 from flk.health.table import CAUSES, find
 from flk.health.why import Report, report
 
 __all__ = [
     "CAUSES",
     "Cause",
-    "Evidence",
-    "Finding",
-    "Kept",
-    "Picture",
-    "PodPhase",
-    "PodState",
-    "Progress",
     "Report",
-    "Surroundings",
     "awaits_controller",
-    "event_time",
     "find",
     "job_failure",
     "page",
-    "read_progress",
     "report",
     "with_memory_limit",
 ]

@@ -6,9 +6,9 @@ import re
 from typing import Final
 
 from flk.health.cause import Cause, Found, event_evidence, names, subject
-from flk.health.model import Evidence, PodPhase, PodState
-from flk.health.picture import Picture
 from flk.kube import Object
+from flk.observe.model import Evidence, PodPhase, PodState
+from flk.observe.view import JobView
 from flk.targets.controllers import CONTROLLERS, trouble
 from flk.units import plural, short_duration, timestamp
 from flk_runtime.contract.exit_codes import ExitCode
@@ -31,78 +31,78 @@ _POLICY: Final = re.compile(r"ValidatingAdmissionPolicy '([^']+)'(?: with bindin
 _WEBHOOK_DOWN: Final = re.compile(r'failed calling webhook "([^"]+)": (.*)')
 
 
-def _managed_elsewhere(picture: Picture) -> Found | None:
-    manager = str(picture.run_policy.get("managedBy") or "")
-    if picture.seen_by_operator or not manager or manager == "kubeflow.org/training-operator":
+def _managed_elsewhere(view: JobView) -> Found | None:
+    manager = str(view.run_policy.get("managedBy") or "")
+    if view.seen_by_operator or not manager or manager == "kubeflow.org/training-operator":
         return None
     return Found(
         f"the training operator leaves this job alone because its manager is {manager}, which has not acted on it",
-        f"{picture.describe} shows spec.runPolicy.managedBy; create the job without that field to have it run in this "
+        f"{view.describe} shows spec.runPolicy.managedBy; create the job without that field to have it run in this "
         "cluster",
-        [Evidence(picture.subject, manager, "spec.runPolicy.managedBy", picture.created)],
+        [Evidence(view.subject, manager, "spec.runPolicy.managedBy", view.created)],
     )
 
 
-def awaits_controller(picture: Picture) -> bool:
+def awaits_controller(view: JobView) -> bool:
     """Return whether a job has lacked pods for some seconds and no event says why: its controller may be away."""
-    if picture.suspended or picture.failed or picture.succeeded or picture.now - picture.created < OPERATOR_DELAY:
+    if view.suspended or view.failed or view.succeeded or view.now - view.created < OPERATOR_DELAY:
         return False
-    return bool(_lacking(picture) or not picture.pods) and not refusals(picture)
+    return bool(_lacking(view) or not view.pods) and not refusals(view)
 
 
-def _lacking(picture: Picture) -> list[PodState]:
+def _lacking(view: JobView) -> list[PodState]:
     """Return the pods that the controller has to create, and those that have ended and that it has to replace."""
     return [
         pod
-        for pod in picture.pods
+        for pod in view.pods
         if pod.phase == PodPhase.MISSING or (pod.phase == PodPhase.FAILED and not pod.failed_permanently)
     ]
 
 
-def _operator_not_running(picture: Picture) -> Found | None:
-    if not awaits_controller(picture):
+def _operator_not_running(view: JobView) -> Found | None:
+    if not awaits_controller(view):
         return None
-    away = _away(picture)
-    untouched = not picture.seen_by_operator and all(pod.phase == PodPhase.MISSING for pod in picture.pods)
+    away = _away(view)
+    untouched = not view.seen_by_operator and all(pod.phase == PodPhase.MISSING for pod in view.pods)
     if away is not None or not untouched:
         return away
-    remedy = f"{picture.target.controller_pods} shows the operator's pod{_INSTALL.get(picture.target.name, '')}"
+    remedy = f"{view.target.controller_pods} shows the operator's pod{_INSTALL.get(view.target.name, '')}"
     return Found(
-        f"{picture.target.controller} has not touched the job: it does not run in this cluster, or it does not watch "
+        f"{view.target.controller} has not touched the job: it does not run in this cluster, or it does not watch "
         "this namespace",
         remedy,
-        [_untouched(picture)],
+        [_untouched(view)],
     )
 
 
-def _away(picture: Picture) -> Found | None:
+def _away(view: JobView) -> Found | None:
     """Return that the Deployment of a controller of the job has no pod that is ready, as far as it could be read."""
-    for controller in CONTROLLERS[picture.target.name]:
-        deployments = picture.around.controllers.get(controller.check, ())
+    for controller in CONTROLLERS[view.target.name]:
+        deployments = view.around.controllers.get(controller.check, ())
         troubles = [trouble(controller, deployment) for deployment in deployments]
         if not troubles or troubles[0] is None or None in troubles:
             continue
-        first, lacking = deployments[0]["metadata"], _lacking(picture)
+        first, lacking = deployments[0]["metadata"], _lacking(view)
         changed = max((timestamp(entry.get("time")) for entry in first.get("managedFields") or []), default=0.0)
         where = f"Deployment {first['name']} in namespace {first['namespace']}"
-        context = f"--context {picture.context} " if picture.context else ""
-        gone = picture.seen_by_operator and lacking
+        context = f"--context {view.context} " if view.context else ""
+        gone = view.seen_by_operator and lacking
         return Found(
             f"{controller.name} {troubles[0].found}, so nothing creates {subject(lacking) if lacking else 'its pods'}",
             f"kubectl {context}{troubles[0].remedy}",
             [
                 Evidence(where, troubles[0].value, troubles[0].field, changed),
-                _absence(lacking[0]) if gone else _untouched(picture),
+                _absence(lacking[0]) if gone else _untouched(view),
             ],
             names(lacking),
-            since=max(changed, picture.created),
+            since=max(changed, view.created),
         )
     return None
 
 
-def _untouched(picture: Picture) -> Evidence:
-    age = short_duration(picture.now - picture.created)
-    return Evidence(picture.subject, f"no conditions, {age} after its creation", "status", picture.created)
+def _untouched(view: JobView) -> Evidence:
+    age = short_duration(view.now - view.created)
+    return Evidence(view.subject, f"no conditions, {age} after its creation", "status", view.created)
 
 
 def _absence(pod: PodState) -> Evidence:
@@ -113,97 +113,97 @@ def _absence(pod: PodState) -> Evidence:
     return Evidence(f"pod {pod.name}", text, "status.phase", pod.ended or 0.0)
 
 
-def refusals(picture: Picture) -> list[Object]:
+def refusals(view: JobView) -> list[Object]:
     """Return the events of pods that were not created and still do not exist."""
-    if all(pod.phase != PodPhase.MISSING for pod in picture.pods):
+    if all(pod.phase != PodPhase.MISSING for pod in view.pods):
         return []
-    return [e for e in picture.job_events if str(e.get("reason", "")).startswith("FailedCreate")]
+    return [e for e in view.job_events if str(e.get("reason", "")).startswith("FailedCreate")]
 
 
-def _refusal(picture: Picture, pattern: re.Pattern[str]) -> tuple[Object, re.Match[str], str, list[str]] | None:
+def _refusal(view: JobView, pattern: re.Pattern[str]) -> tuple[Object, re.Match[str], str, list[str]] | None:
     """Return the last matching event, its match, the pods in words and their names."""
-    for event in reversed(refusals(picture)):
+    for event in reversed(refusals(view)):
         match = pattern.search(" ".join(str(event.get("message", "")).split()))
         if match:
-            absent = [pod.name for pod in picture.pods if pod.phase == PodPhase.MISSING]
-            words = f"{plural(len(absent), 'pod')} of {len(picture.pods)} cannot be created"
+            absent = [pod.name for pod in view.pods if pod.phase == PodPhase.MISSING]
+            words = f"{plural(len(absent), 'pod')} of {len(view.pods)} cannot be created"
             return event, match, words, absent
     return None
 
 
-def _quota(picture: Picture) -> Found | None:
-    found = _refusal(picture, _QUOTA)
+def _quota(view: JobView) -> Found | None:
+    found = _refusal(view, _QUOTA)
     if found is None:
         return None
     event, match, words, absent = found
     quota, requested, used, limited = (match[n].rstrip(",") for n in (1, 2, 3, 4))
     return Found(
         f"{words}: the namespace's quota {quota} is used up ({requested} requested, {used} of {limited} used)",
-        f"{picture.kubectl(f'describe resourcequota {quota}')} shows who uses it; delete jobs that have ended with "
-        f"{picture.flk('list', job='')}, ask for less, or have the quota raised",
+        f"{view.kubectl(f'describe resourcequota {quota}')} shows who uses it; delete jobs that have ended with "
+        f"{view.flk('list', job='')}, ask for less, or have the quota raised",
         [event_evidence(event)],
         absent,
         resolves_itself=used.rpartition("=")[2] not in ("0", ""),  # others may free it; nobody can if it is too small
     )
 
 
-def _quota_needs_value(picture: Picture) -> Found | None:
-    found = _refusal(picture, _QUOTA_NEEDS)
+def _quota_needs_value(view: JobView) -> Found | None:
+    found = _refusal(view, _QUOTA_NEEDS)
     if found is None:
         return None
     event, match, words, absent = found
     return Found(
         f"{words}: the namespace's quota {match[1]} demands that pods set {match[2]}",
         "set it in the job, for example with --cpu and --memory; "
-        f"{picture.kubectl(f'describe resourcequota {match[1]}')} "
+        f"{view.kubectl(f'describe resourcequota {match[1]}')} "
         "shows what the quota counts",
         [event_evidence(event)],
         absent,
     )
 
 
-def _limit_range(picture: Picture) -> Found | None:
-    found = _refusal(picture, _LIMIT)
+def _limit_range(view: JobView) -> Found | None:
+    found = _refusal(view, _LIMIT)
     if found is None:
         return None
     event, match, words, absent = found
     return Found(
         f"{words}: a LimitRange of the namespace forbids it ({match[1]})",
-        f"{picture.kubectl('describe limitrange')} shows the limits; choose --cpu, --memory or --gpu within them",
+        f"{view.kubectl('describe limitrange')} shows the limits; choose --cpu, --memory or --gpu within them",
         [event_evidence(event)],
         absent,
     )
 
 
-def _pod_security(picture: Picture) -> Found | None:
-    found = _refusal(picture, _POD_SECURITY)
+def _pod_security(view: JobView) -> Found | None:
+    found = _refusal(view, _POD_SECURITY)
     if found is None:
         return None
     event, match, words, absent = found
     return Found(
         f"{words}: they violate the namespace's Pod Security level {match[1].partition(':')[0]} ({match[2]})",
-        f"remove what it names from the pod template or from the job's patch; {picture.kubectl('get namespace')} "
-        f"{picture.namespace} --show-labels shows the level",
+        f"remove what it names from the pod template or from the job's patch; {view.kubectl('get namespace')} "
+        f"{view.namespace} --show-labels shows the level",
         [event_evidence(event)],
         absent,
     )
 
 
-def _service_account(picture: Picture) -> Found | None:
-    found = _refusal(picture, _ACCOUNT)
+def _service_account(view: JobView) -> Found | None:
+    found = _refusal(view, _ACCOUNT)
     if found is None:
         return None
     event, match, words, absent = found
     return Found(
-        f"{words}: the service account {match[1]} does not exist in namespace {picture.namespace}",
-        f"{picture.kubectl(f'create serviceaccount {match[1]}')} creates it, or name another one in the job",
+        f"{words}: the service account {match[1]} does not exist in namespace {view.namespace}",
+        f"{view.kubectl(f'create serviceaccount {match[1]}')} creates it, or name another one in the job",
         [event_evidence(event)],
         absent,
     )
 
 
-def _priority_class(picture: Picture) -> Found | None:
-    found = _refusal(picture, _PRIORITY)
+def _priority_class(view: JobView) -> Found | None:
+    found = _refusal(view, _PRIORITY)
     if found is None:
         return None
     event, match, words, absent = found
@@ -215,8 +215,8 @@ def _priority_class(picture: Picture) -> Found | None:
     )
 
 
-def _webhook_refused(picture: Picture) -> Found | None:
-    found = _refusal(picture, _DENIED) or _refusal(picture, _POLICY)
+def _webhook_refused(view: JobView) -> Found | None:
+    found = _refusal(view, _DENIED) or _refusal(view, _POLICY)
     if found is None:
         return None
     event, match, words, absent = found
@@ -229,8 +229,8 @@ def _webhook_refused(picture: Picture) -> Found | None:
     )
 
 
-def _webhook_unavailable(picture: Picture) -> Found | None:
-    found = _refusal(picture, _WEBHOOK_DOWN)
+def _webhook_unavailable(view: JobView) -> Found | None:
+    found = _refusal(view, _WEBHOOK_DOWN)
     if found is None:
         return None
     event, match, words, absent = found
@@ -243,14 +243,14 @@ def _webhook_unavailable(picture: Picture) -> Found | None:
     )
 
 
-def _refused(picture: Picture) -> Found | None:
-    found = _refusal(picture, re.compile(r"(?:is forbidden|is invalid): (.*)|(.+)"))
+def _refused(view: JobView) -> Found | None:
+    found = _refusal(view, re.compile(r"(?:is forbidden|is invalid): (.*)|(.+)"))
     if found is None:
         return None
     event, match, words, absent = found
     return Found(
         f"{words}: {match[1] or match[2]}",
-        f"change what the API server refuses; {picture.describe} shows all events",
+        f"change what the API server refuses; {view.describe} shows all events",
         [event_evidence(event)],
         absent,
     )

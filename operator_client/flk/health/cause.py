@@ -1,13 +1,13 @@
-"""Cause: one row of the table of causes, and what its function finds in a picture."""
+"""Cause: one row of the table of causes, and what its function finds in a view."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from flk.health.model import Evidence, Finding, PodState
-from flk.health.picture import Picture, event_time
 from flk.kube import Object
+from flk.observe.model import Evidence, Finding, PodState
+from flk.observe.view import JobView, event_time
 from flk.units import timestamp
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.pod_layout import CONTAINER
@@ -34,14 +34,14 @@ class Cause:
     title: str  # what has happened, in one line without a full stop
     meaning: str  # what that means for the job, and where flk reads it
     remedy: str  # what to do, for the page of the cause
-    find: Callable[[Picture], Found | None] = field(repr=False)
+    find: Callable[[JobView], Found | None] = field(repr=False)
     exit_code: ExitCode = ExitCode.INFRASTRUCTURE
     grace: float = 0.0  # seconds in which it does not yet count as stuck
     resolves_itself: bool = False
 
-    def finding(self, picture: Picture) -> Finding | None:
-        """Return what this cause finds in a picture, None if it is not there."""
-        found = self.find(picture)
+    def finding(self, view: JobView) -> Finding | None:
+        """Return what this cause finds in a view, None if it is not there."""
+        found = self.find(view)
         if found is None:
             return None
         times = [item.time for item in found.evidence if item.time]
@@ -52,7 +52,7 @@ class Cause:
             remedy=found.remedy,
             evidence=list(found.evidence),
             pods=list(found.pods),
-            since=found.since or min(times, default=picture.created),
+            since=found.since or min(times, default=view.created),
             resolves_itself=itself,
             grace=self.grace,
             exit_code=int(self.exit_code if found.exit_code is None else found.exit_code),
@@ -70,10 +70,10 @@ def names(pods: Sequence[PodState]) -> list[str]:
     return [pod.name for pod in pods]
 
 
-def pod_evidence(picture: Picture, pod: PodState, path: str) -> Evidence:
+def pod_evidence(view: JobView, pod: PodState, path: str) -> Evidence:
     """Return reason and message of a pod as evidence. ``path`` is the field that they were read from."""
     text = f"{pod.reason}: {pod.message}" if pod.message else pod.reason
-    return Evidence(f"pod {pod.name}", text, path, assigned_at(picture, pod.name))
+    return Evidence(f"pod {pod.name}", text, path, assigned_at(view, pod.name))
 
 
 def event_evidence(event: Object) -> Evidence:
@@ -85,9 +85,9 @@ def event_evidence(event: Object) -> Evidence:
     )
 
 
-def assigned_at(picture: Picture, name: str) -> float:
+def assigned_at(view: JobView, name: str) -> float:
     """Return when a pod got its node, or when it was created if it has none; 0 if it does not exist."""
-    pod = picture.objects.get(name)
+    pod = view.objects.get(name)
     if pod is None:
         return 0.0
     for condition in (pod.get("status") or {}).get("conditions") or []:

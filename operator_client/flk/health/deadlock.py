@@ -7,29 +7,29 @@ from typing import Final
 
 from flk import labels
 from flk.health.cause import Cause, Found, names, pod_evidence
-from flk.health.model import Evidence, PodPhase
-from flk.health.picture import Picture
 from flk.kube import Object
+from flk.observe.model import Evidence, PodPhase
+from flk.observe.view import JobView
 
 _UNFINISHED: Final = ("Pending", "Running")  # phases of pods
 _HOLDING: Final = (PodPhase.STARTING, PodPhase.RUNNING)
 
 
-def _deadlocked(picture: Picture) -> Found | None:
-    waiting = [pod for pod in picture.pods if pod.phase == PodPhase.PENDING and pod.reason == "Unschedulable"]
-    holding = [pod for pod in picture.pods if pod.phase in _HOLDING]
-    rival = next(iter(_half_started(picture)), None) if waiting and holding else None
+def _deadlocked(view: JobView) -> Found | None:
+    waiting = [pod for pod in view.pods if pod.phase == PodPhase.PENDING and pod.reason == "Unschedulable"]
+    holding = [pod for pod in view.pods if pod.phase in _HOLDING]
+    rival = next(iter(_half_started(view)), None) if waiting and holding else None
     if rival is None:
         return None
     namespace, job = rival
-    here = f" in namespace {namespace}" if namespace != picture.namespace else ""
-    other = picture.flk("suspend", job=job, namespace=namespace)
+    here = f" in namespace {namespace}" if namespace != view.namespace else ""
+    other = view.flk("suspend", job=job, namespace=namespace)
     return Found(
-        f"{len(holding)} of its {len(picture.pods)} pods hold nodes and wait for the others, for which there is no "
+        f"{len(holding)} of its {len(view.pods)} pods hold nodes and wait for the others, for which there is no "
         f"room, and job {job}{here} does the same: each keeps the other from starting",
         f"{other} gives its nodes back; a job submitted with --gang takes nodes for all of its pods or for none",
         [
-            pod_evidence(picture, waiting[0], "status.conditions[PodScheduled]"),
+            pod_evidence(view, waiting[0], "status.conditions[PodScheduled]"),
             Evidence(
                 f"job {job}{here}", "some of its pods have a node, and others are unschedulable", "status of pods"
             ),
@@ -38,13 +38,13 @@ def _deadlocked(picture: Picture) -> Found | None:
     )
 
 
-def _half_started(picture: Picture) -> list[tuple[str, str]]:
+def _half_started(view: JobView) -> list[tuple[str, str]]:
     """Return namespace and name of the other jobs of which some pods have a node and others find none."""
     found: dict[tuple[str, str], set[bool]] = defaultdict(set)
-    for pod in picture.around.other_pods:
+    for pod in view.around.other_pods:
         meta = pod["metadata"]
         key = str(meta.get("namespace") or ""), str((meta.get("labels") or {}).get(labels.JOB) or "")
-        if key == (picture.namespace, picture.name) or (pod.get("status") or {}).get("phase") not in _UNFINISHED:
+        if key == (view.namespace, view.name) or (pod.get("status") or {}).get("phase") not in _UNFINISHED:
             continue
         if (pod.get("spec") or {}).get("nodeName") or _is_unschedulable(pod):
             found[key].add(bool((pod.get("spec") or {}).get("nodeName")))

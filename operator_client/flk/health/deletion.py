@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Final
 
 from flk.health.cause import Cause, Found
-from flk.health.model import Evidence
-from flk.health.picture import Picture
+from flk.observe.model import Evidence
+from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
 
 
-def _deleted(picture: Picture) -> Found | None:
-    if picture.gone is None or picture.failed or picture.succeeded:
+def _deleted(view: JobView) -> Found | None:
+    if view.gone is None or view.failed or view.succeeded:
         return None
     return Found(
         "the job was deleted before it had ended",
         "submit it again; with the same name and --checkpoint it goes on from its newest checkpoint. The API server's "
         "audit log says who deleted it",
-        [Evidence(f"PyTorchJob {picture.name}", "it does not exist any more", "metadata", picture.gone)],
+        [Evidence(f"PyTorchJob {view.name}", "it does not exist any more", "metadata", view.gone)],
     )
 
 

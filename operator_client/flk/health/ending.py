@@ -9,8 +9,8 @@ from typing import Final
 from flk.health.cause import Cause, Found
 from flk.health.failure import exit_code_of, root_failure
 from flk.health.foreign_logs import first_exception
-from flk.health.model import Evidence
-from flk.health.picture import Picture
+from flk.observe.model import Evidence
+from flk.observe.view import JobView
 from flk.units import timestamp
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure
@@ -23,25 +23,25 @@ _OF_CODE: Final = ("exception", "exit", "io")  # kinds of failures of a rank who
 _TERMINATED: Final = "status.containerStatuses[pytorch].state.terminated"
 
 
-def job_failure(picture: Picture) -> Failure | None:
+def job_failure(view: JobView) -> Failure | None:
     """Return the failure that ended the job; None if it has not failed, or if nothing is known.
 
     Without a record of flk's launcher it is the first exception in the logs of all pods that is not a consequence of
     another rank's end, else what the containers show.
     """
-    if not picture.failed:
+    if not view.failed:
         return None
-    if not picture.records:
-        raised = first_exception(picture)
+    if not view.records:
+        raised = first_exception(view)
         if raised:
             return raised
-    return root_failure(picture)
+    return root_failure(view)
 
 
-def failure_evidence(picture: Picture, failure: Failure) -> list[Evidence]:
+def failure_evidence(view: JobView, failure: Failure) -> list[Evidence]:
     """Return where a failure was read."""
     source = f"rank {failure.rank}" if failure.rank is not None else failure.pod_name or f"pod {failure.pod}"
-    recorded = any(failure.pod_name and record.failure for record in picture.records)
+    recorded = any(failure.pod_name and record.failure for record in view.records)
     found = []
     last = [line for line in failure.details.strip().splitlines() if line.strip()]
     if failure.details:
@@ -50,28 +50,28 @@ def failure_evidence(picture: Picture, failure: Failure) -> list[Evidence]:
     else:
         where = f"record of the launcher of {source}" if recorded else f"pod {failure.pod_name or failure.pod}"
         found.append(Evidence(where, failure.summary, "" if recorded else _TERMINATED, failure.time))
-    condition = picture.conditions.get("Failed")
+    condition = view.conditions.get("Failed")
     if condition:
         text = " ".join(str(condition.get("message", "")).split())
         time = timestamp(condition.get("lastTransitionTime"))
-        found.append(Evidence(picture.subject, text, "status.conditions[Failed]", time))
+        found.append(Evidence(view.subject, text, "status.conditions[Failed]", time))
     return found
 
 
 def _ended(
     matches: Callable[[Failure], bool],
-    remedy: Callable[[Picture, Failure], str],
+    remedy: Callable[[JobView, Failure], str],
     exit_code: ExitCode | None = None,
-) -> Callable[[Picture], Found | None]:
-    def find(picture: Picture) -> Found | None:
-        failure = job_failure(picture)
+) -> Callable[[JobView], Found | None]:
+    def find(view: JobView) -> Found | None:
+        failure = job_failure(view)
         if failure is None or not matches(failure):
             return None
-        name = failure.pod_name or next((p.name for p in picture.pods if p.index == failure.pod), "")
+        name = failure.pod_name or next((p.name for p in view.pods if p.index == failure.pod), "")
         return Found(
             failure.summary,
-            remedy(picture, failure),
-            failure_evidence(picture, failure),
+            remedy(view, failure),
+            failure_evidence(view, failure),
             [name] if name else [],
             since=failure.time,
             exit_code=exit_code_of(failure) if exit_code is None else exit_code,
@@ -80,9 +80,9 @@ def _ended(
     return find
 
 
-def _logs(picture: Picture, failure: Failure) -> str:
+def _logs(view: JobView, failure: Failure) -> str:
     rank = f" --rank {failure.rank}" if failure.rank is not None else ""
-    return f"{picture.flk('logs')}{rank} shows what was printed before"
+    return f"{view.flk('logs')}{rank} shows what was printed before"
 
 
 def _raised(failure: Failure, *types: str) -> bool:
@@ -98,29 +98,29 @@ def _text(failure: Failure) -> str:
     return f"{failure.type}: {failure.message}\n{failure.stderr}"
 
 
-def _deadline(picture: Picture) -> Found | None:
-    condition = picture.conditions.get("Failed") or {}
+def _deadline(view: JobView) -> Found | None:
+    condition = view.conditions.get("Failed") or {}
     message = " ".join(str(condition.get("message", "")).split())
-    failure = job_failure(picture)
+    failure = job_failure(view)
     by_operator = condition.get("reason") == "DeadlineExceeded" or "deadline" in message
     by_launcher = failure is not None and failure.kind == "deadline"
     if not by_launcher and not (by_operator and (failure is None or failure.kind == "signal")):
         return None
-    text = failure.summary if failure and by_launcher else f"job {picture.name} reached the job's deadline"
-    evidence = failure_evidence(picture, failure) if failure and by_launcher else []
+    text = failure.summary if failure and by_launcher else f"job {view.name} reached the job's deadline"
+    evidence = failure_evidence(view, failure) if failure and by_launcher else []
     if by_operator:
         time = timestamp(condition.get("lastTransitionTime"))
-        evidence.append(Evidence(picture.subject, message, "status.conditions[Failed]", time))
+        evidence.append(Evidence(view.subject, message, "status.conditions[Failed]", time))
     return Found(text, "submit with a longer --deadline; with --checkpoint the job continues where it ended", evidence)
 
 
-def _invalid_job(picture: Picture) -> Found | None:
-    condition = picture.conditions.get("Failed") or {}
+def _invalid_job(view: JobView) -> Found | None:
+    condition = view.conditions.get("Failed") or {}
     if "Validation" not in str(condition.get("reason", "")):
         return None
     message = " ".join(str(condition.get("message", "")).split())
     evidence = Evidence(
-        picture.subject,
+        view.subject,
         message,
         "status.conditions[Failed]",
         timestamp(condition.get("lastTransitionTime")),
@@ -130,26 +130,26 @@ def _invalid_job(picture: Picture) -> Found | None:
     )
 
 
-def _unknown_end(picture: Picture) -> Found | None:
-    if not picture.failed or job_failure(picture) is not None:
+def _unknown_end(view: JobView) -> Found | None:
+    if not view.failed or job_failure(view) is not None:
         return None
-    condition = picture.conditions.get("Failed") or {}
+    condition = view.conditions.get("Failed") or {}
     message = " ".join(str(condition.get("message", "")).split()) or "the operator gives no reason"
     evidence = Evidence(
-        picture.subject,
+        view.subject,
         message,
         "status.conditions[Failed]",
         timestamp(condition.get("lastTransitionTime")),
     )
     return Found(
         f"the job failed, and its pods have left no trace: {message}",
-        f"{picture.flk('logs')} shows what is left of the logs; flk wait keeps evidence while it runs",
+        f"{view.flk('logs')} shows what is left of the logs; flk wait keeps evidence while it runs",
         [evidence],
     )
 
 
-def _larger_memory(picture: Picture, failure: Failure) -> str:
-    limit = picture.memory_limit(failure.pod_name)
+def _larger_memory(view: JobView, failure: Failure) -> str:
+    limit = view.memory_limit(failure.pod_name)
     return f"submit with a larger --memory{f' than {limit}' if limit else ''}, or use a smaller batch or fewer workers"
 
 
@@ -192,7 +192,7 @@ ENDING: Final = (
         "Use a smaller batch, --strategy full_shard, activation checkpointing, or a larger GPU.",
         _ended(
             lambda f: _raised(f, "OutOfMemoryError") or bool(f.kind == "exception" and _GPU_MEMORY.search(f.message)),
-            lambda picture, failure: "use a smaller batch, --strategy full_shard, or activation checkpointing",
+            lambda view, failure: "use a smaller batch, --strategy full_shard, or activation checkpointing",
         ),
         ExitCode.TRAINING,
     ),
@@ -205,8 +205,8 @@ ENDING: Final = (
             lambda failure: (
                 failure.kind == "disk_full" or (failure.kind in _OF_CODE and bool(_DISK.search(_text(failure))))
             ),
-            lambda picture, failure: (
-                "free space or use a larger volume; the traceback names the file: " + picture.flk("status")
+            lambda view, failure: (
+                "free space or use a larger volume; the traceback names the file: " + view.flk("status")
             ),
             ExitCode.INFRASTRUCTURE,
         ),
@@ -218,7 +218,7 @@ ENDING: Final = (
         "Write to another folder, or mount the volume for writing.",
         _ended(
             lambda failure: failure.kind in _OF_CODE and bool(_READ_ONLY.search(_text(failure))),
-            lambda picture, failure: (
+            lambda view, failure: (
                 "write to another folder, such as the one of --checkpoint, or remove readOnly from the volume"
             ),
             ExitCode.INFRASTRUCTURE,
@@ -231,9 +231,7 @@ ENDING: Final = (
         "Have the storage checked. The job continues from its newest checkpoint.",
         _ended(
             lambda failure: failure.kind == "io",
-            lambda picture, failure: (
-                f"{picture.kubectl('get persistentvolumeclaims')} shows the volumes; have them checked"
-            ),
+            lambda view, failure: f"{view.kubectl('get persistentvolumeclaims')} shows the volumes; have them checked",
         ),
     ),
     Cause(
@@ -243,7 +241,7 @@ ENDING: Final = (
         "Have the node's GPU checked, and keep jobs off the node until then.",
         _ended(
             lambda failure: failure.kind == "gpu",
-            lambda picture, failure: (
+            lambda view, failure: (
                 f"kubectl cordon {failure.node or 'NODE'} keeps jobs off the node; have its GPU checked"
             ),
         ),
@@ -262,9 +260,7 @@ ENDING: Final = (
         "Have the node checked; it may have to be restarted.",
         _ended(
             lambda failure: failure.kind == "unkillable",
-            lambda picture, failure: (
-                f"kubectl cordon {failure.node or 'NODE'} keeps jobs off the node; have it checked"
-            ),
+            lambda view, failure: f"kubectl cordon {failure.node or 'NODE'} keeps jobs off the node; have it checked",
         ),
     ),
     Cause(
@@ -274,7 +270,7 @@ ENDING: Final = (
         "Choose an image with torch.",
         _ended(
             lambda f: f.kind in ("exception", "usage") and "No module named 'torch'" in f"{f.message}{f.stderr}",
-            lambda picture, failure: f"choose an image with torch; {picture.image} has none: --image",
+            lambda view, failure: f"choose an image with torch; {view.image} has none: --image",
             ExitCode.USAGE,
         ),
         ExitCode.USAGE,
@@ -286,7 +282,7 @@ ENDING: Final = (
         "Add the package to the image, or ship the module with the code (files in the job file).",
         _ended(
             lambda failure: _raised(failure, "ModuleNotFoundError", "ImportError"),
-            lambda picture, failure: (
+            lambda view, failure: (
                 f"add {_missing_module(failure) or 'the package'} to the image, or ship it with the code"
             ),
         ),
@@ -301,8 +297,8 @@ ENDING: Final = (
         "takes longer than the hang timeout has to write a line or to call flk_runtime.heartbeat().",
         _ended(
             lambda failure: failure.kind == "hang",
-            lambda picture, failure: (
-                f"{picture.flk('status')} shows the stack of the rank that hung, and {picture.flk('logs')} all stacks; "
+            lambda view, failure: (
+                f"{view.flk('status')} shows the stack of the rank that hung, and {view.flk('logs')} all stacks; "
                 "a larger --hang-timeout waits longer"
             ),
         ),
@@ -317,8 +313,8 @@ ENDING: Final = (
                 f.kind == "rendezvous"
                 or (f.kind == "lost" and ("never joined" in f.message or "did not answer" in f.message))
             ),
-            lambda picture, failure: (
-                f"{picture.kubectl('get pods')} shows which pods did not run; a larger FLK_JOIN_TIMEOUT waits longer"
+            lambda view, failure: (
+                f"{view.kubectl('get pods')} shows which pods did not run; a larger FLK_JOIN_TIMEOUT waits longer"
             ),
         ),
     ),
@@ -330,8 +326,8 @@ ENDING: Final = (
         "Submit with more --max-restarts. With --checkpoint the job continues where it ended.",
         _ended(
             lambda failure: failure.kind in ("lost", "preempted"),
-            lambda picture, failure: (
-                f"{picture.kubectl('get events')} shows what happened to the pod; submit with more --max-restarts"
+            lambda view, failure: (
+                f"{view.kubectl('get events')} shows what happened to the pod; submit with more --max-restarts"
             ),
         ),
     ),
@@ -358,7 +354,7 @@ ENDING: Final = (
         "Submit with a larger --shm, or use fewer workers of the data loader.",
         _ended(
             lambda failure: failure.kind == "signal" and failure.signal == _BUS,
-            lambda picture, failure: "submit with a larger --shm, or use fewer workers of the data loader",
+            lambda view, failure: "submit with a larger --shm, or use fewer workers of the data loader",
         ),
         ExitCode.TRAINING,
     ),

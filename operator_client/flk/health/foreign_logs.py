@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from flk.health.exceptions import LoggedError, find_errors
-from flk.health.model import PodState
-from flk.health.picture import Picture
+from flk.observe.model import PodState
+from flk.observe.view import JobView
 from flk_runtime.contract.failure import Failure
 
 _RANK: Final = re.compile(r"\[(?:rank|default)(\d+)\]")
@@ -18,15 +18,15 @@ _LAUNCHERS: Final = ("ChildFailedError", "ProcessRaisedException", "ProcessExite
 _BROKEN: Final = ("ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError", "BrokenPipeError")
 
 
-def first_exception(picture: Picture) -> Failure | None:
+def first_exception(view: JobView) -> Failure | None:
     """Return the first exception in the logs that is not a consequence of another rank's end, None if there is none.
 
     Pods are taken in the order in which they ended, because the logs carry no times.
     """
-    pods = {pod.name: pod for pod in picture.pods}
-    ordered = [pods[name] for name in picture.around.logs if name in pods]
+    pods = {pod.name: pod for pod in view.pods}
+    ordered = [pods[name] for name in view.around.logs if name in pods]
     ordered.sort(key=lambda pod: (pod.ended is None, pod.ended or 0.0))
-    found = [failure for pod in ordered for failure in exceptions(picture.around.logs[pod.name], pod)]
+    found = [failure for pod in ordered for failure in exceptions(view.around.logs[pod.name], pod)]
     return min(found, key=lambda failure: failure.secondary, default=None)  # the first of the primary ones, if any
 
 

@@ -6,9 +6,9 @@ import re
 from typing import Final
 
 from flk.health.cause import Cause, Found, event_evidence, names, pod_evidence, subject, waiting_path
-from flk.health.model import Evidence, PodState
-from flk.health.picture import Picture, pod_spec
 from flk.kube import Object
+from flk.observe.model import Evidence, PodState
+from flk.observe.view import JobView, pod_spec
 from flk.units import plural
 
 _PULL: Final = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ImageInspectError")
@@ -39,17 +39,17 @@ _PLATFORM: Final = ("no match for platform", "no matching manifest", "does not m
 _QUOTED: Final = re.compile(r"(?:dial tcp: )?(lookup \S+(?: on \S+)?: no such host|[^:]+: connection refused)|x509: .*")
 
 
-def _pulling(picture: Picture) -> tuple[list[PodState], str, list[Evidence]] | None:
+def _pulling(view: JobView) -> tuple[list[PodState], str, list[Evidence]] | None:
     """Return the pods that cannot pull, everything that is said about it, and the evidence.
 
     The kubelet alternates between ErrImagePull, which says why, and ImagePullBackOff, which need not. The event Failed
     has the reason too.
     """
-    pods = [pod for pod in picture.pods if pod.stuck and pod.reason in _PULL]
+    pods = [pod for pod in view.pods if pod.stuck and pod.reason in _PULL]
     if not pods:
         return None
-    events = [event for pod in pods for event in picture.pod_events.get(pod.name, []) if is_pull_event(event)]
-    evidence = [pod_evidence(picture, pods[0], waiting_path()), *(event_evidence(event) for event in events[-1:])]
+    events = [event for pod in pods for event in view.pod_events.get(pod.name, []) if is_pull_event(event)]
+    evidence = [pod_evidence(view, pods[0], waiting_path()), *(event_evidence(event) for event in events[-1:])]
     messages = " ".join([*(pod.message for pod in pods), *(str(event.get("message", "")) for event in events)])
     return pods, messages, evidence
 
@@ -59,69 +59,66 @@ def is_pull_event(event: Object) -> bool:
     return event.get("reason") == "Failed" and str(event.get("message", "")).startswith("Failed to pull image")
 
 
-def image_of(picture: Picture, pod: PodState) -> str:
+def image_of(view: JobView, pod: PodState) -> str:
     """Return the image that a pod cannot use: the one that its message names, else the training container's."""
     named = _NAME.search(pod.message)
-    return named[1] if named else picture.image
+    return named[1] if named else view.image
 
 
-def _secrets(picture: Picture, pod: PodState) -> list[str]:
-    spec = pod_spec(picture.objects[pod.name])
+def _secrets(view: JobView, pod: PodState) -> list[str]:
+    spec = pod_spec(view.objects[pod.name])
     return [str(secret.get("name")) for secret in spec.get("imagePullSecrets") or []]
 
 
-def _not_found(picture: Picture) -> Found | None:
-    found = _pulling(picture)
+def _not_found(view: JobView) -> Found | None:
+    found = _pulling(view)
     if found is None or not any(word in found[1] for word in _NOT_FOUND) or any(w in found[1] for w in _PLATFORM):
         return None
     pods, _, evidence = found
-    image = image_of(picture, pods[0])
+    image = image_of(view, pods[0])
     return Found(
         f"{subject(pods)} cannot start: the image {image} does not exist in its registry",
-        f"correct --image, or push the image; then {picture.flk('delete')} and submit again",
+        f"correct --image, or push the image; then {view.flk('delete')} and submit again",
         evidence,
         names(pods),
     )
 
 
-def _access_denied(picture: Picture) -> Found | None:
-    found = _pulling(picture)
+def _access_denied(view: JobView) -> Found | None:
+    found = _pulling(view)
     if found is None or not any(word in found[1] for word in _DENIED):
         return None
     pods, _, evidence = found
-    image, secrets = image_of(picture, pods[0]), _secrets(picture, pods[0])
+    image, secrets = image_of(view, pods[0]), _secrets(view, pods[0])
     pull_events = [
         event
         for pod in pods
-        for event in picture.pod_events.get(pod.name, [])
+        for event in view.pod_events.get(pod.name, [])
         if event.get("reason") == "FailedToRetrieveImagePullSecret"
     ]
     evidence += [event_evidence(event) for event in pull_events[-1:]]
     if pull_events and secrets:
         why = f"the pull secret {' or '.join(secrets)} does not exist"
-        remedy = (
-            f"{picture.kubectl(f'create secret docker-registry {secrets[0]} --docker-server=… --docker-username=…')}"
-        )
+        remedy = f"{view.kubectl(f'create secret docker-registry {secrets[0]} --docker-server=… --docker-username=…')}"
     elif secrets:
         why = f"the registry refuses the credentials of {plural(len(secrets), 'pull secret')} ({', '.join(secrets)})"
-        shown = picture.kubectl(f"get secret {secrets[0]}")
+        shown = view.kubectl(f"get secret {secrets[0]}")
         remedy = f"{shown} shows its age; create it again with credentials that may pull"
     else:
         why = "the registry demands credentials, and the pods have no pull secret"
-        remedy = f"{picture.kubectl('create secret docker-registry NAME --docker-server=…')}, and name it in the job"
+        remedy = f"{view.kubectl('create secret docker-registry NAME --docker-server=…')}, and name it in the job"
     return Found(
         f"{subject(pods)} cannot start: the image {image} may not be pulled: {why}", remedy, evidence, names(pods)
     )
 
 
-def _platform(picture: Picture) -> Found | None:
-    found = _pulling(picture)
+def _platform(view: JobView) -> Found | None:
+    found = _pulling(view)
     if found is None or not any(word in found[1] for word in _PLATFORM):
         return None
     pods, _, evidence = found
     return Found(
-        f"{subject(pods)} cannot start: the image {image_of(picture, pods[0])} has no variant for the node's "
-        "architecture",
+        f"{subject(pods)} cannot start: the image {image_of(view, pods[0])} has no variant for the node's architecture",
         "build the image for the architecture of the nodes (docker buildx build --platform), or choose nodes with "
         "--node-selector kubernetes.io/arch=…",
         evidence,
@@ -129,57 +126,57 @@ def _platform(picture: Picture) -> Found | None:
     )
 
 
-def _registry_unreachable(picture: Picture) -> Found | None:
-    found = _pulling(picture)
+def _registry_unreachable(view: JobView) -> Found | None:
+    found = _pulling(view)
     if found is None or not any(word in found[1] for word in _UNREACHABLE):
         return None
     pods, messages, evidence = found
     detail = _QUOTED.search(messages)
     reason = detail[0].removeprefix("dial tcp: ") if detail else "the node cannot connect to it"
     return Found(
-        f"{subject(pods)} cannot start: the registry of {image_of(picture, pods[0])} cannot be reached ({reason})",
+        f"{subject(pods)} cannot start: the registry of {image_of(view, pods[0])} cannot be reached ({reason})",
         "correct the registry's name in --image, or have the network between nodes and registry repaired",
         evidence,
         names(pods),
     )
 
 
-def _pull_failed(picture: Picture) -> Found | None:
-    found = _pulling(picture)
+def _pull_failed(view: JobView) -> Found | None:
+    found = _pulling(view)
     if found is None:
         return None
     pods, _, evidence = found
     return Found(
-        f"{subject(pods)} cannot start: the image {image_of(picture, pods[0])} cannot be pulled",
-        f"{picture.kubectl(f'describe pod {pods[0].name}')} shows what the node says",
+        f"{subject(pods)} cannot start: the image {image_of(view, pods[0])} cannot be pulled",
+        f"{view.kubectl(f'describe pod {pods[0].name}')} shows what the node says",
         evidence,
         names(pods),
     )
 
 
-def _name_invalid(picture: Picture) -> Found | None:
-    pods = [pod for pod in picture.pods if pod.stuck and pod.reason == "InvalidImageName"]
+def _name_invalid(view: JobView) -> Found | None:
+    pods = [pod for pod in view.pods if pod.stuck and pod.reason == "InvalidImageName"]
     if not pods:
         return None
-    image = picture.image
+    image = view.image
     return Found(
         f"{subject(pods)} cannot start: {image!r} is not a valid name of an image",
-        f"correct --image; then {picture.flk('delete')} and submit again",
-        [pod_evidence(picture, pods[0], waiting_path())],
+        f"correct --image; then {view.flk('delete')} and submit again",
+        [pod_evidence(view, pods[0], waiting_path())],
         names(pods),
     )
 
 
-def _never_pulled(picture: Picture) -> Found | None:
-    pods = [pod for pod in picture.pods if pod.stuck and pod.reason == "ErrImageNeverPull"]
+def _never_pulled(view: JobView) -> Found | None:
+    pods = [pod for pod in view.pods if pod.stuck and pod.reason == "ErrImageNeverPull"]
     if not pods:
         return None
     return Found(
-        f"{subject(pods)} cannot start: the image {image_of(picture, pods[0])} is not on the node, and "
+        f"{subject(pods)} cannot start: the image {image_of(view, pods[0])} is not on the node, and "
         "imagePullPolicy is "
         "Never",
         "load the image into the nodes, or set imagePullPolicy: IfNotPresent",
-        [pod_evidence(picture, pods[0], waiting_path())],
+        [pod_evidence(view, pods[0], waiting_path())],
         names(pods),
     )
 

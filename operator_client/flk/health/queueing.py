@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from flk.health.cause import Cause, Found, names, pod_evidence
-from flk.health.model import Evidence, PodPhase
-from flk.health.picture import Picture
 from flk.kube import Object
+from flk.observe.model import Evidence, PodPhase
+from flk.observe.view import JobView
 from flk.units import timestamp
 from flk_runtime.contract.exit_codes import ExitCode
 
@@ -24,57 +24,56 @@ def _workload_evidence(workload: Object, condition: Object) -> Evidence:
     return Evidence(f"Workload {name}", text, field, timestamp(condition.get("lastTransitionTime")))
 
 
-def _suspend_evidence(picture: Picture) -> Evidence:
-    condition = picture.conditions.get("Suspended") or {}
-    since = timestamp(condition.get("lastTransitionTime")) or picture.created
-    return Evidence(picture.subject, "true", picture.target.suspend_path, since)
+def _suspend_evidence(view: JobView) -> Evidence:
+    condition = view.conditions.get("Suspended") or {}
+    since = timestamp(condition.get("lastTransitionTime")) or view.created
+    return Evidence(view.subject, "true", view.target.suspend_path, since)
 
 
-def _preempted(picture: Picture) -> Found | None:
-    for workload in picture.around.workloads if picture.suspended else ():
+def _preempted(view: JobView) -> Found | None:
+    for workload in view.around.workloads if view.suspended else ():
         evicted = _condition(workload, "Evicted")
         if evicted.get("status") == "True":
             return Found(
-                f"queue {picture.queue} has taken the job's place back ({evicted.get('reason', 'Evicted')}): "
+                f"queue {view.queue} has taken the job's place back ({evicted.get('reason', 'Evicted')}): "
                 f"{evicted.get('message', 'it gives no reason')}",
-                f"{picture.flk('wait')} waits; the queue starts the job again when there is room",
-                [_workload_evidence(workload, evicted), _suspend_evidence(picture)],
+                f"{view.flk('wait')} waits; the queue starts the job again when there is room",
+                [_workload_evidence(workload, evicted), _suspend_evidence(view)],
             )
     return None
 
 
-def _queued(picture: Picture) -> Found | None:
-    if not picture.suspended or not picture.queue:
+def _queued(view: JobView) -> Found | None:
+    if not view.suspended or not view.queue:
         return None
     evidence = [
-        Evidence(picture.subject, picture.queue, "metadata.labels[kueue.x-k8s.io/queue-name]"),
-        _suspend_evidence(picture),
+        Evidence(view.subject, view.queue, "metadata.labels[kueue.x-k8s.io/queue-name]"),
+        _suspend_evidence(view),
     ]
-    for workload in picture.around.workloads:
+    for workload in view.around.workloads:
         reserved = _condition(workload, "QuotaReserved")
         if reserved.get("status") == "False" and reserved.get("message"):
             evidence.insert(0, _workload_evidence(workload, reserved))
             return Found(
-                f"it waits in queue {picture.queue}: {reserved['message']}",
-                f"{picture.flk('wait')} waits; {picture.kubectl('get localqueues,workloads')} shows the queue",
+                f"it waits in queue {view.queue}: {reserved['message']}",
+                f"{view.flk('wait')} waits; {view.kubectl('get localqueues,workloads')} shows the queue",
                 evidence,
             )
-    unknown = "" if picture.around.workloads else "; Kueue has no Workload for it yet"
+    unknown = "" if view.around.workloads else "; Kueue has no Workload for it yet"
     return Found(
-        f"it waits in queue {picture.queue}{unknown}",
-        f"{picture.flk('wait')} waits; {picture.kubectl(f'get localqueue {picture.queue}')} shows whether the queue "
-        "exists",
+        f"it waits in queue {view.queue}{unknown}",
+        f"{view.flk('wait')} waits; {view.kubectl(f'get localqueue {view.queue}')} shows whether the queue exists",
         evidence,
     )
 
 
-def _suspended(picture: Picture) -> Found | None:
-    if not picture.suspended or picture.queue:
+def _suspended(view: JobView) -> Found | None:
+    if not view.suspended or view.queue:
         return None
     return Found(
-        f"the job is suspended: {picture.target.suspend_path} is true, and no queue has set it",
-        f"{picture.flk('resume')} starts it",
-        [_suspend_evidence(picture)],
+        f"the job is suspended: {view.target.suspend_path} is true, and no queue has set it",
+        f"{view.flk('resume')} starts it",
+        [_suspend_evidence(view)],
     )
 
 
@@ -87,9 +86,9 @@ def _unscheduled(group: Object) -> Object:
     return found[0] if found else {}
 
 
-def _waiting_for_gang(picture: Picture) -> Found | None:
-    waiting = [pod for pod in picture.pods if pod.phase in (PodPhase.MISSING, PodPhase.PENDING)]
-    for group in picture.around.pod_groups if waiting else ():
+def _waiting_for_gang(view: JobView) -> Found | None:
+    waiting = [pod for pod in view.pods if pod.phase in (PodPhase.MISSING, PodPhase.PENDING)]
+    for group in view.around.pod_groups if waiting else ():
         phase = str((group.get("status") or {}).get("phase") or "")
         unscheduled = _unscheduled(group)
         if phase in ("Pending", "Inqueue", "Unknown") or unscheduled:
@@ -102,7 +101,7 @@ def _waiting_for_gang(picture: Picture) -> Found | None:
             lacks = f": {unfit.message.partition('. ')[0]}" if unfit else f": {message}"
             return Found(
                 f"the scheduler starts {need} pods together or none, and there is no room for all{lacks}",
-                f"{picture.kubectl(f'describe podgroup {picture.name}')} shows what is missing",
+                f"{view.kubectl(f'describe podgroup {view.name}')} shows what is missing",
                 [
                     Evidence(
                         f"PodGroup {group['metadata']['name']}",
@@ -110,7 +109,7 @@ def _waiting_for_gang(picture: Picture) -> Found | None:
                         f"status.conditions[{unscheduled.get('type')}]" if unscheduled else "status.phase",
                         timestamp(unscheduled.get("lastTransitionTime")),
                     ),
-                    *([pod_evidence(picture, unfit, "status.conditions[PodScheduled]")] if unfit else []),
+                    *([pod_evidence(view, unfit, "status.conditions[PodScheduled]")] if unfit else []),
                 ],
                 names(waiting),
             )

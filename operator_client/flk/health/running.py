@@ -6,9 +6,9 @@ import re
 from typing import Final
 
 from flk.health.cause import Cause, Found, event_evidence, names, subject
-from flk.health.model import Evidence, PodPhase, PodState
-from flk.health.picture import Picture
 from flk.kube import Object
+from flk.observe.model import Evidence, PodPhase, PodState
+from flk.observe.view import JobView
 from flk.units import short_duration, timestamp
 
 JOIN_DELAY: Final = 20.0  # seconds after the start of the last container in which all launchers should have joined
@@ -21,10 +21,10 @@ def _conditions(item: Object) -> dict[str, Object]:
     return {str(c.get("type")): c for c in (item.get("status") or {}).get("conditions") or []}
 
 
-def _disrupted(picture: Picture, reasons: tuple[str, ...]) -> list[tuple[str, Object]]:
+def _disrupted(view: JobView, reasons: tuple[str, ...]) -> list[tuple[str, Object]]:
     """Return name and condition of pods, also replaced ones, that were ended from outside for one of these reasons."""
     found = []
-    for name, pod in [*picture.objects.items(), *picture.replaced_pods.items()]:
+    for name, pod in [*view.objects.items(), *view.replaced_pods.items()]:
         condition = _conditions(pod).get("DisruptionTarget") or {}
         if condition.get("status") == "True" and condition.get("reason") in reasons:
             found.append((name, condition))
@@ -37,19 +37,16 @@ def _disruption(name: str, condition: Object) -> Evidence:
     return Evidence(f"pod {name}", text, "status.conditions[DisruptionTarget]", time)
 
 
-def _running_again(picture: Picture) -> bool:
-    return all(pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED) for pod in picture.pods)
+def _running_again(view: JobView) -> bool:
+    return all(pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED) for pod in view.pods)
 
 
-def _preempted(picture: Picture) -> Found | None:
-    if _running_again(picture):
+def _preempted(view: JobView) -> Found | None:
+    if _running_again(view):
         return None
-    hit = _disrupted(picture, ("PreemptionByScheduler",))
+    hit = _disrupted(view, ("PreemptionByScheduler",))
     events = [
-        event
-        for pod_events in picture.pod_events.values()
-        for event in pod_events
-        if event.get("reason") == "Preempted"
+        event for pod_events in view.pod_events.values() for event in pod_events if event.get("reason") == "Preempted"
     ]
     if not hit and not events:
         return None
@@ -59,21 +56,21 @@ def _preempted(picture: Picture) -> Found | None:
         name, evidence = str((events[-1].get("involvedObject") or {}).get("name")), [event_evidence(events[-1])]
     return Found(
         f"{name} was preempted: the scheduler gave its place to a pod of higher priority",
-        f"{picture.flk('wait')} waits until there is room again; a higher priority class or --checkpoint loses less",
+        f"{view.flk('wait')} waits until there is room again; a higher priority class or --checkpoint loses less",
         evidence,
         [pod for pod, _ in hit] or [name],
     )
 
 
-def _evicted(picture: Picture) -> Found | None:
-    if _running_again(picture):
+def _evicted(view: JobView) -> Found | None:
+    if _running_again(view):
         return None
-    hit = _disrupted(picture, ("TerminationByKubelet", "EvictionByEvictionAPI"))
-    pods = [pod for pod in picture.pods if pod.reason == "Evicted"]
+    hit = _disrupted(view, ("TerminationByKubelet", "EvictionByEvictionAPI"))
+    pods = [pod for pod in view.pods if pod.reason == "Evicted"]
     if pods:
         pod = pods[0]
-        status = picture.objects[pod.name].get("status") or {}
-        ended = _conditions(picture.objects[pod.name]).get("Ready") or {}
+        status = view.objects[pod.name].get("status") or {}
+        ended = _conditions(view.objects[pod.name]).get("Ready") or {}
         time = pod.ended or timestamp(ended.get("lastTransitionTime"))
         evidence = Evidence(f"pod {pod.name}", f"Evicted: {status.get('message', '')}", "status.reason", time)
         message = " ".join(str(status.get("message") or pod.message).split())
@@ -94,21 +91,21 @@ def _evicted(picture: Picture) -> Found | None:
     )
 
 
-def _node_lost(picture: Picture) -> Found | None:
-    hit = _disrupted(picture, ("DeletionByTaintManager", "DeletionByPodGC", "DeviceTaintManager"))
+def _node_lost(view: JobView) -> Found | None:
+    hit = _disrupted(view, ("DeletionByTaintManager", "DeletionByPodGC", "DeviceTaintManager"))
     lost: list[tuple[PodState, Evidence]] = []
-    for pod in picture.pods:
-        node = picture.around.nodes.get(pod.node)
+    for pod in view.pods:
+        node = view.around.nodes.get(pod.node)
         ready = _conditions(node).get("Ready") if node else None
         if ready and ready.get("status") != "True":
             text = f"{ready.get('status')}: {ready.get('reason')}: {ready.get('message')}"
             time = timestamp(ready.get("lastTransitionTime"))
             lost.append((pod, Evidence(f"node {pod.node}", text, "status.conditions[Ready]", time)))
-        elif pod.node and f"nodes/{pod.node}" in picture.around.missing:
+        elif pod.node and f"nodes/{pod.node}" in view.around.missing:
             lost.append((pod, Evidence(f"node {pod.node}", "the node does not exist any more")))
         elif pod.phase == PodPhase.UNKNOWN or pod.reason == "NodeLost":
             lost.append((pod, Evidence(f"pod {pod.name}", f"{pod.reason}: {pod.message}", "status.phase")))
-        elif ready_false := _not_ready(picture, pod):
+        elif ready_false := _not_ready(view, pod):
             lost.append((pod, ready_false))
     if lost:
         pods = [pod for pod, _ in lost]
@@ -119,30 +116,30 @@ def _node_lost(picture: Picture) -> Found | None:
             [lost[0][1]],
             names(pods),
         )
-    if hit and not _running_again(picture):
+    if hit and not _running_again(view):
         name, condition = hit[0]
         return Found(
             f"{name} was deleted because its node is lost: {condition.get('message', '')}",
-            f"{picture.flk('wait')} waits until the pod runs on another node",
+            f"{view.flk('wait')} waits until the pod runs on another node",
             [_disruption(name, condition)],
             [name],
         )
     return None
 
 
-def _not_ready(picture: Picture, pod: PodState) -> Evidence | None:
+def _not_ready(view: JobView, pod: PodState) -> Evidence | None:
     """Return that the node controller has marked a running pod as not ready, which it does where the node is silent."""
     if pod.phase not in (PodPhase.RUNNING, PodPhase.TERMINATING):
         return None
-    for event in reversed(picture.pod_events.get(pod.name, [])):
+    for event in reversed(view.pod_events.get(pod.name, [])):
         if event.get("reason") == "NodeNotReady":
             return event_evidence(event)
     return None
 
 
-def _last_lines(picture: Picture, pattern: re.Pattern[str]) -> tuple[str, str, re.Match[str]] | None:
+def _last_lines(view: JobView, pattern: re.Pattern[str]) -> tuple[str, str, re.Match[str]] | None:
     """Return pod, line and match of the last line of a launcher that matches, if no later line says otherwise."""
-    for name, lines in picture.around.logs.items():
+    for name, lines in view.around.logs.items():
         for line in reversed(lines):
             match = pattern.search(line)
             if match:
@@ -152,31 +149,31 @@ def _last_lines(picture: Picture, pattern: re.Pattern[str]) -> tuple[str, str, r
     return None
 
 
-def _waiting_since(picture: Picture) -> float:
-    return max((pod.started or 0.0 for pod in picture.pods), default=0.0)
+def _waiting_since(view: JobView) -> float:
+    return max((pod.started or 0.0 for pod in view.pods), default=0.0)
 
 
-def _never_joined(picture: Picture) -> Found | None:
-    if _node_lost(picture):
+def _never_joined(view: JobView) -> Found | None:
+    if _node_lost(view):
         return None  # which is why its launcher does not join
-    if not picture.from_flk or any(pod.phase != PodPhase.RUNNING for pod in picture.pods):
+    if not view.from_flk or any(pod.phase != PodPhase.RUNNING for pod in view.pods):
         return None
-    since = _waiting_since(picture)
-    age = picture.now - since
+    since = _waiting_since(view)
+    age = view.now - since
     duration = f"its container has run for {short_duration(age)}"
-    leader = _last_lines(picture, _JOINED)
-    attempts = picture.record.attempts if picture.record else []
+    leader = _last_lines(view, _JOINED)
+    attempts = view.record.attempts if view.record else []
     if leader:
         name, line, match = leader
         index = int(re.split(r"\D", match[3])[0])
-        absent = next((pod for pod in picture.pods if pod.index == index), None)
+        absent = next((pod for pod in view.pods if pod.index == index), None)
         if absent is None or age < JOIN_DELAY:
             return None
         return Found(
             f"{match[1]} of {match[2]} pods have joined; the launcher of {absent.name} (rank {absent.ranks[0]}) has "
             "not, and the others wait for it",
-            f"{picture.kubectl(f'logs {absent.name}')} shows how far it is; kubectl delete pod {absent.name} -n "
-            f"{picture.namespace} starts it again",
+            f"{view.kubectl(f'logs {absent.name}')} shows how far it is; kubectl delete pod {absent.name} -n "
+            f"{view.namespace} starts it again",
             [
                 Evidence(f"log of {name}", line.strip()),
                 Evidence(
@@ -189,18 +186,18 @@ def _never_joined(picture: Picture) -> Found | None:
             [absent.name],
             since=since,
         )
-    follower = _last_lines(picture, _NO_LEADER)
+    follower = _last_lines(view, _NO_LEADER)
     if not follower or attempts or age < JOIN_DELAY:
         return None
     name, line, match = follower
     if any(words in match[4] for words in _UNRESOLVED):
         return None  # the next row says more
-    first = picture.pods[0]
+    first = view.pods[0]
     return Found(
         f"the launcher of {first.name} (rank 0) has not started, although its container "
         "runs; the "
         "other pods wait for it",
-        f"{picture.kubectl(f'logs {first.name}')} shows how far it is; {picture.kubectl(f'delete pod {first.name}')} "
+        f"{view.kubectl(f'logs {first.name}')} shows how far it is; {view.kubectl(f'delete pod {first.name}')} "
         "starts "
         "it again",
         [
@@ -217,19 +214,19 @@ def _never_joined(picture: Picture) -> Found | None:
     )
 
 
-def _unresolved(picture: Picture) -> Found | None:
-    found = _last_lines(picture, _NO_LEADER)
+def _unresolved(view: JobView) -> Found | None:
+    found = _last_lines(view, _NO_LEADER)
     if not found or not any(words in found[2][4] for words in _UNRESOLVED):
         return None
-    if picture.pods[0].phase != PodPhase.RUNNING:
+    if view.pods[0].phase != PodPhase.RUNNING:
         return None  # its service has no endpoint before it runs, at first or in the place of a lost pod
     name, line, match = found
     return Found(
         f"{name} cannot resolve the name {match[1]} of the first pod ({match[4].strip()})",
-        f"{picture.kubectl(f'get service {match[1]}')} shows the service that gives the name; kubectl get pods -n "
+        f"{view.kubectl(f'get service {match[1]}')} shows the service that gives the name; kubectl get pods -n "
         "kube-system "
         "-l k8s-app=kube-dns shows the cluster's DNS; also check dnsPolicy and dnsConfig in the job's patch",
-        [Evidence(f"log of {name}", line.strip(), time=_waiting_since(picture))],
+        [Evidence(f"log of {name}", line.strip(), time=_waiting_since(view))],
         [name],
     )
 

@@ -8,23 +8,23 @@ from decimal import Decimal
 from typing import Any, Final
 
 from flk.health.cause import Cause, Found, names, subject
-from flk.health.model import Evidence, PodPhase, PodState
-from flk.health.picture import Picture, pod_spec
 from flk.health.scheduler_message import NodeReason, parse
 from flk.kube import Object
+from flk.observe.model import Evidence, PodPhase, PodState
+from flk.observe.view import JobView, pod_spec
 from flk.units import parse_quantity, timestamp
 
 _FLAGS: Final = {"cpu": "--cpu", "memory": "--memory", "ephemeral-storage": "a smaller ephemeral-storage request"}
 SCHEDULER_DELAY: Final = 30.0  # seconds in which a scheduler should have looked at a pod
 
 
-def unschedulable(picture: Picture) -> tuple[list[PodState], NodeReason, Evidence] | None:
+def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, Evidence] | None:
     """Return the pods that no node can take, the reason of the nodes that came closest, and the evidence."""
-    pods = [pod for pod in picture.pods if pod.phase == PodPhase.PENDING and pod.reason == "Unschedulable"]
+    pods = [pod for pod in view.pods if pod.phase == PodPhase.PENDING and pod.reason == "Unschedulable"]
     if not pods:
         return None
     reasons = parse(pods[0].message)
-    status = picture.objects[pods[0].name].get("status") or {}
+    status = view.objects[pods[0].name].get("status") or {}
     condition: Object = next((c for c in status.get("conditions") or [] if c.get("type") == "PodScheduled"), {})
     evidence = Evidence(
         f"pod {pods[0].name}",
@@ -33,20 +33,20 @@ def unschedulable(picture: Picture) -> tuple[list[PodState], NodeReason, Evidenc
         timestamp(condition.get("lastTransitionTime")),
     )
     reason = reasons[0] if reasons else NodeReason("other", 0, pods[0].message)
-    tainted = _taint_of_chosen_nodes(picture, pods[0])
-    selected = bool(pod_spec(picture.objects[pods[0].name]).get("nodeSelector"))
+    tainted = _taint_of_chosen_nodes(view, pods[0])
+    selected = bool(pod_spec(view.objects[pods[0].name]).get("nodeSelector"))
     if tainted is not None and (reason.kind == "taint" or (reason.kind == "selector" and selected)):
         kept = next((one for one in reasons if one.kind == "taint"), None)
         reason = replace(kept, detail=kept.detail or tainted) if kept else reason
     return pods, reason, evidence
 
 
-def _taint_of_chosen_nodes(picture: Picture, pod: PodState) -> str | None:
+def _taint_of_chosen_nodes(view: JobView, pod: PodState) -> str | None:
     """Return a taint of the nodes that match the pod's node selector; None if no node matches, or if none was read."""
-    wanted = (pod_spec(picture.objects[pod.name]).get("nodeSelector") or {}).items()
+    wanted = (pod_spec(view.objects[pod.name]).get("nodeSelector") or {}).items()
     taints: list[str] = []
     matching = False
-    for node in picture.around.nodes.values():
+    for node in view.around.nodes.values():
         if wanted <= (node["metadata"].get("labels") or {}).items():
             matching = True
             for taint in (node.get("spec") or {}).get("taints") or []:
@@ -58,18 +58,18 @@ def _taint_of_chosen_nodes(picture: Picture, pod: PodState) -> str | None:
     return next(iter(others or taints), None) if matching else None
 
 
-def _about(kind: str, detail: Callable[[str], bool] = lambda text: True) -> Callable[[Picture], Any]:
-    def find(picture: Picture) -> tuple[list[PodState], NodeReason, Evidence] | None:
-        found = unschedulable(picture)
+def _about(kind: str, detail: Callable[[str], bool] = lambda text: True) -> Callable[[JobView], Any]:
+    def find(view: JobView) -> tuple[list[PodState], NodeReason, Evidence] | None:
+        found = unschedulable(view)
         return found if found and found[1].kind == kind and detail(found[1].detail) else None
 
     return find
 
 
-def _requests(picture: Picture, pod: PodState, resource: str) -> Decimal:
+def _requests(view: JobView, pod: PodState, resource: str) -> Decimal:
     """Return how much of a resource the containers of a pod request together."""
     total = Decimal(0)
-    for container in pod_spec(picture.objects[pod.name]).get("containers") or []:
+    for container in pod_spec(view.objects[pod.name]).get("containers") or []:
         resources = container.get("resources") or {}
         value = (resources.get("requests") or {}).get(resource) or (resources.get("limits") or {}).get(resource)
         total += _quantity(value)
@@ -87,24 +87,24 @@ def _taints(node: Object) -> list[str]:
     return [str(taint.get("key")) for taint in (node.get("spec") or {}).get("taints") or []]
 
 
-def _largest(picture: Picture, resource: str) -> tuple[str, str]:
+def _largest(view: JobView, resource: str) -> tuple[str, str]:
     """Return the node that has most of a resource, and how much; empty if no node was read."""
     sizes = {
         name: str(((node.get("status") or {}).get("allocatable") or {}).get(resource) or "0")
-        for name, node in picture.around.nodes.items()
+        for name, node in view.around.nodes.items()
         if not any(str(key).startswith("node-role.kubernetes.io/") for key in _taints(node))
     }
     name = max(sizes, key=lambda node: _quantity(sizes[node]), default="")
     return name, sizes.get(name, "")
 
 
-def _insufficient(flag: str, matches: Callable[[str], bool]) -> Callable[[Picture], Found | None]:
-    def find(picture: Picture) -> Found | None:
-        found = _about("resource", matches)(picture)
+def _insufficient(flag: str, matches: Callable[[str], bool]) -> Callable[[JobView], Found | None]:
+    def find(view: JobView) -> Found | None:
+        found = _about("resource", matches)(view)
         if found is None:
             return None
         pods, reason, evidence = found
-        resource, spec = reason.detail, picture.objects[pods[0].name]
+        resource, spec = reason.detail, view.objects[pods[0].name]
         request = next(
             (
                 str(value)
@@ -114,8 +114,8 @@ def _insufficient(flag: str, matches: Callable[[str], bool]) -> Callable[[Pictur
             ),
             "",
         )
-        node, size = _largest(picture, resource)
-        too_large = bool(node) and _requests(picture, pods[0], resource) > _quantity(size)
+        node, size = _largest(view, resource)
+        too_large = bool(node) and _requests(view, pods[0], resource) > _quantity(size)
         asks = f"{subject(pods)}: no node has {request or 'enough'} {resource} "
         every = [evidence]
         if node:
@@ -130,7 +130,7 @@ def _insufficient(flag: str, matches: Callable[[str], bool]) -> Callable[[Pictur
             )
         return Found(
             f"{asks}free",
-            f"{picture.flk('wait')} waits for other jobs to end; {flag} asks for less; kubectl describe nodes shows "
+            f"{view.flk('wait')} waits for other jobs to end; {flag} asks for less; kubectl describe nodes shows "
             "who "
             "uses the nodes",
             every,
@@ -140,12 +140,12 @@ def _insufficient(flag: str, matches: Callable[[str], bool]) -> Callable[[Pictur
     return find
 
 
-def _selector(picture: Picture) -> Found | None:
-    found = _about("selector")(picture)
+def _selector(view: JobView) -> Found | None:
+    found = _about("selector")(view)
     if found is None:
         return None
     pods, _, evidence = found
-    spec = pod_spec(picture.objects[pods[0].name])
+    spec = pod_spec(view.objects[pods[0].name])
     wanted = ", ".join(f"{key}={value}" for key, value in (spec.get("nodeSelector") or {}).items())
     if not wanted:
         return None
@@ -160,8 +160,8 @@ def _selector(picture: Picture) -> Found | None:
     )
 
 
-def _node_affinity(picture: Picture) -> Found | None:
-    found = _about("selector")(picture)
+def _node_affinity(view: JobView) -> Found | None:
+    found = _about("selector")(view)
     if found is None:
         return None
     pods, _, evidence = found
@@ -173,8 +173,8 @@ def _node_affinity(picture: Picture) -> Found | None:
     )
 
 
-def _taint(picture: Picture) -> Found | None:
-    found = _about("taint", lambda taint: not taint.startswith("node.kubernetes.io/"))(picture)
+def _taint(view: JobView) -> Found | None:
+    found = _about("taint", lambda taint: not taint.startswith("node.kubernetes.io/"))(view)
     if found is None:
         return None
     pods, reason, evidence = found
@@ -188,9 +188,9 @@ def _taint(picture: Picture) -> Found | None:
     )
 
 
-def _nodes_not_ready(picture: Picture) -> Found | None:
+def _nodes_not_ready(view: JobView) -> Found | None:
     tainted = _about("taint", lambda taint: taint.startswith("node.kubernetes.io/"))
-    found = tainted(picture) or _about("unschedulable")(picture)
+    found = tainted(view) or _about("unschedulable")(view)
     if found is None:
         return None
     pods, reason, evidence = found
@@ -202,22 +202,22 @@ def _nodes_not_ready(picture: Picture) -> Found | None:
     )
 
 
-def _pod_affinity(picture: Picture) -> Found | None:
-    found = _about("affinity")(picture)
+def _pod_affinity(view: JobView) -> Found | None:
+    found = _about("affinity")(view)
     if found is None:
         return None
     pods, reason, evidence = found
     return Found(
         f"{subject(pods)}: no node satisfies the affinity between pods ({reason.text})",
-        f"{picture.kubectl('get pods --show-labels -o wide')} shows which pods run where; correct spec.affinity in the "
+        f"{view.kubectl('get pods --show-labels -o wide')} shows which pods run where; correct spec.affinity in the "
         "job's patch",
         [evidence, Evidence(f"pod {pods[0].name}", "podAffinity or podAntiAffinity", "spec.affinity")],
         names(pods),
     )
 
 
-def _topology_spread(picture: Picture) -> Found | None:
-    found = _about("spread")(picture)
+def _topology_spread(view: JobView) -> Found | None:
+    found = _about("spread")(view)
     if found is None:
         return None
     pods, reason, evidence = found
@@ -229,19 +229,19 @@ def _topology_spread(picture: Picture) -> Found | None:
     )
 
 
-def _no_scheduler(picture: Picture) -> Found | None:
+def _no_scheduler(view: JobView) -> Found | None:
     pods = [
         pod
-        for pod in picture.pods
+        for pod in view.pods
         if pod.phase == PodPhase.PENDING
         and not pod.reason
-        and picture.now - timestamp(picture.objects[pod.name]["metadata"].get("creationTimestamp")) > SCHEDULER_DELAY
-        and pod_spec(picture.objects[pod.name]).get("schedulerName") not in (None, "default-scheduler")
+        and view.now - timestamp(view.objects[pod.name]["metadata"].get("creationTimestamp")) > SCHEDULER_DELAY
+        and pod_spec(view.objects[pod.name]).get("schedulerName") not in (None, "default-scheduler")
     ]
     if not pods:
         return None
-    name = str(pod_spec(picture.objects[pods[0].name]).get("schedulerName"))
-    created = timestamp(picture.objects[pods[0].name]["metadata"].get("creationTimestamp"))
+    name = str(pod_spec(view.objects[pods[0].name]).get("schedulerName"))
+    created = timestamp(view.objects[pods[0].name]["metadata"].get("creationTimestamp"))
     return Found(
         f"{subject(pods)}: the scheduler {name} has not looked at it; it may not exist in this cluster",
         "remove schedulerName from the job's patch, or name a scheduler that runs",
@@ -250,13 +250,13 @@ def _no_scheduler(picture: Picture) -> Found | None:
     )
 
 
-def _gated(picture: Picture) -> Found | None:
-    pods = [pod for pod in picture.pods if pod.phase == PodPhase.PENDING and pod.reason == "SchedulingGated"]
+def _gated(view: JobView) -> Found | None:
+    pods = [pod for pod in view.pods if pod.phase == PodPhase.PENDING and pod.reason == "SchedulingGated"]
     if not pods:
         return None
-    gates = pod_spec(picture.objects[pods[0].name]).get("schedulingGates") or []
+    gates = pod_spec(view.objects[pods[0].name]).get("schedulingGates") or []
     words = ", ".join(str(gate.get("name")) for gate in gates) or "a gate"
-    created = timestamp(picture.objects[pods[0].name]["metadata"].get("creationTimestamp"))
+    created = timestamp(view.objects[pods[0].name]["metadata"].get("creationTimestamp"))
     return Found(
         f"{subject(pods)}: scheduling is held back by {words}",
         "wait until the controller that has set the gate removes it",
@@ -265,15 +265,15 @@ def _gated(picture: Picture) -> Found | None:
     )
 
 
-def _other(picture: Picture) -> Found | None:
-    found = unschedulable(picture)
+def _other(view: JobView) -> Found | None:
+    found = unschedulable(view)
     # What a volume prevents has its own causes, which say more.
     if found is None:
         return None
     pods, reason, evidence = found
     return Found(
         f"{subject(pods)}: no node can take it ({reason.text})",
-        f"{picture.kubectl(f'describe pod {pods[0].name}')} shows the scheduler's events",
+        f"{view.kubectl(f'describe pod {pods[0].name}')} shows the scheduler's events",
         [evidence],
         names(pods),
     )

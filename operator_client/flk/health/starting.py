@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Final
 
 from flk.health.cause import Cause, Found, event_evidence, names, pod_evidence, subject, waiting_path
-from flk.health.model import Evidence, PodPhase, PodState
-from flk.health.picture import Picture, event_time
 from flk.kube import Object
+from flk.observe.model import Evidence, PodPhase, PodState
+from flk.observe.view import JobView, event_time
 from flk.units import plural, timestamp
 from flk_runtime.contract.exit_codes import ExitCode
 
@@ -31,73 +31,72 @@ LOOP: Final = 3  # starts of a container that end at once before flk calls it a 
 
 
 def _waiting(
-    picture: Picture, reasons: tuple[str, ...], pattern: re.Pattern[str]
+    view: JobView, reasons: tuple[str, ...], pattern: re.Pattern[str]
 ) -> tuple[list[PodState], re.Match[str]] | None:
-    pods = [pod for pod in picture.pods if pod.stuck and pod.reason in reasons and pattern.search(pod.message)]
+    pods = [pod for pod in view.pods if pod.stuck and pod.reason in reasons and pattern.search(pod.message)]
     match = pattern.search(pods[0].message) if pods else None
     return (pods, match) if match else None
 
 
-def _key_missing(picture: Picture) -> Found | None:
-    found = _waiting(picture, _CONFIG, _KEY)
+def _key_missing(view: JobView) -> Found | None:
+    found = _waiting(view, _CONFIG, _KEY)
     if found is None:
         return None
     pods, match = found
     key, kind, name = match[1], match[2], match[3].rpartition("/")[2]
     return Found(
         f"{subject(pods)} cannot start: the {kind} {name} has no key {key}",
-        f"{picture.kubectl(f'describe {kind.lower()} {name}')} shows its keys; the pods start once it has the key",
-        [pod_evidence(picture, pods[0], waiting_path())],
+        f"{view.kubectl(f'describe {kind.lower()} {name}')} shows its keys; the pods start once it has the key",
+        [pod_evidence(view, pods[0], waiting_path())],
         names(pods),
     )
 
 
 def _reference_missing(kind: str, create: str) -> object:
-    def find(picture: Picture) -> Found | None:
+    def find(view: JobView) -> Found | None:
         pattern = re.compile(rf'({kind.lower()}) "([^"]+)" not found')
-        found = _waiting(picture, _CONFIG, pattern)
+        found = _waiting(view, _CONFIG, pattern)
         if found is None:
             return None
         pods, match = found
         return Found(
-            f"{subject(pods)} cannot start: the {kind} {match[2]} does not exist in namespace {picture.namespace}",
-            f"{picture.kubectl(f'create {create} {match[2]} --from-literal=KEY=VALUE')} creates it; the pods start "
-            "then",
-            [pod_evidence(picture, pods[0], waiting_path())],
+            f"{subject(pods)} cannot start: the {kind} {match[2]} does not exist in namespace {view.namespace}",
+            f"{view.kubectl(f'create {create} {match[2]} --from-literal=KEY=VALUE')} creates it; the pods start then",
+            [pod_evidence(view, pods[0], waiting_path())],
             names(pods),
         )
 
     return find
 
 
-def _runs_as_root(picture: Picture) -> Found | None:
-    found = _waiting(picture, _CONFIG, _ROOT)
+def _runs_as_root(view: JobView) -> Found | None:
+    found = _waiting(view, _CONFIG, _ROOT)
     if found is None:
         return None
     pods, _ = found
     return Found(
-        f"{subject(pods)} cannot start: the image {picture.image} runs as root, and the pods must not",
+        f"{subject(pods)} cannot start: the image {view.image} runs as root, and the pods must not",
         "choose an image with a numeric USER, or set securityContext.runAsUser in the job's patch",
-        [pod_evidence(picture, pods[0], waiting_path())],
+        [pod_evidence(view, pods[0], waiting_path())],
         names(pods),
     )
 
 
-def starts(picture: Picture) -> list[tuple[str, str, Evidence]]:
+def starts(view: JobView) -> list[tuple[str, str, Evidence]]:
     """Return the failed starts of containers: pod name, message and evidence. Events outlive the pods."""
     found = []
-    for pod in picture.pods:
-        for field, state in _states(picture, pod.name):
+    for pod in view.pods:
+        for field, state in _states(view, pod.name):
             if state.get("reason") in _START_REASONS:
                 text = " ".join(str(state.get("message", "")).split())
                 time = timestamp(state.get("finishedAt") or state.get("startedAt"))
                 found.append((pod.name, text, Evidence(f"pod {pod.name}", f"{state['reason']}: {text}", field, time)))
                 break
-    for event in reversed(picture.job_events):
+    for event in reversed(view.job_events):
         match = _ENDED.search(str(event.get("message", "")))
         if match and any(word in match[3] for word in ("runc create", "OCI runtime", "containerd task")):
             found.append((match[1], " ".join(match[3].split()), event_evidence(event)))
-    for name, events in picture.pod_events.items():
+    for name, events in view.pod_events.items():
         for event in events:
             text = " ".join(str(event.get("message", "")).split())
             if event.get("reason") == "Failed" and "failed to create containerd task" in text:
@@ -105,8 +104,8 @@ def starts(picture: Picture) -> list[tuple[str, str, Evidence]]:
     return found
 
 
-def _states(picture: Picture, name: str) -> list[tuple[str, Object]]:
-    statuses = ((picture.objects.get(name) or {}).get("status") or {}).get("containerStatuses") or []
+def _states(view: JobView, name: str) -> list[tuple[str, Object]]:
+    statuses = ((view.objects.get(name) or {}).get("status") or {}).get("containerStatuses") or []
     return [
         (f"status.containerStatuses[{status.get('name')}].{which}.{kind}", status[which][kind])
         for status in statuses
@@ -116,9 +115,9 @@ def _states(picture: Picture, name: str) -> list[tuple[str, Object]]:
     ]
 
 
-def _start_failed(picture: Picture, pattern: re.Pattern[str]) -> tuple[str, re.Match[str], Evidence, list[str]] | None:
+def _start_failed(view: JobView, pattern: re.Pattern[str]) -> tuple[str, re.Match[str], Evidence, list[str]] | None:
     """Return the pods in words, the match, the evidence (with the time of the first such start) and the pods' names."""
-    matching = [(name, match, item) for name, text, item in starts(picture) if (match := pattern.search(text))]
+    matching = [(name, match, item) for name, text, item in starts(view) if (match := pattern.search(text))]
     if not matching:
         return None
     pods = list(dict.fromkeys(name for name, _, _ in matching))
@@ -128,8 +127,8 @@ def _start_failed(picture: Picture, pattern: re.Pattern[str]) -> tuple[str, re.M
     return words, matching[0][1], replace(matching[0][2], time=since), pods
 
 
-def _executable(picture: Picture, *, python: bool) -> Found | None:
-    found = _start_failed(picture, _EXECUTABLE)
+def _executable(view: JobView, *, python: bool) -> Found | None:
+    found = _start_failed(view, _EXECUTABLE)
     if found is None:
         return None
     words, match, evidence, pods = found
@@ -137,21 +136,21 @@ def _executable(picture: Picture, *, python: bool) -> Found | None:
         return None
     if python:
         return Found(
-            f"{words} cannot start: the image {picture.image} has no Python ({match[1]} is not in it)",
+            f"{words} cannot start: the image {view.image} has no Python ({match[1]} is not in it)",
             "choose an image with Python 3.10 or newer and torch: --image",
             [evidence],
             pods,
         )
     return Found(
-        f"{words} cannot start: the image {picture.image} has no program {match[1]}",
+        f"{words} cannot start: the image {view.image} has no program {match[1]}",
         "correct the command, or choose an image that has the program: --image",
         [evidence],
         pods,
     )
 
 
-def _permission(picture: Picture) -> Found | None:
-    found = _start_failed(picture, _DENIED)
+def _permission(view: JobView) -> Found | None:
+    found = _start_failed(view, _DENIED)
     if found is None:
         return None
     words, match, evidence, pods = found
@@ -163,8 +162,8 @@ def _permission(picture: Picture) -> Found | None:
     )
 
 
-def _work_folder(picture: Picture) -> Found | None:
-    found = _start_failed(picture, _WORK)
+def _work_folder(view: JobView) -> Found | None:
+    found = _start_failed(view, _WORK)
     if found is None:
         return None
     words, match, evidence, pods = found
@@ -176,26 +175,26 @@ def _work_folder(picture: Picture) -> Found | None:
     )
 
 
-def _architecture(picture: Picture) -> Found | None:
-    found = _start_failed(picture, _FORMAT)
+def _architecture(view: JobView) -> Found | None:
+    found = _start_failed(view, _FORMAT)
     if found is not None:
         words, _, evidence, pods = found
-        return _wrong_architecture(picture, words, evidence, pods)
-    for name, lines in picture.around.logs.items():
+        return _wrong_architecture(view, words, evidence, pods)
+    for name, lines in view.around.logs.items():
         for line in lines:
             if "exec format error" in line:
-                ended = next((pod.ended or 0.0 for pod in picture.pods if pod.name == name), 0.0)
-                return _wrong_architecture(picture, name, Evidence(f"log of {name}", line, time=ended), [name])
-    for pod in picture.pods:
+                ended = next((pod.ended or 0.0 for pod in view.pods if pod.name == name), 0.0)
+                return _wrong_architecture(view, name, Evidence(f"log of {name}", line, time=ended), [name])
+    for pod in view.pods:
         if "exec format error" in pod.message:
-            evidence = pod_evidence(picture, pod, "status.containerStatuses[pytorch].state.terminated")
-            return _wrong_architecture(picture, pod.name, evidence, [pod.name])
+            evidence = pod_evidence(view, pod, "status.containerStatuses[pytorch].state.terminated")
+            return _wrong_architecture(view, pod.name, evidence, [pod.name])
     return None
 
 
-def _wrong_architecture(picture: Picture, words: str, evidence: Evidence, pods: list[str]) -> Found:
+def _wrong_architecture(view: JobView, words: str, evidence: Evidence, pods: list[str]) -> Found:
     return Found(
-        f"{words} cannot start: the program in the image {picture.image} is for another processor architecture than "
+        f"{words} cannot start: the program in the image {view.image} is for another processor architecture than "
         "the "
         "node's",
         "build the image for the architecture of the nodes (docker buildx build --platform), or choose nodes with "
@@ -205,8 +204,8 @@ def _wrong_architecture(picture: Picture, words: str, evidence: Evidence, pods: 
     )
 
 
-def _other_start_error(picture: Picture) -> Found | None:
-    found = _start_failed(picture, re.compile(r"(.+)"))
+def _other_start_error(view: JobView) -> Found | None:
+    found = _start_failed(view, re.compile(r"(.+)"))
     if found is None:
         return None
     words, match, evidence, pods = found
@@ -218,68 +217,68 @@ def _other_start_error(picture: Picture) -> Found | None:
     )
 
 
-def _container_config(picture: Picture) -> Found | None:
-    found = _waiting(picture, _CONFIG, re.compile(r"(.+)"))
+def _container_config(view: JobView) -> Found | None:
+    found = _waiting(view, _CONFIG, re.compile(r"(.+)"))
     if found is None:
         return None
     pods, match = found
     return Found(
         f"{subject(pods)} cannot start: {match[1]}",
-        f"{picture.kubectl(f'describe pod {pods[0].name}')} shows the pod's events",
-        [pod_evidence(picture, pods[0], waiting_path())],
+        f"{view.kubectl(f'describe pod {pods[0].name}')} shows the pod's events",
+        [pod_evidence(view, pods[0], waiting_path())],
         names(pods),
     )
 
 
-def _crash_loop(picture: Picture) -> Found | None:
+def _crash_loop(view: JobView) -> Found | None:
     looping = [
         pod
-        for pod in picture.pods
+        for pod in view.pods
         if pod.reason == "CrashLoopBackOff" or (pod.restarts >= LOOP and pod.phase == PodPhase.STARTING)
     ]
     if not looping:
         return None
     pod = looping[0]
     last: Object = {}
-    for field, state in _states(picture, pod.name):
+    for field, state in _states(view, pod.name):
         if field.endswith("terminated"):
             last = state
     code = last.get("exitCode")
     ended = f" with exit code {code}" if code is not None else ""
-    evidence = [pod_evidence(picture, pod, waiting_path())]
+    evidence = [pod_evidence(view, pod, waiting_path())]
     if last:
         path = "status.containerStatuses[pytorch].lastState.terminated"
         text = f"exit code {code}, {last.get('reason', '')}, {plural(pod.restarts, 'restart')}"
         evidence.append(Evidence(f"pod {pod.name}", text, path, timestamp(last.get("finishedAt"))))
-    lines = [line for line in picture.around.logs.get(pod.name, []) if line.strip()]
+    lines = [line for line in view.around.logs.get(pod.name, []) if line.strip()]
     if lines:
         evidence.append(Evidence(f"log of {pod.name}", lines[-1].strip()))
     return Found(
         f"{subject(looping)}: the container ends again and again{ended}" + (f": {lines[-1].strip()}" if lines else ""),
-        f"{picture.kubectl(f'logs {pod.name} --previous')} shows what it printed before it ended",
+        f"{view.kubectl(f'logs {pod.name} --previous')} shows what it printed before it ended",
         evidence,
         names(looping),
     )
 
 
-def _recreated_again_and_again(picture: Picture) -> Found | None:
+def _recreated_again_and_again(view: JobView) -> Found | None:
     """Find pods that are created again without end, as the operator does after exit codes of 128 and more."""
     counts: dict[str, int] = {}
     last: dict[str, tuple[str, Object]] = {}
-    for event in picture.job_events:
+    for event in view.job_events:
         match = re.search(r"[Pp]od:? (?:\S+?\.)?(\S+) exited with code (\d+)", str(event.get("message", "")))
         if event.get("reason") == "ExitedWithCode" and match and int(match[2]) >= 128:
             counts[match[1]] = counts.get(match[1], 0) + int(event.get("count") or 1)
             last[match[1]] = match[2], event
     name = max(counts, key=lambda pod: counts[pod], default="")
-    if not name or counts[name] < LOOP or (picture.from_flk and picture.record and picture.record.attempts):
+    if not name or counts[name] < LOOP or (view.from_flk and view.record and view.record.attempts):
         return None
     code, event = last[name]
     text = f"{event.get('message')} ({counts[name]} times)"
     return Found(
         f"{name} ends with exit code {code} and is created again and again; it never gets further",
-        f"{picture.kubectl(f'logs {name} -f')} shows what it prints next time; then {picture.flk('delete')}",
-        [Evidence(f"event of {picture.subject}", text, time=event_time(event))],
+        f"{view.kubectl(f'logs {name} -f')} shows what it prints next time; then {view.flk('delete')}",
+        [Evidence(f"event of {view.subject}", text, time=event_time(event))],
         [name],
     )
 
@@ -328,7 +327,7 @@ STARTING: Final = (
         "The image has no Python",
         f"The container's command is Python, and the image does not have it. {_START}",
         "Choose an image with Python 3.10 or newer and torch.",
-        lambda picture: _executable(picture, python=True),
+        lambda view: _executable(view, python=True),
         grace=10,
     ),
     Cause(
@@ -336,7 +335,7 @@ STARTING: Final = (
         "The image does not have the program of the command",
         f"The container's command names a program that the image does not have. {_START}",
         "Correct the command, or choose another image.",
-        lambda picture: _executable(picture, python=False),
+        lambda view: _executable(view, python=False),
         ExitCode.USAGE,
         grace=10,
     ),

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from flk.health.model import Evidence, Finding, PodPhase, PodState
-from flk.health.picture import Picture, event_time
 from flk.health.table import LATER, find
 from flk.kube import Object
+from flk.observe.model import Evidence, Finding, PodPhase, PodState
+from flk.observe.view import JobView, event_time
 from flk.units import plural
 
 SCHEMA: Final = "flk.dev/why/v1"  # of the JSON that `flk why -o json` prints
@@ -68,39 +68,37 @@ class Report:
         return {"schema": SCHEMA, "code": self.cause.code if self.cause else "", **data}
 
 
-def report(picture: Picture) -> Report:
+def report(view: JobView) -> Report:
     """Return the cause of a job's state, and everything else that was found."""
-    found = find(picture)
+    found = find(view)
     cause = found[0] if found else None
-    summary, known = _summary(picture, cause)
+    summary, known = _summary(view, cause)
     return Report(
-        job=picture.name,
-        namespace=picture.namespace,
+        job=view.name,
+        namespace=view.namespace,
         cause=cause,
         summary=summary,
         known=known,
-        stuck=bool(cause and not picture.failed and cause.is_stuck(picture.now)),
-        place=picture.kept.place if picture.kept else "",
-        seen=picture.kept.seen if picture.kept else None,
-        others=_limited(
-            [*_other_findings(picture, found), *_attempts(picture), *_ends(picture, cause), *_events(picture, cause)]
-        ),
-        examined=examined(picture),
+        stuck=bool(cause and not view.failed and cause.is_stuck(view.now)),
+        place=view.kept.place if view.kept else "",
+        seen=view.kept.seen if view.kept else None,
+        others=_limited([*_other_findings(view, found), *_attempts(view), *_ends(view, cause), *_events(view, cause)]),
+        examined=examined(view),
     )
 
 
-def examined(picture: Picture) -> list[str]:
+def examined(view: JobView) -> list[str]:
     """Return what was read of a job, for the case that no cause was found."""
-    conditions = ", ".join(picture.conditions) or "none"
+    conditions = ", ".join(view.conditions) or "none"
     counts: dict[str, int] = {}
-    for pod in picture.pods:
+    for pod in view.pods:
         counts[str(pod.phase)] = counts.get(str(pod.phase), 0) + 1
     phases = ", ".join(f"{count} {phase}" for phase, count in counts.items())
-    lines = [f"{picture.subject}: conditions {conditions}", f"{plural(len(picture.pods), 'pod')}: {phases}"]
-    lines.append(f"{plural(len(picture.events), 'event')} of the job and of its pods that do not run")
-    attempts = len(picture.record.attempts) if picture.record else 0
-    lines.append(f"record of the launchers: {plural(attempts, 'attempt') if picture.record else 'none'}")
-    around = picture.around
+    lines = [f"{view.subject}: conditions {conditions}", f"{plural(len(view.pods), 'pod')}: {phases}"]
+    lines.append(f"{plural(len(view.events), 'event')} of the job and of its pods that do not run")
+    attempts = len(view.record.attempts) if view.record else 0
+    lines.append(f"record of the launchers: {plural(attempts, 'attempt') if view.record else 'none'}")
+    around = view.around
     for things, noun in (
         (around.logs, "log"),
         (around.nodes, "node"),
@@ -114,27 +112,27 @@ def examined(picture: Picture) -> list[str]:
     return lines
 
 
-def _summary(picture: Picture, cause: Finding | None) -> tuple[str, bool]:
+def _summary(view: JobView, cause: Finding | None) -> tuple[str, bool]:
     if cause:
         return cause.sentence, True
-    if picture.succeeded and not picture.failed:
+    if view.succeeded and not view.failed:
         return "the job has succeeded", True
-    ready = sum(pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED) for pod in picture.pods)
-    if picture.job["metadata"].get("deletionTimestamp"):
+    ready = sum(pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED) for pod in view.pods)
+    if view.job["metadata"].get("deletionTimestamp"):
         return "the job is being deleted", True
-    if ready == len(picture.pods):
-        return f"nothing is wrong: {plural(ready, 'pod')} of {len(picture.pods)} run", True
-    if not picture.pods or picture.now - picture.created < 60:
-        return f"nothing is wrong yet: {ready} of {len(picture.pods)} pods run, and the others are starting", True
-    return f"unknown: {ready} of {len(picture.pods)} pods run, and nothing that flk has read says why", False
+    if ready == len(view.pods):
+        return f"nothing is wrong: {plural(ready, 'pod')} of {len(view.pods)} run", True
+    if not view.pods or view.now - view.created < 60:
+        return f"nothing is wrong yet: {ready} of {len(view.pods)} pods run, and the others are starting", True
+    return f"unknown: {ready} of {len(view.pods)} pods run, and nothing that flk has read says why", False
 
 
-def _other_findings(picture: Picture, found: list[Finding]) -> list[Other]:
+def _other_findings(view: JobView, found: list[Finding]) -> list[Other]:
     others = []
     for finding in found[1:]:
         if finding.code in LATER:
             why_not = "it happened later: the cause above kept the job from running"
-        elif picture.failed:
+        elif view.failed:
             why_not = "it did not end the job"
         elif finding.resolves_itself and not found[0].resolves_itself:
             why_not = "it resolves by itself"
@@ -146,11 +144,11 @@ def _other_findings(picture: Picture, found: list[Finding]) -> list[Other]:
     return others
 
 
-def _attempts(picture: Picture) -> list[Other]:
+def _attempts(view: JobView) -> list[Other]:
     """Return the earlier attempts by their causes, equal ones together."""
-    history = picture.record.attempts if picture.record else []
+    history = view.record.attempts if view.record else []
     earlier = [attempt for attempt in history if attempt.failure]
-    if picture.failed:
+    if view.failed:
         earlier = earlier[:-1]
     folded: dict[str, list[int]] = {}
     for attempt in earlier:
@@ -164,10 +162,10 @@ def _attempts(picture: Picture) -> list[Other]:
     return others
 
 
-def _ends(picture: Picture, cause: Finding | None) -> list[Other]:
+def _ends(view: JobView, cause: Finding | None) -> list[Other]:
     """Return how other pods ended, equal ends together."""
     named = set(cause.pods) if cause else set()
-    ended = [pod for pod in picture.pods if pod.exit_code not in (None, 0) and pod.name not in named]
+    ended = [pod for pod in view.pods if pod.exit_code not in (None, 0) and pod.name not in named]
     folded: dict[str, list[PodState]] = {}
     for pod in ended:
         folded.setdefault(f"exit code {pod.exit_code}", []).append(pod)
@@ -176,19 +174,19 @@ def _ends(picture: Picture, cause: Finding | None) -> list[Other]:
         words = pods[0].name if len(pods) == 1 else f"{pods[0].name} and {plural(len(pods) - 1, 'other pod')}"
         why_not = (
             "the launchers end with the code of the cause"
-            if picture.records
+            if view.records
             else "a consequence: they ended after the pod of the cause"
         )
         others.append(Other(f"{words} ended with {text}", why_not, time=pods[0].ended or 0.0))
     return others
 
 
-def _events(picture: Picture, cause: Finding | None) -> list[Other]:
+def _events(view: JobView, cause: Finding | None) -> list[Other]:
     """Return the warnings that are no evidence of the cause, equal ones together."""
     used = {item.text for item in cause.evidence} if cause else set()
-    states = {pod.name: pod for pod in picture.pods}
+    states = {pod.name: pod for pod in view.pods}
     folded: dict[tuple[str, str], tuple[Object, int]] = {}
-    for event in picture.events:
+    for event in view.events:
         text = " ".join(str(event.get("message", "")).split())
         reason = str(event.get("reason", ""))
         if event.get("type") != "Warning" or f"{reason}: {text}" in used:
@@ -201,7 +199,7 @@ def _events(picture: Picture, cause: Finding | None) -> list[Other]:
         about = event.get("involvedObject") or {}
         text = " ".join(str(event.get("message", "")).split())
         pod = states.get(str(about.get("name")))
-        why_not = _why_not(reason, pod, picture, cause)
+        why_not = _why_not(reason, pod, view, cause)
         source = Evidence(f"event of {about.get('kind', '')} {about.get('name', '')}", text)
         others.append(Other(f"{source.where}: {reason}: {text}", why_not, count, time=event_time(event)))
     repeated = [other for other in others if other.why_not == REPEATED]
@@ -213,7 +211,7 @@ def _events(picture: Picture, cause: Finding | None) -> list[Other]:
     return rest
 
 
-def _why_not(reason: str, pod: PodState | None, picture: Picture, cause: Finding | None) -> str:
+def _why_not(reason: str, pod: PodState | None, view: JobView, cause: Finding | None) -> str:
     """Return why an event of this reason is not the cause."""
     if reason == "SetPodTemplateRestartPolicy":
         return "harmless: the operator sets the restart policy of the pods itself"
@@ -223,7 +221,7 @@ def _why_not(reason: str, pod: PodState | None, picture: Picture, cause: Finding
         return f"resolved: the pod has node {pod.node} since"
     if reason in ("FailedMount", "FailedAttachVolume") and pod is not None and (pod.started or pod.ended):
         return "resolved: the volumes were mounted after it"
-    if reason.startswith("FailedCreate") and all(p.phase != PodPhase.MISSING for p in picture.pods):
+    if reason.startswith("FailedCreate") and all(p.phase != PodPhase.MISSING for p in view.pods):
         return "resolved: all pods exist now"
     if reason in ("PyTorchJobRestarting", "PyTorchJobFailed", "PyTorchJobSuspended"):
         return "a consequence: the operator says what it does about it"

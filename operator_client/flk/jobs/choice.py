@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from flk.errors import ApiError, ForbiddenError
-from flk.jobs.client import OWNED, RESOURCES, JobClient
 from flk.kube import Document, Object, Resource, Target
+from flk.observe.client import OWNED, RESOURCES, JobClient
 from flk.spec.job import Job
 from flk.targets.gang import GANGS, NONE
 from flk.targets.trainjob import RUNTIME

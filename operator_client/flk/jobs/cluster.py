@@ -13,8 +13,8 @@ from flk.health.facts import Facts, Pods, Unreadable
 from flk.health.references import names_of
 from flk.health.rights import Right, all_rights
 from flk.jobs.choice import RUNTIMES
-from flk.jobs.client import JobClient
 from flk.kube import Document, Object, Resource, Target
+from flk.observe.client import JobClient
 from flk.targets import DEFAULT
 from flk.targets.controllers import CONTROLLERS
 from flk.targets.trainjob import RUNTIME

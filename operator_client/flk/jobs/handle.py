@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from flk.errors import WaitTimeoutError
 from flk.jobs import lifecycle, logs, wait
-from flk.jobs.client import JobClient
 from flk.jobs.listing import list_states
 from flk.jobs.state import State
+from flk.observe.client import JobClient
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import defaultdict
 
 from flk.errors import ForbiddenError
-from flk.health import Picture, Surroundings, event_time
-from flk.jobs.client import JobClient
 from flk.jobs.picture import NODES, is_about
 from flk.jobs.state import State, derive
 from flk.kube import Object, Target
+from flk.observe.client import JobClient
+from flk.observe.view import JobView, Surroundings, event_time
 from flk.targets import target_of
 
 
@@ -28,20 +28,20 @@ def list_states(client: JobClient, *, all_namespaces: bool = False, selector: st
             pods[target.name, pod["metadata"].get("namespace", ""), target.job_name(pod)].append(pod)
     by_uid = {job["metadata"]["uid"]: job for job in jobs}
     now = client.now()
-    pictures = {uid: Picture(job, _own(pods, job), now=now) for uid, job in by_uid.items()}
-    unplaced = [uid for uid, picture in pictures.items() if any(pod.reason == "Unschedulable" for pod in picture.pods)]
+    views = {uid: JobView(job, _own(pods, job), now=now) for uid, job in by_uid.items()}
+    unplaced = [uid for uid, view in views.items() if any(pod.reason == "Unschedulable" for pod in view.pods)]
     around = Surroundings(nodes=_nodes(client) if unplaced else {})
     for uid in unplaced:  # whether a node could ever take its pods
-        pictures[uid] = Picture(by_uid[uid], _own(pods, by_uid[uid]), now=now, surroundings=around)
-    lacking = {uid: picture for uid, picture in pictures.items() if _lacks_pods(picture)}
+        views[uid] = JobView(by_uid[uid], _own(pods, by_uid[uid]), now=now, surroundings=around)
+    lacking = {uid: view for uid, view in views.items() if _lacks_pods(view)}
     events: dict[tuple[str, str, str], list[Object]] = defaultdict(list)
-    for kind in sorted({kind for picture in lacking.values() for kind, _ in picture.target.event_objects("")}):
+    for kind in sorted({kind for view in lacking.values() for kind, _ in view.target.event_objects("")}):
         for event in client.list_job_events(kind, all_namespaces=all_namespaces):
             about = event.get("involvedObject") or {}
             events[str(about.get("namespace") or client.namespace), kind, str(about.get("name"))].append(event)
     for uid in lacking:
-        pictures[uid] = Picture(by_uid[uid], [], now=now, events=_events_of(by_uid[uid], events))
-    return sorted(map(derive, pictures.values()), key=lambda state: (state.created, state.namespace, state.name))
+        views[uid] = JobView(by_uid[uid], [], now=now, events=_events_of(by_uid[uid], events))
+    return sorted(map(derive, views.values()), key=lambda state: (state.created, state.namespace, state.name))
 
 
 def _own(pods: dict[tuple[str, str, str], list[Object]], job: Object) -> list[Object]:
@@ -70,6 +70,6 @@ def _events_of(job: Object, events: dict[tuple[str, str, str], list[Object]]) ->
     return sorted(found, key=event_time)
 
 
-def _lacks_pods(picture: Picture) -> bool:
+def _lacks_pods(view: JobView) -> bool:
     """Return whether a job that should run has no pods: only events say why they were refused."""
-    return not (picture.objects or picture.succeeded or picture.failed or picture.suspended)
+    return not (view.objects or view.succeeded or view.failed or view.suspended)

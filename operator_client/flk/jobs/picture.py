@@ -1,4 +1,4 @@
-"""Read the picture of a job: its events, its launchers' record and the objects around it, where they can add something.
+"""Read the view of a job: its events, its launchers' record and the objects around it, where they can add something.
 
 A job that runs undisturbed costs no request beyond the job and its pods.
 """
@@ -14,24 +14,16 @@ from typing import Final
 
 from flk import labels
 from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, UsageError
-from flk.health import (
-    Kept,
-    Picture,
-    PodPhase,
-    PodState,
-    Progress,
-    Surroundings,
-    awaits_controller,
-    event_time,
-    read_progress,
-)
-from flk.health.picture import pod_spec
+from flk.health import awaits_controller
 from flk.jobs import evidence
-from flk.jobs.client import OWNED, PODS, JobClient
 from flk.jobs.evidence import KeptJob
-from flk.jobs.follower import ObservedJob
 from flk.jobs.state import Phase
 from flk.kube import Object, Resource, Target
+from flk.observe.client import OWNED, PODS, JobClient
+from flk.observe.follower import ObservedJob
+from flk.observe.model import PodPhase, PodState
+from flk.observe.progress import Progress, read_progress
+from flk.observe.view import JobView, Kept, Surroundings, event_time, pod_spec
 from flk.targets import target_of
 from flk.targets.controllers import CONTROLLERS
 from flk.targets.gang import gang_of
@@ -57,8 +49,8 @@ _WAITING: Final = re.compile(r"pods have joined; waiting for pods? (\d+)")
 _UNFINISHED: Final = (PodPhase.MISSING, PodPhase.PENDING, PodPhase.STARTING, PodPhase.UNKNOWN)
 
 
-def read_picture(client: JobClient, name: str, note: Callable[[str], None] = lambda text: None) -> Picture:
-    """Return the picture of a job now, with what flk has kept of pods that are gone, or of the job itself.
+def read_picture(client: JobClient, name: str, note: Callable[[str], None] = lambda text: None) -> JobView:
+    """Return the view of a job now, with what flk has kept of pods that are gone, or of the job itself.
 
     ``note`` is called if the job is gone. Raises JobNotFoundError if there is none and nothing is kept of one.
     """
@@ -71,15 +63,15 @@ def read_picture(client: JobClient, name: str, note: Callable[[str], None] = lam
         ago = short_duration(client.now() - kept.updated)
         note(f"job {name} is gone; this is what flk kept of it {kept.place} {ago} ago")
         gone = kept.deleted or kept.updated
-        return _with_kept(client, Picture(kept.job, [], now=kept.updated), kept, gone=gone)
+        return _with_kept(client, JobView(kept.job, [], now=kept.updated), kept, gone=gone)
     pods = [pod for pod in client.list_pods(name) if target_of(job).owns(job, pod)]
-    picture = PictureReader(client).picture(ObservedJob(job, pods))
-    ended = "Failed" in picture.conditions or "Succeeded" in picture.conditions
-    if ended and any(pod.phase == PodPhase.MISSING for pod in picture.pods):
+    view = PictureReader(client).view(ObservedJob(job, pods))
+    ended = "Failed" in view.conditions or "Succeeded" in view.conditions
+    if ended and any(pod.phase == PodPhase.MISSING for pod in view.pods):
         kept = evidence.find(client, name, job["metadata"]["uid"])
         if kept is not None:
-            return _with_kept(client, picture, kept)
-    return picture
+            return _with_kept(client, view, kept)
+    return view
 
 
 def pod_of_rank(client: JobClient, name: str, rank: int) -> PodState:
@@ -89,16 +81,16 @@ def pod_of_rank(client: JobClient, name: str, rank: int) -> PodState:
     """
     job = client.get_job(name)
     pods = [pod for pod in client.list_pods(name) if target_of(job).owns(job, pod)]
-    picture = Picture(job, pods, now=client.now())
+    view = JobView(job, pods, now=client.now())
     hint = f"{client.command('status', name)} shows the pods of the ranks"
-    if rank >= picture.sizes[1] * picture.processes:
+    if rank >= view.sizes[1] * view.processes:
         raise UsageError(f"--rank: job {name} has no rank {rank}")
-    if picture.resizable:
-        picture = PictureReader(client).picture(ObservedJob(job, pods))
-        if not picture.members and rank >= picture.processes:  # those of pod 0 are known: it is never replaced
-            why = f"the log of pod {picture.pods[0].name} tells of no attempt"
+    if view.resizable:
+        view = PictureReader(client).view(ObservedJob(job, pods))
+        if not view.members and rank >= view.processes:  # those of pod 0 are known: it is never replaced
+            why = f"the log of pod {view.pods[0].name} tells of no attempt"
             raise ApiError(f"which pod of job {name} has rank {rank} is not known: {why}", hint=hint)
-    found = next((pod for pod in picture.pods if rank in pod.ranks), None)
+    found = next((pod for pod in view.pods if rank in pod.ranks), None)
     if found is None:
         raise ApiError(f"rank {rank} is not in the latest attempt of job {name}, which has fewer pods", hint=hint)
     if found.phase == PodPhase.MISSING:
@@ -106,29 +98,29 @@ def pod_of_rank(client: JobClient, name: str, rank: int) -> PodState:
     return found
 
 
-def _with_kept(client: JobClient, picture: Picture, kept: KeptJob, *, gone: float | None = None) -> Picture:
-    """Return the picture with the pods, events, lines and the record that are kept and that it lacks."""
-    pods = {pod["metadata"]["name"]: pod for pod in kept.pods} | picture.objects
-    logs = {pod: lines[-LOG_LINES:] for pod, lines in kept.lines.items()} | dict(picture.around.logs)
-    known = {event["metadata"]["name"] for event in picture.events}
+def _with_kept(client: JobClient, view: JobView, kept: KeptJob, *, gone: float | None = None) -> JobView:
+    """Return the view with the pods, events, lines and the record that are kept and that it lacks."""
+    pods = {pod["metadata"]["name"]: pod for pod in kept.pods} | view.objects
+    logs = {pod: lines[-LOG_LINES:] for pod, lines in kept.lines.items()} | dict(view.around.logs)
+    known = {event["metadata"]["name"] for event in view.events}
     events = [event for event in kept.events if event["metadata"]["name"] not in known]
     # A job that has failed since flk saw it last has another cause.
     cause = kept.cause if kept.cause and (gone is not None or kept.cause.phase == Phase.FAILED) else None
-    return Picture(
-        picture.job,
+    return JobView(
+        view.job,
         [*pods.values()],
-        now=picture.now,
-        events=sorted([*events, *picture.events], key=event_time),
-        record=picture.record or kept.record,
-        replaced_pods={**kept.replaced_pods, **picture.replaced_pods},
-        surroundings=Surroundings(**{**vars(picture.around), "logs": logs}),
+        now=view.now,
+        events=sorted([*events, *view.events], key=event_time),
+        record=view.record or kept.record,
+        replaced_pods={**kept.replaced_pods, **view.replaced_pods},
+        surroundings=Surroundings(**{**vars(view.around), "logs": logs}),
         context=client.chosen_context,
         kept=Kept(kept.place, cause.time if cause else kept.updated, gone=gone, cause=cause.finding if cause else None),
     )
 
 
 class PictureReader:
-    """Completes what a follower sees of one job to a picture; reads nothing again within some seconds."""
+    """Completes what a follower sees of one job to a view; reads nothing again within some seconds."""
 
     def __init__(self, client: JobClient) -> None:
         self.client = client
@@ -140,11 +132,11 @@ class PictureReader:
         self._logs: dict[str, list[str]] = {}
         self._progress: list[Progress] = []
 
-    def picture(self, seen: ObservedJob) -> Picture:
-        """Return the picture of a job that exists."""
+    def view(self, seen: ObservedJob) -> JobView:
+        """Return the view of a job that exists."""
         assert seen.job is not None  # noqa: S101
         now, context = self.client.now(), self.client.chosen_context
-        plain = Picture(seen.job, seen.pods, now=now, replaced_pods=seen.replaced_pods, context=context)
+        plain = JobView(seen.job, seen.pods, now=now, replaced_pods=seen.replaced_pods, context=context)
         if plain.succeeded and not plain.failed:
             return plain
         if seen.job["metadata"].get("deletionTimestamp"):
@@ -159,7 +151,7 @@ class PictureReader:
                 self._read_events(plain)
         around = self._around
         around = replace(around, logs={**around.logs, **self._logs}, progress=self._progress)
-        return Picture(
+        return JobView(
             seen.job,
             seen.pods,
             now=now,
@@ -170,7 +162,7 @@ class PictureReader:
             context=context,
         )
 
-    def _read_events(self, plain: Picture) -> None:
+    def _read_events(self, plain: JobView) -> None:
         """Read the events of the job and of some of its pods, and the objects that these point to."""
         events: list[Object] = []
         for kind, name in plain.target.event_objects(plain.name):
@@ -179,45 +171,45 @@ class PictureReader:
             events += self.client.list_events("Pod", pod.name)
         events.sort(key=event_time)
         self.last_events = events
-        self._around = self._surroundings(Picture(plain.job, [*plain.objects.values()], now=plain.now, events=events))
+        self._around = self._surroundings(JobView(plain.job, [*plain.objects.values()], now=plain.now, events=events))
 
-    def _surroundings(self, picture: Picture) -> Surroundings:
+    def _surroundings(self, view: JobView) -> Surroundings:
         unreadable: set[str] = set()
         missing: set[str] = set()
         nodes: dict[str, Object] = {}
         claims: dict[str, Object] = {}
         workloads: list[Object] = []
         pod_groups: list[Object] = []
-        pods = _representatives(picture)
+        pods = _representatives(view)
         unplaced = any(pod.reason == "Unschedulable" for pod in pods)
         if unplaced:
             found = self._list(Target(NODES), unreadable)
             nodes = {node["metadata"]["name"]: node for node in found}
         else:
-            for name in sorted({pod.node for pod in picture.pods if pod.phase == PodPhase.UNKNOWN and pod.node})[:3]:
+            for name in sorted({pod.node for pod in view.pods if pod.phase == PodPhase.UNKNOWN and pod.node})[:3]:
                 self._get(Target(NODES, None, name), nodes, missing, unreadable)
-        for name in _claim_names(picture, pods):
+        for name in _claim_names(view, pods):
             self._get(self.client.target(CLAIMS, name), claims, missing, unreadable)
             if name in claims:
                 self.last_events += self.client.list_events("PersistentVolumeClaim", name)
-        uid = picture.job["metadata"].get("uid", "")
-        if picture.suspended and picture.queue:
+        uid = view.job["metadata"].get("uid", "")
+        if view.suspended and view.queue:
             selector = {"labelSelector": f"{labels.KUEUE_JOB_UID}={uid}"}
             workloads = self._list(self.client.target(WORKLOADS), unreadable, selector)
-        gang = gang_of(picture.job)
-        if gang is not None or picture.run_policy.get("schedulingPolicy"):
+        gang = gang_of(view.job)
+        if gang is not None or view.run_policy.get("schedulingPolicy"):
             groups: dict[str, Object] = {}
             resource = OWNED[gang.api_version, "PodGroup"] if gang else POD_GROUPS
-            self._get(self.client.target(resource, picture.name), groups, missing, unreadable)
+            self._get(self.client.target(resource, view.name), groups, missing, unreadable)
             pod_groups = [*groups.values()]
         other_pods: list[Object] = []
-        if unplaced and any(pod.phase in (PodPhase.STARTING, PodPhase.RUNNING) for pod in picture.pods):
-            other_pods = self._pods_of_other_jobs(picture, unreadable)
-        controllers = self._controllers(picture, unreadable) if awaits_controller(picture) else {}
-        logs = self._foreign_logs(picture) if picture.failed and not picture.records else {}
+        if unplaced and any(pod.phase in (PodPhase.STARTING, PodPhase.RUNNING) for pod in view.pods):
+            other_pods = self._pods_of_other_jobs(view, unreadable)
+        controllers = self._controllers(view, unreadable) if awaits_controller(view) else {}
+        logs = self._foreign_logs(view) if view.failed and not view.records else {}
         for pod in pods:
             if pod.reason == "CrashLoopBackOff":
-                there = picture.objects[pod.name]
+                there = view.objects[pod.name]
                 logs[pod.name] = self._log(there, LOG_LINES, previous=True) or self._log(there, LOG_LINES)
         return Surroundings(
             nodes=nodes,
@@ -231,19 +223,19 @@ class PictureReader:
             unreadable=frozenset(unreadable),
         )
 
-    def _pods_of_other_jobs(self, picture: Picture, unreadable: set[str]) -> list[Object]:
+    def _pods_of_other_jobs(self, view: JobView, unreadable: set[str]) -> list[Object]:
         """Return the pods of flk's other jobs: of the namespace, and of others if the user may read them."""
-        others = {"labelSelector": f"{labels.JOB},{labels.JOB}!={picture.name}"}
+        others = {"labelSelector": f"{labels.JOB},{labels.JOB}!={view.name}"}
         elsewhere = {"labelSelector": labels.JOB, "fieldSelector": f"metadata.namespace!={self.client.namespace}"}
         return [
             *self._list(self.client.target(PODS), unreadable, others),
             *self._list(Target(PODS), set(), elsewhere),
         ]
 
-    def _controllers(self, picture: Picture, unreadable: set[str]) -> dict[str, list[Object]]:
+    def _controllers(self, view: JobView, unreadable: set[str]) -> dict[str, list[Object]]:
         """Return the Deployments of the controllers that create the pods, by the names of their checks."""
         found: dict[str, list[Object]] = {}
-        for controller in CONTROLLERS[picture.target.name]:
+        for controller in CONTROLLERS[view.target.name]:
             try:
                 found[controller.check] = self.client.list_deployments(controller)
             except ForbiddenError:
@@ -273,14 +265,14 @@ class PictureReader:
         except FlkError:  # the cluster does not serve this kind
             return []
 
-    def _read_record(self, plain: Picture, pods: list[Object]) -> JobRecord | None:
+    def _read_record(self, plain: JobView, pods: list[Object]) -> JobRecord | None:
         """Return the last record in the log of pod 0, read again soon after a pod has changed, and now and then."""
         if self._record_turn.has_come(pods):
             self.last_record = self._record_in_log(plain)
         return self.last_record
 
-    def _record_in_log(self, picture: Picture) -> JobRecord | None:
-        first = picture.objects.get(picture.pods[0].name) if picture.pods else None
+    def _record_in_log(self, view: JobView) -> JobRecord | None:
+        first = view.objects.get(view.pods[0].name) if view.pods else None
         if first is None or not (first.get("status") or {}).get("containerStatuses"):
             return None
         name = first["metadata"]["name"]
@@ -293,17 +285,17 @@ class PictureReader:
         self._logs = {name: [line for line in lines if not log_format.is_record(line)][-LOG_LINES:]}
         waiting = _WAITING.search(lines[-1]) if lines else None
         if waiting or not lines:  # a launcher is missing: that one, or if pod 0 is silent any other, says more
-            others = [p.name for p in picture.pods[1:] if waiting is None or p.index == int(waiting[1])]
-            for other in [name for name in others if name in picture.objects][:1]:
-                self._logs[other] = self._log(picture.objects[other], LOG_LINES)
+            others = [p.name for p in view.pods[1:] if waiting is None or p.index == int(waiting[1])]
+            for other in [name for name in others if name in view.objects][:1]:
+                self._logs[other] = self._log(view.objects[other], LOG_LINES)
         return record
 
-    def _foreign_logs(self, picture: Picture) -> dict[str, list[str]]:
+    def _foreign_logs(self, view: JobView) -> dict[str, list[str]]:
         """Return the last lines of the pods that have ended, the earliest first."""
-        ended = sorted((pod for pod in picture.pods if pod.exit_code), key=lambda pod: pod.ended or 0.0)
-        running = [pod for pod in picture.pods if pod.phase == PodPhase.RUNNING]
+        ended = sorted((pod for pod in view.pods if pod.exit_code), key=lambda pod: pod.ended or 0.0)
+        running = [pod for pod in view.pods if pod.phase == PodPhase.RUNNING]
         chosen = [pod.name for pod in [*ended, *running][:FOREIGN_LOGS]]
-        return {name: self._log(picture.objects[name], FOREIGN_LINES) for name in chosen}
+        return {name: self._log(view.objects[name], FOREIGN_LINES) for name in chosen}
 
     def _log(self, pod: Object, tail: int, *, previous: bool = False, timestamps: bool = False) -> list[str]:
         lines: list[str] = []
@@ -350,26 +342,26 @@ def is_about(event: Object, job: Object) -> bool:
     return event_time(event) >= timestamp(job["metadata"].get("creationTimestamp"))
 
 
-def _representatives(picture: Picture) -> list[PodState]:
+def _representatives(view: JobView) -> list[PodState]:
     """Return some of the pods that do not run, one for each phase and reason first."""
     troubled = [
         pod
-        for pod in picture.pods
+        for pod in view.pods
         if pod.phase in _UNFINISHED
-        and pod.name in picture.objects
-        and picture.now - timestamp(picture.objects[pod.name]["metadata"].get("creationTimestamp")) > STUCK_AFTER
+        and pod.name in view.objects
+        and view.now - timestamp(view.objects[pod.name]["metadata"].get("creationTimestamp")) > STUCK_AFTER
     ]
     kinds = {(pod.phase, pod.reason): pod for pod in reversed(troubled)}
     chosen = [*kinds.values(), *(pod for pod in troubled if pod not in kinds.values())]
     return chosen[:STUCK_PODS]
 
 
-def _claim_names(picture: Picture, pods: Iterable[PodState]) -> list[str]:
+def _claim_names(view: JobView, pods: Iterable[PodState]) -> list[str]:
     """Return the claims of pods that do not start because of a volume."""
     names = set()
     for pod in pods:
-        events = " ".join(str(event.get("message", "")) for event in picture.pod_events.get(pod.name, []))
+        events = " ".join(str(event.get("message", "")) for event in view.pod_events.get(pod.name, []))
         if any(word in pod.message + events for word in ("olume", "persistentvolumeclaim")):
-            for volume in pod_spec(picture.objects[pod.name]).get("volumes") or []:
+            for volume in pod_spec(view.objects[pod.name]).get("volumes") or []:
                 names.add(str((volume.get("persistentVolumeClaim") or {}).get("claimName") or ""))
     return sorted(names - {""})

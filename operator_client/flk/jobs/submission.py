@@ -13,11 +13,11 @@ from typing import Any
 from flk import manifest
 from flk.errors import UnreachableError
 from flk.jobs.choice import chosen
-from flk.jobs.client import JobClient
 from flk.jobs.handle import JobHandle
 from flk.jobs.lifecycle import create_job
 from flk.kube import Object
 from flk.manifest import Bundle, make_bundle
+from flk.observe.client import JobClient
 from flk.spec import defaults
 from flk.spec.job import Job
 from flk.targets import target_of

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from flk import labels
 from flk.errors import FlkError
-from flk.jobs.client import CONFIG_MAPS, JobClient
 from flk.jobs.evidence.model import KeptJob
 from flk.jobs.evidence.store import Store
 from flk.jobs.state import Phase
 from flk.kube import Object
+from flk.observe.client import CONFIG_MAPS, JobClient
 from flk_runtime.contract.pod_layout import CONTAINER
 from flk_runtime.contract.record import KeptRecord
 from flk_runtime.contract.user_env import JOB

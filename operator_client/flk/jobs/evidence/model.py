@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from flk.health import Evidence, Finding
 from flk.kube import Object
+from flk.observe.model import Evidence, Finding
 from flk_runtime.contract.record import JobRecord
 
 SCHEMA: Final = "flk.dev/evidence/v1"

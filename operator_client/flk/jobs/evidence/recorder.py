@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from flk.jobs.client import JobClient
 from flk.jobs.evidence.model import KeptCause, KeptJob, StateChange
 from flk.jobs.evidence.redaction import kept_event, kept_job, kept_pod
 from flk.jobs.evidence.store import Store
-from flk.jobs.follower import ObservedJob
 from flk.jobs.state import Phase, PodPhase, State
 from flk.kube import Object
+from flk.observe.client import JobClient
+from flk.observe.follower import ObservedJob
 from flk.targets import target_of
 from flk_runtime.contract.record import JobRecord
 

@@ -17,8 +17,8 @@ import zlib
 from pathlib import Path
 from typing import Final
 
-from flk.jobs.client import JobClient
 from flk.jobs.evidence.model import KeptJob
+from flk.observe.client import JobClient
 
 MAX_FILES: Final = 500  # jobs that are kept
 MAX_BYTES: Final = 200 << 20  # of all files together

@@ -7,9 +7,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Final
 
 from flk.errors import FlkError
-from flk.jobs.client import JobClient
 from flk.jobs.evidence.recorder import LINES_OF_A_POD, Recorder
 from flk.kube import Object
+from flk.observe.client import JobClient
 from flk.targets import CONTAINERS
 from flk_runtime.contract import log_format
 

@@ -13,8 +13,8 @@ from typing import Final
 
 from flk import labels
 from flk.errors import ConflictError, FlkError, ForbiddenError
-from flk.jobs.client import OWNED, JobClient, age, resource_of
 from flk.kube import Object, Resource, Target
+from flk.observe.client import OWNED, JobClient, age, resource_of
 from flk.targets import target_of
 
 GARBAGE_TIMEOUT: Final = 30.0  # seconds in which the objects of a deleted job of the same name should be deleted

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from flk.errors import FlkError, JobNotFoundError
-from flk.jobs.client import JobClient
 from flk.jobs.lifecycle.ending import watch_pods_end
 from flk.jobs.listing import list_states
 from flk.jobs.state import Phase, State
+from flk.observe.client import JobClient
 
 _ENDED: Final = (Phase.SUCCEEDED, Phase.FAILED)
 

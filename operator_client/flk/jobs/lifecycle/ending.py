@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from flk.errors import WaitTimeoutError
-from flk.jobs.client import JobClient
-from flk.jobs.follower import Follower, ObservedJob
+from flk.observe.client import JobClient
+from flk.observe.follower import Follower, ObservedJob
 from flk.units import plural
 
 REPORT_EVERY: Final = 5.0  # seconds between two reports of what is awaited

@@ -6,8 +6,8 @@ from typing import Final
 
 from flk import labels
 from flk.errors import FlkError
-from flk.jobs.client import JobClient
 from flk.kube import Object
+from flk.observe.client import JobClient
 from flk.targets import target_of
 from flk.units import timestamp
 

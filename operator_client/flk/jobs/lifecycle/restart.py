@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from flk import labels
 from flk.errors import FlkError, UsageError
-from flk.jobs.client import OWNED, JobClient
 from flk.jobs.evidence.store import state_folder, write_whole
 from flk.jobs.lifecycle.creation import OwnedObjects, create_job
 from flk.jobs.lifecycle.deletion import delete_jobs
@@ -28,6 +27,7 @@ from flk.jobs.lifecycle.suspension import (
     wait_for_pods_to_end,
 )
 from flk.kube import Object
+from flk.observe.client import OWNED, JobClient
 from flk.targets import target_of
 from flk.targets.gang import gang_of
 from flk.targets.model import is_owner

@@ -7,10 +7,10 @@ launchers let all ranks save after the same step and go on with the pods that ar
 from __future__ import annotations
 
 from flk.errors import UsageError
-from flk.health import Picture
-from flk.jobs.client import JobClient, resource_of
 from flk.jobs.lifecycle.suspension import refuse_ended, refuse_queued
 from flk.jobs.state import derive
+from flk.observe.client import JobClient, resource_of
+from flk.observe.view import JobView
 from flk.targets import target_of
 
 
@@ -23,7 +23,7 @@ def scale(client: JobClient, name: str, pods: int) -> int:
     job = client.get_job(name)
     refuse_ended(client, job)
     refuse_queued(job)
-    state = derive(Picture(job, [], now=0))
+    state = derive(JobView(job, [], now=0))
     if state.min_size >= state.max_size:
         raise UsageError(
             f"job {name} is not elastic: it trains with {state.max_size - state.spares} pods and no others",

@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from flk import labels
 from flk.errors import JobDeletedError, UsageError
-from flk.jobs.client import JobClient, resource_of
 from flk.jobs.lifecycle.ending import watch_pods_end
 from flk.kube import Object
+from flk.observe.client import JobClient, resource_of
 from flk.targets import target_of
 from flk_runtime.contract import user_env
 

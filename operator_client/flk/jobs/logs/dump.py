@@ -10,7 +10,6 @@ from typing import Final
 
 from flk.errors import ApiError, ForbiddenError, JobNotFoundError
 from flk.jobs import evidence
-from flk.jobs.client import JobClient
 from flk.jobs.evidence import KeptJob
 from flk.jobs.logs.folding import Folder
 from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions
@@ -18,6 +17,7 @@ from flk.jobs.logs.position import split_stamp
 from flk.jobs.logs.reader import IDLE
 from flk.jobs.wait import get_state
 from flk.kube import Object
+from flk.observe.client import JobClient
 from flk.targets import target_of
 from flk.units import plural, short_duration
 

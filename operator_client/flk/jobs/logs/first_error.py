@@ -11,12 +11,12 @@ from typing import Final
 from flk.errors import ApiError, ForbiddenError, JobNotFoundError
 from flk.health.exceptions import LoggedError, find_errors
 from flk.jobs import evidence
-from flk.jobs.client import JobClient
 from flk.jobs.logs.dump import DUMPED, read_log
 from flk.jobs.logs.folding import ranges
 from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions
 from flk.jobs.wait import get_state
 from flk.kube import Object
+from flk.observe.client import JobClient
 from flk.targets import target_of
 from flk.units import plural
 from flk_runtime.contract.failure import Failure

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flk.errors import UsageError
-from flk.health import Picture
 from flk.jobs.state import derive
 from flk.kube import Object
+from flk.observe.view import JobView
 from flk.targets import target_of
 from flk.terminal import printable
 from flk_runtime.contract import log_format
@@ -71,13 +71,13 @@ class LineFilter:
 
     def __init__(self, job: Object, options: LogOptions) -> None:
         self.options = options
-        picture = Picture(job, [], now=0)
-        state, self._target = derive(picture), target_of(job)
+        view = JobView(job, [], now=0)
+        state, self._target = derive(view), target_of(job)
         self._processes = state.processes
-        self._fixed_ranks = not picture.resizable  # each rank is in the same pod in all attempts
+        self._fixed_ranks = not view.resizable  # each rank is in the same pod in all attempts
         self.names = [pod.name for pod in state.pods]
         self._indexes: Mapping[str, int] = {name: index for index, name in enumerate(self.names)}
-        last = picture.sizes[1] * state.processes - 1
+        last = view.sizes[1] * state.processes - 1
         absent = [rank for rank in sorted(options.ranks) if rank > last]
         if absent:
             raise UsageError(f"--rank: job {state.name} has ranks 0 to {last}, no rank {absent[0]}")

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from flk.errors import ApiError, ForbiddenError
-from flk.jobs.client import JobClient
 from flk.jobs.logs.lines import LineFilter, LogLine
 from flk.jobs.logs.position import LogPosition, split_stamp
 from flk.kube import Object
+from flk.observe.client import JobClient
 
 IDLE: Final = 240.0  # seconds without a line after which a log is requested again: its connection may be dead
 _BACKOFFS: Final = (0.2, 0.5, 1.0, 2.0, 5.0)  # seconds between requests that bring no new line

@@ -9,10 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Final
 
 from flk.errors import WaitTimeoutError
-from flk.health.pods import has_log
-from flk.jobs.client import JobClient
 from flk.jobs.evidence import Recorder
-from flk.jobs.follower import Follower
 from flk.jobs.logs.folding import Folder
 from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions
 from flk.jobs.logs.poller import RATE, ROUND, Poller
@@ -20,6 +17,9 @@ from flk.jobs.logs.reader import PodLog, PodReader
 from flk.jobs.picture import PictureReader
 from flk.jobs.state import Phase, PodPhase, State, derive
 from flk.kube import Object
+from flk.observe.client import JobClient
+from flk.observe.follower import Follower
+from flk.observe.pods import has_log
 from flk.units import plural, short_duration
 from flk_runtime.contract.log_format import parse_record
 from flk_runtime.contract.record import JobRecord
@@ -132,7 +132,7 @@ class _Merger:
                 chosen = LineFilter(seen.job, self._options)
                 for pod in sorted(seen.pods, key=chosen.order):
                     self._start(pod, chosen)
-                state = derive(reader.picture(seen))
+                state = derive(reader.view(seen))
                 record = self._record or reader.last_record
                 self._recorder.observe(seen, events=reader.last_events, record=record, state=state)
                 if self._is_complete(state):

@@ -4,8 +4,8 @@
 and `flk.jobs.logs` read it; nothing here sends a request.
 """
 
-from flk.health import PodPhase, PodState
 from flk.jobs.state.derive import deleted, derive
 from flk.jobs.state.model import SCHEMA, AttemptState, Phase, State
+from flk.observe.model import PodPhase, PodState
 
 __all__ = ["SCHEMA", "AttemptState", "Phase", "PodPhase", "PodState", "State", "deleted", "derive"]

@@ -8,17 +8,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flk import labels
-from flk.health import Finding, Picture, PodPhase, find, job_failure, with_memory_limit
+from flk.health import find, job_failure, with_memory_limit
 from flk.jobs.state.model import AttemptState, Phase, State
+from flk.observe.model import Finding, PodPhase
+from flk.observe.view import JobView
 from flk.units import timestamp
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.ranges import parse_pods
 
 
-def derive(picture: Picture) -> State:
+def derive(view: JobView) -> State:
     """Return the state of a job that exists."""
-    seen = picture
+    seen = view
     meta, annotations = seen.job["metadata"], seen.annotations
     base = State(
         name=meta["name"],
@@ -73,7 +75,7 @@ def deleted(last: State, *, name_reused: bool = False, now: float | None = None)
     )
 
 
-def _failed(base: State, seen: Picture, cause: Finding | None) -> State:
+def _failed(base: State, seen: JobView, cause: Finding | None) -> State:
     failure = job_failure(seen)
     condition = seen.conditions.get("Failed") or {}
     message = " ".join(str(condition.get("message", "")).split())
@@ -96,7 +98,7 @@ def _deadline(base: State, failure: Failure | None) -> Failure:
     return Failure("deadline", 0, pod_name=f"job {base.name}")
 
 
-def _succeeded(base: State, seen: Picture) -> State:
+def _succeeded(base: State, seen: JobView) -> State:
     # Pods of a job that has succeeded may have been deleted since. They have succeeded too.
     pods = [replace(p, phase=PodPhase.SUCCEEDED) if p.phase == PodPhase.MISSING else p for p in seen.pods]
     ready = sum(pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED) for pod in pods)
@@ -112,7 +114,7 @@ def _succeeded(base: State, seen: Picture) -> State:
     )
 
 
-def _unfinished(base: State, seen: Picture, cause: Finding | None) -> State:
+def _unfinished(base: State, seen: JobView, cause: Finding | None) -> State:
     if seen.job["metadata"].get("deletionTimestamp"):
         return replace(base, phase=Phase.TERMINATING, reason="Deleted", message="it is being deleted", cause=None)
     if cause is not None:
@@ -138,14 +140,14 @@ def _unfinished(base: State, seen: Picture, cause: Finding | None) -> State:
     return replace(base, phase=phase)
 
 
-def _trains_with_some_pods(seen: Picture) -> bool:
+def _trains_with_some_pods(seen: JobView) -> bool:
     """Return whether an attempt of an elastic job or a job with spares runs, whatever its other pods do."""
     last = seen.record.attempts[-1] if seen.resizable and seen.record and seen.record.attempts else None
     running = {pod.index for pod in seen.pods if pod.phase == PodPhase.RUNNING}
     return last is not None and last.ended is None and bool(seen.members) and running >= set(seen.members)
 
 
-def _since(state: State, seen: Picture) -> float | None:
+def _since(state: State, seen: JobView) -> float | None:
     """Return when the phase began, as far as the objects tell."""
     meta, suspended = seen.job["metadata"], seen.conditions.get("Suspended") or {}
     last = state.attempts[-1] if state.attempts else None
@@ -162,7 +164,7 @@ def _since(state: State, seen: Picture) -> float | None:
     return float(found) if isinstance(found, int | float) and found else None
 
 
-def _attempts(seen: Picture, state: State) -> list[AttemptState]:
+def _attempts(seen: JobView, state: State) -> list[AttemptState]:
     record = seen.record
     if record is None:
         return []

@@ -6,7 +6,8 @@ import enum
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from flk.health import Finding, PodState, Progress
+from flk.observe.model import Finding, PodState
+from flk.observe.progress import Progress
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import SlowRank
 

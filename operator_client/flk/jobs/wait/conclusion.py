@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from flk.errors import JobDeletedError, JobFailedError, JobRunningError, JobStuckError, WaitTimeoutError
-from flk.jobs.client import JobClient
 from flk.jobs.state import Phase, State
 from flk.jobs.wait.goal import Goal
+from flk.observe.client import JobClient
 from flk.units import short_duration
 from flk_runtime.contract.exit_codes import ExitCode
 

@@ -9,15 +9,15 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
-from flk.jobs.client import JobClient
 from flk.jobs.evidence import Recorder
 from flk.jobs.evidence.tails import TailReader
-from flk.jobs.follower import Follower
 from flk.jobs.picture import PictureReader, read_picture
 from flk.jobs.state import Phase, PodPhase, State, deleted, derive
 from flk.jobs.wait.goal import Goal
 from flk.jobs.wait.quiet import Quiet
 from flk.kube import Object
+from flk.observe.client import JobClient
+from flk.observe.follower import Follower
 from flk_runtime.contract.exit_codes import ExitCode
 
 FAILURE_DELAY: Final = 5.0  # seconds that pods of a failed job get to leave a record, after the first has ended
@@ -120,7 +120,7 @@ def _states(
                     recorder.observe(seen, state=last)
                     yield last, None
                     return
-                last = derive(reader.picture(seen))
+                last = derive(reader.view(seen))
                 recorder.observe(seen, events=reader.last_events, record=reader.last_record, state=last)
                 tails.consider(seen.pods)
                 yield last, seen.job

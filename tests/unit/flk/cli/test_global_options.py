@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from flk.jobs.client import CONFIG_MAPS, EVENTS, LOGS, PODS, RESOURCES
 from flk.kube import ConnectionOptions, Document, Resource, Target, kubectl_command, set_connection_options
+from flk.observe.client import CONFIG_MAPS, EVENTS, LOGS, PODS, RESOURCES
 from tests.support.api_server import TOKEN, write_kubeconfig
 from tests.support.jobs import JobBuilder
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from flk.cli.progress_line import ProgressLine, progress_text
-from flk.health import Progress
 from flk.jobs.state import Phase, State
+from flk.observe.progress import Progress
 from tests.support.terminal import on_a_terminal
 from tests.unit.flk.cli.outputs import jobs
 

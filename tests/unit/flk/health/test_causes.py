@@ -10,8 +10,8 @@ import pytest
 
 from flk.__main__ import main
 from flk.health import CAUSES, find, page, report
-from flk.health.model import PodPhase
 from flk.jobs.state import Phase, derive
+from flk.observe.model import PodPhase
 from flk_runtime.contract.exit_codes import ExitCode
 from tests.support import recorded
 from tests.support.api_server import FakeApiServer
@@ -21,15 +21,15 @@ from tests.support.jobs import NOW, JobBuilder
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_recorded(case: Case) -> None:
-    expected, picture = case.expected, recorded.load(recorded.FOLDER / f"{case.name}.json")
-    answer = report(picture)
+    expected, view = case.expected, recorded.load(recorded.FOLDER / f"{case.name}.json")
+    answer = report(view)
     assert answer.cause
     assert answer.cause.code == expected.code
     assert expected.sentence in answer.summary
     assert any(expected.evidence in item.text for item in answer.cause.evidence)
     assert any(item.time for item in answer.cause.evidence)
     assert expected.remedy in answer.cause.remedy
-    state = derive(picture)
+    state = derive(view)
     assert (state.reason, state.message) == (expected.code, answer.summary)
     assert (
         state.phase in (Phase.FAILED, Phase.STUCK) if expected.stuck else state.phase not in (Phase.FAILED, Phase.STUCK)
@@ -55,18 +55,18 @@ def test_codes_are_unique() -> None:
 
 
 def test_grace_comes_before_stuck() -> None:
-    picture = recorded.load(recorded.FOLDER / "image-missing.json")
-    cause = find(picture)[0]
-    picture.now = cause.since + cause.grace - 1
-    assert derive(picture).phase == Phase.STARTING
-    picture.now = cause.since + cause.grace
-    assert derive(picture).phase == Phase.STUCK
+    view = recorded.load(recorded.FOLDER / "image-missing.json")
+    cause = find(view)[0]
+    view.now = cause.since + cause.grace - 1
+    assert derive(view).phase == Phase.STARTING
+    view.now = cause.since + cause.grace
+    assert derive(view).phase == Phase.STUCK
 
 
 def test_pods_that_a_limit_range_refuses_are_not_blamed_on_the_operator() -> None:
-    picture = recorded.load(recorded.FOLDER / "limit-range.json")
-    assert "conditions" not in picture.status
-    assert [finding.code for finding in find(picture)] == ["LimitRangeViolated"]
+    view = recorded.load(recorded.FOLDER / "limit-range.json")
+    assert "conditions" not in view.status
+    assert [finding.code for finding in find(view)] == ["LimitRangeViolated"]
 
 
 def deployment(wanted: int, ready: int) -> Object:
@@ -88,8 +88,8 @@ def deployment(wanted: int, ready: int) -> Object:
 )
 def test_pods_that_no_operator_creates(wanted: int, says: str, remedy: str) -> None:
     job = JobBuilder().condition("Running").pod(0).ended(2, 137)
-    picture = job.picture(controllers={"operator": [deployment(wanted, 0)]})
-    (cause,) = find(picture)
+    view = job.view(controllers={"operator": [deployment(wanted, 0)]})
+    (cause,) = find(view)
     assert cause.code == "OperatorNotRunning"
     assert cause.sentence == f"the training operator {says}, so nothing creates gpt-worker-1 and 1 other pod"
     assert cause.remedy == remedy
@@ -97,16 +97,16 @@ def test_pods_that_no_operator_creates(wanted: int, says: str, remedy: str) -> N
         ("Deployment training-operator in namespace kubeflow", f"0 of {wanted}" if wanted else "0"),
         ("pod gpt-worker-1", "it does not exist"),
     ]
-    assert derive(picture).phase == Phase.PENDING  # an operator may be away for a moment
-    picture.now = NOW + 120
-    assert (derive(picture).phase, derive(picture).code) == (Phase.STUCK, ExitCode.INFRASTRUCTURE)
+    assert derive(view).phase == Phase.PENDING  # an operator may be away for a moment
+    view.now = NOW + 120
+    assert (derive(view).phase, derive(view).code) == (Phase.STUCK, ExitCode.INFRASTRUCTURE)
 
 
 def test_an_operator_that_is_ready_or_unknown_is_not_blamed_for_pods_that_are_gone() -> None:
     job = JobBuilder().condition("Running").pod(0).pod(1)
     for deployments in ([deployment(1, 1)], [deployment(0, 0), deployment(1, 1)], []):
-        assert find(job.picture(controllers={"operator": deployments})) == []
-    assert find(JobBuilder().all("pod").picture(controllers={"operator": [deployment(0, 0)]})) == []
+        assert find(job.view(controllers={"operator": deployments})) == []
+    assert find(JobBuilder().all("pod").view(controllers={"operator": [deployment(0, 0)]})) == []
 
 
 def test_why_reads_the_deployment_of_an_operator_that_has_not_touched_the_job(
@@ -126,14 +126,14 @@ def test_why_reads_the_deployment_of_an_operator_that_has_not_touched_the_job(
 
 
 def test_nothing_is_wrong() -> None:
-    answer = report(JobBuilder().all("pod").condition("Running").picture())
+    answer = report(JobBuilder().all("pod").condition("Running").view())
     assert (answer.cause, answer.known) == (None, True)
     assert answer.summary == "nothing is wrong: 3 pods of 3 run"
 
 
 def test_unknown_says_what_was_examined() -> None:
     stuck = JobBuilder().all("pod", "Pending", {"waiting": {"reason": "ContainerCreating"}})
-    answer = report(stuck.picture())
+    answer = report(stuck.view())
     assert (answer.cause, answer.known) == (None, False)
     assert answer.summary.startswith("unknown: 0 of 3 pods run")
     assert "3 pods: 3 Starting" in answer.examined
@@ -143,7 +143,7 @@ def test_what_was_resolved_is_not_the_cause() -> None:
     job = JobBuilder().all("pod").condition("Running")
     job.event("FailedScheduling", "0/3 nodes are available", "Pod", "gpt-worker-1")
     job.event("FailedMount", "object not registered", "Pod", "gpt-worker-1")
-    told = {other.why_not for other in report(job.picture()).others}
+    told = {other.why_not for other in report(job.view()).others}
     assert told == {"resolved: the pod has node node-a since", "resolved: the volumes were mounted after it"}
 
 
@@ -157,10 +157,10 @@ def test_a_name_with_the_name_of_another_pod_in_it() -> None:
 
 
 def test_the_name_of_a_pod_that_is_being_replaced_need_not_resolve() -> None:
-    picture = recorded.load(recorded.FOLDER / "name-not-resolved.json")
-    assert "NameNotResolved" in [cause.code for cause in find(picture)]
-    picture.pods[0] = replace(picture.pods[0], phase=PodPhase.PENDING)
-    assert "NameNotResolved" not in [cause.code for cause in find(picture)]
+    view = recorded.load(recorded.FOLDER / "name-not-resolved.json")
+    assert "NameNotResolved" in [cause.code for cause in find(view)]
+    view.pods[0] = replace(view.pods[0], phase=PodPhase.PENDING)
+    assert "NameNotResolved" not in [cause.code for cause in find(view)]
 
 
 def test_foreign_job_blames_the_rank_that_raised(tmp_path: Path) -> None:
@@ -174,13 +174,13 @@ def test_foreign_job_blames_the_rank_that_raised(tmp_path: Path) -> None:
     ]
     raised = ["Traceback (most recent call last):", '  File "t.py", line 2', "ValueError: no label"]
     logs = {"gpt-worker-0": lost, "gpt-worker-1": lost, "gpt-worker-2": raised}
-    answer = report(job.picture(logs=logs))
+    answer = report(job.view(logs=logs))
     assert answer.summary == "rank 2 in gpt-worker-2 raised ValueError: no label"
     without = report(replace_logs(job, logs))
     assert "gpt-worker-0" in without.summary
 
 
 def replace_logs(job: JobBuilder, logs: dict[str, list[str]]) -> Any:
-    picture = job.picture(logs=logs)
-    picture.around = replace(picture.around, logs={**logs, "gpt-worker-2": []})
-    return picture
+    view = job.view(logs=logs)
+    view.around = replace(view.around, logs={**logs, "gpt-worker-2": []})
+    return view

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from flk.errors import ApiError, ConflictError
-from flk.jobs.client import RESOURCES, JobClient
 from flk.jobs.lifecycle.creation import create_job, dry_run
 from flk.jobs.submission import objects_with_uid
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.labels import INCOMPLETE, OWNER, QUEUE, SUBMISSION
 from flk.manifest import Bundle, render
+from flk.observe.client import RESOURCES, JobClient
 from flk.spec.job import validated
 
 JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"

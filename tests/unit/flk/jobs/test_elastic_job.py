@@ -9,7 +9,6 @@ import pytest
 
 from flk import Job
 from flk.errors import ApiError, UsageError
-from flk.jobs.client import JobClient
 from flk.jobs.picture import pod_of_rank
 from flk.jobs.state import Phase, derive
 from flk.kube.client import ApiClient
@@ -17,6 +16,7 @@ from flk.kube.credentials import connect
 from flk.labels import QUEUE
 from flk.manifest import render
 from flk.manifest.bundle import Bundle
+from flk.observe.client import JobClient
 from flk.spec.job import validated
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.log_format import RECORD_MARKER
@@ -97,7 +97,7 @@ def test_a_job_that_trains_with_fewer_pods_is_running_and_shows_its_size() -> No
     del builder.pods[1]
     left = Failure("resized", 1, pod_name="gpt-worker-1", message="received SIGTERM; saved after step 9")
     builder.record = record(Attempt(0, NOW - 50, NOW - 40, left, pods="0-3"), Attempt(1, NOW - 40, pods="0,2-3"))
-    state = derive(builder.picture())
+    state = derive(builder.view())
     assert (state.phase, state.size, state.replicas) == (Phase.RUNNING, 3, 4)
     assert (state.min_size, state.max_size, state.world_size) == (2, 4, 3)
     assert [pod.ranks for pod in state.pods] == [[0], [], [1], [2]]
@@ -109,7 +109,7 @@ def test_a_spare_in_the_place_of_a_lost_pod_has_its_ranks() -> None:
     builder = JobBuilder(replicas=3, processes=2).all("pod")
     builder.container["env"] = [{"name": "FLK_PODS", "value": "3"}, {"name": "FLK_SPARES", "value": "1"}]
     builder.record = record(Attempt(1, NOW - 40, pods="0,2"))
-    state = derive(builder.picture())
+    state = derive(builder.view())
     assert [pod.ranks for pod in state.pods] == [[0, 1], [], [2, 3]]
     assert (state.size, state.spares, state.world_size) == (2, 1, 4)
 

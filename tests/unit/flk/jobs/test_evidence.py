@@ -14,16 +14,17 @@ import pytest
 
 from flk import labels
 from flk.__main__ import main
-from flk.health import Picture, report
-from flk.jobs.client import JobClient
+from flk.health import report
 from flk.jobs.evidence import KeptJob, Recorder, StateChange, Store, find
 from flk.jobs.evidence.redaction import kept_job, kept_pod
-from flk.jobs.follower import ObservedJob
 from flk.jobs.picture import read_picture
 from flk.jobs.state import Phase, deleted, derive
 from flk.jobs.wait import wait_until_finished
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
+from flk.observe.client import JobClient
+from flk.observe.follower import ObservedJob
+from flk.observe.view import JobView
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import Attempt, JobRecord, KeptRecord
 from tests.support import recorded
@@ -243,52 +244,52 @@ def test_status_of_a_job_that_was_deleted_while_it_ran(
     assert main(["status", "other"]) == 102
 
 
-def followed(client: JobClient, *pictures: Picture) -> None:
+def followed(client: JobClient, *views: JobView) -> None:
     """Keep what flk keeps of a job that it saw like this, one after the other, until the job was deleted."""
     recorder = Recorder(client)
-    for picture in pictures:
-        seen = ObservedJob(picture.job, [*picture.objects.values()])
-        recorder.observe(seen, events=picture.events, record=picture.record, state=derive(picture))
-    recorder.observe(ObservedJob(None, []), state=deleted(derive(pictures[-1])))
+    for view in views:
+        seen = ObservedJob(view.job, [*view.objects.values()])
+        recorder.observe(seen, events=view.events, record=view.record, state=derive(view))
+    recorder.observe(ObservedJob(None, []), state=deleted(derive(views[-1])))
     recorder.close()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_cause_is_the_same_when_the_job_is_gone(fake: FakeApiServer, client: JobClient, case: Case) -> None:
-    picture = recorded.load(recorded.FOLDER / f"{case.name}.json")
-    followed(client, picture)
+    view = recorded.load(recorded.FOLDER / f"{case.name}.json")
+    followed(client, view)
     answer = report(read_picture(client, case.name))
-    assert answer.cause == report(picture).cause
+    assert answer.cause == report(view).cause
     assert answer.place == "on this machine"
     assert answer.seen == pytest.approx(client.now(), abs=60)
 
 
 def test_a_cause_that_has_gone_away_is_not_kept(fake: FakeApiServer, client: JobClient) -> None:
     runs = jobs.new().all("pod").condition("Running")
-    followed(client, jobs.unschedulable().picture(), runs.picture())
+    followed(client, jobs.unschedulable().view(), runs.view())
     answer = report(read_picture(client, "gpt"))
     assert answer.cause
     assert answer.cause.code == "Deleted"
 
 
 def test_a_failed_job_whose_pods_go_keeps_its_cause(fake: FakeApiServer, client: JobClient) -> None:
-    picture = recorded.load(recorded.FOLDER / "import-error.json")
-    followed(client, picture, Picture(picture.job, [], now=picture.now))
-    assert report(read_picture(client, "import-error")).cause == report(picture).cause
+    view = recorded.load(recorded.FOLDER / "import-error.json")
+    followed(client, view, JobView(view.job, [], now=view.now))
+    assert report(read_picture(client, "import-error")).cause == report(view).cause
 
 
 def test_a_job_that_was_deleted_while_it_ran_has_not_failed(fake: FakeApiServer, client: JobClient) -> None:
     """Its pods were stopped, and a program without flk's launcher may end with any exit code then."""
     job = jobs.new().all("pod").condition("Running")
     job.job["spec"]["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] = "Never"
-    before = copy.deepcopy(job).picture()
+    before = copy.deepcopy(job).view()
     job.all("ended", 1)
     for item in (job.job, *job.pods.values()):
         item["metadata"] = {**item["metadata"], "deletionTimestamp": MADE}
-    followed(client, before, job.picture())
-    picture = read_picture(client, "gpt")
-    assert derive(picture).phase == Phase.DELETED
-    cause = report(picture).cause
+    followed(client, before, job.view())
+    view = read_picture(client, "gpt")
+    assert derive(view).phase == Phase.DELETED
+    cause = report(view).cause
     assert cause
     assert cause.code == "Deleted"
 
@@ -296,12 +297,12 @@ def test_a_job_that_was_deleted_while_it_ran_has_not_failed(fake: FakeApiServer,
 def test_a_cause_ends_with_the_attempts_that_launchers_have_recorded_since(
     fake: FakeApiServer, client: JobClient
 ) -> None:
-    picture = jobs.unschedulable().picture()
-    followed(client, picture)
+    view = jobs.unschedulable().view()
+    followed(client, view)
     failure = Failure("exception", 0, 0, type="ValueError", message="no label")
     record = JobRecord("failed", 100, failure=failure, attempts=[Attempt(0, 1e9, 1e9 + 60, failure)])
     later = client.now() + 60
-    entry = KeptRecord("gpt", picture.job["metadata"]["uid"], 3, 1, later, later, record)
+    entry = KeptRecord("gpt", view.job["metadata"]["uid"], 3, 1, later, later, record)
     meta = {"name": "records", "labels": {labels.RECORDS: "true"}}
     fake.add("configmaps", {"metadata": meta, "data": {entry.key: entry.to_json()}})
     cause = report(read_picture(client, "gpt")).cause

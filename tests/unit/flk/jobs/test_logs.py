@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from flk.cli.logs import parse_ranks
 from flk.errors import ApiError, JobNotFoundError, UsageError
-from flk.jobs.client import JobClient
 from flk.jobs.logs import LogLine, LogOptions, LogPosition, dump, first_error, follow
 from flk.jobs.logs.lines import LineFilter
 from flk.jobs.logs.position import split_stamp
 from flk.jobs.logs.reader import PodLog, PodReader
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
+from flk.observe.client import JobClient
 from flk.terminal import printable
 
 

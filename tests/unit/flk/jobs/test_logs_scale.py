@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from flk.jobs.client import JobClient
 from flk.jobs.logs import LogOptions, follow
 from flk.jobs.logs.poller import THREADS
 from flk.jobs.logs.stream import FOLLOWED
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
+from flk.observe.client import JobClient
 from tests.support.api_server import FakeApiServer
 from tests.unit.flk.cli.outputs import jobs
 

@@ -16,12 +16,12 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from flk.__main__ import main
-from flk.jobs.client import JobClient
-from flk.jobs.follower import Follower
 from flk.jobs.wait import Quiet
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.kube.watch import Changed, Listed, list_and_watch
+from flk.observe.client import JobClient
+from flk.observe.follower import Follower
 from flk_runtime.contract.record import Attempt, JobRecord
 from tests.support.jobs import NOW
 from tests.support.virtual_time import VirtualClock
@@ -191,7 +191,7 @@ def shifted(server: LongServer, clock: VirtualClock, tmp_path: Path, monkeypatch
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     monkeypatch.delenv("http_proxy", raising=False)
     for module in (
-        "flk.jobs.follower",
+        "flk.observe.follower",
         "flk.jobs.picture",
         "flk.jobs.wait.follow",
         "flk.jobs.evidence.recorder",
@@ -201,11 +201,11 @@ def shifted(server: LongServer, clock: VirtualClock, tmp_path: Path, monkeypatch
         monkeypatch.setattr(f"{module}.time", clock)
     updates = Follower.updates
     monkeypatch.setattr(Follower, "updates", lambda self: updates(self, interval=10.0))  # a tenth of the states
-    monkeypatch.setattr("flk.jobs.follower.queue", clock.queue())
-    monkeypatch.setattr("flk.jobs.follower.list_and_watch", functools.partial(watch_by_clock, clock))
+    monkeypatch.setattr("flk.observe.follower.queue", clock.queue())
+    monkeypatch.setattr("flk.observe.follower.list_and_watch", functools.partial(watch_by_clock, clock))
     monkeypatch.setattr("flk.jobs.wait.follow.Quiet", lambda: Quiet(clock.monotonic))
     client = JobClient(ApiClient(connect(), sleep=clock.sleep))
-    monkeypatch.setattr("flk.jobs.client.JobClient.connect", lambda *_: client)
+    monkeypatch.setattr("flk.observe.client.JobClient.connect", lambda *_: client)
 
 
 @pytest.mark.parametrize("hours", [1, pytest.param(12, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from flk.health import Picture
 from flk.jobs import state as states
 from flk.jobs.state import Phase
+from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure
 from tests.support.jobs import MADE, NOW, JobBuilder, record
@@ -365,7 +365,7 @@ def test_json_has_a_schema_and_only_plain_data() -> None:
 @pytest.mark.parametrize("empty", [{}, {"spec": {}}, {"spec": {"pytorchReplicaSpecs": {"Worker": {}}}}])
 def test_sparse_objects_are_no_crash(empty: dict[str, Any]) -> None:
     job = {"metadata": {"name": "x"}, **empty}
-    assert states.derive(Picture(job, [{"metadata": {"name": "p"}}], now=NOW)).phase in (Phase.STUCK, Phase.PENDING)
+    assert states.derive(JobView(job, [{"metadata": {"name": "p"}}], now=NOW)).phase in (Phase.STUCK, Phase.PENDING)
 
 
 def test_a_pod_that_the_node_controller_has_marked_does_not_run() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from flk.errors import FlkError
-from flk.jobs.client import JobClient
 from flk.jobs.state import Phase, State
 from flk.jobs.wait import Goal, Outcome, Quiet, raise_for_state, wait_for
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
+from flk.observe.client import JobClient
 from flk_runtime.contract.exit_codes import ExitCode
 from tests.support.api_server import FakeApiServer
 from tests.unit.flk.cli.outputs import jobs
@@ -95,7 +95,7 @@ def test_a_stuck_job_ends_the_wait_unless_it_should_not(
 ) -> None:
     jobs.add(fake, "image missing")
     stuck = state(Phase.STUCK, "ImageNotFound", "there is no image trian:1")
-    monkeypatch.setattr("flk.jobs.wait.follow.derive", lambda picture: stuck)
+    monkeypatch.setattr("flk.jobs.wait.follow.derive", lambda view: stuck)
     assert wait_for(client, "gpt").outcome == Outcome.STUCK
     assert wait_for(client, "gpt", fail_fast=False, timeout=0).outcome == Outcome.TIMEOUT
     assert wait_for(client, "gpt", goal=Goal.parse("stuck"), fail_fast=False).outcome == Outcome.REACHED

@@ -22,11 +22,11 @@ from flk.errors import (
     NoConfigError,
     UnreachableError,
 )
-from flk.jobs.client import PODS, RESOURCES
 from flk.kube.client import ApiClient, RetryPolicy
 from flk.kube.credentials import connect
 from flk.kube.errors import RETRIED
 from flk.kube.resources import Target
+from flk.observe.client import PODS, RESOURCES
 
 ALL = Target(RESOURCES["pytorchjob"], "team")
 ONE = Target(RESOURCES["pytorchjob"], "team", "gpt")

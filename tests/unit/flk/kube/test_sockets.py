@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from flk.errors import ApiError, ForbiddenError, UnreachableError
-from flk.jobs.client import JobClient
 from flk.kube import sockets
 from flk.kube.sockets import STATUS, STDERR, STDOUT, Executed
+from flk.observe.client import JobClient
 from tests.support.api_server import failure, write_kubeconfig
 
 POD = {"metadata": {"name": "train-worker-0"}}

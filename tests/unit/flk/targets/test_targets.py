@@ -12,10 +12,11 @@ import pytest
 import yaml
 
 from flk.errors import UsageError
-from flk.health import Picture, PodPhase
 from flk.health.table import find
 from flk.jobs.state import Phase, derive
 from flk.manifest import make_bundle, render
+from flk.observe.model import PodPhase
+from flk.observe.view import JobView
 from flk.spec.job import Job, validated
 from flk.targets import TARGETS, target_of
 from flk.targets.trainjob import training_runtime
@@ -90,10 +91,10 @@ def test_conditions_mean_the_same(target: str) -> None:
     success = {"trainjob": "Complete", "jobset": "Completed", "job": "Complete"}[target]
     for kind, phase in ((success, Phase.SUCCEEDED), ("Failed", Phase.FAILED)):
         found = stored(target, conditions=[{"type": kind, "status": "True", "lastTransitionTime": MADE}])
-        assert derive(Picture(found, [], now=NOW)).phase == phase
+        assert derive(JobView(found, [], now=NOW)).phase == phase
     suspended = stored(target)
     suspended["spec"] |= TARGETS[target].suspension(True)["spec"]
-    assert derive(Picture(suspended, [], now=NOW)).phase == Phase.SUSPENDED
+    assert derive(JobView(suspended, [], now=NOW)).phase == Phase.SUSPENDED
 
 
 @pytest.mark.parametrize("target", OTHERS)
@@ -102,14 +103,14 @@ def test_a_pod_that_comes_back_replaces_the_one_that_ended(target: str) -> None:
     old = pod(target, 1, suffix="aaaaa", **ended(kind.container, 143))
     pods = [pod(target, 0), pod(target, 2), old]
     found = stored(target, active=2)
-    waiting = Picture(found, pods, now=NOW)
+    waiting = JobView(found, pods, now=NOW)
     assert not waiting.failed
     new = pod(target, 1, suffix="bbbbb", made="2026-01-01T00:00:20Z")
-    picture = Picture(found, [new, *pods], now=NOW)
-    assert [p.name for p in picture.pods] == [f"{kind.pod_name('gpt', 'Worker', i)}-{s}" for i, s in enumerate(["abcde", "bbbbb", "abcde"])]  # noqa: E501  # fmt: skip
-    assert [p.phase for p in picture.pods] == [PodPhase.RUNNING] * 3
-    assert list(picture.replaced_pods) == [old["metadata"]["name"]]
-    assert picture.began
+    view = JobView(found, [new, *pods], now=NOW)
+    assert [p.name for p in view.pods] == [f"{kind.pod_name('gpt', 'Worker', i)}-{s}" for i, s in enumerate(["abcde", "bbbbb", "abcde"])]  # noqa: E501  # fmt: skip
+    assert [p.phase for p in view.pods] == [PodPhase.RUNNING] * 3
+    assert list(view.replaced_pods) == [old["metadata"]["name"]]
+    assert view.began
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -132,7 +133,7 @@ def test_a_trainjob_goes_before_its_pods_whose_end_is_waited_for(fake: Any, run:
 @pytest.mark.parametrize("target", OTHERS)
 def test_an_exit_code_below_128_is_final(target: str) -> None:
     pods = [pod(target, 0), pod(target, 1, **ended(TARGETS[target].container, 100))]
-    assert Picture(stored(target, active=2), pods, now=NOW).failed
+    assert JobView(stored(target, active=2), pods, now=NOW).failed
 
 
 @pytest.mark.parametrize("target", OTHERS)
@@ -202,12 +203,12 @@ def others(name: str) -> list[dict[str, Any]]:
 
 def test_two_jobs_that_hold_a_part_of_their_nodes_are_deadlocked() -> None:
     mine = half_started("gpt")
-    found = find(mine.picture(other_pods=[*others("gpt"), *others("rival")]))
+    found = find(mine.view(other_pods=[*others("gpt"), *others("rival")]))
     assert found[0].code == "Deadlocked"
     assert "1 of its 2 pods hold nodes" in found[0].sentence
     assert "job rival does the same" in found[0].sentence
     assert found[0].remedy.startswith("flk suspend rival -n team")
     for rest in ([], others("gpt"), others("rival")[:1], others("rival")[1:]):
-        codes = [finding.code for finding in find(mine.picture(other_pods=rest))]
+        codes = [finding.code for finding in find(mine.view(other_pods=rest))]
         assert codes
         assert "Deadlocked" not in codes

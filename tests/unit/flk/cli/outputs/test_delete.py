@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from flk.jobs.client import JobClient
 from flk.jobs.lifecycle.deletion import delete_jobs
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
+from flk.observe.client import JobClient
 from tests.support.api_server import FakeApiServer, failure
 from tests.unit.flk.cli.outputs import jobs
 from tests.unit.flk.cli.outputs.conftest import Terminal

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from flk import targets
 from flk.errors import FlkError, JobNotFoundError
-from flk.jobs.client import PODS, RESOURCES, JobClient
 from flk.kube import Changed, Listed, Object, Target, list_and_watch
+from flk.observe.client import PODS, RESOURCES, JobClient
 from flk.targets import DEFAULT
 
 _SETTLE: Final = 0.05  # seconds without a change after which those that arrived together are shown

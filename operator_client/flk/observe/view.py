@@ -1,4 +1,4 @@
-"""Picture: the objects of a job, read once, with what flk derives from each of them."""
+"""JobView: what the objects of a job mean at one moment."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from functools import cached_property
 from typing import Any, Final
 
 from flk import labels
-from flk.health.model import Finding, PodPhase, PodState
-from flk.health.pods import (
+from flk.kube import Object
+from flk.observe.model import Finding, PodPhase, PodState
+from flk.observe.pods import (
     SIGKILLED,
     existing_pod,
     memory_limit,
@@ -19,8 +20,7 @@ from flk.health.pods import (
     was_killed_by_memory_limit,
     was_killed_without_reason,
 )
-from flk.health.progress import Progress
-from flk.kube import Object
+from flk.observe.progress import Progress
 from flk.targets import WORKER, Target, target_of
 from flk.terminal import program_name
 from flk.units import timestamp
@@ -55,7 +55,7 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Kept:
-    """Where the parts of a picture come from that do not exist any more. Times are in seconds since the epoch."""
+    """Where the parts of a view come from that do not exist any more. Times are in seconds since the epoch."""
 
     place: str  # "on this machine"
     seen: float  # when the job was seen last
@@ -63,7 +63,7 @@ class Kept:
     cause: Finding | None = None  # the last one that was found while everything existed
 
 
-class Picture:
+class JobView:
     """A job, its pods, their events, the launchers' records and the objects around them at one moment."""
 
     def __init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flk.health import read_progress
+from flk.observe.progress import read_progress
 
 
 def line(second: int, text: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from flk.health.model import PodPhase, PodState
 from flk.kube import Object
+from flk.observe.model import PodPhase, PodState
 from flk.targets import CONTAINERS, EXIT_CODE, REPLACED
 from flk.units import timestamp
 from flk_runtime.contract.record import JobRecord
