@@ -24,6 +24,7 @@ from flk_runtime.contract import VERSION as __version__
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.script import restore, save
+    from flk_runtime.checkpoint.stateful import per_rank, replicated
     from flk_runtime.data import Loader, shard
     from flk_runtime.diloco import DiLoCo
     from flk_runtime.discovery import RankInfo
@@ -56,11 +57,13 @@ _MODULES = {
     "all_reduce": "distributed",
     "broadcast": "distributed",
     "heartbeat": "shared.progress",
+    "per_rank": "checkpoint.stateful",
     "restore": "checkpoint.script",
     "save": "checkpoint.script",
     "init": "initialize",
     "main_process_first": "distributed",
     "reduce": "distributed",
+    "replicated": "checkpoint.stateful",
     "shard": "data",
     "synchronize": "distributed",
 }
@@ -83,7 +86,9 @@ __all__ = [
     "heartbeat",
     "init",
     "main_process_first",
+    "per_rank",
     "reduce",
+    "replicated",
     "restore",
     "save",
     "shard",

@@ -287,10 +287,11 @@ class Run:
     def register(self, name: str, thing: Stateful) -> None:
         """Save ``thing``, such as a learning rate scheduler, in checkpoints under ``name``. Collective.
 
-        It is restored now if the run was resumed from a checkpoint that has it. An optimizer that was made after
-        `parallelize`, of parameters of what that returned, is saved as one that was passed to it. Raises SetupError if
-        the name is taken, if the checkpoint has it and the first step has been made, or if an optimizer holds other
-        parameters beside sharded ones; CheckpointError if its state does not fit.
+        Rank 0's state is saved or each rank's own: see `flk_runtime.per_rank`. It is restored now if the run was
+        resumed from a checkpoint that has it. An optimizer that was made after `parallelize`, of parameters of what
+        that returned, is saved as one that was passed to it. Raises SetupError if the name is taken, if the checkpoint
+        has it and the first step has been made, or if an optimizer holds other parameters beside sharded ones;
+        CheckpointError if its state does not fit.
         """
         saved: Stateful | OptimizerState = thing
         if isinstance(thing, Optimizer):

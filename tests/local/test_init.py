@@ -201,7 +201,7 @@ def test_the_first_step_and_a_checkpoint_may_take_longer_than_a_step(ranks: Rank
             def load_state_dict(self, state):
                 pass
 
-        run.register("slow", Slow())
+        run.register("slow", flk.replicated(Slow()))
         step()  # saves
         step()
         print("steps", run.steps)

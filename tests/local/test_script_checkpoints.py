@@ -307,6 +307,124 @@ def test_what_does_not_fit_a_checkpoint_is_named(ranks: Ranks, tmp_path: Path) -
     ]
 
 
+STATES_OF_RANKS = """
+    import json, os, torch, torch.distributed as dist, flk_runtime as flk
+    from torch.utils.data import DataLoader
+
+    class Position:
+        def __init__(self):
+            self.position = 0
+        def state_dict(self):
+            return {"position": self.position, "generator": torch.full((4,), self.position, dtype=torch.uint8)}
+        def load_state_dict(self, state):
+            assert state["generator"].tolist() == [state["position"]] * 4
+            self.position = state["position"]
+
+    class LoaderOfALibrary(Position, DataLoader):  # as StatefulDataLoader is
+        def __init__(self):
+            DataLoader.__init__(self, range(4))
+            Position.__init__(self)
+
+    class ParallelAwareLoader(LoaderOfALibrary):
+        pass
+
+    class Wrapper:
+        def __init__(self):
+            self.inner = LoaderOfALibrary()
+        def __getattr__(self, name):
+            return getattr(self.inner, name)
+        def set(self, position):
+            self.inner.position = position
+
+    LoaderOfALibrary.__module__ = "torchdata.stateful_dataloader.stateful_dataloader"
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    if ranks > 1:
+        dist.init_process_group("gloo")
+    rank = dist.get_rank() if ranks > 1 else 0
+
+    plain, subclass, wrapper, counter = LoaderOfALibrary(), ParallelAwareLoader(), Wrapper(), Position()
+    dictionary, own_dictionary = {}, {}
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    things = {
+        "scheduler": scheduler, "dictionary": dictionary, "own_dictionary": flk.per_rank(own_dictionary),
+        "plain": plain, "subclass": subclass, "wrapper": wrapper, "counter": flk.replicated(counter),
+    }
+    refused = []
+    for name in list(things) if os.environ["RESTORES"] else []:
+        try:
+            flk.restore(os.environ["PLACE"], model=model, optimizer=optimizer, **{name: things[name]})
+        except flk.CheckpointError as error:
+            refused.append(str(error))
+    if not os.environ["RESTORES"]:
+        for each in (plain, subclass, counter):
+            each.position = 10 + rank
+        wrapper.set(10 + rank)
+        scheduler.last_epoch = 10 + rank
+        dictionary["position"] = own_dictionary["position"] = 10 + rank
+        flk.save(1, checkpoint=os.environ["PLACE"], model=model, optimizer=optimizer, wait=True, **things)
+    print("=", json.dumps(["shared", [scheduler.last_epoch, counter.position, dictionary.get("position")]]))
+    own = [plain.position, subclass.position, wrapper.position, own_dictionary.get("position")]
+    print("=", json.dumps(["own", own]))
+    print("=", json.dumps(["refused", refused]))
+    if ranks > 1:
+        dist.barrier()
+"""
+
+
+def test_each_rank_gets_its_own_state_unless_it_is_known_to_be_shared(ranks: Ranks, tmp_path: Path) -> None:
+    place = str(tmp_path / "states")
+    ranks(STATES_OF_RANKS, 2, {"PLACE": place, "RESTORES": ""})
+    again = [told(each) for each in ranks(STATES_OF_RANKS, 2, {"PLACE": place, "RESTORES": "yes"})]
+    assert [each["shared"] for each in again] == [[10] * 3] * 2
+    assert [each["own"] for each in again] == [[10] * 4, [11] * 4]
+    assert [each["refused"] for each in again] == [[], []]
+
+
+def test_a_state_of_each_rank_is_refused_by_name_at_another_number_of_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    place = str(tmp_path / "states")
+    ranks(STATES_OF_RANKS, 2, {"PLACE": place, "RESTORES": ""})
+    (alone,) = ranks(STATES_OF_RANKS, 1, {"PLACE": place, "RESTORES": "yes"})
+    seen = told(alone)
+    assert seen["shared"] == [10] * 3
+    assert seen["own"] == [0, 0, 0, None]
+    assert seen["refused"] == [
+        f"cannot restore {name!r} from the checkpoint {place}/step-000000001: each rank has a state of its own, and "
+        "another number of ranks has saved them; resume with that number, pass the object as flk.replicated(…) if "
+        "rank 0's state is right for all ranks, or pass it under another name so that it starts anew"
+        for name in ("own_dictionary", "plain", "subclass", "wrapper")
+    ]
+
+
+STATES_OF_A_RUN = """
+    import json, os, torch, flk_runtime as flk
+
+    class Position:
+        def __init__(self, position):
+            self.position = position
+        def state_dict(self):
+            return {"position": self.position}
+        def load_state_dict(self, state):
+            self.position = state["position"]
+
+    with flk.init() as run:
+        model = run.parallelize(torch.nn.Linear(2, 2))
+        own, same, average = Position(run.rank), Position(run.rank), torch.nn.Linear(1, 1)
+        torch.nn.init.constant_(average.weight, run.rank)
+        run.register("own", own), run.register("same", flk.replicated(same)), run.register("average", average)
+        print("=", json.dumps(["seen", [own.position, same.position, average.weight.item()]]))
+        run.step(loss=model(torch.ones(1, 2)).sum())
+"""
+
+
+def test_a_run_saves_each_ranks_own_state_too(ranks: Ranks, tmp_path: Path) -> None:
+    variables = {"FLK_CHECKPOINT": str(tmp_path), "FLK_SAVE_EVERY": "1"}
+    ranks(STATES_OF_A_RUN, 2, variables)
+    swapped = STATES_OF_A_RUN.replace("Position(run.rank)", "Position(-1)")
+    assert [told(each)["seen"] for each in ranks(swapped, 2, variables)] == [[0, 0, 0.0], [1, 0, 0.0]]
+
+
 GOES_BACK = """
     import torch
     import flk_runtime as flk

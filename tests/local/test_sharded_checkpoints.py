@@ -206,10 +206,7 @@ PARAMETERS = ("0.weight", "0.bias", "1.weight", "1.bias")
 REGISTERED_BEFORE = (
     MADE_BY_THE_SCRIPT
     + """
-class AsBefore:
-    # How earlier versions saved an optimizer that was registered: as an object of which rank 0's state is saved.
-    def __init__(self, optimizer):
-        self.state_dict, self.load_state_dict = optimizer.state_dict, optimizer.load_state_dict
+from flk_runtime import replicated  # as earlier versions saved an optimizer that was registered
 
 def train_registered(name, steps, adapt=lambda optimizer: optimizer):
     with init(name, save_every=0, checkpoint=f"{base}/before") as run:
@@ -224,7 +221,7 @@ def train_registered(name, steps, adapt=lambda optimizer: optimizer):
         return [state["step"].item() for state in optimizer.state.values()]
 
 with group():
-    train_registered("ddp", 2, AsBefore)
+    train_registered("ddp", 2, replicated)
     refused("save once under a strategy that does not shard", lambda: train_registered("full_shard", 3))
     tell("ddp", train_registered("ddp", 3))
     tell("full_shard", train_registered("full_shard", 4))

@@ -12,7 +12,7 @@ from torch import nn
 
 from flk_runtime.checkpoint.memory import PodMemory
 from flk_runtime.checkpoint.state import State, split_tensors
-from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful
+from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful, is_replicated
 from flk_runtime.contract import pod_layout, user_env
 from flk_runtime.data import EpochLoader
 from flk_runtime.distributed import process_group
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from flk_runtime.shared.shard_file import PartHeader
 
 _IN_MEMORY = "the memory of the pods"  # what messages call checkpoints there
-_PER_RANK = ("torchdata", "datasets")  # packages whose loaders have a state of their own on each rank
 
 
 class CheckpointManager:
@@ -66,9 +65,9 @@ class CheckpointManager:
         self.place = place
         self._seed, self._log = seed, log
         self._objects: dict[str, Stateful | DistributedStateful] = {}
-        self._per_rank: set[str] = set()  # names of objects of which each rank saves its own state
         self._checkpoint: SavedCheckpoint | None = None  # until the first step
-        self._own: dict[str, Any] = {}  # states of this rank's own objects in the checkpoint
+        self._own: dict[str, Any] = {}  # states that this rank has saved for itself in the checkpoint
+        self._own_of_rank_0: dict[str, Any] = {}
         self._restored: dict[str, SavedObject] = {}  # states in the checkpoint, until the first step
         self._unclaimed: set[str] = set()  # names in the checkpoint for which no object is registered yet
         self._rng_state: dict[str, Any] | None = None  # of this rank, from the checkpoint
@@ -168,6 +167,7 @@ class CheckpointManager:
         self.steps = content["steps"]
         self._restored = {name: SavedObject(checkpoint, name, plain) for name, plain in content["objects"].items()}
         self._own = values[own]["own"] if world_size == process_group.world_size() else {}
+        self._own_of_rank_0 = content["own"]
         self._unclaimed = set(self._restored) | set(content["own"])
         if rank < world_size:
             self._rng_state = values[own]["random"]  # None: the weights were imported, and the run starts with them
@@ -187,8 +187,6 @@ class CheckpointManager:
         if name in self._unclaimed and self._finished:
             raise SetupError(f"{name!r} is in the checkpoint that was resumed: register it before the first step")
         self._objects[name] = thing
-        if _is_per_rank(thing):
-            self._per_rank.add(name)
         if name not in self._unclaimed:
             if self._checkpoint is not None:
                 self._log(f"flk: {name!r} is not in the checkpoint {self._checkpoint.place}, and begins anew")
@@ -237,7 +235,7 @@ class CheckpointManager:
             )
         for name in sorted(self._unclaimed):
             self._log(f"flk: ignoring {name!r} in the checkpoint {place}: this script does not register it")
-        self._restored, self._own, self._checkpoint = {}, {}, None
+        self._restored, self._own, self._own_of_rank_0, self._checkpoint = {}, {}, {}, None
         if self._memory:
             self._memory.restored()
 
@@ -258,31 +256,38 @@ class CheckpointManager:
         """
         if self._saver is None:
             return
-        states, problem = self._collect()
+        states, own, problem = self._collect()
         plain = {
             "steps": steps,
             "objects": {name: state.plain for name, state in states.items()} if process_group.rank() == 0 else {},
-            "own": {name: _state_of(self._objects[name]) for name in sorted(self._per_rank)},
+            "own": own,
             "random": rng.get_state(),
         }
         self._saver.save(steps, [piece for state in states.values() for piece in state.pieces], plain, problem)
         self._saved = self._current_progress(steps)
         self.has_saved = True
 
-    def _collect(self) -> tuple[dict[str, State], SetupError | None]:
-        """The states that this rank saves, by name, and why one of them cannot be saved; None: all can."""
+    def _collect(self) -> tuple[dict[str, State], dict[str, Any], SetupError | None]:
+        """What this rank saves: what goes into the common state, its own states, and why one of them cannot be saved.
+
+        The reason is None if all can. States are by name.
+        """
         main = process_group.rank() == 0
         states: dict[str, State] = {}
+        own: dict[str, Any] = {}
         problem: SetupError | None = None
         for name, thing in self._objects.items():
             try:
                 if isinstance(thing, DistributedStateful):
                     states[name] = thing.save_state(name)
-                elif main and name not in self._per_rank:
+                elif not is_replicated(thing):
+                    own[name] = thing.state_dict()
+                    split_tensors(own[name], (name,))  # raises if it cannot be saved
+                elif main:
                     states[name] = split_tensors(thing.state_dict(), (name,))
             except SetupError as error:  # other ranks may have none, and the next state may be collective
                 problem = problem or error
-        return states, problem
+        return states, own, problem
 
     def poll(self) -> None:
         """Call ``on_saved`` if the latest checkpoint has become complete in memory. Returns at once."""
@@ -306,12 +311,13 @@ class CheckpointManager:
                 thing.load_state(self._restored[name])
             elif name in self._restored:
                 thing.load_state_dict(self._restored[name].state_dict())
-            elif name in self._own:
-                thing.load_state_dict(self._own[name])
+            elif name in (own := self._own_of_rank_0 if is_replicated(thing) else self._own):
+                thing.load_state_dict(own[name])
             else:
                 raise CheckpointError(
-                    "each rank has a state of its own, and another number of ranks has saved it; resume with that "
-                    "number, or register the object under another name so that it starts anew"
+                    "each rank has a state of its own, and another number of ranks has saved them; resume with that "
+                    "number, pass the object as flk.replicated(…) if rank 0's state is right for all ranks, or pass it "
+                    "under another name so that it starts anew"
                 )
         except (ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
             raise CheckpointError(f"cannot restore {name!r} from the checkpoint {place}: {error}") from error
@@ -323,14 +329,6 @@ class CheckpointManager:
 
 def _warn(text: str) -> None:
     print(f"flk: {text}", file=sys.stderr, flush=True)
-
-
-def _is_per_rank(thing: Any) -> bool:
-    return type(thing).__module__.partition(".")[0] in _PER_RANK
-
-
-def _state_of(thing: Any) -> Any:
-    return thing.state_dict()
 
 
 def _progress(steps: int, states: Mapping[str, Any]) -> Any:

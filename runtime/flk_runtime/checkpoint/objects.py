@@ -23,7 +23,7 @@ from flk_runtime.checkpoint.optimizer_state import (
     split_values,
 )
 from flk_runtime.checkpoint.state import Path, Piece, State, pieces_of, places_of
-from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful
+from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful, Values
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 
@@ -64,7 +64,7 @@ def adapt(name: str, thing: Any, modules: Modules) -> Stateful | TorchState:
         adapted: Stateful = thing
         return adapted
     if isinstance(thing, MutableMapping):
-        return _Values(thing)
+        return Values(thing)
     raise SetupError(
         f"{name} is a {type(thing).__name__}: pass modules, optimizers, objects with state_dict and load_state_dict, "
         "or dictionaries"
@@ -86,20 +86,6 @@ def _trained(name: str, optimizer: Optimizer, modules: Modules) -> Modules:
             "pass their module too"
         )
     return {key: modules[key] for key, found in own.items() if wanted & found}
-
-
-class _Values:
-    """A dictionary of plain values, which is changed in place."""
-
-    def __init__(self, values: MutableMapping[str, Any]) -> None:
-        self._values = values
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self._values)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._values.clear()
-        self._values.update(state_dict)
 
 
 class _ModuleState(TorchState):

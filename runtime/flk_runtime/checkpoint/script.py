@@ -28,10 +28,12 @@ def save(step: int, /, checkpoint: str | os.PathLike[str] | None = None, wait: b
     """Write a checkpoint of ``objects``, taken after ``step`` optimizer steps. Collective.
 
     The objects are modules, optimizers of these modules, anything with ``state_dict`` and ``load_state_dict``
-    (schedulers, GradScaler, loaders of torchdata, datasets of Hugging Face), and dictionaries of plain values. The
-    random states of every rank are saved too. Training stops until the state is copied; a thread writes it, and the end
-    of the process waits for that, and this call if ``wait``. ``checkpoint``: folder or ``s3://BUCKET/PREFIX``; default
-    $FLK_CHECKPOINT. Only checkpoints in the default place are kept in the memory of the pods too.
+    (schedulers, GradScaler, loaders), and dictionaries of plain values. Of learning rate schedulers, GradScaler and
+    dictionaries rank 0's state is saved, of all other objects each rank's own; `replicated` and `per_rank` say
+    otherwise. The random states of every rank are saved too. Training stops until the state is copied; a thread writes
+    it, and the end of the process waits for that, and this call if ``wait``. ``checkpoint``: folder or
+    ``s3://BUCKET/PREFIX``; default $FLK_CHECKPOINT. Only checkpoints in the default place are kept in the memory of the
+    pods too.
 
     Raises SetupError if there is no place for checkpoints or no process group, the run of `init` saves there, or an
     object cannot be saved, and CheckpointError on all ranks if the write before this one failed, or this one if
@@ -57,7 +59,8 @@ def restore(checkpoint: str | os.PathLike[str] | None = None, **objects: Any) ->
 
     Give the objects that `save` gets. Each rank reads only what it needs, at any world size and sharding. The random
     states are restored too. A script that has saved and goes back waits for its latest write, and needs a checkpoint in
-    storage. Raises SetupError as `save` does, and CheckpointError if a state does not fit.
+    storage. Raises SetupError as `save` does, and CheckpointError if a state does not fit, or if each rank of
+    another number of ranks has saved its own.
     """
     manager = _manager(checkpoint, resume=True)
     _register(manager, objects)

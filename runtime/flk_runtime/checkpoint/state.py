@@ -127,9 +127,8 @@ def split_tensors(state: Any, path: Path) -> State:
             found = pieces_of(path, value)
             if sum(piece.tensor.numel() for piece in found) != torch.Size(value.shape).numel():
                 raise CheckpointError(
-                    f"cannot save {name!r}: it is sharded over the ranks, and of an object other than parallelized "
-                    "models and their optimizers rank 0's state is saved; parallelize it, or use a strategy that does "
-                    "not shard"
+                    f"cannot save {name!r}: it is sharded over the ranks, and only parallelized models and their "
+                    "optimizers are saved so; parallelize it, or use a strategy that does not shard"
                 )
             pieces.extend(found)
             return {REFERENCE: name}

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import torch
+from torch import nn
 
 from flk_runtime.checkpoint.state import State
+from flk_runtime.errors import SetupError
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedObject
 
 
 class Stateful(Protocol):
-    """An object that every rank holds alike, such as a learning rate scheduler: rank 0's state is saved.
+    """An object with a state, such as a learning rate scheduler or a loader. `is_replicated` says whose is saved.
 
     The state consists of tensors, numbers, strings, None, lists, tuples and dictionaries. The name and the methods are
     those of `torch.distributed.checkpoint.stateful.Stateful`.
@@ -21,6 +27,82 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
+
+
+# Classes whose objects every rank holds alike, with their subclasses.
+_REPLICATED: Final = (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+
+
+@dataclass(frozen=True)
+class Declared:
+    """An object of which the script has said whether all ranks hold it alike, by `replicated` or `per_rank`."""
+
+    thing: Stateful
+    replicated: bool
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the object."""
+        return self.thing.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Give the object this state."""
+        self.thing.load_state_dict(state_dict)
+
+
+def is_replicated(thing: Stateful) -> bool:
+    """Whether every rank holds ``thing`` alike, so that rank 0's state is saved, and restored on all ranks.
+
+    Modules, optimizers, learning rate schedulers, GradScaler and flk's own objects are replicated. Every other object,
+    such as a loader, has a state on each rank.
+    """
+    if isinstance(thing, Declared):
+        return thing.replicated
+    return isinstance(thing, _REPLICATED) or type(thing).__module__.startswith("flk_runtime.")
+
+
+def per_rank(thing: Any) -> Declared:
+    """Say that ``thing`` has a state on each rank: every rank saves its own state and gets it back.
+
+    ``thing`` has ``state_dict`` and ``load_state_dict``, or is a dictionary of plain values. Pass the result to `save`
+    and `restore`, or to `Run.register`. Without it this holds for every object but modules, optimizers, learning rate
+    schedulers, GradScaler and dictionaries, which are `replicated`. At another number of ranks such a state is refused:
+    `restore` and `Run.register` raise CheckpointError with its name. Raises SetupError if ``thing`` has no state.
+    """
+    return Declared(_stateful(thing), replicated=False)
+
+
+def replicated(thing: Any) -> Declared:
+    """Say that ``thing`` has the same state on all ranks: rank 0's is saved, and restored on any number of ranks.
+
+    ``thing`` is as for `per_rank`. Without it this holds for modules, optimizers, learning rate schedulers, GradScaler
+    and dictionaries. A scheduler or an average of the parameters of a class of your own needs it.
+    """
+    return Declared(_stateful(thing), replicated=True)
+
+
+def _stateful(thing: Any) -> Stateful:
+    if isinstance(thing, MutableMapping):
+        return Values(thing)
+    if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
+        found: Stateful = thing
+        return found
+    raise SetupError(f"a {type(thing).__name__} has no state: it needs state_dict and load_state_dict")
+
+
+class Values:
+    """A dictionary of plain values, which is changed in place."""
+
+    def __init__(self, values: MutableMapping[str, Any]) -> None:
+        self._values = values
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of the dictionary."""
+        return dict(self._values)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Put these values in the place of all others."""
+        self._values.clear()
+        self._values.update(state_dict)
 
 
 class DistributedStateful(ABC):
