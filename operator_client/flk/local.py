@@ -132,7 +132,7 @@ class LocalRun:
                 f"diloco.secret: `flk run` reads no Secrets, and {pod_env.MEET_SECRET} is not set in this environment",
                 hint=f"export {pod_env.MEET_SECRET}=… before `flk run`",
             )
-        given = {pod_env.MEET_SECRET: secret} if secret else {}
+        given: dict[str, str] = {pod_env.MEET_SECRET: secret} if secret else {}
         if diloco and diloco.meet:
             return {pod_env.MEET: diloco.meet, **given}
         port = str(pod_layout.MEET_PORT if secret else free_port())

@@ -93,7 +93,7 @@ def run_plan(
             "nodes": -(-rank_info.world_size // rank_info.local_world_size),
             "ranks": rank_info.local_world_size,
             **_device(device, rank_info.local_world_size),
-            "fabric": os.environ.get(user_env.FABRIC) or "auto",
+            "fabric": user_env.FABRIC.read(os.environ),
             "measured": _measured(),
             "output": str(result),
         }

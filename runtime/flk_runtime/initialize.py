@@ -20,12 +20,12 @@ from flk_runtime.checkpoint.interval import COMPUTED
 from flk_runtime.contract import VERSION, pod_env, user_env
 from flk_runtime.contract.preflight import PREFLIGHT_CHECKS
 from flk_runtime.contract.strategies import AUTO, DILOCO
+from flk_runtime.contract.variable import T, Variable, VariableError
 from flk_runtime.diloco import DiLoCo, Membership, choose_options
 from flk_runtime.discovery import RankInfo, discover
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import RendezvousError, SetupError
 from flk_runtime.parallel import choose_strategy
-from flk_runtime.preflight import TIMEOUT as PREFLIGHT_TIMEOUT
 from flk_runtime.preflight import RankReport, exchange_reports, report
 from flk_runtime.preflight.bootstrap import connect_store
 from flk_runtime.preflight.options import skipped_checks
@@ -37,8 +37,6 @@ from flk_runtime.system import rng, trial
 
 _TIMEOUT = 1800.0
 _ERROR_TIMEOUT = 10.0  # seconds that a rank which cannot start waits for the others, to tell them why
-_SAVE_EVERY = 100
-_KEEP = 2
 _LOG_EVERY = 10
 _CPU = torch.device("cpu")
 
@@ -132,7 +130,7 @@ def init(
             keep=(options.keep, options.keep_every),
             log_every=options.log_every,
             owns_group=owns_group,
-            keep_batch=os.environ.get(pod_env.BATCH, "keep") == "keep",
+            keep_batch=pod_env.BATCH.read(os.environ) == "keep",
             timeouts=process_group.Timeouts(timeout, options.step_timeout),
         )
     except BaseException:
@@ -149,17 +147,17 @@ class InitOptions:
 
     strategy: str = "ddp"  # of the ranks of the process group
     diloco: DiLoCo | None = None  # they are one of several workers
-    seed: int = 0
+    seed: int = user_env.SEED.default
     folder: str | os.PathLike[str] | None = None
-    save_every: int = _SAVE_EVERY
-    keep: int = _KEEP
-    keep_every: int = 0
+    save_every: int = 0
+    keep: int = user_env.KEEP.default
+    keep_every: int = user_env.KEEP_EVERY.default
     log_every: int = _LOG_EVERY
     device: torch.device = _CPU
     backend: str = "gloo"
     timeout: float = _TIMEOUT
     step_timeout: float | None = None
-    preflight: float = PREFLIGHT_TIMEOUT
+    preflight: float = user_env.PREFLIGHT_TIMEOUT.default
     skipped: frozenset[str] = frozenset()  # checks of PREFLIGHT_CHECKS that are switched off
     error: SetupError | None = None  # what is wrong with the options, if the other ranks are still to be told
 
@@ -170,8 +168,7 @@ class InitOptions:
         Raises SetupError. ``defer_error``: return it in ``error`` instead, so that this rank reports it to the others
         in the preflight check, where there is one.
         """
-        limit = _seconds("preflight", given.get("preflight"), user_env.PREFLIGHT_TIMEOUT)
-        limit = PREFLIGHT_TIMEOUT if limit is None else limit
+        limit = _seconds("preflight", given.get("preflight"), user_env.PREFLIGHT_TIMEOUT) or 0.0
         skipped = skipped_checks()
         off = len(skipped) == len(PREFLIGHT_CHECKS)
         defaults = cls(preflight=0.0 if off else limit, skipped=skipped)
@@ -180,7 +177,7 @@ class InitOptions:
             if device.type == "cuda":
                 torch.cuda.set_device(device)
             strategy, diloco = choose_strategy(given.get("strategy")), None
-            folder = given.get("checkpoint") or os.environ.get(user_env.CHECKPOINT) or None
+            folder = given.get("checkpoint") or user_env.CHECKPOINT.read(os.environ) or None
             if trial.is_trial():
                 folder = None
             if strategy == DILOCO:
@@ -194,12 +191,12 @@ class InitOptions:
             return cls(
                 strategy=strategy,
                 diloco=diloco,
-                seed=_count("seed", given.get("seed"), user_env.SEED, 0),
+                seed=_count("seed", given.get("seed"), user_env.SEED),
                 folder=folder,
                 save_every=_save_every(given.get("save_every")),
-                keep=max(1, _count("keep", given.get("keep"), user_env.KEEP, _KEEP)),
-                keep_every=_count("keep_every", given.get("keep_every"), user_env.KEEP_EVERY, 0),
-                log_every=_count("log_every", given.get("log_every"), "", _LOG_EVERY),
+                keep=max(1, _count("keep", given.get("keep"), user_env.KEEP)),
+                keep_every=_count("keep_every", given.get("keep_every"), user_env.KEEP_EVERY),
+                log_every=_checked_count("log_every", given.get("log_every", _LOG_EVERY)),
                 device=device,
                 backend=given.get("backend") or devices.backend(device),
                 timeout=given.get("timeout", _TIMEOUT),
@@ -303,41 +300,41 @@ def _step_timeout(given: float | None) -> float | None:
     return value
 
 
-def _seconds(name: str, value: float | None, variable: str) -> float | None:
+def _seconds(name: str, value: float | None, variable: Variable[Any]) -> float | None:
     """A duration in seconds from an argument, else from a variable; None if neither is given."""
-    text = os.environ.get(variable) if value is None else None
-    if text:
-        name = variable
-        try:
-            value = float(text)
-        except ValueError:
-            raise SetupError(f"{variable}={text}: expected a number of seconds") from None
+    if value is None:
+        name, value = variable, _read(variable)
     if value is not None and not 0 <= value < float("inf"):
         raise SetupError(f"{name}={value}: expected a finite number of seconds, 0 or more")
     return value
 
 
 def _save_every(value: int | str | None) -> int:
-    if (os.environ.get(user_env.SAVE_EVERY) if value is None else value) == AUTO:
+    if value is None:
+        value = _read(user_env.SAVE_EVERY)
+    if value == AUTO:
         return COMPUTED
     if isinstance(value, str):
         raise SetupError(f"save_every={value!r}: expected a number of steps, or auto")
-    return _count("save_every", value, user_env.SAVE_EVERY, _SAVE_EVERY)
+    return _checked_count("save_every", value)
 
 
-def _count(name: str, value: int | None, variable: str, default: int) -> int:
-    """An integer of 0 or more from an argument, else from a variable (empty: there is none), else the default."""
-    text = os.environ.get(variable) if value is None and variable else None
-    if text:
-        try:
-            value, name = int(text), variable
-        except ValueError:
-            raise SetupError(f"{variable}={text}: expected an integer") from None
-    if value is None:
-        return default
+def _count(name: str, value: int | None, variable: Variable[int]) -> int:
+    """An integer of 0 or more from an argument, else from a variable."""
+    return _read(variable) if value is None else _checked_count(name, value)
+
+
+def _checked_count(name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
         raise SetupError(f"{name}={value!r}: expected an integer, 0 or more")
     return value
+
+
+def _read(variable: Variable[T]) -> T:
+    try:
+        return variable.read(os.environ)
+    except VariableError as error:
+        raise SetupError(str(error)) from None
 
 
 @atexit.register

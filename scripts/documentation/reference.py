@@ -15,7 +15,6 @@ import re
 import sys
 import tokenize
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +28,7 @@ from flk.spec.fabric import fabrics
 from flk.spec.job import Job
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.variable import Setting, Variable
 from flk_runtime.launcher.coordinator import policy
 from scripts.documentation import chart_values
 from scripts.documentation.pages import GENERATED, ROOT
@@ -94,16 +94,16 @@ def job_file() -> str:
 
 
 def environment() -> str:
-    """The page of the environment variables, from the contract's source."""
-    settings = [(f"`{v.name}`", _sentence(v.comment)) for v in _variables() if v.name in user_env.SETTABLE]
-    facts = [(f"`{v.name}`", _sentence(v.comment)) for v in _variables() if v.name not in user_env.SETTABLE]
+    """The page of the environment variables, from the contract's rows."""
+    settings = [(f"`{v}`", _default(v), _sentence(v.meaning)) for v in _variables(settings=True)]
+    facts = [(f"`{v}`", _sentence(v.meaning)) for v in _variables(settings=False)]
     names = ", ".join(f"`{name}`" for name in sorted(user_env.RESERVED_NAMES))
     prefixes = ", ".join(f"`{prefix}`" for prefix in user_env.RESERVED_PREFIXES)
     return "\n".join(
         [
             "# Environment variables\n\n## Settings\n\nSet these with `--env` or in the job file's `env`, or in the "
             "shell when another launcher starts the ranks.\n",
-            _table(["variable", "meaning"], settings),
+            _table(["variable", "default", "meaning"], settings),
             "## Facts of the job\n\n"
             "`flk submit` and `flk run` set these. Scripts may read them. A job's `env` may not set "
             "them; the flags and the job file do. Under other launchers you may set those that `flk_runtime.init` "
@@ -179,22 +179,13 @@ def _twice(rule: policy.Rule) -> str:
     return "final" if rule.final_if_same else "tried again"
 
 
-@dataclass(frozen=True)
-class Variable:
-    """An environment variable of the contract, with the comment that describes it."""
-
-    name: str
-    comment: str
+def _variables(*, settings: bool) -> Iterator[Variable[Any]]:
+    rows = (row for module in (pod_env, user_env) for row in vars(module).values() if isinstance(row, Variable))
+    return (row for row in rows if isinstance(row, Setting) == settings)
 
 
-def _variables() -> Iterator[Variable]:
-    for module in (pod_env, user_env):
-        for line in Path(module.__file__).read_text().splitlines():
-            match = re.match(r'[A-Z_]+: Final = "(FLK_[A-Z_]+)"(?:  # (.*))?$', line)
-            if match:
-                if not match[2]:
-                    sys.exit(f"{module.__name__} does not describe {match[1]}: add a comment to its line")
-                yield Variable(match[1], match[2])
+def _default(variable: Variable[Any]) -> str:
+    return f"`{variable.default}`" if variable.default not in (None, "", frozenset()) else ""
 
 
 def _comments(member: type) -> dict[str, str]:

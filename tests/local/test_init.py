@@ -218,7 +218,7 @@ def test_the_first_step_and_a_checkpoint_may_take_longer_than_a_step(ranks: Rank
     [
         ({"FLK_STEP_TIMEOUT": "soon"}, "FLK_STEP_TIMEOUT=soon: expected a number of seconds"),
         ({"FLK_STEP_TIMEOUT": "0"}, "step_timeout=0: expected more than 0 seconds"),
-        ({"FLK_PREFLIGHT_TIMEOUT": "-1"}, "FLK_PREFLIGHT_TIMEOUT=-1.0: expected a finite number of seconds, 0 or more"),
+        ({"FLK_PREFLIGHT_TIMEOUT": "-1"}, "FLK_PREFLIGHT_TIMEOUT=-1: expected a number of seconds, 0 or more"),
     ],
 )
 def test_times_are_checked(ranks: Ranks, environment: dict[str, str], words: str) -> None:

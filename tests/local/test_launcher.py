@@ -475,7 +475,7 @@ def test_a_pod_that_never_joins_is_named(pods: Callable[..., Pods]) -> None:
     [
         (["missing.py"], {}, "no such script: missing.py"),
         ([], {}, "nothing to start"),
-        (["train.py"], {"FLK_PROCESSES": "two"}, "FLK_PROCESSES must be a number, not 'two'"),
+        (["train.py"], {"FLK_PROCESSES": "two"}, "FLK_PROCESSES=two: expected an integer"),
         (["train.py"], {"FLK_GPUS": "2"}, "this pod has requested 2 GPUs (FLK_GPUS), but torch"),
         (["train.py"], {"FLK_PREFLIGHT": "-lopback"}, "FLK_PREFLIGHT=-lopback: '-lopback' is not on, off, or a minus"),
         (["train.py"], {"FLK_CODE": "/nowhere"}, "neither code.tar.gz.* nor other files in /nowhere"),

@@ -26,7 +26,7 @@ def environment(job: Job) -> dict[str, str]:
     """Return the variables of ``job``, which has a name. The user's win over the fabric's, and these over flk's."""
     if job.name is None:
         raise ValueError("the job has no name yet")
-    own = {
+    own: dict[str, str] = {
         user_env.JOB: job.name,
         pod_env.PODS: str(job.most_pods),
         pod_env.PROCESSES: str(job.processes_per_pod),

@@ -21,7 +21,7 @@ def meeting_variables(job: Job, target: Target) -> list[dict[str, Any]]:
     if job.strategy != DILOCO:
         return []
     diloco = job.diloco or DiLoCo()
-    plain = {pod_env.MEET: diloco.meet or f"{target.pod_host(str(job.name), 0)}:{pod_layout.MEET_PORT}"}
+    plain: dict[str, str] = {pod_env.MEET: diloco.meet or f"{target.pod_host(str(job.name), 0)}:{pod_layout.MEET_PORT}"}
     if not diloco.meet:
         plain[pod_env.HUB_PORT] = str(pod_layout.MEET_PORT)
     if diloco.tls:

@@ -28,7 +28,7 @@ class _Dumper(_Base):  # type: ignore[misc]
 
 def _text(dumper: Any, value: str) -> Any:
     plain = _PLAIN.fullmatch(value) and value.lower() not in _WORDS
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"')
+    return dumper.represent_scalar("tag:yaml.org,2002:str", str(value), style=None if plain else '"')
 
 
 def _list(dumper: Any, value: list[Any]) -> Any:
@@ -37,6 +37,7 @@ def _list(dumper: Any, value: list[Any]) -> Any:
 
 
 _Dumper.add_representer(str, _text)
+_Dumper.add_multi_representer(str, _text)  # names of variables, which are a type of their own
 _Dumper.add_representer(list, _list)
 
 

@@ -24,8 +24,8 @@ from pydantic import (
 from flk import units
 from flk.spec import names
 from flk.spec.fabric import fabrics
+from flk_runtime.contract.pod_env import BATCHES
 from flk_runtime.contract.strategies import AUTO, STRATEGIES, parse_strategy
-from flk_runtime.contract.user_env import BATCHES
 
 # The names of torch.distributed.fsdp.ShardingStrategy, which a job may use too. A job stores flk's own names.
 TORCH_STRATEGIES: Final = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")

@@ -47,10 +47,9 @@ from flk.spec.fields import (
     Variable,
 )
 from flk.spec.validation import usage_error
-from flk_runtime.contract import VERSION, user_env
+from flk_runtime.contract import VERSION, pod_env, user_env
 from flk_runtime.contract.preflight import parse_preflight
 from flk_runtime.contract.strategies import DILOCO, STRATEGIES
-from flk_runtime.contract.user_env import MAX_DISRUPTIONS
 
 DEFAULT_IMAGE: Final = {"cpu": f"flktrain/flk:{VERSION}-cpu", "cuda": f"flktrain/flk:{VERSION}-cuda"}
 DEFAULT_TARGET: Final = "pytorchjob"
@@ -145,7 +144,7 @@ class Job(Part):
         default=3, ge=0, le=100_000, description="how often all ranks start again after a failure of the training code"
     )
     disruptions: int = Field(
-        default=MAX_DISRUPTIONS,
+        default=pod_env.DISRUPTIONS.default,
         ge=0,
         le=100_000,
         description="how often all ranks start again after a disruption: a lost or preempted pod, a lost connection",

@@ -20,7 +20,6 @@ from flk_runtime.contract import log_format, user_env
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.discovery import RankInfo, discover
 from flk_runtime.errors import SetupError
-from flk_runtime.preflight import TIMEOUT
 from flk_runtime.preflight.bootstrap import connect_store
 from flk_runtime.shared import failure_report
 from flk_runtime.system import device as devices
@@ -36,7 +35,7 @@ class Benchmark:
 
     def __init__(self, info: RankInfo, request: dict[str, Any], command: list[str]) -> None:
         self._info, self._request, self._command = info, request, command
-        self._cases = Cases(info, connect_store(info, TIMEOUT), request["timeout"])
+        self._cases = Cases(info, connect_store(info, user_env.PREFLIGHT_TIMEOUT.default), request["timeout"])
 
     def run(self) -> dict[str, Any]:
         """Run all cases and return the result, on rank 0 with predictions. Collective."""
@@ -59,7 +58,7 @@ class Benchmark:
         if ended.error:
             raise SetupError(f"the ranks could not measure their network: {_with_output(ended)}")
         used = transport(ended.output)
-        found = warning(os.environ.get(user_env.FABRIC) or "auto", used) if self._info.nodes > 1 else None
+        found = warning(user_env.FABRIC.read(os.environ), used) if self._info.nodes > 1 else None
         for line in [found] if found else []:
             self._say(f"warning: {line}")
         return {"collectives": ended.result, "transport": used, "warnings": [found] if found else []}

@@ -115,7 +115,7 @@ class CheckpointManager:
             self.source = "storage"
             reader = FilesReader(lambda file, begin, length: destination.open(found.step, file, begin, length))
             self._resume(SavedCheckpoint(destination.locate(found.step), reader), found.manifest.world_size)
-        elif resume and int(os.environ.get(user_env.ATTEMPT, "0")):
+        elif resume and user_env.ATTEMPT.read(os.environ):
             self._log("flk: there is no checkpoint: training starts again at step 0")
         self._saver = Saver(
             destination,

@@ -50,7 +50,7 @@ class PodMemory:
     def of_this_rank(cls, rank: int) -> PodMemory | None:
         """The memory of this rank's pod; None if its launcher keeps no checkpoints, or is not flk's."""
         path = os.environ.get(pod_env.MEMORY)
-        return cls(path, int(os.environ.get(user_env.ATTEMPT, "0")), rank) if path else None
+        return cls(path, user_env.ATTEMPT.read(os.environ), rank) if path else None
 
     # Saving
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.strategies import INNER_STRATEGIES, OUTER_DTYPES, parse_strategy
+from flk_runtime.contract.variable import VariableError
 from flk_runtime.errors import SetupError
 
 
@@ -95,8 +96,11 @@ class Membership:
     @classmethod
     def read(cls, options: DiLoCo, environ: Mapping[str, str] = os.environ) -> Membership:
         """The membership that the launcher's variables describe. Raises SetupError."""
-        local, count = _integer(environ, user_env.WORKER, 0), _integer(environ, user_env.WORKERS, 1)
-        if not 0 <= local < count:
+        try:
+            local, count = user_env.WORKER.read(environ), user_env.WORKERS.read(environ)
+        except VariableError as error:
+            raise SetupError(str(error)) from None
+        if local >= count:
             raise SetupError(f"{user_env.WORKER}={local}: there are {count} workers ({user_env.WORKERS})")
         address = environ.get(pod_env.MEET, "")
         workers = count * options.sites
@@ -128,11 +132,3 @@ def choose_options(given: DiLoCo | None) -> DiLoCo:
 
 def _is_count(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _integer(environ: Mapping[str, str], name: str, default: int) -> int:
-    text = environ.get(name, "")
-    try:
-        return int(text) if text else default
-    except ValueError:
-        raise SetupError(f"{name}={text}: expected an integer") from None

@@ -189,7 +189,7 @@ class Agent:
             cause = attempt.history[-2].failure if len(attempt.history) > 1 else None
             reason = f", after {cause.summary}" if cause else ""
             self.records.log(f"attempt {attempt.number + 1}: {size}{reason}")
-        variables = {}
+        variables: dict[str, str] = {}
         if self.memory:
             first = attempt.rank(settings.processes, 0)
             self.memory.start(attempt.number, attempt.memory, range(first, first + settings.processes))

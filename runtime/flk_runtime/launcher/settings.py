@@ -10,13 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flk_runtime.contract import pod_env, pod_layout, user_env
-from flk_runtime.contract.preflight import parse_preflight
+from flk_runtime.contract.variable import T, Variable, VariableError
 from flk_runtime.system import host
 
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
-_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,3})?)(|Ki|Mi|Gi|Ti)")
-_UNITS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
-_SHORTEST_LEASE = 0.5  # seconds
 
 
 class SettingsError(ValueError):
@@ -27,10 +24,10 @@ class SettingsError(ValueError):
 class Limits:
     """What a job may use, for the restart policy. Times are in seconds."""
 
-    restarts: int = 0
-    disruptions: int = user_env.MAX_DISRUPTIONS
-    reset: float = 3600.0  # an attempt that ran as long with progress renews both; 0: never
-    backoff: float = 60.0  # longest delay after quick failures in a row; 0: no delay
+    restarts: int = pod_env.RESTARTS.default
+    disruptions: int = pod_env.DISRUPTIONS.default
+    reset: float = user_env.BUDGET_RESET.default  # an attempt that ran as long with progress renews both; 0: never
+    backoff: float = user_env.BACKOFF.default  # longest delay after quick failures in a row; 0: no delay
     retry_same: bool = False  # the same failure twice in a row without progress is not final
 
 
@@ -53,7 +50,7 @@ class Settings:
     pods: int = 1  # number of pods, spares included; of an elastic job the most that it may have
     min_pods: int = 0  # with which an attempt may start; 0: all that train
     spares: int = 0  # pods that wait to take the place of a lost one
-    last_call: float = 5.0  # wait for pods that may still come, once there are enough to start
+    last_call: float = user_env.LAST_CALL.default
     processes: int = 1  # number of ranks in each pod
     gpus: int = 0  # number of GPUs that the pod has requested
     pod_name: str = ""
@@ -62,13 +59,13 @@ class Settings:
     cpus: int = 0  # CPU request of the pod; 0: no request
     limits: Limits = field(default_factory=Limits)
     deadline: float = 0.0  # from the start of the launcher; 0: no deadline
-    join_timeout: float = 1800.0
-    lease: float = 15.0  # silence after which the launchers give up a connection between them
-    kill_timeout: float = 30.0  # in which a rank has to end after SIGKILL
-    grace: float = 10.0
-    hang_timeout: float = 480.0  # without progress; 0: never. Below the 10 minutes after which NCCL aborts a rank
-    slow_factor: float = 1.5
-    slow_window: float = 60.0
+    join_timeout: float = user_env.JOIN_TIMEOUT.default
+    lease: float = user_env.LEASE.default
+    kill_timeout: float = user_env.KILL_TIMEOUT.default
+    grace: float = pod_env.GRACE.default
+    hang_timeout: float = user_env.HANG_TIMEOUT.default
+    slow_factor: float = user_env.SLOW_FACTOR.default
+    slow_window: float = user_env.SLOW_WINDOW.default
     fork: bool = True
     metrics_port: int = 0  # 0: metrics are not served
     code: str = ""  # folder of the archive; empty: the code is in the working folder already
@@ -120,116 +117,85 @@ class Settings:
             raise SettingsError(f"unknown option {command[0]}: expected a script, or -m and a module")
         environ = {**environ, **_from_torchrun_variables(environ)}
 
-        def number(name: str, default: float, minimum: float = 0) -> float:
-            text = environ.get(name, "")
-            if not text:
-                return default
+        def value(variable: Variable[T]) -> T:
             try:
-                value = float(text)
-            except ValueError:
-                raise SettingsError(f"{name} must be a number, not {text!r}") from None
-            if not value >= minimum:
-                raise SettingsError(f"{name} must be at least {minimum:g}, not {text}")
-            return value
+                return variable.read(environ)
+            except VariableError as error:
+                raise SettingsError(str(error)) from None
 
-        def integer(name: str, default: int, minimum: int = 0) -> int:
-            value = number(name, default, minimum)
-            if value != int(value):
-                raise SettingsError(f"{name} must be an integer, not {environ[name]}")
-            return int(value)
-
-        pods = integer(pod_env.PODS, 1, 1)
-        pod = integer(pod_env.POD_INDEX, 0)
+        pods = value(pod_env.PODS)
+        pod = value(pod_env.POD_INDEX)
         if pod >= pods:
             raise SettingsError(f"{pod_env.POD_INDEX} is {pod}, but there are {pods} pods ({pod_env.PODS})")
-        workers = integer(user_env.WORKERS, 1, 1)
+        workers = value(user_env.WORKERS)
         if pods % workers:
             raise SettingsError(f"{user_env.WORKERS} is {workers}, which does not divide {pods} pods ({pod_env.PODS})")
         # The pods of a worker have a rendezvous and attempts of their own, so that the other workers go on without it.
         pods //= workers
         worker, pod = divmod(pod, pods)
         first_pod = worker * pods
-        endpoint = environ.get(pod_env.RDZV_ENDPOINT, "").replace(pod_layout.FIRST_POD, str(first_pod))
-        spares, min_pods = integer(pod_env.SPARES, 0), integer(pod_env.MIN_PODS, 0)
+        endpoint = value(pod_env.RDZV_ENDPOINT).replace(pod_layout.FIRST_POD, str(first_pod))
+        spares, min_pods = value(pod_env.SPARES), value(pod_env.MIN_PODS)
         if spares >= pods:
             raise SettingsError(f"{pod_env.SPARES} is {spares}, so none of {pods} pods ({pod_env.PODS}) trains")
         if min_pods > pods - spares:
             raise SettingsError(f"{pod_env.MIN_PODS} is {min_pods}, but only {pods - spares} pods train")
         address, port = _rendezvous_address(endpoint, pods)
-        secret = environ.get(pod_env.RDZV_SECRET, "")
-        meet_secret = environ.get(pod_env.MEET_SECRET, "")
-        if secret and not meet_secret and environ.get(pod_env.MEET):
+        secret = value(pod_env.RDZV_SECRET)
+        meet_secret = value(pod_env.MEET_SECRET)
+        if secret and not meet_secret and value(pod_env.MEET):
             meet_secret = hmac.digest(secret.encode(), b"hub", "sha256").hex()
-        start = environ.get(user_env.START, "fork")
-        if start not in ("fork", "spawn"):
-            raise SettingsError(f"{user_env.START} must be fork or spawn, not {start!r}")
-        deadline = number(pod_env.DEADLINE, 0)
-        join_timeout = number(user_env.JOIN_TIMEOUT, cls.join_timeout)
+        deadline = value(pod_env.DEADLINE)
+        join_timeout = value(user_env.JOIN_TIMEOUT)
         return cls(
             command=tuple(command),
-            job=environ.get(user_env.JOB, "") or "local",
-            job_uid=environ.get(pod_env.JOB_UID, ""),
+            job=value(user_env.JOB) or cls.job,
+            job_uid=value(pod_env.JOB_UID),
             secret=secret,
             workers=workers,
             worker=worker,
             first_pod=first_pod,
             meet_secret=meet_secret,
-            hub_port=0 if pod or worker else integer(pod_env.HUB_PORT, 0),
+            hub_port=0 if pod or worker else value(pod_env.HUB_PORT),
             rendezvous_host=address,
             rendezvous_port=port,
             pod=pod,
             pods=pods,
             min_pods=min_pods,
             spares=spares,
-            last_call=number(user_env.LAST_CALL, cls.last_call),
-            metrics_port=integer(user_env.METRICS_PORT, 0),
-            processes=integer(pod_env.PROCESSES, 1, 1),
-            gpus=_gpus(integer(pod_env.GPUS, 0), environ.get(user_env.PREFLIGHT, "")),
-            pod_name=environ.get(user_env.POD_NAME, "") or socket.gethostname(),
-            pod_ip=environ.get(pod_env.POD_IP, ""),
-            node=environ.get(user_env.NODE_NAME, ""),
-            cpus=integer(pod_env.CPUS, 0),
+            last_call=value(user_env.LAST_CALL),
+            metrics_port=value(user_env.METRICS_PORT),
+            processes=value(pod_env.PROCESSES),
+            gpus=0 if "gpu" in value(user_env.PREFLIGHT) else value(pod_env.GPUS),
+            pod_name=value(user_env.POD_NAME) or socket.gethostname(),
+            pod_ip=value(pod_env.POD_IP),
+            node=value(user_env.NODE_NAME),
+            cpus=value(pod_env.CPUS),
             limits=Limits(
-                restarts=integer(pod_env.RESTARTS, 0),
-                disruptions=integer(pod_env.DISRUPTIONS, user_env.MAX_DISRUPTIONS),
-                reset=number(user_env.BUDGET_RESET, Limits.reset),
-                backoff=number(user_env.BACKOFF, Limits.backoff),
-                retry_same=bool(integer(user_env.RETRY_SAME_FAILURE, 0)),
+                restarts=value(pod_env.RESTARTS),
+                disruptions=value(pod_env.DISRUPTIONS),
+                reset=value(user_env.BUDGET_RESET),
+                backoff=value(user_env.BACKOFF),
+                retry_same=bool(value(user_env.RETRY_SAME_FAILURE)),
             ),
             deadline=deadline,
             join_timeout=min(join_timeout, deadline or join_timeout),
-            lease=number(user_env.LEASE, cls.lease, _SHORTEST_LEASE),
-            kill_timeout=number(user_env.KILL_TIMEOUT, cls.kill_timeout),
-            grace=number(pod_env.GRACE, cls.grace),
-            hang_timeout=number(user_env.HANG_TIMEOUT, cls.hang_timeout),
-            slow_factor=number(user_env.SLOW_FACTOR, cls.slow_factor, 1),
-            slow_window=number(user_env.SLOW_WINDOW, cls.slow_window, 1),
-            fork=start == "fork",
-            code=environ.get(pod_env.CODE, ""),
-            code_hash=environ.get(pod_env.CODE_HASH, ""),
-            work=environ.get(pod_env.WORK, "") or os.getcwd(),
-            memory_root=environ.get(pod_env.MEMORY_ROOT, ""),
-            memory_limit=_memory_limit(environ.get(user_env.MEMORY_LIMIT, "")),
-            termination_log=environ.get(pod_env.TERMINATION_LOG, ""),
-            records=environ.get(pod_env.RECORDS, ""),
-            parent=integer(pod_env.PARENT, 0),
+            lease=value(user_env.LEASE),
+            kill_timeout=value(user_env.KILL_TIMEOUT),
+            grace=value(pod_env.GRACE),
+            hang_timeout=value(user_env.HANG_TIMEOUT),
+            slow_factor=value(user_env.SLOW_FACTOR),
+            slow_window=value(user_env.SLOW_WINDOW),
+            fork=value(user_env.START) == "fork",
+            code=value(pod_env.CODE),
+            code_hash=value(pod_env.CODE_HASH),
+            work=value(pod_env.WORK) or os.getcwd(),
+            memory_root=value(pod_env.MEMORY_ROOT),
+            memory_limit=value(user_env.MEMORY_LIMIT),
+            termination_log=value(pod_env.TERMINATION_LOG),
+            records=value(pod_env.RECORDS),
+            parent=value(pod_env.PARENT),
         )
-
-
-def _memory_limit(text: str) -> int | None:
-    """The bytes that checkpoints may take in memory, as ``8Gi``; None if nothing is said."""
-    match = _SIZE.fullmatch(text)
-    if text and not match:
-        raise SettingsError(f"{user_env.MEMORY_LIMIT} must be a number of bytes such as 8Gi or 500Mi, not {text!r}")
-    return int(float(match[1]) * _UNITS[match[2]]) if match else None
-
-
-def _gpus(requested: int, preflight: str) -> int:
-    """The number of GPUs that the ranks must be able to use: none if FLK_PREFLIGHT switches that check off."""
-    try:
-        return 0 if "gpu" in parse_preflight(preflight) else requested
-    except ValueError as error:
-        raise SettingsError(f"{user_env.PREFLIGHT}={preflight}: {error}") from None
 
 
 def _from_torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -242,7 +208,7 @@ def _from_torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
             f"PET_NNODES must be a number of pods, not {pods!r}: flk's launcher does not run elastic jobs; start the "
             "script with torchrun, or remove elasticPolicy from the job"
         )
-    found = {pod_env.PODS: pods}
+    found: dict[str, str] = {pod_env.PODS: pods}
     if pods != "1":
         names = ("PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
         missing = [name for name in names if not environ.get(name)]

@@ -68,7 +68,7 @@ planner: Callable[[nn.Module, Optimizer | None, ParallelOptions], None] | None =
 
 def choose_strategy(strategy: str | None) -> str:
     """The strategy to use: the argument, else $FLK_STRATEGY, else ddp. Raises SetupError for an unknown name."""
-    name = strategy or os.environ.get(user_env.STRATEGY) or "ddp"
+    name = strategy or user_env.STRATEGY.read(os.environ)
     try:
         return parse_strategy(name)
     except ValueError as error:

@@ -6,7 +6,7 @@ RankReport before torch is imported.
 """
 
 from flk_runtime.preflight.compare import compare, missing, warnings
-from flk_runtime.preflight.exchange import TIMEOUT, PreflightResult, exchange_reports
+from flk_runtime.preflight.exchange import PreflightResult, exchange_reports
 from flk_runtime.preflight.report import RankReport
 
-__all__ = ["TIMEOUT", "PreflightResult", "RankReport", "compare", "exchange_reports", "missing", "warnings"]
+__all__ = ["PreflightResult", "RankReport", "compare", "exchange_reports", "missing", "warnings"]

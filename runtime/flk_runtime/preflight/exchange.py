@@ -18,8 +18,6 @@ from flk_runtime.preflight.compare import compare, describe_process, missing, wa
 from flk_runtime.preflight.report import RankReport
 from flk_runtime.preflight.waiting import Waiting
 
-TIMEOUT = 300.0  # seconds; the default of init(preflight=)
-
 _COMPARE_EVERY = 1.0  # seconds between two comparisons of the reports that are there already
 _POLL_MIN = 0.001  # seconds: rank 0's first poll interval, doubled up to _POLL_MAX
 _POLL_MAX = 0.05

@@ -12,18 +12,17 @@ from typing import Any
 import torch.distributed as dist
 
 from flk_runtime.contract import user_env
-from flk_runtime.contract.preflight import parse_preflight
+from flk_runtime.contract.variable import VariableError
 from flk_runtime.distributed.consistency import check_consistent
 from flk_runtime.errors import SetupError
 
 
 def skipped_checks(environ: Mapping[str, str] = os.environ) -> frozenset[str]:
     """The checks that FLK_PREFLIGHT switches off. Raises SetupError if its value is not valid."""
-    text = environ.get(user_env.PREFLIGHT, "")
     try:
-        return parse_preflight(text)
-    except ValueError as error:
-        raise SetupError(f"{user_env.PREFLIGHT}={text}: {error}") from None
+        return user_env.PREFLIGHT.read(environ)
+    except VariableError as error:
+        raise SetupError(str(error)) from None
 
 
 def compare_options(call: str, options: Mapping[str, Any]) -> None:

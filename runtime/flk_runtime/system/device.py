@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.preflight import parse_preflight
+from flk_runtime.contract.variable import VariableError
 from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import SetupError
 from flk_runtime.system import host
@@ -40,9 +40,10 @@ def select(
     if gpus is None:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus == 0 and requested is None:
-        if environ.get(pod_env.GPUS, "0") not in ("", "0") and "gpu" not in _skipped(environ):
+        requested_gpus = pod_env.GPUS.read(environ)
+        if requested_gpus and "gpu" not in _skipped(environ):
             raise SetupError(
-                f"{plural(int(environ[pod_env.GPUS]), 'GPU')} for each pod, but {_why_unusable()}; to train on the "
+                f"{plural(requested_gpus, 'GPU')} for each pod, but {_why_unusable()}; to train on the "
                 "CPU, pass device='cpu'"
             )
         return torch.device("cpu")
@@ -66,8 +67,8 @@ def select(
 
 
 def _skipped(environ: Mapping[str, str]) -> frozenset[str]:
-    with contextlib.suppress(ValueError):  # `init` reports it
-        return parse_preflight(environ.get(user_env.PREFLIGHT, ""))
+    with contextlib.suppress(VariableError):  # `init` reports it
+        return user_env.PREFLIGHT.read(environ)
     return frozenset()
 
 

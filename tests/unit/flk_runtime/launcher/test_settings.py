@@ -57,14 +57,14 @@ def test_ipv6_addresses_are_in_brackets() -> None:
         ({"FLK_POD_INDEX": "4"}, ["FLK_POD_INDEX is 4", "4 pods"]),
         ({"FLK_POD_INDEX": "-1"}, ["FLK_POD_INDEX", "-1"]),
         ({"FLK_PODS": "0"}, ["FLK_PODS"]),
-        ({"FLK_PODS": "1.5"}, ["FLK_PODS must be an integer"]),
+        ({"FLK_PODS": "1.5"}, ["FLK_PODS=1.5: expected an integer"]),
         ({"FLK_PROCESSES": "nan"}, ["FLK_PROCESSES"]),
-        ({"FLK_PROCESSES": "auto"}, ["FLK_PROCESSES must be a number, not 'auto'"]),
+        ({"FLK_PROCESSES": "auto"}, ["FLK_PROCESSES=auto: expected an integer"]),
         ({"FLK_RDZV_ENDPOINT": ""}, ["FLK_RDZV_ENDPOINT must be host:port"]),
         ({"FLK_RDZV_ENDPOINT": "gpt-worker-0"}, ["FLK_RDZV_ENDPOINT"]),
         ({"FLK_RDZV_ENDPOINT": "gpt-worker-0:70000"}, ["FLK_RDZV_ENDPOINT"]),
-        ({"FLK_RESTARTS": "-2"}, ["FLK_RESTARTS must be at least 0"]),
-        ({"FLK_START": "forkserver"}, ["FLK_START must be fork or spawn"]),
+        ({"FLK_RESTARTS": "-2"}, ["FLK_RESTARTS=-2: expected an integer, 0 or more"]),
+        ({"FLK_START": "forkserver"}, ["FLK_START=forkserver: expected fork or spawn"]),
     ],
 )
 def test_a_wrong_variable_is_named(variables: dict[str, str], names: list[str]) -> None:

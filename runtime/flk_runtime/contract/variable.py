@@ -1,0 +1,99 @@
+"""An environment variable of the contract: its name, what it means, its default, and how its text is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Generic, TypeVar
+
+T = TypeVar("T")
+_SIZE: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,3})?)(|Ki|Mi|Gi|Ti)")
+_UNITS: Final = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+
+
+class VariableError(ValueError):
+    """The text of an environment variable is wrong; the message names the variable."""
+
+
+class Variable(str, Generic[T]):
+    """The name of an environment variable, with what it means.
+
+    ``default`` is its value where it is unset or empty. ``parse`` converts its text, or raises ValueError with what was
+    expected; None: the value is the text.
+    """
+
+    meaning: str
+    default: T
+    parse: Callable[[str], T] | None
+
+    def __new__(cls, name: str, meaning: str, default: T, parse: Callable[[str], T] | None = None) -> Variable[T]:
+        self = super().__new__(cls, name)
+        self.meaning, self.default, self.parse = meaning, default, parse
+        return self
+
+    def __reduce__(self) -> Any:  # a copy is the name alone
+        return str, (str(self),)
+
+    def read(self, environ: Mapping[str, str]) -> T:
+        """Return the value in ``environ``, or the default. Raises VariableError."""
+        text: Any = environ.get(self, "")
+        if not text:
+            return self.default
+        try:
+            return self.parse(text) if self.parse else text
+        except ValueError as error:
+            raise VariableError(f"{self}={text}: {error}") from None
+
+
+class Setting(Variable[T]):
+    """A variable that users may set. It configures the runtime and does not describe the job."""
+
+
+def number(least: float = 0, what: str = "a number of seconds") -> Callable[[str], float]:
+    """Return a parser of numbers that are at least ``least``; ``what`` is what an error says was expected."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(f"expected {what}") from None
+        if not value >= least:
+            raise ValueError(f"expected {what}, {least:g} or more")
+        return value
+
+    return parse
+
+
+def integer(least: int = 0) -> Callable[[str], int]:
+    """Return a parser of integers that are at least ``least`` and fit into 64 bits."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError("expected an integer") from None
+        if not least <= value < 1 << 63:
+            raise ValueError(f"expected an integer, {least} or more")
+        return value
+
+    return parse
+
+
+def choice(known: Iterable[str]) -> Callable[[str], str]:
+    """Return a parser that accepts the texts of ``known`` only."""
+    allowed = tuple(known)
+
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise ValueError(f"expected {' or '.join(allowed)}")
+        return text
+
+    return parse
+
+
+def size(text: str) -> int:
+    """Return the number of bytes in a text such as ``8Gi``."""
+    match = _SIZE.fullmatch(text)
+    if not match:
+        raise ValueError("expected a number of bytes such as 8Gi or 500Mi")
+    return int(float(match[1]) * _UNITS[match[2]])
