@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from flk.errors import FlkError, WaitTimeoutError
-from flk.health.facts import Level, Result
+from flk.health.cluster import Level, Result
 from flk.jobs.state import Phase
 from flk.jobs.submission import prepare
 from flk.local import as_check

@@ -60,7 +60,7 @@ def test_what_the_namespace_lacks_or_forbids(doctor: Any, kubectl: Any) -> None:
         "capacity": "the job requests nvidia.com/gpu, and no node offers any",
         "priority": "there is no PriorityClass flk-nowhere",
         "service account": "there is no ServiceAccount nobody",
-        "pod security": "the namespace enforces restricted, and the pods break it: hostNetwork: true",
+        "admission": "the namespace enforces restricted, and the pods break it: host namespaces (hostNetwork=true)",
     }
     for check, sentence in expected.items():
         assert found[check][0] == "failed", (check, found)

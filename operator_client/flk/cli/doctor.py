@@ -16,7 +16,7 @@ from flk.terminal import one_line
 from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from flk.health.facts import Result
+    from flk.health.cluster import Result
 
 
 def doctor(
@@ -49,8 +49,8 @@ def doctor(
     if output not in ("table", "json"):
         raise UsageError(f"--output: must be table or json (is {output!r})")
     limit = seconds(timeout, "--timeout")
-    from flk.health.checks import examine
-    from flk.health.facts import Pods
+    from flk.health.cluster import Pods
+    from flk.health.table import examine
     from flk.jobs.cluster import read_cluster
     from flk.jobs.submission import prepare
     from flk.observe.client import JobClient
@@ -71,7 +71,7 @@ def doctor(
 
 def report(results: Sequence[Result], output: str = "table") -> int | None:
     """Print what the checks found, and return the exit code."""
-    from flk.health.facts import Level
+    from flk.health.cluster import Level
 
     if output == "json":
         document = [{**vars(result), "level": result.level.value} for result in results]

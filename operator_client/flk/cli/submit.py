@@ -96,8 +96,8 @@ def submit(
 
 def _check(submission: Submission) -> int | None:
     """Print on stderr what would prevent the job from running, and return the exit code if something does."""
-    from flk.health.checks import examine
-    from flk.health.facts import Level, Pods
+    from flk.health.cluster import Level, Pods
+    from flk.health.table import examine
     from flk.jobs.cluster import read_cluster
 
     pods = Pods(submission.manifests[0])

@@ -5,8 +5,8 @@ found in the objects of a job afterwards (`flk why`, `status`, `wait`). Nothing 
 `flk.jobs` reads the objects.
 """
 
-from flk.health.admission import awaits_controller
 from flk.health.cause import Cause
+from flk.health.controllers import awaits_controller
 from flk.health.ending import job_failure
 from flk.health.failure import with_memory_limit
 from flk.health.page import page

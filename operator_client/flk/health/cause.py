@@ -1,16 +1,24 @@
-"""Cause: one row of the table of causes, and what its function finds in a view."""
+"""Cause: one row of the table of causes, and what its function finds in the objects of a job."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from flk.kube import Object
 from flk.observe.model import Evidence, Finding, PodState
 from flk.observe.view import JobView, event_time
-from flk.units import timestamp
+from flk.units import plural, timestamp
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.pod_layout import CONTAINER
+
+FOR_NODES: Final = (
+    "build the image for the architecture of the nodes (docker buildx build --platform), or choose nodes with "
+    "--node-selector kubernetes.io/arch=…"
+)
+_ANY: Final = re.compile(".*")
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,38 @@ class Found:
 
 
 @dataclass(frozen=True)
+class Trace:
+    """Where a cause has left its mark: the pods that it concerns, the evidence, and the words in it that matter."""
+
+    pods: Sequence[str]
+    evidence: Sequence[Evidence]
+    texts: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        """The pods in a few words: the name of the first one and how many others there are."""
+        others = len(self.pods) - 1
+        return self.pods[0] + (f" and {plural(others, 'other pod')}" if others > 0 else "")
+
+    def __getitem__(self, number: int) -> str:
+        return self.texts[number]
+
+
+Find = Callable[[JobView], Found | None]
+Locate = Callable[[JobView], Trace | None]
+Tell = Callable[[JobView, Trace], str]
+
+
+def tell(locate: Locate, sentence: Tell, remedy: Tell) -> Find:
+    """Return the function of a cause that is there where a trace of it is located."""
+
+    def find(view: JobView) -> Found | None:
+        trace = locate(view)
+        return Found(sentence(view, trace), remedy(view, trace), trace.evidence, trace.pods) if trace else None
+
+    return find
+
+
+@dataclass(frozen=True)
 class Cause:
     """One cause: how it is found, what it means, and what to do about it."""
 
@@ -34,13 +74,13 @@ class Cause:
     title: str  # what has happened, in one line without a full stop
     meaning: str  # what that means for the job, and where flk reads it
     remedy: str  # what to do, for the page of the cause
-    find: Callable[[JobView], Found | None] = field(repr=False)
+    find: Find = field(repr=False)
     exit_code: ExitCode = ExitCode.INFRASTRUCTURE
     grace: float = 0.0  # seconds in which it does not yet count as stuck
     resolves_itself: bool = False
 
     def finding(self, view: JobView) -> Finding | None:
-        """Return what this cause finds in a view, None if it is not there."""
+        """Return what this cause finds in the objects of a job, None if it is not there."""
         found = self.find(view)
         if found is None:
             return None
@@ -59,15 +99,46 @@ class Cause:
         )
 
 
-def subject(pods: Sequence[PodState]) -> str:
-    """Return the pods in a few words: the name of the first one and how many others there are."""
-    others = len(pods) - 1
-    return pods[0].name + (f" and {others} other pod{'s' if others > 1 else ''}" if others > 0 else "")
+def trace(view: JobView, pods: Sequence[PodState], path: str, *texts: str) -> Trace:
+    """Return the trace of pods whose reason and message, which were read from the field ``path``, show a cause."""
+    return Trace(names(pods), [pod_evidence(view, pods[0], path)], texts)
+
+
+def waiting(reasons: Sequence[str], pattern: re.Pattern[str] = _ANY) -> Locate:
+    """Return what finds the pods whose container waits for one of some reasons, with a message that matches."""
+
+    def locate(view: JobView) -> Trace | None:
+        pods = [pod for pod in view.pods if pod.stuck and pod.reason in reasons and pattern.search(pod.message)]
+        match = pattern.search(pods[0].message) if pods else None
+        return trace(view, pods, waiting_path(), match[0], *match.groups("")) if match else None
+
+    return locate
 
 
 def names(pods: Sequence[PodState]) -> list[str]:
     """Return the names of pods."""
     return [pod.name for pod in pods]
+
+
+def subject(pods: Sequence[PodState]) -> str:
+    """Return the pods in a few words: the name of the first one and how many others there are."""
+    return str(Trace(names(pods), []))
+
+
+def one_line(text: object) -> str:
+    """Return the message of an object of the API in one line."""
+    return " ".join(str(text or "").split())
+
+
+def conditions(item: Object | None) -> dict[str, Object]:
+    """Return the conditions of an object of the API by their types."""
+    return {str(c.get("type")): c for c in ((item or {}).get("status") or {}).get("conditions") or []}
+
+
+def condition_evidence(source: str, condition: Object, text: str = "") -> Evidence:
+    """Return a condition of an object as evidence; ``text`` is its message where nothing else is given."""
+    time = timestamp(condition.get("lastTransitionTime"))
+    return Evidence(source, text or one_line(condition.get("message")), f"status.conditions[{condition['type']}]", time)
 
 
 def pod_evidence(view: JobView, pod: PodState, path: str) -> Evidence:
@@ -79,7 +150,7 @@ def pod_evidence(view: JobView, pod: PodState, path: str) -> Evidence:
 def event_evidence(event: Object) -> Evidence:
     """Return an event as evidence."""
     about = event.get("involvedObject") or {}
-    text = f"{event.get('reason', '')}: {' '.join(str(event.get('message', '')).split())}"
+    text = f"{event.get('reason', '')}: {one_line(event.get('message'))}"
     return Evidence(
         f"event of {about.get('kind', '')} {about.get('name', '')}", text, time=event_time(event, first=True)
     )
@@ -90,10 +161,8 @@ def assigned_at(view: JobView, name: str) -> float:
     pod = view.objects.get(name)
     if pod is None:
         return 0.0
-    for condition in (pod.get("status") or {}).get("conditions") or []:
-        if condition.get("type") == "PodScheduled" and condition.get("lastTransitionTime"):
-            return timestamp(condition["lastTransitionTime"])
-    return timestamp(pod["metadata"].get("creationTimestamp"))
+    scheduled = conditions(pod).get("PodScheduled") or {}
+    return timestamp(scheduled.get("lastTransitionTime") or pod["metadata"].get("creationTimestamp"))
 
 
 def waiting_path(container: str = CONTAINER) -> str:

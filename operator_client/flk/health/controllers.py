@@ -1,4 +1,4 @@
-"""Checks of the cluster: the API server, the API of the target, and the controllers that create the pods of jobs."""
+"""The API server, the API of the target, and the controllers that create the pods of jobs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,22 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from flk.health.facts import Facts, Level, Result, Unreadable
+from flk.health.cause import Cause, Found, subject
+from flk.health.cluster import Cluster, Level, Result, Unreadable
+from flk.health.refusal import refusals
 from flk.kube import Object
+from flk.observe.model import Evidence, PodPhase, PodState
+from flk.observe.view import JobView
 from flk.targets.controllers import CONTROLLERS, Controller, trouble
 from flk.targets.trainjob import RUNTIME
+from flk.units import short_duration, timestamp
 
 OLDEST_KUBERNETES: Final = (1, 25)
+OPERATOR_DELAY: Final = 15.0  # seconds after a job's creation in which the operator should have seen it
+_INSTALL: Final = {
+    "pytorchjob": "; `k8s/install-operator` installs it",
+    "trainjob": "; `k8s/install-trainer` installs it",
+}
 _SKEW: Final = 60.0  # seconds: from here on ages and timeouts are misleading
 _TESTED: Final = {"operator": "1.9.4"}
 # What versions of a controller before the given one lack, and whether jobs can run without it.
@@ -27,12 +37,20 @@ _LACKS: Final[Mapping[str, Sequence[tuple[tuple[int, ...], Level, str]]]] = {
 }
 
 
-def check_server(facts: Facts) -> Iterator[Result]:
+def before(cluster: Cluster) -> Iterator[Result]:
+    """Check the API server, the API of the target, and its controllers."""
+    yield from _check_server(cluster)
+    yield from _check_api(cluster)
+    yield from _check_runtime(cluster)
+    yield from _check_controllers(cluster)
+
+
+def _check_server(cluster: Cluster) -> Iterator[Result]:
     """Check the version and the clock of the API server."""
-    if isinstance(facts.version, Unreadable):
-        yield Result("kubernetes", Level.UNKNOWN, f"the API server does not tell its version: {facts.version.reason}")
+    if isinstance(cluster.version, Unreadable):
+        yield Result("kubernetes", Level.UNKNOWN, f"the API server does not tell its version: {cluster.version.reason}")
         return
-    text = str(facts.version.get("gitVersion") or "")
+    text = str(cluster.version.get("gitVersion") or "")
     number = version_number(text)
     if number and number < OLDEST_KUBERNETES:
         oldest = ".".join(map(str, OLDEST_KUBERNETES))
@@ -41,64 +59,63 @@ def check_server(facts: Facts) -> Iterator[Result]:
         )
     else:
         yield Result("kubernetes", Level.OK, f"the API server answers, version {text}")
-    if abs(facts.skew) > _SKEW:
-        found = (
-            f"this machine's clock is {abs(facts.skew):.0f} s {'behind' if facts.skew > 0 else 'ahead of'} the server's"
-        )
+    if abs(cluster.skew) > _SKEW:
+        side = "behind" if cluster.skew > 0 else "ahead of"
+        found = f"this machine's clock is {abs(cluster.skew):.0f} s {side} the server's"
         yield Result("clock", Level.WARNING, found, "set this machine's clock: credentials may count as expired")
 
 
-def check_api(facts: Facts) -> Iterator[Result]:
+def _check_api(cluster: Cluster) -> Iterator[Result]:
     """Check that the cluster serves the kind of objects that jobs become."""
-    target, kinds = facts.target, f"{facts.target.kind}s"
+    target, kinds = cluster.target, f"{cluster.target.kind}s"
     install = next((controller.install for controller in CONTROLLERS[target.name]), "")
-    if isinstance(facts.api, Unreadable):
-        if facts.api.missing:
+    if isinstance(cluster.api, Unreadable):
+        if cluster.api.missing:
             found = f"the cluster does not serve {kinds} ({target.api_version})"
             yield Result(target.plural, Level.FAILED, found, install)
         else:
-            found = f"the API {target.api_version} cannot be read: {facts.api.reason}"
+            found = f"the API {target.api_version} cannot be read: {cluster.api.reason}"
             yield Result(target.plural, Level.UNKNOWN, found)
         return
-    names = {resource.get("name") for resource in facts.api.get("resources") or []}
+    names = {resource.get("name") for resource in cluster.api.get("resources") or []}
     if target.plural not in names:
         yield Result(target.plural, Level.FAILED, f"the API {target.api_version} has no {kinds}", install)
     else:
         yield Result(target.plural, Level.OK, f"the cluster serves {kinds} ({target.api_version})")
 
 
-def check_runtime(facts: Facts) -> Iterator[Result]:
+def _check_runtime(cluster: Cluster) -> Iterator[Result]:
     """Check that the cluster has flk's ClusterTrainingRuntime, where the target is a TrainJob."""
-    if facts.runtime is None:
+    if cluster.runtime is None:
         return
-    if not isinstance(facts.runtime, Unreadable):
+    if not isinstance(cluster.runtime, Unreadable):
         yield Result("runtime", Level.OK, f"the ClusterTrainingRuntime {RUNTIME} is there")
-    elif facts.runtime.missing:
+    elif cluster.runtime.missing:
         found = f"there is no ClusterTrainingRuntime {RUNTIME}, which TrainJobs of flk need"
         remedy = "kubectl apply --server-side -f k8s/training-runtime.yaml in flk's repository, or its chart with "
         yield Result("runtime", Level.FAILED, found, f"{remedy}trainingRuntime.create=true")
     else:
-        found = f"whether there is a ClusterTrainingRuntime {RUNTIME} is not known: {facts.runtime.reason}"
+        found = f"whether there is a ClusterTrainingRuntime {RUNTIME} is not known: {cluster.runtime.reason}"
         yield Result("runtime", Level.UNKNOWN, found)
 
 
-def check_controllers(facts: Facts) -> Iterator[Result]:
+def _check_controllers(cluster: Cluster) -> Iterator[Result]:
     """Check that the controllers that create the pods run, and what their versions lack."""
-    for controller in CONTROLLERS[facts.target.name]:
-        deployments = facts.controllers[controller.check]
+    for controller in CONTROLLERS[cluster.target.name]:
+        deployments = cluster.controllers[controller.check]
         if isinstance(deployments, Unreadable):
             found = f"whether {controller.name} runs is not known: {deployments.reason}"
             yield Result(controller.check, Level.UNKNOWN, found)
         elif deployments:
             for deployment in deployments:
-                yield from _check_deployment(facts, controller, deployment)
-        elif not isinstance(facts.api, Unreadable):
+                yield from _check_deployment(cluster, controller, deployment)
+        elif not isinstance(cluster.api, Unreadable):
             found = f"no Deployment of {controller.name} was found, so a job may stay without pods"
             yield Result(controller.check, Level.WARNING, found, controller.install)
 
 
-def _check_deployment(facts: Facts, controller: Controller, deployment: Object) -> Iterator[Result]:
-    context = facts.flags.partition(" --context")
+def _check_deployment(cluster: Cluster, controller: Controller, deployment: Object) -> Iterator[Result]:
+    context = cluster.flags.partition(" --context")
     image = deployment["spec"]["template"]["spec"]["containers"][0].get("image", "")
     what = f"{controller.name} ({image}) in namespace {deployment['metadata']['namespace']}"
     problem = trouble(controller, deployment)
@@ -118,3 +135,108 @@ def version_number(text: str) -> tuple[int, ...]:
     """Return the numbers of a version like ``v1.9.4-gke.1``; empty if it has none."""
     match = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", text)
     return tuple(int(part) for part in match.groups() if part is not None) if match else ()
+
+
+def _managed_elsewhere(view: JobView) -> Found | None:
+    manager = str(view.run_policy.get("managedBy") or "")
+    if view.seen_by_operator or not manager or manager == "kubeflow.org/training-operator":
+        return None
+    return Found(
+        f"the training operator leaves this job alone because its manager is {manager}, which has not acted on it",
+        f"{view.describe} shows spec.runPolicy.managedBy; create the job without that field to have it run in this "
+        "cluster",
+        [Evidence(view.subject, manager, "spec.runPolicy.managedBy", view.created)],
+    )
+
+
+def awaits_controller(view: JobView) -> bool:
+    """Return whether a job has lacked pods for some seconds and no event says why: its controller may be away."""
+    if view.suspended or view.failed or view.succeeded or view.now - view.created < OPERATOR_DELAY:
+        return False
+    return bool(_lacking(view) or not view.pods) and not refusals(view)
+
+
+def _lacking(view: JobView) -> list[PodState]:
+    """Return the pods that the controller has to create, and those that have ended and that it has to replace."""
+    return [
+        pod
+        for pod in view.pods
+        if pod.phase == PodPhase.MISSING or (pod.phase == PodPhase.FAILED and not pod.failed_permanently)
+    ]
+
+
+def _operator_not_running(view: JobView) -> Found | None:
+    if not awaits_controller(view):
+        return None
+    away = _away(view)
+    untouched = not view.seen_by_operator and all(pod.phase == PodPhase.MISSING for pod in view.pods)
+    if away is not None or not untouched:
+        return away
+    remedy = f"{view.target.controller_pods} shows the operator's pod{_INSTALL.get(view.target.name, '')}"
+    return Found(
+        f"{view.target.controller} has not touched the job: it does not run in this cluster, or it does not watch "
+        "this namespace",
+        remedy,
+        [_untouched(view)],
+    )
+
+
+def _away(view: JobView) -> Found | None:
+    """Return that the Deployment of a controller of the job has no pod that is ready, as far as it could be read."""
+    for controller in CONTROLLERS[view.target.name]:
+        deployments = view.around.controllers.get(controller.check, ())
+        troubles = [trouble(controller, deployment) for deployment in deployments]
+        if not troubles or troubles[0] is None or None in troubles:
+            continue
+        first, lacking = deployments[0]["metadata"], _lacking(view)
+        changed = max((timestamp(entry.get("time")) for entry in first.get("managedFields") or []), default=0.0)
+        where = f"Deployment {first['name']} in namespace {first['namespace']}"
+        context = f"--context {view.context} " if view.context else ""
+        gone = view.seen_by_operator and lacking
+        return Found(
+            f"{controller.name} {troubles[0].found}, so nothing creates {subject(lacking) if lacking else 'its pods'}",
+            f"kubectl {context}{troubles[0].remedy}",
+            [
+                Evidence(where, troubles[0].value, troubles[0].field, changed),
+                _absence(lacking[0]) if gone else _untouched(view),
+            ],
+            [pod.name for pod in lacking],
+            since=max(changed, view.created),
+        )
+    return None
+
+
+def _untouched(view: JobView) -> Evidence:
+    age = short_duration(view.now - view.created)
+    return Evidence(view.subject, f"no conditions, {age} after its creation", "status", view.created)
+
+
+def _absence(pod: PodState) -> Evidence:
+    """Return that a pod does not exist, or has ended and is still there."""
+    if pod.phase == PodPhase.MISSING:
+        return Evidence(f"pod {pod.name}", "it does not exist")
+    text = f"it has ended ({pod.reason or f'exit code {pod.exit_code}'}) and was not replaced"
+    return Evidence(f"pod {pod.name}", text, "status.phase", pod.ended or 0.0)
+
+
+CAUSES: Final = (
+    Cause(
+        "ManagedElsewhere",
+        "Another controller than the training operator manages the job",
+        "spec.runPolicy.managedBy names another controller, and that one has not acted. The training operator does "
+        "nothing for such a job.",
+        "Install the controller that the field names, or create the job without the field.",
+        _managed_elsewhere,
+        grace=60,
+    ),
+    Cause(
+        "OperatorNotRunning",
+        "The operator does not act on the job",
+        "The job has no conditions, no pods and no events some seconds after its creation, or pods that are gone are "
+        "not replaced. The operator does not run, watches other namespaces only, or is overloaded. flk reads the "
+        "operator's Deployment, if you may read it. Pods that run need no operator.",
+        "`flk doctor` checks the operator. The administrator of the cluster can start or install it.",
+        _operator_not_running,
+        grace=120,
+    ),
+)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import Final
 
 from flk import labels
-from flk.health.cause import Cause, Found, names, pod_evidence
+from flk.health.cause import Cause, Found, conditions, names, pod_evidence
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase
 from flk.observe.view import JobView
@@ -52,11 +52,10 @@ def _half_started(view: JobView) -> list[tuple[str, str]]:
 
 
 def _is_unschedulable(pod: Object) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or []
-    return any(c.get("type") == "PodScheduled" and c.get("reason") == "Unschedulable" for c in conditions)
+    return (conditions(pod).get("PodScheduled") or {}).get("reason") == "Unschedulable"
 
 
-DEADLOCK: Final = (
+CAUSES: Final = (
     Cause(
         "Deadlocked",
         "The job and another one keep each other from starting",

@@ -17,11 +17,11 @@ def _deleted(view: JobView) -> Found | None:
         "the job was deleted before it had ended",
         "submit it again; with the same name and --checkpoint it goes on from its newest checkpoint. The API server's "
         "audit log says who deleted it",
-        [Evidence(f"PyTorchJob {view.name}", "it does not exist any more", "metadata", view.gone)],
+        [Evidence(view.subject, "it does not exist any more", "metadata", view.gone)],
     )
 
 
-DELETION: Final = (
+CAUSES: Final = (
     Cause(
         "Deleted",
         "Somebody has deleted the job",

@@ -6,12 +6,11 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from flk.health.cause import Cause, Found
+from flk.health.cause import Cause, Found, condition_evidence
 from flk.health.failure import exit_code_of, root_failure
 from flk.health.foreign_logs import first_exception
 from flk.observe.model import Evidence
 from flk.observe.view import JobView
-from flk.units import timestamp
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure
 
@@ -50,12 +49,14 @@ def failure_evidence(view: JobView, failure: Failure) -> list[Evidence]:
     else:
         where = f"record of the launcher of {source}" if recorded else f"pod {failure.pod_name or failure.pod}"
         found.append(Evidence(where, failure.summary, "" if recorded else _TERMINATED, failure.time))
-    condition = view.conditions.get("Failed")
-    if condition:
-        text = " ".join(str(condition.get("message", "")).split())
-        time = timestamp(condition.get("lastTransitionTime"))
-        found.append(Evidence(view.subject, text, "status.conditions[Failed]", time))
+    if "Failed" in view.conditions:
+        found.append(_condition(view))
     return found
+
+
+def _condition(view: JobView) -> Evidence:
+    """Return why the operator calls the job failed."""
+    return condition_evidence(view.subject, {"type": "Failed", **view.conditions.get("Failed", {})})
 
 
 def _ended(
@@ -100,49 +101,33 @@ def _text(failure: Failure) -> str:
 
 def _deadline(view: JobView) -> Found | None:
     condition = view.conditions.get("Failed") or {}
-    message = " ".join(str(condition.get("message", "")).split())
     failure = job_failure(view)
-    by_operator = condition.get("reason") == "DeadlineExceeded" or "deadline" in message
+    by_operator = condition.get("reason") == "DeadlineExceeded" or "deadline" in str(condition.get("message"))
     by_launcher = failure is not None and failure.kind == "deadline"
     if not by_launcher and not (by_operator and (failure is None or failure.kind == "signal")):
         return None
     text = failure.summary if failure and by_launcher else f"job {view.name} reached the job's deadline"
     evidence = failure_evidence(view, failure) if failure and by_launcher else []
     if by_operator:
-        time = timestamp(condition.get("lastTransitionTime"))
-        evidence.append(Evidence(view.subject, message, "status.conditions[Failed]", time))
+        evidence.append(_condition(view))
     return Found(text, "submit with a longer --deadline; with --checkpoint the job continues where it ended", evidence)
 
 
 def _invalid_job(view: JobView) -> Found | None:
-    condition = view.conditions.get("Failed") or {}
-    if "Validation" not in str(condition.get("reason", "")):
+    if "Validation" not in str((view.conditions.get("Failed") or {}).get("reason", "")):
         return None
-    message = " ".join(str(condition.get("message", "")).split())
-    evidence = Evidence(
-        view.subject,
-        message,
-        "status.conditions[Failed]",
-        timestamp(condition.get("lastTransitionTime")),
-    )
+    evidence = _condition(view)
     return Found(
-        f"the operator refuses the job: {message}", "correct the manifest and create the job again", [evidence]
+        f"the operator refuses the job: {evidence.text}", "correct the manifest and create the job again", [evidence]
     )
 
 
 def _unknown_end(view: JobView) -> Found | None:
     if not view.failed or job_failure(view) is not None:
         return None
-    condition = view.conditions.get("Failed") or {}
-    message = " ".join(str(condition.get("message", "")).split()) or "the operator gives no reason"
-    evidence = Evidence(
-        view.subject,
-        message,
-        "status.conditions[Failed]",
-        timestamp(condition.get("lastTransitionTime")),
-    )
+    evidence = _condition(view)
     return Found(
-        f"the job failed, and its pods have left no trace: {message}",
+        f"the job failed, and its pods have left no trace: {evidence.text or 'the operator gives no reason'}",
         f"{view.flk('logs')} shows what is left of the logs; flk wait keeps evidence while it runs",
         [evidence],
     )
@@ -156,10 +141,9 @@ def _larger_memory(view: JobView, failure: Failure) -> str:
 _RECORD: Final = "flk reads it in the record that the launchers leave, before any log."
 _FOREIGN: Final = (
     "For a job that flk's launcher did not start, flk searches the logs of all pods for the first exception that is "
-    "not a "
-    "consequence of another rank's end."
+    "not a consequence of another rank's end."
 )
-ENDING: Final = (
+CAUSES: Final = (
     Cause(
         "DeadlineExceeded",
         "The job's deadline has passed",

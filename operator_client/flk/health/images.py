@@ -1,13 +1,12 @@
-"""Causes of containers whose image cannot be pulled."""
+"""Images: containers whose image cannot be pulled."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-from flk.health.cause import Cause, Found, event_evidence, names, pod_evidence, subject, waiting_path
+from flk.health.cause import FOR_NODES, Cause, Found, Locate, Trace, event_evidence, tell, trace, waiting, waiting_path
 from flk.kube import Object
-from flk.observe.model import Evidence, PodState
 from flk.observe.view import JobView, pod_spec
 from flk.units import plural
 
@@ -39,67 +38,47 @@ _PLATFORM: Final = ("no match for platform", "no matching manifest", "does not m
 _QUOTED: Final = re.compile(r"(?:dial tcp: )?(lookup \S+(?: on \S+)?: no such host|[^:]+: connection refused)|x509: .*")
 
 
-def _pulling(view: JobView) -> tuple[list[PodState], str, list[Evidence]] | None:
-    """Return the pods that cannot pull, everything that is said about it, and the evidence.
+def _pulling(words: tuple[str, ...] = ("",), *, without: tuple[str, ...] = ()) -> Locate:
+    """Return what finds the pods that cannot pull their image, if anything that is said about it has one of the words.
 
     The kubelet alternates between ErrImagePull, which says why, and ImagePullBackOff, which need not. The event Failed
-    has the reason too.
+    has the reason too. The texts of the trace are all that is said, and the image.
     """
-    pods = [pod for pod in view.pods if pod.stuck and pod.reason in _PULL]
-    if not pods:
-        return None
-    events = [event for pod in pods for event in view.pod_events.get(pod.name, []) if is_pull_event(event)]
-    evidence = [pod_evidence(view, pods[0], waiting_path()), *(event_evidence(event) for event in events[-1:])]
-    messages = " ".join([*(pod.message for pod in pods), *(str(event.get("message", "")) for event in events)])
-    return pods, messages, evidence
+
+    def locate(view: JobView) -> Trace | None:
+        pods = [pod for pod in view.pods if pod.stuck and pod.reason in _PULL]
+        events = [event for pod in pods for event in view.pod_events.get(pod.name, []) if _is_pull_event(event)]
+        said = " ".join([*(pod.message for pod in pods), *(str(event.get("message", "")) for event in events)])
+        if not pods or not any(word in said for word in words) or any(word in said for word in without):
+            return None
+        found = trace(view, pods, waiting_path(), said, _image_of(view, pods[0].message))
+        return Trace(found.pods, [*found.evidence, *(event_evidence(event) for event in events[-1:])], found.texts)
+
+    return locate
 
 
-def is_pull_event(event: Object) -> bool:
+def _is_pull_event(event: Object) -> bool:
     """Return whether an event says why an image could not be pulled."""
     return event.get("reason") == "Failed" and str(event.get("message", "")).startswith("Failed to pull image")
 
 
-def image_of(view: JobView, pod: PodState) -> str:
+def _image_of(view: JobView, message: str) -> str:
     """Return the image that a pod cannot use: the one that its message names, else the training container's."""
-    named = _NAME.search(pod.message)
+    named = _NAME.search(message)
     return named[1] if named else view.image
 
 
-def _secrets(view: JobView, pod: PodState) -> list[str]:
-    spec = pod_spec(view.objects[pod.name])
-    return [str(secret.get("name")) for secret in spec.get("imagePullSecrets") or []]
-
-
-def _not_found(view: JobView) -> Found | None:
-    found = _pulling(view)
-    if found is None or not any(word in found[1] for word in _NOT_FOUND) or any(w in found[1] for w in _PLATFORM):
-        return None
-    pods, _, evidence = found
-    image = image_of(view, pods[0])
-    return Found(
-        f"{subject(pods)} cannot start: the image {image} does not exist in its registry",
-        f"correct --image, or push the image; then {view.flk('delete')} and submit again",
-        evidence,
-        names(pods),
-    )
-
-
 def _access_denied(view: JobView) -> Found | None:
-    found = _pulling(view)
-    if found is None or not any(word in found[1] for word in _DENIED):
+    found = _pulling(_DENIED)(view)
+    if found is None:
         return None
-    pods, _, evidence = found
-    image, secrets = image_of(view, pods[0]), _secrets(view, pods[0])
-    pull_events = [
-        event
-        for pod in pods
-        for event in view.pod_events.get(pod.name, [])
-        if event.get("reason") == "FailedToRetrieveImagePullSecret"
-    ]
-    evidence += [event_evidence(event) for event in pull_events[-1:]]
-    if pull_events and secrets:
+    listed = pod_spec(view.objects[found.pods[0]]).get("imagePullSecrets") or []
+    secrets = [str(secret.get("name")) for secret in listed]
+    events = [event for name in found.pods for event in view.pod_events.get(name, [])]
+    missing = [event for event in events if event.get("reason") == "FailedToRetrieveImagePullSecret"]
+    if missing and secrets:
         why = f"the pull secret {' or '.join(secrets)} does not exist"
-        remedy = f"{view.kubectl(f'create secret docker-registry {secrets[0]} --docker-server=… --docker-username=…')}"
+        remedy = view.kubectl(f"create secret docker-registry {secrets[0]} --docker-server=… --docker-username=…")
     elif secrets:
         why = f"the registry refuses the credentials of {plural(len(secrets), 'pull secret')} ({', '.join(secrets)})"
         shown = view.kubectl(f"get secret {secrets[0]}")
@@ -108,88 +87,32 @@ def _access_denied(view: JobView) -> Found | None:
         why = "the registry demands credentials, and the pods have no pull secret"
         remedy = f"{view.kubectl('create secret docker-registry NAME --docker-server=…')}, and name it in the job"
     return Found(
-        f"{subject(pods)} cannot start: the image {image} may not be pulled: {why}", remedy, evidence, names(pods)
+        f"{found} cannot start: the image {found[1]} may not be pulled: {why}",
+        remedy,
+        [*found.evidence, *(event_evidence(event) for event in missing[-1:])],
+        found.pods,
     )
 
 
-def _platform(view: JobView) -> Found | None:
-    found = _pulling(view)
-    if found is None or not any(word in found[1] for word in _PLATFORM):
-        return None
-    pods, _, evidence = found
-    return Found(
-        f"{subject(pods)} cannot start: the image {image_of(view, pods[0])} has no variant for the node's architecture",
-        "build the image for the architecture of the nodes (docker buildx build --platform), or choose nodes with "
-        "--node-selector kubernetes.io/arch=…",
-        evidence,
-        names(pods),
-    )
-
-
-def _registry_unreachable(view: JobView) -> Found | None:
-    found = _pulling(view)
-    if found is None or not any(word in found[1] for word in _UNREACHABLE):
-        return None
-    pods, messages, evidence = found
-    detail = _QUOTED.search(messages)
-    reason = detail[0].removeprefix("dial tcp: ") if detail else "the node cannot connect to it"
-    return Found(
-        f"{subject(pods)} cannot start: the registry of {image_of(view, pods[0])} cannot be reached ({reason})",
-        "correct the registry's name in --image, or have the network between nodes and registry repaired",
-        evidence,
-        names(pods),
-    )
-
-
-def _pull_failed(view: JobView) -> Found | None:
-    found = _pulling(view)
-    if found is None:
-        return None
-    pods, _, evidence = found
-    return Found(
-        f"{subject(pods)} cannot start: the image {image_of(view, pods[0])} cannot be pulled",
-        f"{view.kubectl(f'describe pod {pods[0].name}')} shows what the node says",
-        evidence,
-        names(pods),
-    )
-
-
-def _name_invalid(view: JobView) -> Found | None:
-    pods = [pod for pod in view.pods if pod.stuck and pod.reason == "InvalidImageName"]
-    if not pods:
-        return None
-    image = view.image
-    return Found(
-        f"{subject(pods)} cannot start: {image!r} is not a valid name of an image",
-        f"correct --image; then {view.flk('delete')} and submit again",
-        [pod_evidence(view, pods[0], waiting_path())],
-        names(pods),
-    )
-
-
-def _never_pulled(view: JobView) -> Found | None:
-    pods = [pod for pod in view.pods if pod.stuck and pod.reason == "ErrImageNeverPull"]
-    if not pods:
-        return None
-    return Found(
-        f"{subject(pods)} cannot start: the image {image_of(view, pods[0])} is not on the node, and "
-        "imagePullPolicy is "
-        "Never",
-        "load the image into the nodes, or set imagePullPolicy: IfNotPresent",
-        [pod_evidence(view, pods[0], waiting_path())],
-        names(pods),
-    )
+def _unreachable(said: str) -> str:
+    """Return why the registry cannot be reached."""
+    detail = _QUOTED.search(said)
+    return detail[0].removeprefix("dial tcp: ") if detail else "the node cannot connect to it"
 
 
 _READ: Final = "flk reads why the container waits (ErrImagePull, ImagePullBackOff) and the event Failed of the pod."
-IMAGES: Final = (
+CAUSES: Final = (
     Cause(
         "ImageNameInvalid",
         "The name of the image is not valid",
         "The kubelet cannot parse the image's name (InvalidImageName): upper case letters, blanks or two tags, for "
         "example.",
         "Correct --image and submit again.",
-        _name_invalid,
+        tell(
+            waiting(("InvalidImageName",)),
+            lambda view, trace: f"{trace} cannot start: {view.image!r} is not a valid name of an image",
+            lambda view, trace: f"correct --image; then {view.flk('delete')} and submit again",
+        ),
         grace=5,
     ),
     Cause(
@@ -197,7 +120,14 @@ IMAGES: Final = (
         "The image is not on the node and may not be pulled",
         "imagePullPolicy is Never, and the node does not have the image (ErrImageNeverPull).",
         "Load the image into the nodes, or let them pull it.",
-        _never_pulled,
+        tell(
+            waiting(("ErrImageNeverPull",)),
+            lambda view, trace: (
+                f"{trace} cannot start: the image {_image_of(view, trace[0])} is not on the node, and "
+                "imagePullPolicy is Never"
+            ),
+            lambda view, trace: "load the image into the nodes, or set imagePullPolicy: IfNotPresent",
+        ),
         grace=30,
     ),
     Cause(
@@ -205,7 +135,13 @@ IMAGES: Final = (
         "The image has no variant for the node's architecture",
         f"The registry has the image, but not for the architecture of the node. {_READ}",
         "Build the image for the architecture of the nodes, or choose other nodes.",
-        _platform,
+        tell(
+            _pulling(_PLATFORM),
+            lambda view, trace: (
+                f"{trace} cannot start: the image {trace[1]} has no variant for the node's architecture"
+            ),
+            lambda view, trace: FOR_NODES,
+        ),
         grace=30,
     ),
     Cause(
@@ -214,7 +150,11 @@ IMAGES: Final = (
         f"The registry answers and has no such repository or tag. Registries may say the same of an image that needs "
         f"credentials. {_READ}",
         "Correct --image or push the image. A pull that works after that starts the pods without a new submission.",
-        _not_found,
+        tell(
+            _pulling(_NOT_FOUND, without=_PLATFORM),
+            lambda view, trace: f"{trace} cannot start: the image {trace[1]} does not exist in its registry",
+            lambda view, trace: f"correct --image, or push the image; then {view.flk('delete')} and submit again",
+        ),
         grace=45,
     ),
     Cause(
@@ -230,10 +170,17 @@ IMAGES: Final = (
         "RegistryUnreachable",
         "The registry of the image cannot be reached",
         "The node gets no connection to the registry: its name does not resolve, it does not answer, or its "
-        "certificate "
-        f"is not trusted. {_READ}",
+        f"certificate is not trusted. {_READ}",
         "Correct the registry's name. If it is right, the network between nodes and registry is at fault.",
-        _registry_unreachable,
+        tell(
+            _pulling(_UNREACHABLE),
+            lambda view, trace: (
+                f"{trace} cannot start: the registry of {trace[1]} cannot be reached ({_unreachable(trace[0])})"
+            ),
+            lambda view, trace: (
+                "correct the registry's name in --image, or have the network between nodes and registry repaired"
+            ),
+        ),
         grace=90,
     ),
     Cause(
@@ -241,7 +188,11 @@ IMAGES: Final = (
         "The image cannot be pulled",
         f"The pull fails for a reason that flk does not know more about. {_READ}",
         "Read the event of the pod.",
-        _pull_failed,
+        tell(
+            _pulling(),
+            lambda view, trace: f"{trace} cannot start: the image {trace[1]} cannot be pulled",
+            lambda view, trace: f"{view.kubectl(f'describe pod {trace.pods[0]}')} shows what the node says",
+        ),
         grace=120,
     ),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from flk.health.facts import Facts, Level, Result, Unreadable
+from flk.health.cluster import Cluster, Level, Result, Unreadable
 from flk.targets import Target
 from flk.targets.gang import GANGS, Gang
 
@@ -74,22 +74,22 @@ def all_rights(target: Target, gang: Gang | None = None) -> Sequence[Right]:
     return sorted({right for table in tables for rights in table.values() for right in rights})
 
 
-def check_rights(facts: Facts) -> Iterator[Result]:
+def before(cluster: Cluster) -> Iterator[Result]:
     """Say which commands the user has no right for."""
-    if isinstance(facts.rights, Unreadable):
-        yield Result("rights", Level.UNKNOWN, f"the API server does not say what you may do: {facts.rights.reason}")
+    if isinstance(cluster.rights, Unreadable):
+        yield Result("rights", Level.UNKNOWN, f"the API server does not say what you may do: {cluster.rights.reason}")
         return
-    allowed, needed = facts.rights, rights_for(facts.target, facts.gang)
+    allowed, needed = cluster.rights, rights_for(cluster.target, cluster.gang)
     denied = sorted({r for rights in needed.values() for r in rights if not allowed.get(r)})
     optional = [verb for verb, rights in OPTIONAL.items() if not all(allowed.get(right) for right in rights)]
     remedy = "ask the administrator for a Role like that of flk's k8s/rbac.yaml or of its chart"
-    if facts.gang is not None:
-        gang = next(name for name, known in GANGS.items() if known is facts.gang)
-        values = f"rbac.targets={{{facts.target.name}}} and rbac.gangs={{{gang}}}"
+    if cluster.gang is not None:
+        gang = next(name for name, known in GANGS.items() if known is cluster.gang)
+        values = f"rbac.targets={{{cluster.target.name}}} and rbac.gangs={{{gang}}}"
         remedy = f"ask the administrator for the Role of flk's chart with {values}"
     for verb, resource in denied:
         commands = [command for command, rights in needed.items() if (verb, resource) in rights]
-        found = f"you may not {verb} {resource} in namespace {facts.namespace}, which flk {', '.join(commands)} needs"
+        found = f"you may not {verb} {resource} in namespace {cluster.namespace}, which flk {', '.join(commands)} needs"
         yield Result("rights", Level.FAILED if "submit" in commands else Level.WARNING, found, remedy)
     if not denied:
         without = f"; not for {' and '.join(optional)}" if optional else ""

@@ -1,21 +1,144 @@
-"""Causes of pods without a node: the scheduler finds none that can take them."""
+"""Scheduling: whether the pods of a job fit on the nodes, and pods for which the scheduler finds none."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from decimal import Decimal
-from typing import Any, Final
+from typing import Final
 
-from flk.health.cause import Cause, Found, names, subject
+from flk.health.cause import Cause, Found, Locate, Trace, condition_evidence, conditions, names, tell
+from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
+from flk.health.resources import (
+    Amounts,
+    allocatable,
+    amount_text,
+    fitting,
+    is_accelerator,
+    is_allowed,
+    is_cordoned,
+    is_selected,
+    quantity,
+    requests,
+    untolerated,
+)
 from flk.health.scheduler_message import NodeReason, parse
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.view import JobView, pod_spec
-from flk.units import parse_quantity, timestamp
+from flk.units import plural, timestamp
 
-_FLAGS: Final = {"cpu": "--cpu", "memory": "--memory", "ephemeral-storage": "a smaller ephemeral-storage request"}
 SCHEDULER_DELAY: Final = 30.0  # seconds in which a scheduler should have looked at a pod
+_CONTROL_PLANE: Final = "node-role.kubernetes.io/"  # how the taints of control planes begin
+_NODE_STATE: Final = "node.kubernetes.io/"  # how the taints begin with which Kubernetes marks nodes that are not ready
+
+
+def gpus(cluster: Cluster) -> Iterator[Result]:
+    """Say how many GPUs the nodes offer, and how many are free."""
+    if isinstance(cluster.nodes, Unreadable):
+        yield Result("gpus", Level.UNKNOWN, f"the nodes cannot be read: {cluster.nodes.reason}")
+        return
+    offered: Amounts = {}
+    for node in cluster.nodes:
+        for name, amount in allocatable(node).items():
+            if is_accelerator(name):
+                offered[name] = offered.get(name, 0.0) + amount
+    used = _used_by_node(cluster)
+    texts = []
+    for name, total in sorted(offered.items()):
+        taken = None if used is None else sum(amounts.get(name, 0.0) for amounts in used.values())
+        texts.append(f"{total:.0f} {name}" + ("" if taken is None else f", {max(0.0, total - taken):.0f} free"))
+    yield Result("gpus", Level.OK, "; ".join(texts) if texts else "no node offers GPUs")
+
+
+def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
+    """Compare the job with what fits on the nodes that its selector and tolerations allow, empty and as they are."""
+    if isinstance(cluster.nodes, Unreadable):
+        yield Result("capacity", Level.UNKNOWN, f"the nodes cannot be read: {cluster.nodes.reason}")
+        return
+    for name in sorted(pods.requests):
+        if "/" in name and not any(allocatable(node).get(name) for node in cluster.nodes):
+            found = f"the job requests {name}, and no node offers any"
+            remedy = f"install the device plugin for {name}, or request none"
+            yield Result("capacity", Level.FAILED, found, remedy, _code(name))
+            return
+    allowed = [node for node in cluster.nodes if is_allowed(node, pods.spec)]
+    if not allowed:
+        found, code = _nobody_allowed(cluster.nodes, pods.spec)
+        yield Result("capacity", Level.FAILED, found, "change nodes.selector or nodes.tolerations", code)
+        return
+    empty = [fitting(allocatable(node), pods.requests) for node in allowed]
+    most = sum(count for count, _ in empty)
+    each = ", ".join(f"{amount_text(name, amount)} {name}" for name, amount in sorted(pods.requests.items()))
+    size = f"pods of {each}" if each else "pods"
+    nodes, used = plural(len(allowed), "node"), _used_by_node(cluster)
+    if most < pods.count:
+        found = f"{nodes} could hold {most} {size} if they were empty, and the job has {pods.count}"
+        remedy = "use fewer or smaller pods, or add nodes; a cluster that adds nodes by itself may still run the job"
+        yield Result("capacity", Level.FAILED, found, remedy, _code(max(empty)[1]))
+        return
+    if used is None:
+        found = f"{nodes} can hold the job when they are empty; what is in use cannot be read"
+        yield Result("capacity", Level.UNKNOWN, found)
+        return
+    free = [fitting(_free(node, used), pods.requests) for node in allowed]
+    now = sum(count for count, _ in free)
+    if now < pods.count:
+        found = f"{now} {size} fit now, and the job has {pods.count}: it must wait until others end"
+        remedy = f"--replicas {now} would start now" if now else ""
+        yield Result("capacity", Level.WARNING, found, remedy, _code(max(free)[1]))
+    else:
+        found = f"the largest job of {size} that fits now has {plural(now, 'pod')}; this one has {pods.count}"
+        yield Result("capacity", Level.OK, found)
+
+
+def _used_by_node(cluster: Cluster) -> dict[str, Amounts] | None:
+    """Return what the pods of each node request; None if the pods of all namespaces cannot be read."""
+    if isinstance(cluster.running, Unreadable):
+        return None
+    used: dict[str, Amounts] = {}
+    for pod in cluster.running:
+        node = pod["spec"].get("nodeName")
+        if node and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
+            amounts = used.setdefault(node, {})
+            for name, amount in {**requests(pod["spec"]), "pods": 1.0}.items():
+                amounts[name] = amounts.get(name, 0.0) + amount
+    return used
+
+
+def _free(node: Object, used: dict[str, Amounts]) -> Amounts:
+    taken = used.get(node["metadata"]["name"], {})
+    return {name: amount - taken.get(name, 0.0) for name, amount in allocatable(node).items()}
+
+
+def _nobody_allowed(nodes: Sequence[Object], spec: Object) -> tuple[str, str]:
+    """Return why no node may run the pods, and the code of that cause."""
+    selected = [node for node in nodes if is_selected(node, spec)]
+    if not selected:
+        labels = ", ".join(f"{key}={value}" for key, value in (spec.get("nodeSelector") or {}).items())
+        return f"no node has the labels {labels}" if labels else "the cluster has no nodes", "NodeSelectorMismatch"
+    # A cordoned node has a taint too, which says less.
+    taints = [next(untolerated(node, spec)) for node in selected if not is_cordoned(node)]
+    reasons = {f"taint {taint}" for taint in taints} | {"it is cordoned" for node in selected if is_cordoned(node)}
+    code = "NodesNotReady" if all(taint.startswith(_NODE_STATE) for taint in taints) else "TaintNotTolerated"
+    return f"no node accepts the job's pods: {'; '.join(sorted(reasons))}", code
+
+
+def _code(resource: str) -> str:
+    """Return the code of the cause that pods have for whom no node has enough of a resource."""
+    return next(code for code, (_, _, matches) in _RESOURCES.items() if matches(resource))
+
+
+def _is_gpu(resource: str) -> bool:
+    return "gpu" in resource or "nvidia.com/" in resource or "amd.com/" in resource
+
+
+# The flag that asks for less, and the resources, by the code of the cause. The first one that matches counts.
+_RESOURCES: Final[dict[str, tuple[str, str, Callable[[str], bool]]]] = {
+    "NotEnoughCpu": ("CPU", "--cpu", lambda resource: resource == "cpu"),
+    "NotEnoughMemory": ("memory", "--memory", lambda resource: resource == "memory"),
+    "NotEnoughGpus": ("GPUs", "--gpu", _is_gpu),
+    "NotEnoughOfResource": ("of a resource", "--resource", lambda resource: True),
+}
 
 
 def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, Evidence] | None:
@@ -23,315 +146,175 @@ def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, Evidence] 
     pods = [pod for pod in view.pods if pod.phase == PodPhase.PENDING and pod.reason == "Unschedulable"]
     if not pods:
         return None
-    reasons = parse(pods[0].message)
-    status = view.objects[pods[0].name].get("status") or {}
-    condition: Object = next((c for c in status.get("conditions") or [] if c.get("type") == "PodScheduled"), {})
-    evidence = Evidence(
-        f"pod {pods[0].name}",
-        pods[0].message,
-        "status.conditions[PodScheduled]",
-        timestamp(condition.get("lastTransitionTime")),
-    )
+    reasons, spec = parse(pods[0].message), pod_spec(view.objects[pods[0].name])
     reason = reasons[0] if reasons else NodeReason("other", 0, pods[0].message)
-    tainted = _taint_of_chosen_nodes(view, pods[0])
-    selected = bool(pod_spec(view.objects[pods[0].name]).get("nodeSelector"))
-    if tainted is not None and (reason.kind == "taint" or (reason.kind == "selector" and selected)):
+    tainted = _taint_of_chosen_nodes(view, spec)
+    if tainted is not None and (reason.kind == "taint" or (reason.kind == "selector" and spec.get("nodeSelector"))):
         kept = next((one for one in reasons if one.kind == "taint"), None)
         reason = replace(kept, detail=kept.detail or tainted) if kept else reason
-    return pods, reason, evidence
+    return pods, reason, scheduling_evidence(view, pods[0])
 
 
-def _taint_of_chosen_nodes(view: JobView, pod: PodState) -> str | None:
-    """Return a taint of the nodes that match the pod's node selector; None if no node matches, or if none was read."""
-    wanted = (pod_spec(view.objects[pod.name]).get("nodeSelector") or {}).items()
-    taints: list[str] = []
-    matching = False
-    for node in view.around.nodes.values():
-        if wanted <= (node["metadata"].get("labels") or {}).items():
-            matching = True
-            for taint in (node.get("spec") or {}).get("taints") or []:
-                if taint.get("effect") != "PreferNoSchedule":
-                    value = f"={taint['value']}" if taint.get("value") else ""
-                    taints.append(f"{taint.get('key')}{value}:{taint.get('effect')}")
+def scheduling_evidence(view: JobView, pod: PodState) -> Evidence:
+    """Return what the scheduler says about a pod."""
+    condition = conditions(view.objects[pod.name]).get("PodScheduled") or {"type": "PodScheduled"}
+    return condition_evidence(f"pod {pod.name}", condition, pod.message)
+
+
+def _taint_of_chosen_nodes(view: JobView, spec: Object) -> str | None:
+    """Return a taint that keeps the pod off the nodes of its node selector; None if no node matches or was read."""
+    chosen = [node for node in view.around.nodes.values() if is_selected(node, spec)]
+    taints = [taint for node in chosen for taint in untolerated(node, spec)]
     # A control plane has its taint in each cluster. It is the reason only if the job wants to run there.
-    others = [taint for taint in taints if not taint.startswith("node-role.kubernetes.io/")]
-    return next(iter(others or taints), None) if matching else None
+    others = [taint for taint in taints if not taint.startswith(_CONTROL_PLANE)]
+    return next(iter(others or taints), None)
 
 
-def _about(kind: str, detail: Callable[[str], bool] = lambda text: True) -> Callable[[JobView], Any]:
-    def find(view: JobView) -> tuple[list[PodState], NodeReason, Evidence] | None:
+def _refused_by_nodes(kind: str, matches: Callable[[str], bool] = lambda detail: True) -> Locate:
+    """Return what finds pods that the closest nodes cannot take for a kind of reason: its text, detail and taint."""
+
+    def locate(view: JobView) -> Trace | None:
         found = unschedulable(view)
-        return found if found and found[1].kind == kind and detail(found[1].detail) else None
+        if found is None or (kind and found[1].kind != kind) or not matches(found[1].detail):
+            return None
+        pods, reason, evidence = found
+        return Trace(names(pods), [evidence], (reason.text, reason.detail))
 
-    return find
-
-
-def _requests(view: JobView, pod: PodState, resource: str) -> Decimal:
-    """Return how much of a resource the containers of a pod request together."""
-    total = Decimal(0)
-    for container in pod_spec(view.objects[pod.name]).get("containers") or []:
-        resources = container.get("resources") or {}
-        value = (resources.get("requests") or {}).get(resource) or (resources.get("limits") or {}).get(resource)
-        total += _quantity(value)
-    return total
+    return locate
 
 
-def _quantity(value: Any) -> Decimal:
-    try:
-        return parse_quantity(str(value or "0"))
-    except ValueError:
-        return Decimal(0)
+def _with_field(locate: Locate, path: str, text: str) -> Locate:
+    """Return what adds a field of the pod to what is located."""
 
+    def extended(view: JobView) -> Trace | None:
+        found = locate(view)
+        evidence = Evidence(f"pod {found.pods[0]}", text, path) if found else None
+        return replace(found, evidence=[*found.evidence, evidence]) if found and evidence else None
 
-def _taints(node: Object) -> list[str]:
-    return [str(taint.get("key")) for taint in (node.get("spec") or {}).get("taints") or []]
-
-
-def _largest(view: JobView, resource: str) -> tuple[str, str]:
-    """Return the node that has most of a resource, and how much; empty if no node was read."""
-    sizes = {
-        name: str(((node.get("status") or {}).get("allocatable") or {}).get(resource) or "0")
-        for name, node in view.around.nodes.items()
-        if not any(str(key).startswith("node-role.kubernetes.io/") for key in _taints(node))
-    }
-    name = max(sizes, key=lambda node: _quantity(sizes[node]), default="")
-    return name, sizes.get(name, "")
+    return extended
 
 
 def _insufficient(flag: str, matches: Callable[[str], bool]) -> Callable[[JobView], Found | None]:
+    """Return the function of the causes that pods have for which no node has enough of a resource."""
+    locate = _refused_by_nodes("resource", matches)
+
     def find(view: JobView) -> Found | None:
-        found = _about("resource", matches)(view)
+        found = locate(view)
         if found is None:
             return None
-        pods, reason, evidence = found
-        resource, spec = reason.detail, view.objects[pods[0].name]
-        request = next(
-            (
-                str(value)
-                for container in pod_spec(spec).get("containers") or []
-                for kind in ("requests", "limits")
-                if (value := ((container.get("resources") or {}).get(kind) or {}).get(resource)) is not None
-            ),
-            "",
+        resource, spec = found[1], pod_spec(view.objects[found.pods[0]])
+        needed = requests(spec).get(resource, 0.0)
+        asks = f"{found}: no node has {_as_written(spec, resource) or 'enough'} {resource}"
+        # Nodes that the pod may not run on, such as control planes, do not count.
+        sizes = {
+            name: str(((node.get("status") or {}).get("allocatable") or {}).get(resource) or "0")
+            for name, node in view.around.nodes.items()
+            if is_allowed(node, spec)
+        }
+        if sizes:
+            node = max(sizes, key=lambda name: quantity(sizes[name]))
+            field = f"status.allocatable[{resource}] (the largest of all nodes)"
+            found = replace(found, evidence=[*found.evidence, Evidence(f"node {node}", sizes[node], field)])
+            if needed > quantity(sizes[node]):
+                sentence = f"{asks} at all; the largest node, {node}, has {sizes[node]}"
+                remedy = f"ask for less with {flag}, or add a larger node"
+                return Found(sentence, remedy, found.evidence, found.pods, resolves_itself=False)
+        remedy = (
+            f"{view.flk('wait')} waits for other jobs to end; {flag} asks for less; kubectl describe nodes shows who "
+            "uses the nodes"
         )
-        node, size = _largest(view, resource)
-        too_large = bool(node) and _requests(view, pods[0], resource) > _quantity(size)
-        asks = f"{subject(pods)}: no node has {request or 'enough'} {resource} "
-        every = [evidence]
-        if node:
-            every.append(Evidence(f"node {node}", size, f"status.allocatable[{resource}] (the largest of all nodes)"))
-        if too_large:
-            return Found(
-                f"{asks}at all; the largest node, {node}, has {size}",
-                f"ask for less with {flag}, or add a larger node",
-                every,
-                names(pods),
-                resolves_itself=False,
-            )
-        return Found(
-            f"{asks}free",
-            f"{view.flk('wait')} waits for other jobs to end; {flag} asks for less; kubectl describe nodes shows "
-            "who "
-            "uses the nodes",
-            every,
-            names(pods),
-        )
+        return Found(f"{asks} free", remedy, found.evidence, found.pods)
 
     return find
 
 
+def _as_written(spec: Object, resource: str) -> str:
+    """Return how much of a resource the first container asks for that names it, as its manifest has it."""
+    for container in spec.get("containers") or []:
+        resources = container.get("resources") or {}
+        for amounts in (resources.get("requests") or {}, resources.get("limits") or {}):
+            if resource in amounts:
+                return str(amounts[resource])
+    return ""
+
+
 def _selector(view: JobView) -> Found | None:
-    found = _about("selector")(view)
-    if found is None:
+    found = _refused_by_nodes("selector")(view)
+    labels = pod_spec(view.objects[found.pods[0]]).get("nodeSelector") if found else None
+    if found is None or not labels:
         return None
-    pods, _, evidence = found
-    spec = pod_spec(view.objects[pods[0].name])
-    wanted = ", ".join(f"{key}={value}" for key, value in (spec.get("nodeSelector") or {}).items())
-    if not wanted:
-        return None
+    wanted = ", ".join(f"{key}={value}" for key, value in labels.items())
+    them = "them" if len(found.pods) > 1 else "it"
     return Found(
-        f"{subject(pods)}: no node that could take them has the labels {wanted}"
-        if len(pods) > 1
-        else f"{subject(pods)}: no node that could take it has the labels {wanted}",
-        f"kubectl get nodes -L {','.join(spec['nodeSelector'])} shows the labels that nodes have; correct "
-        "--node-selector",
-        [evidence, Evidence(f"pod {pods[0].name}", wanted, "spec.nodeSelector")],
-        names(pods),
+        f"{found}: no node that could take {them} has the labels {wanted}",
+        f"kubectl get nodes -L {','.join(labels)} shows the labels that nodes have; correct --node-selector",
+        [*found.evidence, Evidence(f"pod {found.pods[0]}", wanted, "spec.nodeSelector")],
+        found.pods,
     )
 
 
-def _node_affinity(view: JobView) -> Found | None:
-    found = _about("selector")(view)
-    if found is None:
-        return None
-    pods, _, evidence = found
-    return Found(
-        f"{subject(pods)}: no node matches the required node affinity",
-        "kubectl get nodes --show-labels shows the labels that nodes have; correct the affinity in the job's patch",
-        [evidence, Evidence(f"pod {pods[0].name}", "requiredDuringSchedulingIgnoredDuringExecution", "spec.affinity")],
-        names(pods),
-    )
+def _nodes_not_ready(view: JobView) -> Trace | None:
+    tainted = _refused_by_nodes("taint", lambda taint: taint.startswith(_NODE_STATE))
+    return tainted(view) or _refused_by_nodes("unschedulable")(view)
 
 
-def _taint(view: JobView) -> Found | None:
-    found = _about("taint", lambda taint: not taint.startswith("node.kubernetes.io/"))(view)
-    if found is None:
-        return None
-    pods, reason, evidence = found
-    taint = f"the taint {reason.detail}" if reason.detail else "a taint"
-    return Found(
-        f"{subject(pods)}: the nodes that could run it have {taint}, which the pods do not tolerate",
-        f"submit with --toleration {reason.detail or 'KEY'} if the job may run there; kubectl describe nodes shows the "
-        "taints",
-        [evidence],
-        names(pods),
-    )
-
-
-def _nodes_not_ready(view: JobView) -> Found | None:
-    tainted = _about("taint", lambda taint: taint.startswith("node.kubernetes.io/"))
-    found = tainted(view) or _about("unschedulable")(view)
-    if found is None:
-        return None
-    pods, reason, evidence = found
-    return Found(
-        f"{subject(pods)}: the nodes that could run it are not ready or take no pods ({reason.detail or reason.text})",
-        "kubectl get nodes shows their state; the administrator of the cluster can bring them back",
-        [evidence],
-        names(pods),
-    )
-
-
-def _pod_affinity(view: JobView) -> Found | None:
-    found = _about("affinity")(view)
-    if found is None:
-        return None
-    pods, reason, evidence = found
-    return Found(
-        f"{subject(pods)}: no node satisfies the affinity between pods ({reason.text})",
-        f"{view.kubectl('get pods --show-labels -o wide')} shows which pods run where; correct spec.affinity in the "
-        "job's patch",
-        [evidence, Evidence(f"pod {pods[0].name}", "podAffinity or podAntiAffinity", "spec.affinity")],
-        names(pods),
-    )
-
-
-def _topology_spread(view: JobView) -> Found | None:
-    found = _about("spread")(view)
-    if found is None:
-        return None
-    pods, reason, evidence = found
-    return Found(
-        f"{subject(pods)}: no node satisfies the topology spread constraints ({reason.text})",
-        "correct spec.topologySpreadConstraints in the job's patch",
-        [evidence],
-        names(pods),
-    )
-
-
-def _no_scheduler(view: JobView) -> Found | None:
+def _unseen(view: JobView) -> Trace | None:
+    """Find pods that no scheduler has looked at for some seconds, though they name one."""
     pods = [
         pod
         for pod in view.pods
         if pod.phase == PodPhase.PENDING
         and not pod.reason
-        and view.now - timestamp(view.objects[pod.name]["metadata"].get("creationTimestamp")) > SCHEDULER_DELAY
+        and view.now - _created(view, pod) > SCHEDULER_DELAY
         and pod_spec(view.objects[pod.name]).get("schedulerName") not in (None, "default-scheduler")
     ]
     if not pods:
         return None
     name = str(pod_spec(view.objects[pods[0].name]).get("schedulerName"))
-    created = timestamp(view.objects[pods[0].name]["metadata"].get("creationTimestamp"))
-    return Found(
-        f"{subject(pods)}: the scheduler {name} has not looked at it; it may not exist in this cluster",
-        "remove schedulerName from the job's patch, or name a scheduler that runs",
-        [Evidence(f"pod {pods[0].name}", name, "spec.schedulerName", created)],
-        names(pods),
-    )
+    evidence = Evidence(f"pod {pods[0].name}", name, "spec.schedulerName", _created(view, pods[0]))
+    return Trace(names(pods), [evidence], (name,))
 
 
-def _gated(view: JobView) -> Found | None:
+def _gated(view: JobView) -> Trace | None:
     pods = [pod for pod in view.pods if pod.phase == PodPhase.PENDING and pod.reason == "SchedulingGated"]
     if not pods:
         return None
     gates = pod_spec(view.objects[pods[0].name]).get("schedulingGates") or []
     words = ", ".join(str(gate.get("name")) for gate in gates) or "a gate"
-    created = timestamp(view.objects[pods[0].name]["metadata"].get("creationTimestamp"))
-    return Found(
-        f"{subject(pods)}: scheduling is held back by {words}",
-        "wait until the controller that has set the gate removes it",
-        [Evidence(f"pod {pods[0].name}", words, "spec.schedulingGates", created)],
-        names(pods),
-    )
+    evidence = Evidence(f"pod {pods[0].name}", words, "spec.schedulingGates", _created(view, pods[0]))
+    return Trace(names(pods), [evidence], (words,))
 
 
-def _other(view: JobView) -> Found | None:
-    found = unschedulable(view)
-    # What a volume prevents has its own causes, which say more.
-    if found is None:
-        return None
-    pods, reason, evidence = found
-    return Found(
-        f"{subject(pods)}: no node can take it ({reason.text})",
-        f"{view.kubectl(f'describe pod {pods[0].name}')} shows the scheduler's events",
-        [evidence],
-        names(pods),
-    )
+def _created(view: JobView, pod: PodState) -> float:
+    return timestamp(view.objects[pod.name]["metadata"].get("creationTimestamp"))
 
 
 _READ: Final = (
     "flk reads the condition PodScheduled of the pods. The scheduler names the first test that each node fails; flk "
-    "reports "
-    "the test that the closest nodes fail, and leaves control planes out."
+    "reports the test that the closest nodes fail, and leaves control planes out."
 )
-_CAPACITY: Final = (
-    "Wait for other jobs to end, ask for less, or add nodes. If no node is that large, flk calls the job stuck."
-)
+_REQUESTED: Final = {
+    "NotEnoughCpu": "The pods request more CPU than any node has free.",
+    "NotEnoughMemory": "The pods request more memory than any node has free.",
+    "NotEnoughGpus": "The pods request more GPUs than any node has free, or nodes do not offer GPUs at all: their "
+    "device plugin may not run.",
+    "NotEnoughOfResource": "The pods request more of an extended resource, of storage or of the number of pods than "
+    "any node has free.",
+}
 
-
-def _is_gpu(resource: str) -> bool:
-    return "gpu" in resource or "nvidia.com/" in resource or "amd.com/" in resource
-
-
-SCHEDULING: Final = (
-    Cause(
-        "NotEnoughCpu",
-        "No node has enough CPU",
-        f"The pods request more CPU than any node has free. {_READ}",
-        _CAPACITY,
-        _insufficient("--cpu", lambda resource: resource == "cpu"),
-        grace=60,
-        resolves_itself=True,
-    ),
-    Cause(
-        "NotEnoughMemory",
-        "No node has enough memory",
-        f"The pods request more memory than any node has free. {_READ}",
-        _CAPACITY,
-        _insufficient("--memory", lambda resource: resource == "memory"),
-        grace=60,
-        resolves_itself=True,
-    ),
-    Cause(
-        "NotEnoughGpus",
-        "No node has enough GPUs",
-        "The pods request more GPUs than any node has free, or nodes do not offer GPUs at all: their device plugin "
-        "may "
-        f"not run. {_READ}",
-        _CAPACITY,
-        _insufficient("--gpu", _is_gpu),
-        grace=60,
-        resolves_itself=True,
-    ),
-    Cause(
-        "NotEnoughOfResource",
-        "No node has enough of a resource",
-        "The pods request more of an extended resource, of storage or of the number of pods than any node has free. "
-        f"{_READ}",
-        _CAPACITY,
-        _insufficient("--resource", lambda resource: True),
-        grace=60,
-        resolves_itself=True,
+CAUSES: Final = (
+    *(
+        Cause(
+            code,
+            f"No node has enough {what}",
+            f"{_REQUESTED[code]} {_READ}",
+            "Wait for other jobs to end, ask for less, or add nodes. If no node is that large, flk calls the job "
+            "stuck.",
+            _insufficient(flag, matches),
+            grace=60,
+            resolves_itself=True,
+        )
+        for code, (what, flag, matches) in _RESOURCES.items()
     ),
     Cause(
         "NodeSelectorMismatch",
@@ -346,7 +329,16 @@ SCHEDULING: Final = (
         "No node matches the required node affinity",
         f"The pod template demands a node affinity that no suitable node has. {_READ}",
         "Correct the affinity in the job's patch, or label nodes.",
-        _node_affinity,
+        tell(
+            _with_field(
+                _refused_by_nodes("selector"), "spec.affinity", "requiredDuringSchedulingIgnoredDuringExecution"
+            ),
+            lambda view, trace: f"{trace}: no node matches the required node affinity",
+            lambda view, trace: (
+                "kubectl get nodes --show-labels shows the labels that nodes have; correct the affinity in the job's "
+                "patch"
+            ),
+        ),
         grace=60,
     ),
     Cause(
@@ -354,7 +346,15 @@ SCHEDULING: Final = (
         "The nodes that could run the pods are not ready or take no pods",
         f"Nodes are cordoned, not ready or unreachable. {_READ}",
         "The administrator of the cluster can bring the nodes back.",
-        _nodes_not_ready,
+        tell(
+            _nodes_not_ready,
+            lambda view, trace: (
+                f"{trace}: the nodes that could run it are not ready or take no pods ({trace[1] or trace[0]})"
+            ),
+            lambda view, trace: (
+                "kubectl get nodes shows their state; the administrator of the cluster can bring them back"
+            ),
+        ),
         resolves_itself=True,
     ),
     Cause(
@@ -362,7 +362,17 @@ SCHEDULING: Final = (
         "The nodes have a taint that the pods do not tolerate",
         f"Nodes that are set aside for other work have a taint. {_READ}",
         "Add --toleration KEY=VALUE if the job may run there.",
-        _taint,
+        tell(
+            _refused_by_nodes("taint", lambda taint: not taint.startswith(_NODE_STATE)),
+            lambda view, trace: (
+                f"{trace}: the nodes that could run it have {f'the taint {trace[1]}' if trace[1] else 'a taint'}, "
+                "which the pods do not tolerate"
+            ),
+            lambda view, trace: (
+                f"submit with --toleration {trace[1] or 'KEY'} if the job may run there; kubectl describe nodes shows "
+                "the taints"
+            ),
+        ),
         grace=60,
     ),
     Cause(
@@ -370,7 +380,14 @@ SCHEDULING: Final = (
         "No node satisfies the affinity between pods",
         f"The pod template demands other pods on the same node, or none of them, and no node complies. {_READ}",
         "Correct spec.affinity in the job's patch.",
-        _pod_affinity,
+        tell(
+            _with_field(_refused_by_nodes("affinity"), "spec.affinity", "podAffinity or podAntiAffinity"),
+            lambda view, trace: f"{trace}: no node satisfies the affinity between pods ({trace[0]})",
+            lambda view, trace: (
+                f"{view.kubectl('get pods --show-labels -o wide')} shows which pods run where; correct spec.affinity "
+                "in the job's patch"
+            ),
+        ),
         grace=60,
     ),
     Cause(
@@ -378,7 +395,11 @@ SCHEDULING: Final = (
         "No node satisfies the topology spread constraints",
         f"The pod template demands an even spread that the nodes do not allow. {_READ}",
         "Correct spec.topologySpreadConstraints in the job's patch.",
-        _topology_spread,
+        tell(
+            _refused_by_nodes("spread"),
+            lambda view, trace: f"{trace}: no node satisfies the topology spread constraints ({trace[0]})",
+            lambda view, trace: "correct spec.topologySpreadConstraints in the job's patch",
+        ),
         grace=60,
     ),
     Cause(
@@ -386,7 +407,13 @@ SCHEDULING: Final = (
         "The scheduler that the pods name does not look at them",
         "spec.schedulerName names a scheduler that does not run. No event and no condition says so.",
         "Remove schedulerName, or name a scheduler that runs.",
-        _no_scheduler,
+        tell(
+            _unseen,
+            lambda view, trace: (
+                f"{trace}: the scheduler {trace[0]} has not looked at it; it may not exist in this cluster"
+            ),
+            lambda view, trace: "remove schedulerName from the job's patch, or name a scheduler that runs",
+        ),
         grace=60,
     ),
     Cause(
@@ -394,16 +421,25 @@ SCHEDULING: Final = (
         "A scheduling gate holds the pods back",
         "Another controller has set spec.schedulingGates and removes the gate when the pods may be scheduled.",
         "Wait for that controller.",
-        _gated,
+        tell(
+            _gated,
+            lambda view, trace: f"{trace}: scheduling is held back by {trace[0]}",
+            lambda view, trace: "wait until the controller that has set the gate removes it",
+        ),
         resolves_itself=True,
     ),
 )
+# A group of its own, which counts only where no other cause concerns the pod: what a volume prevents says more.
 UNSCHEDULABLE: Final = Cause(
     "Unschedulable",
     "No node can take the pods",
     f"The scheduler gives a reason that flk does not know more about. {_READ}",
     "Read the scheduler's message; `kubectl describe pod` shows its events.",
-    _other,
+    tell(
+        _refused_by_nodes(""),
+        lambda view, trace: f"{trace}: no node can take it ({trace[0]})",
+        lambda view, trace: f"{view.kubectl(f'describe pod {trace.pods[0]}')} shows the scheduler's events",
+    ),
     grace=300,
     resolves_itself=True,
 )

@@ -1,4 +1,4 @@
-"""Causes of containers that cannot be created or started: references, commands, architectures, crash loops."""
+"""Start of containers: commands, users, architectures, and containers that end again and again."""
 
 from __future__ import annotations
 
@@ -6,99 +6,61 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from flk.health.cause import Cause, Found, event_evidence, names, pod_evidence, subject, waiting_path
+from flk.health.cause import (
+    FOR_NODES,
+    Cause,
+    Found,
+    Locate,
+    Trace,
+    event_evidence,
+    names,
+    one_line,
+    pod_evidence,
+    subject,
+    tell,
+    waiting,
+    waiting_path,
+)
+from flk.health.references import CONFIG_ERRORS
+from flk.health.references import READ as WAITING
 from flk.kube import Object
-from flk.observe.model import Evidence, PodPhase, PodState
+from flk.observe.model import Evidence, PodPhase
 from flk.observe.view import JobView, event_time
 from flk.units import plural, timestamp
 from flk_runtime.contract.exit_codes import ExitCode
 
-_CONFIG: Final = ("CreateContainerConfigError", "CreateContainerError")
-_KEY: Final = re.compile(r"couldn't find key (\S+) in (Secret|ConfigMap) (\S+)")
-_REFERENCE: Final = re.compile(r'(secret|configmap) "([^"]+)" not found')
 _ROOT: Final = re.compile(
     r"runAsNonRoot and image (?:will run as root|has non-numeric user)|runAsUser breaks non-root policy"
 )
-_EXECUTABLE: Final = re.compile(r'exec: "([^"]+)": (?:executable file not found|stat [^:]+: no such file|no such file)')
-_NO_FILE: Final = re.compile(r"exec (\S+): no such file or directory")
-_FORMAT: Final = re.compile(r"(?:exec )?\"?([^\s\":]+)\"?: exec format error|exec format error")
+_NO_PROGRAM: Final = r"(?:executable file not found|stat [^:]+: no such file|no such file)"
+_PYTHON: Final = re.compile(rf'exec: "((?:[^"]*/)?python[\d.]*)": {_NO_PROGRAM}')
+_EXECUTABLE: Final = re.compile(rf'exec: "([^"]+)": {_NO_PROGRAM}')
+_FORMAT: Final = re.compile(r"exec format error")
 _DENIED: Final = re.compile(r'exec: "([^"]+)": permission denied|exec (\S+): permission denied')
 _WORK: Final = re.compile(r'chdir to cwd \("([^"]+)"\)[^:]*: no such file')
+_PROCESS: Final = re.compile(r"(?:.*unable to start container process: )?(.+)")
 _ENDED: Final = re.compile(r"(?:Error )?[Pp]od (\S+) container \S+ exitCode: (\d+) terminated message: (.*)", re.DOTALL)
-_PYTHON: Final = re.compile(r"(?:^|/)python[\d.]*$")
 _START_REASONS: Final = ("StartError", "RunContainerError", "ContainerCannotRun", "CreateContainerError")
 LOOP: Final = 3  # starts of a container that end at once before flk calls it a loop
 
 
-def _waiting(
-    view: JobView, reasons: tuple[str, ...], pattern: re.Pattern[str]
-) -> tuple[list[PodState], re.Match[str]] | None:
-    pods = [pod for pod in view.pods if pod.stuck and pod.reason in reasons and pattern.search(pod.message)]
-    match = pattern.search(pods[0].message) if pods else None
-    return (pods, match) if match else None
-
-
-def _key_missing(view: JobView) -> Found | None:
-    found = _waiting(view, _CONFIG, _KEY)
-    if found is None:
-        return None
-    pods, match = found
-    key, kind, name = match[1], match[2], match[3].rpartition("/")[2]
-    return Found(
-        f"{subject(pods)} cannot start: the {kind} {name} has no key {key}",
-        f"{view.kubectl(f'describe {kind.lower()} {name}')} shows its keys; the pods start once it has the key",
-        [pod_evidence(view, pods[0], waiting_path())],
-        names(pods),
-    )
-
-
-def _reference_missing(kind: str, create: str) -> object:
-    def find(view: JobView) -> Found | None:
-        pattern = re.compile(rf'({kind.lower()}) "([^"]+)" not found')
-        found = _waiting(view, _CONFIG, pattern)
-        if found is None:
-            return None
-        pods, match = found
-        return Found(
-            f"{subject(pods)} cannot start: the {kind} {match[2]} does not exist in namespace {view.namespace}",
-            f"{view.kubectl(f'create {create} {match[2]} --from-literal=KEY=VALUE')} creates it; the pods start then",
-            [pod_evidence(view, pods[0], waiting_path())],
-            names(pods),
-        )
-
-    return find
-
-
-def _runs_as_root(view: JobView) -> Found | None:
-    found = _waiting(view, _CONFIG, _ROOT)
-    if found is None:
-        return None
-    pods, _ = found
-    return Found(
-        f"{subject(pods)} cannot start: the image {view.image} runs as root, and the pods must not",
-        "choose an image with a numeric USER, or set securityContext.runAsUser in the job's patch",
-        [pod_evidence(view, pods[0], waiting_path())],
-        names(pods),
-    )
-
-
-def starts(view: JobView) -> list[tuple[str, str, Evidence]]:
+def _starts(view: JobView) -> list[tuple[str, str, Evidence]]:
     """Return the failed starts of containers: pod name, message and evidence. Events outlive the pods."""
     found = []
     for pod in view.pods:
         for field, state in _states(view, pod.name):
             if state.get("reason") in _START_REASONS:
-                text = " ".join(str(state.get("message", "")).split())
+                text = one_line(state.get("message"))
                 time = timestamp(state.get("finishedAt") or state.get("startedAt"))
                 found.append((pod.name, text, Evidence(f"pod {pod.name}", f"{state['reason']}: {text}", field, time)))
                 break
     for event in reversed(view.job_events):
         match = _ENDED.search(str(event.get("message", "")))
         if match and any(word in match[3] for word in ("runc create", "OCI runtime", "containerd task")):
-            found.append((match[1], " ".join(match[3].split()), event_evidence(event)))
+            found.append((match[1], one_line(match[3]), event_evidence(event)))
     for name, events in view.pod_events.items():
         for event in events:
-            text = " ".join(str(event.get("message", "")).split())
+            text = one_line(event.get("message"))
             if event.get("reason") == "Failed" and "failed to create containerd task" in text:
                 found.append((name, text, event_evidence(event)))
     return found
@@ -115,119 +77,35 @@ def _states(view: JobView, name: str) -> list[tuple[str, Object]]:
     ]
 
 
-def _start_failed(view: JobView, pattern: re.Pattern[str]) -> tuple[str, re.Match[str], Evidence, list[str]] | None:
-    """Return the pods in words, the match, the evidence (with the time of the first such start) and the pods' names."""
-    matching = [(name, match, item) for name, text, item in starts(view) if (match := pattern.search(text))]
-    if not matching:
-        return None
-    pods = list(dict.fromkeys(name for name, _, _ in matching))
-    others = len(pods) - 1
-    words = pods[0] + (f" and {plural(others, 'other pod')}" if others else "")
-    since = min((item.time for _, _, item in matching if item.time), default=0.0)
-    return words, matching[0][1], replace(matching[0][2], time=since), pods
+def _failed_start(pattern: re.Pattern[str]) -> Locate:
+    """Return what finds the failed starts whose message matches a pattern, with the time of the first one."""
+
+    def locate(view: JobView) -> Trace | None:
+        found = [(name, match, item) for name, text, item in _starts(view) if (match := pattern.search(text))]
+        if not found:
+            return None
+        _, match, item = found[0]
+        since = min((each.time for _, _, each in found if each.time), default=0.0)
+        pods = list(dict.fromkeys(name for name, _, _ in found))
+        return Trace(pods, [replace(item, time=since)], (match[0], *match.groups("")))
+
+    return locate
 
 
-def _executable(view: JobView, *, python: bool) -> Found | None:
-    found = _start_failed(view, _EXECUTABLE)
-    if found is None:
-        return None
-    words, match, evidence, pods = found
-    if bool(_PYTHON.search(match[1])) != python:
-        return None
-    if python:
-        return Found(
-            f"{words} cannot start: the image {view.image} has no Python ({match[1]} is not in it)",
-            "choose an image with Python 3.10 or newer and torch: --image",
-            [evidence],
-            pods,
-        )
-    return Found(
-        f"{words} cannot start: the image {view.image} has no program {match[1]}",
-        "correct the command, or choose an image that has the program: --image",
-        [evidence],
-        pods,
-    )
-
-
-def _permission(view: JobView) -> Found | None:
-    found = _start_failed(view, _DENIED)
-    if found is None:
-        return None
-    words, match, evidence, pods = found
-    return Found(
-        f"{words} cannot start: {match[1] or match[2]} may not be executed",
-        "make the file executable (chmod +x) in the image, or call it through its interpreter",
-        [evidence],
-        pods,
-    )
-
-
-def _work_folder(view: JobView) -> Found | None:
-    found = _start_failed(view, _WORK)
-    if found is None:
-        return None
-    words, match, evidence, pods = found
-    return Found(
-        f"{words} cannot start: the working folder {match[1]} does not exist in the image",
-        "correct workingDir in the job's patch",
-        [evidence],
-        pods,
-    )
-
-
-def _architecture(view: JobView) -> Found | None:
-    found = _start_failed(view, _FORMAT)
+def _wrong_format(view: JobView) -> Trace | None:
+    """Find programs that the kernel refuses to execute, also those that a shell or a launcher starts."""
+    found = _failed_start(_FORMAT)(view)
     if found is not None:
-        words, _, evidence, pods = found
-        return _wrong_architecture(view, words, evidence, pods)
+        return found
     for name, lines in view.around.logs.items():
         for line in lines:
-            if "exec format error" in line:
+            if _FORMAT.search(line):
                 ended = next((pod.ended or 0.0 for pod in view.pods if pod.name == name), 0.0)
-                return _wrong_architecture(view, name, Evidence(f"log of {name}", line, time=ended), [name])
+                return Trace([name], [Evidence(f"log of {name}", line, time=ended)])
     for pod in view.pods:
-        if "exec format error" in pod.message:
-            evidence = pod_evidence(view, pod, "status.containerStatuses[pytorch].state.terminated")
-            return _wrong_architecture(view, pod.name, evidence, [pod.name])
+        if _FORMAT.search(pod.message):
+            return Trace([pod.name], [pod_evidence(view, pod, "status.containerStatuses[pytorch].state.terminated")])
     return None
-
-
-def _wrong_architecture(view: JobView, words: str, evidence: Evidence, pods: list[str]) -> Found:
-    return Found(
-        f"{words} cannot start: the program in the image {view.image} is for another processor architecture than "
-        "the "
-        "node's",
-        "build the image for the architecture of the nodes (docker buildx build --platform), or choose nodes with "
-        "--node-selector kubernetes.io/arch=…",
-        [evidence],
-        pods,
-    )
-
-
-def _other_start_error(view: JobView) -> Found | None:
-    found = _start_failed(view, re.compile(r"(.+)"))
-    if found is None:
-        return None
-    words, match, evidence, pods = found
-    return Found(
-        f"{words} cannot start: {match[1].rpartition('unable to start container process: ')[2] or match[1]}",
-        "correct what the message names in the image, the command or the job's patch",
-        [evidence],
-        pods,
-    )
-
-
-def _container_config(view: JobView) -> Found | None:
-    found = _waiting(view, _CONFIG, re.compile(r"(.+)"))
-    if found is None:
-        return None
-    pods, match = found
-    return Found(
-        f"{subject(pods)} cannot start: {match[1]}",
-        f"{view.kubectl(f'describe pod {pods[0].name}')} shows the pod's events",
-        [pod_evidence(view, pods[0], waiting_path())],
-        names(pods),
-    )
 
 
 def _crash_loop(view: JobView) -> Found | None:
@@ -283,43 +161,23 @@ def _recreated_again_and_again(view: JobView) -> Found | None:
     )
 
 
-_READ: Final = "flk reads why the container waits (CreateContainerConfigError)."
 _START: Final = (
     "flk reads how the container ended (StartError), and the operator's events, because the operator deletes such a "
-    "pod "
-    "and creates it again, without end."
+    "pod and creates it again, without end."
 )
-STARTING: Final = (
-    Cause(
-        "KeyMissing",
-        "A Secret or ConfigMap has no such key",
-        f"A variable of the container comes from a key that the object does not have. {_READ}",
-        "Add the key to the object. The pods start then.",
-        _key_missing,
-        grace=30,
-    ),
-    Cause(
-        "SecretMissing",
-        "A Secret does not exist",
-        f"A variable of the container comes from a Secret that the namespace does not have. {_READ}",
-        "Create the Secret, or correct --secret. The pods start once it exists.",
-        _reference_missing("Secret", "secret generic"),  # type: ignore[arg-type]
-        grace=30,
-    ),
-    Cause(
-        "ConfigMapMissing",
-        "A ConfigMap does not exist",
-        f"A variable of the container comes from a ConfigMap that the namespace does not have. {_READ}",
-        "Create the ConfigMap. The pods start once it exists.",
-        _reference_missing("ConfigMap", "configmap"),  # type: ignore[arg-type]
-        grace=30,
-    ),
+CAUSES: Final = (
     Cause(
         "RunsAsRoot",
         "The image runs as root, and the pods must not",
-        f"The pods set runAsNonRoot, and the image has no numeric user. {_READ}",
+        f"The pods set runAsNonRoot, and the image has no numeric user. {WAITING}",
         "Choose an image with a numeric USER, or set runAsUser in the job's patch.",
-        _runs_as_root,
+        tell(
+            waiting(CONFIG_ERRORS, _ROOT),
+            lambda view, trace: f"{trace} cannot start: the image {view.image} runs as root, and the pods must not",
+            lambda view, trace: (
+                "choose an image with a numeric USER, or set securityContext.runAsUser in the job's patch"
+            ),
+        ),
         grace=10,
     ),
     Cause(
@@ -327,7 +185,11 @@ STARTING: Final = (
         "The image has no Python",
         f"The container's command is Python, and the image does not have it. {_START}",
         "Choose an image with Python 3.10 or newer and torch.",
-        lambda view: _executable(view, python=True),
+        tell(
+            _failed_start(_PYTHON),
+            lambda view, trace: f"{trace} cannot start: the image {view.image} has no Python ({trace[1]} is not in it)",
+            lambda view, trace: "choose an image with Python 3.10 or newer and torch: --image",
+        ),
         grace=10,
     ),
     Cause(
@@ -335,7 +197,11 @@ STARTING: Final = (
         "The image does not have the program of the command",
         f"The container's command names a program that the image does not have. {_START}",
         "Correct the command, or choose another image.",
-        lambda view: _executable(view, python=False),
+        tell(
+            _failed_start(_EXECUTABLE),
+            lambda view, trace: f"{trace} cannot start: the image {view.image} has no program {trace[1]}",
+            lambda view, trace: "correct the command, or choose an image that has the program: --image",
+        ),
         ExitCode.USAGE,
         grace=10,
     ),
@@ -344,7 +210,11 @@ STARTING: Final = (
         "The program of the command may not be executed",
         f"The file exists in the image and has no execute permission. {_START}",
         "Make the file executable, or call it through its interpreter.",
-        _permission,
+        tell(
+            _failed_start(_DENIED),
+            lambda view, trace: f"{trace} cannot start: {trace[1] or trace[2]} may not be executed",
+            lambda view, trace: "make the file executable (chmod +x) in the image, or call it through its interpreter",
+        ),
         ExitCode.USAGE,
         grace=10,
     ),
@@ -353,7 +223,11 @@ STARTING: Final = (
         "The working folder does not exist in the image",
         f"workingDir names a folder that the image does not have. {_START}",
         "Correct workingDir in the job's patch.",
-        _work_folder,
+        tell(
+            _failed_start(_WORK),
+            lambda view, trace: f"{trace} cannot start: the working folder {trace[1]} does not exist in the image",
+            lambda view, trace: "correct workingDir in the job's patch",
+        ),
         ExitCode.USAGE,
         grace=10,
     ),
@@ -362,7 +236,14 @@ STARTING: Final = (
         "The program in the image is for another processor architecture",
         f"The kernel refuses to execute the program (exec format error). {_START}",
         "Build the image for the architecture of the nodes, or choose other nodes.",
-        _architecture,
+        tell(
+            _wrong_format,
+            lambda view, trace: (
+                f"{trace} cannot start: the program in the image {view.image} is for another processor architecture "
+                "than the node's"
+            ),
+            lambda view, trace: FOR_NODES,
+        ),
         grace=10,
     ),
     Cause(
@@ -370,23 +251,30 @@ STARTING: Final = (
         "The container cannot be started",
         f"The container runtime gives a reason that flk does not know more about. {_START}",
         "Correct what the message names.",
-        _other_start_error,
+        tell(
+            _failed_start(_PROCESS),
+            lambda view, trace: f"{trace} cannot start: {trace[1]}",
+            lambda view, trace: "correct what the message names in the image, the command or the job's patch",
+        ),
         grace=30,
     ),
     Cause(
         "ContainerConfigInvalid",
         "The container cannot be created",
-        f"The kubelet gives a reason that flk does not know more about. {_READ}",
+        f"The kubelet gives a reason that flk does not know more about. {WAITING}",
         "Correct what the message names.",
-        _container_config,
+        tell(
+            waiting(CONFIG_ERRORS, re.compile(r".+")),
+            lambda view, trace: f"{trace} cannot start: {trace[0]}",
+            lambda view, trace: f"{view.kubectl(f'describe pod {trace.pods[0]}')} shows the pod's events",
+        ),
         grace=30,
     ),
     Cause(
         "CrashLoop",
         "A container ends again and again",
         "The kubelet restarts the container, and it ends each time (CrashLoopBackOff). The job's condition says "
-        "Running all "
-        "the while.",
+        "Running all the while.",
         "Read the log of the previous container, correct the script, delete the job and submit it again.",
         _crash_loop,
         ExitCode.TRAINING,

@@ -1,45 +1,82 @@
-"""CAUSES: all causes in one table, and `find`, which applies it to a view."""
+"""The tables of what is checked before a job exists and of the causes that are found afterwards, by subject."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Final
 
-from flk.health.admission import ADMISSION
+from flk.health import (
+    admission,
+    controllers,
+    deadlock,
+    deletion,
+    ending,
+    gang,
+    images,
+    node,
+    queue,
+    quota,
+    references,
+    rendezvous,
+    rights,
+    scheduling,
+    starting,
+    volumes,
+)
 from flk.health.cause import Cause
-from flk.health.deadlock import DEADLOCK
-from flk.health.deletion import DELETION
-from flk.health.ending import ENDING
-from flk.health.images import IMAGES
-from flk.health.queueing import QUEUEING
-from flk.health.running import RUNNING
-from flk.health.scheduling import SCHEDULING, UNSCHEDULABLE
-from flk.health.starting import STARTING
-from flk.health.volumes import VOLUMES
+from flk.health.cluster import Cluster, Level, Pods, Result
+from flk.health.scheduling import UNSCHEDULABLE
 from flk.observe.model import Finding
 from flk.observe.view import JobView
 
-# Within each group the row that says most comes first, and the last row takes what the others do not know.
-GROUPS: Final = (
-    QUEUEING,
-    DEADLOCK,
-    ADMISSION,
-    IMAGES,
-    STARTING,
-    VOLUMES,
-    SCHEDULING,
+# What is checked of a cluster, and with a job of what the job needs, in the order in which it is told.
+OF_CLUSTER: Final[tuple[Callable[[Cluster], Iterator[Result]], ...]] = (
+    controllers.before,
+    rights.before,
+    scheduling.gpus,
+)
+OF_JOB: Final[tuple[Callable[[Cluster, Pods], Iterator[Result]], ...]] = (
+    quota.before,
+    admission.before,
+    queue.before,
+    references.before,
+    volumes.before,
+    scheduling.before,
+)
+# Of each group only the first cause that is found counts: the one that says most comes first, and the last one takes
+# what the others do not know.
+GROUPS: Final[tuple[tuple[Cause, ...], ...]] = (
+    (*queue.CAUSES, *gang.CAUSES),
+    deadlock.CAUSES,
+    (*controllers.CAUSES, *quota.CAUSES, *admission.CAUSES),
+    images.CAUSES,
+    (*references.CAUSES, *starting.CAUSES),
+    volumes.CAUSES,
+    scheduling.CAUSES,
     (UNSCHEDULABLE,),
-    RUNNING,
-    ENDING,
-    DELETION,
+    (*node.CAUSES, *rendezvous.CAUSES),
+    ending.CAUSES,
+    deletion.CAUSES,
 )
 CAUSES: Final[tuple[Cause, ...]] = tuple(cause for group in GROUPS for cause in group)
-
 
 # Ends that say little. What kept a pod away, or what ended it from outside, explains them.
 _ABSENT: Final = ("RendezvousTimeout", "PodLost", "FailedWithoutTrace")
 _SHALLOW: Final = ("ExitedWithCode", "KilledBySignal", "Failed")
-LATER: Final = tuple(cause.code for cause in DELETION)  # what kept a job from running says more than that it is gone
+# What kept a job from running says more than that it is gone.
+LATER: Final = tuple(cause.code for cause in deletion.CAUSES)
 _FROM_OUTSIDE: Final = ("Evicted", "Preempted", "NodeLost")
+
+
+def examine(cluster: Cluster, pods: Pods | None) -> list[Result]:
+    """Return what every check of a cluster finds, and with the pods of a job also what every check of it finds."""
+    results = [result for check in OF_CLUSTER for result in check(cluster)]
+    if pods is None:
+        return results
+    of_job = [result for check in OF_JOB for result in check(cluster, pods)]
+    # The API server's refusal of a pod repeats what a check of its own has found.
+    found = any(result.level is Level.FAILED and result.code != admission.REFUSED for result in of_job)
+    return results + [result for result in of_job if not found or result.code != admission.REFUSED]
 
 
 def find(view: JobView) -> list[Finding]:
@@ -69,7 +106,7 @@ def find(view: JobView) -> list[Finding]:
         return sorted(found, key=lambda finding: (finding is not before, finding.code in LATER))
     if not view.failed:
         return sorted(found, key=lambda finding: (finding.code in LATER, finding.resolves_itself))
-    codes = {cause.code for cause in ENDING}
+    codes = {cause.code for cause in ending.CAUSES}
     end = next((finding for finding in found if finding.code in codes), None)
     return sorted(found, key=lambda finding: (not _explains(finding, end), finding is not end))
 

@@ -1,218 +1,232 @@
-"""Causes of pods whose volumes are missing or cannot be mounted."""
+"""Volumes: claims that a job names, and pods whose volumes are missing or cannot be mounted."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from flk.health.cause import Cause, Found, event_evidence, names, subject
+from flk.health.cause import Cause, Found, Locate, Trace, event_evidence, names, one_line, tell
+from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.health.scheduler_message import parse
+from flk.health.scheduling import scheduling_evidence
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.view import JobView, pod_spec
 from flk.units import timestamp
 
+_ONE_NODE: Final = "ReadWriteOnce"
+_ONE_POD: Final = "ReadWriteOncePod"
+_READ_ONLY: Final = "ReadOnlyMany"
+_WAITS: Final = "WaitForFirstConsumer"
 _CLAIM_MISSING: Final = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 _CLAIM_DELETED: Final = re.compile(r'persistentvolumeclaim "([^"]+)" is being deleted')
-_OTHER_NODE: Final = ("volume node affinity conflict", "PersistentVolume's node affinity")
-_MULTI_ATTACH: Final = re.compile(r'Multi-Attach error for volume "([^"]+)"(.*)')
-_MOUNT_KEY: Final = re.compile(r"references non-existent (?:config|secret) key: (\S+)")
+_CLAIM_UNBOUND: Final = re.compile("unbound immediate PersistentVolumeClaims")
+_OTHER_NODE: Final = re.compile("volume node affinity conflict|PersistentVolume's node affinity")
+_MULTI_ATTACH: Final = re.compile(r'Multi-Attach error for volume "([^"]+)"')
 _MOUNT_OBJECT: Final = re.compile(r'(configmap|secret) "([^"]+)" not found')
 
 
-def _unscheduled(view: JobView) -> list[PodState]:
-    return [pod for pod in view.pods if pod.phase == PodPhase.PENDING and pod.message]
+def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
+    """Check that the claims exist, are or will be bound, and can be mounted by all pods."""
+    fine: list[str] = []
+    for name in pods.claims:
+        claim = cluster.named.get(("persistentvolumeclaims", name))
+        if isinstance(claim, Unreadable):
+            if claim.missing:
+                remedy = "create it, with access mode ReadWriteMany for several pods: kubectl apply -f claim.yaml"
+                found = f"there is no PersistentVolumeClaim {name}"
+                yield Result("claim", Level.FAILED, found, remedy, "ClaimMissing")
+            else:
+                yield Result("claim", Level.UNKNOWN, f"PersistentVolumeClaim {name} cannot be read: {claim.reason}")
+        elif claim is not None:
+            problems = list(_claim_problems(cluster, pods, name, claim))
+            yield from problems
+            if not problems:
+                modes = ", ".join(claim["spec"].get("accessModes") or [])
+                fine.append(f"{name} ({modes})")
+    if fine:
+        yield Result("claim", Level.OK, f"exist: {', '.join(fine)}")
 
 
-def _scheduling_evidence(view: JobView, pod: PodState) -> Evidence:
-    status = view.objects[pod.name].get("status") or {}
-    condition: Object = next((c for c in status.get("conditions") or [] if c.get("type") == "PodScheduled"), {})
-    time = timestamp(condition.get("lastTransitionTime"))
-    return Evidence(f"pod {pod.name}", pod.message, "status.conditions[PodScheduled]", time)
+def _claim_problems(cluster: Cluster, pods: Pods, name: str, claim: Object) -> Iterator[Result]:
+    what = f"PersistentVolumeClaim {name}"
+    modes: Sequence[str] = claim["spec"].get("accessModes") or []
+    describe = cluster.command(f"describe pvc {name}")
+    many = "use a claim with access mode ReadWriteMany, or --replicas 1"
+    if claim["metadata"].get("deletionTimestamp"):
+        yield Result("claim", Level.FAILED, f"{what} is being deleted", "use another claim", "ClaimBeingDeleted")
+    phase = (claim.get("status") or {}).get("phase")
+    if phase == "Lost":
+        yield Result("claim", Level.FAILED, f"{what} has lost its volume", describe, "ClaimUnbound")
+    if phase == "Pending" and not _waits_for_pod(cluster, claim):
+        found = f"{what} is not bound to a volume yet; pods wait for it"
+        yield Result("claim", Level.WARNING, found, f"{describe} shows why", "ClaimUnbound")
+    if pods.count > 1 and list(modes) == [_ONE_POD]:
+        found = f"{what} can be mounted by one pod only ({_ONE_POD}), and the job has {pods.count}"
+        yield Result("claim", Level.FAILED, found, many, "Unschedulable")
+    elif pods.count > 1 and _ONE_NODE in modes and not {"ReadWriteMany", _READ_ONLY} & set(modes):
+        found = f"{what} can be mounted on one node at a time only ({_ONE_NODE}), and the job has {pods.count} pods"
+        yield Result("claim", Level.WARNING, found, many, "VolumeOnOtherNode")
+    elif modes and set(modes) <= {_READ_ONLY} and _written(pods, name):
+        found = f"{what} is read-only ({_READ_ONLY}), and checkpoints go to it"
+        yield Result("claim", Level.FAILED, found, many, "ReadOnlyVolume")
 
 
-def _claims(view: JobView, pod: PodState) -> list[str]:
-    volumes = pod_spec(view.objects[pod.name]).get("volumes") or []
+def _waits_for_pod(cluster: Cluster, claim: Object) -> bool:
+    """Return whether the claim's volume is made only when a pod uses it; also where the class cannot be read."""
+    storage_class = cluster.named.get(("storageclasses", str(claim["spec"].get("storageClassName") or "")))
+    if storage_class is None or isinstance(storage_class, Unreadable):
+        return True
+    return bool(storage_class.get("volumeBindingMode") == _WAITS)
+
+
+def _written(pods: Pods, claim: str) -> bool:
+    """Return whether checkpoints go to a claim, by the variable that names their folder."""
+    volumes = {
+        v["name"]
+        for v in pods.spec.get("volumes") or []
+        if (v.get("persistentVolumeClaim") or {}).get("claimName") == claim
+    }
+    for container in pods.containers:
+        folder = next(
+            (str(v.get("value")) for v in container.get("env") or [] if v.get("name") == "FLK_CHECKPOINT"), ""
+        )
+        for mount in container.get("volumeMounts") or []:
+            if mount.get("name") in volumes and folder.startswith(str(mount.get("mountPath")) + "/"):
+                return True
+    return False
+
+
+def _unscheduled(pattern: re.Pattern[str]) -> Locate:
+    """Return what finds the pods of which the scheduler says something that matches a pattern."""
+
+    def locate(view: JobView) -> Trace | None:
+        waiting = [pod for pod in view.pods if pod.phase == PodPhase.PENDING and pod.message]
+        found = [(pod, match) for pod in waiting if (match := pattern.search(pod.message))]
+        if not found:
+            return None
+        pod, match = found[0]
+        return Trace([pod.name for pod, _ in found], [scheduling_evidence(view, pod)], (match[0], *match.groups("")))
+
+    return locate
+
+
+def _claims(view: JobView, pod: str) -> list[str]:
+    volumes = pod_spec(view.objects[pod]).get("volumes") or []
     found = [(volume.get("persistentVolumeClaim") or {}).get("claimName") for volume in volumes]
     return [str(name) for name in found if name]
 
 
-def _claim_missing(view: JobView) -> Found | None:
-    pods = [pod for pod in _unscheduled(view) if _CLAIM_MISSING.search(pod.message)]
-    if not pods:
-        return None
-    name = _CLAIM_MISSING.findall(pods[0].message)[0]
-    return Found(
-        f"{subject(pods)} cannot be scheduled: the PersistentVolumeClaim {name} does not exist in namespace "
-        f"{view.namespace}",
-        f"{view.kubectl('get persistentvolumeclaims')} lists those that exist; correct --volume or --checkpoint, or "
-        "create the claim",
-        [_scheduling_evidence(view, pods[0])],
-        names(pods),
-    )
-
-
-def _claim_deleted(view: JobView) -> Found | None:
-    pods = [pod for pod in _unscheduled(view) if _CLAIM_DELETED.search(pod.message)]
-    if not pods:
-        return None
-    name = _CLAIM_DELETED.findall(pods[0].message)[0]
-    return Found(
-        f"{subject(pods)} cannot be scheduled: the PersistentVolumeClaim {name} is being deleted",
-        f"{view.kubectl(f'describe persistentvolumeclaim {name}')} shows what still uses it",
-        [_scheduling_evidence(view, pods[0])],
-        names(pods),
-    )
-
-
 def _claim_unbound(view: JobView) -> Found | None:
-    pods = [pod for pod in _unscheduled(view) if "unbound immediate PersistentVolumeClaims" in pod.message]
-    if not pods:
+    found = _unscheduled(_CLAIM_UNBOUND)(view)
+    if found is None:
         return None
-    evidence = [_scheduling_evidence(view, pods[0])]
-    for name in _claims(view, pods[0]):
+    claims = _claims(view, found.pods[0])
+    for name in claims:
         claim = view.around.claims.get(name)
-        if claim is None or (claim.get("status") or {}).get("phase") == "Bound":
+        phase = str(((claim or {}).get("status") or {}).get("phase") or "Pending")
+        if claim is None or phase == "Bound":
             continue
-        storage = str((claim.get("spec") or {}).get("storageClassName") or "")
-        modes = ", ".join((claim.get("spec") or {}).get("accessModes") or [])
+        spec = claim.get("spec") or {}
+        storage = str(spec.get("storageClassName") or "")
+        text = f"{phase}, storage class {storage or '(none)'}, {', '.join(spec.get('accessModes') or [])}"
         created = timestamp(claim["metadata"].get("creationTimestamp"))
-        phase = str((claim.get("status") or {}).get("phase") or "Pending")
-        text = f"{phase}, storage class {storage or '(none)'}, {modes}"
-        evidence.append(Evidence(f"PersistentVolumeClaim {name}", text, "status.phase", created))
-        said = [e for e in view.events if (e.get("involvedObject") or {}).get("name") == name and _is_about_claim(e)]
-        evidence += [event_evidence(event) for event in said[-1:]]
-        why = " ".join(str(said[-1].get("message", "")).split()) if said else "no volume matches it"
+        said = [e for e in view.events if _about(e) == ("PersistentVolumeClaim", name)][-1:]
+        why = one_line(said[0].get("message")) if said else "no volume matches it"
         return Found(
-            f"{subject(pods)} cannot be scheduled: the PersistentVolumeClaim {name} has no volume (storage class "
+            f"{found} cannot be scheduled: the PersistentVolumeClaim {name} has no volume (storage class "
             f"{storage or 'none'}): {why}",
-            f"{view.kubectl(f'describe persistentvolumeclaim {name}')} shows more; kubectl get storageclasses "
-            "lists the "
-            "classes that exist",
-            evidence,
-            names(pods),
+            f"{view.kubectl(f'describe persistentvolumeclaim {name}')} shows more; kubectl get storageclasses lists "
+            "the classes that exist",
+            [
+                *found.evidence,
+                Evidence(f"PersistentVolumeClaim {name}", text, "status.phase", created),
+                *map(event_evidence, said),
+            ],
+            found.pods,
         )
-    claims = ", ".join(_claims(view, pods[0])) or "a claim"
     return Found(
-        f"{subject(pods)} cannot be scheduled: {claims} has no volume",
+        f"{found} cannot be scheduled: {', '.join(claims) or 'a claim'} has no volume",
         f"{view.kubectl('get persistentvolumeclaims')} shows the claims",
-        evidence,
-        names(pods),
+        found.evidence,
+        found.pods,
     )
 
 
-def _is_about_claim(event: Object) -> bool:
-    return (event.get("involvedObject") or {}).get("kind") == "PersistentVolumeClaim"
+def _about(event: Object) -> tuple[object, object]:
+    involved = event.get("involvedObject") or {}
+    return involved.get("kind"), involved.get("name")
 
 
-def _volume_on_other_node(view: JobView) -> Found | None:
-    pods = [pod for pod in _unscheduled(view) if any(words in pod.message for words in _OTHER_NODE)]
-    if not pods or (parse(pods[0].message)[:1] and parse(pods[0].message)[0].kind == "resource"):
-        return None
-    claims = ", ".join(_claims(view, pods[0])) or "the volume"
-    return Found(
-        f"{subject(pods)} cannot be scheduled: the volume of {claims} belongs to another node or zone than the nodes "
-        "that "
-        "the pods may run on",
-        f"use a claim with access mode ReadWriteMany for several pods, or let the pods run on the volume's node; "
-        f"{view.kubectl('get persistentvolumeclaims')} shows the access modes",
-        [_scheduling_evidence(view, pods[0])],
-        names(pods),
-    )
+def _on_other_node(view: JobView) -> Trace | None:
+    """Find pods that may not run where their volume is; not those that have no room on the nodes where they may."""
+    found = _unscheduled(_OTHER_NODE)(view)
+    reasons = parse(found.evidence[0].text) if found else []
+    return None if reasons and reasons[0].kind == "resource" else found
 
 
-def _mount_events(view: JobView) -> list[tuple[PodState, Object, str]]:
-    """Return pods whose volumes cannot be mounted, with the last event that says so and its message."""
-    found = []
+def _mount_events(view: JobView) -> Iterator[tuple[PodState, Object, str]]:
+    """Yield pods whose volumes cannot be mounted, with the last event that says so and its message."""
     for pod in view.pods:
         if pod.phase != PodPhase.STARTING:
             continue
         for event in reversed(view.pod_events.get(pod.name, [])):
-            text = " ".join(str(event.get("message", "")).split())
+            text = one_line(event.get("message"))
             # "unmounted volumes" only repeats that something is missing.
             if event.get("reason") in ("FailedMount", "FailedAttachVolume") and "timed out waiting" not in text:
-                found.append((pod, event, text))
+                yield pod, event, text
                 break
-    return found
 
 
-def _starting(view: JobView) -> list[PodState]:
-    return [pod for pod in view.pods if pod.phase == PodPhase.STARTING and pod.reason in ("FailedMount", "")]
+def _unmounted(pattern: re.Pattern[str]) -> Locate:
+    """Return what finds the first pod with a volume that cannot be mounted for a reason that matches a pattern."""
+
+    def locate(view: JobView) -> Trace | None:
+        for pod, event, text in _mount_events(view):
+            if match := pattern.search(text):
+                return Trace([pod.name], [event_evidence(event)], (match[0], *match.groups("")))
+        return None
+
+    return locate
 
 
-def _multi_attach(view: JobView) -> Found | None:
-    for pod, event, text in _mount_events(view):
-        match = _MULTI_ATTACH.search(text)
-        if match:
-            claims = ", ".join(_claims(view, pod)) or match[1]
-            return Found(
-                f"{pod.name} cannot start: the volume of {claims} is attached to another node and may be attached to "
-                "one "
-                "node only",
-                f"use a claim with access mode ReadWriteMany, or end the pod that uses the volume: "
-                f"{view.kubectl('get pods -o wide')}",
-                [event_evidence(event)],
-                [pod.name],
-            )
-    return None
+def _source_missing(*, code: bool) -> Locate:
+    """Return what finds the pods that wait for a Secret or ConfigMap: the one with the job's code, or another one."""
 
+    def locate(view: JobView) -> Trace | None:
+        for pod, event, text in _mount_events(view):
+            match = _MOUNT_OBJECT.search(text)
+            if match is None:
+                continue
+            kind = "ConfigMap" if match[1] == "configmap" else "Secret"
+            if (kind == "ConfigMap" and view.from_flk and match[2].startswith(view.name)) == code:
+                starting = [p for p in view.pods if p.phase == PodPhase.STARTING and p.reason in ("FailedMount", "")]
+                return Trace(names(starting) or [pod.name], [event_evidence(event)], (match[0], kind, match[2]))
+        return None
 
-def _code_not_mounted(view: JobView) -> Found | None:
-    return _missing_mount(view, code=True)
-
-
-def _object_not_mounted(view: JobView) -> Found | None:
-    return _missing_mount(view, code=False)
-
-
-def _missing_mount(view: JobView, *, code: bool) -> Found | None:
-    for pod, event, text in _mount_events(view):
-        match = _MOUNT_OBJECT.search(text)
-        if not match:
-            continue
-        kind = "ConfigMap" if match[1] == "configmap" else "Secret"
-        if (kind == "ConfigMap" and view.from_flk and match[2].startswith(view.name)) != code:
-            continue
-        pods = [other.name for other in _starting(view)] or [pod.name]
-        words = pod.name + (f" and {len(pods) - 1} other pods" if len(pods) > 2 else "")
-        if code:
-            return Found(
-                f"{words} cannot start: the ConfigMap {match[2]}, which holds the job's code, does not exist",
-                f"{view.flk('delete')} and submit again; somebody has deleted the ConfigMap, or the manifests of "
-                "flk render "
-                "were applied without it",
-                [event_evidence(event)],
-                pods,
-            )
-        return Found(
-            f"{words} cannot start: the {kind} {match[2]}, which a volume needs, does not exist",
-            f"{view.kubectl(f'create {kind.lower()} {match[2]} …')} creates it; the pods start then",
-            [event_evidence(event)],
-            pods,
-        )
-    return None
-
-
-def _mount_failed(view: JobView) -> Found | None:
-    for pod, event, text in _mount_events(view):
-        return Found(
-            f"{pod.name} cannot start: a volume cannot be mounted: {text}",
-            f"{view.kubectl(f'describe pod {pod.name}')} shows the pod's events",
-            [event_evidence(event)],
-            [pod.name],
-        )
-    return None
+    return locate
 
 
 _SCHEDULED: Final = "flk reads the condition PodScheduled of the pods, and the claims that they name."
 _MOUNTED: Final = "flk reads the events FailedMount and FailedAttachVolume of the pods."
-VOLUMES: Final = (
+CAUSES: Final = (
     Cause(
         "ClaimMissing",
         "A PersistentVolumeClaim does not exist",
         f"The pods name a claim that the namespace does not have. {_SCHEDULED}",
         "Correct --volume or --checkpoint, or create the claim. The pods are scheduled once it exists.",
-        _claim_missing,
+        tell(
+            _unscheduled(_CLAIM_MISSING),
+            lambda view, trace: (
+                f"{trace} cannot be scheduled: the PersistentVolumeClaim {trace[1]} does not exist in namespace "
+                f"{view.namespace}"
+            ),
+            lambda view, trace: (
+                f"{view.kubectl('get persistentvolumeclaims')} lists those that exist; correct --volume or "
+                "--checkpoint, or create the claim"
+            ),
+        ),
         grace=30,
     ),
     Cause(
@@ -220,15 +234,20 @@ VOLUMES: Final = (
         "A PersistentVolumeClaim is being deleted",
         f"The pods name a claim that somebody deletes. {_SCHEDULED}",
         "Name another claim.",
-        _claim_deleted,
+        tell(
+            _unscheduled(_CLAIM_DELETED),
+            lambda view, trace: f"{trace} cannot be scheduled: the PersistentVolumeClaim {trace[1]} is being deleted",
+            lambda view, trace: (
+                f"{view.kubectl(f'describe persistentvolumeclaim {trace[1]}')} shows what still uses it"
+            ),
+        ),
         grace=30,
     ),
     Cause(
         "ClaimUnbound",
         "A PersistentVolumeClaim has no volume",
         "The claim exists, and no volume is bound to it: its storage class may not exist, or may have no room. "
-        f"{_SCHEDULED} "
-        "The events of the claim say why.",
+        f"{_SCHEDULED} The events of the claim say why.",
         "Correct the storage class of the claim, or have a volume provided.",
         _claim_unbound,
         grace=60,
@@ -238,17 +257,37 @@ VOLUMES: Final = (
         "A volume belongs to another node or zone",
         f"The volume can be used on some nodes only, and the pods may not or do not fit there. {_SCHEDULED}",
         "Use a claim with access mode ReadWriteMany, or let the pods run where the volume is.",
-        _volume_on_other_node,
+        tell(
+            _on_other_node,
+            lambda view, trace: (
+                f"{trace} cannot be scheduled: the volume of "
+                f"{', '.join(_claims(view, trace.pods[0])) or 'the volume'} belongs to another node or zone than the "
+                "nodes that the pods may run on"
+            ),
+            lambda view, trace: (
+                "use a claim with access mode ReadWriteMany for several pods, or let the pods run on the volume's "
+                f"node; {view.kubectl('get persistentvolumeclaims')} shows the access modes"
+            ),
+        ),
         grace=60,
     ),
     Cause(
         "VolumeAttachedElsewhere",
         "A volume is attached to another node",
         f"The volume's access mode allows one node at a time, and another node has it. {_MOUNTED} After a node was "
-        "lost, the "
-        "volume may stay attached to it for minutes.",
+        "lost, the volume may stay attached to it for minutes.",
         "Use ReadWriteMany for several pods, or end the pod that has the volume.",
-        _multi_attach,
+        tell(
+            _unmounted(_MULTI_ATTACH),
+            lambda view, trace: (
+                f"{trace} cannot start: the volume of {', '.join(_claims(view, trace.pods[0])) or trace[1]} is "
+                "attached to another node and may be attached to one node only"
+            ),
+            lambda view, trace: (
+                "use a claim with access mode ReadWriteMany, or end the pod that uses the volume: "
+                f"{view.kubectl('get pods -o wide')}"
+            ),
+        ),
         grace=420,
     ),
     Cause(
@@ -257,7 +296,16 @@ VOLUMES: Final = (
         "flk ships the code in ConfigMaps that belong to the job. Without them the pods wait for their volume. "
         f"{_MOUNTED}",
         "Delete the job and submit it again, or apply all manifests that `flk render` prints.",
-        _code_not_mounted,
+        tell(
+            _source_missing(code=True),
+            lambda view, trace: (
+                f"{trace} cannot start: the ConfigMap {trace[2]}, which holds the job's code, does not exist"
+            ),
+            lambda view, trace: (
+                f"{view.flk('delete')} and submit again; somebody has deleted the ConfigMap, or the manifests of flk "
+                "render were applied without it"
+            ),
+        ),
         grace=60,
     ),
     Cause(
@@ -265,7 +313,15 @@ VOLUMES: Final = (
         "A volume needs a Secret or ConfigMap that does not exist",
         f"A volume of the pods is made of a Secret or ConfigMap that the namespace does not have. {_MOUNTED}",
         "Create the object. The pods start once it exists.",
-        _object_not_mounted,
+        tell(
+            _source_missing(code=False),
+            lambda view, trace: (
+                f"{trace} cannot start: the {trace[1]} {trace[2]}, which a volume needs, does not exist"
+            ),
+            lambda view, trace: (
+                f"{view.kubectl(f'create {trace[1].lower()} {trace[2]} …')} creates it; the pods start then"
+            ),
+        ),
         grace=60,
     ),
     Cause(
@@ -273,7 +329,11 @@ VOLUMES: Final = (
         "A volume cannot be mounted",
         f"The node gives a reason that flk does not know more about. {_MOUNTED}",
         "Read the event.",
-        _mount_failed,
+        tell(
+            _unmounted(re.compile(".*")),
+            lambda view, trace: f"{trace} cannot start: a volume cannot be mounted: {trace[0]}",
+            lambda view, trace: f"{view.kubectl(f'describe pod {trace.pods[0]}')} shows the pod's events",
+        ),
         grace=180,
     ),
 )

@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, NoConfigError, UnreachableError
-from flk.health.facts import Facts, Pods, Unreadable
-from flk.health.references import names_of
+from flk.health.cluster import Cluster, Pods, Unreadable
 from flk.health.rights import Right, all_rights
 from flk.jobs.choice import RUNTIMES
 from flk.kube import Document, Object, Resource, Target
@@ -29,9 +28,9 @@ _RESOURCES: Final = {
     "storageclasses": Resource("storage.k8s.io", "v1", "storageclasses"),
     "localqueues": Resource("kueue.x-k8s.io", "v1beta1", "localqueues"),
 }
+_NAMING: Final = ("serviceAccountName", "priorityClassName")  # fields of a pod
 _OF_CLUSTER: Final = ("priorityclasses", "storageclasses")
 _PODS: Final = Resource("", "v1", "pods")
-_NAMESPACES: Final = Resource("", "v1", "namespaces")
 _NODES: Final = Resource("", "v1", "nodes")
 _QUOTAS: Final = Resource("", "v1", "resourcequotas")
 _LIMIT_RANGES: Final = Resource("", "v1", "limitranges")
@@ -41,7 +40,7 @@ _REVIEWS: Final = Resource("authorization.k8s.io", "v1", "selfsubjectaccessrevie
 T = TypeVar("T")
 
 
-def read_cluster(client: JobClient, pods: Pods | None = None) -> Facts:
+def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
     """Return what there is to know of the cluster and of the client's namespace; with ``pods`` also of what they name.
 
     Raises UnreachableError and NoConfigError if the API server does not answer or refuses the credentials. Whatever
@@ -54,7 +53,6 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Facts:
         futures: dict[str, Future[Any]] = {
             "api": pool.submit(_call, client, "get", api),
             "rights": pool.submit(_rights, client, all_rights(target, gang)),
-            "space": pool.submit(_call, client, "get", Target(_NAMESPACES, None, client.namespace)),
             "quotas": pool.submit(_list, client, client.target(_QUOTAS)),
             "limit_ranges": pool.submit(_list, client, client.target(_LIMIT_RANGES)),
             "nodes": pool.submit(_list, client, Target(_NODES)),
@@ -66,17 +64,13 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Facts:
             each.check: pool.submit(_attempt, partial(client.list_deployments, each))
             for each in CONTROLLERS[target.name]
         }
-        named = {key: pool.submit(_named, client, *key) for key in (names_of(pods) if pods else [])}
-        admission = pool.submit(_admission, client, pods) if pods else None
+        named = {key: pool.submit(_named, client, *key) for key in (pods.named if pods else [])}
         values: dict[str, Any] = {name: future.result() for name, future in futures.items()}
         deployments = {check: future.result() for check, future in controllers.items()}
         objects = {key: future.result() for key, future in named.items()}
-        tried = admission.result() if admission else None
-    if isinstance(values["rights"], dict) and not values["rights"].get(("create", "pods")):
-        tried = None  # users of flk need not create pods, so its refusal says nothing
     for storage_class in _storage_classes(objects):
         objects["storageclasses", storage_class] = _named(client, "storageclasses", storage_class)
-    return Facts(
+    return Cluster(
         namespace=client.namespace,
         flags=client.kubectl_flags,
         version=version,
@@ -85,7 +79,7 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Facts:
         gang=gang,
         controllers=deployments,
         named=objects,
-        admission=tried,
+        admission=_admission(client, pods, objects) if pods and _may_try(values["rights"]) else None,
         **values,
     )
 
@@ -151,8 +145,21 @@ def _may(client: JobClient, verb: str, resource: str) -> bool | Unreadable:
     return answer if isinstance(answer, Unreadable) else bool((answer.get("status") or {}).get("allowed"))
 
 
-def _admission(client: JobClient, pods: Pods) -> Object | Unreadable:
-    """Have the API server check a pod of the job, without creating it."""
+def _may_try(rights: Mapping[Right, bool] | Unreadable) -> bool:
+    """Return whether the user may create pods, which users of flk need not."""
+    return not isinstance(rights, Unreadable) and bool(rights.get(("create", "pods")))
+
+
+def _admission(
+    client: JobClient, pods: Pods, named: Mapping[tuple[str, str], Object | Unreadable]
+) -> Object | Unreadable:
+    """Have the API server check a pod of the job, without creating it.
+
+    What the pod names and the cluster lacks is left out: the API server would refuse the pod for it, and not say what
+    else is wrong.
+    """
+    absent = {name for (_, name), item in named.items() if isinstance(item, Unreadable) and item.missing}
+    spec = {key: value for key, value in pods.spec.items() if key not in _NAMING or value not in absent}
     metadata = {"generateName": "flk-doctor-", **(pods.template.get("metadata") or {})}
-    body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {**pods.spec, "restartPolicy": "Never"}}
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {**spec, "restartPolicy": "Never"}}
     return _call(client, "create", client.target(_PODS), query={"dryRun": "All"}, body=body)

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-import flk
-from flk.health.checks import examine
-from flk.health.facts import Facts, Level, Pods, Unreadable
+from flk.health.cluster import Cluster, Level, Pods, Unreadable
 from flk.health.rights import OPTIONAL, all_rights, rights_for
+from flk.health.table import CAUSES, examine
 from flk.targets import DEFAULT, TARGETS
 from flk.targets.gang import GANGS
 from tests.support.chart import template
@@ -42,7 +41,7 @@ def node(name: str = "a", *, taints: Any = (), labels: Any = (), **allocatable: 
 
 
 GPUS = {"nvidia.com/gpu": "8"}
-FACTS = Facts(
+CLUSTER = Cluster(
     namespace="team",
     flags=" -n team --context fake",
     version={"gitVersion": "v1.34.4"},
@@ -50,12 +49,12 @@ FACTS = Facts(
     api={"resources": [{"name": "pytorchjobs"}]},
     controllers={"operator": [deployment()]},
     rights=dict.fromkeys(all_rights(DEFAULT), True),
-    space={"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}},
     quotas=[],
     limit_ranges=[],
     nodes=[node("a", **GPUS), node("b", **GPUS)],
     running=[],
     named={("serviceaccounts", "default"): {}},
+    admission={},
 )
 
 
@@ -101,6 +100,7 @@ NO_PATCH = {**dict.fromkeys(all_rights(DEFAULT), True), ("patch", "pytorchjobs.k
 RUNNING = [
     {"spec": {"nodeName": n, "containers": [{"resources": {"requests": {"nvidia.com/gpu": "5"}}}]}} for n in ("a", "b")
 ]
+VIOLATION = 'violates PodSecurity "restricted:latest": host namespaces (hostNetwork=true)'
 SPOT = [{"key": "spot", "effect": "NoSchedule"}]
 
 # name of the check; what differs in the cluster; the job's pods; the level; a part of what is found
@@ -192,7 +192,27 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
         Level.WARNING,
         "limits each container to 6 cores",
     ),
-    "pod security": ("pod security", {}, pods(spec={"hostNetwork": True}), Level.FAILED, "hostNetwork: true"),
+    "pod security": (
+        "admission",
+        {"admission": Unreadable(f'pods "flk-doctor-x" is forbidden: {VIOLATION}'), "nodes": [node()]},
+        pods(2, GPU),
+        Level.FAILED,
+        "the namespace enforces restricted, and the pods break it: host namespaces (hostNetwork=true)",
+    ),
+    "pods that the user may not create": (
+        "admission",
+        {"admission": None},
+        pods(),
+        Level.UNKNOWN,
+        "was not checked: you may not create pods",
+    ),
+    "webhook that cannot be tried": (
+        "admission",
+        {"admission": Unreadable('admission webhook "policy.example.com" does not support dry run')},
+        pods(),
+        Level.UNKNOWN,
+        'was not checked: admission webhook "policy.example.com" does not support dry run',
+    ),
     "service account": (
         "service account",
         {"named": {("serviceaccounts", "ci"): MISSING}},
@@ -336,7 +356,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_check(case: str) -> None:
     check, differs, job, level, found = CASES[case]
-    results = [r for r in examine(replace(FACTS, **differs), job) if r.check == check]
+    results = [r for r in examine(replace(CLUSTER, **differs), job) if r.check == check]
     assert level in {r.level for r in results}, results
     assert any(found in r.found and r.level is level for r in results), results
     for result in results:
@@ -345,17 +365,23 @@ def test_check(case: str) -> None:
 
 
 def test_nothing_is_wrong_with_a_small_job() -> None:
-    results = examine(FACTS, pods(2, GPU))
+    results = examine(CLUSTER, pods(2, GPU))
     assert {result.level for result in results} == {Level.OK}, results
 
 
-@pytest.mark.parametrize("level", ["privileged", "baseline", "restricted", ""])
-def test_what_flk_renders_complies_with_every_level(level: str) -> None:
-    job = flk.Job(name="gpt", command=["-m", "torch"], checkpoint="data:/ckpt", resources={"gpu": 1})
-    (manifest,) = [m for m in flk.render(job, ROOT / "examples") if m["kind"] == "PyTorchJob"]
-    space = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": level}}}
-    results = examine(replace(FACTS, space=space), Pods(manifest))
-    assert [r.level for r in results if r.check == "pod security"] == [Level.OK]
+def test_a_refusal_of_the_api_server_that_repeats_a_check_is_not_told() -> None:
+    refusal = Unreadable('pods "flk-doctor-x" is forbidden: exceeded quota: tight')
+    results = examine(replace(CLUSTER, admission=refusal, quotas=quota(pods=("1", "0"))), pods(2))
+    assert [r.code for r in results if r.level is Level.FAILED] == ["QuotaExceeded"]
+
+
+def test_what_a_check_finds_has_the_code_of_the_cause_that_the_job_would_have() -> None:
+    known = {cause.code for cause in CAUSES}
+    for name, (check, differs, job, *_) in CASES.items():
+        for result in examine(replace(CLUSTER, **differs), job):
+            assert result.code in {"", *known}, name
+            if (result.check, result.level) == (check, Level.FAILED) and job is not None:
+                assert result.code, name
 
 
 def granted(rules: list[dict[str, Any]]) -> set[tuple[str, str]]:
@@ -419,7 +445,7 @@ RUNNING_TRAINER = {"trainer": [deployment(image="trainer:v2.3.0")], "jobset cont
     ],
 )
 def test_what_a_job_needs_depends_on_its_target(facts: dict[str, Any], check: str, level: Level, found: str) -> None:
-    results = examine(replace(FACTS, **{"controllers": RUNNING_TRAINER, **facts}), None)
+    results = examine(replace(CLUSTER, **{"controllers": RUNNING_TRAINER, **facts}), None)
     assert any((r.check, r.level) == (check, level) and found in r.found for r in results), results
     assert not any(r.check == "operator" for r in results)
     assert all(r.remedy for r in results if r.level is Level.FAILED)

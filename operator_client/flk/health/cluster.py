@@ -1,4 +1,4 @@
-"""The inputs and results of doctor's checks: what was read of a cluster, what a job asks for, what a check found."""
+"""What was read of a cluster before a job exists, what the job asks for, and what a check finds."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Any, TypeVar
 
+from flk import labels
+from flk.health.resources import Amounts, requests
 from flk.kube import Object
 from flk.targets import DEFAULT, Target, target_of
 from flk.targets.gang import Gang, gang_of
-from flk.units import parse_quantity
-
-T = TypeVar("T")
-Amounts = dict[str, float]  # by resource name; cores, bytes or a number
 
 
 class Level(str, Enum):
@@ -34,6 +31,7 @@ class Result:
     level: Level
     found: str
     remedy: str = ""
+    code: str = ""  # of the cause that the job would have; empty where there is none
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Unreadable:
 
 
 @dataclass(frozen=True)
-class Facts:
+class Cluster:
     """What was read of a cluster and of one namespace in it. Objects are dicts of the API's JSON."""
 
     namespace: str
@@ -55,7 +53,6 @@ class Facts:
     api: Object | Unreadable  # the resources of the target's API version
     controllers: Mapping[str, Sequence[Object] | Unreadable]  # Deployments of the target's controllers, by check
     rights: Mapping[tuple[str, str], bool] | Unreadable  # by verb and resource: whether the user may do it
-    space: Object | Unreadable  # the Namespace
     quotas: Sequence[Object] | Unreadable
     limit_ranges: Sequence[Object] | Unreadable
     nodes: Sequence[Object] | Unreadable
@@ -92,13 +89,8 @@ class Pods:
 
     @cached_property
     def requests(self) -> Amounts:
-        """What the scheduler reserves for one pod: its requests, which are the limits where only these are set."""
-        total: Amounts = {}
-        for container in self.containers:
-            resources = container.get("resources") or {}
-            for name, amount in {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.items():
-                total[name] = total.get(name, 0.0) + quantity(amount)
-        return total
+        """What the scheduler reserves for one pod."""
+        return requests(self.spec)
 
     @property
     def claims(self) -> list[str]:
@@ -122,6 +114,24 @@ class Pods:
         return str(self.spec.get("priorityClassName") or "")
 
     @property
+    def queue(self) -> str:
+        """Name of the job's Kueue queue; empty for none."""
+        return str((self.manifest["metadata"].get("labels") or {}).get(labels.QUEUE) or "")
+
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        """Kind (in plural) and name of every object that the pods name."""
+        found = [("serviceaccounts", self.service_account)]
+        found += [("persistentvolumeclaims", name) for name in self.claims]
+        found += [("secrets", name) for name in self.pull_secrets]
+        found += [(kind, name) for kind, name, _ in self.keys]
+        if self.priority_class:
+            found.append(("priorityclasses", self.priority_class))
+        if self.queue:
+            found.append(("localqueues", self.queue))
+        return sorted(set(found))
+
+    @property
     def keys(self) -> list[tuple[str, str, str]]:
         """The keys that the environment takes from objects: ``secrets`` or ``configmaps``, the name, the key."""
         found = []
@@ -133,20 +143,3 @@ class Pods:
                     if reference and not reference.get("optional"):
                         found.append((plural, str(reference["name"]), str(reference["key"])))
         return sorted(set(found))
-
-
-def quantity(value: Any) -> float:
-    """Return a quantity of Kubernetes as a number; 0 for anything else."""
-    try:
-        return float(parse_quantity(str(value)))
-    except ValueError:
-        return 0.0
-
-
-def amount_text(resource: str, amount: float) -> str:
-    """Return an amount as people write it: ``4``, ``1.5``, and ``16Gi`` for memory."""
-    if "memory" in resource or "storage" in resource or "hugepages" in resource:
-        for unit, scale in (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)):
-            if abs(amount) >= scale:
-                return f"{amount / scale:.4g}{unit}"
-    return f"{amount:.6g}"

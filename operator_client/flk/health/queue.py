@@ -1,27 +1,45 @@
-"""Causes of jobs that are held back: suspended, waiting in a queue, preempted by a queue, or waiting for their gang."""
+"""Queues: a queue that admits no jobs, and jobs that are suspended or wait for their queue."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
-from flk.health.cause import Cause, Found, names, pod_evidence
+from flk.health.cause import Cause, Found, condition_evidence, conditions
+from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.kube import Object
-from flk.observe.model import Evidence, PodPhase
+from flk.observe.model import Evidence
 from flk.observe.view import JobView
-from flk.units import timestamp
+from flk.units import plural, timestamp
 from flk_runtime.contract.exit_codes import ExitCode
 
 
-def _condition(item: Object, kind: str) -> Object:
-    found = [c for c in (item.get("status") or {}).get("conditions") or [] if c.get("type") == kind]
-    return dict(found[0]) if found else {}
+def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
+    """Check that the Kueue queue exists and admits jobs."""
+    name = pods.queue
+    found = cluster.named.get(("localqueues", name))
+    if isinstance(found, Unreadable):
+        if found.missing:
+            remedy = cluster.command("get localqueues") + " lists those that exist"
+            sentence = f"there is no queue {name} (a LocalQueue of Kueue) in namespace {cluster.namespace}"
+            yield Result("queue", Level.FAILED, sentence, remedy, "WaitingInQueue")
+        else:
+            yield Result("queue", Level.UNKNOWN, f"queue {name} cannot be read: {found.reason}")
+    elif found is not None:
+        active = conditions(found).get("Active") or {}
+        if active.get("status") == "False":
+            remedy = cluster.command(f"describe localqueue {name}")
+            why = active.get("message") or active.get("reason") or "not active"
+            sentence = f"queue {name} admits no jobs now: {why}"
+            yield Result("queue", Level.FAILED, sentence, remedy, "WaitingInQueue")
+        else:
+            waiting = (found.get("status") or {}).get("pendingWorkloads", 0)
+            yield Result("queue", Level.OK, f"queue {name} exists; {plural(int(waiting or 0), 'job')} wait in it")
 
 
 def _workload_evidence(workload: Object, condition: Object) -> Evidence:
     text = ": ".join(filter(None, (str(condition.get("reason") or ""), str(condition.get("message") or ""))))
-    field = f"status.conditions[{condition.get('type')}]"
-    name = workload["metadata"]["name"]
-    return Evidence(f"Workload {name}", text, field, timestamp(condition.get("lastTransitionTime")))
+    return condition_evidence(f"Workload {workload['metadata']['name']}", condition, text)
 
 
 def _suspend_evidence(view: JobView) -> Evidence:
@@ -32,7 +50,7 @@ def _suspend_evidence(view: JobView) -> Evidence:
 
 def _preempted(view: JobView) -> Found | None:
     for workload in view.around.workloads if view.suspended else ():
-        evicted = _condition(workload, "Evicted")
+        evicted = conditions(workload).get("Evicted") or {}
         if evicted.get("status") == "True":
             return Found(
                 f"queue {view.queue} has taken the job's place back ({evicted.get('reason', 'Evicted')}): "
@@ -51,7 +69,7 @@ def _queued(view: JobView) -> Found | None:
         _suspend_evidence(view),
     ]
     for workload in view.around.workloads:
-        reserved = _condition(workload, "QuotaReserved")
+        reserved = conditions(workload).get("QuotaReserved") or {}
         if reserved.get("status") == "False" and reserved.get("message"):
             evidence.insert(0, _workload_evidence(workload, reserved))
             return Found(
@@ -77,46 +95,7 @@ def _suspended(view: JobView) -> Found | None:
     )
 
 
-def _unscheduled(group: Object) -> Object:
-    """Return the condition of a PodGroup that says that its pods do not fit; empty if there is none."""
-    known = {"Unschedulable": "True", "PodGroupScheduled": "False"}  # Volcano's, and Kubernetes' own
-    found = [
-        _condition(group, kind) for kind, status in known.items() if _condition(group, kind).get("status") == status
-    ]
-    return found[0] if found else {}
-
-
-def _waiting_for_gang(view: JobView) -> Found | None:
-    waiting = [pod for pod in view.pods if pod.phase in (PodPhase.MISSING, PodPhase.PENDING)]
-    for group in view.around.pod_groups if waiting else ():
-        phase = str((group.get("status") or {}).get("phase") or "")
-        unscheduled = _unscheduled(group)
-        if phase in ("Pending", "Inqueue", "Unknown") or unscheduled:
-            message = str(unscheduled.get("message") or f"its pod group is {phase}")
-            spec = group.get("spec") or {}
-            gang = (spec.get("schedulingPolicy") or {}).get("gang") or {}
-            need = spec.get("minMember") or gang.get("minCount")
-            # The scheduler says of each pod but one that it waits for the group, and of that one what is missing.
-            unfit = next((pod for pod in waiting if pod.message.partition("/")[0].isdigit()), None)
-            lacks = f": {unfit.message.partition('. ')[0]}" if unfit else f": {message}"
-            return Found(
-                f"the scheduler starts {need} pods together or none, and there is no room for all{lacks}",
-                f"{view.kubectl(f'describe podgroup {view.name}')} shows what is missing",
-                [
-                    Evidence(
-                        f"PodGroup {group['metadata']['name']}",
-                        message,
-                        f"status.conditions[{unscheduled.get('type')}]" if unscheduled else "status.phase",
-                        timestamp(unscheduled.get("lastTransitionTime")),
-                    ),
-                    *([pod_evidence(view, unfit, "status.conditions[PodScheduled]")] if unfit else []),
-                ],
-                names(waiting),
-            )
-    return None
-
-
-QUEUEING: Final = (
+CAUSES: Final = (
     Cause(
         "PreemptedByQueue",
         "The queue has taken the job's place back",
@@ -142,16 +121,6 @@ QUEUEING: Final = (
         "`flk resume JOB` starts it again.",
         _suspended,
         ExitCode.RUNNING,
-        resolves_itself=True,
-    ),
-    Cause(
-        "WaitingForGang",
-        "The scheduler waits until all pods of the job fit",
-        "A gang scheduler starts the pods of a job together or not at all. flk reads the phase and the conditions of "
-        "the "
-        "job's PodGroup.",
-        "Wait for other jobs to end, or ask for less.",
-        _waiting_for_gang,
         resolves_itself=True,
     ),
 )

@@ -1,0 +1,58 @@
+"""Gangs: pods that the scheduler starts together or not at all."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flk.health.cause import Cause, Found, condition_evidence, conditions, names, pod_evidence
+from flk.kube import Object
+from flk.observe.model import Evidence, PodPhase
+from flk.observe.view import JobView
+
+
+def _unscheduled(group: Object) -> Object:
+    """Return the condition of a PodGroup that says that its pods do not fit; empty if there is none."""
+    known = {"Unschedulable": "True", "PodGroupScheduled": "False"}  # Volcano's, and Kubernetes' own
+    found = (conditions(group).get(kind) or {} for kind in known)
+    return next((each for each in found if each.get("status") == known.get(str(each.get("type")))), {})
+
+
+def _waiting_for_gang(view: JobView) -> Found | None:
+    waiting = [pod for pod in view.pods if pod.phase in (PodPhase.MISSING, PodPhase.PENDING)]
+    for group in view.around.pod_groups if waiting else ():
+        phase = str((group.get("status") or {}).get("phase") or "")
+        unscheduled = _unscheduled(group)
+        if phase in ("Pending", "Inqueue", "Unknown") or unscheduled:
+            name = f"PodGroup {group['metadata']['name']}"
+            message = str(unscheduled.get("message") or f"its pod group is {phase}")
+            spec = group.get("spec") or {}
+            gang = (spec.get("schedulingPolicy") or {}).get("gang") or {}
+            need = spec.get("minMember") or gang.get("minCount")
+            # The scheduler says of each pod but one that it waits for the group, and of that one what is missing.
+            unfit = next((pod for pod in waiting if pod.message.partition("/")[0].isdigit()), None)
+            lacks = f": {unfit.message.partition('. ')[0]}" if unfit else f": {message}"
+            return Found(
+                f"the scheduler starts {need} pods together or none, and there is no room for all{lacks}",
+                f"{view.kubectl(f'describe podgroup {view.name}')} shows what is missing",
+                [
+                    condition_evidence(name, unscheduled, message)
+                    if unscheduled
+                    else Evidence(name, message, "status.phase"),
+                    *([pod_evidence(view, unfit, "status.conditions[PodScheduled]")] if unfit else []),
+                ],
+                names(waiting),
+            )
+    return None
+
+
+CAUSES: Final = (
+    Cause(
+        "WaitingForGang",
+        "The scheduler waits until all pods of the job fit",
+        "A gang scheduler starts the pods of a job together or not at all. flk reads the phase and the conditions of "
+        "the job's PodGroup.",
+        "Wait for other jobs to end, or ask for less.",
+        _waiting_for_gang,
+        resolves_itself=True,
+    ),
+)

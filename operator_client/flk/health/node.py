@@ -1,0 +1,155 @@
+"""Nodes: pods that have lost their node, or that their node or the scheduler has ended."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flk.health.cause import Cause, Found, condition_evidence, conditions, event_evidence, names, one_line, subject
+from flk.kube import Object
+from flk.observe.model import Evidence, PodPhase, PodState
+from flk.observe.view import JobView
+from flk.units import timestamp
+
+
+def _disrupted(view: JobView, reasons: tuple[str, ...]) -> list[tuple[str, Object]]:
+    """Return name and condition of pods, also replaced ones, that were ended from outside for one of these reasons."""
+    found = []
+    for name, pod in [*view.objects.items(), *view.replaced_pods.items()]:
+        condition = conditions(pod).get("DisruptionTarget") or {}
+        if condition.get("status") == "True" and condition.get("reason") in reasons:
+            found.append((name, condition))
+    return found
+
+
+def _disruption(name: str, condition: Object) -> Evidence:
+    return condition_evidence(f"pod {name}", condition, f"{condition.get('reason')}: {condition.get('message', '')}")
+
+
+def _running_again(view: JobView) -> bool:
+    return all(pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED) for pod in view.pods)
+
+
+def _preempted(view: JobView) -> Found | None:
+    if _running_again(view):
+        return None
+    hit = _disrupted(view, ("PreemptionByScheduler",))
+    events = [event for events in view.pod_events.values() for event in events if event.get("reason") == "Preempted"]
+    if not hit and not events:
+        return None
+    if hit:
+        name, evidence = hit[0][0], [_disruption(*hit[0])]
+    else:
+        name, evidence = str((events[-1].get("involvedObject") or {}).get("name")), [event_evidence(events[-1])]
+    return Found(
+        f"{name} was preempted: the scheduler gave its place to a pod of higher priority",
+        f"{view.flk('wait')} waits until there is room again; a higher priority class or --checkpoint loses less",
+        evidence,
+        [pod for pod, _ in hit] or [name],
+    )
+
+
+def _evicted(view: JobView) -> Found | None:
+    if _running_again(view):
+        return None
+    hit = _disrupted(view, ("TerminationByKubelet", "EvictionByEvictionAPI"))
+    pods = [pod for pod in view.pods if pod.reason == "Evicted"]
+    if pods:
+        pod = pods[0]
+        status = view.objects[pod.name].get("status") or {}
+        ended = conditions(view.objects[pod.name]).get("Ready") or {}
+        time = pod.ended or timestamp(ended.get("lastTransitionTime"))
+        evidence = Evidence(f"pod {pod.name}", f"Evicted: {status.get('message', '')}", "status.reason", time)
+        message = one_line(status.get("message") or pod.message)
+        return Found(
+            f"{subject(pods)}: its node evicted it: {message}",
+            "ask for the resource that the message names (memory, ephemeral-storage), or write less to the pod's disk",
+            [evidence],
+            names(pods),
+        )
+    if not hit:
+        return None
+    name, condition = hit[0]
+    return Found(
+        f"{name} was evicted: {condition.get('message', '')}",
+        "kubectl get nodes shows whether nodes are being drained; the job goes on when the pod is back",
+        [_disruption(name, condition)],
+        [name],
+    )
+
+
+def node_lost(view: JobView) -> Found | None:
+    hit = _disrupted(view, ("DeletionByTaintManager", "DeletionByPodGC", "DeviceTaintManager"))
+    lost: list[tuple[PodState, Evidence]] = []
+    for pod in view.pods:
+        node = view.around.nodes.get(pod.node)
+        ready = conditions(node).get("Ready")
+        if ready and ready.get("status") != "True":
+            text = f"{ready.get('status')}: {ready.get('reason')}: {ready.get('message')}"
+            lost.append((pod, condition_evidence(f"node {pod.node}", ready, text)))
+        elif pod.node and f"nodes/{pod.node}" in view.around.missing:
+            lost.append((pod, Evidence(f"node {pod.node}", "the node does not exist any more")))
+        elif pod.phase == PodPhase.UNKNOWN or pod.reason == "NodeLost":
+            lost.append((pod, Evidence(f"pod {pod.name}", f"{pod.reason}: {pod.message}", "status.phase")))
+        elif ready_false := _not_ready(view, pod):
+            lost.append((pod, ready_false))
+    if lost:
+        pods = [pod for pod, _ in lost]
+        return Found(
+            f"{subject(pods)}: node {pods[0].node} does not answer",
+            f"if the node does not come back, kubectl delete node {pods[0].node} has its pods start elsewhere; "
+            f"kubectl describe node {pods[0].node} shows its state",
+            [lost[0][1]],
+            names(pods),
+        )
+    if hit and not _running_again(view):
+        name, condition = hit[0]
+        return Found(
+            f"{name} was deleted because its node is lost: {condition.get('message', '')}",
+            f"{view.flk('wait')} waits until the pod runs on another node",
+            [_disruption(name, condition)],
+            [name],
+        )
+    return None
+
+
+def _not_ready(view: JobView, pod: PodState) -> Evidence | None:
+    """Return that the node controller has marked a running pod as not ready, which it does where the node is silent."""
+    if pod.phase not in (PodPhase.RUNNING, PodPhase.TERMINATING):
+        return None
+    for event in reversed(view.pod_events.get(pod.name, [])):
+        if event.get("reason") == "NodeNotReady":
+            return event_evidence(event)
+    return None
+
+
+CAUSES: Final = (
+    Cause(
+        "NodeLost",
+        "A node does not answer",
+        "The kubelet of a node has stopped reporting, or the node was removed. flk reads the conditions of the node "
+        "and of its pods. After five minutes Kubernetes marks the pods for deletion, but they are replaced only when "
+        "the node answers again or is deleted.",
+        "Wait, or delete the node if it does not come back: its pods start elsewhere at once.",
+        node_lost,
+        grace=60,
+        resolves_itself=True,
+    ),
+    Cause(
+        "Preempted",
+        "A pod of higher priority has taken the place of a pod",
+        "The scheduler has ended a pod to make room for one of higher priority. flk reads the condition "
+        "DisruptionTarget of the pod and the event Preempted.",
+        "Wait until there is room again. The job continues from its newest checkpoint.",
+        _preempted,
+        resolves_itself=True,
+    ),
+    Cause(
+        "Evicted",
+        "A pod was evicted",
+        "A node has ended the pod because it ran out of memory or disk, or somebody drains the node. flk reads the "
+        "pod's reason and its condition DisruptionTarget.",
+        "Request what the pod uses, or write less to its disk. A drained node needs nothing: the pod starts elsewhere.",
+        _evicted,
+        resolves_itself=True,
+    ),
+)

@@ -1,0 +1,207 @@
+"""Quotas and limit ranges of a namespace: whether a job fits into them, and pods that they refuse."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from flk.health.cause import Cause, Found
+from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
+from flk.health.refusal import READ, not_created, refusal, refused
+from flk.health.resources import Amounts, amount_text, quantity
+from flk.kube import Object
+from flk.observe.view import JobView
+from flk.targets import DEFAULT
+from flk.units import plural
+
+_QUOTA: Final = re.compile(r"exceeded quota: (\S+), requested: (\S+), used: (\S+), limited: (\S+?),?(?:\s|$)")
+_QUOTA_NEEDS: Final = re.compile(r"failed quota: (\S+): must specify (.+?)(?: for:|$)")
+_LIMIT: Final = re.compile(
+    r"((?:minimum|maximum|max) .+? per (?:Container|Pod|PersistentVolumeClaim) is [^\],]+(?:, but .+?)?)(?:[\],]|\.$|$)"
+)
+
+
+def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
+    """Check a job against the quotas and the limit ranges of its namespace."""
+    yield from _check_quotas(cluster, pods)
+    yield from _check_limit_ranges(cluster, pods)
+
+
+def _check_quotas(cluster: Cluster, pods: Pods) -> Iterator[Result]:
+    """Check that all pods of the job together fit into what is left of each quota."""
+    if isinstance(cluster.quotas, Unreadable):
+        yield Result("quota", Level.UNKNOWN, f"the quotas cannot be read: {cluster.quotas.reason}")
+        return
+    problems = []
+    for quota in cluster.quotas:
+        if quota["spec"].get("scopes") or quota["spec"].get("scopeSelector"):
+            continue  # it counts some kinds of pods only
+        status = quota.get("status") or {}
+        hard, used = status.get("hard") or quota["spec"].get("hard") or {}, status.get("used") or {}
+        name = quota["metadata"]["name"]
+        for key, limit in sorted(hard.items()):
+            needed = _needed(key, pods, cluster)
+            left = quantity(limit) - quantity(used.get(key, 0))
+            remedy = (
+                f"{cluster.command(f'describe quota {name}')} shows it; ask the administrator for more, or use less"
+            )
+            if needed is None:
+                flag = key.rpartition(".")[2]
+                found = f"quota {name} demands {key} of every pod, and the job sets none: its pods are refused"
+                remedy = f"set --{flag}" if flag in ("cpu", "memory") else remedy
+                problems.append(Result("quota", Level.FAILED, found, remedy, "QuotaNeedsRequest"))
+            elif needed > left:
+                possible = needed <= quantity(limit)
+                rest = amount_text(key, max(0.0, left))
+                found = f"the job needs {amount_text(key, needed)} {key}, and quota {name} has {rest} left of {limit}"
+                found += ": it must wait" if possible else ": it can never run"
+                level = Level.WARNING if possible else Level.FAILED
+                problems.append(Result("quota", level, found, remedy, "QuotaExceeded"))
+    fits = f"the job fits into {plural(len(cluster.quotas), 'quota')}" if cluster.quotas else "none"
+    yield from problems or [Result("quota", Level.OK, fits)]
+
+
+def _needed(key: str, pods: Pods, cluster: Cluster) -> float | None:
+    """Return how much of a quota the job needs; None if the quota demands a value that the pods do not set."""
+    if key in ("pods", "count/pods"):
+        return float(pods.count)
+    if key in ("services", "count/services"):  # the training operator makes one for each pod
+        return float(pods.count if pods.target is DEFAULT else 1)
+    if key in (f"count/{pods.target.plural}.{pods.target.group}", "secrets", "count/secrets"):
+        return 1.0
+    resource = key.removeprefix("requests.").removeprefix("limits.")
+    if resource == key and key not in ("cpu", "memory", "ephemeral-storage"):
+        return 0.0
+    total = 0.0
+    for container in pods.containers:
+        requests, limits = _with_defaults(container, cluster)
+        amounts = limits if key.startswith("limits.") else requests
+        if resource not in amounts and resource in ("cpu", "memory"):
+            return None
+        total += amounts.get(resource, 0.0)
+    return total * pods.count
+
+
+def _with_defaults(container: Object, cluster: Cluster) -> tuple[Amounts, Amounts]:
+    """Return requests and limits of a container after the defaults of limit ranges, as LimitRanger sets them."""
+    resources = container.get("resources") or {}
+    limits = {name: quantity(value) for name, value in (resources.get("limits") or {}).items()}
+    requests = {name: quantity(value) for name, value in (resources.get("requests") or {}).items()}
+    for name, value in limits.items():
+        requests.setdefault(name, value)
+    for item in _items(cluster, "Container"):
+        default_limits = {**(item.get("max") or {}), **(item.get("default") or {})}
+        for name, value in default_limits.items():
+            limits.setdefault(name, quantity(value))
+        for name, value in {**default_limits, **(item.get("defaultRequest") or {})}.items():
+            requests.setdefault(name, quantity(value))
+    return requests, limits
+
+
+def _items(cluster: Cluster, kind: str) -> list[Object]:
+    ranges = [] if isinstance(cluster.limit_ranges, Unreadable) else cluster.limit_ranges
+    return [i for limit_range in ranges for i in limit_range["spec"].get("limits") or [] if i.get("type") == kind]
+
+
+def _check_limit_ranges(cluster: Cluster, pods: Pods) -> Iterator[Result]:
+    """Check each container and each pod against the bounds of the limit ranges."""
+    if isinstance(cluster.limit_ranges, Unreadable):
+        yield Result("limit range", Level.UNKNOWN, f"the limit ranges cannot be read: {cluster.limit_ranges.reason}")
+        return
+    problems: list[tuple[Level, str]] = []
+    all_requests: Amounts = {}
+    all_limits: Amounts = {}
+    for container in pods.containers:
+        requests, limits = _with_defaults(container, cluster)
+        for total, amounts in ((all_requests, requests), (all_limits, limits)):
+            for name, amount in amounts.items():
+                total[name] = total.get(name, 0.0) + amount
+        own_limits = (container.get("resources") or {}).get("limits") or {}
+        for name, limit in limits.items():
+            if requests.get(name, 0.0) > limit:
+                found = f"a limit range sets a limit of {amount_text(name, limit)} {name}, less than the request of "
+                found += f"{amount_text(name, requests[name])}: the pods are refused"
+                problems.append((Level.FAILED, found))
+            elif name == "cpu" and name not in own_limits:
+                cores = amount_text(name, limit)
+                found = f"a limit range limits each container to {cores} cores, which slows ranks down"
+                problems.append((Level.WARNING, found))
+        for item in _items(cluster, "Container"):
+            problems += _outside(item, requests, limits, "container")
+    for item in _items(cluster, "Pod"):
+        problems += _outside(item, all_requests, all_limits, "pod")
+    remedy = cluster.command("describe limitranges") + " shows them"
+    for level, found in problems:
+        yield Result("limit range", level, found, remedy, "LimitRangeViolated" if level is Level.FAILED else "")
+    if not problems:
+        yield Result("limit range", Level.OK, "the pods are within the limits" if cluster.limit_ranges else "none")
+
+
+def _outside(item: Object, requests: Amounts, limits: Amounts, what: str) -> Iterator[tuple[Level, str]]:
+    for name, value in (item.get("max") or {}).items():
+        amount = limits.get(name, requests.get(name, 0.0))
+        if amount > quantity(value):
+            asks = amount_text(name, amount)
+            yield Level.FAILED, f"a {what} may have at most {value} {name}, and the job asks for {asks}"
+    for name, value in (item.get("min") or {}).items():
+        if requests.get(name, 0.0) < quantity(value):
+            asks = amount_text(name, requests.get(name, 0.0))
+            yield Level.FAILED, f"a {what} must request at least {value} {name}, and the job's requests {asks}"
+
+
+def _exceeded(view: JobView) -> Found | None:
+    trace = refusal(_QUOTA)(view)
+    if trace is None:
+        return None
+    _, quota, requested, used, limited = trace.texts
+    return Found(
+        f"{not_created(view, trace)}: the namespace's quota {quota} is used up ({requested} requested, {used} of "
+        f"{limited} used)",
+        f"{view.kubectl(f'describe resourcequota {quota}')} shows who uses it; delete jobs that have ended with "
+        f"{view.flk('list', job='')}, ask for less, or have the quota raised",
+        trace.evidence,
+        trace.pods,
+        resolves_itself=used.rpartition("=")[2] not in ("0", ""),  # others may free it; nobody can if it is too small
+    )
+
+
+CAUSES: Final = (
+    Cause(
+        "QuotaExceeded",
+        "The namespace's quota has no room for the pods",
+        f"A ResourceQuota of the namespace refuses pods. {READ} The operator tries again when something changes.",
+        "Wait for other jobs to end, delete what is not needed, ask for less, or have the quota raised.",
+        _exceeded,
+        grace=60,
+    ),
+    Cause(
+        "QuotaNeedsRequest",
+        "The namespace's quota demands a value that the pods do not set",
+        f"A ResourceQuota that counts a resource refuses pods that do not say how much of it they need. {READ}",
+        "Set the resource in the job: --cpu, --memory, or limits in the job's patch.",
+        refused(
+            _QUOTA_NEEDS,
+            lambda view, trace: f"the namespace's quota {trace[1]} demands that pods set {trace[2]}",
+            lambda view, trace: (
+                "set it in the job, for example with --cpu and --memory; "
+                f"{view.kubectl(f'describe resourcequota {trace[1]}')} shows what the quota counts"
+            ),
+        ),
+        grace=10,
+    ),
+    Cause(
+        "LimitRangeViolated",
+        "The pods ask for more or less than a LimitRange of the namespace allows",
+        f"A LimitRange bounds what one container or pod may request. {READ}",
+        "Choose --cpu, --memory and --gpu within the limits of the namespace.",
+        refused(
+            _LIMIT,
+            lambda view, trace: f"a LimitRange of the namespace forbids it ({trace[1]})",
+            lambda view, trace: (
+                f"{view.kubectl('describe limitrange')} shows the limits; choose --cpu, --memory or --gpu within them"
+            ),
+        ),
+        grace=10,
+    ),
+)

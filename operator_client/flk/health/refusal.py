@@ -1,0 +1,45 @@
+"""Refusals of the API server: the events of pods that could not be created, which several subjects read."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from flk.health.cause import Find, Locate, Tell, Trace, event_evidence, one_line, tell
+from flk.kube import Object
+from flk.observe.model import PodPhase
+from flk.observe.view import JobView
+from flk.units import plural
+
+READ: Final = "flk reads the event FailedCreatePod (or FailedCreate) of the job."
+
+
+def refusals(view: JobView) -> list[Object]:
+    """Return the events of pods that were not created and still do not exist."""
+    if all(pod.phase != PodPhase.MISSING for pod in view.pods):
+        return []
+    return [e for e in view.job_events if str(e.get("reason", "")).startswith("FailedCreate")]
+
+
+def refusal(pattern: re.Pattern[str]) -> Locate:
+    """Return what finds the last refusal whose message matches a pattern."""
+
+    def locate(view: JobView) -> Trace | None:
+        for event in reversed(refusals(view)):
+            match = pattern.search(one_line(event.get("message")))
+            if match:
+                absent = [pod.name for pod in view.pods if pod.phase == PodPhase.MISSING]
+                return Trace(absent, [event_evidence(event)], (match[0], *match.groups("")))
+        return None
+
+    return locate
+
+
+def refused(pattern: re.Pattern[str], sentence: Tell, remedy: Tell) -> Find:
+    """Return the function of a cause that refusals have which match a pattern."""
+    return tell(refusal(pattern), lambda view, trace: f"{not_created(view, trace)}: {sentence(view, trace)}", remedy)
+
+
+def not_created(view: JobView, trace: Trace) -> str:
+    """Return how many pods are refused, as a sentence begins."""
+    return f"{plural(len(trace.pods), 'pod')} of {len(view.pods)} cannot be created"

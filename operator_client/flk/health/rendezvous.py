@@ -1,0 +1,115 @@
+"""Rendezvous: launchers that run and do not find each other."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from flk.health.cause import Cause, Found
+from flk.health.node import node_lost
+from flk.observe.model import Evidence, PodPhase
+from flk.observe.view import JobView
+from flk.units import short_duration
+
+JOIN_DELAY: Final = 20.0  # seconds after the start of the last container in which all launchers should have joined
+_JOINED: Final = re.compile(r"(\d+) of (\d+) pods have joined; waiting for pods? ([\d, …]+)")
+_NO_LEADER: Final = re.compile(r"waiting for the launcher of pod 0 at (\S+?):(\d+) since (\d+) s: (.+)")
+_UNRESOLVED: Final = ("Name or service not known", "Temporary failure in name resolution", "No address associated")
+
+
+def _last_lines(view: JobView, pattern: re.Pattern[str]) -> tuple[str, str, re.Match[str]] | None:
+    """Return pod, line and match of the last line of a launcher that matches, if no later line says otherwise."""
+    for name, lines in view.around.logs.items():
+        for line in reversed(lines):
+            match = pattern.search(line)
+            if match:
+                return name, line, match
+            if line.startswith("[rank "):
+                break  # ranks have started since
+    return None
+
+
+def _waiting_since(view: JobView) -> float:
+    return max((pod.started or 0.0 for pod in view.pods), default=0.0)
+
+
+def _never_joined(view: JobView) -> Found | None:
+    since = _waiting_since(view)
+    age = view.now - since
+    if not view.from_flk or age < JOIN_DELAY or any(pod.phase != PodPhase.RUNNING for pod in view.pods):
+        return None
+    if node_lost(view):
+        return None  # which is why its launcher does not join
+    leader, follower = _last_lines(view, _JOINED), _last_lines(view, _NO_LEADER)
+    if leader:
+        name, line, match = leader
+        index = int(re.split(r"\D", match[3])[0])
+        absent = next((pod for pod in view.pods if pod.index == index), None)
+        if absent is None:
+            return None
+        sentence = (
+            f"{match[1]} of {match[2]} pods have joined; the launcher of {absent.name} (rank {absent.ranks[0]}) has "
+            "not, and the others wait for it"
+        )
+    elif follower and not (view.record and view.record.attempts):
+        name, line, match = follower
+        absent = view.pods[0]
+        if any(words in match[4] for words in _UNRESOLVED):
+            return None  # the row of the name says more
+        sentence = (
+            f"the launcher of {absent.name} (rank 0) has not started, although its container runs; the other pods "
+            "wait for it"
+        )
+    else:
+        return None
+    runs = f"its container has run for {short_duration(age)}"
+    return Found(
+        sentence,
+        f"{view.kubectl(f'logs {absent.name}')} shows how far it is; {view.kubectl(f'delete pod {absent.name}')} "
+        "starts it again",
+        [
+            Evidence(f"log of {name}", line.strip()),
+            Evidence(f"pod {absent.name}", runs, "status.containerStatuses", since),
+        ],
+        [absent.name],
+        since=since,
+    )
+
+
+def _unresolved(view: JobView) -> Found | None:
+    found = _last_lines(view, _NO_LEADER)
+    if not found or not any(words in found[2][4] for words in _UNRESOLVED):
+        return None
+    if view.pods[0].phase != PodPhase.RUNNING:
+        return None  # its service has no endpoint before it runs, at first or in the place of a lost pod
+    name, line, match = found
+    return Found(
+        f"{name} cannot resolve the name {match[1]} of the first pod ({match[4].strip()})",
+        f"{view.kubectl(f'get service {match[1]}')} shows the service that gives the name; kubectl get pods "
+        "-n kube-system -l k8s-app=kube-dns shows the cluster's DNS; also check dnsPolicy and dnsConfig in the job's "
+        "patch",
+        [Evidence(f"log of {name}", line.strip(), time=_waiting_since(view))],
+        [name],
+    )
+
+
+CAUSES: Final = (
+    Cause(
+        "NameNotResolved",
+        "The name of the first pod does not resolve",
+        "The launchers meet at the pod with rank 0, which they find through a service of its name. A launcher "
+        "reports that the name does not resolve. flk reads the log of the pods.",
+        "Check the service, the cluster's DNS, and dnsPolicy in the job's patch.",
+        _unresolved,
+        grace=60,
+    ),
+    Cause(
+        "RankNeverJoined",
+        "A rank never joins",
+        "All containers run, and the launcher of one pod has not joined the others. flk reads which pod is missing "
+        "in the logs of the launchers.",
+        "Read the log of the pod that is missing. Deleting that pod starts it again.",
+        _never_joined,
+        grace=60,
+    ),
+)

@@ -1,0 +1,91 @@
+"""Resources: what pods request, what nodes offer, and which nodes may run which pods."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Final
+
+from flk.kube import Object
+from flk.units import parse_quantity
+
+Amounts = dict[str, float]  # by resource name; cores, bytes or a number
+_BLOCKING: Final = ("NoSchedule", "NoExecute")
+_BINARY: Final = (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10))
+
+
+def quantity(value: Any) -> float:
+    """Return a quantity of Kubernetes as a number; 0 for anything else."""
+    try:
+        return float(parse_quantity(str(value)))
+    except ValueError:
+        return 0.0
+
+
+def amount_text(resource: str, amount: float) -> str:
+    """Return an amount as people write it: ``4``, ``1.5``, and ``16Gi`` for memory."""
+    if "memory" in resource or "storage" in resource or "hugepages" in resource:
+        for unit, scale in _BINARY:
+            if abs(amount) >= scale:
+                return f"{amount / scale:.4g}{unit}"
+    return f"{amount:.6g}"
+
+
+def is_accelerator(name: str) -> bool:
+    """Return whether a resource is a GPU or something like it."""
+    return "/" in name and name.rpartition("/")[2].partition("-")[0] in ("gpu", "tpu", "npu", "neuron", "mig", "gaudi")
+
+
+def requests(spec: Object) -> Amounts:
+    """Return what the scheduler reserves for a pod: its requests, which are the limits where only these are set."""
+    total: Amounts = {}
+    for container in spec.get("containers") or []:
+        resources = container.get("resources") or {}
+        for name, amount in {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.items():
+            total[name] = total.get(name, 0.0) + quantity(amount)
+    return total
+
+
+def allocatable(node: Object) -> Amounts:
+    """Return what a node offers to pods."""
+    return {name: quantity(value) for name, value in ((node.get("status") or {}).get("allocatable") or {}).items()}
+
+
+def fitting(free: Amounts, needed: Amounts) -> tuple[int, str]:
+    """Return how many pods fit into free amounts, and the resource that allows no more."""
+    needed = {**{name: amount for name, amount in needed.items() if amount > 0}, "pods": 1.0}
+    # Memory in bytes and thousandths of cores are whole numbers; a small margin covers the division of others.
+    counts = {name: math.floor(free.get(name, 0.0) / amount + 1e-9) for name, amount in needed.items()}
+    scarce = min(counts, key=lambda name: counts[name])
+    return max(0, counts[scarce]), scarce
+
+
+def is_selected(node: Object, spec: Object) -> bool:
+    """Return whether a node has the labels of a pod's node selector."""
+    return (spec.get("nodeSelector") or {}).items() <= (node["metadata"].get("labels") or {}).items()
+
+
+def is_cordoned(node: Object) -> bool:
+    """Return whether a node takes no new pods."""
+    return bool((node.get("spec") or {}).get("unschedulable"))
+
+
+def untolerated(node: Object, spec: Object) -> Iterator[str]:
+    """Yield the taints of a node that keep a pod away, as ``key=value:effect``."""
+    for taint in (node.get("spec") or {}).get("taints") or []:
+        if taint.get("effect") in _BLOCKING and not any(_tolerates(t, taint) for t in spec.get("tolerations") or []):
+            value = f"={taint['value']}" if taint.get("value") else ""
+            yield f"{taint.get('key')}{value}:{taint.get('effect')}"
+
+
+def _tolerates(toleration: Object, taint: Object) -> bool:
+    if toleration.get("effect") not in (None, "", taint.get("effect")):
+        return False
+    if toleration.get("operator") == "Exists":
+        return toleration.get("key") in (None, "", taint.get("key"))
+    return toleration.get("key") == taint.get("key") and (toleration.get("value") or "") == (taint.get("value") or "")
+
+
+def is_allowed(node: Object, spec: Object) -> bool:
+    """Return whether a node may run a pod: by its labels and taints, and because it is not cordoned."""
+    return is_selected(node, spec) and not is_cordoned(node) and not any(untolerated(node, spec))
