@@ -21,7 +21,7 @@ import torch
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.discovery import RankInfo
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import SetupError
+from flk_runtime.errors import RuntimeFailure, SetupError
 from flk_runtime.system import host, trial
 from flk_runtime.system.text import last_line
 
@@ -69,7 +69,7 @@ def _chosen(rank_info: RankInfo, device: torch.device, limit: float) -> Choice:
         try:
             found = run_plan(rank_info, device, trial.script_command(), limit, choose=True)
             strategy, reason = found["strategy"], found["reason"]
-        except SetupError as error:
+        except RuntimeFailure as error:
             strategy, reason = _DEFAULT, f"no plan, because {error}; set another with --strategy or FLK_STRATEGY"
     choice = Choice(strategy, reason, rank_info.world_size, rank_info.local_world_size)
     path = os.environ.get(pod_env.CHOICE)

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.errors import SetupError
+from flk_runtime.errors import RuntimeFailure, SetupError
 from flk_runtime.preflight import RankReport
 from flk_runtime.shared import failure_report
 from flk_runtime.system.text import plural
@@ -59,7 +59,7 @@ def main() -> int:
             for line in summary(reports or [rank_report(rank_info, options)], opened - started, reduced - opened):
                 print(line, flush=True)
         process_group.leave(at_once=False)
-    except SetupError as error:
+    except RuntimeFailure as error:
         failure_report.send(failure_report.describe(error) | {"kind": "usage"})  # a restart would not help
         if rank == 0 or not error.everywhere:
             print("\n".join(f"fault     {line}" for line in str(error).splitlines()), flush=True)

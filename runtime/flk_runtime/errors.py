@@ -1,30 +1,61 @@
-"""Exceptions of this library: SetupError and its subclasses for wrong settings, PeerError for failures of peers."""
+"""The tree of errors that this library and its launcher raise. Each class has the kind of failure that it is.
+
+    RuntimeFailure
+    ├── SetupError           usage        an argument, a setting or the environment is wrong; also a ValueError
+    │   └── DiscoveryError   usage        the launcher's environment variables contradict each other
+    ├── RendezvousError      rendezvous   the ranks did not find each other
+    ├── CheckpointError      mismatch     a checkpoint and the state do not fit each other
+    │   └── StorageError     storage      a checkpoint cannot be read or written now
+    └── PeerError            peer         another rank failed; also a RuntimeError
+
+`flk_runtime.contract.failure` says what follows each kind: usage and mismatch are final, rendezvous and storage may
+pass, peer is a consequence. An error that is raised because of another one keeps it as its cause: an error of the
+operating system below it may say more exactly what happened (`flk_runtime.system.faults`).
+"""
 
 from __future__ import annotations
 
-from flk_runtime.contract.exit_codes import ExitCode
+from typing import ClassVar
+
+from flk_runtime.contract.failure import Kind
 
 
-class SetupError(ValueError):
-    """An argument or a setting is wrong, and a restart would not help. The message names it, in one sentence."""
+class RuntimeFailure(Exception):
+    """The base class. Its text says what is wrong and why, in one sentence."""
 
-    code = ExitCode.USAGE  # of the job, if the error ends it
+    kind: ClassVar[Kind] = Kind.EXCEPTION
     everywhere = False  # whether all ranks raise this error with the same message
+
+
+class SetupError(RuntimeFailure, ValueError):
+    """An argument or a setting is wrong, and a restart would not help. The message names it."""
+
+    kind = Kind.USAGE
 
 
 class DiscoveryError(SetupError):
     """The launcher's environment variables contradict each other. The message names them and their values."""
 
 
-class RendezvousError(SetupError):
+class RendezvousError(RuntimeFailure):
     """The ranks did not find each other: one did not join, or rank 0 was not reached. A restart may help."""
 
-    code = ExitCode.INFRASTRUCTURE
+    kind = Kind.RENDEZVOUS
 
 
-class CheckpointError(SetupError):
-    """A checkpoint does not match the model, or its folder cannot be used. The message names the folder."""
+class CheckpointError(RuntimeFailure):
+    """A checkpoint does not match the state, or flk cannot save such a state. The message names the checkpoint."""
+
+    kind = Kind.MISMATCH
 
 
-class PeerError(RuntimeError):
+class StorageError(CheckpointError):
+    """A checkpoint cannot be read or written now, or there is no memory for a copy. A restart may help."""
+
+    kind = Kind.STORAGE
+
+
+class PeerError(RuntimeFailure, RuntimeError):
     """Another rank failed, and this rank would have waited for it. The message names the rank and its exception."""
+
+    kind = Kind.PEER

@@ -28,8 +28,8 @@ from flk.spec.fabric import fabrics
 from flk.spec.job import Job
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import MEANINGS, Budget, Meaning, Retry
 from flk_runtime.contract.variable import Setting, Variable
-from flk_runtime.launcher.coordinator import policy
 from scripts.documentation import chart_values
 from scripts.documentation.pages import GENERATED, ROOT
 
@@ -139,14 +139,14 @@ def exit_codes() -> str:
     ]
     failures = [
         (
-            rule.what,
-            f"{rule.code.value} {rule.code.name}" if rule.code is not None else "",
-            _RETRIES[rule.retried_by] + (f": {rule.reason}" if rule.reason else ""),
-            rule.budget,
-            _twice(rule),
+            meaning.what,
+            f"{meaning.code.value} {meaning.code.name}" if meaning.budget or not meaning.retried_by else "",
+            _RETRIES[meaning.retried_by] + (f": {meaning.reason}" if meaning.reason else ""),
+            str(meaning.budget),
+            _repeated(meaning),
         )
-        for rule in policy.RULES
-    ]
+        for meaning in MEANINGS.values()
+    ] + _WITHOUT_RECORD
     errors = [(f"`{error.__name__}`", str(int(error.code)), _sentence(_first_line(error))) for error in _tree(FlkError)]
     return "\n".join(
         [
@@ -155,9 +155,18 @@ def exit_codes() -> str:
             "the operator's restart policy `ExitCode`.\n",
             _table(["code", "name", "meaning", "what the operator restarts"], rows),
             "## What follows a failure\n\n"
-            "The launchers choose the cause of a failed attempt among all failures. The first row that fits says what "
-            "follows. If no attempt follows, every pod ends with the code.\n",
-            _table(["what happened", "code of the job", "who tries again", "what it uses", "twice the same"], failures),
+            "The launchers choose the cause of a failed attempt among all failures: the kinds stand in the order in "
+            "which they count. If no attempt follows, every pod ends with the code.\n",
+            _table(
+                [
+                    "what happened",
+                    "code of the job",
+                    "who tries again",
+                    "what it uses",
+                    "the same again without progress",
+                ],
+                failures,
+            ),
             "## Errors of the client\n\n"
             "The exceptions of the Python API. A command prints the error in one line and ends "
             "with its code.\n",
@@ -167,16 +176,29 @@ def exit_codes() -> str:
 
 
 _RETRIES: Final = {
-    policy.NOBODY: "nobody",
-    policy.LAUNCHER: "the launchers: all ranks start again in the same pods",
-    policy.OPERATOR: "the operator starts the pod again, then all ranks start",
+    Retry.NOBODY: "nobody",
+    Retry.LAUNCHER: "the launchers: all ranks start again in the same pods",
+    Retry.OPERATOR: "the operator starts the pod again, then all ranks start",
 }
 
 
-def _twice(rule: policy.Rule) -> str:
-    if not rule.budget:
+# What happens before there is a launcher that could record a failure, or to the launcher itself.
+_WITHOUT_RECORD: Final = [
+    (
+        "the launcher itself fails, by a bug of flk",
+        "1 ERROR",
+        "nobody: the next attempt would fail in the same way",
+        "",
+        "",
+    ),
+    ("the image has no shell, or is for another architecture", "", _RETRIES[Retry.OPERATOR], "", ""),
+]
+
+
+def _repeated(meaning: Meaning) -> str:
+    if meaning.budget is Budget.NONE:
         return ""
-    return "final" if rule.final_if_same else "tried again"
+    return f"final after {meaning.final_after} times" if meaning.final_after else "tried again"
 
 
 def _variables(*, settings: bool) -> Iterator[Variable[Any]]:

@@ -58,7 +58,7 @@ def failure_of(job: Pods) -> Failure:
         ("faulthandler._sigsegv()", "signal", None, signal.SIGSEGV, "in fail"),
         ("os.abort()", "signal", None, signal.SIGABRT, "in fail"),
         (ABORT, "signal", None, signal.SIGABRT, "enforce fail: length <= nbytes"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "signal", None, signal.SIGKILL, ""),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed", None, signal.SIGKILL, ""),
         ("print('bad disk', file=sys.stderr, flush=True); os._exit(17)", "exit", 17, None, "bad disk"),
         ("os._exit(0)", "exit", 0, None, ""),
         ("sys.exit(0)", "exit", 0, None, ""),

@@ -467,7 +467,7 @@ def test_a_pod_that_never_joins_is_named(pods: Callable[..., Pods]) -> None:
     assert [job.running[index].wait(END) for index in range(2)] == [ExitCode.INFRASTRUCTURE] * 2, job.logs_of_all()
     failure = job.record(1).failure
     assert failure is not None
-    assert (failure.kind, failure.pod) == ("lost", 2)
+    assert (failure.kind, failure.pod) == ("absent", 2)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def run(job: Pods) -> JobRecord:
     codes = job.wait()
     records = [job.record(pod) for pod in range(2)]
     assert [record.code for record in records] == codes, job.logs_of_all()
-    assert records[0].verdict == records[1].verdict
+    assert records[0].no_retry_reason == records[1].no_retry_reason
     return records[0]
 
 
@@ -80,15 +80,15 @@ def test_what_follows_a_failure_that_happens_again(forked_pods: Callable[..., Po
     assert (record.failure.rank, record.code) == (1, code), record.failure
     assert len(record.attempts) == attempts
     assert (record.restarts, record.disruptions) == (restarts, disruptions)
-    assert verdict in record.verdict
-    assert f"; {record.verdict}\n" in job.log(0)
+    assert verdict in record.no_retry_reason
+    assert f"; {record.no_retry_reason}\n" in job.log(0)
 
 
 def test_a_failure_at_a_later_step_each_time_uses_all_restarts(forked_pods: Callable[..., Pods]) -> None:
     fault = "raise ValueError('bad sample')"
     job = forked_pods(2, 1, script=STEPS.format(fault=fault, step="attempt + 1"), FLK_RESTARTS="2")
     record = run(job)
-    assert record.verdict == "not retried: all 2 restarts are used"
+    assert record.no_retry_reason == "not retried: all 2 restarts are used"
     assert [attempt.step for attempt in record.attempts] == [1, 2, 3]
 
 
@@ -96,7 +96,7 @@ def test_the_same_failure_is_retried_where_the_user_wants_it(forked_pods: Callab
     fault = "raise ValueError('bad sample')"
     variables = {"FLK_RETRY_SAME_FAILURE": "1", "FLK_RESTARTS": "2", "FLK_BACKOFF": "0"}
     job = forked_pods(2, 1, script=STEPS.format(fault=fault, step=7), **variables)
-    assert run(job).verdict == "not retried: all 2 restarts are used"
+    assert run(job).no_retry_reason == "not retried: all 2 restarts are used"
 
 
 def test_the_second_restart_in_a_row_waits_and_the_third_longer(forked_pods: Callable[..., Pods]) -> None:
@@ -114,7 +114,7 @@ def test_a_long_attempt_renews_the_restarts(forked_pods: Callable[..., Pods]) ->
     ).replace("ValueError(", "[ValueError, KeyError, TypeError, OSError][attempt](")
     record = run(forked_pods(2, 1, script=script, FLK_RESTARTS="1", FLK_BUDGET_RESET="1"))
     assert [attempt.restarts for attempt in record.attempts] == [0, 1, 1]
-    assert record.verdict == "not retried: its only restart is used"
+    assert record.no_retry_reason == "not retried: its only restart is used"
 
 
 TRAIN_UNTIL = """

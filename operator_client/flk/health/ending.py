@@ -12,13 +12,13 @@ from flk.health.foreign_logs import first_exception
 from flk.observe.model import Evidence
 from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.failure import Failure, Kind
 
 _DISK: Final = re.compile(r"No space left on device|Errno 28\b|ENOSPC|Disk quota exceeded|Errno 122\b")
 _READ_ONLY: Final = re.compile(r"Read-only file system|Errno 30\b|EROFS")
 _GPU_MEMORY: Final = re.compile(r"CUDA out of memory|CUDA error: out of memory|HIP out of memory")
 _BUS: Final = 7  # SIGBUS: a rank has used more of /dev/shm than there is
-_OF_CODE: Final = ("exception", "exit", "io")  # kinds of failures of a rank whose text may say more
+_OF_CODE: Final = (Kind.EXCEPTION, Kind.EXIT, Kind.IO, Kind.STORAGE)  # kinds whose text may say more
 _TERMINATED: Final = "status.containerStatuses[pytorch].state.terminated"
 
 
@@ -87,7 +87,7 @@ def _logs(view: JobView, failure: Failure) -> str:
 
 
 def _raised(failure: Failure, *types: str) -> bool:
-    return failure.kind == "exception" and failure.type.rpartition(".")[2] in types
+    return failure.kind is Kind.EXCEPTION and failure.type.rpartition(".")[2] in types
 
 
 def _missing_module(failure: Failure) -> str:
@@ -103,8 +103,8 @@ def _deadline(view: JobView) -> Found | None:
     condition = view.conditions.get("Failed") or {}
     failure = job_failure(view)
     by_operator = condition.get("reason") == "DeadlineExceeded" or "deadline" in str(condition.get("message"))
-    by_launcher = failure is not None and failure.kind == "deadline"
-    if not by_launcher and not (by_operator and (failure is None or failure.kind == "signal")):
+    by_launcher = failure is not None and failure.kind is Kind.DEADLINE
+    if not by_launcher and not (by_operator and (failure is None or failure.signal is not None)):
         return None
     text = failure.summary if failure and by_launcher else f"job {view.name} reached the job's deadline"
     evidence = failure_evidence(view, failure) if failure and by_launcher else []
@@ -167,7 +167,7 @@ CAUSES: Final = (
         "some of these kills only as exit code 137 (SIGKILL). flk counts them too if the container has a memory limit "
         "and no event or condition names another cause.",
         "Submit with a larger --memory, or use less: a smaller batch, fewer workers of the data loader.",
-        _ended(lambda failure: failure.kind == "oom", _larger_memory),
+        _ended(lambda failure: failure.kind is Kind.OOM, _larger_memory),
     ),
     Cause(
         "GpuOutOfMemory",
@@ -175,7 +175,9 @@ CAUSES: Final = (
         f"torch could not allocate memory on the GPU. {_RECORD}",
         "Use a smaller batch, --strategy full_shard, activation checkpointing, or a larger GPU.",
         _ended(
-            lambda f: _raised(f, "OutOfMemoryError") or bool(f.kind == "exception" and _GPU_MEMORY.search(f.message)),
+            lambda f: (
+                _raised(f, "OutOfMemoryError") or bool(f.kind is Kind.EXCEPTION and _GPU_MEMORY.search(f.message))
+            ),
             lambda view, failure: "use a smaller batch, --strategy full_shard, or activation checkpointing",
         ),
         ExitCode.TRAINING,
@@ -187,7 +189,7 @@ CAUSES: Final = (
         "Free space, keep fewer checkpoints, or use a larger volume.",
         _ended(
             lambda failure: (
-                failure.kind == "disk_full" or (failure.kind in _OF_CODE and bool(_DISK.search(_text(failure))))
+                failure.kind is Kind.DISK_FULL or (failure.kind in _OF_CODE and bool(_DISK.search(_text(failure))))
             ),
             lambda view, failure: (
                 "free space or use a larger volume; the traceback names the file: " + view.flk("status")
@@ -210,11 +212,12 @@ CAUSES: Final = (
     ),
     Cause(
         "VolumeFailed",
-        "A disk or a network file system failed",
-        f"A read or write failed in a way that points to the storage and not to the script (EIO, ESTALE). {_RECORD}",
+        "A disk, a network file system or an object store failed",
+        "A read or write failed in a way that points to the storage and not to the script (EIO, ESTALE), or several "
+        f"attempts could not read or write a checkpoint. {_RECORD}",
         "Have the storage checked. The job continues from its newest checkpoint.",
         _ended(
-            lambda failure: failure.kind == "io",
+            lambda failure: failure.kind in (Kind.IO, Kind.STORAGE),
             lambda view, failure: f"{view.kubectl('get persistentvolumeclaims')} shows the volumes; have them checked",
         ),
     ),
@@ -224,7 +227,7 @@ CAUSES: Final = (
         f"CUDA reports that a GPU was lost or damaged. {_RECORD}",
         "Have the node's GPU checked, and keep jobs off the node until then.",
         _ended(
-            lambda failure: failure.kind == "gpu",
+            lambda failure: failure.kind is Kind.GPU,
             lambda view, failure: (
                 f"kubectl cordon {failure.node or 'NODE'} keeps jobs off the node; have its GPU checked"
             ),
@@ -235,7 +238,7 @@ CAUSES: Final = (
         "A port that a rank needs is in use",
         f"A rank or a launcher could not listen on its port. {_RECORD}",
         "Let the script choose a free port. Jobs on the network of their nodes may not share a node.",
-        _ended(lambda failure: failure.kind == "address", _logs),
+        _ended(lambda failure: failure.kind is Kind.ADDRESS, _logs),
     ),
     Cause(
         "RankUnkillable",
@@ -243,7 +246,7 @@ CAUSES: Final = (
         f"A process of a rank hangs in the kernel, most often in the driver of a GPU or a file system. {_RECORD}",
         "Have the node checked; it may have to be restarted.",
         _ended(
-            lambda failure: failure.kind == "unkillable",
+            lambda failure: failure.kind is Kind.UNKILLABLE,
             lambda view, failure: f"kubectl cordon {failure.node or 'NODE'} keeps jobs off the node; have it checked",
         ),
     ),
@@ -253,7 +256,7 @@ CAUSES: Final = (
         f"Python in the image cannot import torch. {_RECORD}",
         "Choose an image with torch.",
         _ended(
-            lambda f: f.kind in ("exception", "usage") and "No module named 'torch'" in f"{f.message}{f.stderr}",
+            lambda f: f.kind in (Kind.EXCEPTION, Kind.USAGE) and "No module named 'torch'" in f"{f.message}{f.stderr}",
             lambda view, failure: f"choose an image with torch; {view.image} has none: --image",
             ExitCode.USAGE,
         ),
@@ -280,7 +283,7 @@ CAUSES: Final = (
         "Read the stack of that rank, which `flk status` prints; the log of pod 0 has those of all ranks. Work that "
         "takes longer than the hang timeout has to write a line or to call flk_runtime.heartbeat().",
         _ended(
-            lambda failure: failure.kind == "hang",
+            lambda failure: failure.kind is Kind.HANG,
             lambda view, failure: (
                 f"{view.flk('status')} shows the stack of the rank that hung, and {view.flk('logs')} all stacks; "
                 "a larger --hang-timeout waits longer"
@@ -293,10 +296,7 @@ CAUSES: Final = (
         f"The launchers waited for a pod (FLK_JOIN_TIMEOUT) and gave up. {_RECORD}",
         "Find out why the pod did not start; `flk why` names its obstacle while the pods exist.",
         _ended(
-            lambda f: (
-                f.kind == "rendezvous"
-                or (f.kind == "lost" and ("never joined" in f.message or "did not answer" in f.message))
-            ),
+            lambda failure: failure.kind in (Kind.RENDEZVOUS, Kind.ABSENT),
             lambda view, failure: (
                 f"{view.kubectl('get pods')} shows which pods did not run; a larger FLK_JOIN_TIMEOUT waits longer"
             ),
@@ -309,7 +309,7 @@ CAUSES: Final = (
         "left.",
         "Submit with more --max-restarts. With --checkpoint the job continues where it ended.",
         _ended(
-            lambda failure: failure.kind in ("lost", "preempted"),
+            lambda failure: failure.kind in (Kind.LOST, Kind.PREEMPTED),
             lambda view, failure: (
                 f"{view.kubectl('get events')} shows what happened to the pod; submit with more --max-restarts"
             ),
@@ -320,7 +320,7 @@ CAUSES: Final = (
         "The ranks could not start with this command or environment",
         f"The launcher found the command line or the environment wrong. {_RECORD} Another attempt would not help.",
         "Correct what the message names and submit again.",
-        _ended(lambda failure: failure.kind == "usage", _logs),
+        _ended(lambda failure: failure.kind in (Kind.USAGE, Kind.MISMATCH), _logs),
         ExitCode.USAGE,
     ),
     Cause(
@@ -328,7 +328,7 @@ CAUSES: Final = (
         "A rank raised an exception",
         f"The training code raised an exception that nobody caught. {_RECORD} {_FOREIGN}",
         "Read the traceback, correct the script and submit again.",
-        _ended(lambda failure: failure.kind == "exception", _logs),
+        _ended(lambda failure: bool(failure.type), _logs),
         ExitCode.TRAINING,
     ),
     Cause(
@@ -337,7 +337,7 @@ CAUSES: Final = (
         f"A rank was killed by SIGBUS, which most often means that /dev/shm is full. {_RECORD}",
         "Submit with a larger --shm, or use fewer workers of the data loader.",
         _ended(
-            lambda failure: failure.kind == "signal" and failure.signal == _BUS,
+            lambda failure: failure.kind is Kind.SIGNAL and failure.signal == _BUS,
             lambda view, failure: "submit with a larger --shm, or use fewer workers of the data loader",
         ),
         ExitCode.TRAINING,
@@ -347,7 +347,7 @@ CAUSES: Final = (
         "A rank was killed by a signal",
         f"A process of the job was ended by a signal: a crash in native code (SIGSEGV, SIGABRT), or a kill. {_RECORD}",
         "Read what the rank printed last. For a crash, the stack of faulthandler is in the log.",
-        _ended(lambda failure: failure.kind == "signal", _logs),
+        _ended(lambda failure: failure.signal is not None, _logs),
         ExitCode.TRAINING,
     ),
     Cause(
@@ -355,7 +355,7 @@ CAUSES: Final = (
         "A rank ended with an exit code",
         f"The training code ended the process itself, without an exception. {_RECORD} {_FOREIGN}",
         "Read what the rank printed last.",
-        _ended(lambda failure: failure.kind == "exit", _logs),
+        _ended(lambda failure: failure.exit_code is not None, _logs),
         ExitCode.TRAINING,
     ),
     Cause(

@@ -9,7 +9,7 @@ from typing import Final
 from flk.health.exceptions import LoggedError, find_errors
 from flk.observe.model import PodState
 from flk.observe.view import JobView
-from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.failure import Failure, Kind, kind_of_loss
 
 _RANK: Final = re.compile(r"\[(?:rank|default)(\d+)\]")
 # With these a launcher reports the end of its children; the log of the children has the cause.
@@ -37,8 +37,12 @@ def exceptions(lines: Sequence[str], pod: PodState) -> list[Failure]:
 
 def _failure(error: LoggedError, lines: Sequence[str], pod: PodState) -> Failure:
     rank = _RANK.match(lines[error.begin])
+    if error.secondary:
+        kind = kind_of_loss(error.message)
+    else:
+        kind = Kind.PEER if error.type in (*_LAUNCHERS, *_BROKEN) else Kind.EXCEPTION
     return Failure(
-        "exception",
+        kind,
         pod.index,
         int(rank[1]) if rank else pod.ranks[0] if len(pod.ranks) == 1 else None,
         pod.name,
@@ -48,5 +52,4 @@ def _failure(error: LoggedError, lines: Sequence[str], pod: PodState) -> Failure
         message=error.message,
         traceback="\n".join(lines[error.begin : error.end]),
         exit_code=pod.exit_code,
-        secondary=error.secondary or error.type in (*_LAUNCHERS, *_BROKEN),
     )

@@ -141,7 +141,7 @@ class PictureReader:
             return plain
         if seen.job["metadata"].get("deletionTimestamp"):
             return plain
-        known_end = any(r.outcome == "failed" and r.failure and r.failure.kind != "lost" for r in plain.records)
+        known_end = any(r.outcome == "failed" and r.failure and r.failure.is_cause for r in plain.records)
         if plain.failed and known_end:
             return plain
         record = None if plain.suspended or not plain.from_flk else self._read_record(plain, seen.pods)

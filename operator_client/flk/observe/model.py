@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.failure import Failure, Kind, kind_of_end
 from flk_runtime.contract.record import JobRecord
 
 
@@ -56,13 +56,13 @@ class PodState:
         if self.phase != PodPhase.FAILED:
             return None
         if self.reason == "OOMKilled":
-            kind = "oom"
+            kind = Kind.OOM
         elif self.exit_code is None:
-            kind = "lost"  # evicted, or its node is gone
+            kind = Kind.LOST  # evicted, or its node is gone
         else:
-            kind = "signal" if self.signal else "exit"
+            kind = kind_of_end(self.exit_code, self.signal)
         last_line = self.message.strip().splitlines()[-1] if self.message.strip() else ""
-        if kind == "lost":
+        if kind is Kind.LOST:
             last_line = ": ".join(filter(None, ["was lost", self.reason, last_line]))
         return Failure(
             kind,

@@ -19,7 +19,7 @@ from flk_runtime.bench.transport import transport, warning
 from flk_runtime.contract import log_format, user_env
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.discovery import RankInfo, discover
-from flk_runtime.errors import SetupError
+from flk_runtime.errors import RuntimeFailure, SetupError
 from flk_runtime.preflight.bootstrap import connect_store
 from flk_runtime.shared import failure_report
 from flk_runtime.system import device as devices
@@ -47,7 +47,7 @@ class Benchmark:
         if self._info.rank == 0:
             try:
                 result |= self._predict(links["collectives"], alone.get("seconds"))
-            except SetupError as error:
+            except RuntimeFailure as error:
                 links["warnings"].append(f"no predictions: {error}")
         return result
 
@@ -112,7 +112,7 @@ def main() -> int:
         result = Benchmark(info, json.loads(sys.argv[1]), sys.argv[2:]).run()
         if info.rank == 0:
             print(log_format.BENCH_MARKER + json.dumps(result | {"time": time.time()}), flush=True)
-    except SetupError as error:
+    except RuntimeFailure as error:
         failure_report.send(failure_report.describe(error) | {"kind": "usage"})  # a restart would not help
         print(f"flk bench: {error}", file=sys.stderr, flush=True)
         return int(ExitCode.USAGE)

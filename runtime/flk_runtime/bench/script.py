@@ -22,7 +22,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from flk_runtime.errors import SetupError
+from flk_runtime.errors import RuntimeFailure, SetupError
 from flk_runtime.run import Run
 
 WARMUP = 3  # steps that are not measured: they compile, allocate and connect
@@ -104,7 +104,7 @@ def main() -> int:
         result = measure(sys.argv[2:], request["strategy"], request["steps"])
     except torch.cuda.OutOfMemoryError:
         result = {"error": "out of memory"}
-    except SetupError as error:
+    except RuntimeFailure as error:
         result = {"error": str(error)}
     Path(request["output"]).write_text(json.dumps(result))
     return 1 if "error" in result else 0

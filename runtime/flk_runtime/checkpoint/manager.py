@@ -16,7 +16,7 @@ from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful, is_re
 from flk_runtime.contract import pod_layout, user_env
 from flk_runtime.data import EpochLoader
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import CheckpointError, SetupError
+from flk_runtime.errors import CheckpointError, RuntimeFailure, SetupError
 from flk_runtime.shared.shard_file import value_name
 from flk_runtime.system import rng
 
@@ -267,7 +267,7 @@ class CheckpointManager:
         self._saved = self._current_progress(steps)
         self.has_saved = True
 
-    def _collect(self) -> tuple[dict[str, State], dict[str, Any], SetupError | None]:
+    def _collect(self) -> tuple[dict[str, State], dict[str, Any], RuntimeFailure | None]:
         """What this rank saves: what goes into the common state, its own states, and why one of them cannot be saved.
 
         The reason is None if all can. States are by name.
@@ -275,7 +275,7 @@ class CheckpointManager:
         main = process_group.rank() == 0
         states: dict[str, State] = {}
         own: dict[str, Any] = {}
-        problem: SetupError | None = None
+        problem: RuntimeFailure | None = None
         for name, thing in self._objects.items():
             try:
                 if isinstance(thing, DistributedStateful):
@@ -285,7 +285,7 @@ class CheckpointManager:
                     split_tensors(own[name], (name,))  # raises if it cannot be saved
                 elif main:
                     states[name] = split_tensors(thing.state_dict(), (name,))
-            except SetupError as error:  # other ranks may have none, and the next state may be collective
+            except RuntimeFailure as error:  # other ranks may have none, and the next state may be collective
                 problem = problem or error
         return states, own, problem
 

@@ -1,44 +1,238 @@
-"""Failures of ranks and pods."""
+"""Failures of ranks and pods: what each kind of failure means (`MEANINGS`), and `Failure`, one of them as data.
+
+Launcher, client and documentation read the table. Nothing else says what a kind means.
+"""
 
 from __future__ import annotations
 
+import enum
 import re
 import signal
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from flk_runtime.contract.exit_codes import ExitCode
 
+
+class _Text(str, enum.Enum):
+    """An enumeration whose members are written as their values."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class Kind(_Text):
+    """What happened. The values stand in records, so they stay as they are."""
+
+    USAGE = "usage"
+    MISMATCH = "mismatch"
+    DEADLINE = "deadline"
+    HANG = "hang"
+    EXCEPTION = "exception"
+    DISK_FULL = "disk_full"
+    IO = "io"
+    GPU = "gpu"
+    ADDRESS = "address"
+    SIGNAL = "signal"
+    KILLED = "killed"
+    OOM = "oom"
+    EXIT = "exit"
+    PREEMPTED = "preempted"
+    LOST = "lost"
+    ABSENT = "absent"
+    UNKILLABLE = "unkillable"
+    RESIZED = "resized"
+    STORAGE = "storage"
+    RENDEZVOUS = "rendezvous"
+    EARLY = "early"
+    TIMEOUT = "timeout"
+    CONNECTION = "connection"
+    PEER = "peer"
+    STOPPED = "stopped"
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Kind:
+        return cls.UNKNOWN
+
+    @property
+    def meaning(self) -> Meaning:
+        """The kind's row of the table."""
+        return MEANINGS[self]
+
+
+class Retry(_Text):
+    """Who makes the next attempt possible."""
+
+    NOBODY = ""
+    LAUNCHER = "launcher"  # all ranks start again in the same pods
+    OPERATOR = "operator"  # it replaces the pod first
+
+
+class Budget(_Text):
+    """What a next attempt uses."""
+
+    NONE = ""
+    RESTARTS = "restarts"  # few: for failures of the training code
+    DISRUPTIONS = "disruptions"  # more: so Kubernetes calls what happens to pods, their nodes and their network
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What one kind of failure means."""
+
+    what: str  # what happened, as the documentation says it
+    precedence: int  # of several failures the one with the lowest number is the cause, whatever the clocks say
+    code: ExitCode  # of the job, if it ends so
+    retried_by: Retry = Retry.NOBODY
+    budget: Budget = Budget.NONE
+    # What the rank or pod did, before a message; {type}, {exit_code} and {signal} are fields of the failure. Empty:
+    # the one of these fields that is set says it.
+    predicate: str = ""
+    message_is_predicate: bool = False  # the message, if there is one, takes the place of the predicate
+    reason: str = ""  # why a failure that nobody retries is final
+    same: tuple[str, ...] = ()  # fields that are equal in two failures of this kind that count as the same
+    final_after: int = 0  # the same failure so many times in a row without progress is final; 0: never
+    delay: float = 0.0  # seconds before the attempt that follows the first such failure
+    node_at_fault: bool = False  # it may be the fault of the node
+    secondary: bool = False  # a consequence of another rank's failure, whenever there is one
+
+
+_SAME_WAY: Final = "the next attempt would fail in the same way"
+_ERROR: Final = ("type", "message")
+_TWICE: Final = 2
+_TEN_TIMES: Final = 10  # storage may be away for as long as ten attempts take
+_TRAINING, _INFRASTRUCTURE = ExitCode.TRAINING, ExitCode.INFRASTRUCTURE
+_LAUNCHER, _OPERATOR = Retry.LAUNCHER, Retry.OPERATOR
+_RESTARTS, _DISRUPTIONS = Budget.RESTARTS, Budget.DISRUPTIONS
+
+MEANINGS: Final[Mapping[Kind, Meaning]] = {
+    Kind.USAGE: Meaning(
+        "the environment, the command or an option is wrong; the image has no Python or torch; the preflight fails",
+        0, ExitCode.USAGE, predicate="could not start", reason=_SAME_WAY, same=_ERROR,
+    ),
+    Kind.MISMATCH: Meaning(
+        "a checkpoint does not match the state that it is restored into, or the state cannot be saved",
+        0, ExitCode.USAGE, predicate="could not use a checkpoint", reason=_SAME_WAY, same=_ERROR,
+    ),
+    Kind.DEADLINE: Meaning(
+        "the job's deadline passed",
+        0, ExitCode.TIMEOUT, predicate="reached the job's deadline", reason="the time of the job is over",
+    ),
+    Kind.HANG: Meaning(
+        "a rank hangs",
+        0, _INFRASTRUCTURE, _LAUNCHER, _RESTARTS, "makes no progress", True, same=("message",), final_after=_TWICE,
+        node_at_fault=True,
+    ),
+    Kind.EXCEPTION: Meaning(
+        "a rank raises another exception",
+        1, _TRAINING, _LAUNCHER, _RESTARTS, "raised {type}", same=_ERROR, final_after=_TWICE,
+    ),
+    Kind.DISK_FULL: Meaning(
+        "a rank finds no space on a file system (ENOSPC, EDQUOT)",
+        1, _INFRASTRUCTURE, predicate="raised {type}", reason="it stays full until somebody frees space", same=_ERROR,
+    ),
+    Kind.IO: Meaning(
+        "a disk or a network file system fails (EIO, ESTALE)",
+        1, _INFRASTRUCTURE, _LAUNCHER, _DISRUPTIONS, "raised {type}", same=_ERROR, final_after=_TEN_TIMES,
+        node_at_fault=True,
+    ),
+    Kind.GPU: Meaning(
+        "a rank's GPU is lost (an ECC or NVLink error, a GPU that fell off the bus)",
+        1, _INFRASTRUCTURE, _OPERATOR, _DISRUPTIONS, "raised {type}", same=_ERROR, node_at_fault=True,
+    ),
+    Kind.ADDRESS: Meaning(
+        "a rank finds its address in use",
+        1, _TRAINING, _LAUNCHER, _RESTARTS, "raised {type}", same=_ERROR, delay=1.0,  # its holder may end meanwhile
+    ),
+    Kind.SIGNAL: Meaning(
+        "a rank dies of another signal (SIGSEGV, SIGABRT and so on)",
+        2, _TRAINING, _LAUNCHER, _RESTARTS, "was killed by {signal}", same=("signal", "message"), final_after=_TWICE,
+    ),
+    Kind.KILLED: Meaning(
+        "a rank is killed from outside (SIGKILL, SIGTERM, SIGINT, SIGHUP, SIGQUIT)",
+        2, _TRAINING, _LAUNCHER, _RESTARTS, same=("signal", "exit_code"),
+    ),
+    Kind.OOM: Meaning(
+        "a rank is killed at the memory limit",
+        2, _INFRASTRUCTURE, _LAUNCHER, _RESTARTS,
+        "ran out of memory (killed by the kernel at the container's memory limit)", final_after=_TWICE,
+    ),
+    Kind.EXIT: Meaning(
+        "a rank ends with an exit code",
+        3, _TRAINING, _LAUNCHER, _RESTARTS, "ended with exit code {exit_code}", same=("exit_code", "message"),
+        final_after=_TWICE,
+    ),
+    Kind.UNKNOWN: Meaning(
+        "a rank fails in a way that only a newer version of flk knows",
+        3, _TRAINING, _LAUNCHER, _RESTARTS, "failed", same=_ERROR, final_after=_TWICE,
+    ),
+    Kind.PREEMPTED: Meaning(
+        "a pod receives SIGTERM: a drain, an eviction, a preemption",
+        4, _INFRASTRUCTURE, _OPERATOR, _DISRUPTIONS, "was preempted", True, same=("pod",),
+    ),
+    Kind.LOST: Meaning(
+        "a pod is lost: it is deleted, its node is gone, or its launcher is killed",
+        4, _INFRASTRUCTURE, _OPERATOR, _DISRUPTIONS, "was lost", True, same=("pod",), node_at_fault=True,
+    ),
+    Kind.ABSENT: Meaning(
+        "a pod never joins within FLK_JOIN_TIMEOUT, or pod 0 does not answer for as long",
+        4, _INFRASTRUCTURE, predicate="never joined", message_is_predicate=True, same=("pod",),
+        reason="the other pods have waited long enough",
+    ),
+    Kind.UNKILLABLE: Meaning(
+        "a rank survives SIGKILL for FLK_KILL_TIMEOUT (30 s)",
+        4, _INFRASTRUCTURE, _OPERATOR, _DISRUPTIONS, "has a rank that survives SIGKILL", same=("pod",),
+        node_at_fault=True,
+    ),
+    Kind.RESIZED: Meaning(
+        "a pod joins an elastic job, or leaves it after SIGTERM",
+        5, _INFRASTRUCTURE, _LAUNCHER, predicate="joined or left", message_is_predicate=True,
+    ),
+    # A part of a checkpoint in memory cannot be read when its pod is lost, and a save fails when a rank has failed.
+    Kind.STORAGE: Meaning(
+        "a checkpoint cannot be read or written now: a time-out, a server that refuses, no memory for a copy",
+        6, _INFRASTRUCTURE, _LAUNCHER, _DISRUPTIONS, "raised {type}", same=_ERROR, final_after=_TEN_TIMES,
+    ),
+    Kind.RENDEZVOUS: Meaning(  # a rank that failed earlier could not be met
+        "the ranks do not find each other in the preflight",
+        7, _INFRASTRUCTURE, _LAUNCHER, _RESTARTS, "raised {type}", same=_ERROR,
+    ),
+    Kind.EARLY: Meaning(  # the others may have had little left to do
+        "a rank ends with 0 before the others",
+        8, _TRAINING, _LAUNCHER, _RESTARTS, "ended with exit code 0 before the other ranks", final_after=_TWICE,
+    ),
+    Kind.TIMEOUT: Meaning(  # the rank that gives up closes its connections, so it counts before those that lose them
+        "a collective of ranks that still run times out",
+        9, _TRAINING, _LAUNCHER, _RESTARTS, same=_ERROR, final_after=_TWICE, secondary=True,
+    ),
+    Kind.CONNECTION: Meaning(
+        "ranks lose the connection to each other, and none of them failed",
+        10, _INFRASTRUCTURE, _LAUNCHER, _DISRUPTIONS, same=_ERROR, secondary=True,
+    ),
+    Kind.PEER: Meaning(
+        "a rank is told that another one failed",
+        10, _TRAINING, _LAUNCHER, _RESTARTS, same=_ERROR, final_after=_TWICE, secondary=True,
+    ),
+    Kind.STOPPED: Meaning(
+        "a rank fails after the launcher has told it to end",
+        11, _TRAINING, _LAUNCHER, _RESTARTS, same=_ERROR, final_after=_TWICE, secondary=True,
+    ),
+}  # fmt: skip
+
 _SOURCE_FILE = re.compile(r"\[[^\[\]\s]*\.(?:c|cc|cpp|cu|cuh|h|hpp):\d+\]\s*")  # of torch, on the machine that built it
 _LINE_LIMIT = 300  # characters of a message in a line for people
-_TIMEOUT = re.compile(r"(?i)tim(ed |e)out|Watchdog caught")  # a rank waited for a peer that still ran
-# Exit code of a job that ends because of a failure of this kind; TRAINING for the others.
-_CODES: Final = {
-    **dict.fromkeys(
-        ("oom", "lost", "preempted", "resized", "unkillable", "hang", "io", "disk_full", "gpu", "rendezvous"),
-        ExitCode.INFRASTRUCTURE,
-    ),
-    "deadline": ExitCode.TIMEOUT,
-    "usage": ExitCode.USAGE,
-}
-# Kinds whose message is a predicate of the pod or the rank, and the predicate where the message is empty.
-_PREDICATES: Final = {
-    "lost": "was lost",
-    "preempted": "was preempted",
-    "resized": "joined or left",
-    "hang": "makes no progress",
-}
+_COMPARED = 200  # characters of a message that are compared; histories keep 300
+_VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+")  # addresses and numbers
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 @dataclass(frozen=True)
 class Failure:
     """The failure of one rank, or of a whole pod (``rank`` is None)."""
 
-    # Of a rank: exception, exit, signal, oom, hang, and exceptions of a kind of their own: io, disk_full, gpu, address
-    # (in use), rendezvous, usage. Of a pod: preempted (it had to stop), resized (it joins or leaves an elastic job),
-    # lost (also: it never joined), unkillable, deadline, usage.
-    kind: str
+    kind: Kind
     pod: int
     rank: int | None = None
     pod_name: str = ""
@@ -46,16 +240,17 @@ class Failure:
     attempt: int = 0
     time: float = 0.0  # seconds since the epoch, by the clock of the pod's node
     type: str = ""  # class name of the exception
-    message: str = (
-        ""  # of the exception or the container; or a predicate of the pod, see _PREDICATES: "received SIGTERM"
-    )
+    message: str = ""  # of the exception or the container; or what the pod did, see Meaning.message_is_predicate
     traceback: str = ""  # its last characters
     exit_code: int | None = None
     signal: int | None = None
-    secondary: bool = False  # a consequence of another rank's failure: the connection to the peer broke
+    secondary: bool = field(init=False)  # a consequence of another rank's failure; records say it for older clients
     stderr: str = ""  # the last lines that the rank wrote to stderr
     count: int = 1  # number of ranks that failed in this way
     step: int | None = None  # optimizer steps that the rank had done; None if it does not tell (see shared.progress)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "secondary", self.kind.meaning.secondary)
 
     @property
     def details(self) -> str:
@@ -65,14 +260,18 @@ class Failure:
     @property
     def code(self) -> ExitCode:
         """Exit code of a job that ends because of this failure."""
-        if self.is_lost_connection:
-            return ExitCode.INFRASTRUCTURE
-        return _CODES.get(self.kind, ExitCode.TRAINING)
+        return self.kind.meaning.code
 
     @property
-    def is_lost_connection(self) -> bool:
-        """Whether a rank lost its connection to a peer, which did not fail itself as far as is known."""
-        return self.secondary and self.kind == "exception" and not _TIMEOUT.search(self.message)
+    def is_cause(self) -> bool:
+        """Whether it says why the attempt ended. Another launcher may know why a pod was lost or a connection broke."""
+        return not self.secondary and self.kind not in (Kind.LOST, Kind.ABSENT)
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """What the same failure has again. Process ids, ports and addresses in messages may differ."""
+        values = [getattr(self, name) for name in self.kind.meaning.same]
+        return (self.kind, *(_VARYING.sub("#", each)[:_COMPARED] if isinstance(each, str) else each for each in values))
 
     @property
     def summary(self) -> str:
@@ -83,29 +282,51 @@ class Failure:
         if self.count > 1:
             subject = f"{subject} and {self.count - 1} other {'rank' if self.count == 2 else 'ranks'}"
         first_line = _SOURCE_FILE.sub("", self.message.splitlines()[0])[:_LINE_LIMIT] if self.message else ""
-        after = f" after step {self.step}" if self.step else ""
-        if self.kind in ("exception", "io", "disk_full", "gpu", "address", "rendezvous"):
-            return f"{subject} raised {self.type}{after}" + (f": {first_line}" if first_line else "")
-        if self.kind in ("preempted", "resized") and self.node:
+        if self.kind in (Kind.PREEMPTED, Kind.RESIZED) and self.node:
             subject = f"{subject} on {self.node}"
-        if self.kind in _PREDICATES:
-            return f"{subject} {first_line or _PREDICATES[self.kind]}"
-        predicate = {
-            "exit": f"ended with exit code {self.exit_code}" + ("" if self.exit_code else " before the other ranks"),
-            "signal": f"was killed by {_signal_name(self.signal)}",
-            "oom": "ran out of memory (killed by the kernel at the container's memory limit)",
-            "deadline": "reached the job's deadline",
-            "usage": "could not start",
-            "unkillable": "has a rank that survives SIGKILL",
-        }.get(self.kind, self.kind)
-        return f"{subject} {predicate}{after}" + (f": {first_line}" if first_line else "")
+        if self.kind.meaning.message_is_predicate and first_line:
+            return f"{subject} {first_line}"
+        after = f" after step {self.step}" if self.step and not self.kind.meaning.message_is_predicate else ""
+        return f"{subject} {self._predicate}{after}" + (f": {first_line}" if first_line else "")
+
+    @property
+    def _predicate(self) -> str:
+        """What the rank or pod did."""
+        text = self.kind.meaning.predicate
+        if not text:
+            text = "raised {type}" if self.type else Kind.SIGNAL.meaning.predicate if self.signal else _EXITED
+        return text.format(type=self.type, exit_code=self.exit_code, signal=_signal_name(self.signal))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Failure:
-        """The failure from the result of ``dataclasses.asdict``; ignores fields that a newer version has added."""
-        known = {f.name for f in fields(cls)}
-        return cls(**{name: value for name, value in data.items() if name in known})
+        """The failure from the result of ``dataclasses.asdict``; ignores fields that a newer version has added.
 
+        Failures that earlier versions have recorded get the kinds that they have now.
+        """
+        known = {each.name for each in fields(cls) if each.init}
+        values = {name: value for name, value in data.items() if name in known}
+        kind = Kind(data["kind"])
+        message, code, number = str(data.get("message", "")), data.get("exit_code"), data.get("signal")
+        if kind in (Kind.EXIT, Kind.SIGNAL) and (code, number) != (None, None):
+            kind = kind_of_end(code, number)
+        if kind in (Kind.EXCEPTION, Kind.EXIT, Kind.SIGNAL) and data.get("secondary"):
+            kind = kind_of_loss(message)
+        if kind is Kind.LOST and message.startswith(("never joined", "did not answer")):
+            kind = Kind.ABSENT
+        return cls(**{**values, "kind": kind})
+
+
+def root_cause(failures: Sequence[Failure]) -> Failure:
+    """The failure that led to the others, with the number of ranks that failed in the same way.
+
+    The kinds have an order of precedence. Among failures of equal precedence the earliest is chosen.
+    """
+    cause = min(failures, key=lambda failure: (failure.kind.meaning.precedence, failure.time))
+    same = {failure.rank for failure in failures if failure.signature == cause.signature}
+    return replace(cause, count=max(cause.count, len(same)))
+
+
+_EXITED: Final = Kind.EXIT.meaning.predicate
 
 # Exceptions of a rank that lost the connection to a peer: they come from gloo, NCCL or the store. An OSError is none of
 # them, since it comes from a socket or a pipe that the script has opened itself.
@@ -121,13 +342,32 @@ _SECONDARY_WORDS = (
     "recvValue failed",
     "sendBytes failed",
 )
+# NCCL or gloo refuses how it is used: two ranks on one GPU, sizes that differ between ranks. No connection broke.
+_MISUSE = re.compile(r"ncclInvalidUsage|ncclInvalidArgument|Duplicate GPU detected|gloo::EnforceNotMet|enforce fail at")
+_TIMEOUT = re.compile(r"(?i)tim(ed |e)out|Watchdog caught")  # a rank waited for a peer that still ran
 
 
 def is_secondary(type_name: str, message: str) -> bool:
     """Return whether an exception says that the connection to a peer broke, so that it is not the root cause."""
+    if _MISUSE.search(message):
+        return False
     if type_name in _SECONDARY_TYPES:
         return True
     return type_name in _TORCH_TYPES and any(word in message for word in _SECONDARY_WORDS)
+
+
+def kind_of_loss(text: str) -> Kind:
+    """The kind of a failure that is secondary by its text: the connection broke, or the peer did not come in time."""
+    return Kind.TIMEOUT if _TIMEOUT.search(text) else Kind.CONNECTION
+
+
+def kind_of_end(exit_code: int | None, number: int | None) -> Kind:
+    """The kind of a failure by the exit code of the process, or by the signal that ended it."""
+    if (number if number is not None else (exit_code or 0) - 128) in _FROM_OUTSIDE:
+        return Kind.KILLED
+    if number is not None:
+        return Kind.SIGNAL
+    return Kind.EARLY if exit_code == 0 else Kind.EXIT
 
 
 def _signal_name(number: int | None) -> str:

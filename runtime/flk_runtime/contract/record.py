@@ -77,7 +77,7 @@ class JobRecord:
     max_disruptions: int = 0
     restarts: int = 0  # used: attempts that followed failures of the training code
     disruptions: int = 0  # used: attempts that followed disruptions
-    verdict: str = ""  # why no attempt follows a failure
+    no_retry_reason: str = ""  # why no attempt follows a failure
     slow: list[SlowRank] = field(default_factory=list)  # ranks that the others wait for, while the job runs
     bad_nodes: list[str] = field(default_factory=list)  # nodes on which pods of this job have failed repeatedly
 
@@ -122,7 +122,7 @@ class JobRecord:
             max_disruptions=int(data.get("max_disruptions", 0)),
             restarts=int(data.get("restarts", 0)),
             disruptions=int(data.get("disruptions", 0)),
-            verdict=str(data.get("verdict", "")),
+            no_retry_reason=str(data.get("no_retry_reason") or data.get("verdict") or ""),  # verdict: its former name
             slow=[SlowRank(**slow) for slow in data.get("slow", [])],
             bad_nodes=[str(node) for node in data.get("bad_nodes", [])],
         )

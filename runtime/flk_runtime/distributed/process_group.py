@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from flk_runtime.errors import SetupError
+from flk_runtime.errors import RuntimeFailure
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ def store() -> Any:
 def on_main(function: Callable[[], T]) -> T:
     """Call ``function`` on rank 0 and return its result on every rank. Collective.
 
-    The result travels by pickle. A SetupError of ``function`` is raised on every rank.
+    The result travels by pickle. A RuntimeFailure of ``function`` is raised on every rank.
     """
     if world_size() == 1:
         return function()
@@ -50,7 +50,7 @@ def on_main(function: Callable[[], T]) -> T:
     if dist.get_rank() == 0:
         try:
             answer[0] = function()
-        except SetupError as error:
+        except RuntimeFailure as error:
             answer[1] = error
     dist.broadcast_object_list(answer, src=0)
     if answer[1] is not None:

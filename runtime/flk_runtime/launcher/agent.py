@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from flk_runtime.contract import pod_env
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.pod_layout import INTERRUPT_GRACE
 from flk_runtime.contract.record import SOURCES, JobRecord
 from flk_runtime.launcher import coordinator
@@ -53,6 +53,8 @@ TERMINATE_TIMEOUT = 1.0  # seconds between SIGTERM and SIGKILL at the end of an 
 ORPHANS_TIMEOUT, ORPHANS_POLL = 5.0, 0.005  # seconds for processes that ranks have left to end after SIGKILL
 LAST_WAIT = 2.0  # seconds after the grace period in which a launcher that has to stop hears that all ranks have ended
 EXIT_TIMEOUT = 5.0  # seconds that a rank may run its exit handlers after it has reported an exception
+# Kinds of failures that are probably how a script answers SIGTERM.
+_ANSWERS = (Kind.EXCEPTION, Kind.EXIT, Kind.USAGE, Kind.MISMATCH, Kind.STORAGE)
 
 
 class Agent:
@@ -259,8 +261,8 @@ class Agent:
     def _handle_failure(self, rank: RankProcess, failure: Failure) -> None:
         if self.stop_signal == signal.SIGINT or self.attempt is None or rank.ended_by_launcher(failure):
             return  # the launcher has ended this rank
-        if rank.terminated and failure.kind in ("exception", "exit"):
-            failure = replace(failure, secondary=True)  # probably how the script answers SIGTERM
+        if rank.terminated and failure.kind in _ANSWERS:
+            failure = replace(failure, kind=Kind.STOPPED)
         rank.failure = failure
         if rank.terminated and self.preemption:
             return  # a rank may end in any way after SIGTERM: the attempt ends when all have
@@ -288,11 +290,13 @@ class Agent:
             return
         message = f"received {signal.Signals(number).name}"
         if number == signal.SIGINT:
-            self.member.report_failure(self.attempt, replace(self.ranks.new_failure("lost"), message=message))
+            self.member.report_failure(self.attempt, replace(self.ranks.new_failure(Kind.LOST), message=message))
             self.ranks.terminate(number, min(self.settings.grace, INTERRUPT_GRACE))
         else:
             self.ranks.kill_within(self.settings.grace)
-            self.member.request_preemption(self.attempt, replace(self.ranks.new_failure("preempted"), message=message))
+            self.member.request_preemption(
+                self.attempt, replace(self.ranks.new_failure(Kind.PREEMPTED), message=message)
+            )
 
     def _must_wait(self) -> bool:
         """Whether this launcher, told to stop, has to wait, though its ranks have ended.
@@ -329,7 +333,7 @@ class Agent:
         attempt, deadline = self._healthy_attempt(), self.settings.deadline
         if attempt and deadline and time.monotonic() - self.started >= deadline:
             message = f"{deadline:g} s since the launcher started"
-            failure = replace(self.ranks.new_failure("deadline"), message=message)
+            failure = replace(self.ranks.new_failure(Kind.DEADLINE), message=message)
             self.failures.append(failure)
             self.member.report_failure(attempt, failure)
 

@@ -13,13 +13,12 @@ from flk_runtime.launcher.settings import Limits
 
 _HISTORY_LIMIT = 20  # attempts that are kept
 _MESSAGE_LIMIT = 300  # characters that are kept of the messages of former attempts
-_NODE_KINDS = ("lost", "gpu", "unkillable", "io", "hang")  # kinds of failures that may be the fault of a node
 _REPEATEDLY = 2  # attempts that a pod on the same node has ended
 
 
 def bad_nodes(history: Sequence[Attempt]) -> list[str]:
     """The nodes on which pods have failed repeatedly, for a reason that may be the node's."""
-    counts = Counter(each.failure.node for each in history if each.failure and each.failure.kind in _NODE_KINDS)
+    counts = Counter(each.failure.node for each in history if each.failure and each.failure.kind.meaning.node_at_fault)
     return sorted(node for node, count in counts.items() if node and count >= _REPEATEDLY)
 
 
@@ -40,10 +39,12 @@ def shorten(history: Sequence[Attempt]) -> list[Attempt]:
     ]
 
 
-def job_record(failure: Failure | None, history: Sequence[Attempt], limits: Limits, verdict: str = "") -> JobRecord:
-    """The record of a job that has ended with this failure, or with success (None); ``verdict`` as in `Decision`."""
+def job_record(
+    failure: Failure | None, history: Sequence[Attempt], limits: Limits, no_retry_reason: str = ""
+) -> JobRecord:
+    """The record of a job that has ended with this failure, or with success (None)."""
     outcome, code = ("failed", failure.code) if failure else ("succeeded", ExitCode.DONE)
-    return new_record(outcome, int(code), failure, history, limits, verdict)
+    return new_record(outcome, int(code), failure, history, limits, no_retry_reason)
 
 
 def new_record(
@@ -52,7 +53,7 @@ def new_record(
     failure: Failure | None,
     history: Sequence[Attempt],
     limits: Limits,
-    verdict: str = "",
+    no_retry_reason: str = "",
 ) -> JobRecord:
     """The job record with what the history has used of the limits."""
     last = history[-1] if history else None
@@ -65,6 +66,6 @@ def new_record(
         limits.disruptions,
         last.restarts if last else 0,
         last.disruptions if last else 0,
-        verdict,
+        no_retry_reason,
         bad_nodes=bad_nodes(history),
     )

@@ -7,7 +7,7 @@ import re
 import signal
 from dataclasses import replace
 
-from flk_runtime.contract.failure import Failure, is_secondary
+from flk_runtime.contract.failure import Failure, Kind, is_secondary, kind_of_end, kind_of_loss
 from flk_runtime.system.text import last_exception
 
 _STDERR_LINES = 20  # that are kept
@@ -25,7 +25,7 @@ _LAST_WORDS = (
     re.compile(r'  File ".+", line \d+ in '),
 )
 _TRAILING_LINES = 2  # that may follow the traceback which ended a process
-_REPORTED_FIELDS = ("kind", "type", "message", "traceback", "time", "secondary")
+_REPORTED_FIELDS = ("type", "message", "traceback", "time", "exit_code")
 
 
 def from_report(failure: Failure, report: bytes) -> Failure | None:
@@ -33,11 +33,9 @@ def from_report(failure: Failure, report: bytes) -> Failure | None:
     try:
         reported = json.loads(report)
         fields = {name: reported[name] for name in _REPORTED_FIELDS if name in reported}
-    except (ValueError, TypeError):
+        return replace(failure, kind=Kind(reported["kind"]), **fields)
+    except (ValueError, TypeError, KeyError):
         return None
-    if fields.get("kind") == "exit":
-        fields["exit_code"] = 1
-    return replace(failure, **fields)
 
 
 def from_exit_code(failure: Failure, code: int, stderr: str, *, oom: bool) -> Failure:
@@ -51,10 +49,13 @@ def from_exit_code(failure: Failure, code: int, stderr: str, *, oom: bool) -> Fa
     if code >= 0:
         ended = last_exception("\n".join(lines)) if code else ""
         message = ended if ended in lines[-1 - _TRAILING_LINES :] else ""
-        return replace(failure, kind="exit", exit_code=code, message=message)
-    kind = "oom" if oom and code == -signal.SIGKILL else "signal"
-    secondary = code == -signal.SIGABRT and is_secondary("", stderr)
+        return replace(failure, kind=kind_of_end(code, None), exit_code=code, message=message)
+    kind = kind_of_end(None, -code)
+    if oom and code == -signal.SIGKILL:
+        kind = Kind.OOM
+    elif code == -signal.SIGABRT and is_secondary("", stderr):
+        kind = kind_of_loss(stderr)
     words = [
         line.strip().removeprefix("what():").strip() for words in _LAST_WORDS for line in lines if words.match(line)
     ]
-    return replace(failure, kind=kind, signal=-code, secondary=secondary, message=words[0] if words else "")
+    return replace(failure, kind=kind, signal=-code, message=words[0] if words else "")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flk_runtime.contract import log_format, pod_env
-from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.launcher.environment import rank_environment
 from flk_runtime.launcher.forkserver import ForkServer
 from flk_runtime.launcher.hub import HubProcess
@@ -59,7 +59,7 @@ class RankProcess:
 
     def ended_by_launcher(self, failure: Failure) -> bool:
         """Return whether ``failure`` of this rank is the launcher's own SIGTERM or SIGKILL."""
-        by_signal = failure.kind == "signal" and failure.signal in (signal.SIGTERM, signal.SIGKILL)
+        by_signal = failure.signal in (signal.SIGTERM, signal.SIGKILL) and failure.kind is not Kind.OOM
         return self.terminated and (by_signal or failure.exit_code == 128 + signal.SIGTERM)
 
 
@@ -156,7 +156,7 @@ class Ranks:
     def report_of(self, rank: RankProcess) -> Failure | None:
         """The exception that the rank has reported, if there is a new one."""
         report = rank.pipes.take_report()
-        return from_report(self.new_failure("exception", rank), report) if report is not None else None
+        return from_report(self.new_failure(Kind.EXCEPTION, rank), report) if report is not None else None
 
     def remove(self, pid: int) -> RankProcess | None:
         """Remove a rank whose process has ended: kill what it has left, and pass on the rest of its output."""
@@ -188,16 +188,16 @@ class Ranks:
         oom = oom_kills > self._oom_kills
         if code < 0:
             self._oom_kills = oom_kills
-        return from_exit_code(self.new_failure("exit", rank), code, rank.pipes.stderr_tail, oom=oom)
+        return from_exit_code(self.new_failure(Kind.EXIT, rank), code, rank.pipes.stderr_tail, oom=oom)
 
     def failure_of_server(self, message: str) -> Failure:
         """The failure of this pod when the fork server has died, and the ranks with it."""
         oom = host.oom_kills() > self._oom_kills
         return replace(
-            self.new_failure("oom" if oom else "lost"), message=message if oom else f"lost its ranks: {message}"
+            self.new_failure(Kind.OOM if oom else Kind.LOST), message=message if oom else f"lost its ranks: {message}"
         )
 
-    def new_failure(self, kind: str, rank: RankProcess | None = None) -> Failure:
+    def new_failure(self, kind: Kind, rank: RankProcess | None = None) -> Failure:
         """A failure of a rank, or of this pod, in the current attempt at this time."""
         settings = self._settings
         failure = Failure(kind, settings.pod, None, settings.pod_name, settings.node, self._attempt, time.time())
@@ -245,7 +245,7 @@ class Ranks:
         for rank in survivors:
             self.remove(rank.pid)
         return [
-            replace(self.new_failure("unkillable", rank), rank=None, message=f"rank {rank.rank}, process {rank.pid}")
+            replace(self.new_failure(Kind.UNKILLABLE, rank), rank=None, message=f"rank {rank.rank}, process {rank.pid}")
             for rank in survivors
         ]
 

@@ -83,8 +83,8 @@ class Records:
         elif leader:
             self.write(record)
             if record.failure:
-                verdict = f"; {record.verdict}" if record.verdict else ""
-                self.log(f"failed: {record.failure.summary}{verdict}")
+                reason = f"; {record.no_retry_reason}" if record.no_retry_reason else ""
+                self.log(f"failed: {record.failure.summary}{reason}")
             if self._kept:
                 self._kept.flush()
         return record.code

@@ -14,10 +14,10 @@ from typing import NoReturn
 
 from flk_runtime.contract import log_format, pod_env, user_env
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.launcher import forkserver
 from flk_runtime.launcher.agent import Agent
-from flk_runtime.launcher.coordinator.policy import rule_for
+from flk_runtime.launcher.coordinator.policy import final_reason
 from flk_runtime.launcher.environment import prepare_environment
 from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
 from flk_runtime.launcher.hangs.control import FOLDER_PREFIX
@@ -111,7 +111,9 @@ def _refuse(settings: Settings | None, arguments: Sequence[str], message: str) -
         settings = Settings(tuple(arguments), termination_log=os.environ.get(pod_env.TERMINATION_LOG, ""))
     prefix = log_format.LAUNCHER_PREFIX.format(index=settings.pod_in_job)
     write_all(2, f"{prefix}error: {message}\n".encode())
-    failure = Failure("usage", settings.pod, None, settings.pod_name, settings.node, time=time.time(), message=message)
-    verdict = f"not retried: {rule_for(failure).reason}"
-    write_termination_message(settings.termination_log, job_record(failure, [], settings.limits, verdict))
+    failure = Failure(
+        Kind.USAGE, settings.pod, None, settings.pod_name, settings.node, time=time.time(), message=message
+    )
+    record = job_record(failure, [], settings.limits, final_reason(failure))
+    write_termination_message(settings.termination_log, record)
     return ExitCode.USAGE

@@ -181,7 +181,14 @@ def _exit_code(exit_: SystemExit, *, reports: bool) -> int:
     print(text, file=sys.stderr)
     if reports:
         failure_report.send(
-            {"kind": "exit", "type": "SystemExit", "message": text, "traceback": "", "time": time.time()}
+            {
+                "kind": "exit",
+                "type": "SystemExit",
+                "message": text,
+                "traceback": "",
+                "time": time.time(),
+                "exit_code": 1,
+            }
         )
     return 1
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from flk_runtime.contract import user_env
-from flk_runtime.errors import SetupError
+from flk_runtime.errors import RuntimeFailure
 from flk_runtime.plan.calibration import UNMEASURED
 from flk_runtime.plan.capture import capture, open_group
 from flk_runtime.plan.choice import choose
@@ -30,7 +30,7 @@ def main() -> int:
     request = json.loads(sys.argv[1])
     try:
         result = _plan(request, sys.argv[2:])
-    except SetupError as error:
+    except RuntimeFailure as error:
         result = {"error": str(error)}
     with open(request["output"], "w", encoding="utf-8") as file:
         json.dump(result, file)

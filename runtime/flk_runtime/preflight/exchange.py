@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from flk_runtime.errors import RendezvousError, SetupError
+from flk_runtime.errors import RendezvousError, RuntimeFailure, SetupError
 from flk_runtime.preflight.compare import compare, describe_process, missing, waiting_for, warnings
 from flk_runtime.preflight.report import RankReport
 from flk_runtime.preflight.waiting import Waiting
@@ -35,9 +35,9 @@ class PreflightResult:
     retryable: bool = False  # the only fault is that ranks are missing, so another attempt may succeed
 
     @property
-    def error(self) -> SetupError:
+    def error(self) -> RuntimeFailure:
         """The exception with the faults, one per line."""
-        error = (RendezvousError if self.retryable else SetupError)("\n".join(self.faults))
+        error: RuntimeFailure = (RendezvousError if self.retryable else SetupError)("\n".join(self.faults))
         error.everywhere = True
         return error
 

@@ -15,7 +15,7 @@ import types
 from typing import Any
 
 from flk_runtime.contract import pod_env
-from flk_runtime.contract.failure import is_secondary
+from flk_runtime.contract.failure import Kind, is_secondary, kind_of_loss
 from flk_runtime.system import faults
 from flk_runtime.system.text import last_exception, plural, text_of
 
@@ -37,12 +37,11 @@ def describe(error: BaseException) -> dict[str, Any]:
     message = _of_worker(name, text_of(first))[:_MESSAGE_LIMIT]
     others = f" (and {plural(len(leaves) - 1, 'other exception')})" if len(leaves) > 1 else ""
     return {
-        "kind": kind,
+        "kind": kind_of_loss(message) if kind is Kind.EXCEPTION and _has_secondary_cause(error) else kind,
         "type": name,
-        "message": message + others + (faults.full_file_system(error) if kind == "disk_full" else ""),
+        "message": message + others + (faults.full_file_system(error) if kind is Kind.DISK_FULL else ""),
         "traceback": _traceback_of(error),
         "time": time.time(),
-        "secondary": kind == "exception" and _has_secondary_cause(error),  # a usage error may mention NCCL
     }
 
 

@@ -10,21 +10,22 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from flk_runtime.contract import user_env
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Kind
+from flk_runtime.errors import RuntimeFailure
 from flk_runtime.system.text import text_of
 
 _SHM: Final = "/dev/shm"  # noqa: S108 - not a temporary file
 _ERRNOS: Final = {
-    errno.ENOSPC: "disk_full",
-    errno.EDQUOT: "disk_full",
-    errno.EIO: "io",
-    errno.ESTALE: "io",
-    errno.EADDRINUSE: "address",
+    errno.ENOSPC: Kind.DISK_FULL,
+    errno.EDQUOT: Kind.DISK_FULL,
+    errno.EIO: Kind.IO,
+    errno.ESTALE: Kind.IO,
+    errno.EADDRINUSE: Kind.ADDRESS,
 }
 # Parts of messages of torch and CUDA. Those of CUDA are the texts of cudaGetErrorString for errors of the device or its
 # driver: 46, 100, 214, 220, 714, 721, 802. Errors that a kernel may cause too (an illegal address) are not among them.
 _WORDS: Final = {
-    "gpu": (
+    Kind.GPU: (
         "CUDA-capable device(s) is/are busy or unavailable",
         "no CUDA-capable device is detected",
         "uncorrectable ECC error encountered",
@@ -34,11 +35,11 @@ _WORDS: Final = {
         "system not yet initialized",
         "GPU is lost",
     ),
-    "address": ("EADDRINUSE",),
+    Kind.ADDRESS: ("EADDRINUSE",),
 }
 
 
-def kind_of(error: BaseException) -> str:
+def kind_of(error: BaseException) -> Kind:
     """The kind of a `Failure` for this exception, for one in its group or for one that it was raised from."""
     links = chain(error)
     for link in links:
@@ -48,11 +49,9 @@ def kind_of(error: BaseException) -> str:
         if any(word in text_of(link) for link in links for word in words):
             return kind
     if any("PytorchStreamWriter failed writing" in text_of(link) for link in links):
-        return "disk_full" if full_file_system(error) else "io"  # torch.save does not say why
-    codes = [getattr(leaf, "code", None) for leaf in leaves(error)]  # of errors of flk_runtime
-    if any(code is ExitCode.USAGE for code in codes):
-        return "usage"
-    return "rendezvous" if all(code is ExitCode.INFRASTRUCTURE for code in codes) else "exception"
+        return Kind.DISK_FULL if full_file_system(error) else Kind.IO  # torch.save does not say why
+    kinds = [leaf.kind if isinstance(leaf, RuntimeFailure) else Kind.EXCEPTION for leaf in leaves(error)]
+    return min(kinds, key=lambda kind: kind.meaning.precedence)
 
 
 def full_file_system(error: BaseException) -> str:

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from flk_runtime.contract import log_format, pod_layout, user_env
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.log_format import is_record, parse_record
 from flk_runtime.contract.record import Attempt, JobRecord
 
 TEXT = st.text(max_size=8000)
 FAILURES = st.builds(
     Failure,
-    kind=st.sampled_from(["exception", "exit", "signal", "oom", "lost"]),
+    kind=st.sampled_from(Kind),
     pod=st.integers(0, 4096),
     rank=st.none() | st.integers(0, 65536),
     type=st.text(max_size=50),
@@ -72,27 +72,27 @@ def test_a_record_in_the_output_of_a_rank_is_ignored() -> None:
 
 
 def test_unknown_fields_of_a_newer_version_are_ignored() -> None:
-    data = json.loads(JobRecord("failed", 100, 0, Failure("exit", 1)).to_json())
+    data = json.loads(JobRecord("failed", 100, 0, Failure(Kind.EXIT, 1)).to_json())
     data["new"] = 1
     data["failure"]["new"] = 1
     record = JobRecord.from_json(json.dumps(data))
     assert record is not None
-    assert record.failure == Failure("exit", 1)
+    assert record.failure == Failure(Kind.EXIT, 1)
 
 
 @pytest.mark.parametrize(
     ("kind", "code"),
     [
-        ("exception", ExitCode.TRAINING),
-        ("exit", ExitCode.TRAINING),
-        ("signal", ExitCode.TRAINING),
-        ("oom", ExitCode.INFRASTRUCTURE),
-        ("lost", ExitCode.INFRASTRUCTURE),
-        ("deadline", ExitCode.TIMEOUT),
-        ("usage", ExitCode.USAGE),
+        (Kind.EXCEPTION, ExitCode.TRAINING),
+        (Kind.EXIT, ExitCode.TRAINING),
+        (Kind.SIGNAL, ExitCode.TRAINING),
+        (Kind.OOM, ExitCode.INFRASTRUCTURE),
+        (Kind.LOST, ExitCode.INFRASTRUCTURE),
+        (Kind.DEADLINE, ExitCode.TIMEOUT),
+        (Kind.USAGE, ExitCode.USAGE),
     ],
 )
-def test_the_kind_of_failure_decides_the_exit_code(kind: str, code: ExitCode) -> None:
+def test_the_kind_of_failure_decides_the_exit_code(kind: Kind, code: ExitCode) -> None:
     assert Failure(kind, 0).code is code
 
 

@@ -14,7 +14,7 @@ from flk.observe.model import Finding, PodPhase
 from flk.observe.view import JobView
 from flk.units import timestamp
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.ranges import parse_pods
 
 
@@ -86,16 +86,16 @@ def _failed(base: State, seen: JobView, cause: Finding | None) -> State:
         reason=cause.code if cause else "",
         message=cause.sentence if cause else message,
         failure=_deadline(base, failure) if cause and cause.code == "DeadlineExceeded" else failure,
-        verdict=next((record.verdict for record in seen.records if record.failure and record.verdict), ""),
+        verdict=next((r.no_retry_reason for r in seen.records if r.failure and r.no_retry_reason), ""),
         ended=seen.ended or timestamp(condition.get("lastTransitionTime")) or None,
     )
 
 
 def _deadline(base: State, failure: Failure | None) -> Failure:
     """Return the failure of a job whose deadline has passed: the operator's signals to its pods are no cause."""
-    if failure is not None and failure.kind == "deadline":
+    if failure is not None and failure.kind is Kind.DEADLINE:
         return failure
-    return Failure("deadline", 0, pod_name=f"job {base.name}")
+    return Failure(Kind.DEADLINE, 0, pod_name=f"job {base.name}")
 
 
 def _succeeded(base: State, seen: JobView) -> State:
@@ -176,7 +176,7 @@ def _attempts(seen: JobView, state: State) -> list[AttemptState]:
         if failure is None and last and state.phase == Phase.FAILED:
             failure = state.failure
         if failure is not None:
-            outcome = failure.kind if failure.kind in ("preempted", "resized") else "failed"
+            outcome = str(failure.kind) if failure.kind in (Kind.PREEMPTED, Kind.RESIZED) else "failed"
         else:
             outcome = "succeeded" if last and state.phase == Phase.SUCCEEDED else "running"
         ended = attempt.ended if attempt.ended or not (last and state.finished) else state.ended

@@ -23,7 +23,7 @@ from flk_runtime.checkpoint.state import Piece
 from flk_runtime.checkpoint.storage import Destination
 from flk_runtime.contract import user_env
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import CheckpointError, SetupError
+from flk_runtime.errors import CheckpointError, RuntimeFailure
 from flk_runtime.shared.shard_file import PartHeader
 
 _GLOBAL = re.compile(r"GLOBAL (\S+)")  # in torch's message: the class that weights_only=True refuses
@@ -75,7 +75,7 @@ class Saver:
         self._checked = False  # whether plain values have been read back
 
     def save(
-        self, step: int, pieces: Sequence[Piece], plain: Mapping[str, Any], problem: SetupError | None = None
+        self, step: int, pieces: Sequence[Piece], plain: Mapping[str, Any], problem: RuntimeFailure | None = None
     ) -> None:
         """Copy ``pieces`` and ``plain`` of this rank, and write them in the background. Collective.
 
@@ -254,7 +254,7 @@ class Saver:
             self._error = error
 
 
-def _agree(problem: SetupError | None) -> None:
+def _agree(problem: RuntimeFailure | None) -> None:
     """Raise the first problem of any rank on all ranks. Collective."""
     problems = process_group.gather(problem)
 

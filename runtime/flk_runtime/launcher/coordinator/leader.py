@@ -13,13 +13,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.failure import Failure, Kind, root_cause
 from flk_runtime.contract.ranges import format_pods
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.launcher.coordinator.drain import Departures, with_parts
 from flk_runtime.launcher.coordinator.membership import Membership
-from flk_runtime.launcher.coordinator.policy import Decision, decide, needs_new_pod
-from flk_runtime.launcher.coordinator.root_cause import root_cause
+from flk_runtime.launcher.coordinator.policy import Decision, decide, final_reason, needs_new_pod
 from flk_runtime.launcher.hangs.overseer import Overseer
 from flk_runtime.launcher.hangs.stragglers import Stragglers
 from flk_runtime.launcher.history import bad_nodes, job_record, new_record, progress, shorten
@@ -133,7 +132,7 @@ class Leader:
         lost = self._lost(pod, f"{_DISCONNECTED}: {reason}")
         trains = self._phase is _Phase.RUNNING and pod in self._admitted and pod not in self._done
         if trains and self._preemption:
-            if self._preemption.failure.kind == "resized":
+            if self._preemption.failure.kind is Kind.RESIZED:
                 self._failures.append(lost)  # nobody has asked for that
             if self._preemption.lose(pod):
                 self._end_attempt(self._preemption.failure, now)
@@ -408,7 +407,7 @@ class Leader:
         message = f"joined: {size} → {plural(size + more, 'pod')}"
         number = self._history[-1].number
         cause = Failure(
-            "resized", pod, pod_name=join.pod_name, node=join.node, attempt=number, time=time.time(), message=message
+            Kind.RESIZED, pod, pod_name=join.pod_name, node=join.node, attempt=number, time=time.time(), message=message
         )
         self._start_preemption(cause, urgent=False)
 
@@ -460,9 +459,9 @@ class Leader:
         return self._keeps_memory and not silent.isdisjoint(self._connected)
 
     @property
-    def _stop_kind(self) -> str:
+    def _stop_kind(self) -> Kind:
         """Kind of the failure of a pod that had to stop."""
-        return "resized" if self._settings.elastic else "preempted"
+        return Kind.RESIZED if self._settings.elastic else Kind.PREEMPTED
 
     @property
     def _lacks_pods(self) -> bool:
@@ -471,7 +470,7 @@ class Leader:
 
     def _lost(self, pod: int, message: str) -> Failure:
         number = self._history[-1].number if self._history else 0
-        return Failure("lost", pod, attempt=number, time=time.time(), message=message)
+        return Failure(Kind.LOST, pod, attempt=number, time=time.time(), message=message)
 
     def _with_root_cause(self, attempt: Attempt) -> Attempt:
         """The attempt with its root cause among the failures that all pods saw."""
@@ -487,7 +486,7 @@ class Leader:
     def _described(self, failure: Failure) -> Failure:
         """The failure, with the names of a pod that the leader lost, and what is known of it by now."""
         pod = failure.pod
-        if failure.kind != "lost" or failure.pod_name:
+        if failure.kind is not Kind.LOST or failure.pod_name:
             return failure
         join = self._joined.get(pod)
         known = self._places.get(pod) or ((join.pod_name, join.node) if join else None)
@@ -500,7 +499,7 @@ class Leader:
         """The record of the job if no further attempt follows."""
         settings, history = self._settings, self._history
         if not decision.restart:
-            return job_record(history[-1].failure, history, settings.limits, decision.verdict)
+            return job_record(history[-1].failure, history, settings.limits, decision.no_retry_reason)
         if not self._lacks_pods:
             return None
         missing = self._membership.missing(self._joined)
@@ -508,5 +507,5 @@ class Leader:
         needed = f" ({settings.least_pods} are needed)" if settings.least_pods < settings.pods else ""
         message = f"never joined: waited {settings.join_timeout:.0f} s, missing of {settings.pods} pods{needed}: {pods}"
         attempt = history[-1].number if history else 0
-        cause = Failure("lost", missing[0], attempt=attempt, time=time.time(), message=message)
-        return job_record(cause, history, settings.limits)
+        cause = Failure(Kind.ABSENT, missing[0], attempt=attempt, time=time.time(), message=message)
+        return job_record(cause, history, settings.limits, final_reason(cause))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import SlowRank
 from flk_runtime.launcher.hangs import report, watchdog
 from flk_runtime.launcher.hangs.diagnosis import diagnose
@@ -161,7 +161,7 @@ class Overseer:
             self._log(line)
         first = next(each for each in snapshots if each.rank == diagnosis.ranks[0])
         return Failure(
-            "hang",
+            Kind.HANG,
             first.pod,
             first.rank,
             first.pod_name,

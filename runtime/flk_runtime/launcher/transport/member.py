@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.launcher import authentication
 from flk_runtime.launcher.history import job_record, new_record
@@ -204,7 +204,7 @@ class Member:
                 connection = self._connect()
             except TimeoutError as error:
                 self._log(f"leaving the job: pod 0 {error}")
-                cause = self._lost(0, str(error))
+                cause = replace(self._lost(0, str(error)), kind=Kind.ABSENT)
                 self._end(job_record(cause, self._history, self._settings.limits))
                 return
             self._connected = True
@@ -308,7 +308,7 @@ class Member:
     def _lost(self, pod: int, message: str) -> Failure:
         name = self._settings.pod_name if pod == self._settings.pod else self._settings.rendezvous_host
         attempt = self._history[-1].number if self._history else 0
-        return Failure("lost", pod, pod_name=name, attempt=attempt, time=time.time(), message=message)
+        return Failure(Kind.LOST, pod, pod_name=name, attempt=attempt, time=time.time(), message=message)
 
     # Connecting --------------------------------------------------------------------------------------------------
 
@@ -357,7 +357,7 @@ class Member:
         return connection
 
     def _blame_self(self, failure: Failure) -> Failure:
-        lost_leader = (failure.kind, failure.pod) == ("lost", 0)
+        lost_leader = (failure.kind, failure.pod) == (Kind.LOST, 0)
         return self._lost(self._settings.pod, _DISCONNECTED) if lost_leader else failure
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.failure import Failure, Kind
 from tests.support.jobs import NOW, JobBuilder, record
 from tests.unit.flk.cli.outputs import jobs
 
@@ -220,7 +220,7 @@ def test_list_of_nothing(run: Run) -> None:
 
 
 def test_wait_reports_the_failure_and_ends_with_its_code(fake: Any, run: Run) -> None:
-    failure = Failure("exception", 0, 0, "gpt-worker-0", time=NOW, type="ValueError", message="bad shard")
+    failure = Failure(Kind.EXCEPTION, 0, 0, "gpt-worker-0", time=NOW, type="ValueError", message="bad shard")
     JobBuilder(1).ended(0, 100, record(failure).to_json()).condition("Failed").add_to(fake)
     code, stdout, stderr = run("wait", "gpt", "-o", "json")
     assert code == ExitCode.TRAINING

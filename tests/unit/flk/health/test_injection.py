@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.failure import Failure, Kind
 from tests.support.jobs import NOW, JobBuilder, record
 
 Run = Callable[..., tuple[int, str, str]]
@@ -33,7 +33,7 @@ def with_event(text: str) -> JobBuilder:
 
 def with_exception(text: str) -> JobBuilder:
     failure = Failure(
-        "exception", 1, 1, "gpt-worker-1", "node-a", 0, NOW - 30, "ValueError", text, f"Traceback\n{text}"
+        Kind.EXCEPTION, 1, 1, "gpt-worker-1", "node-a", 0, NOW - 30, "ValueError", text, f"Traceback\n{text}"
     )
     return JobBuilder(2).all("ended", 100, record(failure).to_json()).condition("Failed", text)
 

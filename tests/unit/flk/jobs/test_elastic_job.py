@@ -18,7 +18,7 @@ from flk.manifest import render
 from flk.manifest.bundle import Bundle
 from flk.observe.client import JobClient
 from flk.spec.job import validated
-from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.log_format import RECORD_MARKER
 from flk_runtime.contract.record import Attempt, JobRecord
 from tests.support.jobs import NOW, JobBuilder
@@ -95,7 +95,7 @@ def record(*attempts: Attempt) -> JobRecord:
 def test_a_job_that_trains_with_fewer_pods_is_running_and_shows_its_size() -> None:
     builder = elastic().all("pod")
     del builder.pods[1]
-    left = Failure("resized", 1, pod_name="gpt-worker-1", message="received SIGTERM; saved after step 9")
+    left = Failure(Kind.RESIZED, 1, pod_name="gpt-worker-1", message="received SIGTERM; saved after step 9")
     builder.record = record(Attempt(0, NOW - 50, NOW - 40, left, pods="0-3"), Attempt(1, NOW - 40, pods="0,2-3"))
     state = derive(builder.view())
     assert (state.phase, state.size, state.replicas) == (Phase.RUNNING, 3, 4)

@@ -25,7 +25,7 @@ from flk.kube.credentials import connect
 from flk.observe.client import JobClient
 from flk.observe.follower import ObservedJob
 from flk.observe.view import JobView
-from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import Attempt, JobRecord, KeptRecord
 from tests.support import recorded
 from tests.support.api_server import FakeApiServer
@@ -299,7 +299,7 @@ def test_a_cause_ends_with_the_attempts_that_launchers_have_recorded_since(
 ) -> None:
     view = jobs.unschedulable().view()
     followed(client, view)
-    failure = Failure("exception", 0, 0, type="ValueError", message="no label")
+    failure = Failure(Kind.EXCEPTION, 0, 0, type="ValueError", message="no label")
     record = JobRecord("failed", 100, failure=failure, attempts=[Attempt(0, 1e9, 1e9 + 60, failure)])
     later = client.now() + 60
     entry = KeptRecord("gpt", view.job["metadata"]["uid"], 3, 1, later, later, record)

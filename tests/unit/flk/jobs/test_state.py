@@ -13,11 +13,11 @@ from flk.jobs import state as states
 from flk.jobs.state import Phase
 from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.failure import Failure, Kind
 from tests.support.jobs import MADE, NOW, JobBuilder, record
 
-RAISED = Failure("exception", 2, 2, "gpt-worker-2", "node-a", 0, NOW - 30, "ValueError", "bad shard", "Traceback\n…")
-LOST = Failure("lost", 2, None, "gpt-worker-2", time=NOW - 31, message="was restarted")
+RAISED = Failure(Kind.EXCEPTION, 2, 2, "gpt-worker-2", "node-a", 0, NOW - 30, "ValueError", "bad shard", "Traceback\n…")
+LOST = Failure(Kind.LOST, 2, None, "gpt-worker-2", time=NOW - 31, message="was restarted")
 
 
 # Before it runs
@@ -184,7 +184,7 @@ def test_verdict_is_enough_before_the_operator_says_so() -> None:
 
 def test_secondary_failure_is_never_the_cause() -> None:
     secondary = replace(
-        RAISED, rank=0, pod=0, pod_name="gpt-worker-0", time=NOW - 99, type="RuntimeError", secondary=True
+        RAISED, rank=0, pod=0, pod_name="gpt-worker-0", time=NOW - 99, type="RuntimeError", kind=Kind.CONNECTION
     )
     lost = replace(LOST, time=NOW - 100)
     ended = JobBuilder().ended(0, 100, record(secondary).to_json()).ended(1, 104, record(lost).to_json())
@@ -192,15 +192,23 @@ def test_secondary_failure_is_never_the_cause() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "code"), [("usage", 2), ("exception", 100), ("exit", 100), ("signal", 100), ("oom", 104), ("lost", 104)]
+    ("kind", "code"),
+    [
+        (Kind.USAGE, 2),
+        (Kind.EXCEPTION, 100),
+        (Kind.EXIT, 100),
+        (Kind.SIGNAL, 100),
+        (Kind.OOM, 104),
+        (Kind.LOST, 104),
+    ],
 )
-def test_code_is_the_failures(kind: str, code: int) -> None:
+def test_code_is_the_failures(kind: Kind, code: int) -> None:
     failure = replace(RAISED, kind=kind)
     assert JobBuilder().all("ended", code, record(failure).to_json()).condition("Failed").state().code == code
 
 
 def test_rank_that_was_killed_by_the_memory_limit() -> None:
-    failure = replace(RAISED, kind="oom", message="", type="")
+    failure = replace(RAISED, kind=Kind.OOM, message="", type="")
     state = JobBuilder(memory="512Mi").all("ended", 104, record(failure).to_json()).condition("Failed").state()
     assert state.code == ExitCode.INFRASTRUCTURE
     assert "rank 2 in gpt-worker-2 ran out of memory" in state.message
@@ -298,7 +306,7 @@ def test_sigkill_that_something_else_explains(explain: Callable[[JobBuilder], No
 
 def test_rank_that_a_user_killed_was_not_out_of_memory() -> None:
     """The launcher has seen which of its processes got the signal."""
-    failure = replace(RAISED, kind="signal", signal=9, message="", type="")
+    failure = replace(RAISED, kind=Kind.KILLED, signal=9, message="", type="")
     ended = JobBuilder(memory="512Mi").all("ended", 100, record(failure).to_json()).condition("Failed")
     assert ended.ended(1, 137).state().reason == "KilledBySignal"
 

@@ -17,7 +17,7 @@ from flk.jobs.picture import read_picture
 from flk.jobs.state import Phase, derive
 from flk.observe.client import JobClient
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import Attempt, JobRecord, KeptRecord
 from flk_runtime.launcher import cluster_record
 from flk_runtime.launcher.cluster_record import ClusterRecord
@@ -26,7 +26,7 @@ from flk_runtime.shared.progress import ProgressPage
 from tests.support.api_server import FakeApiServer
 from tests.support.certificates import make_certificate
 
-FAILURE = Failure("exception", 0, 0, "gpt-worker-0", type="ValueError", message="no label", traceback="Traceback")
+FAILURE = Failure(Kind.EXCEPTION, 0, 0, "gpt-worker-0", type="ValueError", message="no label", traceback="Traceback")
 FAILED = JobRecord("failed", 100, failure=FAILURE, attempts=[Attempt(0, 1e9, 1e9 + 60, FAILURE)])
 RUNNING = JobRecord("running", 0, attempts=[Attempt(0, 1e9)])
 
@@ -137,7 +137,7 @@ def test_entries_of_others_are_none() -> None:
 
 
 def _large() -> JobRecord:
-    long = Failure("exception", 0, 0, type="E", message="m" * 9000, traceback="t" * 90_000, stderr="s" * 90_000)
+    long = Failure(Kind.EXCEPTION, 0, 0, type="E", message="m" * 9000, traceback="t" * 90_000, stderr="s" * 90_000)
     return JobRecord("failed", 100, failure=long, attempts=[Attempt(number, 1.0, 2.0, long) for number in range(500)])
 
 

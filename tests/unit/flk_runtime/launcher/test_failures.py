@@ -8,21 +8,27 @@ import json
 import signal
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
-from flk_runtime.contract.failure import Failure, is_secondary
+from flk_runtime.contract.failure import Failure, Kind, is_secondary, root_cause
 from flk_runtime.contract.record import Attempt
 from flk_runtime.errors import SetupError
-from flk_runtime.launcher.coordinator.root_cause import root_cause
+from flk_runtime.launcher.coordinator.policy import decide
 from flk_runtime.launcher.history import shorten
 from flk_runtime.launcher.rank_failure import from_exit_code, from_report
+from flk_runtime.launcher.settings import Limits
 from flk_runtime.shared.failure_report import describe
 
-CAUSE = Failure("exception", 1, rank=2, time=10.0, type="ValueError")
-SECONDARY = Failure("exception", 0, rank=0, time=9.0, type="RuntimeError", secondary=True)
-LATER = Failure("exit", 3, rank=7, time=11.0, exit_code=1)
-KILLED = Failure("lost", 4, time=0.0)
+CAUSE = Failure(Kind.EXCEPTION, 1, rank=2, time=10.0, type="ValueError")
+SECONDARY = Failure(Kind.CONNECTION, 0, rank=0, time=9.0, type="RuntimeError")
+# What a rank writes whose peer sends more than it expects.
+ENFORCE_NOT_MET = """terminate called after throwing an instance of 'gloo::EnforceNotMet'
+  what():  [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 8 vs 4
+"""  # noqa: E501 - as gloo writes it
+LATER = Failure(Kind.EXIT, 3, rank=7, time=11.0, exit_code=1)
+KILLED = Failure(Kind.LOST, 4, time=0.0)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +66,15 @@ def test_broken_connections_are_secondary(type_name: str, message: str) -> None:
         ("RuntimeError", "CUDA out of memory"),
         ("RuntimeError", "mat1 and mat2 shapes cannot be multiplied"),
         ("ConnectionRefusedError", "[Errno 111] Connection refused"),
+        (
+            "DistBackendError",
+            "NCCL error in: NCCLUtils.cpp:77, invalid usage, ncclInvalidUsage: Duplicate GPU detected : rank 1",
+        ),
+        (
+            "DistBackendError",
+            "NCCL error in: NCCLUtils.cpp:77\nncclInvalidArgument: Invalid value for an argument.",
+        ),
+        ("RuntimeError", "[enforce fail at /x/gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 8 vs 4"),
     ],
 )
 def test_exceptions_of_user_code_are_not_secondary(type_name: str, message: str) -> None:
@@ -67,22 +82,25 @@ def test_exceptions_of_user_code_are_not_secondary(type_name: str, message: str)
 
 
 @pytest.mark.parametrize(
-    ("code", "stderr", "oom", "kind", "secondary"),
+    ("code", "stderr", "oom", "kind"),
     [
-        (7, "", False, "exit", False),
-        (7, "", True, "exit", False),  # not the rank itself was killed at the memory limit
-        (7, "Connection closed by peer", False, "exit", False),
-        (-signal.SIGKILL, "", True, "oom", False),
-        (-signal.SIGKILL, "", False, "signal", False),
-        (-signal.SIGSEGV, "NCCL", True, "signal", False),
-        (-signal.SIGABRT, "  what():  op.preamble.length <= op.nbytes", False, "signal", False),
-        (-signal.SIGABRT, "[Rank 3] Watchdog caught collective operation timeout", False, "signal", True),
+        (7, "", False, Kind.EXIT),
+        (7, "", True, Kind.EXIT),  # not the rank itself was killed at the memory limit
+        (7, "Connection closed by peer", False, Kind.EXIT),
+        (137, "", False, Kind.KILLED),  # a shell says so that its child got SIGKILL
+        (0, "", False, Kind.EARLY),
+        (-signal.SIGKILL, "", True, Kind.OOM),
+        (-signal.SIGKILL, "", False, Kind.KILLED),
+        (-signal.SIGSEGV, "NCCL", True, Kind.SIGNAL),
+        (-signal.SIGABRT, ENFORCE_NOT_MET, False, Kind.SIGNAL),
+        (-signal.SIGABRT, "[Rank 3] Watchdog caught collective operation timeout", False, Kind.TIMEOUT),
+        (-signal.SIGABRT, "[Rank 3] NCCL error: remote process exited", False, Kind.CONNECTION),
     ],
 )
-def test_failure_of_a_rank_by_its_exit_code(code: int, stderr: str, oom: bool, kind: str, secondary: bool) -> None:
-    failure = from_exit_code(Failure("exit", 1, rank=2), code, stderr, oom=oom)
-    assert (failure.pod, failure.rank, failure.kind, failure.secondary) == (1, 2, kind, secondary)
-    assert (failure.exit_code, failure.signal) == ((code, None) if code > 0 else (None, -code))
+def test_failure_of_a_rank_by_its_exit_code(code: int, stderr: str, oom: bool, kind: Kind) -> None:
+    failure = from_exit_code(Failure(Kind.EXIT, 1, rank=2), code, stderr, oom=oom)
+    assert (failure.pod, failure.rank, failure.kind) == (1, 2, kind)
+    assert (failure.exit_code, failure.signal) == ((code, None) if code >= 0 else (None, -code))
 
 
 def test_the_last_lines_of_a_rank_are_kept_without_frames_of_the_launcher() -> None:
@@ -101,20 +119,49 @@ def test_the_last_lines_of_a_rank_are_kept_without_frames_of_the_launcher() -> N
         "",
         "Extension modules: torch._C (total: 1)",
     ]
-    failure = from_exit_code(Failure("exit", 1, rank=2), -signal.SIGSEGV, "\n".join(stderr), oom=False)
+    failure = from_exit_code(Failure(Kind.EXIT, 1, rank=2), -signal.SIGSEGV, "\n".join(stderr), oom=False)
     assert failure.stderr.splitlines() == [*before[-18:], "Fatal Python error: Segmentation fault", frames[0]]
     assert failure.summary == 'rank 2 in pod 1 was killed by SIGSEGV: File "train.py", line 9 in fail'
 
 
-@pytest.mark.parametrize("second", ["exit", "signal", "lost"])
-def test_an_exception_is_the_cause_whatever_the_clocks_say(second: str) -> None:
-    code = {"exit": {"exit_code": 1}, "signal": {"signal": 11}, "lost": {}}[second]
-    earlier = Failure(second, 0, rank=None if second == "lost" else 0, time=1.0, **code)
+def test_an_invalid_use_of_nccl_is_final_when_it_happens_again() -> None:
+    error = type("DistBackendError", (RuntimeError,), {})(
+        "NCCL error: ncclInvalidUsage: Duplicate GPU detected : rank 1"
+    )
+    failure = from_report(Failure(Kind.EXCEPTION, 1, rank=2), json.dumps(describe(error)).encode())
+    assert failure is not None
+    history = attempts(failure, failure)
+    assert decide(history[:1], Limits(restarts=3)).restarts == 1
+    assert decide(history, Limits(restarts=3)).no_retry_reason == "not retried: failed twice with the same error"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "kind", "code"),
+    [
+        ({"kind": "exception", "secondary": True, "message": "Connection closed by peer"}, Kind.CONNECTION, 104),
+        ({"kind": "exception", "secondary": True, "message": "Timed out waiting 9ms"}, Kind.TIMEOUT, 100),
+        ({"kind": "signal", "signal": 9}, Kind.KILLED, 100),
+        ({"kind": "exit", "exit_code": 0}, Kind.EARLY, 100),
+        ({"kind": "exit", "exit_code": 7}, Kind.EXIT, 100),
+        ({"kind": "lost", "message": "never joined: waited 9 s, missing of 2 pods: 1"}, Kind.ABSENT, 104),
+        ({"kind": "of a later version", "news": 1, "message": "the moon is full"}, Kind.UNKNOWN, 100),
+    ],
+)
+def test_records_of_other_versions_are_read(recorded: dict[str, Any], kind: Kind, code: int) -> None:
+    failure = Failure.from_dict({"pod": 1, "rank": 2, **recorded})
+    assert (failure.kind, failure.code, failure.rank) == (kind, code, 2)
+    assert failure.message in failure.summary
+    assert Failure.from_dict(json.loads(json.dumps(asdict(failure)))) == failure
+
+
+@pytest.mark.parametrize("second", [Kind.EXIT, Kind.SIGNAL, Kind.LOST])
+def test_an_exception_is_the_cause_whatever_the_clocks_say(second: Kind) -> None:
+    earlier = Failure(second, 0, rank=None if second is Kind.LOST else 0, time=1.0, exit_code=1)
     assert root_cause([earlier, CAUSE]) == CAUSE
 
 
 def test_a_rank_that_succeeded_is_the_cause_only_of_secondary_failures() -> None:
-    finished = Failure("exit", 3, rank=3, time=1.0, exit_code=0)
+    finished = Failure(Kind.EARLY, 3, rank=3, time=1.0, exit_code=0)
     assert root_cause([finished, SECONDARY]) == finished
     assert root_cause([finished, KILLED]) == KILLED
     assert finished.summary == "rank 3 in pod 3 ended with exit code 0 before the other ranks"
@@ -122,26 +169,26 @@ def test_a_rank_that_succeeded_is_the_cause_only_of_secondary_failures() -> None
 
 def test_build_paths_of_torch_are_not_in_the_summary() -> None:
     message = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:5"
-    failure = Failure("exception", 0, rank=0, type="RuntimeError", message=message)
+    failure = Failure(Kind.EXCEPTION, 0, rank=0, type="RuntimeError", message=message)
     assert failure.summary == "rank 0 in pod 0 raised RuntimeError: Connection closed by peer [10.0.0.1]:5"
     assert failure.message == message
 
 
 def test_an_exception_raised_from_a_broken_connection_is_secondary() -> None:
     error = ValueError("step 7 failed")
-    assert not describe(error)["secondary"]
+    assert describe(error)["kind"] is Kind.EXCEPTION
     error.__context__ = RuntimeError("Connection closed by peer")
-    assert describe(error)["secondary"]
+    assert describe(error)["kind"] is Kind.CONNECTION
     error.__suppress_context__ = True  # as after `raise ... from None`
-    assert not describe(error)["secondary"]
+    assert describe(error)["kind"] is Kind.EXCEPTION
 
 
 def test_a_broken_connection_of_the_script_is_not_secondary() -> None:
     """A download, or the worker of a DataLoader that was killed."""
     error = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
     error.__context__ = ConnectionResetError("Connection reset by peer")
-    assert not describe(error)["secondary"]
-    assert not describe(BrokenPipeError("Broken pipe"))["secondary"]
+    assert describe(error)["kind"] is Kind.EXCEPTION
+    assert describe(BrokenPipeError("Broken pipe"))["kind"] is Kind.EXCEPTION
 
 
 class BaseExceptionGroup(Exception):
@@ -190,7 +237,7 @@ def test_of_a_group_the_exception_that_counts_most_is_reported(
     members: list[BaseException], kind: str, type_name: str, message: str
 ) -> None:
     described = describe(group(*members))
-    assert (described["kind"], described["type"], described["secondary"]) == (kind, type_name, False)
+    assert (described["kind"], described["type"]) == (kind, type_name)
     assert described["message"].startswith(message)
 
 
@@ -207,12 +254,12 @@ def test_of_a_group_the_exception_that_counts_most_is_reported(
     ],
 )
 def test_a_group_is_secondary_if_all_in_it_are(error: BaseException, secondary: bool) -> None:
-    assert describe(error)["secondary"] == secondary
+    assert (describe(error)["kind"] is Kind.CONNECTION) == secondary
 
 
 def test_failure_of_a_rank_by_its_own_report() -> None:
     error = ValueError("bad shard")
-    failure = from_report(Failure("exception", 1, rank=2), json.dumps(describe(error)).encode())
+    failure = from_report(Failure(Kind.EXCEPTION, 1, rank=2), json.dumps(describe(error)).encode())
     assert failure is not None
     assert failure.summary == "rank 2 in pod 1 raised ValueError: bad shard"
     assert failure.rank == 2  # a report cannot change what the launcher knows itself
@@ -236,11 +283,11 @@ def test_a_shortened_history_keeps_the_latest_attempts_and_their_numbers() -> No
 @pytest.mark.parametrize(
     ("failure", "summary"),
     [
-        (Failure("lost", 2), "pod 2 was lost"),
-        (Failure("lost", 2, message="never joined: waited 3 s"), "pod 2 never joined: waited 3 s"),
-        (Failure("lost", 2, pod_name="vm", message="received SIGTERM"), "vm received SIGTERM"),
-        (Failure("signal", 0, rank=1, signal=9), "rank 1 in pod 0 was killed by SIGKILL"),
-        (Failure("exit", 0, rank=1, exit_code=7, message="a\nb"), "rank 1 in pod 0 ended with exit code 7: a"),
+        (Failure(Kind.LOST, 2), "pod 2 was lost"),
+        (Failure(Kind.LOST, 2, message="never joined: waited 3 s"), "pod 2 never joined: waited 3 s"),
+        (Failure(Kind.LOST, 2, pod_name="vm", message="received SIGTERM"), "vm received SIGTERM"),
+        (Failure(Kind.KILLED, 0, rank=1, signal=9), "rank 1 in pod 0 was killed by SIGKILL"),
+        (Failure(Kind.EXIT, 0, rank=1, exit_code=7, message="a\nb"), "rank 1 in pod 0 ended with exit code 7: a"),
     ],
 )  # fmt: skip
 def test_summary_says_which_rank_or_pod_failed_and_how(failure: Failure, summary: str) -> None:

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.launcher.preemption import NO_STEP, Boundary, PodPreemption, Preemption, agreed_step
 from flk_runtime.shared import progress
 from flk_runtime.shared.progress import ProgressPage
 
-CAUSE = Failure("preempted", 1, message="received SIGTERM")
+CAUSE = Failure(Kind.PREEMPTED, 1, message="received SIGTERM")
 
 
 def waiting(step: int) -> Boundary:

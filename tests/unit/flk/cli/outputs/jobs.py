@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.log_format import RECORD_MARKER
 from flk_runtime.contract.record import Attempt, JobRecord, SlowRank
 from flk_runtime.launcher.coordinator.policy import decide
@@ -24,7 +24,7 @@ Traceback (most recent call last):
 ValueError: expected 512 features, got 511
 """
 RAISED = Failure(
-    "exception",
+    Kind.EXCEPTION,
     1,
     1,
     "gpt-worker-1",
@@ -35,11 +35,11 @@ RAISED = Failure(
     "expected 512 features, got 511",
     TRACEBACK,
 )
-KILLED = Failure("signal", 2, 2, "gpt-worker-2", "node-c", 0, START + 40, signal=9)
-LOST = Failure("lost", 2, None, "gpt-worker-2", time=START + 40, message="was restarted")
-OUT_OF_MEMORY = Failure("oom", 0, 0, "gpt-worker-0", "node-a", 0, START + 40, exit_code=137)
+KILLED = Failure(Kind.KILLED, 2, 2, "gpt-worker-2", "node-c", 0, START + 40, signal=9)
+LOST = Failure(Kind.LOST, 2, None, "gpt-worker-2", time=START + 40, message="was restarted")
+OUT_OF_MEMORY = Failure(Kind.OOM, 0, 0, "gpt-worker-0", "node-a", 0, START + 40, exit_code=137)
 HANG = Failure(
-    "hang",
+    Kind.HANG,
     1,
     1,
     "gpt-worker-1",
@@ -50,9 +50,9 @@ HANG = Failure(
     traceback="torch/utils/data/dataloader.py:1291 in _try_get_data\ntrain.py:31: for batch in loader:",
 )
 DEADLINE = Failure(
-    "deadline", 0, None, "gpt-worker-0", "node-a", 0, START + 50, message="50 s since the launcher started"
+    Kind.DEADLINE, 0, None, "gpt-worker-0", "node-a", 0, START + 50, message="50 s since the launcher started"
 )
-USAGE = Failure("usage", 0, 0, "gpt-worker-0", "node-a", 0, START + 5, message="FLK_SEED=x is not a whole number")
+USAGE = Failure(Kind.USAGE, 0, 0, "gpt-worker-0", "node-a", 0, START + 5, message="FLK_SEED=x is not a whole number")
 UNSCHEDULABLE = {
     "type": "PodScheduled",
     "status": "False",
@@ -81,7 +81,7 @@ def attempts(*failures: Failure | None) -> list[Attempt]:
 
 def ended_with(failure: Failure | None, *history: Failure | None, restarts: int = 3) -> JobRecord:
     ended, limits = attempts(*(history or (failure,))), Limits(restarts)
-    return job_record(failure, ended, limits, decide(ended, limits).verdict)
+    return job_record(failure, ended, limits, decide(ended, limits).no_retry_reason)
 
 
 def log_of(rank: int, record: JobRecord | None = None) -> str:

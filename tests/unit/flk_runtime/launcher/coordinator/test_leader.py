@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.launcher.coordinator.leader import Leader
 from flk_runtime.launcher.preemption import NO_STEP, Boundary
@@ -101,7 +101,8 @@ class Job:
         return message.record
 
     def fail(self, pod: int, *, secondary: bool = False, attempt: int = 0) -> Failure:
-        failure = Failure("exception", pod, pod, attempt=attempt, time=self.now, type="ValueError", secondary=secondary)
+        kind = Kind.CONNECTION if secondary else Kind.EXCEPTION
+        failure = Failure(kind, pod, pod, attempt=attempt, time=self.now, type="ValueError")
         self.leader.received(pod, FailureReport(attempt, failure), self.now)
         return failure
 
@@ -183,7 +184,7 @@ def test_a_pod_that_is_disconnected_after_its_success_does_not_end_the_attempt(j
     job.leader.disconnected(2, "it closed the connection", job.now)
     job.latest(0)
     job.connect(2)
-    job.join(2, failures=[Failure("lost", 2)], history=[Attempt(0, 1.0, 2.0, Failure("lost", 2))])
+    job.join(2, failures=[Failure(Kind.LOST, 2)], history=[Attempt(0, 1.0, 2.0, Failure(Kind.LOST, 2))])
     for pod in (0, 1):
         job.leader.received(pod, SuccessReport(0), job.now)
     ended = job.sent[2][-1]
@@ -218,8 +219,8 @@ def test_a_node_that_is_lost_is_the_cause_though_its_peers_are_heard_first(job: 
 def test_a_leader_that_was_restarted_learns_the_history_from_the_members(job: Job) -> None:
     job.connect(0, 1, 2)
     known = [
-        Attempt(30, 1.0, 99.0, Failure("exit", 1, exit_code=1), 2, 28),
-        Attempt(31, 99.0, 199.0, Failure("lost", 0, attempt=31, message="closed the connection"), 3, 28),
+        Attempt(30, 1.0, 99.0, Failure(Kind.EXIT, 1, exit_code=1), 2, 28),
+        Attempt(31, 99.0, 199.0, Failure(Kind.LOST, 0, attempt=31, message="closed the connection"), 3, 28),
     ]
     job.join(0)
     job.join(1, history=known[:1])
@@ -232,7 +233,7 @@ def test_a_leader_that_was_restarted_learns_the_history_from_the_members(job: Jo
     ]
     job.fail(1, attempt=32)
     job.join(0, 1, 2)
-    assert job.ended().verdict == "not retried: all 3 restarts are used"
+    assert job.ended().no_retry_reason == "not retried: all 3 restarts are used"
     assert (job.ended().restarts, job.ended().disruptions) == (3, 29)
 
 
@@ -243,14 +244,14 @@ def test_the_same_failure_twice_at_one_step_ends_the_job_though_a_peer_had_come_
         job.join(0, 1, failures=[replace(failure, step=step)])
         job.join(2)
     ended = job.ended()
-    assert ended.verdict == "not retried: failed twice at step 5 with the same error"
+    assert ended.no_retry_reason == "not retried: failed twice at step 5 with the same error"
     assert [attempt.step for attempt in ended.attempts] == [7, 5]
 
 
 def test_the_second_quick_failure_in_a_row_delays_the_next_attempt(job: Job) -> None:
     job.start()
-    for attempt, kind in enumerate(("signal", "lost")):
-        failure = Failure(kind, 1, attempt=attempt, signal=9 if kind == "signal" else None)
+    for attempt, kind in enumerate((Kind.KILLED, Kind.LOST)):
+        failure = Failure(kind, 1, attempt=attempt, signal=9 if kind is Kind.KILLED else None)
         job.leader.received(1, FailureReport(attempt, failure), job.now)
         job.join(0, 1, 2)
         assert (job.latest_or_none(0) is None) == (attempt == 1)
@@ -269,7 +270,7 @@ def test_a_pod_is_waited_for_if_the_cause_turns_out_to_be_one_that_is_retried() 
     job.start()
     failure = job.fail(1)  # no restart is left for this one
     job.connect(2, incarnation="second")
-    job.join(0, 1, failures=[Failure("io", 1, 1, attempt=0, time=failure.time - 1, type="OSError")])
+    job.join(0, 1, failures=[Failure(Kind.IO, 1, 1, attempt=0, time=failure.time - 1, type="OSError")])
     job.wait(5.0)
     job.join(2)
     assert job.latest(2).number == 1
@@ -321,7 +322,7 @@ def test_members_of_the_last_attempt_are_waited_for_until_they_know_the_end(job:
 
 
 def preempt(job: Job, pod: int) -> Failure:
-    failure = Failure("preempted", pod, pod_name=f"worker-{pod}", time=job.now, message="received SIGTERM")
+    failure = Failure(Kind.PREEMPTED, pod, pod_name=f"worker-{pod}", time=job.now, message="received SIGTERM")
     job.leader.received(pod, PreemptionRequest(0, failure), job.now)
     return failure
 
@@ -385,8 +386,8 @@ def test_a_job_whose_ranks_all_succeed_after_all_has_succeeded(job: Job) -> None
     assert ended.record.outcome == "succeeded"
 
 
-@pytest.mark.parametrize("kind", ["gpu", "unkillable"])
-def test_a_pod_that_cannot_run_ranks_any_more_is_replaced_before_the_next_attempt(job: Job, kind: str) -> None:
+@pytest.mark.parametrize("kind", [Kind.GPU, Kind.UNKILLABLE])
+def test_a_pod_that_cannot_run_ranks_any_more_is_replaced_before_the_next_attempt(job: Job, kind: Kind) -> None:
     job.start()
     job.fail(0, secondary=True)
     unusable = Failure(kind, 1, attempt=0, time=job.now)
@@ -407,7 +408,7 @@ def test_a_pod_that_cannot_run_ranks_any_more_is_replaced_before_the_next_attemp
 def test_a_pod_that_cannot_run_ranks_ends_with_the_others_when_no_disruption_is_left() -> None:
     job = Job(disruptions=0)
     job.start()
-    unusable = Failure("gpu", 1, 1, attempt=0, time=job.now, type="AcceleratorError")
+    unusable = Failure(Kind.GPU, 1, 1, attempt=0, time=job.now, type="AcceleratorError")
     job.join(1, failures=[unusable])
     job.leader.received(1, FailureReport(0, unusable), job.now)
     job.join(0, 1, 2)

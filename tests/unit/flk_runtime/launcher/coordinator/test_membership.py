@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.ranges import format_pods, parse_pods
 from flk_runtime.contract.record import Attempt
 from flk_runtime.launcher.preemption import Boundary
@@ -40,7 +40,7 @@ def save_and_end(job: Job, pods: list[int], attempt: int, step: int = 7) -> None
 
 def stop(job: Job, pod: int, attempt: int) -> None:
     """The launcher of a pod has received SIGTERM."""
-    failure = Failure("preempted", pod, pod_name=f"worker-{pod}", attempt=attempt, message="received SIGTERM")
+    failure = Failure(Kind.PREEMPTED, pod, pod_name=f"worker-{pod}", attempt=attempt, message="received SIGTERM")
     job.leader.received(pod, PreemptionRequest(attempt, failure), job.now)
 
 
@@ -206,7 +206,7 @@ def test_a_pod_that_is_lost_while_others_are_admitted_uses_a_disruption() -> Non
 
 def test_a_new_leader_waits_for_the_pods_of_the_attempt_that_ran() -> None:
     job = Job(4, least=2)
-    lost = Failure("lost", 0, attempt=8, message="closed the connection to the rendezvous")
+    lost = Failure(Kind.LOST, 0, attempt=8, message="closed the connection to the rendezvous")
     known = [Attempt(8, 1.0, 99.0, lost, 0, 2, pods="0-1,3")]
     job.connect(0, 1, 3)
     job.join(0)
@@ -253,7 +253,7 @@ def test_a_pod_on_a_node_where_pods_failed_repeatedly_is_used_last() -> None:
     job.arrive(3)
     for attempt in (0, 1):
         assert group_ranks(job) == {0: 0, 1: 1, 2: 2}
-        failure = Failure("io", 2, 2, "worker-2", "bad", attempt, job.now, "OSError", step=attempt)
+        failure = Failure(Kind.IO, 2, 2, "worker-2", "bad", attempt, job.now, "OSError", step=attempt)
         job.leader.received(2, FailureReport(attempt, failure), job.now)
         job.join(0, 1)
         job.join(2, node="bad")

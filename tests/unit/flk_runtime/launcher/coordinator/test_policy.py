@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.failure import MEANINGS, Budget, Failure, Kind, Retry
 from flk_runtime.contract.record import Attempt
-from flk_runtime.launcher.coordinator.policy import QUICK, RULES, Decision, decide, rule_for, signature
+from flk_runtime.launcher.coordinator.policy import QUICK, Decision, decide
 from flk_runtime.launcher.history import shorten
 from flk_runtime.launcher.settings import Limits
 
-RAISED = Failure("exception", 1, rank=2, type="ValueError", message="sample 371 has no label")
-OTHER = Failure("exception", 1, rank=2, type="KeyError", message="'x'")
-LOST = Failure("lost", 3, message="was restarted")
-RESIZED = Failure("resized", 3, message="joined: 3 → 4 pods")
-KILLED = Failure("signal", 1, rank=2, signal=signal.SIGKILL)
+RAISED = Failure(Kind.EXCEPTION, 1, rank=2, type="ValueError", message="sample 371 has no label")
+OTHER = Failure(Kind.EXCEPTION, 1, rank=2, type="KeyError", message="'x'")
+LOST = Failure(Kind.LOST, 3, message="was restarted")
+RESIZED = Failure(Kind.RESIZED, 3, message="joined: 3 → 4 pods")
+KILLED = Failure(Kind.KILLED, 1, rank=2, signal=signal.SIGKILL)
 DURATION = 2 * QUICK  # of an attempt, unless a test says otherwise
 
 
@@ -45,55 +45,71 @@ def run(
 FINAL = "final"
 FAILURES = {
     "an exception": (RAISED, "restarts", ExitCode.TRAINING),
-    "an exit code": (Failure("exit", 0, rank=0, exit_code=7), "restarts", ExitCode.TRAINING),
-    "an early end": (Failure("exit", 0, rank=0, exit_code=0), "restarts", ExitCode.TRAINING),
-    "a segmentation fault": (Failure("signal", 0, rank=0, signal=signal.SIGSEGV), "restarts", ExitCode.TRAINING),
+    "an exit code": (Failure(Kind.EXIT, 0, rank=0, exit_code=7), "restarts", ExitCode.TRAINING),
+    "an early end": (Failure(Kind.EARLY, 0, rank=0, exit_code=0), "restarts", ExitCode.TRAINING),
+    "a segmentation fault": (Failure(Kind.SIGNAL, 0, rank=0, signal=signal.SIGSEGV), "restarts", ExitCode.TRAINING),
     "a killed rank": (KILLED, "restarts", ExitCode.TRAINING),
-    "a rank that answers SIGTERM": (Failure("exit", 0, rank=0, exit_code=143), "restarts", ExitCode.TRAINING),
-    "a rank out of memory": (Failure("oom", 0, rank=0), "restarts", ExitCode.INFRASTRUCTURE),
-    "ranks that do not meet": (Failure("rendezvous", 0, rank=0), "restarts", ExitCode.INFRASTRUCTURE),
-    "an address in use": (Failure("address", 0, rank=0), "restarts", ExitCode.TRAINING),
+    "a rank that answers SIGTERM": (Failure(Kind.KILLED, 0, rank=0, exit_code=143), "restarts", ExitCode.TRAINING),
+    "a rank out of memory": (Failure(Kind.OOM, 0, rank=0), "restarts", ExitCode.INFRASTRUCTURE),
+    "ranks that do not meet": (Failure(Kind.RENDEZVOUS, 0, rank=0), "restarts", ExitCode.INFRASTRUCTURE),
+    "an address in use": (Failure(Kind.ADDRESS, 0, rank=0), "restarts", ExitCode.TRAINING),
     "a lost connection": (
-        Failure("exception", 0, rank=0, message="Connection closed by peer", secondary=True),
+        Failure(Kind.CONNECTION, 0, rank=0, message="Connection closed by peer"),
         "disruptions",
         ExitCode.INFRASTRUCTURE,
     ),
     "a timeout of a collective": (
-        Failure("exception", 0, rank=0, message="Watchdog caught collective operation timeout", secondary=True),
+        Failure(Kind.TIMEOUT, 0, rank=0, message="Watchdog caught collective operation timeout"),
         "restarts",
         ExitCode.TRAINING,
     ),
     "a lost pod": (LOST, "disruptions", ExitCode.INFRASTRUCTURE),
-    "an unkillable rank": (Failure("unkillable", 0), "disruptions", ExitCode.INFRASTRUCTURE),
-    "a lost GPU": (Failure("gpu", 0, rank=0), "disruptions", ExitCode.INFRASTRUCTURE),
-    "a stale file handle": (Failure("io", 0, rank=0), "disruptions", ExitCode.INFRASTRUCTURE),
-    "a full disk": (Failure("disk_full", 0, rank=0), FINAL, ExitCode.INFRASTRUCTURE),
-    "a usage error": (Failure("usage", 0), FINAL, ExitCode.USAGE),
-    "the deadline": (Failure("deadline", 0), FINAL, ExitCode.TIMEOUT),
+    "an unkillable rank": (Failure(Kind.UNKILLABLE, 0), "disruptions", ExitCode.INFRASTRUCTURE),
+    "a lost GPU": (Failure(Kind.GPU, 0, rank=0), "disruptions", ExitCode.INFRASTRUCTURE),
+    "a stale file handle": (Failure(Kind.IO, 0, rank=0), "disruptions", ExitCode.INFRASTRUCTURE),
+    "storage that does not answer": (Failure(Kind.STORAGE, 0, rank=0), "disruptions", ExitCode.INFRASTRUCTURE),
+    "a pod that never joins": (Failure(Kind.ABSENT, 3), FINAL, ExitCode.INFRASTRUCTURE),
+    "a checkpoint of another model": (Failure(Kind.MISMATCH, 0, rank=0), FINAL, ExitCode.USAGE),
+    "a full disk": (Failure(Kind.DISK_FULL, 0, rank=0), FINAL, ExitCode.INFRASTRUCTURE),
+    "a usage error": (Failure(Kind.USAGE, 0), FINAL, ExitCode.USAGE),
+    "the deadline": (Failure(Kind.DEADLINE, 0), FINAL, ExitCode.TIMEOUT),
 }
 
 
 @pytest.mark.parametrize("name", FAILURES)
 def test_each_kind_of_failure_uses_its_budget_and_has_its_code(name: str) -> None:
     failure, budget, code = FAILURES[name]
-    assert failure.code == code == rule_for(failure).code
+    assert failure.code == code
     _, decision = run([failure], Limits(restarts=3))
     if budget == FINAL:
-        assert decision.verdict == f"not retried: {rule_for(failure).reason}"
+        assert decision.no_retry_reason == f"not retried: {failure.kind.meaning.reason}"
     else:
         assert decision.restart
         assert (decision.restarts, decision.disruptions) == ((1, 0) if budget == "restarts" else (0, 1))
         _, spent = run([failure], Limits(restarts=0, disruptions=0))
-        assert spent.verdict == f"not retried: the job allows no {budget}"
+        assert spent.no_retry_reason == f"not retried: the job allows no {budget}"
 
 
-def test_the_rules_say_who_retries_and_why_nobody_does() -> None:
-    for rule in RULES:
-        assert bool(rule.reason) == (rule.retried_by == "")
-        if rule.matches and not rule.matches(RESIZED):
-            assert bool(rule.budget) == bool(rule.retried_by)
-    catch_all = [rule for rule in RULES if rule.matches and rule.matches(Failure("nothing known", 0))]
-    assert len(catch_all) == 1  # each rule before it matches only what it names
+@pytest.mark.parametrize("kind", Kind)
+def test_the_table_says_of_each_kind_who_retries_or_why_nobody_does(kind: Kind) -> None:
+    meaning = MEANINGS[kind]
+    assert bool(meaning.reason) == (meaning.retried_by is Retry.NOBODY)
+    if kind is not Kind.RESIZED:
+        assert (meaning.budget is Budget.NONE) == (meaning.retried_by is Retry.NOBODY)
+    assert not meaning.final_after or meaning.budget is not Budget.NONE
+    assert list(MEANINGS) == sorted(MEANINGS, key=lambda each: MEANINGS[each].precedence)  # as the page shows them
+
+
+@pytest.mark.parametrize("duration", [1.0, 2 * QUICK])  # of attempts that could not restore: they have made no progress
+def test_storage_that_is_away_is_final_at_the_tenth_time(duration: float) -> None:
+    away = Failure(Kind.STORAGE, 0, rank=0, type="StorageError", message="the server answered 503")
+    history, decision = run([away] * 20, Limits(restarts=0), duration=duration)
+    assert (len(history), history[-1].disruptions) == (10, 9)
+    assert decision.no_retry_reason == "not retried: failed 10 times with the same error"
+    history, decision = run([away] * 20, Limits(), steps=itertools.count(100))
+    assert len(history) == 20
+    assert decision.restart  # each attempt comes further before a save fails
+    assert run([*[away] * 9, LOST, away], Limits())[1].restart
 
 
 def test_a_change_of_size_uses_neither_restarts_nor_disruptions_and_delays_nothing() -> None:
@@ -109,15 +125,17 @@ def test_a_disruption_leaves_the_restarts_and_a_failure_the_disruptions() -> Non
     assert [(attempt.restarts, attempt.disruptions) for attempt in history] == [
         (0, 0), (0, 1), (1, 1), (1, 2), (2, 2), (3, 2), (3, 3),
     ]  # fmt: skip
-    assert decision.verdict == "not retried: all 3 restarts are used"
-    assert run([LOST, LOST, LOST], Limits(disruptions=1))[1].verdict == "not retried: its only disruption is used"
+    assert decision.no_retry_reason == "not retried: all 3 restarts are used"
+    assert (
+        run([LOST, LOST, LOST], Limits(disruptions=1))[1].no_retry_reason == "not retried: its only disruption is used"
+    )
 
 
 def test_counts_outlive_the_attempts_that_a_shortened_history_drops() -> None:
     history, decision = run([LOST] * 200, Limits(disruptions=150))
     assert history[-1].number == 150
     assert len(history) < 30
-    assert decision.verdict == "not retried: all 150 disruptions are used"
+    assert decision.no_retry_reason == "not retried: all 150 disruptions are used"
 
 
 @pytest.mark.parametrize(
@@ -138,8 +156,8 @@ def test_the_same_failure_twice_without_progress_is_final(
     history, decision = run(failures, Limits(restarts=3), steps=steps)
     assert len(history) == attempts
     expected = "all 3 restarts are used" if where is None else f"failed twice{where} with the same error"
-    assert decision.verdict == f"not retried: {expected}"
-    assert run(failures, Limits(restarts=3, retry_same=True), steps=steps)[1].verdict.endswith("are used")
+    assert decision.no_retry_reason == f"not retried: {expected}"
+    assert run(failures, Limits(restarts=3, retry_same=True), steps=steps)[1].no_retry_reason.endswith("are used")
 
 
 def test_without_steps_only_quick_attempts_count_as_without_progress() -> None:
@@ -147,11 +165,11 @@ def test_without_steps_only_quick_attempts_count_as_without_progress() -> None:
     assert len(run([RAISED] * 4, Limits(restarts=3), duration=QUICK + 1)[0]) == 4
 
 
-@pytest.mark.parametrize("failure", [KILLED, LOST, Failure("io", 0, rank=0), Failure("rendezvous", 0, rank=0)])
+@pytest.mark.parametrize("failure", [KILLED, LOST, Failure(Kind.IO, 0, rank=0), Failure(Kind.RENDEZVOUS, 0, rank=0)])
 def test_what_may_pass_by_itself_is_retried_although_it_is_the_same(failure: Failure) -> None:
     history, decision = run([failure] * 9, Limits(restarts=3, disruptions=3), steps=[7] * 9, duration=1.0)
     assert len(history) == 4
-    assert decision.verdict.endswith("are used")
+    assert decision.no_retry_reason.endswith("are used")
 
 
 @pytest.mark.parametrize("between", [OTHER, LOST])
@@ -162,9 +180,9 @@ def test_the_same_failure_counts_only_if_it_comes_twice_in_a_row(between: Failur
 def test_equal_failures_may_differ_in_numbers_addresses_and_rank() -> None:
     first = replace(RAISED, message="bad tensor at 0x7f3a, sample 371 on 10.0.0.1:4711")
     again = replace(first, rank=0, pod=0, time=5.0, message="bad tensor at 0x1b, sample 2 on 10.0.0.2:99", count=3)
-    assert signature(first) == signature(again)
+    assert first.signature == again.signature
     for other in (OTHER, KILLED, replace(first, message="bad label")):
-        assert signature(other) != signature(first)
+        assert other.signature != first.signature
 
 
 def test_a_long_attempt_with_progress_renews_both_budgets() -> None:
@@ -189,21 +207,20 @@ def test_the_first_restart_is_immediate_and_quick_failures_in_a_row_wait_longer_
 
 
 def test_an_address_in_use_is_tried_again_after_a_second() -> None:
-    assert run([Failure("address", 0, rank=0)], Limits(restarts=3))[1].delay == 1
-    assert run([Failure("address", 0, rank=0)], Limits(restarts=3, backoff=0))[1].delay == 0
+    assert run([Failure(Kind.ADDRESS, 0, rank=0)], Limits(restarts=3))[1].delay == 1
+    assert run([Failure(Kind.ADDRESS, 0, rank=0)], Limits(restarts=3, backoff=0))[1].delay == 0
 
 
-KINDS = ("exception", "exit", "signal", "oom", "io", "gpu", "address", "rendezvous", "lost", "unkillable", "hang")
+RETRIED = [kind for kind in Kind if kind.meaning.budget]
 ANY = st.builds(
     Failure,
-    kind=st.sampled_from(KINDS),
+    kind=st.sampled_from(RETRIED),
     pod=st.integers(0, 3),
     rank=st.none() | st.integers(0, 7),
     type=st.sampled_from(["", "ValueError", "OSError"]),
     message=st.sampled_from(["", "sample 1", "sample 2", "timeout"]),
     signal=st.none() | st.sampled_from([int(signal.SIGKILL), int(signal.SIGSEGV)]),
     exit_code=st.none() | st.integers(0, 143),
-    secondary=st.booleans(),
 )
 LIMITS = st.builds(
     Limits,
@@ -232,7 +249,7 @@ def test_any_history_ends_within_its_budgets_and_is_judged_alike_by_who_knows_le
         assert decision.restarts <= limits.restarts
         assert decision.disruptions <= limits.disruptions
         if not decision.restart:
-            assert decision.verdict.startswith("not retried: ")
+            assert decision.no_retry_reason.startswith("not retried: ")
             break
     else:
         assert renewed

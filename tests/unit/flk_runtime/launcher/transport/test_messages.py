@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.launcher.preemption import Boundary
 from flk_runtime.launcher.transport import AttemptEnded, AttemptStarted, JobEnded
@@ -28,7 +28,7 @@ from flk_runtime.launcher.transport.messages import (
     encode,
 )
 
-FAILURE = Failure("exception", 1, 3, "gpt-worker-1", "node-a", 2, 10.5, "ValueError", "bad\nshard", secondary=True)
+FAILURE = Failure(Kind.EXCEPTION, 1, 3, "gpt-worker-1", "node-a", 2, 10.5, "ValueError", "bad\nshard")
 HISTORY = [Attempt(2, 1.0, 2.0, FAILURE), Attempt(3, 2.5)]
 
 
