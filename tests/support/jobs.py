@@ -98,10 +98,12 @@ class JobBuilder:
             getattr(self, what)(index, *args, **how)
         return self
 
-    def event(self, reason: str, message: str, kind: str = "PyTorchJob", name: str = "", at: str = MADE) -> JobBuilder:
+    def event(
+        self, reason: str, message: str, kind: str = "PyTorchJob", name: str = "", at: str = MADE, count: int = 1
+    ) -> JobBuilder:
         involved = {"kind": kind, "name": name or self.name}
         event = {"type": "Warning", "reason": reason, "message": message, "involvedObject": involved}
-        self.events.append(event | {"lastTimestamp": at})
+        self.events.append(event | {"lastTimestamp": at, "count": count})
         return self
 
     def state(self) -> State:

@@ -21,7 +21,7 @@ _WEBHOOK: Final = re.compile(
 _WEBHOOK_DOWN: Final = re.compile(r'failed calling webhook "([^"]+)": (.*)')
 REFUSED: Final = "PodRefused"
 _NO_DRY_RUN: Final = "does not support dry run"  # what the API server says of such a webhook
-_ANY: Final = re.compile(r"(?:is forbidden|is invalid): (.*)|(.+)")
+_ANY: Final = re.compile(r"(?:.*?(?:is forbidden|is invalid): )?(.+)")
 
 
 def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
@@ -157,7 +157,7 @@ CAUSES: Final = (
         "Change what the message names.",
         refused(
             _ANY,
-            lambda view, trace: trace[1] or trace[2],
+            lambda view, trace: trace[1],
             lambda view, trace: f"change what the API server refuses; {view.describe} shows all events",
         ),
         grace=30,

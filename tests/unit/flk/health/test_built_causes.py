@@ -1,0 +1,233 @@
+"""Causes that no cluster has shown yet: found in objects as the API server and the kubelet write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flk.health import CAUSES, find
+from flk.observe.view import JobView
+from flk_runtime.contract.failure import Failure, Kind
+from tests.support.causes import CASES
+from tests.support.jobs import MADE, NOW, JobBuilder, record
+
+ROOT = Path(__file__).parents[4]
+POD = "gpt-worker-1"
+FAILURE = Failure(Kind.EXCEPTION, 1, 1, POD, "node-a", 0, NOW - 30, "RuntimeError", "bad shard", "Traceback\n…")
+# Other tests of single causes.
+ELSEWHERE = {
+    "OperatorNotRunning": "health/test_causes.py",
+    "Deadlocked": "targets/test_targets.py",
+    "Deleted": "jobs/test_evidence.py",
+}
+MISSING: set[str] = set()  # causes without a test
+
+
+def condition(kind: str, reason: str, message: str, status: str = "True") -> dict[str, str]:
+    return {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": MADE}
+
+
+def waiting(reason: str, message: str) -> JobBuilder:
+    return JobBuilder().pod(0).pod(2).pod(1, "Pending", {"waiting": {"reason": reason, "message": message}})
+
+
+def unscheduled(message: str) -> JobBuilder:
+    said = condition("PodScheduled", "Unschedulable", f"0/3 nodes are available: {message}.", "False")
+    return JobBuilder().pod(0).pod(2).pod(1, "Pending", {}, node="", conditions=[said])
+
+
+def not_started(message: str) -> JobBuilder:
+    """A pod whose container the runtime could not start, as the kubelet reports it."""
+    text = f"failed to create containerd task: OCI runtime create failed: unable to start container process: {message}"
+    return JobBuilder().pod(0).pod(2).ended(1, 128, text, "StartError")
+
+
+def refused(message: str) -> JobBuilder:
+    text = f'Error creating: pods "{POD}" is forbidden: {message}'
+    return JobBuilder().pod(0).pod(2).event("FailedCreatePod", text)
+
+
+def unmounted(reason: str, message: str) -> JobBuilder:
+    return waiting("ContainerCreating", "").event(reason, message, "Pod", POD)
+
+
+def failed(kind: str, **values: Any) -> JobBuilder:
+    failure = replace(FAILURE, **{"kind": Kind(kind), "type": "", "message": "", **values})
+    return JobBuilder().all("ended", int(failure.code), record(failure).to_json()).condition("Failed")
+
+
+def suspended() -> JobBuilder:
+    job = JobBuilder()
+    job.job["spec"]["runPolicy"]["suspend"] = True
+    job.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gold"
+    return job
+
+
+def workload() -> dict[str, Any]:
+    evicted = condition("Evicted", "Preempted", "Preempted to accommodate a workload of higher priority")
+    return {"metadata": {"name": "pytorchjob-gpt"}, "status": {"conditions": [evicted]}}
+
+
+def pod_group() -> dict[str, Any]:
+    lacks = condition("Unschedulable", "NotEnoughResources", "3/3 tasks in gang unschedulable")
+    status = {"phase": "Inqueue", "conditions": [lacks]}
+    return {"metadata": {"name": "gpt"}, "spec": {"minMember": 3}, "status": status}
+
+
+def node_that_is_silent() -> dict[str, Any]:
+    ready = condition("Ready", "NodeStatusUnknown", "Kubelet stopped posting node status.", "Unknown")
+    return {"metadata": {"name": "node-b"}, "status": {"conditions": [ready]}}
+
+
+def restarted(count: int) -> JobBuilder:
+    return JobBuilder().pod(0).pod(2).event("ExitedWithCode", f"Pod: team.{POD} exited with code 139", count=count)
+
+
+# What is found, and a part of the sentence, by the code.
+BUILT: dict[str, tuple[Callable[[], JobView], str]] = {
+    "PreemptedByQueue": (
+        lambda: suspended().view(workloads=[workload()]),
+        "queue gold has taken the job's place back (Preempted): Preempted to accommodate",
+    ),
+    "WaitingForGang": (
+        lambda: unscheduled("3 Insufficient cpu").view(pod_groups=[pod_group()]),
+        "starts 3 pods together or none, and there is no room for all: 0/3 nodes are available",
+    ),
+    "QuotaNeedsRequest": (
+        lambda: refused("failed quota: tight: must specify limits.memory for: pytorch").view(),
+        "1 pod of 3 cannot be created: the namespace's quota tight demands that pods set limits.memory",
+    ),
+    "PodRefused": (
+        lambda: refused("unable to validate against any security context constraint").view(),
+        "1 pod of 3 cannot be created: unable to validate against any security context constraint",
+    ),
+    "ImageForOtherPlatform": (
+        lambda: waiting(
+            "ErrImagePull", 'Failed to pull image "img:1": no match for platform in manifest: not found'
+        ).view(),
+        f"{POD} cannot start: the image img:1 has no variant for the node's architecture",
+    ),
+    "ImagePullFailed": (
+        lambda: waiting("ErrImagePull", 'Failed to pull image "img:1": toomanyrequests: rate limit').view(),
+        f"{POD} cannot start: the image img:1 cannot be pulled",
+    ),
+    "CommandNotExecutable": (
+        lambda: not_started('exec: "/train.sh": permission denied: unknown').view(),
+        f"{POD} cannot start: /train.sh may not be executed",
+    ),
+    "WorkingFolderMissing": (
+        lambda: not_started('chdir to cwd ("/nowhere") set in config.json failed: no such file or directory').view(),
+        f"{POD} cannot start: the working folder /nowhere does not exist in the image",
+    ),
+    "ContainerStartFailed": (
+        lambda: not_started("error setting cgroup config: no such device").view(),
+        f"{POD} cannot start: error setting cgroup config: no such device",
+    ),
+    "ContainerConfigInvalid": (
+        lambda: waiting("CreateContainerConfigError", "failed to prepare subPath for volumeMount").view(),
+        f"{POD} cannot start: failed to prepare subPath for volumeMount",
+    ),
+    "RestartLoop": (
+        lambda: restarted(3).view(),
+        f"{POD} ends with exit code 139 and is created again and again; it never gets further",
+    ),
+    "ClaimBeingDeleted": (
+        lambda: unscheduled('persistentvolumeclaim "data" is being deleted').view(),
+        f"{POD} cannot be scheduled: the PersistentVolumeClaim data is being deleted",
+    ),
+    "VolumeAttachedElsewhere": (
+        lambda: unmounted(
+            "FailedAttachVolume", 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) gpt-worker-0'
+        ).view(),
+        f"{POD} cannot start: the volume of pvc-1 is attached to another node and may be attached to one node only",
+    ),
+    "MountFailed": (
+        lambda: unmounted("FailedMount", "MountVolume.SetUp failed: mount.nfs: Connection timed out").view(),
+        f"{POD} cannot start: a volume cannot be mounted: MountVolume.SetUp failed: mount.nfs",
+    ),
+    "NotEnoughOfResource": (
+        lambda: unscheduled("3 Insufficient ephemeral-storage").view(),
+        f"{POD}: no node has enough ephemeral-storage free",
+    ),
+    "NodesNotReady": (
+        lambda: unscheduled("3 node(s) were unschedulable").view(),
+        "not ready or take no pods (node(s) were unschedulable)",
+    ),
+    "TopologySpreadUnsatisfied": (
+        lambda: unscheduled("3 node(s) didn't match pod topology spread constraints").view(),
+        "no node satisfies the topology spread constraints (node(s) didn't match pod topology spread constraints)",
+    ),
+    "Unschedulable": (
+        lambda: unscheduled("3 node(s) had a reason of a plugin").view(),
+        f"{POD}: no node can take it (node(s) had a reason of a plugin)",
+    ),
+    "NodeLost": (
+        lambda: JobBuilder().all("pod").pod(1, node="node-b").view(nodes={"node-b": node_that_is_silent()}),
+        f"{POD}: node node-b does not answer",
+    ),
+    "Preempted": (
+        lambda: (
+            JobBuilder()
+            .all("pod")
+            .pod(1, "Failed", {}, conditions=[condition("DisruptionTarget", "PreemptionByScheduler", "for pod vip")])
+            .view()
+        ),
+        f"{POD} was preempted: the scheduler gave its place to a pod of higher priority",
+    ),
+    "JobInvalid": (
+        lambda: JobBuilder().condition("Failed", "PyTorchReplicaSpecs is invalid", "PyTorchJobValidationFailed").view(),
+        "the operator refuses the job: PyTorchReplicaSpecs is invalid",
+    ),
+    "GpuOutOfMemory": (
+        lambda: failed("exception", type="torch.OutOfMemoryError", message="CUDA out of memory.").view(),
+        f"rank 1 in {POD} raised torch.OutOfMemoryError: CUDA out of memory.",
+    ),
+    "VolumeFailed": (
+        lambda: failed("io", type="OSError", message="[Errno 116] Stale file handle").view(),
+        f"rank 1 in {POD} raised OSError: [Errno 116] Stale file handle",
+    ),
+    "GpuFailed": (
+        lambda: failed("gpu", type="AcceleratorError", message="CUDA error: uncorrectable ECC error").view(),
+        "CUDA error: uncorrectable ECC error",
+    ),
+    "AddressInUse": (
+        lambda: failed("address", type="OSError", message="[Errno 98] Address already in use").view(),
+        "Address already in use",
+    ),
+    "RankUnkillable": (lambda: failed("unkillable").view(), "rank 1 in gpt-worker-1 has a rank that survives SIGKILL"),
+    "RankHung": (lambda: failed("hang").view(), f"rank 1 in {POD} makes no progress"),
+    "PodLost": (lambda: failed("lost", rank=None, message="was restarted").view(), f"{POD} was restarted"),
+    "InvalidStart": (lambda: failed("usage", message="no such file: train.py").view(), "no such file: train.py"),
+    "SharedMemoryTooSmall": (lambda: failed("signal", signal=7).view(), f"rank 1 in {POD}"),
+    "Failed": (lambda: failed("new kind", message="of a newer launcher").view(), "of a newer launcher"),
+    "FailedWithoutTrace": (
+        lambda: JobBuilder().condition("Failed", "PyTorchJob gpt failed").view(),
+        "the job failed, and its pods have left no trace: PyTorchJob gpt failed",
+    ),
+}
+
+
+@pytest.mark.parametrize("code", BUILT)
+def test_cause(code: str) -> None:
+    view, sentence = BUILT[code]
+    found = find(view())[0]
+    assert found.code == code, found
+    assert sentence in found.sentence
+    assert found.remedy
+    assert found.evidence
+
+
+def test_a_pod_that_was_created_again_twice_is_in_no_loop() -> None:
+    assert [finding.code for finding in find(restarted(2).view())] == []
+
+
+def test_every_cause_has_a_test() -> None:
+    recorded = {case.expected.code for case in CASES}
+    for code, path in ELSEWHERE.items():
+        assert f'"{code}"' in (ROOT / "tests" / "unit" / "flk" / path).read_text()
+    assert {cause.code for cause in CAUSES} - recorded - {*BUILT, *ELSEWHERE} == MISSING
+    assert not recorded & {*BUILT, *ELSEWHERE}
