@@ -20,7 +20,6 @@ import os
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -30,8 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import flk_runtime
@@ -49,24 +47,20 @@ LOG_EVERY, SAVE_EVERY = 10, 100  # flk's defaults, in steps
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison: a strategy, the API that implements it, and whether both sides log and save."""
+    """One comparison: a strategy, and whether both sides log and save."""
 
     strategy: str
-    api: str | None = None
     logs_and_saves: bool = False
 
     @property
     def name(self) -> str:
-        name = f"{self.strategy} on {self.api.upper()}" if self.api else self.strategy
-        return f"{name} with logs and checkpoints" if self.logs_and_saves else name
+        return f"{self.strategy} with logs and checkpoints" if self.logs_and_saves else self.strategy
 
 
 CASES = [
     Case("ddp"),
     Case("ddp", logs_and_saves=True),
-    *(Case(strategy, "fsdp2") for strategy in SHARDING),
-    Case("no_shard", "fsdp1"),
-    *(Case(strategy, "fsdp1") for strategy in SHARDING),
+    *(Case(strategy) for strategy in SHARDING),
 ]
 
 
@@ -98,7 +92,7 @@ def step_with_flk(run: Run, case: Case, device: torch.device) -> Callable[[], No
     shard_size = SHARD if case.strategy.startswith("hybrid") else None
     model = make_model()
     wrapped, optimizer = run.parallelize(
-        model, torch.optim.AdamW(model.parameters()), api=case.api, blocks=[Block], shard_size=shard_size
+        model, torch.optim.AdamW(model.parameters()), blocks=[Block], shard_size=shard_size
     )
     return training_step(wrapped, optimizer, device, lambda loss: run.step(loss=loss))
 
@@ -112,22 +106,12 @@ def step_by_hand(case: Case, device: torch.device, folder: Path) -> Callable[[],
     model: nn.Module = plain
     if case.strategy == "ddp":
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    elif case.api == "fsdp2":
+    else:
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
         reshard = case.strategy in ("full_shard", "hybrid_shard")
         for block in plain[1].children():
             fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
         fully_shard(model, mesh=mesh, reshard_after_forward=False)
-    else:
-        chosen = {"hybrid_shard_zero2": ShardingStrategy._HYBRID_SHARD_ZERO2}.get(case.strategy)
-        model = FullyShardedDataParallel(
-            model,
-            device_mesh=init_device_mesh(device.type, shape, mesh_dim_names=names),
-            sharding_strategy=chosen or ShardingStrategy[case.strategy.upper()],
-            auto_wrap_policy=ModuleWrapPolicy({Block}),
-            device_id=device,
-            use_orig_params=True,
-        )
     optimizer = torch.optim.AdamW(model.parameters())
     after_step = log_and_save(model, optimizer, folder / "by-hand.pt") if case.logs_and_saves else lambda loss: None
     return training_step(model, optimizer, device, after_step)
@@ -188,7 +172,6 @@ def steps_per_second(step: Callable[[], None], steps: int, device: torch.device)
 
 def measure_ranks(rounds: int, steps: int) -> None:
     """Measure all cases; every rank runs this, and rank 0 writes the rates of both sides by round."""
-    warnings.filterwarnings("ignore", "The `NO_SHARD` sharding strategy is deprecated")
     local_rank = int(os.environ["LOCAL_RANK"])
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":

@@ -45,7 +45,7 @@ def shard_with_flk(
     import flk_runtime
 
     run = flk_runtime.init(strategy="hybrid_shard", log_every=0)
-    model, optimizer = run.parallelize(model, optimizer, api="fsdp2")
+    model, optimizer = run.parallelize(model, optimizer)
     return model, optimizer, run.step
 
 

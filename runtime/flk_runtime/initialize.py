@@ -34,6 +34,7 @@ from flk_runtime.shared import progress
 from flk_runtime.shared.progress import Phase
 from flk_runtime.system import device as devices
 from flk_runtime.system import rng, trial
+from flk_runtime.system.torch_version import check_torch
 
 _TIMEOUT = 1800.0
 _ERROR_TIMEOUT = 10.0  # seconds that a rank which cannot start waits for the others, to tell them why
@@ -173,6 +174,7 @@ class InitOptions:
         off = len(skipped) == len(PREFLIGHT_CHECKS)
         defaults = cls(preflight=0.0 if off else limit, skipped=skipped)
         try:
+            check_torch()
             device = devices.select(rank_info, given.get("device"))
             if device.type == "cuda":
                 torch.cuda.set_device(device)

@@ -144,7 +144,6 @@ class Run:
         model: nn.Module,
         optimizer: None = None,
         *,
-        api: str | None = None,
         precision: Precision | None = None,
         blocks: Blocks | None = None,
         recompute: bool = False,
@@ -159,7 +158,6 @@ class Run:
         model: nn.Module,
         optimizer: O,
         *,
-        api: str | None = None,
         precision: Precision | None = None,
         blocks: Blocks | None = None,
         recompute: bool = False,
@@ -173,7 +171,6 @@ class Run:
         model: nn.Module,
         optimizer: O | None = None,
         *,
-        api: str | None = None,
         precision: Precision | None = None,
         blocks: Blocks | None = None,
         recompute: bool = False,
@@ -189,7 +186,6 @@ class Run:
         the same groups. Both are saved in checkpoints, and restored if the run was resumed. After the call each rank
         draws different random numbers. Several models can be parallelized, each with its own optimizer.
 
-        - ``api``: fsdp2 (torch's fully_shard, the default from torch 2.6 on) or fsdp1 (FullyShardedDataParallel).
         - ``precision``: dtypes of the computation and of the reduction; the optimizer works in the model's own.
         - ``blocks``: modules that are sharded, recomputed and compiled one by one: classes, their names, or a minimum
           number of parameters. Default: the modules of a repeated class in a ModuleList, ModuleDict or Sequential.
@@ -207,7 +203,7 @@ class Run:
             raise SetupError("this model has already been parallelized: call parallelize once per model")
         if self._diloco and number:
             raise SetupError("strategy diloco trains one model: put all trained parameters into one module")
-        options = ParallelOptions(api, precision, blocks, recompute, compile, shard_size, find_unused_parameters)
+        options = ParallelOptions(precision, blocks, recompute, compile, shard_size, find_unused_parameters)
         if self.strategy != "none":
             self._compare_parallel(name, options)
         self._checkpoints.check_model(name, model)
@@ -441,7 +437,7 @@ class Run:
         Training stops until the state is copied to memory; a thread writes it. With ``wait``, training stops until the
         checkpoint is complete; a run that ends with `abandon` needs it. A checkpoint that is still being written
         is awaited first. Raises CheckpointError on all ranks if one of them could not be written or a state cannot be
-        saved, and SetupError under FSDP1 between a forward pass and its backward pass, and after `close`.
+        saved, and SetupError after `close`.
         """
         self._check_open("save")
         if self._checkpoints.can_save:

@@ -74,17 +74,15 @@ def test_cuda_in_use_where_torch_is_imported_means_fresh_interpreters(launch: La
     assert "falling back to FLK_START=spawn: CUDA is initialized already" in ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("strategy", "api"), [("no_shard", "fsdp2"), *((name, api) for api in ("fsdp2", "fsdp1") for name in SHARDED)]
-)
-def test_memory_is_as_predicted(launch: Launch, strategy: str, api: str) -> None:
+@pytest.mark.parametrize("strategy", ["no_shard", *SHARDED])
+def test_memory_is_as_predicted(launch: Launch, strategy: str) -> None:
     """bf16 with fp32 masters and AdamW, a world of one: 4 + 8 bytes per parameter between steps, + 4 for gradients."""
     script = f"""
         with flk.init(strategy={strategy!r}) as run:
             model = make()
             count = sum(parameter.numel() for parameter in model.parameters())
             optimizer = torch.optim.AdamW(model.parameters())
-            model, optimizer = run.parallelize(model, optimizer, api={api!r}, precision=BF16, blocks="Block")
+            model, optimizer = run.parallelize(model, optimizer, precision=BF16, blocks="Block")
             x = torch.randn(8, WIDTH, device=run.device)
             for step in range(3):
                 loss = model(x).square().mean()

@@ -1,4 +1,4 @@
-"""Meta initialization, recomputation and compilation of blocks, under DDP and both FSDPs."""
+"""Meta initialization, recomputation and compilation of blocks, under DDP and FSDP2."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from tests.support.checkpoints import load_with_torch
 from tests.support.ranks import Ranks
 from tests.support.small_model import SMALL_MODEL, told
 
-STRATEGIES = (
-    ("ddp", None), ("full_shard", "fsdp2"), ("full_shard", "fsdp1"), ("hybrid_shard_zero2", "fsdp2"),
-    ("hybrid_shard_zero2", "fsdp1"),
-)  # fmt: skip
+STRATEGIES = ("ddp", "full_shard", "hybrid_shard_zero2")
 
 # Counts forward passes of blocks that are not compiled, and compiled graphs. $BASE: the folder for checkpoints.
 VARIANTS = """
@@ -27,7 +24,7 @@ def counted(self, x):
     calls += not torch.compiler.is_compiling()
     return plain(self, x)
 
-def start(run, name, api, variant):
+def start(run, name, variant):
     global calls
     options = {{"recompute": variant in ("recompute", "both")}}
     if variant in ("compile", "both"):
@@ -36,16 +33,16 @@ def start(run, name, api, variant):
     torch._dynamo.utils.counters.clear()
     warnings.filterwarnings("ignore", "The .grad attribute")  # of the compiler's own looking
     Block.forward = plain if variant in ("compile", "both") else counted
-    pair = run.parallelize(*build(meta=variant == "meta"), api=api, **hybrid(name), **options)
+    pair = run.parallelize(*build(meta=variant == "meta"), **hybrid(name), **options)
     calls = 0
     return pair
 
 with group():
-    for name, api in {strategies}:
+    for name in {strategies}:
         for variant in {variants}:
-            case = f"{{name}}-{{api}}-{{variant}}"
+            case = f"{{name}}-{{variant}}"
             with init(name, checkpoint=os.environ["BASE"] + "/" + case) as run:
-                seen = train(run, *start(run, name, api, variant), steps=2)
+                seen = train(run, *start(run, name, variant), steps=2)
                 tell(case, [seen, calls, torch._dynamo.utils.counters["stats"]["unique_graphs"]])
 """
 
@@ -59,11 +56,11 @@ def test_losses_and_names_stay(ranks: Ranks, tmp_path: Path, variant: str, calls
         script = SMALL_MODEL + VARIANTS.format(strategies=strategies, variants=[variant])
         return told(ranks(script, world_size, {"BASE": str(tmp_path)})[0])
 
-    expected, plain_calls, _ = run(1, [("ddp", None)], "plain")["ddp-None-plain"]
+    expected, plain_calls, _ = run(1, ["ddp"], "plain")["ddp-plain"]
     assert plain_calls == 6
-    names = list(load_with_torch(tmp_path / "ddp-None-plain" / "step-000000002")["model"])
-    found = run(4, STRATEGIES, variant) | {"alone": run(1, [("none", None)], variant)[f"none-None-{variant}"]}
-    assert len(found) == 6
+    names = list(load_with_torch(tmp_path / "ddp-plain" / "step-000000002")["model"])
+    found = run(4, STRATEGIES, variant) | {"alone": run(1, ["none"], variant)[f"none-{variant}"]}
+    assert len(found) == 4
     for case, (seen, case_calls, case_graphs) in found.items():
         assert seen == pytest.approx(expected, abs=1e-6), case
         assert (case_calls, case_graphs) == (calls, graphs), case

@@ -38,7 +38,7 @@ optimizer = getattr(torch.optim, settings["optimizer"])(model.parameters(), lr=s
 ranks = settings["ranks"]  # of all workers
 with flk.init(log_every=0) as run:
     first = run.worker * run.world_size + run.rank
-    model, optimizer = run.parallelize(model, optimizer, api=settings.get("api"))
+    model, optimizer = run.parallelize(model, optimizer)
     if "weights" in settings:
         run.load_weights(settings["weights"])
     generator = torch.Generator().manual_seed(5)
@@ -193,16 +193,16 @@ def test_a_worker_that_does_not_trust_the_hub_sends_it_nothing(tmp_path: Path, t
 
 
 @pytest.mark.parametrize(
-    ("options", "api"),
+    "options",
     [
-        ("inner=full_shard,every=5,dtype=int8", None),
-        ("inner=full_shard,every=5,dtype=fp16", "fsdp1"),
-        ("inner=ddp,every=6,dtype=int8,fragments=3", None),
+        "inner=full_shard,every=5,dtype=int8",
+        "inner=shard_grad_op,every=5,dtype=fp16",
+        "inner=ddp,every=6,dtype=int8,fragments=3",
     ],
 )
-def test_workers_of_two_ranks_agree(workers: Workers, options: str, api: str | None) -> None:
-    found = workers(2, 2, options, steps=6 if "every=6" in options else 10, api=api)
-    if api is None and "fragments" not in options:
+def test_workers_of_two_ranks_agree(workers: Workers, options: str) -> None:
+    found = workers(2, 2, options, steps=6 if "every=6" in options else 10)
+    if "fragments" not in options:
         assert len({str(each["digest"]) for each in found}) == 1
     assert len(found) == 4
     assert workers.hub.wire_bytes > 0

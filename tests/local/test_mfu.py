@@ -49,7 +49,6 @@ SCRIPT = """
         ("no_shard", "{}"),
         ("full_shard", '{"bf16": true}'),
         ("full_shard", '{"recompute": true}'),
-        ("full_shard", '{"api": "fsdp1"}'),
     ],
 )
 def test_the_count_is_the_models_under_every_strategy(

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.commands import Flk
 from tests.support.ranks import Ranks
-from tests.support.small_model import APIS, SHARDING, SMALL_MODEL, told
+from tests.support.small_model import SHARDING, SMALL_MODEL, told
 
 MODELS = """
 class Pixels(nn.Module):
@@ -47,12 +47,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from flk_runtime.parallel.blocks import find_blocks
 from flk_runtime.plan.state import model_state, units_of
 
-def units(kind, name, precision):
-    # The units of a model, and the API by which flk shards it.
+def units(kind):
     with FakeTensorMode():
         model = MAKE[kind]()
-        found = units_of(model, find_blocks(model, None), torch.optim.AdamW(model.parameters()))
-    return found, "ddp" if api == "fsdp2" and name == "no_shard" and not precision else api
+        return units_of(model, find_blocks(model, None), torch.optim.AdamW(model.parameters()))
 
 def compare(measured, predicted):
     # Tell for each model, strategy and precision what was measured and what was predicted.
@@ -63,7 +61,7 @@ def compare(measured, predicted):
                     torch.manual_seed(0)
                     model = make()
                     model, optimizer = run.parallelize(
-                        model, torch.optim.AdamW(model.parameters()), api=api, precision=precision, **hybrid(name)
+                        model, torch.optim.AdamW(model.parameters()), precision=precision, **hybrid(name)
                     )
                     loss = lambda: model(INPUT[kind]()).float().square().mean()
                     found = [measured(loss, optimizer), predicted(kind, name, precision)]
@@ -87,9 +85,7 @@ def measured(loss, optimizer):
     return [allocated(parameters), allocated(gradients), sum(local(t).numel() * t.element_size() for t in tensors)]
 
 def predicted(kind, name, precision):
-    found, used = units(kind, name, precision)
-    size = precision.param.itemsize if precision else None
-    state = model_state(found, LOCAL.get(name, 4), api=used, world_size=4, compute_size=size)
+    state = model_state(units(kind), LOCAL.get(name, 4))
     return [state.parameters, state.gradients, state.optimizer]
 
 with group():
@@ -97,9 +93,8 @@ with group():
 """
 
 
-@pytest.mark.parametrize("api", APIS)
-def test_bytes_of_model_state_are_predicted_exactly(ranks: Ranks, api: str) -> None:
-    script = SMALL_MODEL + MODELS + f"api, strategies = {api!r}, {SHARDING!r}\n" + PREDICTED + STATE
+def test_bytes_of_model_state_are_predicted_exactly(ranks: Ranks) -> None:
+    script = SMALL_MODEL + MODELS + f"strategies = {SHARDING!r}\n" + PREDICTED + STATE
     found = told(ranks(script, 4)[0])
     assert len(found) == 30
     for key, (measured, predicted) in found.items():
@@ -108,7 +103,7 @@ def test_bytes_of_model_state_are_predicted_exactly(ranks: Ranks, api: str) -> N
 
 WIRE = """
 from torch.utils._python_dispatch import TorchDispatchMode
-from flk_runtime.plan.communication import Format, collectives
+from flk_runtime.plan.communication import collectives
 
 class Sent(TorchDispatchMode):
     # Bytes that a ring of the group's ranks sends from each rank, for the tensors that are given to collectives.
@@ -137,18 +132,16 @@ def measured(loss, optimizer):
     return sent.total
 
 def predicted(kind, name, precision):
-    found, used = units(kind, name, precision)
     sizes = (precision.param.itemsize, precision.reduce.itemsize) if precision else (None, None)
-    return sum(c.sent for c in collectives(name, found, 4, LOCAL.get(name, 4), Format(used, *sizes)))
+    return sum(c.sent for c in collectives(name, units(kind), 4, LOCAL.get(name, 4), *sizes))
 
 with group():
     compare(measured, predicted)
 """
 
 
-@pytest.mark.parametrize("api", APIS)
-def test_bytes_on_the_wire_are_predicted_exactly(ranks: Ranks, api: str) -> None:
-    script = SMALL_MODEL + MODELS + f"api, strategies = {api!r}, {SHARDING!r}\n" + PREDICTED + WIRE
+def test_bytes_on_the_wire_are_predicted_exactly(ranks: Ranks) -> None:
+    script = SMALL_MODEL + MODELS + f"strategies = {SHARDING!r}\n" + PREDICTED + WIRE
     found = told(ranks(script, 4)[0])
     assert len(found) == 30
     for key, (measured, predicted) in found.items():

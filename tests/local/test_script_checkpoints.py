@@ -197,6 +197,48 @@ def test_optimizers_with_parameters_without_gradients_and_with_numbers_in_their_
     assert list(seen) == ["AdamW", "Counting"]
 
 
+FSDP1 = """
+import json, os, warnings, torch, torch.distributed as dist
+from torch import nn
+import flk_runtime as flk
+
+warnings.simplefilter("ignore")  # torch's FSDP1 calls what torch has deprecated
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = FullyShardedDataParallel(
+    nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3)), auto_wrap_policy=ModuleWrapPolicy({nn.Linear}),
+    use_orig_params=os.environ["WRAP"] == "fsdp1 original", device_id=torch.device("cpu"),
+)
+things = {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=0.05)}
+losses = []
+for step in range(flk.restore(**things), int(os.environ["STEPS"])):
+    x = torch.randn(8, 7, generator=torch.Generator().manual_seed(step))
+    loss = model(x.chunk(dist.get_world_size())[dist.get_rank()]).square().mean()
+    loss.backward()
+    things["optimizer"].step(), things["optimizer"].zero_grad()
+    dist.all_reduce(loss)
+    losses.append(loss.item() / dist.get_world_size())
+flk.save(int(os.environ["STEPS"]), wait=True, **things)
+print("=", json.dumps(["losses", losses]))
+"""
+
+
+@pytest.mark.parametrize("wrap", ["fsdp1", "fsdp1 original"])
+def test_a_script_that_wraps_its_model_in_fsdp1_resumes_at_another_world_size(
+    ranks: Ranks, tmp_path: Path, wrap: str
+) -> None:
+    def losses(folder: str, world_size: int, steps: int) -> list[float]:
+        variables = {"FLK_CHECKPOINT": str(tmp_path / folder), "STEPS": str(steps), "WRAP": wrap}
+        found: list[float] = told(ranks(FSDP1, world_size, variables)[0])["losses"]
+        return found
+
+    whole = losses("whole", 4, 4)
+    assert losses("parts", 4, 2) == whole[:2]
+    assert losses("parts", 2, 4) == pytest.approx(whole[2:], abs=1e-6)
+
+
 SEVERAL_MODULES = """
     import os, torch, flk_runtime as flk
 

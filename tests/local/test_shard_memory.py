@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 
-import pytest
-
 from tests.support.ranks import Ranks
-from tests.support.small_model import APIS, SHARDING, SMALL_MODEL, told
+from tests.support.small_model import SHARDING, SMALL_MODEL, told
 
 # The shapes of the model's parameters: three blocks, and what is outside of them.
 BLOCK = [(6,), (6,), (25, 6), (25,), (6, 25), (6,)]
-BLOCKS = [BLOCK, BLOCK, BLOCK, [(11, 6), (6,), (6,), (11, 6)]]
-SHAPES = [shape for block in BLOCKS for shape in block]
+UNITS = [BLOCK, BLOCK, BLOCK, [(11, 6), (6,), (6,), (11, 6)]]
+SHAPES = [shape for unit in UNITS for shape in unit]
 BYTES = sum(math.prod(shape) for shape in SHAPES) * 4
 
 SIZES = """
@@ -58,7 +56,7 @@ with group():
     for name in {names}:
         with init(name) as run:
             for kind, precision in (("fp32", None), ("bf16", flk.Precision())):
-                model, optimizer = run.parallelize(*build(), api={api!r}, precision=precision, **hybrid(name))
+                model, optimizer = run.parallelize(*build(), precision=precision, **hybrid(name))
                 train(run, model, optimizer, steps=1)
 """
 
@@ -68,7 +66,7 @@ def shard_size(name: str) -> int:
     return {"no_shard": 1, "hybrid_shard": 2, "hybrid_shard_zero2": 2}.get(name, 4)
 
 
-def fsdp2_bytes(rank: int, n: int) -> dict[str, int]:
+def rank_bytes(rank: int, n: int) -> dict[str, int]:
     """Whole rows, the last ones padded in memory. A rank may hold no row; its gradients have room for one."""
     rows = [(math.ceil(shape[0] / n), shape, math.prod(shape[1:]) * 4) for shape in SHAPES]
     own = [max(0, min(count, shape[0] - rank % n * count)) for count, shape, _ in rows]
@@ -81,44 +79,23 @@ def fsdp2_bytes(rank: int, n: int) -> dict[str, int]:
     }
 
 
-def fsdp1_bytes(kind: str, n: int) -> int:
-    """Every parameter of a block begins at a multiple of 16 bytes, in the dtype of the computation; shards are even."""
-    align = 4 if kind == "fp32" else 8
-    total = 0
-    for block in BLOCKS:
-        size = 0
-        for shape in block:
-            size = math.ceil(size / align) * align + math.prod(shape)
-        parts = n if n > 1 else 4
-        total += math.ceil(size / parts) * parts
-    return total * 4 // n
-
-
-@pytest.mark.parametrize("api", APIS)
-def test_bytes_per_rank(ranks: Ranks, api: str) -> None:
-    train = TRAIN.format(names=SHARDING, api=api)
+def test_bytes_per_rank(ranks: Ranks) -> None:
+    train = TRAIN.format(names=SHARDING)
     script = SMALL_MODEL + SIZES + train + " " * 16 + 'tell(f"{name} {kind}", sizes(optimizer))\n'
     ended = [told(rank) for rank in ranks(script, 4)]
     assert len(ended[0]) == 10
     for key in ended[0]:
-        name, kind = key.split()
-        n = shard_size(name)
+        n = shard_size(key.split()[0])
         found = [rank[key] for rank in ended]
-        if api == "fsdp2":
-            assert found == [fsdp2_bytes(rank, n) for rank in range(4)], key
-        else:
-            flat = fsdp1_bytes(kind, n)
-            assert [(each["parameters"], each["gradients"]) for each in found] == [(flat, flat)] * 4, key
-            assert all(each["exp_avg"] == each["exp_avg_sq"] <= flat for each in found), key
+        assert found == [rank_bytes(rank, n) for rank in range(4)], key
         assert sum(each["exp_avg"] for each in found) == 4 // n * BYTES, key
 
 
-@pytest.mark.parametrize("api", APIS)
-def test_collectives_per_step(ranks: Ranks, api: str) -> None:
+def test_collectives_per_step(ranks: Ranks) -> None:
     script = (
         SMALL_MODEL
         + COLLECTIVES
-        + TRAIN.format(names=SHARDING, api=api)
+        + TRAIN.format(names=SHARDING)
         + """
                 for accumulation in (1, 4):
                     optimizer.zero_grad()
@@ -131,28 +108,28 @@ def test_collectives_per_step(ranks: Ranks, api: str) -> None:
     )
     ended = [told(rank) for rank in ranks(script, 4)]
     assert len(ended[0]) == 20
-    blocks = len(BLOCKS)
+    units = len(UNITS)
     expected = {}
     for key in ended[0]:
         name, kind, accumulation = key.split()
         if name == "no_shard":
-            ddp = api == "fsdp2" and kind == "fp32"
-            expected[key] = {"allreduce": 1, "broadcast": 1} if ddp else {"allreduce": blocks}  # of the buffer
+            expected[key] = (
+                {"allreduce": 1, "broadcast": 1} if kind == "fp32" else {"allreduce": units}
+            )  # of the buffer
             continue
         # The last block's full parameters are kept for the backward pass where they are freed at all.
         reshards = name in ("full_shard", "hybrid_shard")
-        gathers = int(accumulation) * (2 * blocks - 1) if reshards else blocks
-        expected[key] = {"reduce_scatter": blocks, "allgather": gathers}
+        gathers = int(accumulation) * (2 * units - 1) if reshards else units
+        expected[key] = {"reduce_scatter": units, "allgather": gathers}
         if name.startswith("hybrid"):
-            expected[key]["allreduce"] = blocks
+            expected[key]["allreduce"] = units
     assert ended == [expected] * 4
 
 
-@pytest.mark.parametrize("api", APIS)
-def test_a_meta_start_never_holds_the_whole_model(ranks: Ranks, api: str) -> None:
+def test_a_meta_start_never_holds_the_whole_model(ranks: Ranks) -> None:
     script = (
         SMALL_MODEL
-        + f"""
+        + """
 peak = number = 0
 plain = nn.Linear.reset_parameters
 
@@ -163,7 +140,7 @@ def measured(self):
     if number % 8:  # looking at everything takes a while
         return
     local = [t for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter) and not t.is_meta]
-    peak = max(peak, sum({{t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in local}}.values()))
+    peak = max(peak, sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in local}.values()))
 
 nn.Linear.reset_parameters = measured
 with group(), init("full_shard") as run:
@@ -172,7 +149,7 @@ with group(), init("full_shard") as run:
     model.scale = torch.ones(1)
     whole = sum(p.numel() * 4 for p in model.parameters())
     optimizer = torch.optim.AdamW(model.parameters())
-    model, optimizer = run.parallelize(model, optimizer, api={api!r})
+    model, optimizer = run.parallelize(model, optimizer)
     tell("peak", peak / whole)
 """
     )

@@ -13,19 +13,14 @@ import torch
 from tests.support.checkpoints import load_with_torch
 from tests.support.ranks import Ranks
 from tests.support.small_model import (
-    APIS,
     COUNTING,
     COUNTING_ELSEWHERE,
     MASTER_WEIGHTS,
-    SHARDING,
     SMALL_MODEL,
     told,
 )
 
-CASES = [
-    ("ddp", "fsdp2"), ("full_shard", "fsdp2"), ("full_shard", "fsdp1"), ("shard_grad_op", "fsdp1"),
-    ("hybrid_shard", "fsdp2"), ("hybrid_shard_zero2", "fsdp1"), ("no_shard", "fsdp1"),
-]  # fmt: skip
+CASES = ("ddp", "full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2")
 
 # A run of at most 6 steps that saves at its end, in a folder under $BASE.
 GO = (
@@ -33,11 +28,11 @@ GO = (
     + """
 base = os.environ["BASE"]
 
-def go(folder, name, api, steps, precision=None, shard_size=2):
+def go(folder, name, steps, precision=None, shard_size=2):
     with init(name, save_every=0, checkpoint=f"{base}/{folder}") as run:
         size = min(shard_size, run.world_size)
         options = {"shard_size": size} if name.startswith("hybrid") else {}
-        pair = run.parallelize(*build(), api=None if name == "ddp" else api, precision=precision, **options)
+        pair = run.parallelize(*build(), precision=precision, **options)
         return train(run, *pair, steps=steps, first=run.steps)
 """
 )
@@ -46,7 +41,7 @@ def go(folder, name, api, steps, precision=None, shard_size=2):
 @pytest.fixture
 def undisturbed(ranks: Ranks, tmp_path: Path) -> list[float]:
     """The losses of six steps of strategy ddp on four ranks."""
-    script = GO + 'with group():\n    tell("losses", go("ddp", "ddp", None, 6))\n'
+    script = GO + 'with group():\n    tell("losses", go("ddp", "ddp", 6))\n'
     losses: list[float] = told(ranks(script, 4, {"BASE": str(tmp_path)})[0])["losses"]
     return losses
 
@@ -62,13 +57,12 @@ def test_a_resumed_run_ends_bit_equal_under_every_strategy(
         GO
         + f"""
 with group():
-    for name, api in {CASES}:
-        case = f"{{name}}-{{api}}"
-        tell(case, [go(case + "-whole", name, api, 6), go(case, name, api, 3) + go(case, name, api, 6)])
+    for name in {CASES}:
+        tell(name, [go(name + "-whole", name, 6), go(name, name, 3) + go(name, name, 6)])
 """
     )
     found = told(ranks(script, 4, {"BASE": str(tmp_path)})[0])
-    assert found.keys() == {f"{name}-{api}" for name, api in CASES}
+    assert found.keys() == set(CASES)
     for case, (whole, resumed) in found.items():
         assert whole == resumed, case
         assert whole == pytest.approx(undisturbed, abs=1e-6), case
@@ -94,16 +88,14 @@ class Late(nn.Module):
         x = self.blocks[0](x)
         return self.blocks[2](self.blocks[1](x) if late else x)
 
-def go_late(folder, name, api, steps):
+def go_late(folder, name, steps):
     losses = []
     with init(name, save_every=0, checkpoint=f"{base}/{folder}") as run:
         torch.manual_seed(0)
-        Counting.with_text = api != "fsdp1"
-        options = {"api": None if name == "ddp" else api, "find_unused_parameters": api != "fsdp1"}
         pairs = []
         for make in (torch.optim.AdamW, Counting):
             model = Late()
-            pairs.append(run.parallelize(model, make(model.parameters()), **options))
+            pairs.append(run.parallelize(model, make(model.parameters()), find_unused_parameters=True))
         while run.steps < steps:
             x = torch.randn(8, 7, generator=torch.Generator().manual_seed(run.steps * 10 + run.rank))
             for model, optimizer in pairs:
@@ -126,14 +118,13 @@ def test_optimizers_with_parameters_without_gradients_and_with_numbers_in_their_
         LATE
         + f"""
 with group():
-    for name, api in {CASES}:
-        case = f"{{name}}-{{api}}"
-        parts = [go_late(case, name, api, 2), go_late(case, name, api, 4)]
-        tell(case, [go_late(case + "-whole", name, api, 4), sum(parts, [])])
+    for name in {CASES}:
+        parts = [go_late(name, name, 2), go_late(name, name, 4)]
+        tell(name, [go_late(name + "-whole", name, 4), sum(parts, [])])
 """
     )
     found = told(ranks(script, 2, {"BASE": str(tmp_path)})[0])
-    assert found.keys() == {f"{name}-{api}" for name, api in CASES}
+    assert found.keys() == set(CASES)
     for case, (whole, resumed) in found.items():
         assert whole == resumed, case
 
@@ -143,27 +134,26 @@ MADE_BY_THE_SCRIPT = (
     + COUNTING_ELSEWHERE
     + MASTER_WEIGHTS
     + """
-def go_made(folder, name, api, make, steps, parts=1, register=False, dtype=torch.float32):
+def go_made(folder, name, make, steps, parts=1, register=False, dtype=torch.float32):
     # An optimizer of one or more models, which is passed to parallelize or made after it and registered.
     losses = []
     with init(name, save_every=0, checkpoint=f"{base}/{folder}") as run:
         torch.manual_seed(0)
         models = [nn.Sequential(nn.Linear(7, 30), nn.Linear(30, 7)).to(dtype) for _ in range(parts)]
-        api = None if name == "ddp" else api
         if register:
-            models = [run.parallelize(model, api=api) for model in models]
+            models = [run.parallelize(model) for model in models]
             optimizer = make([each for model in models for each in model.parameters()])
             run.register("optimizer", optimizer)
         else:
             (model,) = models
-            model, optimizer = run.parallelize(model, make(model.parameters()), api=api)
+            model, optimizer = run.parallelize(model, make(model.parameters()))
             models = [model]
         while run.steps < steps:
             x = torch.randn(8, 7, generator=torch.Generator().manual_seed(run.steps * 10 + run.rank)).to(dtype)
             for model in models:
                 x = model(x)
             x.square().mean().backward()
-            if (name, api) == ("shard_grad_op", "fsdp2"):
+            if name == "shard_grad_op":
                 with torch.no_grad():  # it leaves full parameters, which the step would not change
                     models[0](torch.zeros(1, 7, dtype=dtype))
             optimizer.step()
@@ -177,7 +167,7 @@ def tell_resumed(case, *arguments, **options):
     tell(case, [go_made(case + "-whole", *arguments, 4, **options), sum(parts, [])])
 """
 )
-SOME_CASES = [("ddp", "none"), ("full_shard", "fsdp2"), ("shard_grad_op", "fsdp2"), ("full_shard", "fsdp1")]
+SOME_CASES = ("ddp", "full_shard", "shard_grad_op")
 
 
 def test_an_optimizer_that_is_made_after_parallelize_and_registered(ranks: Ranks, tmp_path: Path) -> None:
@@ -185,19 +175,17 @@ def test_an_optimizer_that_is_made_after_parallelize_and_registered(ranks: Ranks
         MADE_BY_THE_SCRIPT
         + f"""
 with group():
-    for name, api in {SOME_CASES}:
+    for name in {SOME_CASES}:
         for parts in (1, 2):
-            tell_resumed(f"{{name}}-{{api}}-{{parts}}", name, api, torch.optim.AdamW, register=True, parts=parts)
+            tell_resumed(f"{{name}}-{{parts}}", name, torch.optim.AdamW, register=True, parts=parts)
 """
     )
     found = told(ranks(script, 2, {"BASE": str(tmp_path)})[0])
-    assert found.keys() == {f"{name}-{api}-{parts}" for name, api in SOME_CASES for parts in (1, 2)}
+    assert found.keys() == {f"{name}-{parts}" for name in SOME_CASES for parts in (1, 2)}
     for case, (whole, resumed) in found.items():
         assert whole == resumed, case
-        assert whole == pytest.approx(found[f"ddp-none-{case[-1]}"][0], abs=1e-5), case
-    steps = {
-        name: state["step"].item() for name, state in objects(tmp_path / "ddp-none-2", 4)["optimizer"]["state"].items()
-    }
+        assert whole == pytest.approx(found[f"ddp-{case[-1]}"][0], abs=1e-5), case
+    steps = {name: state["step"].item() for name, state in objects(tmp_path / "ddp-2", 4)["optimizer"]["state"].items()}
     assert steps == {f"{model}.{name}": 4 for model in ("model", "model-1") for name in PARAMETERS}
 
 
@@ -275,16 +263,16 @@ def test_optimizers_with_a_state_that_is_below_no_parameter(ranks: Ranks, tmp_pa
         MADE_BY_THE_SCRIPT
         + f"""
 with group():
-    for name, api in {SOME_CASES}:
+    for name in {SOME_CASES}:
         for make in ELSEWHERE:
-            tell_resumed(f"{{name}}-{{api}}-{{make.__name__}}", name, api, make)
+            tell_resumed(f"{{name}}-{{make.__name__}}", name, make)
 """
     )
     found = told(ranks(script, 2, {"BASE": str(tmp_path)})[0])
     assert len(found) == 5 * len(SOME_CASES)
     for case, (whole, resumed) in found.items():
         assert whole == resumed, case
-        assert whole == pytest.approx(found[f"ddp-none-{case.rpartition('-')[2]}"][0], abs=1e-5), case
+        assert whole == pytest.approx(found[f"ddp-{case.rpartition('-')[2]}"][0], abs=1e-5), case
 
 
 UNLIKE_TORCHS = (
@@ -317,56 +305,18 @@ def test_optimizer_state_keeps_the_dtype_in_which_it_was_saved(ranks: Ranks, tmp
         MADE_BY_THE_SCRIPT
         + f"""
 with group():
-    for name, api in {SOME_CASES}:
-        case = f"{{name}}-{{api}}"
-        tell_resumed(case, name, api, Master, dtype=torch.bfloat16)
-        go_made(case + "-other", name, api, torch.optim.AdamW, 1)
-        go_made(case + "-other", name, api, torch.optim.AdamW, 2, dtype=torch.bfloat16)
+    for name in {SOME_CASES}:
+        tell_resumed(name, name, Master, dtype=torch.bfloat16)
+        go_made(name + "-other", name, torch.optim.AdamW, 1)
+        go_made(name + "-other", name, torch.optim.AdamW, 2, dtype=torch.bfloat16)
 """
     )
     found = told(ranks(script, 2, {"BASE": str(tmp_path)})[0])
-    assert found.keys() == {f"{name}-{api}" for name, api in SOME_CASES}
+    assert found.keys() == set(SOME_CASES)
     for case, (whole, resumed) in found.items():
         assert whole == resumed, case
         state = objects(tmp_path / f"{case}-other", 2)["optimizer"]["state"]["0.weight"]
         assert state["exp_avg"].dtype == torch.bfloat16, case
-
-
-OF_ANOTHER_LENGTH = (
-    MADE_BY_THE_SCRIPT
-    + """
-class Noting(torch.optim.AdamW):
-    def step(self, closure=None):
-        super().step(closure)
-        for group in self.param_groups:
-            for index, each in enumerate(group["params"]):
-                # Ranks have different ones, and those of ranks without an element are not saved. The first bias is on
-                # both ranks, which would share the write of a large tensor that both offer.
-                own = 10.0 * dist.get_rank() if each.numel() else -1.0
-                notes = self.state[each].setdefault("notes", torch.full((30000 if index == 1 else 300,), own))
-                notes += 1
-
-with group():
-    for name in ("full_shard", "shard_grad_op"):
-        tell_resumed(name, name, "fsdp1", Noting)
-        with init(name, save_every=0, checkpoint=f"{base}/between") as run:
-            model = run.parallelize(nn.Linear(7, 7), api="fsdp1")
-            with type(model).summon_full_params(model):
-                refused("cannot save a checkpoint between a forward pass and its backward pass", run.save)
-            run.abandon()
-"""
-)
-
-
-def test_fsdp1_saves_optimizer_state_of_another_length_than_its_parameter(ranks: Ranks, tmp_path: Path) -> None:
-    found = told(ranks(OF_ANOTHER_LENGTH, 2, {"BASE": str(tmp_path)})[0])
-    assert found.keys() == {"full_shard", "shard_grad_op"}
-    for case, (whole, resumed) in found.items():
-        assert whole == resumed, case
-        state = objects(tmp_path / f"{case}-whole", 4)["optimizer"]["state"]
-        notes = {name: each["notes"].unique().tolist() for name, each in state.items()}
-        assert notes.keys() == set(PARAMETERS)
-        assert sorted(value for (value,) in notes.values()) == [4, 4, 14, 14], case
 
 
 def test_torch_reads_full_tensors_by_the_models_own_names(ranks: Ranks, tmp_path: Path) -> None:
@@ -374,14 +324,14 @@ def test_torch_reads_full_tensors_by_the_models_own_names(ranks: Ranks, tmp_path
         GO
         + f"""
 with group():
-    for name, api in {CASES}:
-        go(f"{{name}}-{{api}}", name, api, 6)
-    go("low", "full_shard", "fsdp2", 6, flk.Precision())
+    for name in {CASES}:
+        go(name, name, 6)
+    go("low", "full_shard", 6, flk.Precision())
     tell("shapes", {{name: list(value.shape) for name, value in build()[0].state_dict().items()}})
 """
     )
     shapes = told(ranks(script, 4, {"BASE": str(tmp_path)})[0])["shapes"]
-    for folder in [*(f"{name}-{api}" for name, api in CASES), "low"]:
+    for folder in [*CASES, "low"]:
         content = objects(tmp_path / folder)
         assert {name: list(value.shape) for name, value in content["model"].items()} == shapes, folder
         assert {value.dtype for value in content["model"].values()} == {torch.float32}, folder  # the master weights
@@ -395,9 +345,9 @@ def test_resume_under_another_strategy(ranks: Ranks, tmp_path: Path, undisturbed
         GO
         + f"""
 with group():
-    for (name, api), (other, other_api) in zip({CASES}, {CASES[3:] + CASES[:3]}):
-        go(f"{{name}}-{{api}}", name, api, 3)
-        tell(f"{{name}} {{api}} to {{other}} {{other_api}}", go(f"{{name}}-{{api}}", other, other_api, 6))
+    for name, other in zip({CASES}, {CASES[3:] + CASES[:3]}):
+        go(name, name, 3)
+        tell(f"{{name}} to {{other}}", go(name, other, 6))
 """
     )
     found = told(ranks(script, 4, {"BASE": str(tmp_path)})[0])
@@ -406,14 +356,14 @@ with group():
 
 
 def test_resume_at_another_world_size(ranks: Ranks, tmp_path: Path, undisturbed: list[float]) -> None:
-    cases = (("full_shard", "fsdp2"), ("hybrid_shard_zero2", "fsdp1"), ("shard_grad_op", "fsdp1"))
-    four = GO + f"with group():\n    for name, api in {cases}:\n        go(name, name, api, 3)\n"
+    cases = ("full_shard", "hybrid_shard_zero2", "shard_grad_op")
+    four = GO + f"with group():\n    for name in {cases}:\n        go(name, name, 3)\n"
     two = (
         GO
         + f"""
 with group():
-    for name, api in {cases}:
-        tell(name, go(name, "full_shard", "fsdp1" if api == "fsdp2" else "fsdp2", 6))
+    for name in {cases}:
+        tell(name, go(name, "full_shard", 6))
 """
     )
     ranks(four, 4, {"BASE": str(tmp_path)})
@@ -421,8 +371,6 @@ with group():
     assert len(found) == 3
     assert all(losses == pytest.approx(undisturbed[3:], abs=1e-6) for losses in found.values()), found
 
-
-MATRIX = [("ddp", None), *((name, api) for name in SHARDING if name != "no_shard" for api in APIS)]
 
 # Numbers of ranks, each with the numbers of ranks in a shard group that hybrid strategies get there.
 WORLDS = {1: (1,), 2: (1, 2), 3: (1, 3), 4: (2,), 8: (4,)}
@@ -439,16 +387,16 @@ def share(run, parts):
 
 @pytest.fixture(scope="module")
 def saved(fork_server: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A folder with a checkpoint of step 3 of each of the matrix' strategies, and the losses of their whole runs."""
+    """A folder with a checkpoint of step 3 of each strategy, and the losses of their whole runs."""
     folder = tmp_path_factory.mktemp("saved")
     script = (
         GO
         + BATCHES
         + f"""
 with group():
-    for name, api in {MATRIX}:
-        tell(f"{{name}}-{{api}}", go(f"{{name}}-{{api}}-whole", name, api, 6))
-        go(f"{{name}}-{{api}}", name, api, 3)
+    for name in {CASES}:
+        tell(name, go(f"{{name}}-whole", name, 6))
+        go(name, name, 3)
 """
     )
     return folder, told(Ranks(fork_server, folder, 300)(script, 4, {"BASE": str(folder)})[0])
@@ -468,26 +416,26 @@ def test_every_strategy_resumes_under_every_other_at_any_world_size(
     source, whole = saved
     cases = {}
     for before in whole:
-        for name, api in MATRIX:
+        for name in CASES:
             for size in WORLDS[world_size] if name.startswith("hybrid") else (1,):
-                case = f"{before} to {name}-{api} of {size}"
+                case = f"{before} to {name} of {size}"
                 shutil.copytree(source / before, tmp_path / case)
-                cases[case] = (name, api, size)
+                cases[case] = (name, size)
     script = (
         GO
         + BATCHES
         + f"""
 with group():
-    for case, (name, api, size) in {cases}.items():
-        tell(case, go(case, name, api, 6, shard_size=size))
+    for case, (name, size) in {cases}.items():
+        tell(case, go(case, name, 6, shard_size=size))
 """
     )
     found = told(Ranks(fork_server, tmp_path, 600)(script, world_size, {"BASE": str(tmp_path)})[0])
     assert found.keys() == cases.keys()
-    undisturbed = whole["ddp-None"][3:]
+    undisturbed = whole["ddp"][3:]
     wrong = {case: losses for case, losses in found.items() if losses != pytest.approx(undisturbed, abs=1e-6)}
     assert wrong == {}, f"the undisturbed run's losses are {undisturbed}"
     if world_size == 4:
         same = {case: before for case in cases for before in whole if case.startswith(f"{before} to {before} ")}
-        assert len(same) == len(MATRIX)
+        assert len(same) == len(CASES)
         assert {case: found[case] for case in same} == {case: whole[before][3:] for case, before in same.items()}

@@ -1,4 +1,4 @@
-"""Strategies: the losses of each, on both of torch's implementations, are those of training in one process."""
+"""Strategies: the losses of each are those of training in one process."""
 
 from __future__ import annotations
 
@@ -9,31 +9,30 @@ import torch
 
 from tests.support.checkpoints import load_with_torch
 from tests.support.ranks import Ranks
-from tests.support.small_model import APIS, SHARDING, SMALL_MODEL, told
+from tests.support.small_model import SHARDING, SMALL_MODEL, told
 
-# What one process does with bfloat16 copies of the parameters and float32 sums of gradients. FSDP1 adds up the
-# gradients of an accumulation in the dtype of the copies.
+# What one process does with bfloat16 copies of the parameters and float32 sums of gradients.
 EMULATION = """
-def emulate(accumulation, added_in, reduced_in):
+def emulate(accumulation):
     model, optimizer = build()
     seen = []
     for parts in data(6, accumulation)[:5]:
-        sums = [torch.zeros_like(p, dtype=reduced_in) for p in model.parameters()]
+        sums = [torch.zeros_like(p) for p in model.parameters()]
         total = 0.0
         for rank in range(4):
             low = {name: p.detach().bfloat16().requires_grad_() for name, p in model.named_parameters()}
-            own = [torch.zeros_like(p, dtype=added_in) for p in sums]
+            own = [torch.zeros_like(p) for p in sums]
             for part in parts:
                 everything = {**low, "scale": model.scale.bfloat16()}
                 logits = torch.func.functional_call(model, everything, (part[rank][:, :-1],)).float()
                 loss = F.cross_entropy(logits.flatten(0, 1), part[rank][:, 1:].flatten()) / accumulation
                 for one, gradient in zip(own, torch.autograd.grad(loss, list(low.values()))):
-                    one += gradient.to(added_in)
+                    one += gradient.float()
                 total += loss.item() / 4
             for one, gradient in zip(sums, own):
-                one += gradient.to(reduced_in) / 4
+                one += gradient / 4
         for parameter, gradient in zip(model.parameters(), sums):
-            parameter.grad = gradient.float()
+            parameter.grad = gradient
         optimizer.step()
         seen.append(total)
     return seen
@@ -56,8 +55,7 @@ def test_every_strategy_trains_as_one_process_does(ranks: Ranks, kind: str) -> N
 with init("ddp") as run:
     for accumulation in (1, 4):
         tell(f"fp32 {accumulation}", train(run, *build(), accumulation=accumulation))
-        tell(f"bf16 fsdp2 {accumulation}", emulate(accumulation, torch.float32, torch.float32))
-        tell(f"bf16 fsdp1 {accumulation}", emulate(accumulation, torch.bfloat16, torch.float32))
+        tell(f"bf16 {accumulation}", emulate(accumulation))
 """
     )
     precision = "flk.Precision()" if kind == "bf16" else None
@@ -67,31 +65,29 @@ with init("ddp") as run:
 with group():
     for name in {SHARDING}:
         with init(name) as run:
-            for api in {APIS}:
-                for accumulation in (1, 4):
-                    pair = run.parallelize(*build(), api=api, precision={precision}, **hybrid(name))
-                    tell(f"{{name}} {{api}} {{accumulation}}", train(run, *pair, accumulation=accumulation))
+            for accumulation in (1, 4):
+                pair = run.parallelize(*build(), precision={precision}, **hybrid(name))
+                tell(f"{{name}} {{accumulation}}", train(run, *pair, accumulation=accumulation))
 """
     )
     expected = told(ranks(one, 1)[0])
     ended = ranks(four, 4)
     found = told(ended[0])
     assert all(told(rank) == found for rank in ended)
-    assert len(found) == 20
-    plain = {key: expected[f"fp32 {key.split()[2]}"] for key in found}
+    assert len(found) == 10
+    plain = {key: expected[f"fp32 {key.split()[1]}"] for key in found}
     assert wrong(found, plain, 1e-6 if kind == "fp32" else 2e-3) == {}
     if kind == "bf16":  # what is left is the order of sums in float32
         assert wrong(found, plain, 1e-5).keys() == found.keys()
-        low = {key: expected[f"bf16 {key.split()[1]} {key.split()[2]}"] for key in found}
+        low = {key: expected[f"bf16 {key.split()[1]}"] for key in found}
         assert wrong(found, low, 2e-5) == {}
 
 
-@pytest.mark.parametrize("api", APIS)
-def test_every_dtype_of_a_precision_is_used(ranks: Ranks, api: str) -> None:
+def test_every_dtype_of_a_precision_is_used(ranks: Ranks) -> None:
     """Parameters, buffers and outputs have the dtype asked for; gradients are reduced in theirs."""
     script = (
         SMALL_MODEL
-        + f"""
+        + """
 class Probe(nn.Module):
     def __init__(self):
         super().__init__()
@@ -102,7 +98,7 @@ class Probe(nn.Module):
     def forward(self, x):
         tell("forward", [str(t.dtype) for t in (x, self.linear.weight, self.factor, self.count)])
         y = self.linear(x) * self.factor
-        return {{"out": y, "pair": (y.sum(), self.count), "list": [y], "none": None}}
+        return {"out": y, "pair": (y.sum(), self.count), "list": [y], "none": None}
 
 half, low, full = torch.float16, torch.bfloat16, torch.float32
 with group():
@@ -110,19 +106,18 @@ with group():
         torch.manual_seed(0)
         model = Probe()
         precision = flk.Precision(param=half, reduce=low, buffer=half, output=torch.float64)
-        model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), 0.1), api={api!r},
-                                           precision=precision)
+        model, optimizer = run.parallelize(model, torch.optim.SGD(model.parameters(), 0.1), precision=precision)
         out = model(torch.ones(2, 4))
         tell("output", [str(t.dtype) for t in (out["out"], *out["pair"], *out["list"])] + [out["none"]])
         out["out"].sum().backward()
-        tell("master", sorted({{str(p.dtype) for g in optimizer.param_groups for p in g["params"]}}))
+        tell("master", sorted({str(p.dtype) for g in optimizer.param_groups for p in g["params"]}))
         gradient = next(p.grad for p in optimizer.param_groups[0]["params"] if p.grad is not None and p.grad.numel())
         gradient = gradient.to_local() if hasattr(gradient, "to_local") else gradient
         tell("low", bool((gradient.to(low).float() == gradient.float()).all()))
     for reduce in (low, full):
         with init("full_shard") as run:
-            pair = run.parallelize(*build(), api={api!r}, precision=flk.Precision(reduce=reduce))
-            tell(f"reduce {{reduce}}", train(run, *pair, steps=3))
+            pair = run.parallelize(*build(), precision=flk.Precision(reduce=reduce))
+            tell(f"reduce {reduce}", train(run, *pair, steps=3))
 """
     )
     found = told(ranks(script, 2)[0])
@@ -141,19 +136,18 @@ def test_a_world_of_one_and_the_parameters_of_rank_0(ranks: Ranks) -> None:
 with group():
     for name in {SHARDING}:
         with init(name) as run:
-            for api in {APIS}:
-                for precision in (None, flk.Precision()):
-                    options = dict(api=api, precision=precision)
-                    pair = run.parallelize(*build(seed=3 + run.rank), **options)  # hybrid: one replica, one node
-                    tell(f"{{name}} {{api}} {{precision is not None}}", train(run, *pair, steps=2))
+            for precision in (None, flk.Precision()):
+                # hybrid: one replica, one node
+                pair = run.parallelize(*build(seed=3 + run.rank), precision=precision)
+                tell(f"{{name}} {{precision is not None}}", train(run, *pair, steps=2))
     with init("hybrid_shard") as run:
         pair = run.parallelize(*build(seed=3 + run.rank), shard_size=1)
         tell("hybrid_shard of one", train(run, *pair, steps=2))
 """
     )
     one, two = told(ranks(script, 1)[0]), told(ranks(script, 2)[0])
-    assert len(one) == 21
-    expected = dict.fromkeys(one, one["no_shard fsdp2 False"])
+    assert len(one) == 11
+    expected = dict.fromkeys(one, one["no_shard False"])
     for losses in (one, two):
         low = {key: seen for key, seen in losses.items() if key.endswith("True")}
         assert wrong(low, expected, 2e-3) == {}
@@ -199,14 +193,13 @@ def test_clipping_and_tied_and_frozen_parameters(ranks: Ranks, variant: str) -> 
 with group():
     for name in {SHARDING} if "RANK" in os.environ else ("ddp",):
         with init(name) as run:
-            for api in {APIS} if run.world_size > 1 else (None,):
-                pair = run.parallelize(*build(**{model}), api=api, **hybrid(name))
-                tell(f"{{name}} {{api}}", train(run, *pair, steps=3, **{training}))
+            pair = run.parallelize(*build(**{model}), **(hybrid(name) if run.world_size > 1 else {{}}))
+            tell(name, train(run, *pair, steps=3, **{training}))
 """
     )
     (expected,) = told(ranks(script, 1)[0]).values()
     found = told(ranks(script, 4)[0])
-    assert len(found) == 10
+    assert len(found) == 5
     assert wrong(found, dict.fromkeys(found, expected), 1e-6) == {}
     if training:
         assert all(norm > 0.3 for norm in expected[::2])  # so clipping had an effect
@@ -274,30 +267,28 @@ def test_an_evaluation_between_the_backward_pass_and_the_step(ranks: Ranks, tmp_
         + f"""
 with group():
     for name in ("shard_grad_op", "full_shard"):
-        for api in {APIS}:
-            for evaluates in (False, True):
-                place = f"{tmp_path}/{{name}}-{{api}}-{{evaluates}}"
-                with init(name, checkpoint=place, save_every=0) as run:
-                    model, optimizer = run.parallelize(*build(), api=api)
-                    words = data(6, 1)[0][0][run.rank]
-                    for _ in range(2):
-                        optimizer.zero_grad()
-                        loss_of(model, words).backward()
-                        if evaluates:
-                            with torch.no_grad():
-                                model(words)
-                        optimizer.step()
-                        run.step()
-                    found = run.mean(loss_of(model, words).item())
+        for evaluates in (False, True):
+            with init(name, checkpoint=f"{tmp_path}/{{name}}-{{evaluates}}", save_every=0) as run:
+                model, optimizer = run.parallelize(*build())
+                words = data(6, 1)[0][0][run.rank]
+                for _ in range(2):
+                    optimizer.zero_grad()
+                    loss_of(model, words).backward()
                     if evaluates:
                         with torch.no_grad():
                             model(words)
-                        run.save(wait=True)
-                    tell(f"{{name}} {{api}} {{evaluates}}", found)
+                    optimizer.step()
+                    run.step()
+                found = run.mean(loss_of(model, words).item())
+                if evaluates:
+                    with torch.no_grad():
+                        model(words)
+                    run.save(wait=True)
+                tell(f"{{name}} {{evaluates}}", found)
 """
     )
     found = told(ranks(script, 2)[0])
-    assert len(found) == 8
+    assert len(found) == 4
     for name, loss in found.items():
         assert loss == found[name.replace("True", "False")], name
 
@@ -305,27 +296,26 @@ with group():
 def test_a_model_that_is_called_twice_in_a_step(ranks: Ranks) -> None:
     script = (
         SMALL_MODEL
-        + f"""
+        + """
 with group():
     for name in ("no_shard", "shard_grad_op", "full_shard"):
-        for api in {APIS}:
-            model, optimizer = build()
-            del model.scale  # DDP sends buffers in place, which a second forward pass before the backward pass forbids
-            model.scale = 1
-            with init(name) as run:
-                model, optimizer = run.parallelize(model, optimizer, api=api)
-                for step in range(2):
-                    optimizer.zero_grad()
-                    parts = data(6, 2)[step]
-                    loss = loss_of(model, share(run, parts[0])) + loss_of(model, share(run, parts[1]))
-                    loss.backward()
-                    optimizer.step()
-                tell(f"{{name}} {{api}}", run.mean(loss.item()))
+        model, optimizer = build()
+        del model.scale  # DDP sends buffers in place, which a second forward pass before the backward pass forbids
+        model.scale = 1
+        with init(name) as run:
+            model, optimizer = run.parallelize(model, optimizer)
+            for step in range(2):
+                optimizer.zero_grad()
+                parts = data(6, 2)[step]
+                loss = loss_of(model, share(run, parts[0])) + loss_of(model, share(run, parts[1]))
+                loss.backward()
+                optimizer.step()
+            tell(name, run.mean(loss.item()))
 """
     )
     one, two = told(ranks(script, 1)[0]), told(ranks(script, 2)[0])
     for losses in (one, two):
-        assert losses == pytest.approx(dict.fromkeys(one, one["no_shard fsdp2"]), abs=1e-6)
+        assert losses == pytest.approx(dict.fromkeys(one, one["no_shard"]), abs=1e-6)
 
 
 def test_an_optimizer_that_has_stepped_and_a_second_model(ranks: Ranks, tmp_path: Path) -> None:
@@ -333,7 +323,7 @@ def test_an_optimizer_that_has_stepped_and_a_second_model(ranks: Ranks, tmp_path
         SMALL_MODEL
         + f"""
 with group():
-    for name, api in (("ddp", None), ("full_shard", "fsdp2"), ("hybrid_shard", "fsdp1")):
+    for name in ("ddp", "full_shard", "hybrid_shard"):
         with init(name, checkpoint={str(tmp_path)!r} + "/" + name) as run:
             for _ in range(2):
                 model, optimizer = build()
@@ -341,7 +331,7 @@ with group():
                     optimizer.zero_grad()
                     loss_of(model, words).backward()
                     optimizer.step()
-                model, optimizer = run.parallelize(model, optimizer, api=api, **hybrid(name))
+                model, optimizer = run.parallelize(model, optimizer, **hybrid(name))
                 losses = train(run, model, optimizer, steps=3)
             tell(name, [losses, [len(g["params"]) for g in optimizer.param_groups]])
 """
@@ -403,10 +393,8 @@ with group():
         ("shard_size=3 does not divide the world size, 2", "hybrid_shard", {"shard_size": 3}),
         ("shard_size=2 has no effect under strategy full_shard, only under hybrid_shard, ", "full_shard",
          {"shard_size": 2}),
-        ("api='fsdp3': expected one of fsdp2, fsdp1", "full_shard", {"api": "fsdp3"}),
         ("precision='bf16': expected a flk_runtime.Precision", "full_shard", {"precision": "bf16"}),
         ("precision has no effect under strategy none", "none", {"precision": flk.Precision()}),
-        ("does not work with api='fsdp1'", "full_shard", {"api": "fsdp1", "find_unused_parameters": True}),
         ("blocks='Blok': the model has no module of this class; it has Block, ModuleList, Net", "full_shard",
          {"blocks": "Blok"}),
         ("blocks=0: expected", "full_shard", {"blocks": 0}),

@@ -80,10 +80,10 @@ def test_weights_of_any_form_are_loaded_under_any_strategy(ranks: Ranks, tmp_pat
         SMALL_MODEL
         + """
 with group():
-    for name, api in (("ddp", None), ("full_shard", "fsdp2"), ("shard_grad_op", "fsdp1")):
+    for name in ("ddp", "full_shard", "shard_grad_op"):
         for place in os.environ["PLACES"].split(","):
             with init(name) as run:
-                model, optimizer = run.parallelize(*build(seed=9), api=api)
+                model, optimizer = run.parallelize(*build(seed=9))
                 run.load_weights(place)
                 tell(f"{name} {place}", train(run, model, optimizer, steps=2))
 """

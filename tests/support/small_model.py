@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 SHARDING = ("no_shard", "shard_grad_op", "full_shard", "hybrid_shard", "hybrid_shard_zero2")
-APIS = ("fsdp2", "fsdp1")
 
 # The training takes the same global batches at every world size. No dimension of a parameter is a multiple of the
 # number of ranks, so that shards are uneven.

@@ -9,7 +9,7 @@ is imported when a run has checkpoints.
 
 from flk_runtime.checkpoint.manager import CheckpointManager
 from flk_runtime.checkpoint.optimizer_state import ModelParameters, OptimizerState, load_as_saved
-from flk_runtime.checkpoint.state import Path, Piece, PieceCache, State, boxes, pieces_of
+from flk_runtime.checkpoint.state import Path, Piece, PieceCache, State, pieces_of
 from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "PieceCache",
     "State",
     "Stateful",
-    "boxes",
     "load_as_saved",
     "pieces_of",
 ]

@@ -38,10 +38,7 @@ _READ: dict[torch.dtype, Callable[[Any], Any]] = {
 
 
 class ModelParameters(ABC):
-    """How the parameters of a model are named and sharded, and with them the state of its optimizer.
-
-    The defaults are for parameters with the shape of the full one, as plain tensors and DTensors have.
-    """
+    """How the parameters of a model are named and sharded, and with them the state of its optimizer."""
 
     @abstractmethod
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -50,15 +47,6 @@ class ModelParameters(ABC):
     @abstractmethod
     def state_pieces(self, path: Path, parameter: nn.Parameter, value: torch.Tensor) -> list[Piece]:
         """What this rank offers of ``value``, from the optimizer's state for ``parameter``."""
-
-    def full_shape(self, parameter: nn.Parameter) -> torch.Size:
-        """The shape of the full parameter."""
-        return parameter.shape
-
-    def empty_state(self, path: Path, parameter: nn.Parameter, dtype: torch.dtype) -> tuple[torch.Tensor, list[Piece]]:
-        """A new tensor for the optimizer's state that is split as ``parameter`` is, and its pieces."""
-        value = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-        return value, pieces_of(path, value)
 
 
 class OptimizerState(DistributedStateful):
@@ -98,13 +86,12 @@ class OptimizerState(DistributedStateful):
         for full, path in checkpoint.names((saved.name, "state")):
             own, key = str(path[2]), str(path[3])
             parameter = _get(parameters, own)
-            if checkpoint.shape(full) and checkpoint.shape(full) == tuple(self._model.full_shape(parameter)):
-                value, boxes = self._model.empty_state(path, parameter, checkpoint.dtype(full))
+            if checkpoint.shape(full) and checkpoint.shape(full) == tuple(parameter.shape):  # split as the parameter is
+                value = torch.empty_like(parameter, dtype=checkpoint.dtype(full), requires_grad=False)
             else:
                 value = checkpoint.empty(full)
-                boxes = pieces_of(path, value)
             entries.setdefault(own, {})[key] = value
-            pieces += boxes
+            pieces += pieces_of(path, value)
         checkpoint.read(pieces)
         join_values(entries, plain)
         indices = {own: index for index, own in enumerate(parameters)}
@@ -127,7 +114,7 @@ class OptimizerState(DistributedStateful):
 
     def _load_whole(self, state: dict[str, Any]) -> None:
         """Load torch's state_dict, as which earlier versions saved an optimizer that was registered."""
-        if any(hasattr(each, "to_local") or each.shape != self._model.full_shape(each) for each in self.names()):
+        if any(hasattr(each, "to_local") for each in self.names()):
             raise ValueError(
                 "an earlier version of flk has saved it as whole tensors: resume and save once under a strategy that "
                 "does not shard"

@@ -18,6 +18,7 @@ from flk_runtime.contract import VERSION, user_env
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.shared import progress
+from flk_runtime.system.torch_version import check_torch
 
 _TIMEOUT = 1800.0  # seconds that a rank waits in the background for the file of another
 _managers: dict[str, CheckpointManager] = {}  # by the place of the checkpoints
@@ -74,6 +75,7 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
     place = os.fspath(checkpoint) if checkpoint else os.environ.get(user_env.CHECKPOINT)
     if not place:
         raise SetupError(f"there is no place for checkpoints: pass checkpoint=, or set {user_env.CHECKPOINT}")
+    check_torch()
     _check_group(place)
     _complete_at_the_end()
     before = _managers.get(place)

@@ -175,29 +175,3 @@ def has_tensors(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(has_tensors(each) for each in value.values())
     return type(value) in (list, tuple) and any(has_tensors(each) for each in value)
-
-
-def boxes(begin: int, end: int, shape: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The boxes that make up the elements from ``begin`` to ``end`` of a flattened tensor of this shape, in order.
-
-    Each is its offsets and its size. A run of elements of a tensor with n dimensions has at most 2n - 1 boxes: in two
-    dimensions the rest of a row, whole rows, and the beginning of a row.
-    """
-    if begin >= end:
-        return []
-    if not shape:
-        return [((), ())]
-    row = torch.Size(shape[1:]).numel()
-    first, last = -(-begin // row), end // row  # whole rows
-    if first > last:  # within one row
-        return _in_row(last, boxes(begin - last * row, end - last * row, shape[1:]))
-    found = _in_row(first - 1, boxes(begin - (first - 1) * row, row, shape[1:]))
-    if first < last:
-        found.append(((first, *(0 for _ in shape[1:])), (last - first, *shape[1:])))
-    return found + _in_row(last, boxes(0, end - last * row, shape[1:]))
-
-
-def _in_row(
-    row: int, found: list[tuple[tuple[int, ...], tuple[int, ...]]]
-) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    return [((row, *offsets), (1, *size)) for offsets, size in found]

@@ -77,8 +77,8 @@ def split(parallel: ParallelModel, blocks: Sequence[nn.Module], count: int) -> l
     for unit in units.values():
         smallest = sizes.index(min(sizes))
         names[smallest] += unit
-        sizes[smallest] += sum(parallel.full_shape(parameters[name]).numel() for name in unit)
-    return [Fragment(tuple(part), tuple(parallel.full_shape(parameters[name]) for name in part)) for part in names]
+        sizes[smallest] += sum(parameters[name].numel() for name in unit)
+    return [Fragment(tuple(part), tuple(parameters[name].shape for name in part)) for part in names]
 
 
 def trained(parallel: ParallelModel) -> dict[str, nn.Parameter]:

@@ -1,9 +1,9 @@
-"""Parallel training of one model: DDP and FSDP (both of torch's implementations) behind one interface.
+"""Parallel training of one model: DDP and FSDP2 behind one interface.
 
 `parallelize` applies a strategy to a model and its optimizer and returns a `ParallelModel`, which `flk_runtime.run`
 trains and checkpoints. The package imports checkpoint (for the protocol of saved state) and distributed; only `run`,
-`initialize` and `check` import it. ddp, fsdp1 and fsdp2 are imported inside functions, when a strategy needs them,
-because the torch modules behind them take long to import.
+`initialize` and `check` import it. ddp and fsdp2 are imported inside functions, when a strategy needs them, because the
+torch modules behind them take long to import.
 """
 
 from flk_runtime.parallel.adopt import adopt_optimizer

@@ -1,7 +1,4 @@
-"""FSDP2: torch's fully_shard, which makes each parameter a DTensor whose rows are split over the ranks.
-
-Needs torch 2.6.
-"""
+"""FSDP2: torch's fully_shard, which makes each parameter a DTensor whose rows are split over the ranks."""
 
 from __future__ import annotations
 

@@ -104,12 +104,6 @@ class SeveralModels(ModelParameters):
     def state_pieces(self, path: Path, parameter: nn.Parameter, value: torch.Tensor) -> list[Piece]:
         return self._owners[id(parameter)].state_pieces(path, parameter, value)
 
-    def full_shape(self, parameter: nn.Parameter) -> torch.Size:
-        return self._owners[id(parameter)].full_shape(parameter)
-
-    def empty_state(self, path: Path, parameter: nn.Parameter, dtype: torch.dtype) -> tuple[torch.Tensor, list[Piece]]:
-        return self._owners[id(parameter)].empty_state(path, parameter, dtype)
-
 
 def _address(tensor: torch.Tensor) -> tuple[int, int]:
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor

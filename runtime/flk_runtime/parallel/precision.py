@@ -13,7 +13,7 @@ from flk_runtime.errors import SetupError
 class Precision:
     """The dtypes of mixed-precision training. Master weights and optimizer state stay in the model's own dtype.
 
-    Every dtype is explicit, because what torch takes for None differs between its versions and between FSDP1 and FSDP2.
+    Every dtype is explicit, because what torch takes for None differs between its versions.
     Raises SetupError for anything but a floating-point dtype.
     """
 

@@ -56,7 +56,7 @@ def _shard(optimizer: Optimizer, parallel: ParallelModel, state: dict[str, Any])
     def shard(parameter: nn.Parameter, values: Mapping[str, Any]) -> dict[str, Any]:
         return {
             key: parallel.local_shard(parameter, value)
-            if isinstance(value, torch.Tensor) and value.dim() and value.shape == parallel.full_shape(parameter)
+            if isinstance(value, torch.Tensor) and value.dim() and value.shape == parameter.shape
             else value
             for key, value in values.items()
         }

@@ -45,7 +45,6 @@ STRATEGIES = {
     "hybrid_shard": Strategy(shards=True, replicates=True, reshards=True),
     "hybrid_shard_zero2": Strategy(shards=True, replicates=True),
 }
-APIS = ("fsdp2", "fsdp1")
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 
 
@@ -53,7 +52,6 @@ _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"
 class ParallelOptions:
     """The options of `Run.parallelize`."""
 
-    api: str | None = None
     precision: Precision | None = None
     blocks: Blocks | None = None
     recompute: bool = False
@@ -133,9 +131,7 @@ def _parallelize(
     shard_size: int,
 ) -> ParallelModel:
     kind = STRATEGIES[strategy]
-    api = options.api or ("fsdp2" if _has_fsdp2() else "fsdp1")
-    needs_fsdp = kind.shards or options.api == "fsdp1" or options.precision is not None
-    if strategy == "none" or not needs_fsdp:
+    if not kind.shards and options.precision is None:
         Materializer(model, (), device).run(lambda module: None, broadcast=False)
         model.to(device)  # some modules (nn.LSTM) rearrange their parameters when they are moved
         if strategy == "none" or world_size == 1:
@@ -143,13 +139,6 @@ def _parallelize(
         from flk_runtime.parallel import ddp
 
         return ddp.DDPModel(model, device, find_unused_parameters=options.find_unused_parameters)
-    mesh = _device_mesh(device, world_size, shard_size)
-    if api == "fsdp1":
-        from flk_runtime.parallel import fsdp1
-
-        return fsdp1.FSDP1Model(
-            model, blocks, mesh, device, shards=shard_size > 1, reshard=kind.reshards, precision=options.precision
-        )
     from flk_runtime.parallel import fsdp2
 
     if options.find_unused_parameters and not fsdp2.CAN_FIND_UNUSED:
@@ -160,7 +149,7 @@ def _parallelize(
     return fsdp2.FSDP2Model(
         model,
         blocks,
-        mesh,
+        _device_mesh(device, world_size, shard_size),
         device,
         reshard=kind.reshards,
         precision=options.precision,
@@ -169,19 +158,10 @@ def _parallelize(
 
 
 def _check_options(strategy: str, options: ParallelOptions) -> None:
-    if options.api is not None and options.api not in APIS:
-        raise SetupError(f"api={options.api!r}: expected one of {', '.join(APIS)}")
-    if options.api == "fsdp2" and not _has_fsdp2():
-        raise SetupError(f"api='fsdp2' needs torch 2.6, and this is {torch.__version__}: use api='fsdp1'")
     if options.precision is not None and not isinstance(options.precision, Precision):
         raise SetupError(f"precision={options.precision!r}: expected a flk_runtime.Precision")
-    if options.find_unused_parameters and options.api == "fsdp1":
-        raise SetupError(
-            "find_unused_parameters does not work with api='fsdp1', which reduces the gradients of a whole block at "
-            "once: use api='fsdp2' or strategy ddp"
-        )
     if strategy == "none":
-        for name in ("api", "precision", "find_unused_parameters"):
+        for name in ("precision", "find_unused_parameters"):
             if getattr(options, name):
                 raise SetupError(
                     f"{name} has no effect under strategy none, which does not wrap the model: leave it out"
@@ -203,10 +183,6 @@ def _check_model(model: nn.Module, strategy: str) -> None:
                 raise SetupError(
                     f"{name!r} is a scalar, which strategy {strategy} cannot shard: give it the shape (1,)"
                 )
-
-
-def _has_fsdp2() -> bool:
-    return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6)
 
 
 def _shard_size(strategy: str, given: int | None, world_size: int, local_world_size: int) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from flk_runtime.parallel.strategies import STRATEGIES
 from flk_runtime.plan.calibration import UNMEASURED, Calibration
 from flk_runtime.plan.hardware import COLLECTIVE_SECONDS, DDP_BUCKET, LINK_EFFICIENCY, Gpu
-from flk_runtime.plan.state import Unit, fsdp1_shares
+from flk_runtime.plan.state import Unit
 
 
 @dataclass(frozen=True)
@@ -89,15 +89,6 @@ class Collective:
         return COLLECTIVE_SECONDS + self.sent / cluster.bandwidth(self.ranks, self.stride)
 
 
-@dataclass(frozen=True)
-class Format:
-    """How parameters and gradients are sent: the implementation, and bytes of an element (None: as they are kept)."""
-
-    api: str = "fsdp2"  # fsdp2, fsdp1 or ddp
-    parameter_size: int | None = None
-    reduce_size: int | None = None
-
-
 def shard_count(strategy: str, cluster: Cluster, shard_size: int | None = None) -> int:
     """Number of ranks that share one copy of the model."""
     kind = STRATEGIES[strategy]
@@ -107,20 +98,28 @@ def shard_count(strategy: str, cluster: Cluster, shard_size: int | None = None) 
 
 
 def collectives(
-    strategy: str, units: Sequence[Unit], world_size: int, shards: int, how: Format
+    strategy: str,
+    units: Sequence[Unit],
+    world_size: int,
+    shards: int,
+    parameter_size: int | None = None,
+    reduce_size: int | None = None,
 ) -> Iterator[Collective]:
-    """The collectives of a step with one forward and one backward pass."""
+    """The collectives of a step with one forward and one backward pass.
+
+    The sizes are bytes of an element of a parameter and of a gradient when it is sent; None: as they are kept.
+    """
     if world_size == 1 or strategy == "none":
         return
-    if not STRATEGIES[strategy].shards and how == Format():
+    if not STRATEGIES[strategy].shards and parameter_size is None and reduce_size is None:
         yield from _bucketed(units, world_size)
         return
     kind = STRATEGIES[strategy]
     replicas = world_size // shards
     for unit in units:
         trained = any(each.trained for each in unit.parameters)
-        gathered = sent_bytes(unit, shards, how.parameter_size, how, world_size)
-        reduced = sent_bytes(unit, shards, how.reduce_size, how, world_size, trained_only=True)
+        gathered = sent_bytes(unit, shards, parameter_size)
+        reduced = sent_bytes(unit, shards, reduce_size, trained_only=True)
         if shards > 1:
             share = (shards - 1) / shards
             yield Collective(unit.block, When.FORWARD, Kind.ALL_GATHER, gathered * share, shards, 1)
@@ -145,15 +144,8 @@ def _bucketed(units: Sequence[Unit], world_size: int) -> list[Collective]:
     return found[::-1]
 
 
-def sent_bytes(
-    unit: Unit, shards: int, size: int | None, how: Format, world_size: int, *, trained_only: bool = False
-) -> int:
+def sent_bytes(unit: Unit, shards: int, size: int | None, *, trained_only: bool = False) -> int:
     """Bytes of a unit's parameters with their padding, if an element takes ``size`` bytes (None: as it is kept)."""
-    if how.api == "fsdp1":
-        kept = unit.parameters[0].size
-        parts = shards if shards > 1 else world_size
-        share, _ = fsdp1_shares(unit, shards, parts, how.parameter_size or kept)
-        return share * shards * (size or kept)
     return sum(
         shards * each.local_numel(shards) * (size or each.size)
         for each in unit.parameters

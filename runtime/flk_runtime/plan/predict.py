@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from flk_runtime.parallel.strategies import STRATEGIES
-from flk_runtime.plan.communication import Cluster, Collective, Format, Kind, When, collectives, shard_count
+from flk_runtime.plan.communication import Cluster, Collective, Kind, When, collectives, shard_count
 from flk_runtime.plan.hardware import COLLECTIVE_PROCESSORS, FRAGMENTATION, LINK_EFFICIENCY, MEMORY_EFFICIENCY, RESERVED
 from flk_runtime.plan.state import State, Unit, model_state
 from flk_runtime.plan.trace import LOSS, OUTSIDE, Segment, StepTrace
@@ -67,22 +67,18 @@ class Workload:
     reduce_size: int | None = None  # bytes of an element of a gradient that is summed; None: as the parameter is kept
 
 
-def predict(
-    strategy: str, work: Workload, cluster: Cluster, *, shard_size: int | None = None, api: str = "fsdp2"
-) -> Prediction:
+def predict(strategy: str, work: Workload, cluster: Cluster, *, shard_size: int | None = None) -> Prediction:
     """Predict one strategy. ``shard_size``: ranks in a shard group of a hybrid strategy; default: those of a node."""
     kind = STRATEGIES[strategy]
     shards = shard_count(strategy, cluster, shard_size)
-    how = Format(api, work.parameter_size, work.reduce_size)
-    state = model_state(work.units, shards, api=api, world_size=cluster.world_size, compute_size=work.parameter_size)
-    memory = _Memory(work, shards, reshards=kind.reshards, sharded=kind.shards, copies_out=api == "fsdp2")
+    state = model_state(work.units, shards)
+    memory = _Memory(work, shards, reshards=kind.reshards, sharded=kind.shards)
     held = state.parameters + state.optimizer
     needed = memory.pools if cluster.gpu.overlaps else memory.peak  # a CPU has neither streams nor pools
     total = int((held + needed) / (1 - FRAGMENTATION))
     usable = cluster.gpu.memory - RESERVED
-    wire, exposed = _communication(
-        list(collectives(strategy, work.units, cluster.world_size, shards, how)), work, cluster
-    )
+    sent = collectives(strategy, work.units, cluster.world_size, shards, work.parameter_size, work.reduce_size)
+    wire, exposed = _communication(list(sent), work, cluster)
     # The optimizer reads parameters, gradients and its state, and writes parameters and its state.
     update = 2 * (state.parameters + state.optimizer) + state.gradients
     factor = cluster.calibration.compute
@@ -119,12 +115,11 @@ class _Memory:
 
     CUDA's caching allocator keeps a pool of memory for each stream, and a pool does not shrink, so a GPU needs the sum
     of the pools' peaks, ``pools``. FSDP gathers parameters in one stream and sums gradients, which stay there, in
-    another one (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, and _runtime_utils.py of FSDP1). FSDP2
-    copies what it has gathered out into the stream of the computation (``copies_out``), and holds the output of one
-    all-gather until the next one is copied.
+    another one (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py). It copies what it has gathered out into the
+    stream of the computation, and holds the output of one all-gather until the next one is copied.
     """
 
-    def __init__(self, work: Workload, shards: int, *, reshards: bool, sharded: bool, copies_out: bool) -> None:
+    def __init__(self, work: Workload, shards: int, *, reshards: bool, sharded: bool) -> None:
         self.peak = self.gathered = self.buffers = 0
         self._reshards = reshards
         self._full = {unit.block: unit.full_bytes(work.parameter_size) for unit in work.units}
@@ -150,13 +145,13 @@ class _Memory:
                 gradients = all_gradients  # views of DDP's buckets, which are there from the beginning
             self.gathered, self.buffers = max(self.gathered, gathered), max(self.buffers, output + summed)
             self.peak = max(self.peak, segment.peak + gathered + output + summed + gradients)
-            compute = max(compute, segment.peak + (gathered if copies_out else 0) + summed)
+            compute = max(compute, segment.peak + gathered + summed)
             if sharded and segment.backward:
                 gradients += own.get(segment.block, 0)
         self.peak = max(self.peak, all_gradients)
         self.pools = self.peak
         if sharded:
-            self.pools = compute + (self._outputs() if copies_out else self.gathered) + all_gradients
+            self.pools = compute + self._outputs() + all_gradients
 
     def _in_use(self, segment: Segment) -> int:
         """Bytes of full parameters: of the segment's block, of the next one, and of what is in no block."""

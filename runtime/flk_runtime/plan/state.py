@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch import nn
@@ -12,8 +11,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
 from flk_runtime.parallel.blocks import shardable_blocks
-
-_FSDP1_ALIGNMENT: Final = 16  # bytes
 
 
 @dataclass(frozen=True)
@@ -107,48 +104,20 @@ def optimizer_states(optimizer: Optimizer) -> dict[int, tuple[tuple[int, int], .
     return {id(each): sizes.get((number, each.shape, each.dtype), ()) for number, each in parameters}
 
 
-def model_state(
-    units: Iterable[Unit], shards: int, *, api: str = "fsdp2", world_size: int = 1, compute_size: int | None = None
-) -> State:
-    """Parameters, gradients and optimizer state on rank 0, of ``shards`` ranks that share them (1: it holds all).
-
-    ``api`` is fsdp2, fsdp1 or ddp, which split and pad them differently. ``compute_size``: bytes of an element in the
-    dtype of the computation, if it is another one than that of the parameters.
-    """
+def model_state(units: Iterable[Unit], shards: int) -> State:
+    """Parameters, gradients and optimizer state on rank 0, of ``shards`` ranks that share them (1: it holds all)."""
     held = gradients = optimizer = 0
     for unit in units:
-        local = [each.local_numel(shards) for each in unit.parameters]
-        if api == "fsdp1" and unit.parameters:
-            size = unit.parameters[0].size
-            share, local = fsdp1_shares(unit, shards, shards if shards > 1 else world_size, compute_size or size)
-            held += share * size
-            gradients += share * size if any(each.trained for each in unit.parameters) else 0
-        else:
-            held += sum(numel * each.size for each, numel in zip(unit.parameters, local, strict=True))
-            gradients += sum(n * each.size for each, n in zip(unit.parameters, local, strict=True) if each.trained)
-        for each, numel in zip(unit.parameters, local, strict=True):
+        for each in unit.parameters:
+            numel = each.local_numel(shards)
+            held += numel * each.size
+            if each.trained:
+                gradients += numel * each.size
             if numel:  # without a gradient, the optimizer makes no state
                 optimizer += sum(
                     (numel if elements == each.numel else elements) * size for elements, size in each.state
                 )
     return State(held, gradients, optimizer)
-
-
-def fsdp1_shares(unit: Unit, shards: int, parts: int, compute_size: int) -> tuple[int, list[int]]:
-    """Elements of rank 0's part of the flat tensor, and how many of them belong to each parameter.
-
-    Each parameter begins at a multiple of 16 bytes in the dtype of the computation. The flat tensor is padded so that
-    it has ``parts`` equal parts, and rank 0 holds the first of ``shards``.
-    """
-    align = max(1, _FSDP1_ALIGNMENT // compute_size)
-    offsets, end = [], 0
-    for each in unit.parameters:
-        end += -end % align
-        offsets.append(end)
-        end += each.numel
-    share = -(-end // parts) * parts // shards
-    local = [max(0, min(share - offset, each.numel)) for offset, each in zip(offsets, unit.parameters, strict=True)]
-    return share, local
 
 
 def _described(

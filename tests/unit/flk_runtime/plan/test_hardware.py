@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flk_runtime.errors import SetupError
-from flk_runtime.plan.communication import Cluster, Format, collectives
+from flk_runtime.plan.communication import Cluster, collectives
 from flk_runtime.plan.hardware import FRAGMENTATION, GPUS, find_gpu
 from flk_runtime.plan.predict import Prediction, Workload, predict
 from flk_runtime.plan.state import Parameter, Unit
@@ -67,9 +67,9 @@ def workload(seconds: float = 0.0) -> Workload:
     )
 
 
-def predicted(strategy: str, api: str, device: str) -> Prediction:
+def predicted(strategy: str, device: str) -> Prediction:
     gpu = GPUS["h100"] if device == "cuda" else find_gpu("cpu", 1 << 30)
-    return predict(strategy, workload(), Cluster(1, RANKS, gpu, 1e9), api=api)
+    return predict(strategy, workload(), Cluster(1, RANKS, gpu, 1e9))
 
 
 # Bytes beside parameters and optimizer state. At the loss, the embedding and the last block are there in full.
@@ -78,24 +78,22 @@ GRADIENTS = 4 * (ROOT + 2 * BLOCK) // RANKS
 
 
 @pytest.mark.parametrize(
-    ("api", "device", "needed"),
+    ("device", "needed"),
     [
         # Two outputs of all-gathers lie in a pool of their own, and the gradients in another one.
-        ("fsdp2", "cuda", AT_LOSS + 4 * (ROOT + BLOCK) + GRADIENTS),
-        # What is gathered lies in a pool: the embedding, a block and the next one. The rest is as above.
-        ("fsdp1", "cuda", 90_000 + 4 * (ROOT + 2 * BLOCK) + GRADIENTS),
-        ("fsdp2", "cpu", AT_LOSS),
+        ("cuda", AT_LOSS + 4 * (ROOT + BLOCK) + GRADIENTS),
+        ("cpu", AT_LOSS),
     ],
 )
-def test_each_stream_keeps_its_memory(api: str, device: str, needed: int) -> None:
-    found = predicted("full_shard", api, device)
+def test_each_stream_keeps_its_memory(device: str, needed: int) -> None:
+    found = predicted("full_shard", device)
     held = found.state.parameters + found.state.optimizer
     assert found.live == held + AT_LOSS
     assert found.total == int((held + needed) / (1 - FRAGMENTATION))
 
 
 def test_ddp_has_one_pool() -> None:
-    found = predicted("ddp", "ddp", "cuda")
+    found = predicted("ddp", "cuda")
     assert found.total == int(found.live / (1 - FRAGMENTATION))
 
 
@@ -108,7 +106,7 @@ def test_a_collective_that_computation_hides_takes_processors_from_it(network: f
     gpu = replace(GPUS["h100"], bandwidth=1e30, link=1e3)  # copies take no time, and collectives long
     cluster = Cluster(2, RANKS // 2, gpu, network)
     work = workload(seconds=1e9)
-    sent = list(collectives("full_shard", work.units, RANKS, RANKS, Format()))
+    sent = list(collectives("full_shard", work.units, RANKS, RANKS))
     assert [each.unit for each in sent] == [0, 0, 0, 1, 1, 1, OUTSIDE, OUTSIDE]
     exposed = sent[0].seconds(cluster) + sent[2].seconds(cluster)
     hidden = sum(each.sent for each in sent) - sent[0].sent - sent[2].sent
