@@ -219,10 +219,10 @@ class Run:
         )
         self._meter.watch(parallel.module, precision.param if precision else None)
         self._models.append(parallel)
-        self._checkpoints.register(name, parallel)
+        self._checkpoints.register(name, parallel.state)
         if optimizer is not None:
             self._checkpoints.register(
-                f"optimizer-{number}" if number else "optimizer", OptimizerState(optimizer, parallel)
+                f"optimizer-{number}" if number else "optimizer", OptimizerState(optimizer, {name: parallel.module})
             )
         if self._diloco:
             self._outer = OuterLoop(
@@ -466,7 +466,7 @@ class Run:
                 f"load_weights after step {self.steps} would undo what the workers of strategy diloco have learned: "
                 "call it only while run.steps is 0"
             )
-        parallel.load_state(SavedObject(cast("SavedCheckpoint", Weights(os.fspath(path))), "model", {}))
+        parallel.state.read(SavedObject(cast("SavedCheckpoint", Weights(os.fspath(path))), "model", {}))
         if self._outer:
             self._outer.restart()
 

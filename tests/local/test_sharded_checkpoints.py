@@ -41,7 +41,7 @@ def go(folder, name, steps, precision=None, shard_size=2):
 @pytest.fixture
 def undisturbed(ranks: Ranks, tmp_path: Path) -> list[float]:
     """The losses of six steps of strategy ddp on four ranks."""
-    script = GO + 'with group():\n    tell("losses", go("ddp", "ddp", 6))\n'
+    script = GO + 'with group():\n    tell("losses", go("undisturbed", "ddp", 6))\n'
     losses: list[float] = told(ranks(script, 4, {"BASE": str(tmp_path)})[0])["losses"]
     return losses
 

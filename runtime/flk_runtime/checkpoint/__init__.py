@@ -7,21 +7,25 @@ group, and nothing of how a model is parallelized. What needs torch.distributed.
 is imported when a run has checkpoints.
 """
 
+from flk_runtime.checkpoint.adapters import (
+    ModuleState,
+    OptimizerState,
+    load_as_saved,
+    parameters_of,
+    reshard,
+    trained_modules,
+)
 from flk_runtime.checkpoint.manager import CheckpointManager
-from flk_runtime.checkpoint.optimizer_state import ModelParameters, OptimizerState, load_as_saved
-from flk_runtime.checkpoint.state import Path, Piece, PieceCache, State, pieces_of
 from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful
 
 __all__ = [
     "CheckpointManager",
     "DistributedStateful",
-    "ModelParameters",
+    "ModuleState",
     "OptimizerState",
-    "Path",
-    "Piece",
-    "PieceCache",
-    "State",
     "Stateful",
     "load_as_saved",
-    "pieces_of",
+    "parameters_of",
+    "reshard",
+    "trained_modules",
 ]

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from flk_runtime.checkpoint.adapters import TorchState, adapt
 from flk_runtime.checkpoint.manager import CheckpointManager
-from flk_runtime.checkpoint.objects import TorchState, adapt
 from flk_runtime.contract import VERSION, user_env
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError

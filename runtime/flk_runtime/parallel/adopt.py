@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import OptimizerState
+from flk_runtime.checkpoint import OptimizerState, trained_modules
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel.model import ParallelModel, SeveralModels
+from flk_runtime.parallel.model import ParallelModel
 
 
 def adopt_optimizer(
@@ -19,21 +19,16 @@ def adopt_optimizer(
     The optimizer itself if it trains other parameters too. Raises SetupError then if the strategy ``shards``, since
     rank 0 has the state of its own shards only.
     """
-    missing = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    count = len(missing)
-    trained: dict[str, ParallelModel] = {}
-    for key, model in models.items():
-        own = {id(parameter) for parameter in model.parameters().values()}
-        if missing & own:
-            trained[key] = model
-        missing -= own
+    modules = {key: model.module for key, model in models.items()}
+    trained, missing = trained_modules(optimizer, modules)
     if trained and missing and shards:
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
         raise SetupError(
-            f"{name!r} is an optimizer of {count} parameters, and {len(missing)} of them are in no parallelized model: "
-            "make an optimizer of their own for these, or put all trained parameters into one module"
+            f"{name!r} is an optimizer of {count} parameters, and {missing} of them are in no parallelized model: make "
+            "an optimizer of their own for these, or put all trained parameters into one module"
         )
     if missing or not trained:
         return optimizer
-    for model in trained.values():
-        model.attach(optimizer)
-    return OptimizerState(optimizer, next(iter(trained.values())) if len(trained) == 1 else SeveralModels(trained))
+    for key in trained:
+        models[key].attach(optimizer)
+    return OptimizerState(optimizer, trained)

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from flk_runtime.checkpoint import Path, Piece, pieces_of
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.model import ParallelModel
 
@@ -36,16 +35,9 @@ class DDPModel(ParallelModel):
         )
         _finalize_buckets(module, device)
         super().__init__(model, module)
-        self._shared = set(self.parameters())  # equal on all ranks, which buffers need not be
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         return self.module.no_sync()
-
-    def _pieces_of(self, path: Path, value: torch.Tensor) -> list[Piece]:
-        return pieces_of(path, value) if path[1] in self._shared else super()._pieces_of(path, value)
-
-    def state_pieces(self, path: Path, parameter: nn.Parameter, value: torch.Tensor) -> list[Piece]:
-        return pieces_of(path, value)
 
 
 def _finalize_buckets(module: DistributedDataParallel, device: torch.device) -> None:

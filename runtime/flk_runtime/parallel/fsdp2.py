@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,13 +13,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import Path, Piece, State, pieces_of
+from flk_runtime.checkpoint import reshard
 from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.parallel.precision import Precision
-
-if TYPE_CHECKING:
-    from flk_runtime.checkpoint.load import SavedObject
 
 CAN_FIND_UNUSED = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
 
@@ -34,13 +31,13 @@ class FSDP2Model(ParallelModel):
         mesh: DeviceMesh,
         device: torch.device,
         *,
-        reshard: bool,
+        reshards: bool,
         precision: Precision | None,
         find_unused_parameters: bool,
     ) -> None:
         """Shard ``model`` in place, each of ``blocks`` on its own. Collective.
 
-        ``mesh`` has the dimension shard, or replicate and shard. ``reshard``: free a block's full parameters after its
+        ``mesh`` has the dimension shard, or replicate and shard. ``reshards``: free a block's full parameters after its
         forward pass. Those outside of blocks are kept, since the backward pass needs them first.
         """
 
@@ -51,14 +48,14 @@ class FSDP2Model(ParallelModel):
             fully_shard(
                 block,
                 mesh=mesh,
-                reshard_after_forward=reshard and not root,
+                reshard_after_forward=reshards and not root,
                 mp_policy=_mixed_precision(precision, root) if precision else MixedPrecisionPolicy(),
             )
 
         Materializer(model, blocks, device).run(shard, broadcast=True)
         super().__init__(model)
         self._fsdp_modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
-        self._keeps_full = not reshard
+        self._keeps_full = not reshards
         if find_unused_parameters:
             for module in self._fsdp_modules:
                 module.set_reduce_scatter_unused_params(True, recurse=False)
@@ -83,30 +80,7 @@ class FSDP2Model(ParallelModel):
     def attach(self, optimizer: Optimizer) -> None:
         # A forward pass after the last backward pass (an evaluation) leaves full parameters, at least of the outermost
         # module, which the optimizer step would not change.
-        optimizer.register_step_pre_hook(lambda *_: self.reshard())
-
-    def reshard(self) -> None:
-        """Free the full parameters that a forward pass without a backward pass has left."""
-        for module in self._fsdp_modules:
-            module.reshard()
-
-    def parameters(self) -> dict[str, nn.Parameter]:
-        self.reshard()
-        return super().parameters()
-
-    def save_state(self, name: str) -> State:
-        self.reshard()
-        return super().save_state(name)
-
-    def load_state(self, saved: SavedObject) -> None:
-        self.reshard()
-        super().load_state(saved)
-
-    def _pieces_of(self, path: Path, value: torch.Tensor) -> list[Piece]:
-        return pieces_of(path, value) if isinstance(value, DTensor) else super()._pieces_of(path, value)
-
-    def state_pieces(self, path: Path, parameter: nn.Parameter, value: torch.Tensor) -> list[Piece]:
-        return pieces_of(path, value)
+        optimizer.register_step_pre_hook(lambda *_: reshard(self.model))
 
     def full_tensor(self, parameter: nn.Parameter) -> torch.Tensor | None:
         return _gather(parameter.detach())

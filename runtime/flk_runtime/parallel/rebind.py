@@ -51,7 +51,7 @@ def rebind_optimizer(
 
 def _shard(optimizer: Optimizer, parallel: ParallelModel, state: dict[str, Any]) -> None:
     """Load ``state``, which is of full tensors, as `torch.optim.Optimizer.load_state_dict` takes it."""
-    parameters = list(OptimizerState(optimizer, parallel).names())
+    parameters = list(OptimizerState(optimizer, {"model": parallel.module}).names())
 
     def shard(parameter: nn.Parameter, values: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -61,7 +61,7 @@ def _shard(optimizer: Optimizer, parallel: ParallelModel, state: dict[str, Any])
             for key, value in values.items()
         }
 
-    # What is below no parameter has a key of the optimizer's own, and any value.
+    # An entry that belongs to no parameter has a key of the optimizer's own, and any value.
     entries = {
         index: shard(parameters[index], values) if isinstance(index, int) else values
         for index, values in state["state"].items()

@@ -151,7 +151,7 @@ def _parallelize(
         blocks,
         _device_mesh(device, world_size, shard_size),
         device,
-        reshard=kind.reshards,
+        reshards=kind.reshards,
         precision=options.precision,
         find_unused_parameters=options.find_unused_parameters,
     )

@@ -3,23 +3,25 @@
 ``state.NAME.KEY`` is a tensor, and so is a number or None, since rank 0 need not have the state of each parameter. All
 else is plain: ``param_groups``, ``values`` by name and key, and ``numbers``, the keys whose values are numbers or None.
 The names and the tensors are those of torch.distributed.checkpoint.state_dict. A parameter without state, because it
-had no gradient yet, has none in the checkpoint and none after it is restored. What is below no parameter is rank 0's:
-``shared``, other keys of the optimizer's state, and ``extra``, what its state_dict() has beside what torch's has.
+had no gradient yet, has none in the checkpoint and none after it is restored. What an optimizer holds for no parameter
+is saved by rank 0: ``shared``, the other keys of the optimizer's state, and ``extra``, what its state_dict() returns
+beside the entries that torch's optimizers have.
 """
 
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from flk_runtime.checkpoint.adapters.torch_state import Modules, TorchState
+from flk_runtime.checkpoint.adapters.wrappers import is_sharded, parameters_of
 from flk_runtime.checkpoint.state import Path, Piece, PieceCache, State, has_tensors, name_of, pieces_of, split_tensors
-from flk_runtime.checkpoint.stateful import DistributedStateful
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError
 from flk_runtime.system.pytree import map_leaves
@@ -37,25 +39,39 @@ _READ: dict[torch.dtype, Callable[[Any], Any]] = {
 }
 
 
-class ModelParameters(ABC):
-    """How the parameters of a model are named and sharded, and with them the state of its optimizer."""
+def trained_modules(optimizer: Optimizer, modules: Modules) -> tuple[Modules, int]:
+    """The modules whose parameters ``optimizer`` has, one if that has them all; and how many it has of no module."""
+    wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    own: dict[str, set[int]] = {}
+    for key, module in modules.items():
+        own[key] = {id(parameter) for parameter in parameters_of(module).values()}
+        if wanted <= own[key]:
+            return {key: module}, 0
+    trained = {key: modules[key] for key, found in own.items() if wanted & found}
+    return trained, len(wanted.difference(*own.values()))
 
-    @abstractmethod
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters that the optimizer takes, by the names of the user's model. A tied one may have several."""
 
-    @abstractmethod
-    def state_pieces(self, path: Path, parameter: nn.Parameter, value: torch.Tensor) -> list[Piece]:
-        """What this rank offers of ``value``, from the optimizer's state for ``parameter``."""
+def count_parameters(optimizer: Optimizer) -> int:
+    """The number of an optimizer's parameters."""
+    return sum(len(group["params"]) for group in optimizer.param_groups)
 
 
-class OptimizerState(DistributedStateful):
-    """The state of an optimizer, as it is, for the parameters of one model."""
+class OptimizerState(TorchState):
+    """The state of an optimizer, as it is, for the parameters of modules that are plain, or wrapped in DDP or FSDP2.
 
-    def __init__(self, optimizer: Optimizer, model: ModelParameters) -> None:
-        self._optimizer, self._model = optimizer, model
+    Of several modules, a parameter's name begins with the name under which its module is saved.
+    """
+
+    def __init__(self, optimizer: Optimizer, modules: Modules) -> None:
+        self._optimizer, self._modules = optimizer, modules
+        self._count = count_parameters(optimizer)
+        self._equal = all(isinstance(module, DistributedDataParallel) for module in modules.values())
         self._cache = PieceCache()
         self._names: dict[nn.Parameter, str] = {}  # of the parameters that the optimizer had when they were made
+
+    def is_of(self, thing: Any, modules: Modules) -> bool:
+        same = thing is self._optimizer and all(modules.get(key) is each for key, each in self._modules.items())
+        return same and count_parameters(thing) == self._count  # else it has got parameters, maybe of another module
 
     def save_state(self, name: str) -> State:
         names = self.names()
@@ -67,7 +83,7 @@ class OptimizerState(DistributedStateful):
         ]
         pieces = self._cache.pieces(
             {(name, "state", *path): value for path, value in tensors.items()},
-            lambda path, value: self._model.state_pieces(path, parameters[str(path[2])], value),
+            lambda path, value: self._pieces_of(path, parameters[str(path[2])], value),
         )
         shared = {key: value for key, value in content.state.items() if not isinstance(key, torch.Tensor)}
         if (shared or content.extra) and process_group.rank() == 0:
@@ -114,7 +130,7 @@ class OptimizerState(DistributedStateful):
 
     def _load_whole(self, state: dict[str, Any]) -> None:
         """Load torch's state_dict, as which earlier versions saved an optimizer that was registered."""
-        if any(hasattr(each, "to_local") for each in self.names()):
+        if any(is_sharded(each) for each in self.names()):
             raise ValueError(
                 "an earlier version of flk has saved it as whole tensors: resume and save once under a strategy that "
                 "does not shard"
@@ -131,10 +147,17 @@ class OptimizerState(DistributedStateful):
         parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         if list(map(id, parameters)) != list(map(id, self._names)):
             names: dict[int, str] = {}
-            for name, parameter in self._model.parameters().items():
-                names.setdefault(id(parameter), name)
+            for key, module in self._modules.items():
+                prefix = f"{key}." if len(self._modules) > 1 else ""
+                for name, parameter in parameters_of(module).items():
+                    names.setdefault(id(parameter), prefix + name)
             self._names = {each: names.get(id(each), f"parameter-{index}") for index, each in enumerate(parameters)}
         return self._names
+
+    def _pieces_of(self, path: Path, parameter: nn.Parameter, value: torch.Tensor) -> list[Piece]:
+        """What this rank offers of ``value``, which belongs to ``parameter``."""
+        offers = self._equal or is_sharded(parameter) or is_sharded(value) or process_group.rank() == 0
+        return pieces_of(path, value) if offers else []
 
 
 class _Content(NamedTuple):

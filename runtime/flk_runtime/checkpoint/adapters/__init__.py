@@ -1,0 +1,24 @@
+"""Adapters of modules and optimizers to what a checkpoint saves: one for each way in which torch wraps a module.
+
+`ModuleState` is for a module that is plain, or wrapped in DDP or FSDP2, and `OptimizerState` for an optimizer of such
+modules; runs and `flk_runtime.save` use both alike. `fsdp1` calls torch's own functions for a module that a script has
+wrapped in FSDP1. All names are those of torch.distributed.checkpoint.state_dict: the names of the user's module.
+"""
+
+from flk_runtime.checkpoint.adapters.adapt import adapt
+from flk_runtime.checkpoint.adapters.module import ModuleState
+from flk_runtime.checkpoint.adapters.optimizer import OptimizerState, load_as_saved, trained_modules
+from flk_runtime.checkpoint.adapters.torch_state import Modules, TorchState
+from flk_runtime.checkpoint.adapters.wrappers import parameters_of, reshard
+
+__all__ = [
+    "ModuleState",
+    "Modules",
+    "OptimizerState",
+    "TorchState",
+    "adapt",
+    "load_as_saved",
+    "parameters_of",
+    "reshard",
+    "trained_modules",
+]

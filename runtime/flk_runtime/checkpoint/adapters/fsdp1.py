@@ -1,0 +1,107 @@
+"""The state of a module that a script has wrapped in FSDP1, and of its optimizer, through torch's own functions.
+
+Only FSDP1 can cut its flat parameters into those of the module.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from flk_runtime.checkpoint.adapters.optimizer import checking_groups, count_parameters, join_values, split_values
+from flk_runtime.checkpoint.adapters.torch_state import Modules, TorchState
+from flk_runtime.checkpoint.adapters.wrappers import is_sharded
+from flk_runtime.checkpoint.state import Path, Piece, State, pieces_of
+from flk_runtime.distributed import process_group
+
+if TYPE_CHECKING:
+    from flk_runtime.checkpoint.load import SavedObject
+
+
+def has_fsdp1(module: nn.Module) -> bool:
+    """Whether a part of ``module`` is wrapped in FSDP1."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # takes long to import, and is if the module is wrapped
+    return fsdp is not None and any(isinstance(each, fsdp.FullyShardedDataParallel) for each in module.modules())
+
+
+class FSDP1ModuleState(TorchState):
+    """The state of a module that is wrapped in FSDP1. Reading it is collective."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def is_of(self, thing: Any, modules: Modules) -> bool:
+        return thing is self._module
+
+    def save_state(self, name: str) -> State:
+        state = self._state()
+        plain = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
+        return State(_pieces({(name, key): value for key, value in state.items() if key not in plain}), plain)
+
+    def load_state(self, saved: SavedObject) -> None:
+        from torch.distributed.checkpoint.state_dict import set_model_state_dict
+
+        state = self._state()
+        if unexpected := saved.entry_not_in(state):
+            raise ValueError(f"unexpected key {unexpected!r}: the module has no such entry")
+        tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+        saved.checkpoint.read([piece for key in tensors for piece in pieces_of((saved.name, key), tensors[key])])
+        set_model_state_dict(self._module, {**state, **{key: saved.plain[key] for key in state if key not in tensors}})
+
+    def _state(self) -> dict[str, Any]:
+        from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+        return dict(get_model_state_dict(self._module))
+
+
+class FSDP1OptimizerState(TorchState):
+    """The state of an optimizer of the parameters of one module that is wrapped in FSDP1."""
+
+    def __init__(self, modules: Modules, optimizer: Optimizer) -> None:
+        ((self._name, self._module),) = modules.items()
+        self._optimizer, self._count = optimizer, count_parameters(optimizer)
+
+    def is_of(self, thing: Any, modules: Modules) -> bool:
+        same = thing is self._optimizer and modules.get(self._name) is self._module
+        return same and count_parameters(thing) == self._count
+
+    def save_state(self, name: str) -> State:
+        state = self._state()
+        tensors, plain = split_values(state["state"].items())
+        pieces = _pieces({(name, "state", *path): value for path, value in tensors.items()})
+        return State(pieces, {**plain, "param_groups": state["param_groups"]})
+
+    def load_state(self, saved: SavedObject) -> None:
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
+
+        known = self._state()["state"]
+        entries: dict[str, dict[str, Any]] = {}
+        pieces: list[Piece] = []
+        for full, path in saved.checkpoint.names((saved.name, "state")):
+            own, key = str(path[2]), str(path[3])
+            value = known.get(own, {}).get(key)
+            if not isinstance(value, torch.Tensor):
+                value = saved.checkpoint.empty(full)
+            entries.setdefault(own, {})[key] = value
+            pieces += pieces_of(path, value)
+        saved.checkpoint.read(pieces)
+        join_values(entries, saved.plain)
+        state = {"state": entries, "param_groups": saved.plain["param_groups"]}
+        # Not strict: a parameter that has had no gradient has no state.
+        with checking_groups(self._optimizer):
+            set_optimizer_state_dict(self._module, self._optimizer, state, options=StateDictOptions(strict=False))
+
+    def _state(self) -> dict[str, Any]:
+        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+        return dict(get_optimizer_state_dict(self._module, self._optimizer))
+
+
+def _pieces(tensors: dict[Path, torch.Tensor]) -> list[Piece]:
+    """What this rank offers of ``tensors``: its shards, and on rank 0 what is not sharded."""
+    main = process_group.rank() == 0
+    return [piece for path, value in tensors.items() if main or is_sharded(value) for piece in pieces_of(path, value)]

@@ -1,0 +1,72 @@
+"""ModuleState: the state of a module that is plain, or wrapped in DDP or FSDP2."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from flk_runtime.checkpoint.adapters.torch_state import Modules, TorchState
+from flk_runtime.checkpoint.adapters.wrappers import is_sharded, parameters_of, reshard, user_name
+from flk_runtime.checkpoint.state import Path, Piece, PieceCache, State, pieces_of
+from flk_runtime.distributed import process_group
+
+if TYPE_CHECKING:
+    from flk_runtime.checkpoint.load import SavedObject
+
+
+class ModuleState(TorchState):
+    """The state of a module, by the names of the user's module.
+
+    Each rank offers its part of what is sharded, and of DDP's parameters, which are equal on all ranks. All else, as
+    DDP's buffers, is saved by rank 0.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._equal = set(parameters_of(module)) if isinstance(module, DistributedDataParallel) else set()
+        self._cache = PieceCache()
+
+    def is_of(self, thing: Any, modules: Modules) -> bool:
+        return thing is self._module
+
+    def save_state(self, name: str) -> State:
+        state = self._state()
+        tensors: dict[Path, torch.Tensor] = {
+            (name, key): value for key, value in state.items() if isinstance(value, torch.Tensor)
+        }
+        plain = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
+        return State(self._cache.pieces(tensors, self._pieces_of), plain)
+
+    def load_state(self, saved: SavedObject) -> None:
+        if unexpected := saved.entry_not_in(self._state()):
+            raise ValueError(f"unexpected key {unexpected!r}: the module has no such entry")
+        self.read(saved)
+
+    def read(self, saved: SavedObject) -> None:
+        """As `load_state`, where ``saved`` may have entries that the module does not have."""
+        state = self._state()
+        tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+        saved.checkpoint.read([piece for key in tensors for piece in pieces_of((saved.name, key), tensors[key])])
+        # Most tensors are the module's own, and are set now. The module takes the others itself.
+        own = {_address(each) for each in (*self._module.parameters(), *self._module.buffers())}
+        rest = {key: value for key, value in tensors.items() if _address(value) not in own}
+        rest |= {key: saved.plain[key] for key in state if key not in tensors}
+        if rest:
+            names = {user_name(self._module, each): each for each in self._module.state_dict()}
+            self._module.load_state_dict({names[key]: value for key, value in rest.items()}, strict=False)
+
+    def _state(self) -> dict[str, Any]:
+        reshard(self._module)
+        return {user_name(self._module, name): value for name, value in self._module.state_dict().items()}
+
+    def _pieces_of(self, path: Path, value: torch.Tensor) -> list[Piece]:
+        offers = path[1] in self._equal or is_sharded(value) or process_group.rank() == 0
+        return pieces_of(path, value) if offers else []
+
+
+def _address(tensor: torch.Tensor) -> tuple[int, int]:
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.data_ptr(), local.numel()

@@ -1,0 +1,45 @@
+"""What DDP, FSDP and torch.compile change about the names and the tensors of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+_CHECKPOINT_WRAPPER = "_checkpoint_wrapped_module."  # of activation checkpointing, in names
+
+
+def parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that an optimizer takes, by the names of the user's module. A tied parameter has several."""
+    reshard(module)
+    return {user_name(module, name): value for name, value in module.named_parameters(remove_duplicate=False)}
+
+
+def reshard(module: nn.Module) -> None:
+    """Free full parameters that a forward pass without a backward pass has left, if FSDP2 has sharded the module."""
+    for each in module.modules():
+        if hasattr(each, "set_reshard_after_backward"):  # an FSDPModule
+            cast("Any", each).reshard()
+
+
+def is_sharded(value: Any) -> bool:
+    """Whether ``value`` is a DTensor or a ShardedTensor. Their classes are not imported, which takes long."""
+    return hasattr(value, "to_local") or hasattr(value, "local_shards")
+
+
+def user_name(module: nn.Module, name: str) -> str:
+    """The name of an entry of ``module`` without what DDP, torch.compile and activation checkpointing have added."""
+    if "module" not in name and "_orig_mod" not in name:
+        return name
+    return ".".join(_user_parts(module, name.replace(_CHECKPOINT_WRAPPER, "").split(".")))
+
+
+def _user_parts(module: nn.Module, parts: list[str]) -> Iterator[str]:
+    current: Any = module
+    for part in parts:
+        wrapped = part == "_orig_mod" or (part == "module" and isinstance(current, DistributedDataParallel))
+        if not wrapped:
+            yield part
+        current = getattr(current, part, None)
