@@ -62,6 +62,7 @@ def test_exception_of_one_rank_is_the_verdict(flk: Any, image: str, script: Any)
 CRASHES = {
     "segfault": ("faulthandler._sigsegv()", "was killed by SIGSEGV"),
     "abort": (r"os.write(2, b'  what():  bad length\n'); os.abort()", "was killed by SIGABRT: bad length"),
+    "sizes": ("dist.all_reduce(torch.ones(1))", "was killed by SIGABRT: [enforce fail at"),  # the others reduce more
     "exit": ("os._exit(17)", "ended with exit code 17"),
     "early": ("sys.exit(0)", "ended with exit code 0 before the other ranks"),
 }
@@ -97,7 +98,7 @@ def test_a_rank_that_ends_without_an_exception_is_the_cause(
         for step in range(1000):
             if dist.get_rank() == 2 and step == 3:
                 {fault}
-            dist.all_reduce(torch.ones(1))
+            dist.all_reduce(torch.ones(1 << 10))
     """)
     args = ["--name", crash, "--replicas", "2", "--processes", "2", "--restarts", "1", "--image", image, *SMALL]
     assert flk("submit", "train.py", *args, cwd=folder).code == 0

@@ -406,6 +406,41 @@ GROUPS = (
         whole=True,
     ),
 )
+CRASHES = (
+    Kind(
+        "crash that the launcher cuts short",
+        """
+        all_have_started()
+        if rank == 2:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            words = b"terminate called after throwing an instance of 'gloo::EnforceNotMet'\\n  what():  sizes differ\\n"
+            os.write(2, words)
+            pathlib.Path(f"crashing.{attempt}").touch()
+            time.sleep(600)  # as while a large process is dumped
+        while not os.path.exists(f"crashing.{attempt}"):
+            time.sleep(0.001)
+        raise RuntimeError("[/x/gloo/transport/tcp/pair.cc:547] Connection reset by peer [10.0.0.1]:5")
+        """,
+        kind="signal",
+        signal=signal.SIGABRT,
+        words="sizes differ",
+        whole=True,
+    ),
+    Kind(
+        "sizes that differ between ranks",
+        """
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(1))
+        dist.all_reduce(torch.ones(1 if rank == 2 else 1 << 20))
+        """,
+        (0, 1, 2, 3),
+        kind="signal",
+        signal=signal.SIGABRT,
+        words="enforce fail",
+        count=-1,
+        whole=True,
+    ),
+)
 FINAL = (
     Kind(
         "full disk while saving",
@@ -428,7 +463,7 @@ FINAL = (
         whole=True,
     ),
 )
-KINDS = [*SIGNALS, *EXITS, *EXCEPTIONS, *FINAL, *(GROUPS if sys.version_info >= (3, 11) else ())]
+KINDS = [*SIGNALS, *EXITS, *EXCEPTIONS, *CRASHES, *FINAL, *(GROUPS if sys.version_info >= (3, 11) else ())]
 
 
 def check(kind: Kind, failure: Failure | None) -> None:

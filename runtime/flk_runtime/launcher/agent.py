@@ -52,7 +52,7 @@ from flk_runtime.system.text import plural
 TERMINATE_TIMEOUT = 1.0  # seconds between SIGTERM and SIGKILL at the end of an attempt: ranks hang in a collective
 ORPHANS_TIMEOUT, ORPHANS_POLL = 5.0, 0.005  # seconds for processes that ranks have left to end after SIGKILL
 LAST_WAIT = 2.0  # seconds after the grace period in which a launcher that has to stop hears that all ranks have ended
-EXIT_TIMEOUT = 5.0  # seconds that a rank may run its exit handlers after it has reported an exception
+EXIT_TIMEOUT = 5.0  # seconds that a rank may take to end after it has reported an exception or written that it aborts
 # Kinds of failures that are probably how a script answers SIGTERM.
 _ANSWERS = (Kind.EXCEPTION, Kind.EXIT, Kind.USAGE, Kind.MISMATCH, Kind.STORAGE)
 
@@ -204,7 +204,11 @@ class Agent:
         if self.preemption:
             self.preemption.release()
         for rank in self.ranks:
-            if rank.failure is None and not rank.terminated:  # those that have been told to end have time for it
+            if rank.failure is not None or rank.terminated:
+                continue  # it has been told to end, and has time for it
+            if rank.crashing:
+                rank.kill_at = time.monotonic() + EXIT_TIMEOUT
+            else:
                 rank.terminate(signal.SIGTERM, TERMINATE_TIMEOUT)
 
     def _stop_ranks(self, preemption: PodPreemption, step: int) -> None:

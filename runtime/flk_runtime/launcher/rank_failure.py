@@ -24,8 +24,14 @@ _LAST_WORDS = (
     re.compile(r"(double free or corruption|corrupted |(free|malloc|realloc|munmap_chunk|malloc_consolidate)\(\): )"),
     re.compile(r'  File ".+", line \d+ in '),
 )
+_CRASH = re.compile(r"^(terminate called |Fatal Python error: )", re.MULTILINE)  # what a process writes that aborts
 _TRAILING_LINES = 2  # that may follow the traceback which ended a process
 _REPORTED_FIELDS = ("type", "message", "traceback", "time", "exit_code")
+
+
+def is_crash(stderr: str) -> bool:
+    """Return whether a process has written to stderr that it aborts. It may take seconds to end after that."""
+    return _CRASH.search(stderr) is not None
 
 
 def from_report(failure: Failure, report: bytes) -> Failure | None:

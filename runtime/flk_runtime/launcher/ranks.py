@@ -18,7 +18,7 @@ from flk_runtime.launcher.forkserver import ForkServer
 from flk_runtime.launcher.hub import HubProcess
 from flk_runtime.launcher.logs import Prefixer, RankPipes
 from flk_runtime.launcher.output import Output
-from flk_runtime.launcher.rank_failure import from_exit_code, from_report
+from flk_runtime.launcher.rank_failure import from_exit_code, from_report, is_crash
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import AttemptStarted
 from flk_runtime.shared.progress import ProgressPage
@@ -41,6 +41,11 @@ class RankProcess:
     kill_at: float | None = None  # time of SIGKILL, by time.monotonic
     killed_at: float | None = None  # when it was sent
     terminated: bool = False  # the launcher has told it to end
+
+    @property
+    def crashing(self) -> bool:
+        """Whether it aborts, so that a signal which ends it sooner is not how it failed."""
+        return is_crash(self.pipes.stderr_tail)
 
     def terminate(self, number: int, timeout: float) -> None:
         """Send a signal to the rank; ``timeout`` seconds later, SIGKILL follows to it and to processes that it started.
@@ -184,6 +189,8 @@ class Ranks:
 
     def failure_of_exit(self, rank: RankProcess, code: int) -> Failure:
         """The failure of a removed rank that has reported none: ``code`` is its exit code, negative for a signal."""
+        if rank.terminated and rank.crashing and code in (-signal.SIGTERM, -signal.SIGKILL):
+            code = -signal.SIGABRT  # the launcher has cut the crash short
         oom_kills = host.oom_kills()
         oom = oom_kills > self._oom_kills
         if code < 0:
