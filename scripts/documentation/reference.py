@@ -1,8 +1,8 @@
-"""Write the generated pages of `docs/reference` from the code: commands, job file, environment variables, exit codes.
+"""Write what is generated from the code: the flags of a job, which the command line reads, and `docs/reference`.
 
     python -m scripts.documentation.reference [--check]
 
-`--check` writes nothing and ends with 1 where a committed page differs from the code.
+`--check` writes nothing and ends with 1 where a committed file differs from the code.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ast
 import difflib
 import inspect
 import io
+import json
 import re
 import sys
 import tokenize
@@ -21,11 +22,13 @@ from typing import Any, Final
 from pydantic import BaseModel, PlainSerializer
 
 from flk import cli
+from flk.cli.options import FLAGS_FILE
 from flk.errors import FlkError
 from flk.health import CAUSES, page
 from flk.spec import schema
 from flk.spec.fabric import fabrics
 from flk.spec.job import Job
+from flk.spec.options import rows
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import MEANINGS, Budget, Meaning, Retry
@@ -252,23 +255,19 @@ def _fields(model: type[BaseModel], flags: dict[str, str], above: str = "") -> I
 
 
 def _flag_names() -> dict[str, str]:
-    """The flags of `flk submit` that set a field of the job, by the field's path."""
-    special = {
-        "words": "command", "module": "command", "secret": "secrets", "volume": "volumes", "no_ship": "ship",
-        "node_selector": "nodes.selector", "toleration": "nodes.tolerations",
-    }  # fmt: skip
-    resources = Job.model_fields["resources"].annotation
-    assert isinstance(resources, type)
-    assert issubclass(resources, BaseModel)
-    found: dict[str, list[str]] = {}
-    for parameter in cli.load("render").params:
-        path = special.get(parameter.name, parameter.name)
-        if path in resources.model_fields:
-            path = f"resources.{path}"
-        if path.partition(".")[0] in Job.model_fields:
-            text = "`SCRIPT -- ARGS`" if parameter.param_type_name == "argument" else f"`{parameter.opts[0]}`"
-            found.setdefault(path, []).append(text)
-    return {path: ", ".join(names) for path, names in found.items()}
+    """The flags that set a field of the job, by the field's path."""
+    found = {".".join(row.path): f"`{row.flags[0]}`" for row in rows(Job) if row.option.metavar}
+    return found | {"command": "`SCRIPT -- ARGS`, `--module`", "ship": f"{found['ship']}, `--no-ship`"}
+
+
+def job_flags() -> str:
+    """The flags of the job's fields, which the command line reads: importing the job's model takes it too long."""
+    flags = [
+        {"name": r.name, "flags": r.flags, "metavar": r.option.metavar, "help": r.help, "repeatable": r.repeatable}
+        for r in rows(Job)
+        if r.option.metavar
+    ]
+    return "[\n" + ",\n".join(json.dumps(flag) for flag in flags) + "\n]\n"
 
 
 def _flags(option: Any) -> str:
@@ -315,26 +314,31 @@ def causes() -> str:
     return "\n".join(parts)
 
 
-PAGES: Final[dict[str, Callable[[], str]]] = {
-    "causes.md": causes,
-    "chart-values.md": lambda: chart_values.page(_table),
-    "cli.md": commands,
-    "job-file.md": job_file,
-    "environment.md": environment,
-    "exit-codes.md": exit_codes,
+def _page(write: Callable[[], str]) -> Callable[[], str]:
+    return lambda: NOTE + write().rstrip("\n") + "\n"
+
+
+FILES: Final[dict[Path, Callable[[], str]]] = {  # in this order: the page of the commands shows the flags
+    FLAGS_FILE: job_flags,
+    GENERATED / "causes.md": _page(causes),
+    GENERATED / "chart-values.md": _page(lambda: chart_values.page(_table)),
+    GENERATED / "cli.md": _page(commands),
+    GENERATED / "job-file.md": _page(job_file),
+    GENERATED / "environment.md": _page(environment),
+    GENERATED / "exit-codes.md": _page(exit_codes),
 }
 
 
 def main() -> None:
     wrong = 0
-    for name, write in PAGES.items():
-        page, text = GENERATED / name, NOTE + write().rstrip("\n") + "\n"
-        before = page.read_text() if page.exists() else ""
+    for file, write in FILES.items():
+        text = write()
+        before = file.read_text() if file.exists() else ""
         if "--check" not in sys.argv:
-            page.write_text(text)
+            file.write_text(text)
         elif before != text:
             wrong = 1
-            label = str(page.relative_to(ROOT))
+            label = str(file.relative_to(ROOT))
             sys.stdout.writelines(
                 f"{line}\n" for line in difflib.unified_diff(before.splitlines(), text.splitlines(), label, "code", n=0)
             )

@@ -7,7 +7,6 @@ What stands after the subcommand wins.
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
 import typer
 
-from flk.cli.options import Context, Namespace, seconds
+from flk.cli.options import Context, Namespace, seconds, with_signature
 
 if TYPE_CHECKING:
     from flk.kube import Exchange
@@ -60,13 +59,12 @@ _before: dict[str, Any] = {}  # values of the options that stand before the subc
 def takes_global_options(root: Callable[..., None]) -> Callable[..., None]:
     """Give the function of `flk` itself all global options, and keep their values for the subcommand."""
 
-    @functools.wraps(root)
     def command(**given: Any) -> None:
         _before.clear()
         _before.update({name: given.pop(name) for name in (*_PLACE, *_CONNECTION)})
         root(**given)
 
-    return _with_signature(command, {**_parameters(root), **_PLACE, **_CONNECTION})
+    return with_signature(root, command, (_parameters(root) | _PLACE | _CONNECTION).values())
 
 
 def with_global_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,7 +74,6 @@ def with_global_options(function: Callable[..., Any]) -> Callable[..., Any]:
     if not own.keys() & _PLACE.keys():
         return function
 
-    @functools.wraps(function)
     def command(**given: Any) -> Any:
         for name in own.keys() & _PLACE.keys():
             given[name] = given[name] if given[name] is not None else _before.get(name)
@@ -90,7 +87,7 @@ def with_global_options(function: Callable[..., Any]) -> Callable[..., Any]:
             if observer:
                 observer.close()
 
-    return _with_signature(command, {**own, **{name: _hidden(parameter) for name, parameter in added.items()}})
+    return with_signature(function, command, [*own.values(), *map(_hidden, added.values())])
 
 
 def _hidden(parameter: inspect.Parameter) -> inspect.Parameter:
@@ -99,14 +96,6 @@ def _hidden(parameter: inspect.Parameter) -> inspect.Parameter:
     hidden = copy.copy(option)
     hidden.hidden = True
     return parameter.replace(annotation=Annotated[kind, hidden])
-
-
-def _with_signature(command: Callable[..., Any], parameters: dict[str, inspect.Parameter]) -> Callable[..., Any]:
-    keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters.values()]
-    command.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
-    del command.__wrapped__  # type: ignore[attr-defined]  # Typer would read the parameters of the inner function
-    return command
 
 
 def _connect(

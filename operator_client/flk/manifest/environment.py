@@ -11,6 +11,7 @@ from typing import Final
 from flk.spec.diloco import DiLoCo
 from flk.spec.fabric import fabrics
 from flk.spec.job import Job
+from flk.spec.options import rows
 from flk_runtime.contract import pod_env, pod_layout, user_env
 from flk_runtime.contract.strategies import DILOCO
 
@@ -26,15 +27,11 @@ def environment(job: Job) -> dict[str, str]:
     """Return the variables of ``job``, which has a name. The user's win over the fabric's, and these over flk's."""
     if job.name is None:
         raise ValueError("the job has no name yet")
-    own: dict[str, str] = {
-        user_env.JOB: job.name,
+    values = {row.option.variable: getattr(job, row.path[0]) for row in rows(Job) if row.option.variable}
+    own: dict[str, str] = {variable: str(value) for variable, value in values.items() if value is not None}
+    own |= {
         pod_env.PODS: str(job.most_pods),
         pod_env.PROCESSES: str(job.processes_per_pod),
-        pod_env.RESTARTS: str(job.restarts),
-        pod_env.DISRUPTIONS: str(job.disruptions),
-        pod_env.GRACE: str(job.grace),
-        user_env.STRATEGY: job.strategy,
-        user_env.FABRIC: job.fabric,
         user_env.CHECKPOINT: checkpoint_place(job),
     }
     if job.elastic is not None:
@@ -43,18 +40,6 @@ def environment(job: Job) -> dict[str, str]:
         own[pod_env.SPARES] = str(job.spares)
     if job.strategy == DILOCO:
         own |= {pod_env.DILOCO_OPTIONS: (job.diloco or DiLoCo()).options(), user_env.WORKERS: str(job.workers)}
-    if job.deadline is not None:
-        own[pod_env.DEADLINE] = str(job.deadline)
-    if job.hang_timeout is not None:
-        own[user_env.HANG_TIMEOUT] = str(job.hang_timeout)
-    if job.save_every is not None:
-        own[user_env.SAVE_EVERY] = str(job.save_every)
-    if job.keep is not None:
-        own[user_env.KEEP] = str(job.keep)
-    if job.keep_every is not None:
-        own[user_env.KEEP_EVERY] = str(job.keep_every)
-    if job.records is not None:
-        own[pod_env.RECORDS] = job.records
     return own | fabrics()[job.fabric].env | job.env
 
 

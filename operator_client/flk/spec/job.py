@@ -46,6 +46,7 @@ from flk.spec.fields import (
     Topology,
     Variable,
 )
+from flk.spec.options import Form, Option
 from flk.spec.validation import usage_error
 from flk_runtime.contract import VERSION, pod_env, user_env
 from flk_runtime.contract.preflight import parse_preflight
@@ -61,16 +62,23 @@ MOST_REPLICAS: Final = 100_000  # an indexed Job has at most so many pods; a clu
 class Resources(Part):
     """What each pod requests. Requests are limits too, except for CPU. A field that is left out is not requested."""
 
-    cpu: Cpu | None = Field(default=None, description="cores that each pod requests: 4, 500m")
-    memory: Memory | None = Field(default=None, description="memory of each pod, request and limit: 16Gi")
-    gpu: int = Field(default=0, ge=0, le=1024, description="NVIDIA GPUs of each pod")
-    shm: Memory | None = Field(
+    cpu: Annotated[Cpu | None, Option("QUANTITY")] = Field(
+        default=None, description="cores that each pod requests: 4, 500m"
+    )
+    memory: Annotated[Memory | None, Option("QUANTITY", help="memory of each pod: 16Gi")] = Field(
+        default=None, description="memory of each pod, request and limit: 16Gi"
+    )
+    gpu: Annotated[int, Option("N", Form.NUMBER, help="GPUs of each pod")] = Field(
+        default=0, ge=0, le=1024, description="NVIDIA GPUs of each pod"
+    )
+    shm: Annotated[Memory | None, Option("QUANTITY", help="size of /dev/shm of each pod")] = Field(
         default=None, description="size of /dev/shm, which counts as memory; left out: limited by the memory only"
     )
 
-    extended: dict[ExtendedResource, int] | None = Field(
-        default=None, description="resources of other device plugins for each pod: {amd.com/gpu: 8}"
-    )
+    extended: Annotated[
+        dict[ExtendedResource, int] | None,
+        Option("NAME=N", Form.NUMBERS, ("--resource",), "resource of a device plugin: amd.com/gpu=8"),
+    ] = Field(default=None, description="resources of other device plugins for each pod: {amd.com/gpu: 8}")
 
     @field_validator("extended")
     @classmethod
@@ -90,20 +98,32 @@ class Resources(Part):
 class PodSettings(Part):
     """What the pods are called and what they may use."""
 
-    labels: dict[OwnKey, LabelValue] = Field(default_factory=dict, description="labels of the job and its pods")
-    annotations: dict[OwnKey, Text] = Field(default_factory=dict, description="annotations of the job and its pods")
-    service_account: ObjectName | None = Field(default=None, description="ServiceAccount of the pods")
-    pull_secrets: list[ObjectName] = Field(
-        default_factory=list, description="Secrets with which the nodes pull the image"
+    labels: Annotated[
+        dict[OwnKey, LabelValue], Option("K=V", Form.PAIR, ("--label",), "label of the job and its pods")
+    ] = Field(default_factory=dict, description="labels of the job and its pods")
+    annotations: Annotated[
+        dict[OwnKey, Text], Option("K=V", Form.PAIR, ("--annotation",), "annotation of the job and its pods")
+    ] = Field(default_factory=dict, description="annotations of the job and its pods")
+    service_account: Annotated[ObjectName | None, Option("NAME")] = Field(
+        default=None, description="ServiceAccount of the pods"
     )
-    priority_class: ObjectName | None = Field(default=None, description="PriorityClass of the pods")
+    pull_secrets: Annotated[
+        list[ObjectName], Option("NAME", Form.LIST, ("--pull-secret",), "Secret with which nodes pull the image")
+    ] = Field(default_factory=list, description="Secrets with which the nodes pull the image")
+    priority_class: Annotated[ObjectName | None, Option("NAME")] = Field(
+        default=None, description="PriorityClass of the pods"
+    )
 
 
 class Nodes(Part):
     """Which nodes the pods may run on."""
 
-    selector: dict[LabelKey, LabelValue] = Field(default_factory=dict, description="labels that a node must have")
-    tolerations: Tolerations = Field(
+    selector: Annotated[
+        dict[LabelKey, LabelValue], Option("K=V", Form.PAIR, ("--node-selector",), "label that nodes must have")
+    ] = Field(default_factory=dict, description="labels that a node must have")
+    tolerations: Annotated[
+        Tolerations, Option("KEY[=VALUE][:EFFECT]", Form.LIST, ("--toleration",), "taint that pods tolerate")
+    ] = Field(
         default_factory=list,
         description="taints that the pods tolerate: key=value:Effect, or the fields of Kubernetes",
     )
@@ -115,103 +135,233 @@ class Job(Part):
     A job is data. `flk.render` returns its manifests and `flk.submit` creates them.
     """
 
-    name: str | None = Field(
+    name: Annotated[str | None, Option("NAME", example="my-job", variable=user_env.JOB)] = Field(
         default=None, description="name of the job; left out: the name of the script and five random characters"
     )
-    image: Image | None = Field(default=None, description="container image with torch")
+    image: Annotated[
+        Image | None,
+        Option(
+            "IMAGE",
+            help="container image with torch. Default: $FLK_IMAGE, else flk's own image",
+            example="team/train:1.0",
+        ),
+    ] = Field(default=None, description="container image with torch")
     command: Command = Field(
         description="the script and its arguments, or -m and a module; text is split as by a shell"
     )
-    replicas: int = Field(default=1, ge=1, le=MOST_REPLICAS, description="number of pods")
-    elastic: Annotated[Elastic, OrText()] | None = Field(
+    replicas: Annotated[int, Option("N", Form.NUMBER)] = Field(
+        default=1, ge=1, le=MOST_REPLICAS, description="number of pods"
+    )
+    elastic: Annotated[
+        Annotated[Elastic, OrText()] | None,
+        Option(
+            "MIN:MAX",
+            help="train with MIN to MAX pods, as many as there are. --replicas is then how many are created, MAX "
+            "by default",
+            example="{min: 2, max: 4, batch: keep}",
+        ),
+    ] = Field(
         default=None,
         description="the job trains with MIN to MAX pods, as many as there are; replicas, MAX by default, is how many "
         "are created",
     )
-    spares: int = Field(
+    spares: Annotated[int, Option("N", Form.NUMBER, example="0")] = Field(
         default=0, ge=0, le=1024, description="more pods, which wait to take the place of one that is lost"
     )
-    processes: int | None = Field(
-        default=None, ge=1, le=1024, description="ranks in each pod; left out: one for each GPU, one without GPUs"
+    processes: Annotated[int | None, Option("N", Form.NUMBER, ("--processes", "--nproc-per-node"), example="1")] = (
+        Field(
+            default=None, ge=1, le=1024, description="ranks in each pod; left out: one for each GPU, one without GPUs"
+        )
     )
-    resources: Resources = Field(default=Resources(), description="what each pod requests")
-    strategy: Strategy = Field(default="ddp", description=f"how the model is parallelized: {', '.join(STRATEGIES)}")
-    diloco: DiLoCo | None = Field(default=None, description="workers and rounds of strategy diloco")
-    fabric: FabricName = Field(
-        default="auto", description="preset of NCCL's variables for the network between the GPUs"
+    resources: Annotated[Resources, Option(example="{cpu: 2, memory: 4Gi, gpu: 0, shm: 1Gi}")] = Field(
+        default=Resources(), description="what each pod requests"
     )
-    restarts: int = Field(
+    strategy: Annotated[
+        Strategy,
+        Option(
+            "NAME",
+            help="parallelism strategy: ddp, none, no_shard, shard_grad_op, full_shard, hybrid_shard, "
+            "hybrid_shard_zero2, diloco, or auto: the ranks choose one at their start",
+            example="ddp",
+            variable=user_env.STRATEGY,
+        ),
+    ] = Field(default="ddp", description=f"how the model is parallelized: {', '.join(STRATEGIES)}")
+    diloco: Annotated[
+        DiLoCo | None,
+        Option(
+            "KEY=VALUE",
+            Form.NUMBERS,
+            help="option of strategy diloco: inner=full_shard, workers=4, every=100, dtype=int8",
+            example="{inner: full_shard, workers: 4, every: 100, dtype: int8}",
+        ),
+    ] = Field(default=None, description="workers and rounds of strategy diloco")
+    fabric: Annotated[
+        FabricName,
+        Option(
+            "NAME",
+            help=f"preset for the network between GPUs: {', '.join(fabrics())}",
+            example="auto",
+            variable=user_env.FABRIC,
+        ),
+    ] = Field(default="auto", description="preset of NCCL's variables for the network between the GPUs")
+    restarts: Annotated[
+        int, Option("N", Form.NUMBER, ("--restarts", "--max-restarts"), example="3", variable=pod_env.RESTARTS)
+    ] = Field(
         default=3, ge=0, le=100_000, description="how often all ranks start again after a failure of the training code"
     )
-    disruptions: int = Field(
+    disruptions: Annotated[
+        int,
+        Option("N", Form.NUMBER, ("--disruptions", "--max-disruptions"), example="100", variable=pod_env.DISRUPTIONS),
+    ] = Field(
         default=pod_env.DISRUPTIONS.default,
         ge=0,
         le=100_000,
         description="how often all ranks start again after a disruption: a lost or preempted pod, a lost connection",
     )
-    deadline: Seconds | None = Field(default=None, description="time that the job may take, from its start: 75s, 1h30m")
-    ttl: Seconds | None = Field(
-        default=None, description="time after its end after which the job is deleted: 12h, 7d; left out: never"
-    )
-    hang_timeout: SecondsOrZero | None = Field(
+    deadline: Annotated[
+        Seconds | None,
+        Option("DURATION", help="time that the job may take: 75s, 1h30m", example="2h", variable=pod_env.DEADLINE),
+    ] = Field(default=None, description="time that the job may take, from its start: 75s, 1h30m")
+    ttl: Annotated[
+        Seconds | None,
+        Option("DURATION", help="time after its end after which the job is deleted: 12h, 7d", example="7d"),
+    ] = Field(default=None, description="time after its end after which the job is deleted: 12h, 7d; left out: never")
+    hang_timeout: Annotated[
+        SecondsOrZero | None,
+        Option(
+            "DURATION",
+            help="time without progress that counts as a hang; 0: never. Default: 8m",
+            example="10m",
+            variable=user_env.HANG_TIMEOUT,
+        ),
+    ] = Field(
         default=None,
         description="time without progress of any rank after which the attempt ends as a hang: 10m; 0: never; "
         "left out: 8m",
     )
-    grace: Seconds = Field(
-        default=30, description="time that the ranks have to save and end when their pod is stopped: 30s, 5m"
-    )
-    checkpoint: Annotated[Checkpoint, OrText()] | None = Field(
+    grace: Annotated[
+        Seconds,
+        Option(
+            "DURATION",
+            help="time that the ranks have to save and end when their pod is stopped: 30s, 5m. Default: 30s",
+            example="30s",
+            variable=pod_env.GRACE,
+        ),
+    ] = Field(default=30, description="time that the ranks have to save and end when their pod is stopped: 30s, 5m")
+    checkpoint: Annotated[
+        Annotated[Checkpoint, OrText()] | None,
+        Option(
+            "PLACE",
+            help="where checkpoints go: a PersistentVolumeClaim, as PVC:/PATH, or s3://BUCKET/PREFIX",
+            example="my-pvc:/checkpoints",
+        ),
+    ] = Field(
         default=None,
         description="where checkpoints go: a PersistentVolumeClaim, as PVC:/PATH, or s3://BUCKET/PREFIX; left out: the "
         "pods keep them in memory",
     )
-    save_every: SaveEvery | None = Field(
-        default=None, description="steps between two checkpoints; auto: computed from what a save costs"
-    )
-    keep: int | None = Field(
+    save_every: Annotated[
+        SaveEvery | None,
+        Option(
+            "STEPS|auto",
+            Form.NUMBER,
+            help="steps between two checkpoints, or auto: computed from what a save costs",
+            example="100",
+            variable=user_env.SAVE_EVERY,
+        ),
+    ] = Field(default=None, description="steps between two checkpoints; auto: computed from what a save costs")
+    keep: Annotated[int | None, Option("N", Form.NUMBER, example="2", variable=user_env.KEEP)] = Field(
         default=None, ge=1, le=2**31 - 1, description="how many of the newest checkpoints stay; left out: 2"
     )
-    keep_every: int | None = Field(
-        default=None, ge=1, le=2**31 - 1, description="checkpoints whose step is a multiple of this stay too"
+    keep_every: Annotated[int | None, Option("STEPS", Form.NUMBER, example="1000", variable=user_env.KEEP_EVERY)] = (
+        Field(default=None, ge=1, le=2**31 - 1, description="checkpoints whose step is a multiple of this stay too")
     )
-    queue: Queue | None = Field(default=None, description="Kueue queue in which the job waits")
-    queue_priority: ObjectName | None = Field(
-        default=None, description="WorkloadPriorityClass by which Kueue orders the jobs of the queue"
+    queue: Annotated[Queue | None, Option("NAME", example="my-queue")] = Field(
+        default=None, description="Kueue queue in which the job waits"
     )
-    target: TargetName | None = Field(
+    queue_priority: Annotated[
+        ObjectName | None, Option("NAME", help="WorkloadPriorityClass of the job in its queue", example="high")
+    ] = Field(default=None, description="WorkloadPriorityClass by which Kueue orders the jobs of the queue")
+    target: Annotated[
+        TargetName | None,
+        Option(
+            "KIND",
+            help="what the job becomes: pytorchjob, trainjob, jobset, job, or auto for what the cluster serves. "
+            "Default: pytorchjob",
+            example="pytorchjob",
+        ),
+    ] = Field(
         default=None,
         description="what the job becomes: pytorchjob, trainjob, jobset or job; auto: what the cluster serves; "
         "left out: pytorchjob",
     )
-    gang: GangName | None = Field(
+    gang: Annotated[
+        GangName | None,
+        Option(
+            "SCHEDULER",
+            help="start all pods together or none: native, volcano, coscheduling, or auto for what the cluster has. "
+            "Default: none",
+            example="none",
+        ),
+    ] = Field(
         default=None,
         description="who starts all pods together or none: native, volcano or coscheduling; auto: what the cluster "
         "has; left out: none",
     )
-    topology: Topology | None = Field(
+    topology: Annotated[
+        Topology | None,
+        Option(
+            "KEY[:preferred]",
+            help="label of nodes whose value all pods' nodes must have in common, or should: a rack or a block",
+            example="topology.kubernetes.io/rack:preferred",
+        ),
+    ] = Field(
         default=None,
         description="label of nodes by which all pods run close together, in one rack for example: KEY, KEY:preferred",
     )
-    env: dict[Variable, Text] = Field(default_factory=dict, description="environment of every rank")
-    secrets: dict[Variable, SecretKey] = Field(
-        default_factory=dict, description="environment from Secrets: VARIABLE: SECRET:KEY"
+    env: Annotated[
+        dict[Variable, Text],
+        Option(
+            "K=V",
+            Form.VARIABLE,
+            help="variable of every rank; K alone takes its value from this shell",
+            example='{LEARNING_RATE: "3e-4"}',
+        ),
+    ] = Field(default_factory=dict, description="environment of every rank")
+    secrets: Annotated[
+        dict[Variable, SecretKey],
+        Option("VAR=SECRET:KEY", Form.PAIR, ("--secret",), "variable from a Secret", "{WANDB_API_KEY: wandb:key}"),
+    ] = Field(default_factory=dict, description="environment from Secrets: VARIABLE: SECRET:KEY")
+    volumes: Annotated[
+        list[Mount], Option("PVC:/PATH", Form.LIST, ("--volume",), "PersistentVolumeClaim to mount", "[my-data:/data]")
+    ] = Field(default_factory=list, description="PersistentVolumeClaims to mount, each as PVC:/PATH")
+    nodes: Annotated[Nodes, Option(example="{selector: {pool: gpu}, tolerations: [nvidia.com/gpu:NoSchedule]}")] = (
+        Field(default=Nodes(), description="which nodes the pods may run on")
     )
-    volumes: list[Mount] = Field(default_factory=list, description="PersistentVolumeClaims to mount, each as PVC:/PATH")
-    nodes: Nodes = Field(default=Nodes(), description="which nodes the pods may run on")
-    pods: PodSettings | None = Field(
+    pods: Annotated[
+        PodSettings | None,
+        Option(
+            example="{labels: {team: vision}, service_account: trainer, pull_secrets: [registry], priority_class: high}"
+        ),
+    ] = Field(
         default=None, description="labels, annotations, service_account, pull_secrets and priority_class of the pods"
     )
-    records: ObjectName | None = Field(
+    records: Annotated[ObjectName | None, Option(example="my-release-flk-records", variable=pod_env.RECORDS)] = Field(
         default=None,
         description="ConfigMap in which the launchers keep the record of the job, for when its pods are gone",
     )
-    patch: dict[str, Any] = Field(
-        default_factory=dict, description="metadata and spec that are merged into the pod template, last"
-    )
-    ship: Ship = Field(
-        default=True, description="false: the code is in the image; a list: patterns of more files to ship"
-    )
+    patch: Annotated[
+        dict[str, Any],
+        Option(
+            "FILE",
+            Form.FILE,
+            help="YAML file that is merged into the pod template, last",
+            example="{spec: {runtimeClassName: nvidia}}",
+        ),
+    ] = Field(default_factory=dict, description="metadata and spec that are merged into the pod template, last")
+    ship: Annotated[
+        Ship, Option("PATTERN", Form.LIST, help="more files to ship with the code", example="[config/*.yaml]")
+    ] = Field(default=True, description="false: the code is in the image; a list: patterns of more files to ship")
 
     @model_validator(mode="before")
     @classmethod

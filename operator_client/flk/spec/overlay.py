@@ -15,44 +15,12 @@ from flk.errors import UsageError
 from flk.spec import file
 from flk.spec.fields import split_command
 from flk.spec.job import Job, validated
+from flk.spec.options import Form, Row, rows
 
 JOB_FILE: Final = "flk.yaml"
 IMAGE_VARIABLE: Final = "FLK_IMAGE"
 EXAMPLE: Final = Path(__file__).parents[1] / "bundled_gpt"
 EXAMPLE_SCRIPT: Final = "train.py"
-
-_TEXTS: Final = (
-    "name",
-    "image",
-    "cpu",
-    "memory",
-    "shm",
-    "elastic",
-    "strategy",
-    "fabric",
-    "deadline",
-    "ttl",
-    "hang_timeout",
-    "grace",
-    "checkpoint",
-    "queue",
-    "queue_priority",
-    "target",
-    "gang",
-    "topology",
-)
-_NUMBERS: Final = (
-    "replicas",
-    "spares",
-    "processes",
-    "gpu",
-    "save_every",
-    "keep",
-    "keep_every",
-    "restarts",
-    "disruptions",
-)
-_RESOURCES: Final = ("cpu", "memory", "gpu", "shm")
 
 
 @dataclass
@@ -118,39 +86,36 @@ def lay_over(fields: dict[str, Any], flags: Mapping[str, Any], environment: Mapp
     overlay = Overlay(fields)
     if fields.get("image") is None:
         overlay.set(["image"], environment.get(IMAGE_VARIABLE) or None, f"${IMAGE_VARIABLE}")
-    for name in (*_TEXTS, *_NUMBERS):
-        value = _number(flags[name]) if name in _NUMBERS else flags[name]
-        overlay.set(["resources", name] if name in _RESOURCES else [name], value, f"--{name.replace('_', '-')}")
-    for name, value in _variables(flags["env"] or [], environment):
-        overlay.set(["env", name], value, "--env")
-    for name, value in _pairs(flags["secret"] or [], "--secret", "VAR=SECRET:KEY"):
-        overlay.set(["secrets", name], value, "--secret")
-    for name, value in _pairs(flags["node_selector"] or [], "--node-selector", "K=V"):
-        overlay.set(["nodes", "selector", name], value, "--node-selector")
-    for name, value in _pairs(flags["resource"] or [], "--resource", "NAME=N"):
-        overlay.set(["resources", "extended", name], _number(value), "--resource")
-    for name, value in _pairs(flags["label"] or [], "--label", "K=V"):
-        overlay.set(["pods", "labels", name], value, "--label")
-    for name, value in _pairs(flags["annotation"] or [], "--annotation", "K=V"):
-        overlay.set(["pods", "annotations", name], value, "--annotation")
-    for name, value in _pairs(flags["diloco"] or [], "--diloco", "KEY=VALUE"):
-        overlay.set(["diloco", name], _decimal(value), f"--diloco {name}")
-    for name in ("service_account", "priority_class"):
-        overlay.set(["pods", name], flags[name], f"--{name.replace('_', '-')}")
-    overlay.append(["pods", "pull_secrets"], flags["pull_secret"], "--pull-secret")
-    overlay.append(["volumes"], flags["volume"], "--volume")
-    overlay.append(["nodes", "tolerations"], flags["toleration"], "--toleration")
-    if flags["patch"] is not None:
-        overlay.set(["patch"], file.read(flags["patch"]), f"--patch {flags['patch']}")
     if flags["no_ship"] and flags["ship"]:
         raise UsageError("--ship and --no-ship exclude each other")
     if flags["no_ship"]:
         overlay.set(["ship"], False, "--no-ship")
-    elif flags["ship"]:
-        if isinstance(fields.get("ship"), bool):
-            del fields["ship"]
-        overlay.append(["ship"], flags["ship"], "--ship")
+    elif flags["ship"] and isinstance(fields.get("ship"), bool):
+        del fields["ship"]
+    for row in rows(Job):
+        if row.option.metavar and flags[row.name] is not None:
+            _lay_option(overlay, row, flags[row.name], environment)
     return overlay
+
+
+def _lay_option(overlay: Overlay, row: Row, given: Any, environment: Mapping[str, str]) -> None:
+    """Lay the text of one flag over the fields, or its texts if it is repeatable."""
+    flag, form = row.flags[0], row.option.form
+    if form is Form.LIST:
+        overlay.append(row.path, given, flag)
+    elif form is Form.VARIABLE:
+        for name, value in _variables(given, environment):
+            overlay.set([*row.path, name], value, flag)
+    elif form is Form.PAIR:
+        for name, value in _pairs(given, flag, row.option.metavar):
+            overlay.set([*row.path, name], value, flag)
+    elif form is Form.NUMBERS:
+        for name, value in _pairs(given, flag, row.option.metavar):
+            overlay.set([*row.path, name], _decimal(value), f"{flag} {name}")
+    elif form is Form.FILE:
+        overlay.set(row.path, file.read(given), f"{flag} {given}")
+    else:
+        overlay.set(row.path, _number(given) if form is Form.NUMBER else given, flag)
 
 
 def _command(

@@ -12,43 +12,9 @@ import yaml
 
 from flk.spec import file as jobfile
 from flk.spec.job import Job
+from flk.spec.options import rows
 
 SCHEMA_FILE: Final = "flk.schema.json"
-# Values of the fields that the generated file shows as comments.
-_EXAMPLES: Final = {
-    "name": "my-job",
-    "image": "team/train:1.0",
-    "elastic": "{min: 2, max: 4, batch: keep}",
-    "spares": "0",
-    "processes": "1",
-    "resources": "{cpu: 2, memory: 4Gi, gpu: 0, shm: 1Gi}",
-    "strategy": "ddp",
-    "diloco": "{inner: full_shard, workers: 4, every: 100, dtype: int8}",
-    "fabric": "auto",
-    "restarts": "3",
-    "disruptions": "100",
-    "deadline": "2h",
-    "ttl": "7d",
-    "hang_timeout": "10m",
-    "grace": "30s",
-    "checkpoint": "my-pvc:/checkpoints",
-    "save_every": "100",
-    "keep": "2",
-    "keep_every": "1000",
-    "queue": "my-queue",
-    "queue_priority": "high",
-    "target": "pytorchjob",
-    "gang": "none",
-    "topology": "topology.kubernetes.io/rack:preferred",
-    "env": '{LEARNING_RATE: "3e-4"}',
-    "secrets": "{WANDB_API_KEY: wandb:key}",
-    "volumes": "[my-data:/data]",
-    "nodes": "{selector: {pool: gpu}, tolerations: [nvidia.com/gpu:NoSchedule]}",
-    "pods": "{labels: {team: vision}, service_account: trainer, pull_secrets: [registry], priority_class: high}",
-    "records": "my-release-flk-records",
-    "patch": "{spec: {runtimeClassName: nvidia}}",
-    "ship": "[config/*.yaml]",
-}
 
 
 def schema() -> dict[str, Any]:
@@ -67,10 +33,10 @@ def template(script: str, replicas: int, *, with_schema: bool) -> str:
     lines = [f"# yaml-language-server: $schema={SCHEMA_FILE}"] if with_schema else []
     lines += ["# A training job of flk. Flags on the command line win over the values in this file.", ""]
     values = {"command": _command(script), "replicas": str(replicas)}
-    fields = sorted(Job.model_fields.items(), key=lambda item: item[0] not in values)
-    for name, field in fields:
+    examples = {row.path[0]: row.option.example for row in rows(Job) if len(row.path) == 1}
+    for name, field in sorted(Job.model_fields.items(), key=lambda item: item[0] not in values):
         lines.append(f"# {field.description}")
-        lines.append(f"{name}: {values[name]}" if name in values else f"# {name}: {_EXAMPLES[name]}")
+        lines.append(f"{name}: {values[name]}" if name in values else f"# {name}: {examples[name]}")
     return "\n".join(lines) + "\n"
 
 

@@ -1,0 +1,83 @@
+"""The table of options: how each field of a job is given by a flag, shown in flk.yaml and passed to the ranks.
+
+A row stands in the annotation of its field in `flk.spec.job`, beside the field's type, default and description.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, get_args
+
+from flk_runtime.contract.variable import Variable
+
+
+class Form(enum.Enum):
+    """What the text of a flag is, and so where its value goes."""
+
+    TEXT = enum.auto()  # the field's value
+    NUMBER = enum.auto()  # the field's value, a whole number
+    FILE = enum.auto()  # a YAML file that has the field's value
+    LIST = enum.auto()  # one more item of the field
+    PAIR = enum.auto()  # KEY=VALUE, an entry of the field
+    NUMBERS = enum.auto()  # KEY=VALUE, where a value may be a number
+    VARIABLE = enum.auto()  # KEY=VALUE, or KEY of a variable of this shell
+
+
+_REPEATABLE: Final = (Form.LIST, Form.PAIR, Form.NUMBERS, Form.VARIABLE)
+
+
+@dataclass(frozen=True)
+class Option:
+    """How a field is given."""
+
+    metavar: str = ""  # of its flag; empty: it has none
+    form: Form = Form.TEXT
+    flags: tuple[str, ...] = ()  # names of the flag; empty: the name of the field
+    help: str = ""  # of the flag; empty: the field's description
+    example: str = ""  # value that the flk.yaml of `flk init` shows in a comment
+    variable: Variable[Any] | None = None  # the ranks read a value other than None from it
+
+
+@dataclass(frozen=True)
+class Row:
+    """An option with its field."""
+
+    path: tuple[str, ...]  # of the field in flk.yaml
+    description: str
+    option: Option = field(default_factory=Option)
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The names of the flag, the usual one first."""
+        return self.option.flags or (f"--{self.path[-1].replace('_', '-')}",)
+
+    @property
+    def name(self) -> str:
+        """The name of the flag as that of a parameter: ``save_every`` for --save-every."""
+        return self.flags[0].removeprefix("--").replace("-", "_")
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the flag may be given several times."""
+        return self.option.form in _REPEATABLE
+
+    @property
+    def help(self) -> str:
+        """The help of the flag, in sentences."""
+        text = self.option.help or self.description.replace("; left out: ", ". Default: ")
+        return f"{text[:1].upper()}{text[1:]}.{' Repeatable.' if self.repeatable else ''}"
+
+
+def rows(model: Any, above: tuple[str, ...] = ()) -> Iterator[Row]:
+    """Yield the rows of all fields of a pydantic model that have an option, and of the fields below the others."""
+    for name, of_field in model.model_fields.items():
+        path = (*above, name)
+        option = next((item for item in of_field.metadata if isinstance(item, Option)), None)
+        if option:
+            yield Row(path, of_field.description or "", option)
+        if not (option and option.metavar):
+            for part in (of_field.annotation, *get_args(of_field.annotation)):
+                if hasattr(part, "model_fields"):
+                    yield from rows(part, path)
