@@ -1,6 +1,6 @@
 # What a contributor calls; CI calls the same. `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test accept check image examples soak bench docs outputs gpu dist release-check clean
+.PHONY: help venv demo test accept check chart image examples soak bench docs outputs gpu dist release-check clean
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -48,8 +48,12 @@ check: $(INSTALLED) ## What a change must pass beside the tests; HELM=skip leave
 	$(BIN)/lint-imports --no-cache
 ifneq ($(HELM),skip)
 	@command -v $(HELM) >/dev/null || { echo "make check: helm is not installed, so charts/flk cannot be checked: install helm, or leave the chart out with HELM=skip" >&2; exit 2; }
+	$(BIN)/python -m scripts.chart
 	$(HELM) lint --strict charts/flk
 endif
+
+chart: $(INSTALLED) ## The runtime into charts/flk, which Helm can then install from this checkout
+	$(BIN)/python -m scripts.chart
 
 image: ## The CPU image, loaded into the kind cluster CLUSTER if there is one
 	@if kind get clusters 2>/dev/null | grep -qx '$(CLUSTER)'; then docker/build cpu --kind '$(CLUSTER)'; else docker/build cpu; fi
@@ -82,6 +86,7 @@ gpu: $(INSTALLED) ## What one NVIDIA GPU can show: tests, and figures for docs/c
 dist: $(INSTALLED) ## The wheel, the source archive and the chart, into dist/
 	rm -rf dist
 	$(BIN)/uv build --quiet --out-dir dist
+	$(BIN)/python -m scripts.chart
 	$(HELM) package charts/flk --destination dist
 	@ls -l dist
 

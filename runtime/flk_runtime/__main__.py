@@ -1,23 +1,25 @@
-"""``python -m flk_runtime [--] script.py args``, or ``-m module args``: runs the launcher of one pod.
-
-``python -m flk_runtime check`` runs `flk_runtime.check` instead, and ``python -m flk_runtime stacks`` prints the stacks
-of all ranks of the job whose launcher runs in this container. ``export CHECKPOINT FILE`` writes the model in a
-checkpoint to one safetensors file, and ``import FILE CHECKPOINT`` makes a checkpoint of one. A script with one of these
-names needs the ``--``.
-``--help`` prints this text.
-"""
+"""The program of the runtime: the launcher of one pod, the check, and the tools for stacks and checkpoints."""
 
 from __future__ import annotations
 
 import os
 import sys
 
+_HELP = """``python -m flk_runtime [--] script.py args``, or ``-m module args``: runs the launcher of one pod.
+
+``python -m flk_runtime check`` runs `flk_runtime.check` instead, and ``python -m flk_runtime stacks`` prints the stacks
+of all ranks of the job whose launcher runs in this container. ``export CHECKPOINT FILE`` writes the model in a
+checkpoint to one safetensors file, and ``import FILE CHECKPOINT`` makes a checkpoint of one. A script with one of these
+names needs the ``--``.
+``--help`` prints this text.
+"""  # archives of the runtime have no docstrings
+
 
 def main() -> None:
     """Run the launcher or the check, and end this process with an `ExitCode`."""
     arguments = sys.argv[1:]
     if arguments in (["--help"], ["-h"]):
-        print(__doc__)
+        print(_HELP)
         return
     if arguments == ["check"]:
         from flk_runtime import check

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import importlib.util
 import os
 import sys
 import time
@@ -40,6 +41,8 @@ _TIMEOUT = 1800.0
 _ERROR_TIMEOUT = 10.0  # seconds that a rank which cannot start waits for the others, to tell them why
 _LOG_EVERY = 10
 _CPU = torch.device("cpu")
+# By strategy: a module that travels with a job only if the job is submitted with the strategy.
+_SHIPPED_ON_REQUEST = {AUTO: "flk_runtime.plan", DILOCO: "flk_runtime.diloco.worker"}
 
 _current: Run | None = None
 _arguments: dict[str, Any] = {}
@@ -179,6 +182,7 @@ class InitOptions:
             if device.type == "cuda":
                 torch.cuda.set_device(device)
             strategy, diloco = choose_strategy(given.get("strategy")), None
+            _require_shipped(strategy)
             folder = given.get("checkpoint") or user_env.CHECKPOINT.read(os.environ) or None
             if trial.is_trial():
                 folder = None
@@ -300,6 +304,16 @@ def _step_timeout(given: float | None) -> float | None:
             "update torch"
         )
     return value
+
+
+def _require_shipped(strategy: str) -> None:
+    """Raise SetupError if the modules of a strategy have not travelled with this job."""
+    module = _SHIPPED_ON_REQUEST.get(strategy)
+    if module and importlib.util.find_spec(module) is None:
+        raise SetupError(
+            f"the script asks for strategy {strategy}, whose modules travel only with jobs that are submitted with it: "
+            f"use --strategy {strategy}"
+        )
 
 
 def _seconds(name: str, value: float | None, variable: Variable[Any]) -> float | None:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, overload
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,7 @@ from flk_runtime.data import (
     share_of_worker,
     split,
 )
-from flk_runtime.diloco import DiLoCo, Membership, OuterLoop
+from flk_runtime.diloco import DiLoCo, Membership
 from flk_runtime.discovery import RankInfo
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError, SetupError
@@ -52,6 +52,9 @@ from flk_runtime.preflight.options import compare_options
 from flk_runtime.shared import progress
 from flk_runtime.shared.progress import Phase
 from flk_runtime.system import rng
+
+if TYPE_CHECKING:
+    from flk_runtime.diloco.worker import OuterLoop
 
 T = TypeVar("T")
 O = TypeVar("O", bound=Optimizer)  # noqa: E741
@@ -225,6 +228,8 @@ class Run:
                 f"optimizer-{number}" if number else "optimizer", OptimizerState(optimizer, {name: parallel.module})
             )
         if self._diloco:
+            from flk_runtime.diloco.worker import OuterLoop
+
             self._outer = OuterLoop(
                 parallel, find_blocks(parallel.model, blocks), self._diloco, self._member, self.steps
             )

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from scripts import chart
 from scripts.documentation.pages import ROOT, Block, Command, all_pages, blocks, commands
 
 CONTEXT: Final = "kind-flk"
@@ -118,6 +119,8 @@ def run_page(page: Path, where: Sequence[str], *, check: bool, cluster: tuple[Pa
         for name in ("charts", "examples", "k8s"):  # for pages whose commands run in a checkout
             if any(f"{name}/" in block.text for block in chosen):
                 (session.folder / name).symlink_to(ROOT / name)
+                if name == "charts":
+                    chart.prepare()
         for block in chosen:
             if block.key == "file":
                 (session.folder / block.value).parent.mkdir(parents=True, exist_ok=True)

@@ -46,7 +46,7 @@ def test_role_gives_submitters_what_they_need_and_no_more(kubectl: Any, namespac
     assert allowed == {
         *((verb, job) for job in jobs for verb in ("create", "get", "list", "watch", "patch", "delete")),
         *((verb, "services") for verb in ("create", "list")),
-        *((verb, "configmaps") for verb in ("create", "get", "list")),
+        *((verb, "configmaps") for verb in ("create", "get", "list", "patch")),
         ("create", "secrets"),
         *((verb, "pods") for verb in ("get", "list", "watch")),
         ("list", "events"),

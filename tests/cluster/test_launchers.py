@@ -6,17 +6,19 @@ Nothing of flk's client takes part. The script and the runtime travel in a Confi
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flk.manifest.bundle import runtime_archive
+import flk_runtime
 
 SCRIPT = Path(__file__).parents[1] / "launchers" / "train.py"
 RESTRICTED = {
@@ -69,13 +71,23 @@ def template(image: str, command: list[str], container: str) -> dict[str, Any]:
     }
 
 
+def library() -> bytes:
+    """flk's library as a zip that Python can import from."""
+    folder = Path(flk_runtime.__path__[0])
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in folder.rglob("*.py"):
+            archive.write(path, path.relative_to(folder.parent))
+    return buffer.getvalue()
+
+
 def code() -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": "code"},
         "data": {"train.py": SCRIPT.read_text()},
-        "binaryData": {"flk_runtime.zip": base64.b64encode(runtime_archive()).decode()},
+        "binaryData": {"flk_runtime.zip": base64.b64encode(library()).decode()},
     }
 
 

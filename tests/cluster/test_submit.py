@@ -9,6 +9,11 @@ from typing import Any
 
 import pytest
 
+from flk.jobs import submission
+from flk.jobs.lifecycle import create_job
+from flk.observe.client import JobClient
+from flk.spec.job import validated
+
 SMALL = ["--cpu", "50m", "--restarts", "0"]
 ENDLESS = "import time\nprint('begun', flush=True)\nwhile True:\n    time.sleep(0.5)\n    print('tick', flush=True)\n"
 
@@ -54,7 +59,57 @@ def test_one_job_from_submit_to_delete(flk: Any, kubectl: Any, namespace: str, i
     assert "there is no job two" in gone.stderr
     left = kubectl("get", "pytorchjobs,pods,services", "-o", "name")
     assert left == ""
-    kubectl("wait", "--for=delete", "configmaps", "-l", "flk.dev/job=one", "--timeout=60s")
+    kubectl("wait", "--for=delete", "configmaps", "-l", "flk.dev/shared", "--timeout=60s")
+
+
+def archives(kubectl: Any) -> dict[str, set[str]]:
+    """The names of the jobs that own each archive of the namespace, by the archive's name."""
+    return {
+        item["metadata"]["name"]: {owner["name"] for owner in item["metadata"]["ownerReferences"]}
+        for item in kubectl.json("get", "configmaps", "-l", "flk.dev/shared")["items"]
+    }
+
+
+def test_jobs_share_their_code_and_the_last_takes_it_along(
+    flk: Any, kubectl: Any, image: str, folder: Path, eventually: Any
+) -> None:
+    for name in ("one", "two"):
+        made = flk("submit", "forever.py", "--name", name, "--image", image, *SMALL, cwd=folder)
+        assert made.code == 0, made.stderr
+    shared = archives(kubectl)
+    assert sorted(name.rpartition("-")[0].rpartition("-")[0] for name in shared) == ["flk-code", "flk-runtime"]
+    assert set(map(frozenset, shared.values())) == {frozenset({"one", "two"})}
+
+    assert flk("delete", "one").code == 0
+    eventually(
+        "the code belongs to the other job",
+        lambda: set(map(frozenset, archives(kubectl).values())) == {frozenset({"two"})},
+    )
+    assert archives(kubectl).keys() == shared.keys()
+    # A new pod mounts the code anew.
+    eventually("it runs", lambda: "begun" in flk("logs", "two", "--no-follow").stdout)
+    kubectl("delete", "pod", "two-worker-0", "--force")
+    eventually("its next pod runs", lambda: kubectl("logs", "two-worker-0", "--ignore-errors").count("begun") == 1)
+
+    assert flk("delete", "two").code == 0
+    eventually("the code is gone", lambda: archives(kubectl) == {})
+
+
+def test_code_that_goes_while_a_job_is_submitted_is_there_when_it_starts(
+    kubeconfig: Path, kubectl: Any, monkeypatch: pytest.MonkeyPatch, image: str, folder: Path
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    job = validated({"command": "train.py", "name": "late", "image": image, "resources": {"cpu": "50m"}})
+    ready = submission.prepare(job, folder, JobClient.connect())
+
+    def owned(created: Any) -> list[Any]:
+        """What the garbage collector does when another job is deleted at this moment."""
+        kubectl("delete", "configmaps", "-l", "flk.dev/shared", "--wait")
+        return submission.objects_with_uid(created)
+
+    create_job(ready.client, ready.manifests, owned)
+    assert len(archives(kubectl)) == 2
+    kubectl("wait", "pytorchjob/late", "--for=condition=Succeeded", "--timeout=120s", timeout=130)
 
 
 def test_name_can_be_used_again_at_once(flk: Any, image: str, folder: Path) -> None:
@@ -72,7 +127,7 @@ def test_dry_run(flk: Any, kubectl: Any, image: str, folder: Path) -> None:
         tried = flk(*args, cwd=folder)
         assert tried.code == 0, tried.stderr
         kinds = [item["kind"] for item in json.loads(tried.stdout)["items"]]
-        assert kinds == ["PyTorchJob", "ConfigMap"]
+        assert kinds == ["PyTorchJob", "ConfigMap", "ConfigMap"]
     refused = flk("submit", "train.py", "--name", "dry", "--dry-run", "nowhere", cwd=folder)
     assert refused.code == 2
     assert kubectl("get", "pytorchjobs", "-o", "name") == ""

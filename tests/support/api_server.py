@@ -170,16 +170,25 @@ class FakeApiServer:
         if request.method == "DELETE":
             self._delete(path, name, found, request.body or {})
         if request.method == "PATCH":
-            return self._patch(path, name, found, request.body)
+            return self._patch(path, name, found, request)
         return 200, found
 
-    def _patch(self, collection: str, name: str, item: dict[str, Any], change: dict[str, Any]) -> tuple[int, Any]:
-        """Merge a patch into an object, as RFC 7396 describes it. A UID in the patch must be the object's."""
+    def _patch(self, collection: str, name: str, item: dict[str, Any], request: Request) -> tuple[int, Any]:
+        """Merge a patch into an object, as RFC 7396 describes it. A UID in the patch must be the object's.
+
+        The owners of Kubernetes' own objects are merged by their UIDs.
+        """
+        change = request.body
         uid = change.get("metadata", {}).get("uid", item["metadata"]["uid"])
         if uid != item["metadata"]["uid"]:
             return 409, failure(409, f"the UID in the precondition ({uid}) does not match")
-        self.version += 1
         patched = _merged(item, change)
+        if collection.startswith("/api/v1/"):
+            every = [meta.get("ownerReferences") or [] for meta in (item["metadata"], change["metadata"])]
+            patched["metadata"]["ownerReferences"] = list({o["uid"]: o for each in every for o in each}.values())
+        if request.query.get("dryRun"):
+            return 200, patched
+        self.version += 1
         patched["metadata"]["resourceVersion"] = str(self.version)
         self.objects[collection][name] = patched
         return 200, patched

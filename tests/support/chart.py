@@ -10,10 +10,11 @@ from typing import Any
 
 import yaml
 
+from scripts.chart import prepare
 from tests.support.commands import helm
 
 ROOT = Path(__file__).parents[2]
-CHART = ROOT / "charts" / "flk"
+CHART = prepare()
 
 
 @dataclass(frozen=True)

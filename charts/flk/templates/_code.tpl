@@ -1,6 +1,6 @@
 {{/*
-What travels to the pods in ConfigMaps: flk's runtime, each module as a file of its own, and the code of the job. It is
-mounted where `flk submit` mounts its archives.
+What travels to the pods in ConfigMaps: flk's runtime, as the archive that `flk submit` ships, and the code of the job, as
+files. Both are mounted where `flk submit` mounts its archives.
 */}}
 
 {{/* The files of the job's code by their paths, its command and its hash, as JSON. */}}
@@ -40,36 +40,10 @@ mounted where `flk submit` mounts its archives.
 {{ replace "/" "." . }}
 {{- end }}
 
-{{/* The modules of the runtime as a JSON list of lists of paths: one for each ConfigMap, which may have 1 MiB. */}}
-{{- define "flk.runtimeParts" -}}
-{{- $parts := list }}
-{{- $part := list }}
-{{- $size := 0 }}
-{{- range $path, $content := .Files.Glob "files/flk_runtime/**.py" }}
-{{- $size = add $size (len $content) }}
-{{- if gt $size 900000 }}
-{{- $parts = append $parts $part }}
-{{- $part = list }}
-{{- $size = len $content }}
-{{- end }}
-{{- $part = append $part $path }}
-{{- end }}
-{{- append $parts $part | toJson }}
-{{- end }}
-
 {{/* The volume with the runtime and the code, as JSON. */}}
 {{- define "flk.shipVolume" -}}
 {{- $name := include "flk.jobName" . }}
-{{- $sources := list }}
-{{- range $number, $part := include "flk.runtimeParts" . | fromJsonArray }}
-{{- $items := list }}
-{{- if eq $number 0 }}{{ $items = append $items (dict "key" "__main__.py" "path" "flk_runtime/__main__.py") }}{{ end }}
-{{- range $part }}
-{{- $path := trimPrefix "files/" . }}
-{{- $items = append $items (dict "key" (include "flk.fileKey" $path) "path" (printf "flk_runtime/%s" $path)) }}
-{{- end }}
-{{- $sources = append $sources (dict "configMap" (dict "name" (printf "%s-runtime-%d" $name $number) "items" $items)) }}
-{{- end }}
+{{- $sources := list (dict "configMap" (dict "name" (printf "%s-runtime-0" $name))) }}
 {{- $items := list }}
 {{- range $path := keys (include "flk.code" . | fromJson).files | sortAlpha }}
 {{- $items = append $items (dict "key" (include "flk.fileKey" $path) "path" (printf "code/%s" $path)) }}
@@ -80,8 +54,9 @@ mounted where `flk submit` mounts its archives.
 {{- dict "name" "ship" "projected" (dict "sources" $sources) | toJson }}
 {{- end }}
 
-{{/* A ConfigMap that never changes, as JSON, from a list of its name, its metadata without the name, and its data. */}}
+{{/* A ConfigMap that never changes, as JSON, from a list of its name, its metadata without the name, the field of its
+data and the data. */}}
 {{- define "flk.configMap" -}}
 {{- $metadata := include "flk.merged" (list (index . 1) (dict "name" (first .))) | fromJson }}
-{{- dict "apiVersion" "v1" "kind" "ConfigMap" "metadata" $metadata "immutable" true "data" (last .) | toJson }}
+{{- dict "apiVersion" "v1" "kind" "ConfigMap" "metadata" $metadata "immutable" true (index . 2) (last .) | toJson }}
 {{- end }}

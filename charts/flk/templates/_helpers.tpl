@@ -40,7 +40,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 - apiGroups: [""]
   resources: [configmaps]
-  verbs: [create, get, list]
+  verbs: [create, get, list, patch]
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create]

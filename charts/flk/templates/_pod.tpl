@@ -92,7 +92,7 @@
 
 {{- /* As in operator_client/flk/manifest/pod.py: an image without Python ends the job with the reason. */}}
 {{- $start := `command -v "$1" >/dev/null && exec "$@"; echo "[pod $FLK_POD_INDEX] error: the image has no $1" >&2; printf '{"outcome":"failed","code":2,"verdict":"not retried: the next attempt would fail in the same way","failure":{"kind":"usage","pod":%s,"pod_name":"%s","node":"%s","message":"the image has no %s"}}' "$FLK_POD_INDEX" "$FLK_POD_NAME" "$FLK_NODE_NAME" "$1" >"$FLK_TERMINATION_LOG"; exit 2` }}
-{{- $command := list "/bin/sh" "-c" (replace "$" "$$" $start) "flk" "python3" "-u" "/flk/ship/flk_runtime" "--" }}
+{{- $command := list "/bin/sh" "-c" (replace "$" "$$" $start) "flk" "python3" "-u" "/flk/ship/flk_runtime.zip" "--" }}
 {{- range $spec.command }}{{ $command = append $command (replace "$" "$$" .) }}{{ end }}
 {{- $container := dict "name" $target.container "image" ($spec.image | default (printf "flktrain/flk:%s-%s" .Chart.AppVersion (ternary "cuda" "cpu" (gt $gpu 0))))
   "imagePullPolicy" "IfNotPresent" "command" $command "env" $env

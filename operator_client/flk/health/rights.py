@@ -30,7 +30,7 @@ def rights_for(target: Target, gang: Gang | None = None) -> Rights:
         "submit": [
             *(("create", resource) for resource in (jobs, "configmaps", "secrets", *owned)),
             *((verb, jobs) for verb in ("get", "patch", "delete")),
-            *((verb, "configmaps") for verb in ("get", "list")),
+            *((verb, "configmaps") for verb in ("get", "list", "patch")),
         ],
         "doctor": [
             *(("list", resource) for resource in ("resourcequotas", "limitranges")),
@@ -51,7 +51,8 @@ def rights_for(target: Target, gang: Gang | None = None) -> Rights:
         "resume": [("get", jobs), ("patch", jobs)],
         "restart": [
             *((verb, jobs) for verb in ("get", "patch", "create", "delete")),
-            *((verb, resource) for resource in ("configmaps", *owned) for verb in ("list", "create")),
+            *((verb, "configmaps") for verb in ("get", "create", "patch")),
+            *((verb, resource) for resource in owned for verb in ("list", "create")),
             ("create", "secrets"),
             *follow,
         ],

@@ -200,7 +200,8 @@ def _source_missing(*, code: bool) -> Locate:
             if match is None:
                 continue
             kind = "ConfigMap" if match[1] == "configmap" else "Secret"
-            if (kind == "ConfigMap" and view.from_flk and match[2].startswith(view.name)) == code:
+            archives = (f"{view.name}-", "flk-runtime-", "flk-code-")
+            if (kind == "ConfigMap" and view.from_flk and match[2].startswith(archives)) == code:
                 starting = [p for p in view.pods if p.phase == PodPhase.STARTING and p.reason in ("FailedMount", "")]
                 return Trace(names(starting) or [pod.name], [event_evidence(event)], (match[0], kind, match[2]))
         return None
@@ -293,8 +294,7 @@ CAUSES: Final = (
     Cause(
         "CodeNotMounted",
         "The ConfigMap with the job's code does not exist",
-        "flk ships the code in ConfigMaps that belong to the job. Without them the pods wait for their volume. "
-        f"{_MOUNTED}",
+        f"flk ships the code in ConfigMaps that jobs share. Without them the pods wait for their volume. {_MOUNTED}",
         "Delete the job and submit it again, or apply all manifests that `flk render` prints.",
         tell(
             _source_missing(code=True),

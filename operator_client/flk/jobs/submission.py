@@ -59,7 +59,12 @@ def prepare(job: Job, root: Path, client: JobClient) -> Submission:
     job = chosen(client, defaults.apply(job, defaults.parse(client.list_defaults()))).named()
     bundle = make_bundle(job, root)
     manifests = manifest.render(
-        job, bundle, namespace=client.namespace, submission=str(uuid.uuid4()), owner=current_user()
+        job,
+        bundle,
+        namespace=client.namespace,
+        submission=str(uuid.uuid4()),
+        owner=current_user(),
+        shared=True,
     )
     return Submission(client, job, bundle, manifests)
 

@@ -197,7 +197,7 @@ class ApiClient:
             headers["Accept"] = _accepted(target)
             headers["User-Agent"] = "flk"
             if body is not None:
-                headers["Content-Type"] = "application/merge-patch+json" if verb == "patch" else "application/json"
+                headers["Content-Type"] = _content_type(verb, target)
             outcome, began = "no answer", time.monotonic()
             try:
                 reply = self.access.pool.request(
@@ -243,11 +243,19 @@ class ApiClient:
         return data
 
 
+def _content_type(verb: str, target: Target) -> str:
+    """Return the type of a request's body. A strategic merge adds to lists; the API server has it for its own kinds."""
+    if verb != "patch":
+        return "application/json"
+    return f"application/{'merge' if target.resource.group else 'strategic-merge'}-patch+json"
+
+
 def _accepted(target: Target) -> str:
     """Return the types of answers that are understood, the best first."""
     if target.resource.subresource:
         return "*/*"
-    metadata = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,"
+    kind = "PartialObjectMetadata" if target.name else "PartialObjectMetadataList"
+    metadata = f"application/json;as={kind};g=meta.k8s.io;v=v1,"
     return metadata * target.metadata_only + "application/json"
 
 

@@ -43,7 +43,8 @@ def _words(verb: str, target: Target, query: Mapping[str, Any], body: Any) -> li
     if verb == "create":
         return ["create", "-f", "FILE", *(["--dry-run=server"] if query.get("dryRun") else [])]
     if verb == "patch":
-        return ["patch", resource, name, "--type=merge", "-p", shlex.quote(json.dumps(body))]
+        kind = "merge" if target.resource.group else "strategic"
+        return ["patch", resource, name, f"--type={kind}", "-p", shlex.quote(json.dumps(body))]
     if verb == "delete":
         policy = str((body or {}).get("propagationPolicy") or "Background").lower()
         return ["delete", resource, name, f"--cascade={policy}", "--wait=false"]

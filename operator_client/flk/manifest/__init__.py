@@ -3,10 +3,11 @@
 `flk.jobs`, `flk.local` and `flk.cli` import this package; of flk it imports only what is below `flk.spec`.
 """
 
-from flk.manifest.bundle import Bundle, make_bundle, runtime_archive
+from flk.manifest.bundle import Bundle, make_bundle
 from flk.manifest.patch import patched
 from flk.manifest.render import render
 from flk.manifest.rendezvous import rendezvous_secret
+from flk.manifest.runtime import runtime_archive
 from flk.manifest.text import to_json, to_yaml
 
 __all__ = ["Bundle", "make_bundle", "patched", "render", "rendezvous_secret", "runtime_archive", "to_json", "to_yaml"]

@@ -10,29 +10,27 @@ import hashlib
 import io
 import os
 import tarfile
-import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from flk.errors import UsageError
 from flk.manifest.files import select_files, unreadable
+from flk.manifest.runtime import runtime_archive, used_by
 from flk.spec.job import Job
-from flk_runtime import contract
 
 SIZE_LIMIT: Final = 8 * 2**20  # bytes of the compressed code: about ten ConfigMaps
 RAW_LIMIT: Final = 256 * 2**20  # bytes before compression: beyond it, compressing would take the user's time in vain
 COUNT_LIMIT: Final = 20_000
 _SHOWN: Final = 3  # files in a message
-_ENTRY = b"import sys\n\nfrom flk_runtime.__main__ import main\n\nsys.exit(main())\n"
 
 
 @dataclass(frozen=True)
 class Bundle:
     """What travels with a job. An empty bundle: the image contains the code and the runtime."""
 
-    runtime: bytes | None = None  # a zip archive that Python can run
+    runtime: bytes | None = None  # an archive that Python can run
     code: bytes | None = None  # a tar.gz archive of the user's files
     files: tuple[str, ...] = ()  # the paths of these files, relative to the root
     script: str | None = None  # the path of the script, relative to the root; None for a module
@@ -42,6 +40,11 @@ class Bundle:
     def size(self) -> int:
         """Bytes of both archives."""
         return len(self.runtime or b"") + len(self.code or b"")
+
+    @property
+    def archives(self) -> Mapping[str, bytes]:
+        """The archives that travel, by their names."""
+        return {name: data for name, data in (("runtime", self.runtime), ("code", self.code)) if data is not None}
 
     @property
     def sha256(self) -> str:
@@ -59,30 +62,12 @@ def make_bundle(job: Job, root: Path) -> Bundle:
     root = root.resolve()
     selection = select_files(job, root)
     return Bundle(
-        runtime=runtime_archive(),
+        runtime=runtime_archive(used_by(job)),
         code=_code_archive(root, selection.files),
         files=selection.files,
         script=selection.script,
         left_out=selection.left_out,
     )
-
-
-def runtime_archive() -> bytes:
-    """Return flk_runtime as a zip archive that Python can run: `python3 flk_runtime.zip -- train.py`."""
-    folder = Path(contract.__file__).parents[1]
-    members = {
-        f"flk_runtime/{path.relative_to(folder).as_posix()}": path.read_bytes()
-        for path in folder.rglob("*.py")
-        if "__pycache__" not in path.parts
-    }
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in sorted({"__main__.py": _ENTRY, **members}.items()):
-            member = zipfile.ZipInfo(name)  # its date is 1980, so equal files make equal archives
-            member.compress_type = zipfile.ZIP_DEFLATED
-            member.external_attr = 0o644 << 16
-            archive.writestr(member, data)
-    return buffer.getvalue()
 
 
 def _code_archive(root: Path, files: Sequence[str]) -> bytes:

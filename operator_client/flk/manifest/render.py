@@ -7,7 +7,7 @@ differs between operators, clusters or versions is set.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+import hashlib
 from typing import Any, Final
 
 from flk import labels
@@ -23,11 +23,20 @@ CHUNK: Final = 900_000  # bytes of data in a ConfigMap; the API server accepts 1
 
 
 def render(
-    job: Job, bundle: Bundle, *, namespace: str | None = None, submission: str = "", owner: str = ""
+    job: Job,
+    bundle: Bundle,
+    *,
+    namespace: str | None = None,
+    submission: str = "",
+    owner: str = "",
+    shared: bool = False,
 ) -> list[dict[str, Any]]:
     """Return the object of ``job``, which has a name and a target, and then the objects that it owns.
 
     ``submission`` is an id that is equal in all attempts to create this job, and ``owner`` the user who submits it.
+    With ``shared``, the ConfigMaps have the names of their hashes, and `flk.jobs.lifecycle` has all jobs of the
+    namespace share them. Otherwise they have the job's name: kubectl, which cannot share them, creates and deletes
+    them with the job.
     Equal arguments give equal manifests. Raises UsageError if the job's patch does not fit the
     pod template, if the target cannot express the job, or if the target or the gang is still ``auto``.
     """
@@ -35,16 +44,8 @@ def render(
         raise ValueError("the job has no name yet")
     own_labels = {**labels.MANAGED_BY, labels.JOB: job.name}
     in_namespace = {"namespace": namespace} if namespace else {}
-    config_maps: list[dict[str, Any]] = [
-        {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {"name": f"{job.name}-code-{number}", **in_namespace, "labels": dict(own_labels)},
-            "immutable": True,
-            "binaryData": data,
-        }
-        for number, data in enumerate(_chunks(bundle))
-    ]
+    whose = {labels.SHARED: "true"} if shared else {labels.JOB: job.name}
+    config_maps = _config_maps(job, bundle, {**in_namespace, "labels": {**labels.MANAGED_BY, **whose}}, shared)
     pods = job.pods or PodSettings()
     annotations = {
         **pods.annotations,
@@ -72,20 +73,23 @@ def render(
     return [manifest, *others, *pod_groups(job, in_namespace), *config_maps]
 
 
-def _chunks(bundle: Bundle) -> Iterator[dict[str, str]]:
-    """Yield the data of each ConfigMap: the runtime, and the code in as many pieces as it needs."""
-    if bundle.runtime is None:
-        return
-    data = {pod_layout.RUNTIME_ARCHIVE: _base64(bundle.runtime)}
-    rest, room, number = bundle.code or b"", CHUNK - len(bundle.runtime), 0
-    while rest:
-        data[f"{pod_layout.CODE_ARCHIVE}.{number:03}"] = _base64(rest[:room])
-        rest, room, number = rest[room:], CHUNK, number + 1
-        if rest:
-            yield data
-            data = {}
-    yield data
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
+def _config_maps(job: Job, bundle: Bundle, metadata: dict[str, Any], shared: bool) -> list[dict[str, Any]]:
+    """Return the ConfigMaps with the archives of the bundle: the runtime in one, the code in as many as it needs."""
+    found = []
+    for kind, archive in bundle.archives.items():
+        key = pod_layout.RUNTIME_ARCHIVE
+        pieces = [archive[begin : begin + CHUNK] for begin in range(0, len(archive), CHUNK)]
+        owner = f"flk-{kind}-{hashlib.sha256(archive).hexdigest()[:16]}" if shared else f"{job.name}-{kind}"
+        for number, piece in enumerate(pieces):
+            if kind == "code":
+                key = f"{pod_layout.CODE_ARCHIVE}.{number:03}"
+            found.append(
+                {
+                    "apiVersion": "v1",
+                    "kind": "ConfigMap",
+                    "metadata": {"name": f"{owner}-{number}", **metadata},
+                    "immutable": True,
+                    "binaryData": {key: base64.b64encode(piece).decode("ascii")},
+                }
+            )
+    return found

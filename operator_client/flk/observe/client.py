@@ -245,10 +245,10 @@ class JobClient:
         """Return an object (or the collection) of a kind in this namespace."""
         return Target(resource, self.namespace, name)
 
-    def find(self, resource: Resource, name: str) -> Object | None:
+    def find(self, resource: Resource, name: str, *, metadata_only: bool = False) -> Object | None:
         """Return the object of a kind and name, None if there is none."""
         try:
-            return self.api.call("get", self.target(resource, name))
+            return self.api.call("get", Target(resource, self.namespace, name, metadata_only=metadata_only))
         except JobNotFoundError:
             return None
         except ApiError as error:

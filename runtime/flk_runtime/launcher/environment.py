@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import MutableMapping
 from pathlib import Path
 
@@ -66,6 +65,3 @@ def prepare_environment(settings: Settings, environ: MutableMapping[str, str]) -
         defaults["NCCL_SOCKET_IFNAME"] = "=" + interface
     for name, value in defaults.items():
         environ.setdefault(name, value)
-    archive = Path(__file__).parents[2]
-    if archive.is_file():  # this package is imported from an archive, and processes that ranks start need it too
-        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(archive), environ.get("PYTHONPATH", "")]))

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import base64
 import gzip
-import io
 import json
-import os
-import subprocess
-import sys
+import shutil
 import tarfile
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flk import labels
-from flk.manifest import runtime_archive
+from flk.manifest.runtime import runtime_archive, used_by
+from flk.spec.job import validated
 from flk_runtime.contract import pod_env, pod_layout
 from flk_runtime.launcher.unpack import unpack
-from tests.support.chart import ROOT, Rendered, template
+from tests.support.chart import CHART, ROOT, Rendered, template
 from tests.support.commands import helm
 
 SCRIPT = "import torch\nprint('é', {{ .Values }}, \"$(HOME)\")\n"  # what Helm, YAML or Kubernetes could change
-CONFIG_MAP_LIMIT = 2**20  # bytes
+LARGE_SCRIPT = 300_000  # bytes
 RELEASE_LIMIT = 2**20  # bytes: Helm keeps the chart and what it rendered in one Secret
 
 
@@ -34,17 +31,16 @@ def of_job(chart: Rendered) -> dict[str, Any]:
 
 def mounted(chart: Rendered) -> dict[str, bytes]:
     """The files below /flk/ship in a pod of the job, by their paths."""
-    data = {c["metadata"]["name"]: c["data"] for c in chart.of_kind("ConfigMap")}
+    config_maps = {c["metadata"]["name"]: c for c in chart.of_kind("ConfigMap")}
     (volume,) = [volume for volume in of_job(chart)["volumes"] if volume["name"] == "ship"]
-    return {
-        item["path"]: data[source["configMap"]["name"]][item["key"]].encode()
-        for source in volume["projected"]["sources"]
-        for item in source["configMap"]["items"]
-    }
-
-
-# See .helmignore.
-NOT_IN_CHART = ("flk_runtime/bench/", *(f"flk_runtime/diloco/{name}.py" for name in ("__main__", "rounds", "server")))
+    files: dict[str, bytes] = {}
+    for source in volume["projected"]["sources"]:
+        found = config_maps[source["configMap"]["name"]]
+        data = {key: text.encode() for key, text in found.get("data", {}).items()}
+        data |= {key: base64.b64decode(text) for key, text in found.get("binaryData", {}).items()}
+        items = source["configMap"].get("items") or [{"key": key, "path": key} for key in data]
+        files |= {item["path"]: data[item["key"]] for item in items}
+    return files
 
 
 @pytest.fixture(scope="module")
@@ -53,52 +49,38 @@ def chart() -> Rendered:
 
 
 def test_the_runtime_is_the_one_that_submit_ships(chart: Rendered) -> None:
-    with zipfile.ZipFile(io.BytesIO(runtime_archive())) as archive:
-        names = [name for name in archive.namelist() if not name.startswith(NOT_IN_CHART)]
-        shipped = {f"flk_runtime/{name}": archive.read(name) for name in names}
-    assert {path: data for path, data in mounted(chart).items() if not path.startswith("code/")} == shipped
+    shipped = runtime_archive(used_by(validated({"command": "train.py", "strategy": "auto"})))
+    assert mounted(chart)[pod_layout.RUNTIME_ARCHIVE] == shipped
     words = of_job(chart)["containers"][0]["command"]
-    assert words[words.index("flk") + 1 :] == [
-        "python3",
-        "-u",
-        f"{pod_layout.SHIP_FOLDER}/flk_runtime",
-        "--",
-        "train.py",
-    ]
+    archive = f"{pod_layout.SHIP_FOLDER}/{pod_layout.RUNTIME_ARCHIVE}"
+    assert words[words.index("flk") + 1 :] == ["python3", "-u", archive, "--", "train.py"]
 
 
-def test_the_runtime_works_without_what_is_not_in_the_chart(chart: Rendered, tmp_path: Path) -> None:
-    for name, data in mounted(chart).items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(data)
-    (tmp_path / "modules.py").write_text(
-        "import importlib, pkgutil, flk_runtime\n"
-        f"assert flk_runtime.__path__[0].startswith({str(tmp_path)!r})\n"
-        "for module in pkgutil.walk_packages(flk_runtime.__path__, 'flk_runtime.'):\n"
-        "    if not module.name.endswith('__main__'):\n"
-        "        importlib.import_module(module.name)\n"
-    )
-    folder = tmp_path / "flk_runtime"
-    environment = {"PYTHONPATH": str(folder), "PATH": os.environ["PATH"]}
-    done = subprocess.run(
-        [sys.executable, tmp_path / "modules.py"], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_the_objects_are_small_enough(chart: Rendered, tmp_path: Path) -> None:
-    for config_map in chart.of_kind("ConfigMap"):
-        assert sum(len(text.encode()) for text in config_map["data"].values()) < CONFIG_MAP_LIMIT
-    packed = helm("package", str(ROOT / "charts" / "flk"), "--destination", str(tmp_path))
+def test_a_release_with_a_large_script_fits_its_secret(tmp_path: Path) -> None:
+    # Real source, which compresses as that of users does.
+    sources = sorted((ROOT / "operator_client" / "flk").rglob("*.py"))
+    script = "".join(path.read_text() for path in sources)[:LARGE_SCRIPT]
+    assert len(script) == LARGE_SCRIPT
+    values = {"job": {"enabled": True, "replicas": 2, "script": script}}
+    chart = template(values)
+    packed = helm("package", str(CHART), "--destination", str(tmp_path))
     assert packed.code == 0, packed.stderr
-    # A release is JSON with the files of the chart in base64 and the manifests, compressed, and all of it in base64.
+    # A release is JSON with the chart's files in base64, the values and the manifests, compressed, and that in base64.
     (package,) = tmp_path.glob("*.tgz")
     with tarfile.open(package) as archive:
         files = [archive.extractfile(member) for member in archive.getmembers() if member.isfile()]
         content = [base64.b64encode(file.read()).decode() for file in files if file]
-    release = gzip.compress(json.dumps([content, chart.documents]).encode(), 9)
+    release = gzip.compress(json.dumps([content, values, chart.documents]).encode(), 9)
     # What Helm stores has names and times beside it, and YAML in place of JSON: 2.4 % more in a cluster.
     assert len(base64.b64encode(release)) * 1.03 < RELEASE_LIMIT
+
+
+def test_without_the_archive_the_chart_says_how_to_make_it(tmp_path: Path) -> None:
+    copy = tmp_path / "flk"
+    shutil.copytree(CHART, copy, ignore=shutil.ignore_patterns("*.zip"))
+    chart = template({"job": {"enabled": True}}, chart=copy)
+    assert chart.code != 0
+    assert "run make chart in flk's checkout" in chart.stderr
 
 
 def test_the_code_reaches_the_pods_and_its_hash_fits(chart: Rendered, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def normalize(part: Any) -> None:
     if "env" in part:
         env = [variable for variable in part["env"] if variable["name"] not in (pod_env.CODE, pod_env.CODE_HASH)]
         part["env"] = sorted(env, key=lambda variable: variable["name"])
-    runtime = f"{pod_layout.SHIP_FOLDER}/flk_runtime"
+    runtime = f"{pod_layout.SHIP_FOLDER}/{pod_layout.RUNTIME_ARCHIVE}"
     if runtime in part.get("command", []):
         start = part["command"].index(runtime)
         part["command"][start : start + 1] = ["-m", "flk_runtime"]

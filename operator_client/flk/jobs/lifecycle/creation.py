@@ -2,6 +2,9 @@
 
 The job is created suspended, and marked as incomplete. Then come the objects that it owns. The last request
 releases it. A submission that is killed in between leaves a suspended job, which has no pods and holds no node.
+
+Archives of code are stored once in a namespace, for all jobs with the same. Each job is one of their owners, and
+Kubernetes deletes them with the last. It may do so while a job becomes an owner, so flk looks again before the release.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from flk import labels
-from flk.errors import ConflictError, FlkError, ForbiddenError
+from flk.errors import ApiError, ConflictError, FlkError, ForbiddenError
 from flk.kube import Object, Resource, Target
 from flk.observe.client import OWNED, JobClient, age, resource_of
 from flk.targets import target_of
@@ -24,12 +27,12 @@ OwnedObjects = Callable[[Object], Sequence[Object]]
 def create_job(client: JobClient, manifests: Sequence[Object], owned: OwnedObjects = lambda job: ()) -> Object:
     """Create a job (the first manifest) and the objects that it owns, release the job, and return it.
 
-    It owns the other manifests and those that ``owned`` makes from the created job, whose UID they may need.
-    May be repeated: a job with the same submission in its annotations counts as created by this call. Raises
-    ConflictError if the name is taken. After any other error, and after Ctrl-C, the job is deleted again, and the
-    exception's text says whether it still exists.
+    It owns the other manifests, the shared ones together with other jobs, and those that ``owned`` makes from the
+    created job, whose UID they may need. May be repeated: a job with the same submission in its annotations counts as
+    created by this call. Raises ConflictError if the name is taken. After any other error, and after Ctrl-C, the job is
+    deleted again, and the exception's text says whether it still exists.
     """
-    manifest, others = manifests[0], manifests[1:]
+    manifest, archives = manifests[0], [other for other in manifests[1:] if _is_shared(other)]
     _check_on_server(client, manifests)
     job: Object | None = None
     try:
@@ -41,8 +44,15 @@ def create_job(client: JobClient, manifests: Sequence[Object], owned: OwnedObjec
         )
         owner = {key: job[key] for key in ("apiVersion", "kind")}
         owner |= {key: job["metadata"][key] for key in ("name", "uid")}
-        for other in (*others, *owned(job)):
-            _create_owned(client, other, owner)
+        for archive in archives:
+            _share(client, archive, owner)
+        for other in (*manifests[1:], *owned(job)):
+            if not _is_shared(other):
+                _create_owned(client, other, owner)
+        for archive in archives:
+            found = client.find(_resource(archive), archive["metadata"]["name"], metadata_only=True)
+            if not _keeps(found, owner):
+                _share(client, archive, owner)
         return _release(client, manifest, job)
     except FlkError as error:
         if job is not None:
@@ -59,6 +69,12 @@ def dry_run(client: JobClient, manifests: Sequence[Object]) -> list[Object]:
 
 
 def _dry_run(client: JobClient, manifest: Object) -> Object:
+    if _is_shared(manifest):
+        try:
+            return client.api.call("patch", _object(client, manifest), query={"dryRun": "All"}, body={"metadata": {}})
+        except ApiError as error:
+            if error.status != 404:
+                raise
     return client.api.call("create", _collection(client, manifest), query={"dryRun": "All"}, body=manifest)
 
 
@@ -136,6 +152,57 @@ def _create_owned(client: JobClient, manifest: Object, owner: Object) -> None:
             time.sleep(0.5)
 
     client.api.call("create", _collection(client, manifest), body=body, find_created=find_created)
+
+
+def _is_shared(manifest: Object) -> bool:
+    return labels.SHARED in (manifest["metadata"].get("labels") or {})
+
+
+def _share(client: JobClient, manifest: Object, owner: Object) -> None:
+    """Make a job an owner of an archive of the namespace, which is created if it does not exist.
+
+    Raises ConflictError if an object of this name is something else.
+    """
+    body = copy.deepcopy(manifest)
+    body["metadata"]["ownerReferences"] = [owner]
+    name = manifest["metadata"]["name"]
+    began = time.monotonic()
+    while True:
+        found = client.find(_resource(manifest), name) or client.api.call(
+            "create",
+            _collection(client, manifest),
+            body=body,
+            find_created=lambda: client.find(_resource(manifest), name),
+        )
+        if found.get("binaryData") != manifest.get("binaryData"):
+            raise ConflictError(
+                f"there is a {manifest['kind']} {name} in namespace {client.namespace} already, which is not the "
+                "archive that flk has made",
+                hint=f"delete it, then submit again: kubectl delete configmap {name}{client.kubectl_flags}",
+                status=409,
+            )
+        if _keeps(found, owner):
+            return
+        change = {"metadata": {"uid": found["metadata"]["uid"], "ownerReferences": [owner]}}
+        try:
+            client.api.call("patch", _object(client, manifest), body=change)
+            return
+        except ApiError as error:
+            # The garbage collector has deleted it meanwhile, with another job.
+            if error.status not in (404, 409) or time.monotonic() - began > GARBAGE_TIMEOUT:
+                raise
+
+
+def _keeps(archive: Object | None, owner: Object) -> bool:
+    """Return whether an archive exists as long as the job does. Kubernetes deletes none that has no owners."""
+    if archive is None:
+        return False
+    owners = [each["uid"] for each in archive["metadata"].get("ownerReferences") or []]
+    return not owners or owner["uid"] in owners
+
+
+def _object(client: JobClient, manifest: Object) -> Target:
+    return client.target(_resource(manifest), manifest["metadata"]["name"])
 
 
 def _collection(client: JobClient, manifest: Object) -> Target:

@@ -27,7 +27,7 @@ from flk.jobs.lifecycle.suspension import (
     wait_for_pods_to_end,
 )
 from flk.kube import Object
-from flk.observe.client import OWNED, JobClient
+from flk.observe.client import CONFIG_MAPS, OWNED, JobClient
 from flk.targets import target_of
 from flk.targets.gang import gang_of
 from flk.targets.model import is_owner
@@ -104,19 +104,31 @@ def _recreate(
 
 def _owned_by(client: JobClient, job: Object) -> list[Object]:
     """Return the objects that the job owns, but Secrets. Raises FlkError: without its code it could not run."""
-    kinds = [("v1", "ConfigMap")]
+    kinds = []
     if target_of(job).name == "job":
         kinds.append(("v1", "Service"))
     if gang := gang_of(job):
         kinds.append((gang.api_version, "PodGroup"))
     selector = f"{labels.JOB}={job['metadata']['name']}"
-    owned = []
+    owned = [
+        {**code, "apiVersion": "v1", "kind": "ConfigMap"}
+        for name in _mounted(job)
+        if (code := client.find(CONFIG_MAPS, name)) and is_owner(job["metadata"]["uid"], code)
+    ]
     for version, kind in kinds:
         found = client.api.list_all(client.target(OWNED[version, kind]), {"labelSelector": selector})[0]
         own = [item for item in found if is_owner(job["metadata"]["uid"], item)]
         # Objects of a list have neither.
         owned += [{**item, "apiVersion": version, "kind": kind} for item in own]
     return sorted(owned, key=lambda item: (item["kind"], str(item["metadata"]["name"])))
+
+
+def _mounted(job: Object) -> list[str]:
+    """Return the names of the ConfigMaps that make up the volumes of a job's pods."""
+    specs = [role.template.get("spec") or {} for role in target_of(job).replicas(job).values()]
+    volumes = [volume for spec in specs for volume in spec.get("volumes") or []]
+    sources = [source for volume in volumes for source in (volume.get("projected") or {}).get("sources") or []]
+    return [source["configMap"]["name"] for source in sources if "configMap" in source]
 
 
 def _manifest(item: Object, new_submission: bool = False) -> Object:

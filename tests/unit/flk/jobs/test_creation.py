@@ -11,7 +11,7 @@ from flk.jobs.lifecycle.creation import create_job, dry_run
 from flk.jobs.submission import objects_with_uid
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
-from flk.labels import INCOMPLETE, OWNER, QUEUE, SUBMISSION
+from flk.labels import INCOMPLETE, OWNER, QUEUE, SHARED, SUBMISSION
 from flk.manifest import Bundle, render
 from flk.observe.client import RESOURCES, JobClient
 from flk.spec.job import validated
@@ -110,6 +110,96 @@ def test_secret_of_a_job_that_was_just_deleted_is_waited_for_without_reading_it(
     client = JobClient(ApiClient(connect(), sleep=lambda seconds: fake.objects[SECRETS].pop("gpt-rendezvous", None)))
     uid = create_job(client, manifests(), secret_with_uid)["metadata"]["uid"]
     assert fake.objects[SECRETS]["gpt-rendezvous"]["stringData"] == {"uid": uid}
+
+
+def sharing(name: str, code: str = "eA==") -> list[dict[str, Any]]:
+    """The manifests of a job with two archives, of which flk has made the names from the contents."""
+    job = manifests(f"of {name}")[0]
+    job["metadata"]["name"] = name
+    archives = [("flk-runtime-0", "cnVu"), ("flk-code-0", code)]
+    return [
+        job,
+        *(
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": archive, "labels": {SHARED: "true"}},
+                "binaryData": {"archive": data},
+            }
+            for archive, data in archives
+        ),
+    ]
+
+
+def owners(fake: Any, name: str) -> list[str]:
+    return [owner["name"] for owner in fake.objects[MAPS][name]["metadata"]["ownerReferences"]]
+
+
+def test_jobs_with_the_same_code_share_it(fake: Any, client: JobClient) -> None:
+    create_job(client, sharing("one"))
+    fake.requests.clear()
+    job = create_job(client, sharing("two"))
+    assert fake.asked("POST") == [JOBS, JOBS]  # a dry run, and the job: no archive is sent again
+    for name in ("flk-runtime-0", "flk-code-0"):
+        assert owners(fake, name) == ["one", "two"]
+        assert fake.objects[MAPS][name]["metadata"]["ownerReferences"][1]["uid"] == job["metadata"]["uid"]
+
+
+@pytest.mark.parametrize("when", ["before it is an owner", "before it is released"])
+def test_an_archive_that_is_deleted_with_another_job_is_created_again(fake: Any, client: JobClient, when: str) -> None:
+    create_job(client, sharing("one"))
+    suspended = []
+
+    def collect(headers: Any) -> None:
+        """What the garbage collector does at this moment: the next request finds no archive."""
+        last = fake.requests[-1]
+        is_first_look = last.method == "GET" and last.path == f"{MAPS}/flk-code-0"
+        is_last_object = last.method == "POST" and last.path == SECRETS and not last.query
+        if is_first_look if when == "before it is an owner" else is_last_object:
+            fake.heard = lambda headers: None
+            del fake.objects[MAPS]["flk-code-0"]
+            suspended.append(fake.objects[JOBS]["two"]["spec"]["runPolicy"]["suspend"])
+
+    fake.heard = collect
+    create_job(client, sharing("two"), secret_with_uid)
+    assert suspended == [True]
+    assert owners(fake, "flk-code-0") == ["two"]
+    assert owners(fake, "flk-runtime-0") == ["one", "two"]
+    assert not fake.objects[JOBS]["two"]["spec"]["runPolicy"]["suspend"]
+
+
+def test_an_archive_without_owners_stays_without(fake: Any, client: JobClient) -> None:
+    """Somebody has created it by hand, for jobs that flk does not know: it must not go with a job of flk's."""
+    for archive in sharing("one")[1:]:
+        fake.add("configmaps", archive)
+    create_job(client, sharing("two"))
+    assert all("ownerReferences" not in archive["metadata"] for archive in fake.objects[MAPS].values())
+
+
+def test_another_object_in_the_place_of_an_archive_is_not_used(fake: Any, client: JobClient) -> None:
+    create_job(client, sharing("one", code="ZXZpbA=="))
+    with pytest.raises(
+        ConflictError, match=r"ConfigMap flk-code-0 .* is not the archive that flk has made.*deleted again"
+    ):
+        create_job(client, sharing("two"))
+    assert "two" not in fake.objects[JOBS]
+
+
+def test_an_archive_that_two_jobs_create_at_the_same_time_belongs_to_both(fake: Any, client: JobClient) -> None:
+    def created(item: dict[str, Any]) -> None:
+        if item["metadata"]["name"] == "two":
+            fake.created = lambda item: None
+            create_job(JobClient(ApiClient(connect())), sharing("one"))
+
+    fake.created = created
+    create_job(client, sharing("two"))
+    assert set(owners(fake, "flk-code-0")) == {"one", "two"}
+
+
+def test_the_server_answers_a_dry_run_for_an_archive_that_it_has(fake: Any, client: JobClient) -> None:
+    create_job(client, sharing("one"))
+    assert [item["kind"] for item in dry_run(client, sharing("two"))] == ["PyTorchJob", "ConfigMap", "ConfigMap"]
+    assert owners(fake, "flk-code-0") == ["one"]
 
 
 @pytest.mark.parametrize("by", ["the user", "a webhook"])

@@ -95,6 +95,10 @@ def test_restart_that_does_not_get_rid_of_the_pods_says_how_to_go_on(fake: Any, 
 def add_ended(fake: Any) -> None:
     builder = JobBuilder().condition("Failed")
     builder.job["metadata"]["annotations"] = {"flk.dev/submission": "first", "flk.dev/owner": "ada@lab"}
+    template = builder.job["spec"]["pytorchReplicaSpecs"]["Worker"].setdefault("template", {})
+    sources = [{"configMap": {"name": name}} for name in ("gpt-code-0", "another")]
+    volume = {"name": "ship", "projected": {"sources": sources}}
+    template.setdefault("spec", {}).setdefault("volumes", []).append(volume)
     builder.add_to(fake)
     owner = {"uid": builder.job["metadata"]["uid"]}
     labels = {"flk.dev/job": "gpt"}

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tarfile
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from flk.errors import UsageError
-from flk.manifest.bundle import SIZE_LIMIT, Bundle, make_bundle, runtime_archive
+from flk.manifest.bundle import SIZE_LIMIT, Bundle, make_bundle
 from flk.manifest.render import CHUNK, render
 from flk.spec.job import Job, validated
 from flk_runtime.contract import pod_layout
@@ -287,16 +286,6 @@ def test_a_link_to_a_secret_is_a_secret(tmp_path: Path, write: Write) -> None:
     )
 
 
-def test_the_runtime_runs_from_its_archive(tmp_path: Path) -> None:
-    archive = tmp_path / pod_layout.RUNTIME_ARCHIVE
-    archive.write_bytes(runtime_archive())
-    with zipfile.ZipFile(archive) as opened:
-        assert {"__main__.py", "flk_runtime/__init__.py", "flk_runtime/contract/__init__.py"} <= set(opened.namelist())
-    code = f"import sys; sys.path[:] = [{str(archive)!r}, *(p for p in sys.path if 'runtime' not in p)]\nimport flk_runtime.contract as c; print(c.__file__)"  # noqa: E501
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(str(archive))
-
-
 def test_nothing_travels_where_the_code_is_in_the_image(tmp_path: Path) -> None:
     assert make_bundle(job("/opt/train.py", ship=False), tmp_path) == Bundle()
 
@@ -342,7 +331,7 @@ def test_code_is_cut_into_config_maps(tmp_path: Path, write: Write) -> None:
     (tmp_path / "data.bin").write_bytes(os.urandom(2 * CHUNK))
     bundle = make_bundle(job(), tmp_path)
     configs = render(job(), bundle)[1:]
-    assert [config["metadata"]["name"] for config in configs] == ["j-code-0", "j-code-1", "j-code-2"]
+    assert [config["metadata"]["name"] for config in configs] == ["j-runtime-0", "j-code-0", "j-code-1", "j-code-2"]
     import base64
 
     pieces = {}

@@ -1,0 +1,58 @@
+"""The start of the archive that travels with a job: it unpacks the runtime, which the archive contains, and runs it.
+
+The archive is a zip, which Python can run, with this file as ``__main__.py`` and one other member: a tar that is
+compressed half as large again as a zip's members are. This file runs before anything of flk can be imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import sys
+import tarfile
+import zipfile
+
+_USAGE_ERROR = 2  # see flk_runtime.contract.exit_codes
+
+
+def unpacked(archive: str, work: str) -> str:
+    """Return the folder with the runtime in ``archive``, below ``work``. It is unpacked once in each pod."""
+    with zipfile.ZipFile(archive) as members:
+        data = members.read(next(name for name in members.namelist() if name.endswith(".tar.bz2")))
+    folder = os.path.join(work, ".flk", hashlib.sha256(data).hexdigest()[:12])
+    if not os.path.isdir(folder):
+        new = f"{folder}.{os.getpid()}"
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:bz2") as tar:
+            tar.extractall(new)  # noqa: S202 - flk has made it
+        try:
+            os.rename(new, folder)
+        except OSError:
+            if not os.path.isdir(folder):  # no other process of this pod was faster
+                raise
+    return folder
+
+
+def main() -> None:
+    """Run `flk_runtime.__main__` from the archive that contains this file."""
+    try:
+        import bz2  # noqa: F401 - a Python may be built without it
+    except ImportError:
+        pod = os.environ.get("FLK_POD_INDEX", "0")
+        print(
+            f"[pod {pod}] error: {sys.executable} has no module bz2, with which flk's runtime is unpacked: "
+            "use an image whose Python is built with it",
+            file=sys.stderr,
+        )
+        sys.exit(_USAGE_ERROR)
+    folder = unpacked(os.path.dirname(__file__), os.environ["FLK_WORK"])
+    sys.path[0] = folder  # in place of the archive
+    # For the processes that the launcher and the ranks start.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
+    from flk_runtime.__main__ import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

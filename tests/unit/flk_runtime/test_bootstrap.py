@@ -1,0 +1,79 @@
+"""The archive that travels with a job runs in any Python, and says in one line what it lacks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flk.manifest import runtime_archive
+from flk_runtime.bootstrap import unpacked
+
+MODULES = """
+import importlib, os, pkgutil, sys
+import flk_runtime
+assert flk_runtime.__path__[0].startswith(os.environ["FLK_WORK"]), flk_runtime.__path__
+for module in pkgutil.walk_packages(flk_runtime.__path__, "flk_runtime."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+print("all")
+"""
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    path = tmp_path / "flk_runtime.zip"
+    path.write_bytes(runtime_archive(frozenset()))
+    return path
+
+
+def run(archive: Path, *arguments: str, path: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {"FLK_WORK": str(archive.parent / "work"), "PATH": os.environ["PATH"], "PYTHONPATH": path}
+    command = [sys.executable, str(archive), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=archive.parent)
+
+
+def test_it_runs_the_runtime_that_it_contains(archive: Path) -> None:
+    done = run(archive, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "python -m flk_runtime" in done.stdout
+
+
+def test_it_is_unpacked_once(archive: Path, tmp_path: Path) -> None:
+    folder = unpacked(str(archive), str(tmp_path / "work"))
+    mark = Path(folder, "mark")
+    mark.touch()
+    assert unpacked(str(archive), str(tmp_path / "work")) == folder
+    assert mark.exists()
+    assert os.listdir(Path(folder).parent) == [Path(folder).name]
+
+
+def test_two_processes_may_unpack_it_at_the_same_time(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = str(tmp_path / "work")
+    folder = unpacked(str(archive), work)
+    answers = iter((False, True))  # the other process has finished between the two looks
+    monkeypatch.setattr("os.path.isdir", lambda path: next(answers))
+    assert unpacked(str(archive), work) == folder
+    assert next(answers, "both looks") == "both looks"
+
+
+def test_the_modules_of_a_plain_job_need_none_that_have_not_travelled(archive: Path, tmp_path: Path) -> None:
+    folder = unpacked(str(archive), str(tmp_path / "work"))
+    environment = {"FLK_WORK": str(tmp_path / "work"), "PATH": os.environ["PATH"], "PYTHONPATH": folder}
+    done = subprocess.run([sys.executable, "-c", MODULES], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "all\n"), done.stderr
+
+
+def test_a_python_without_bz2_is_named_in_one_line(archive: Path, tmp_path: Path) -> None:
+    (tmp_path / "poor").mkdir()
+    (tmp_path / "poor" / "bz2.py").write_text("raise ImportError('No module named _bz2')")
+    done = run(archive, "--help", path=str(tmp_path / "poor"))
+    assert done.returncode == 2
+    assert done.stderr.startswith("[pod 0] error: ")
+    assert done.stderr.count("\n") == 1
+    assert "has no module bz2" in done.stderr
