@@ -44,13 +44,14 @@ how often a pod may end without an exit code. */}}
 {{/* The spec of the indexed Job that runs the job, as JSON. */}}
 {{- define "flk.sizedJob" -}}
 {{- $spec := include "flk.spec" . | fromJson }}
+{{- $count := include "flk.pods" . | fromJson }}
 {{- $container := (include "flk.target" . | fromJson).container }}
 {{- $limit := min 2147483647 (add 1 (int64 $spec.restarts) (int64 $spec.disruptions)) }}
 {{- $template := include "flk.podTemplate" . | fromJson }}
 {{- $_ := set $template.spec "restartPolicy" "Never" }}
 {{- $result := include "flk.indexedJob" (list $container $limit) | fromJson }}
-{{- $_ := set $result "completions" $spec.replicas }}
-{{- $_ := set $result "parallelism" $spec.replicas }}
+{{- $_ := set $result "completions" $count.created }}
+{{- $_ := set $result "parallelism" $count.created }}
 {{- with $spec.deadline }}{{ $_ := set $result "activeDeadlineSeconds" (include "flk.seconds" (list "deadline" .) | int64) }}{{ end }}
 {{- $_ := set $result "template" $template }}
 {{- toJson $result }}

@@ -254,8 +254,18 @@ JOBS: dict[str, dict[str, Any]] = {
         "replicas": 3,
         "restarts": 1,
     },
-    "elastic Job": {"elastic": "2:4", "target": "job"},
-    "spares": {"replicas": 4, "spares": 2},
+    **{
+        f"{what} of a {name}": {"target": name, **fields, **more}
+        for name in TARGETS
+        if TARGETS[name].scalable
+        for what, fields, more in (
+            ("spares", {"replicas": 2, "spares": 1}, {}),
+            ("elastic pods", {"elastic": "2:4"}, {}),
+            ("a gang with spares", {"replicas": 2, "spares": 1}, {"gang": "coscheduling"}),
+            ("an elastic gang", {"elastic": "2:4"}, {"gang": "volcano"}),
+            ("an elastic native gang", {"elastic": {"min": 2, "max": 4}, "replicas": 3}, {"gang": "native"}),
+        )
+    },
     "gang of one pod": {"gang": "native"},
     "gang with a priority": {"gang": "volcano", "replicas": 2, "pods": {"priority_class": "high"}},
     "patch of a TrainJob": {
