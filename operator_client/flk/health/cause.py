@@ -9,6 +9,7 @@ from typing import Final
 
 from flk.kube import Object
 from flk.observe.model import Evidence, Finding, PodState
+from flk.observe.pods import conditions, one_line
 from flk.observe.view import JobView, event_time
 from flk.units import plural, timestamp
 from flk_runtime.contract.exit_codes import ExitCode
@@ -76,8 +77,8 @@ class Cause:
     remedy: str  # what to do, for the page of the cause
     find: Find = field(repr=False)
     exit_code: ExitCode = ExitCode.INFRASTRUCTURE
-    grace: float = 0.0  # seconds in which it does not yet count as stuck
-    resolves_itself: bool = False
+    grace: float = 0.0  # seconds in which whoever has to act may still do so, and it does not yet count as stuck
+    cured_by: str = ""  # what may still make it go away without a change, as a noun; empty: nothing does
 
     def finding(self, view: JobView) -> Finding | None:
         """Return what this cause finds in the objects of a job, None if it is not there."""
@@ -85,7 +86,7 @@ class Cause:
         if found is None:
             return None
         times = [item.time for item in found.evidence if item.time]
-        itself = self.resolves_itself if found.resolves_itself is None else found.resolves_itself
+        itself = bool(self.cured_by) if found.resolves_itself is None else found.resolves_itself
         return Finding(
             code=self.code,
             sentence=found.sentence,
@@ -123,16 +124,6 @@ def names(pods: Sequence[PodState]) -> list[str]:
 def subject(pods: Sequence[PodState]) -> str:
     """Return the pods in a few words: the name of the first one and how many others there are."""
     return str(Trace(names(pods), []))
-
-
-def one_line(text: object) -> str:
-    """Return the message of an object of the API in one line."""
-    return " ".join(str(text or "").split())
-
-
-def conditions(item: Object | None) -> dict[str, Object]:
-    """Return the conditions of an object of the API by their types."""
-    return {str(c.get("type")): c for c in ((item or {}).get("status") or {}).get("conditions") or []}
 
 
 def condition_evidence(source: str, condition: Object, text: str = "") -> Evidence:

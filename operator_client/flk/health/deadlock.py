@@ -6,9 +6,10 @@ from collections import defaultdict
 from typing import Final
 
 from flk import labels
-from flk.health.cause import Cause, Found, conditions, names, pod_evidence
+from flk.health.cause import Cause, Found, names, pod_evidence
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase
+from flk.observe.pods import conditions
 from flk.observe.view import JobView
 
 _UNFINISHED: Final = ("Pending", "Running")  # phases of pods

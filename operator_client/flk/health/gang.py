@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from flk.health.cause import Cause, Found, condition_evidence, conditions, names, pod_evidence
+from flk.health.cause import Cause, Found, condition_evidence, names, pod_evidence
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase
+from flk.observe.pods import conditions
 from flk.observe.view import JobView
 
 
@@ -53,6 +54,6 @@ CAUSES: Final = (
         "the job's PodGroup.",
         "Wait for other jobs to end, or ask for less.",
         _waiting_for_gang,
-        resolves_itself=True,
+        cured_by="other jobs that end",
     ),
 )

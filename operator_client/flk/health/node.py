@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from flk.health.cause import Cause, Found, condition_evidence, conditions, event_evidence, names, one_line, subject
+from flk.health.cause import Cause, Found, condition_evidence, event_evidence, names, subject
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
+from flk.observe.pods import conditions, one_line
 from flk.observe.view import JobView
 from flk.units import timestamp
 
@@ -132,7 +133,7 @@ CAUSES: Final = (
         "Wait, or delete the node if it does not come back: its pods start elsewhere at once.",
         node_lost,
         grace=60,
-        resolves_itself=True,
+        cured_by="a node that answers again",
     ),
     Cause(
         "Preempted",
@@ -141,7 +142,7 @@ CAUSES: Final = (
         "DisruptionTarget of the pod and the event Preempted.",
         "Wait until there is room again. The job continues from its newest checkpoint.",
         _preempted,
-        resolves_itself=True,
+        cured_by="the controller that creates the pods",
     ),
     Cause(
         "Evicted",
@@ -150,6 +151,6 @@ CAUSES: Final = (
         "pod's reason and its condition DisruptionTarget.",
         "Request what the pod uses, or write less to its disk. A drained node needs nothing: the pod starts elsewhere.",
         _evicted,
-        resolves_itself=True,
+        cured_by="the controller that creates the pods",
     ),
 )

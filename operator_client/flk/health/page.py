@@ -8,13 +8,12 @@ from flk.units import short_duration
 
 def page(cause: Cause) -> str:
     """Return what a cause means, whether it resolves by itself, and what to do, as plain text."""
-    if cause.resolves_itself:
-        resolves = "It may resolve by itself; `flk wait` waits."
+    if cause.cured_by:
+        resolves = f"It may resolve by itself, through {cause.cured_by}; `flk wait` waits."
     elif cause.grace:
         resolves = (
             f"It does not resolve by itself: after {short_duration(cause.grace)} the job is Stuck, and `flk wait` "
-            "ends with "
-            f"exit code {int(cause.exit_code)}."
+            f"ends with exit code {int(cause.exit_code)}."
         )
     else:
         resolves = (

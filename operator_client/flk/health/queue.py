@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from flk.health.cause import Cause, Found, condition_evidence, conditions
+from flk.health.cause import Cause, Found, condition_evidence
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.kube import Object
 from flk.observe.model import Evidence
+from flk.observe.pods import conditions
 from flk.observe.view import JobView
 from flk.units import plural, timestamp
 from flk_runtime.contract.exit_codes import ExitCode
@@ -103,7 +104,7 @@ CAUSES: Final = (
         "job's Workload. The pods were ended; the job starts again from its newest checkpoint.",
         "Wait. `flk status` shows when the job runs again.",
         _preempted,
-        resolves_itself=True,
+        cured_by="the queue",
     ),
     Cause(
         "WaitingInQueue",
@@ -112,7 +113,7 @@ CAUSES: Final = (
         "Workload, which says what is missing.",
         "Wait, or ask for less. A queue that does not exist never admits a job: check its name.",
         _queued,
-        resolves_itself=True,
+        cured_by="the queue",
     ),
     Cause(
         "Suspended",
@@ -121,6 +122,6 @@ CAUSES: Final = (
         "`flk resume JOB` starts it again.",
         _suspended,
         ExitCode.RUNNING,
-        resolves_itself=True,
+        cured_by="somebody who resumes the job",
     ),
 )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from flk.health.cause import Find, Locate, Tell, Trace, event_evidence, one_line, tell
+from flk.health.cause import Find, Locate, Tell, Trace, event_evidence, tell
 from flk.kube import Object
 from flk.observe.model import PodPhase
+from flk.observe.pods import one_line
 from flk.observe.view import JobView
 from flk.units import plural
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from flk.health.cause import Cause, Found, Locate, Trace, condition_evidence, conditions, names, tell
+from flk.health.cause import Cause, Found, Locate, Trace, condition_evidence, names, tell
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.health.resources import (
     Amounts,
@@ -24,6 +24,7 @@ from flk.health.resources import (
 from flk.health.scheduler_message import NodeReason, parse
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
+from flk.observe.pods import conditions
 from flk.observe.view import JobView, pod_spec
 from flk.units import plural, timestamp
 
@@ -312,7 +313,7 @@ CAUSES: Final = (
             "stuck.",
             _insufficient(flag, matches),
             grace=60,
-            resolves_itself=True,
+            cured_by="other jobs that end",
         )
         for code, (what, flag, matches) in _RESOURCES.items()
     ),
@@ -355,7 +356,7 @@ CAUSES: Final = (
                 "kubectl get nodes shows their state; the administrator of the cluster can bring them back"
             ),
         ),
-        resolves_itself=True,
+        cured_by="nodes that come back",
     ),
     Cause(
         "TaintNotTolerated",
@@ -426,7 +427,7 @@ CAUSES: Final = (
             lambda view, trace: f"{trace}: scheduling is held back by {trace[0]}",
             lambda view, trace: "wait until the controller that has set the gate removes it",
         ),
-        resolves_itself=True,
+        cured_by="the controller that has set the gate",
     ),
 )
 # A group of its own, which counts only where no other cause concerns the pod: what a volume prevents says more.
@@ -441,5 +442,5 @@ UNSCHEDULABLE: Final = Cause(
         lambda view, trace: f"{view.kubectl(f'describe pod {trace.pods[0]}')} shows the scheduler's events",
     ),
     grace=300,
-    resolves_itself=True,
+    cured_by="other jobs that end",
 )

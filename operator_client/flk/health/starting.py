@@ -14,7 +14,6 @@ from flk.health.cause import (
     Trace,
     event_evidence,
     names,
-    one_line,
     pod_evidence,
     subject,
     tell,
@@ -25,6 +24,7 @@ from flk.health.references import CONFIG_ERRORS
 from flk.health.references import READ as WAITING
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase
+from flk.observe.pods import one_line
 from flk.observe.view import JobView, event_time
 from flk.units import plural, timestamp
 from flk_runtime.contract.exit_codes import ExitCode

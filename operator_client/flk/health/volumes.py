@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from flk.health.cause import Cause, Found, Locate, Trace, event_evidence, names, one_line, tell
+from flk.health.cause import Cause, Found, Locate, Trace, event_evidence, names, tell
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.health.scheduler_message import parse
 from flk.health.scheduling import scheduling_evidence
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
+from flk.observe.pods import one_line
 from flk.observe.view import JobView, pod_spec
 from flk.units import timestamp
 

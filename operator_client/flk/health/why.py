@@ -10,6 +10,7 @@ from typing import Any, Final
 from flk.health.table import LATER, find
 from flk.kube import Object
 from flk.observe.model import Evidence, Finding, PodPhase, PodState
+from flk.observe.pods import one_line
 from flk.observe.view import JobView, event_time
 from flk.units import plural
 
@@ -187,7 +188,7 @@ def _events(view: JobView, cause: Finding | None) -> list[Other]:
     states = {pod.name: pod for pod in view.pods}
     folded: dict[tuple[str, str], tuple[Object, int]] = {}
     for event in view.events:
-        text = " ".join(str(event.get("message", "")).split())
+        text = one_line(event.get("message"))
         reason = str(event.get("reason", ""))
         if event.get("type") != "Warning" or f"{reason}: {text}" in used:
             continue
@@ -197,7 +198,7 @@ def _events(view: JobView, cause: Finding | None) -> list[Other]:
     others = []
     for (reason, _), (event, count) in folded.items():
         about = event.get("involvedObject") or {}
-        text = " ".join(str(event.get("message", "")).split())
+        text = one_line(event.get("message"))
         pod = states.get(str(about.get("name")))
         why_not = _why_not(reason, pod, view, cause)
         source = Evidence(f"event of {about.get('kind', '')} {about.get('name', '')}", text)

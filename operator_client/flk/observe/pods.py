@@ -20,7 +20,7 @@ def missing_pod(index: int, name: str, ranks: list[int], refusal: Object | None)
     """Return the state of a pod that does not exist. ``refusal`` is the event that says why it was not created."""
     if refusal is None:
         return PodState(index, name, ranks)
-    return PodState(index, name, ranks, reason=str(refusal["reason"]), message=_one_line(refusal.get("message")))
+    return PodState(index, name, ranks, reason=str(refusal["reason"]), message=one_line(refusal.get("message")))
 
 
 def existing_pod(
@@ -32,7 +32,7 @@ def existing_pod(
     ended = state.get("terminated") or {}
     code = ended.get("exitCode")
     phase = _phase(pod, state)
-    reason, message = _reason(status, phase, state, events)
+    reason, message = _reason(pod, phase, state, events)
     # With the policy ExitCode a pod comes back that has no exit code, or one of 128 and more.
     recreated = restart_policy == EXIT_CODE and (code is None or code >= _FIRST_SIGNAL)
     recreated = recreated or restart_policy == REPLACED
@@ -73,7 +73,7 @@ def was_killed_without_reason(pod: Object, since: float) -> bool:
     killed = [end for end in _ends(pod) if (end.get("exitCode"), end.get("reason")) == (SIGKILLED, "Error")]
     if not memory_limit(pod) or all(timestamp(end.get("finishedAt")) < since for end in killed):
         return False
-    disrupted = any(c.get("type") == "DisruptionTarget" for c in status.get("conditions") or [])
+    disrupted = "DisruptionTarget" in conditions(pod)
     return not (status.get("reason") or disrupted or pod["metadata"].get("deletionTimestamp"))
 
 
@@ -123,40 +123,40 @@ def _phase(pod: Object, state: Object) -> PodPhase:
 
 def _node_is_silent(pod: Object) -> bool:
     """Return whether the node controller has marked a pod: not ready without a reason, though its containers are."""
-    conditions = {c.get("type"): c for c in (pod.get("status") or {}).get("conditions") or []}
-    ready, containers = conditions.get("Ready") or {}, conditions.get("ContainersReady") or {}
+    found = conditions(pod)
+    ready, containers = found.get("Ready") or {}, found.get("ContainersReady") or {}
     return ready.get("status") == "False" and not ready.get("reason") and containers.get("status") == "True"
 
 
-def _reason(status: Object, phase: PodPhase, state: Object, events: Sequence[Object]) -> tuple[str, str]:
+def _reason(pod: Object, phase: PodPhase, state: Object, events: Sequence[Object]) -> tuple[str, str]:
     """Return reason and message: why the pod does not run, or how it ended."""
-    conditions = {c.get("type"): c for c in status.get("conditions") or []}
+    status = pod.get("status") or {}
     if phase == PodPhase.FAILED:
-        return _failed_reason(status, state, conditions)
+        return _failed_reason(pod, state)
     if phase == PodPhase.PENDING:
-        scheduled = conditions.get("PodScheduled") or {}
+        scheduled = conditions(pod).get("PodScheduled") or {}
         if scheduled.get("status") == "False":
-            return str(scheduled.get("reason") or "Unschedulable"), _one_line(scheduled.get("message"))
+            return str(scheduled.get("reason") or "Unschedulable"), one_line(scheduled.get("message"))
     if phase == PodPhase.STARTING:
         for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
             waiting = (container.get("state") or {}).get("waiting") or {}
             if waiting.get("reason") and waiting["reason"] not in _NORMAL:
-                return str(waiting["reason"]), _one_line(waiting.get("message"))
+                return str(waiting["reason"]), one_line(waiting.get("message"))
         warnings = [event for event in events if event.get("type") == "Warning"]
         if warnings:
-            return str(warnings[-1].get("reason")), _one_line(warnings[-1].get("message"))
+            return str(warnings[-1].get("reason")), one_line(warnings[-1].get("message"))
     if phase == PodPhase.UNKNOWN:
-        return str(status.get("reason") or "Unknown"), _one_line(status.get("message") or "its node does not answer")
+        return str(status.get("reason") or "Unknown"), one_line(status.get("message") or "its node does not answer")
     return "", ""
 
 
-def _failed_reason(status: Object, state: Object, conditions: dict[Any, Object]) -> tuple[str, str]:
-    ended = state.get("terminated") or {}
-    evicted = conditions.get("DisruptionTarget") or {}
+def _failed_reason(pod: Object, state: Object) -> tuple[str, str]:
+    status, ended = pod.get("status") or {}, state.get("terminated") or {}
+    evicted = conditions(pod).get("DisruptionTarget") or {}
     if status.get("reason"):  # the kubelet has ended the pod: Evicted, for example
-        return str(status["reason"]), _one_line(status.get("message"))
+        return str(status["reason"]), one_line(status.get("message"))
     if evicted.get("status") == "True" and ended.get("reason") != "OOMKilled":
-        return str(evicted.get("reason")), _one_line(evicted.get("message"))
+        return str(evicted.get("reason")), one_line(evicted.get("message"))
     message = "" if JobRecord.from_json(str(ended.get("message"))) else str(ended.get("message") or "")
     return str(ended.get("reason") or status.get("reason") or "Error"), message
 
@@ -168,5 +168,11 @@ def _signal(ended: Object) -> int | None:
     return code - _FIRST_SIGNAL if code is not None and _FIRST_SIGNAL < code < 2 * _FIRST_SIGNAL else None
 
 
-def _one_line(text: Any) -> str:
+def one_line(text: Any) -> str:
+    """Return the message of an object of the API in one line."""
     return " ".join(str(text or "").split())
+
+
+def conditions(item: Object | None) -> dict[str, Object]:
+    """Return the conditions of an object of the API by their types."""
+    return {str(c.get("type")): c for c in ((item or {}).get("status") or {}).get("conditions") or []}
