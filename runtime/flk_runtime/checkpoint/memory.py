@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.errors import CheckpointError
+from flk_runtime.errors import StorageError
 from flk_runtime.shared.shard_file import PartHeader
 
 
@@ -142,7 +142,7 @@ class PodMemory:
     def _checked(self, action: str, **values: Any) -> dict[str, Any]:
         answer = self._ask(action, **values)
         if "error" in answer:
-            raise CheckpointError(f"checkpoints in memory: {answer['error']}")
+            raise StorageError(f"checkpoints in memory: {answer['error']}")
         return answer
 
     def _ask(self, action: str, **values: Any) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class PodMemory:
                 self._connection.connect(self._address)
             self._connection.sendall(json.dumps(request).encode() + b"\n")
         except OSError as error:
-            raise _unanswered(error) from None
+            raise _unanswered(error) from error
 
     def _receive(self, *, wait: bool) -> dict[str, Any] | None:
         assert self._connection is not None  # noqa: S101
@@ -174,10 +174,10 @@ class PodMemory:
         except BlockingIOError:
             return None
         except (OSError, ValueError) as error:
-            raise _unanswered(error) from None
+            raise _unanswered(error) from error
         self._received, self._waiting = b"", False
         return answer
 
 
-def _unanswered(error: Exception) -> CheckpointError:
-    return CheckpointError(f"the launcher does not answer about checkpoints in memory: {error}")
+def _unanswered(error: Exception) -> StorageError:
+    return StorageError(f"the launcher does not answer about checkpoints in memory: {error}")
