@@ -101,7 +101,7 @@ def hybrid(name):
 def refused(words, action):
     try:
         action()
-    except flk.SetupError as error:
+    except (flk.SetupError, flk.CheckpointError) as error:
         assert words in str(error), error
     else:
         raise AssertionError(f"not refused: {words}")
