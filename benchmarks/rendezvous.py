@@ -31,11 +31,11 @@ from typing import Any, NamedTuple
 
 import measure
 from flk_runtime.contract.failure import Failure
-from flk_runtime.launcher import authentication, coordinator
+from flk_runtime.launcher import coordinator
 from flk_runtime.launcher.settings import Limits, Settings
 from flk_runtime.launcher.transport import AttemptEnded, AttemptStarted
-from flk_runtime.launcher.transport.connection import Connection
-from flk_runtime.launcher.transport.messages import Challenge, FailureReport, Hello, Join, Message
+from flk_runtime.launcher.transport.messages import MESSAGES, FailureReport, Hello, Join, Message, Welcome
+from flk_runtime.wire import Connection
 
 LEASE = 600.0  # seconds; the launchers of this benchmark send no heartbeats
 LIMIT = 300.0  # seconds for one step
@@ -125,24 +125,24 @@ def measure_flk(launchers: int) -> Figures:
     return Figures(start, restart, after[0] - before[0], after[1] - before[1])
 
 
-def open_member(pod: int, pods: int, port: int) -> Connection:
-    """Connect as the launcher of a pod, and authenticate both sides."""
+def open_member(pod: int, pods: int, port: int) -> Connection[Message]:
+    """Connect as the launcher of a pod, and authenticate both ends."""
     sock = socket.create_connection(("127.0.0.1", port))
-    member = Connection(sock, LEASE, 0.0)
-    hello = Hello("local", "", pod, pods, f"{pod}", 0.0, authentication.new_nonce())
-    member.send(hello)
+    settings = Settings(("train.py",), pod=pod, pods=pods, secret="secret")
+    session = settings.session(serves=False)
+    member = Connection(sock, session, MESSAGES, LEASE, 0.0)
     sock.settimeout(LIMIT)
-    (challenge,) = member.receive(0.0)
+    while not session.met:
+        list(member.receive(0.0))
+    member.send(Hello(pod, f"{pod}", 0.0))
+    (welcome,) = member.receive(0.0)
     sock.setblocking(False)
-    if not isinstance(challenge, Challenge):
-        raise SystemExit(f"the leader answered {challenge}")
-    member.seal(
-        authentication.session_key("secret", hello.session(challenge.leader, challenge.nonce)), "member", "leader"
-    )
+    if not isinstance(welcome, Welcome):
+        raise SystemExit(f"the leader answered {welcome}")
     return member
 
 
-def join(members: list[Connection]) -> None:
+def join(members: list[Connection[Message]]) -> None:
     for pod, member in enumerate(members):
         member.send(Join(f"gpt-worker-{pod}", f"node-{pod}"))
 

@@ -50,7 +50,7 @@ def test_a_job_with_the_address_of_another_cannot_join_it(
         assert flk(*submit, "--name", name, "--patch", str(patch), *options, cwd=tmp_path).code == 0
     for name, reason in {
         "other": "the leader at this address belongs to another job",
-        "thief": "the leader does not know the secret of this job",
+        "thief": "the leader at this address does not know the secret of this job",
     }.items():
         eventually(f"pod 1 of {name} is refused", lambda n=name, r=reason: r in flk("logs", n, "--no-follow").stdout)
     state = json.loads(flk("status", "gpt", "-o", "json").stdout)

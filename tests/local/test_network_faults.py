@@ -179,7 +179,7 @@ def test_an_address_that_another_job_has_taken_harms_neither_job(hosts: Callable
     other = Hosts(tmp_path / "other", job.net, FLK_JOB_UID="uid-2", FLK_RDZV_SECRET="secret-2")
     try:
         ranks = other.run()
-        refused = "the leader at this address belongs to another job"
+        refused = "it belongs to another job"
         other.until(lambda: refused in other.log(0), "members of the first job are refused")
         assert all(alive(rank) for rank in ranks)
         spare = len(job.net.hosts)
@@ -202,7 +202,7 @@ def test_a_launcher_without_the_secret_is_refused(hosts: Callable[..., Hosts]) -
     job.variables |= {pod_env.RDZV_SECRET: "guessed", user_env.JOIN_TIMEOUT: "4"}
     job.start("train.py", only=1)  # from the host of pod 1
     assert job.running[1].wait(60) == ExitCode.INFRASTRUCTURE
-    assert "the leader does not know the secret of this job" in job.log(1)
+    assert "the leader at this address does not know the secret of this job" in job.log(1)
     assert all(alive(rank) for rank in ranks)
     job.running = genuine
     job.finish(attempts=1)

@@ -1,30 +1,28 @@
 """A rank's side of checkpoints in memory: where it writes its part, and which parts it can restore.
 
-The launcher holds the parts (`flk_runtime.launcher.replication`). A rank asks it on the Unix socket in FLK_MEMORY, on
-one connection: a line of JSON for each request, and a line that answers it. When a part is finished, the rank goes on
-and reads the answer later.
+The launcher holds the parts (`flk_runtime.launcher.replication`). A rank asks it on the Unix socket in FLK_MEMORY, with
+the messages of `flk_runtime.shared.memory_messages`. When a part is finished, the rank goes on and reads the answer
+later.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import select
 import socket
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.errors import StorageError
+from flk_runtime.errors import CheckpointError
+from flk_runtime.shared import memory_messages as messages
+from flk_runtime.shared.memory_messages import Answer, Failed, Files, Header, Request, Restorable, ToRestore
 from flk_runtime.shared.shard_file import PartHeader
+from flk_runtime.wire import Stream
 
+__all__ = ["PodMemory", "Restorable"]
 
-@dataclass(frozen=True)
-class Restorable:
-    """A whole checkpoint in the memory of the pods."""
-
-    step: int
-    world_size: int  # number of its parts
+T = TypeVar("T", Files, Header, ToRestore)
 
 
 class PodMemory:
@@ -37,10 +35,10 @@ class PodMemory:
     def __init__(self, path: str, attempt: int, rank: int) -> None:
         """``path`` is the launcher's socket."""
         self._address, self._attempt, self._rank = path, attempt, rank
-        self._connection: socket.socket | None = None
-        self._received = b""  # an answer that has not arrived as a whole
+        self._stream: Stream[messages.Rank | Request | Answer] | None = None
+        self._poll = select.poll()  # whether an answer has arrived
         self._waiting = False  # for the answer to `finish`
-        self._answer: dict[str, Any] = {"error": "nothing was saved"}  # the latest one to `finish`
+        self._answer: Answer = Failed("nothing was saved")  # the latest one to `finish`
         self._paths: list[Path] = []  # of the two files for this rank's parts; the next part goes to the first
         self._size = 0  # bytes that each of them has
         self._latest = (-1, 0)  # step of the latest part, and the number of its save
@@ -56,13 +54,11 @@ class PodMemory:
 
     def reserve(self, size: int) -> str:
         """Make room for parts of ``size`` bytes, with their headers. Returns why there is none; empty: there is."""
-        answer = self._ask("reserve", size=size)
-        if "error" in answer:
-            return str(answer["error"])
-        if not self._paths:
-            self._paths = [Path(path) for path in answer["paths"]]
-        self._size = size
-        return ""
+        answer = self._ask(messages.Reserve(size))
+        if isinstance(answer, Files):
+            self._paths = self._paths or [Path(path) for path in answer.paths]
+            self._size = size
+        return _reason(answer)
 
     @property
     def size(self) -> int:
@@ -80,7 +76,7 @@ class PodMemory:
         ``step`` and ``number`` are those of the part.
         """
         self._latest = (step, number)
-        self._send("finish", path=str(self.path), keep=self._kept)
+        self._send(messages.Finish(str(self.path), self._kept))
         self._waiting = True
 
     def is_held(self, *, wait: bool) -> bool | None:
@@ -90,20 +86,19 @@ class PodMemory:
         CheckpointError if the launcher does not answer.
         """
         if self._waiting:
-            answer = self._receive(wait=wait)
-            if answer is None:
+            if not wait and not self._poll.poll(0):
                 return None
-            self._answer = answer
-        return "error" not in self._answer
+            self._answer = self._receive()
+        return not self.refusal
 
     @property
     def refusal(self) -> str:
         """Why the part that was finished last is not held; empty if it is."""
-        return str(self._answer.get("error", ""))
+        return _reason(self._answer)
 
     def skip(self, why: str) -> None:
         """Note that this rank has no part of this checkpoint."""
-        self._answer = {"error": why}
+        self._answer = Failed(why)
 
     def settle(self, *, whole: bool) -> None:
         """Go on to the next part. ``whole``: all ranks have said that their latest part is held.
@@ -119,65 +114,62 @@ class PodMemory:
 
     def restorable(self) -> Restorable | None:
         """The checkpoint that all ranks of this attempt can restore, which is the same in all of them; or None."""
-        answer = self._checked("restore")
-        return Restorable(int(answer["step"]), int(answer["world_size"])) if answer else None
+        return self._checked(messages.GetRestorable(), ToRestore).checkpoint
 
     def header(self, rank: int) -> PartHeader:
         """The header of the part that ``rank`` wrote. Raises CheckpointError if no pod can give it any more."""
-        return PartHeader.from_json(self._checked("header", part=rank)["header"].encode())
+        return PartHeader.from_json(self._checked(messages.GetHeader(rank), Header).text.encode())
 
     def open_part(self, rank: int) -> Path:
         """The file of the part that ``rank`` wrote, which the launcher gets from another pod if need be.
 
         It may be removed or written anew after `restored`. Raises CheckpointError if no pod can give it any more.
         """
-        return Path(self._checked("part", part=rank)["path"])
+        return Path(self._checked(messages.GetFile(rank), Files).paths[0])
 
     def restored(self) -> None:
         """Say that this rank has restored all it needs, so that parts of other pods need not be kept here."""
-        self._ask("restored")
+        self._ask(messages.Restored())
 
     # The connection
 
-    def _checked(self, action: str, **values: Any) -> dict[str, Any]:
-        answer = self._ask(action, **values)
-        if "error" in answer:
-            raise StorageError(f"checkpoints in memory: {answer['error']}")
-        return answer
+    def _checked(self, request: Request, kind: type[T]) -> T:
+        answer = self._ask(request)
+        if isinstance(answer, kind):
+            return answer
+        raise CheckpointError(f"checkpoints in memory: {_reason(answer)}")
 
-    def _ask(self, action: str, **values: Any) -> dict[str, Any]:
+    def _ask(self, request: Request) -> Answer:
         self.is_held(wait=True)  # answers come in the order of the requests
-        self._send(action, **values)
-        answer = self._receive(wait=True)
-        assert answer is not None  # noqa: S101
-        return answer
+        self._send(request)
+        return self._receive()
 
-    def _send(self, action: str, **values: Any) -> None:
-        request = {"do": action, "attempt": self._attempt, "rank": self._rank, **values}
+    def _send(self, request: Request) -> None:
         try:
-            if self._connection is None:
-                self._connection = socket.socket(socket.AF_UNIX)
-                self._connection.connect(self._address)
-            self._connection.sendall(json.dumps(request).encode() + b"\n")
+            if self._stream is None:
+                sock = socket.socket(socket.AF_UNIX)
+                sock.connect(self._address)
+                self._poll.register(sock, select.POLLIN)
+                self._stream = Stream(sock, messages.session(serves=False), messages.MESSAGES, timeout=None)
+                self._stream.send(messages.Rank(self._attempt, self._rank))
+            self._stream.send(request)
         except OSError as error:
             raise _unanswered(error) from error
 
-    def _receive(self, *, wait: bool) -> dict[str, Any] | None:
-        assert self._connection is not None  # noqa: S101
+    def _receive(self) -> Answer:
+        assert self._stream is not None  # noqa: S101
         try:
-            while not self._received.endswith(b"\n"):
-                data = self._connection.recv(1 << 16, 0 if wait else socket.MSG_DONTWAIT)
-                if not data:
-                    raise ConnectionError("it has ended")
-                self._received += data
-            answer: dict[str, Any] = json.loads(self._received)
-        except BlockingIOError:
-            return None
-        except (OSError, ValueError) as error:
+            answer, _ = self._stream.receive()
+        except OSError as error:
             raise _unanswered(error) from error
-        self._received, self._waiting = b"", False
+        assert isinstance(answer, Answer)  # noqa: S101
+        self._waiting = False
         return answer
 
 
-def _unanswered(error: Exception) -> StorageError:
-    return StorageError(f"the launcher does not answer about checkpoints in memory: {error}")
+def _reason(answer: Answer) -> str:
+    return answer.reason if isinstance(answer, Failed) else ""
+
+
+def _unanswered(error: Exception) -> CheckpointError:
+    return CheckpointError(f"the launcher does not answer about checkpoints in memory: {error}")

@@ -12,13 +12,32 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from flk_runtime.diloco.frames import LEASE, Frames
+from flk_runtime.diloco.messages import (
+    LEASE,
+    MESSAGES,
+    Alive,
+    Begin,
+    Bye,
+    Contribution,
+    Data,
+    FromHub,
+    FromWorker,
+    Give,
+    Hello,
+    Parameters,
+    Peer,
+    Refused,
+    Result,
+    State,
+    session,
+)
 from flk_runtime.diloco.options import Membership
 from flk_runtime.diloco.tls import TlsSocket
 from flk_runtime.errors import RendezvousError, SetupError
+from flk_runtime.wire import Backoff, Stream, VersionError
 
-Message = tuple[dict[str, Any], bytes | bytearray]
-_FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0  # seconds between two attempts to connect
+Received = tuple[FromHub, Data]
+_FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0  # seconds between two attempts to connect, see `Backoff`
 _NOTICE = 30.0  # seconds without a connection after which its problem is reported
 _CLOSE_TIMEOUT = 10.0  # seconds in which the last messages are sent
 
@@ -40,29 +59,28 @@ class Exchange(Protocol):
     def give(self, versions: list[int], data: bytes) -> None:
         """Send all parameters, which the hub has asked for; returns at once."""
 
-    def get(self, timeout: float) -> Message | None:
+    def get(self, timeout: float) -> Received | None:
         """The next message within ``timeout`` seconds, or None. Raises SetupError and RendezvousError."""
 
     def close(self) -> None:
         """Say that this worker has finished."""
 
 
-class Alone:
+class LocalExchange:
     """The exchange of the only worker: the average is its own contribution."""
 
     sent = received = 0
 
     def __init__(self) -> None:
-        self._results: list[Message] = [({"type": "begin", "workers": 1}, b"")]
+        self._results: list[Received] = [(Begin(1), b"")]
 
     def submit(self, fragment: int, version: int, data: bytes) -> None:
-        header = {"type": "result", "fragment": fragment, "version": version, "workers": 1, "joins": False}
-        self._results.append((header, data))
+        self._results.append((Result(fragment, version, 1, False), data))
 
     def give(self, versions: list[int], data: bytes) -> None:
         raise AssertionError("there is no other worker")
 
-    def get(self, timeout: float) -> Message | None:
+    def get(self, timeout: float) -> Received | None:
         return self._results.pop(0) if self._results else None
 
     def close(self) -> None:
@@ -93,13 +111,13 @@ class HubExchange:
         self._lock = threading.Lock()
         self._versions = list(versions)  # received
         self._pending: dict[tuple[int, int], bytes] = {}  # contributions without a result
-        self._incoming: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._outgoing: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self._frames: Frames | None = None
+        self._incoming: queue.SimpleQueue[Received] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[tuple[FromWorker, Data] | None] = queue.SimpleQueue()
+        self._peer: Peer | None = None
         self._begun = False  # the hub of this connection takes contributions
         self._counted = [0, 0]  # sent and received over earlier connections
         self._refused: SetupError | None = None
-        self._problem = self._said = ""  # why there is no connection, and what of it is in the log
+        self._problem = self._logged_problem = ""  # why there is no connection, and which of these the log has
         self._lost_at: float | None = time.monotonic()
         self._closing = False
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -109,24 +127,24 @@ class HubExchange:
     def sent(self) -> int:
         """Bytes sent so far."""
         with self._lock:
-            return self._counted[0] + (self._frames.sent if self._frames else 0)
+            return self._counted[0] + (self._peer.sent if self._peer else 0)
 
     @property
     def received(self) -> int:
         """Bytes received so far."""
         with self._lock:
-            return self._counted[1] + (self._frames.received if self._frames else 0)
+            return self._counted[1] + (self._peer.received if self._peer else 0)
 
     def submit(self, fragment: int, version: int, data: bytes) -> None:
         with self._lock:
             self._pending[fragment, version] = data
             if self._begun:
-                self._outgoing.put(_contribution(fragment, version, data))
+                self._outgoing.put((Contribution(fragment, version), data))
 
     def give(self, versions: list[int], data: bytes) -> None:
-        self._outgoing.put(({"type": "state", "versions": versions}, data))
+        self._outgoing.put((Parameters(versions), data))
 
-    def get(self, timeout: float) -> Message | None:
+    def get(self, timeout: float) -> Received | None:
         with contextlib.suppress(queue.Empty):
             return self._incoming.get(timeout=timeout)
         if self._refused:
@@ -141,33 +159,34 @@ class HubExchange:
 
     def close(self) -> None:
         self._closing = True
-        self._outgoing.put(({"type": "bye"}, b""))
+        self._outgoing.put((Bye(), b""))
         self._outgoing.put(None)
         self._thread.join(_CLOSE_TIMEOUT)
 
     def _run(self) -> None:
-        delay = _FIRST_DELAY
+        backoff = Backoff(_FIRST_DELAY, _LONGEST_DELAY)
         while not self._closing:
-            frames: Frames | None = None
+            peer: Peer | None = None
             try:
-                frames = self._connect()
-                delay = _FIRST_DELAY
-                self._serve(frames)
-            except (OSError, KeyError, TypeError, ValueError) as error:
+                peer = self._connect()
+                backoff.reset()
+                self._serve(peer)
+            except VersionError as error:
+                self._refused = SetupError(f"worker {self._membership.worker} cannot train with the others: {error}")
+            except OSError as error:
                 self._note(str(error) or type(error).__name__)
             finally:
-                if frames:
-                    frames.close()
+                if peer:
+                    peer.close()
                     with self._lock:
-                        self._counted[0] += frames.sent
-                        self._counted[1] += frames.received
-                        self._frames = None
+                        self._counted[0] += peer.sent
+                        self._counted[1] += peer.received
+                        self._peer = None
             if self._refused or self._closing:
                 return
-            time.sleep(delay)
-            delay = min(2 * delay, _LONGEST_DELAY)
+            time.sleep(backoff.next())
 
-    def _connect(self) -> Frames:
+    def _connect(self) -> Peer:
         host, _, port = self._membership.address.rpartition(":")
         tcp = socket.create_connection((host.strip("[]"), int(port)), timeout=self._lease)
         sock: socket.socket | TlsSocket = tcp
@@ -178,83 +197,77 @@ class HubExchange:
                 context.check_hostname = False
                 context.load_verify_locations(self._membership.ca)
                 sock = TlsSocket(context.wrap_socket(tcp))
-            frames = Frames(sock)
-            frames.shake_hands(self._membership.secret, serves=False, timeout=self._lease)
+            peer = Stream(sock, session(self._membership.secret, serves=False), MESSAGES, self._lease)
             with self._lock:
                 if self._closing:
                     raise ConnectionError("closing")
                 while not self._outgoing.empty():  # what is left of the former connection
                     self._outgoing.get()
                 self._begun = False
-                hello = {
-                    "worker": self._membership.worker,
-                    "layout": self._layout,
-                    "versions": list(self._versions),
-                    "digest": self._digest,
-                    "incarnation": self._incarnation,
-                }
-                self._frames = frames
-            frames.send(hello)
+                worker = self._membership.worker
+                hello = Hello(worker, self._layout, list(self._versions), self._digest, self._incarnation)
+                self._peer = peer
+            peer.send(hello)
         except BaseException:
             sock.close()
             raise
-        return frames
+        return peer
 
-    def _serve(self, frames: Frames) -> None:
+    def _serve(self, peer: Peer) -> None:
         """Send and receive until the connection ends."""
-        sender = threading.Thread(target=self._send, args=(frames,), daemon=True)
+        sender = threading.Thread(target=self._send, args=(peer,), daemon=True)
         sender.start()
         try:
             while True:
-                header, data = frames.receive()
+                message, length = peer.receive()
+                data = peer.receive_bytes(length)
                 self._lost_at = None
-                kind = header["type"]
-                if kind == "refused":
-                    self._refused = SetupError(f"the hub refuses worker {self._membership.worker}: {header['reason']}")
-                    return
-                if kind == "result":
-                    with self._lock:
-                        self._versions[header["fragment"]], self._digest = header["version"], ""
-                        self._pending.pop((header["fragment"], header["version"]), None)
-                elif kind == "state":
-                    with self._lock:
-                        self._versions, self._digest = list(header["versions"]), ""
-                        self._pending.clear()
-                        self._begun = True
-                elif kind == "begin":  # the hub has dropped what came before, or has never had it
-                    with self._lock:
-                        self._begun = True
-                        for key, contribution in sorted(self._pending.items()):
-                            self._outgoing.put(_contribution(*key, contribution))
-                if kind != "alive":
-                    self._incoming.put((header, data))
+                match message:
+                    case Refused(reason):
+                        self._refused = SetupError(f"the hub refuses worker {self._membership.worker}: {reason}")
+                        return
+                    case Begin() | Give() | State() | Result():
+                        self._note_progress(message)
+                        self._incoming.put((message, data))
         finally:
             self._lost_at = time.monotonic()
-            frames.close()
-            self._outgoing.put(({"type": "alive"}, b""))  # wakes the sender
+            peer.close()
+            self._outgoing.put((Alive(), b""))  # wakes the sender
             sender.join(self._lease)
 
-    def _send(self, frames: Frames) -> None:
+    def _note_progress(self, message: FromHub) -> None:
+        """Note which versions this worker has, and whether the hub takes contributions."""
+        with self._lock:
+            match message:
+                case Result(fragment, version):
+                    self._versions[fragment], self._digest = version, ""
+                    self._pending.pop((fragment, version), None)
+                case State(versions):
+                    self._versions, self._digest = list(versions), ""
+                    self._pending.clear()
+                    self._begun = True
+                case Begin():  # the hub has dropped what came before, or has never had it
+                    self._begun = True
+                    for (fragment, version), data in sorted(self._pending.items()):
+                        self._outgoing.put((Contribution(fragment, version), data))
+
+    def _send(self, peer: Peer) -> None:
         with contextlib.suppress(OSError):
-            while self._frames is frames:
+            while self._peer is peer:
                 try:
                     item = self._outgoing.get(timeout=self._lease / 3)
                 except queue.Empty:
-                    item = ({"type": "alive"}, b"")
+                    item = (Alive(), b"")
                 if item is None:
                     break
-                frames.send(*item)
-        frames.close()
+                peer.send(*item)
+        peer.close()
 
     def _note(self, problem: str) -> None:
         if self._closing:
             return
         self._problem = problem
         lost_at = self._lost_at
-        if problem != self._said and lost_at and time.monotonic() - lost_at > _NOTICE:
-            self._said = problem
+        if problem != self._logged_problem and lost_at and time.monotonic() - lost_at > _NOTICE:
+            self._logged_problem = problem
             self._log(f"no connection to the hub at {self._membership.address}: {problem}; trying again")
-
-
-def _contribution(fragment: int, version: int, data: bytes) -> Message:
-    return {"type": "contribution", "fragment": fragment, "version": version}, data

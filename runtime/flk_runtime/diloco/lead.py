@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from flk_runtime.diloco import compression
-from flk_runtime.diloco.exchange import Alone, Exchange, HubExchange
+from flk_runtime.diloco.exchange import Exchange, HubExchange, LocalExchange
 from flk_runtime.diloco.fragments import Fragment
+from flk_runtime.diloco.messages import Begin, Data, FromHub, Give, Result, State
 from flk_runtime.diloco.options import DiLoCo, Membership
 from flk_runtime.diloco.outer import OuterOptimizer
 from flk_runtime.shared import progress
@@ -38,7 +39,7 @@ class Lead:
         self.outer.versions = list(versions)
         self.workers = 1  # that take part, as the hub last said
         self._fresh = True  # the parameters are those before the first round
-        self._results: dict[int, bytes | bytearray] = {}  # averages that are not applied yet, by fragment
+        self._results: dict[int, Data] = {}  # averages that are not applied yet, by fragment
         self._begun = False
         self._joining = False  # this worker has to catch up before it takes part
         self._exchange: Exchange | None = None
@@ -51,7 +52,7 @@ class Lead:
     def connect(self) -> None:
         """Start to connect to the hub; without an address, train alone."""
         if not self._membership.address:
-            self._exchange = Alone()
+            self._exchange = LocalExchange()
             return
         options = self._options
         shapes = [list(zip(part.names, map(tuple, part.shapes), strict=True)) for part in self._parts]
@@ -115,33 +116,34 @@ class Lead:
                 return JOINED
         return STOP if progress.own_page().hold else WAITING
 
-    def _handle(self, header: dict[str, Any], data: bytes | bytearray) -> bool:
+    def _handle(self, message: FromHub, data: Data) -> bool:
         """Handle one message. Returns whether this worker has just caught up."""
-        self.workers = header.get("workers", self.workers)
-        match header["type"]:
-            case "begin":
+        if isinstance(message, (Begin, State, Result)):
+            self.workers = message.workers
+        match message:
+            case Begin():
                 self._begun = True
-            case "give" if self._exchange:
+            case Give() if self._exchange:
                 self._exchange.give(list(self.outer.versions), self.outer.to_bytes())
-            case "state":
-                self.outer.from_bytes(data, header["versions"])
+            case State(versions, _, joins):
+                self.outer.from_bytes(data, versions)
                 self._results.clear()
                 self._begun, self._fresh = True, False
-                self._joining = not header["joins"]
-                return bool(header["joins"])
-            case "result":
-                return self._handle_result(header, data)
+                self._joining = not joins
+                return joins
+            case Result():
+                return self._handle_result(message, data)
         return False
 
-    def _handle_result(self, header: dict[str, Any], data: bytes | bytearray) -> bool:
-        fragment = header["fragment"]
-        if header["version"] != self.outer.versions[fragment] + 1:
+    def _handle_result(self, result: Result, data: Data) -> bool:
+        fragment = result.fragment
+        if result.version != self.outer.versions[fragment] + 1:
             return False  # it is in the parameters that this worker has received
         if self._begun and not self._joining:
             self._results[fragment] = data
             return False
         self.outer.apply(fragment, data)
-        if self._joining and header["joins"]:
+        if self._joining and result.joins:
             self._joining = False
             return True
         return False

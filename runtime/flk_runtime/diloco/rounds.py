@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from flk_runtime.diloco import compression
 from flk_runtime.diloco.compression import ErrorFeedback
+from flk_runtime.diloco.messages import Begin, FromHub, Give, Result, State
 
-Send = Callable[[dict[str, Any], bytes], None]
+Send = Callable[[FromHub, bytes], None]
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,7 @@ class Rounds:
         self._donor = None
         for member in [each for each in self._members.values() if each.behind]:
             member.versions, member.behind, member.synced = list(versions), False, not member.active
-            header = {"type": "state", "versions": versions, "workers": len(self.active), "joins": member.active}
-            member.send(header, bytes(data))
+            member.send(State(versions, len(self.active), member.active), bytes(data))
             for fragment, current in enumerate(self._current):
                 if current > versions[fragment]:
                     self._send_result(member, fragment, joins=False)
@@ -166,7 +165,7 @@ class Rounds:
 
     def _activate(self, member: Member) -> None:
         member.active = True
-        member.send({"type": "begin", "workers": len(self.active)}, b"")
+        member.send(Begin(len(self.active)), b"")
 
     def _ask_donor(self, now: float) -> None:
         """Ask a worker that takes part for its parameters, if another one needs them."""
@@ -175,7 +174,7 @@ class Rounds:
         donors = [member for member in self.active if not member.behind]
         if donors:
             self._donor = donors[0].worker
-            donors[0].send({"type": "give"}, b"")
+            donors[0].send(Give(), b"")
         elif self.active:  # those that had the parameters were lost before they gave them
             for member in self.active:
                 member.active = False
@@ -203,11 +202,5 @@ class Rounds:
 
     def _send_result(self, member: Member, fragment: int, *, joins: bool) -> None:
         member.versions[fragment] = self._current[fragment]
-        header = {
-            "type": "result",
-            "fragment": fragment,
-            "version": self._current[fragment],
-            "workers": len(self.active),
-            "joins": joins,
-        }
-        member.send(header, self._last[fragment])
+        result = Result(fragment, self._current[fragment], len(self.active), joins)
+        member.send(result, self._last[fragment])

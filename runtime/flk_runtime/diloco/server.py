@@ -11,13 +11,29 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from flk_runtime.diloco.frames import HANDSHAKE_TIMEOUT, LEASE, Frames
+from flk_runtime.diloco.messages import (
+    LEASE,
+    MESSAGES,
+    Alive,
+    Bye,
+    Contribution,
+    Data,
+    FromHub,
+    Hello,
+    Message,
+    Parameters,
+    Peer,
+    Refused,
+    session,
+)
 from flk_runtime.diloco.rounds import Limits, Member, Rounds
 from flk_runtime.diloco.tls import TlsSocket
 from flk_runtime.errors import SetupError
+from flk_runtime.wire import Stream, VersionError, listen
 
 _TICK = 0.5  # seconds
-_Item = tuple[dict[str, Any], bytes | bytearray]
+_HANDSHAKE_TIMEOUT = 10.0  # seconds, of TLS
+_Item = tuple[FromHub, Data]
 
 
 class Hub:
@@ -37,12 +53,7 @@ class Hub:
         if not secret and not _is_loopback(address):
             raise SetupError(f"the hub needs a secret to listen on {address or 'all addresses'}")
         self._secret, self._tls, self._lease, self._log = secret, tls, lease, log
-        family = socket.AF_INET6 if address in ("", "::") and socket.has_dualstack_ipv6() else socket.AF_UNSPEC
-        if family == socket.AF_INET6:
-            self._socket = socket.create_server(("", port), family=family, dualstack_ipv6=True, backlog=128)
-        else:
-            kind = socket.AF_INET6 if ":" in address else socket.AF_INET
-            self._socket = socket.create_server((address, port), family=kind, backlog=128)
+        self._socket = listen(address, port)
         self.port = int(self._socket.getsockname()[1])
         self._lock = threading.Lock()
         self._rounds: Rounds | None = None
@@ -61,7 +72,7 @@ class Hub:
     def wire_bytes(self) -> int:
         """Bytes that the hub has sent and received over all connections."""
         with self._lock:
-            return self.bytes + sum(peer.frames.sent + peer.frames.received for peer in self._peers.values())
+            return self.bytes + sum(peer.stream.sent + peer.stream.received for peer in self._peers.values())
 
     @property
     def idle_for(self) -> float:
@@ -87,7 +98,7 @@ class Hub:
         self._socket.close()
         with self._lock:
             for peer in self._peers.values():
-                peer.frames.close()
+                peer.stream.close()
 
     def _accept(self) -> None:
         while not self._closed.is_set():
@@ -101,24 +112,27 @@ class Hub:
         worker, peer, reason = -1, None, ""
         sock: socket.socket | TlsSocket = tcp
         try:
-            tcp.settimeout(HANDSHAKE_TIMEOUT)
+            tcp.settimeout(_HANDSHAKE_TIMEOUT)
             if self._tls:
                 sock = TlsSocket(self._tls.wrap_socket(tcp, server_side=True))
-            frames = Frames(sock)
-            frames.shake_hands(self._secret, serves=True, timeout=self._lease)
-            hello, _ = frames.receive()
-            worker = int(hello["worker"])
-            peer = _Peer(frames, self._lease)
-            if problem := self._problem(hello):
-                frames.send({"type": "refused", "reason": problem})
-                peer = None
+            stream = Stream(sock, session(self._secret, serves=True), MESSAGES, self._lease)
+            hello, _ = stream.receive()
+            if not isinstance(hello, Hello):
+                raise ConnectionError("the worker did not introduce itself")
+            worker = hello.worker
+            if problem := self._problem(hello.layout):
+                stream.send(Refused(problem))
                 return
+            peer = _Peer(stream, self._lease)
             self._join(peer, hello)
             while True:
-                header, data = frames.receive()
-                if header["type"] == "bye":
+                message, length = stream.receive()
+                data = stream.receive_bytes(length)
+                if isinstance(message, Bye):
                     return
-                self._handle(worker, peer, header, data)
+                self._handle(worker, peer, message, data)
+        except VersionError as error:
+            self._log(f"refused a worker: {error}")
         except (OSError, KeyError, TypeError, ValueError) as error:
             reason = str(error) or type(error).__name__
         finally:
@@ -127,9 +141,8 @@ class Hub:
             else:
                 self._leave(worker, peer, reason)
 
-    def _problem(self, hello: dict[str, Any]) -> str:
-        """Why this worker cannot train with the others; empty if it can."""
-        layout: dict[str, Any] = hello["layout"]
+    def _problem(self, layout: dict[str, Any]) -> str:
+        """Why a worker with this layout cannot train with the others; empty if it can."""
         with self._lock:
             if not self._rounds:
                 self._layout = layout
@@ -144,30 +157,30 @@ class Hub:
             return "its model differs from that of the other workers"
         return f"its {key} is {layout.get(key)!r}, and that of the other workers {self._layout[key]!r}"
 
-    def _join(self, peer: _Peer, hello: dict[str, Any]) -> None:
-        worker = int(hello["worker"])
+    def _join(self, peer: _Peer, hello: Hello) -> None:
+        worker = hello.worker
         with self._lock:
             former = self._peers.get(worker)
             self._peers[worker] = peer
-            peer.incarnation = str(hello["incarnation"])
+            peer.incarnation = hello.incarnation
             if former and former.incarnation != peer.incarnation:
                 reason = f"another process has taken the place of worker {worker}: give each site a number of its own"
-                former.post({"type": "refused", "reason": reason}, b"")
+                former.post(Refused(reason), b"")
             if former:
                 self._forget(former)
             if self._rounds:
-                member = Member(worker, peer.post, list(hello["versions"]), str(hello["digest"]))
+                member = Member(worker, peer.post, hello.versions, hello.digest)
                 self._rounds.join(member, time.monotonic())
 
-    def _handle(self, worker: int, peer: _Peer, header: dict[str, Any], data: bytearray) -> None:
+    def _handle(self, worker: int, peer: _Peer, message: Message, data: bytearray) -> None:
         with self._lock:
             if self._peers.get(worker) is not peer or not self._rounds:
                 raise ConnectionError("another connection of this worker has taken its place")
-            if header["type"] == "contribution":
-                now = time.monotonic()
-                self._rounds.contribute(worker, int(header["fragment"]), int(header["version"]), data, now)
-            elif header["type"] == "state":
-                self._rounds.give(worker, list(header["versions"]), data)
+            match message:
+                case Contribution(fragment, version):
+                    self._rounds.contribute(worker, fragment, version, data, time.monotonic())
+                case Parameters(versions):
+                    self._rounds.give(worker, versions, data)
 
     def _leave(self, worker: int, peer: _Peer, reason: str) -> None:
         with self._lock:
@@ -181,7 +194,7 @@ class Hub:
     def _forget(self, peer: _Peer) -> None:
         if not peer.forgotten:
             peer.forgotten = True
-            self.bytes += peer.frames.sent + peer.frames.received
+            self.bytes += peer.stream.sent + peer.stream.received
             peer.close()
 
     def _tick(self) -> None:
@@ -189,22 +202,22 @@ class Hub:
             with self._lock:
                 for worker in self._rounds.tick(time.monotonic()) if self._rounds else ():
                     self._log(f"worker {worker} is late: the others go on without it")
-                    self._peers[worker].frames.close()
+                    self._peers[worker].stream.close()
 
 
 class _Peer:
     """A connection to a worker, and the thread that sends to it, so that a slow worker holds up no other."""
 
-    def __init__(self, frames: Frames, lease: float) -> None:
-        self.frames = frames
+    def __init__(self, stream: Peer, lease: float) -> None:
+        self.stream = stream
         self.incarnation = ""  # of the worker's process
         self.forgotten = False
         self._interval = lease / 3
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         threading.Thread(target=self._send, daemon=True).start()
 
-    def post(self, header: dict[str, Any], data: bytes) -> None:
-        self._queue.put((header, data))
+    def post(self, message: FromHub, data: bytes) -> None:
+        self._queue.put((message, data))
 
     def close(self) -> None:
         """Close the connection after what was posted is sent."""
@@ -216,13 +229,13 @@ class _Peer:
                 try:
                     item = self._queue.get(timeout=self._interval)
                 except queue.Empty:
-                    item = ({"type": "alive"}, b"")
+                    item = (Alive(), b"")
                 if item is None:
                     break
-                self.frames.send(*item)
+                self.stream.send(*item)
         except OSError:
             pass
-        self.frames.close()
+        self.stream.close()
 
 
 def _is_loopback(address: str) -> bool:

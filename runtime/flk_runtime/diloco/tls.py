@@ -18,7 +18,7 @@ _PIECE: Final = 1 << 16  # bytes that are sent under the lock at once
 
 
 class TlsSocket:
-    """The part of a socket's interface that `Frames` uses, over an SSLSocket that has shaken hands."""
+    """The part of a socket's interface that `flk_runtime.wire.Stream` uses, over an SSLSocket that has shaken hands."""
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
         self._socket = sock
@@ -34,7 +34,7 @@ class TlsSocket:
         """Set an option of the TCP connection."""
         self._socket.setsockopt(level, option, value)
 
-    def sendall(self, data: bytes | bytearray) -> None:
+    def sendall(self, data: bytes | bytearray | memoryview) -> None:
         """Send all bytes."""
         view = memoryview(data)
         while view:

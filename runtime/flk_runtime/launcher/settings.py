@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from flk_runtime.contract import pod_env, pod_layout, user_env
 from flk_runtime.contract.variable import T, Variable, VariableError
 from flk_runtime.system import host
+from flk_runtime.wire import Session
 
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 
@@ -76,6 +77,10 @@ class Settings:
     termination_log: str = ""
     records: str = ""  # ConfigMap in which pod 0 keeps the record of the job; empty: none
     parent: int = 0  # process id; the launcher ends with it. 0: none
+
+    def session(self, purpose: str = "rendezvous", *, serves: bool, other: str = "it") -> Session:
+        """One end of a connection to another launcher of this job; arguments as for `Session`."""
+        return Session(self.secret, [purpose, self.job, self.job_uid, self.pods], serves=serves, other=other)
 
     @property
     def pod_in_job(self) -> int:

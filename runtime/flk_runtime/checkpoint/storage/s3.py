@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
 from flk_runtime.checkpoint.storage.manifest import LATEST, MANIFEST, STEP, StoredFile, measure, step_name
-from flk_runtime.errors import CheckpointError, checkpoint_error
+from flk_runtime.errors import CheckpointError
 
 _RETRIES = 6  # of a request: for about 6 seconds; a save that fails is tried again at the next one
 _RETRY_TIME = timedelta(minutes=1)  # after which a request that fails is an error
@@ -74,7 +74,7 @@ class S3Destination:
                 if MANIFEST not in files and all(_OWN_FILE.fullmatch(file) for file in files):
                     self._delete(step, files)
         except OSError as error:
-            raise checkpoint_error(f"cannot write checkpoints to {self.place}: {error}", error) from error
+            raise CheckpointError(f"cannot write checkpoints to {self.place}: {error}") from None
 
     def make_mark(self, token: str) -> None:
         self._put(f".mark-{token}", b"")
@@ -201,18 +201,16 @@ def _key(step: int, file: str) -> str:
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
     """Raise obstore's errors as OSError, with the server's own words in one line."""
-    from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+    from obstore.exceptions import BaseError
 
     try:
         yield
     except FileNotFoundError as error:
         if "<Code>" in str(error) and "NoSuchKey" not in str(error):  # of the bucket, or of the user
-            raise PermissionError(_words(error)) from error
+            raise OSError(_words(error)) from None
         raise
-    except (PermissionDeniedError, UnauthenticatedError) as error:
-        raise PermissionError(_words(error)) from error
     except (BaseError, OSError) as error:
-        raise OSError(_words(error)) from error
+        raise OSError(_words(error)) from None
 
 
 def _words(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from flk_runtime.contract.record import SlowRank
 from flk_runtime.launcher.hangs import report, watchdog
 from flk_runtime.launcher.hangs.diagnosis import diagnose
 from flk_runtime.launcher.hangs.snapshot import Snapshot
-from flk_runtime.launcher.hangs.status import RankStatus
+from flk_runtime.launcher.hangs.status import PodStatus, RankStatus
 from flk_runtime.launcher.hangs.stragglers import Stragglers
 
 _REPORT_TIMEOUT: Final = 12.0  # seconds to wait for the stacks of all pods
@@ -85,10 +85,10 @@ class Overseer:
         if self._collection and self._collection.because_of_hang:
             self._collection = None
 
-    def heartbeat(self, pod: int, status: Mapping[str, Any]) -> None:
+    def heartbeat(self, pod: int, status: PodStatus) -> None:
         """Note what a pod says of its ranks."""
-        if status.get("attempt") == self._attempt and pod in self._places:
-            self._statuses[pod] = [RankStatus.from_list(each) for each in status["ranks"]]
+        if status.attempt == self._attempt and pod in self._places:
+            self._statuses[pod] = status.ranks
 
     def want_stacks(self, asker: Asker, now: float) -> None:
         """Gather the stacks of all ranks, and send a report to ``asker``."""
@@ -97,14 +97,13 @@ class Overseer:
         if self._collection:
             self._collection.askers.append(asker)
 
-    def received_stacks(self, pod: int, number: int, snapshots: Sequence[Mapping[str, Any]]) -> None:
+    def received_stacks(self, pod: int, number: int, snapshots: Sequence[Snapshot]) -> None:
         """Add the snapshots of a pod. Those with equal stacks share them in memory."""
         collection = self._collection
         if collection is None or collection.number != number:
             return
         collection.asked.discard(pod)
-        for data in snapshots:
-            snapshot = Snapshot.from_dict(data)
+        for snapshot in snapshots:
             first = collection.known.setdefault(snapshot.key, snapshot)
             collection.snapshots.append(replace(snapshot, main=first.main, threads=(), workers=first.workers))
 

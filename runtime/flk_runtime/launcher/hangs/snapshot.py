@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -70,17 +70,3 @@ class Snapshot:
     def to_dict(self) -> dict[str, Any]:
         """The snapshot for JSON."""
         return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Snapshot:
-        """The snapshot from `to_dict`. Raises KeyError or TypeError if ``data`` is something else."""
-        values = dict(data)
-        values["main"] = _frames(data["main"])
-        values["threads"] = tuple(_frames(stack) for stack in data["threads"])
-        values["workers"] = tuple(_frames(stack) for stack in data["workers"])
-        values["pending"] = tuple(Pending(**each) for each in data["pending"])
-        return cls(**values)
-
-
-def _frames(stack: Iterable[Iterable[Any]]) -> tuple[Frame, ...]:
-    return tuple(Frame(*frame) for frame in stack)

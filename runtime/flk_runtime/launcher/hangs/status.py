@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 _BUSY: Final = 0.05  # share of one CPU that a rank and its processes must use to count as busy
 NEVER: Final = 1e9  # seconds since something that has not happened
@@ -21,10 +22,13 @@ class RankStatus(NamedTuple):
     samples: int  # how often its observer has looked whether a collective is pending, since the rank started
     pending: int  # how often one was
 
-    @classmethod
-    def from_list(cls, values: list[Any]) -> RankStatus:
-        """The status from JSON. Raises TypeError if the number of values is wrong."""
-        return cls(*values)
+
+@dataclass(frozen=True)
+class PodStatus:
+    """Signs of progress of the ranks of one pod in an attempt."""
+
+    attempt: int
+    ranks: list[RankStatus]
 
 
 class CpuMeter:

@@ -8,11 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.launcher.hangs import collect, watchdog
-from flk_runtime.launcher.hangs.status import CpuMeter, RankStatus, age
+from flk_runtime.launcher.hangs.snapshot import Snapshot
+from flk_runtime.launcher.hangs.status import CpuMeter, PodStatus, RankStatus, age
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.progress import Phase, ProgressPage
 
@@ -55,8 +56,8 @@ class Watch:
     def __init__(
         self,
         settings: Settings,
-        post_status: Callable[[dict[str, Any]], None],
-        report_stacks: Callable[[int, list[dict[str, Any]]], None],
+        post_status: Callable[[PodStatus], None],
+        report_stacks: Callable[[int, list[Snapshot]], None],
     ) -> None:
         """``post_status`` and ``report_stacks`` send to the leader; both return at once and work from any thread."""
         self._settings = settings
@@ -76,7 +77,7 @@ class Watch:
             each.meter.update(now, collect.cpu_seconds(rank.pid))
             watched[rank.pid] = each
         self._watched = watched
-        self._post_status({"attempt": attempt, "ranks": [_status(each, now) for each in watched.values()]})
+        self._post_status(PodStatus(attempt, [_status(each, now) for each in watched.values()]))
 
     def take_stacks(self, number: int) -> None:
         """Take snapshots of the ranks in a thread, which then sends them as the answer to request ``number``."""
@@ -95,7 +96,7 @@ class Watch:
 
         def run() -> None:
             found = collect.take(targets, settings.pod, settings.pod_name, settings.node, settings.work)
-            self._report_stacks(number, [snapshot.to_dict() for snapshot in found])
+            self._report_stacks(number, found)
 
         threading.Thread(target=run, name="stacks", daemon=True).start()
 

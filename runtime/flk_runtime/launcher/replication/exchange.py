@@ -6,13 +6,31 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
-from flk_runtime.launcher.replication.connection import DataConnection, RefusedError
+from flk_runtime.launcher.replication.messages import (
+    MESSAGES,
+    Answer,
+    Content,
+    Done,
+    Failed,
+    Get,
+    GetHeader,
+    Header,
+    Peer,
+    Put,
+    RefusedError,
+    Request,
+    Reserve,
+    connect,
+    expect,
+    receive_shard,
+)
 from flk_runtime.launcher.replication.plan import CheckpointId, Part
 from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, PartStore, check_part
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.shard_file import PartError, read_header, read_prelude, verify
+from flk_runtime.wire import Stream, VersionError
 
 _STRANGERS: Final = 64  # connections that may wait for their authentication at once; others are closed
 _SLOT_TIMEOUT: Final = 5.0  # seconds until a file is free that another thread still uses
@@ -21,8 +39,10 @@ _SLOT_TIMEOUT: Final = 5.0  # seconds until a file is free that another thread s
 class Exchange:
     """Accepts connections of other launchers of the job, in a thread for each."""
 
-    def __init__(self, settings: Settings, store: PartStore, listener: socket.socket) -> None:
-        self._settings, self._store, self._listener = settings, store, listener
+    def __init__(
+        self, settings: Settings, store: PartStore, listener: socket.socket, log: Callable[[str], None]
+    ) -> None:
+        self._settings, self._store, self._listener, self._log = settings, store, listener, log
         self._strangers = threading.BoundedSemaphore(_STRANGERS)
         self.ranks: set[int] = set()
         """Ranks of other pods whose copies are held here in this attempt."""
@@ -42,89 +62,90 @@ class Exchange:
             threading.Thread(target=self._serve, args=(sock,), name="memory-peer", daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
-        connection = None
+        peer: Peer | None = None
         known = False
         try:
-            connection = DataConnection.accept(sock, self._settings)
+            peer = Stream(sock, self._settings.session("replication", serves=True), MESSAGES)
             while True:
-                message = connection.receive()  # the first one proves that the other side knows the secret
+                message, length = peer.receive()  # the first one proves that the other side knows the secret
                 if not known:
                     known = True
                     self._strangers.release()
-                connection.set_timeout(self._settings.lease)
-                self._answer(connection, message)
-                connection.set_timeout(None)
-        except (OSError, KeyError, TypeError, ValueError):
+                peer.set_timeout(self._settings.lease)
+                self._answer(peer, message, length)
+                peer.set_timeout(None)
+        except VersionError as error:
+            self._log(f"takes no copies of a pod's checkpoints: {error}")
+        except OSError:
             pass  # the other side ended, or is no launcher of this job; it says so if it is one
         finally:
             if not known:
                 self._strangers.release()
-            if connection:
-                connection.close()
+            if peer:
+                peer.close()
 
-    def _answer(self, connection: DataConnection, message: dict[str, Any]) -> None:
-        match message["do"]:
-            case "reserve":
-                self._reserve(connection, int(message["rank"]), int(message["size"]))
-            case "put":
-                keep = CheckpointId.from_json(message["keep"]) if message["keep"] else None
-                self._take(connection, Part.from_json(message["part"]), int(message["length"]), keep)
-            case "header":
-                self._give_header(connection, Part.from_json(message["part"]))
-            case "get":
-                self._give(connection, Part.from_json(message["part"]))
+    def _answer(self, peer: Peer, message: Request | Answer, length: int) -> None:
+        match message:
+            case Reserve(rank, size):
+                self._reserve(peer, rank, size)
+            case Put(part, keep):
+                self._take(peer, part, length, keep)
+            case GetHeader(part):
+                self._give_header(peer, part)
+            case Get(part):
+                self._give(peer, part)
             case other:
                 raise RefusedError(f"asked for {other!r}")
 
-    def _reserve(self, connection: DataConnection, rank: int, size: int) -> None:
+    def _reserve(self, peer: Peer, rank: int, size: int) -> None:
         self.ranks.add(rank)
         try:
             self._store.reserve(rank, size, _SLOT_TIMEOUT)
         except (NoRoomError, TimeoutError) as error:
-            connection.send({"error": f"no room: {error}"})
+            peer.send(Failed(f"no room: {error}"))
         else:
-            connection.send({})
+            peer.send(Done())
 
-    def _take(self, connection: DataConnection, part: Part, length: int, keep: CheckpointId | None) -> None:
+    def _take(self, peer: Peer, part: Part, length: int, keep: CheckpointId | None) -> None:
         """Receive a copy of a part. A part that is cut off or damaged on its way is not kept."""
-        answer: dict[str, Any] = {}
+        answer: Done | Failed = Done()
         slot = None
         try:
             if not self._store.path(part):
                 slot = self._store.begin(part, length, _SLOT_TIMEOUT, keep=keep)
         except (NoRoomError, TimeoutError) as error:
-            answer = {"error": f"no room: {error}"}
+            answer = Failed(f"no room: {error}")
         except AttemptEndedError:
             pass  # the sender will hear of it
         if slot is None:
-            connection.skip_part(length)
-            connection.send(answer)
+            peer.skip_data(length)
+            peer.send(answer)
             return
         try:
-            prelude = connection.receive_part(slot.memory, length)
+            prelude = receive_shard(peer, slot.memory, length)
             check_part(prelude, part)
         except PartError as error:
             self._store.cancel(slot)
-            connection.send({"error": f"the part arrived damaged: {error}"})
+            peer.send(Failed(f"the part arrived damaged: {error}"))
         except BaseException:
             self._store.cancel(slot)
             raise
         else:
             with contextlib.suppress(AttemptEndedError):
                 self._store.hold(slot, prelude)
-            connection.send({})
+            peer.send(Done())
 
-    def _give_header(self, connection: DataConnection, part: Part) -> None:
+    def _give_header(self, peer: Peer, part: Part) -> None:
         with self._store.reading(part) as memory:
-            connection.send({"header": read_header(memory).to_json().decode()} if memory else {"error": "not held"})
+            peer.send(Header(read_header(memory).to_json().decode()) if memory else Failed("not held"))
 
-    def _give(self, connection: DataConnection, part: Part) -> None:
+    def _give(self, peer: Peer, part: Part) -> None:
         with self._store.reading(part) as memory:
             if memory is None:
-                connection.send({"error": "not held"})
+                peer.send(Failed("not held"))
                 return
-            length = read_prelude(memory).end
-            connection.send_part(memory, length, {"length": length})
+            with memoryview(memory) as view, view[: read_prelude(memory).end] as content:
+                peer.send(Content(), content)
 
 
 class Fetcher:
@@ -164,19 +185,19 @@ class Fetcher:
         """The header of a part as JSON, as one of its holders tells it. Raises OSError."""
         texts: list[str] = []
 
-        def ask(connection: DataConnection) -> None:
-            connection.send({"do": "header", "part": part})
-            texts.append(str(_checked(connection.receive())["header"]))
+        def ask(connection: Peer) -> None:
+            connection.send(GetHeader(part))
+            texts.append(expect(connection, Header)[0].text)
 
         self._try_each(holders, ask)
         return texts[0]
 
-    def _try_each(self, holders: list[int], action: Callable[[DataConnection], None]) -> None:
+    def _try_each(self, holders: list[int], action: Callable[[Peer], None]) -> None:
         last: Exception | None = None
         start = self._settings.pod % max(1, len(holders))  # so that not all pods ask the same one
         for pod in holders[start:] + holders[:start]:
             try:
-                connection = DataConnection.connect(self._addresses(pod), self._settings)
+                connection = connect(self._addresses(pod), self._settings)
                 try:
                     action(connection)
                     return
@@ -186,20 +207,14 @@ class Fetcher:
                 last = error
         raise last or ConnectionError("no pod holds it")
 
-    def _receive(self, connection: DataConnection, part: Part) -> None:
-        connection.send({"do": "get", "part": part})
-        length = int(_checked(connection.receive())["length"])
+    def _receive(self, connection: Peer, part: Part) -> None:
+        connection.send(Get(part))
+        _, length = expect(connection, Content)
         slot = self._store.begin(part, length, _SLOT_TIMEOUT, fetched=part.rank not in self._own_ranks)
         try:
-            prelude = connection.receive_part(slot.memory, length)
+            prelude = receive_shard(connection, slot.memory, length)
             check_part(prelude, part)
         except BaseException:
             self._store.cancel(slot)
             raise
         self._store.hold(slot, prelude)
-
-
-def _checked(answer: dict[str, Any]) -> dict[str, Any]:
-    if "error" in answer:
-        raise RefusedError(str(answer["error"]))
-    return answer

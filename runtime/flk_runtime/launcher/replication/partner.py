@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from flk_runtime.launcher.replication.connection import DataConnection, RefusedError, reason
+from flk_runtime.launcher.replication.messages import Done, Peer, Put, RefusedError, Reserve, connect, expect
 from flk_runtime.launcher.replication.plan import CheckpointId, Part
 from flk_runtime.launcher.replication.store import PartStore
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.shard_file import PartError, read_prelude
+from flk_runtime.wire import VersionError, reason
 
 _RETRY: Final = 0.2  # seconds between two tries to reach the partner
 _PAUSE: Final = 30.0  # seconds after the partner could not be reached in which it is not tried again
@@ -32,8 +33,8 @@ class Partner:
         """``partner`` is its pod and address; None: there is none, and nothing is sent."""
         self._settings, self._store, self._partner, self._log = settings, store, partner, log
         self._lock = threading.Lock()
-        self._idle: list[DataConnection] = []
-        self._used: set[DataConnection] = set()
+        self._idle: list[Peer] = []
+        self._used: set[Peer] = set()
         self._stopped = False
         self._unreachable_until = 0.0  # time.monotonic
         self._complained = False
@@ -48,9 +49,9 @@ class Partner:
     def reserve(self, rank: int, size: int) -> None:
         """Have the partner make room for the parts of a rank."""
 
-        def ask(connection: DataConnection) -> None:
-            connection.send({"do": "reserve", "rank": rank, "size": size})
-            _expect_ok(connection)
+        def ask(connection: Peer) -> None:
+            connection.send(Reserve(rank, size))
+            expect(connection, Done)
 
         self._exchange(ask)
 
@@ -64,7 +65,7 @@ class Partner:
                 connection.close()
             self._idle.clear()
 
-    def _exchange(self, action: Callable[[DataConnection], T]) -> T | None:
+    def _exchange(self, action: Callable[[Peer], T]) -> T | None:
         """Do something with a connection to the partner, and return what that returns; None: it is not reached.
 
         Tries again for the time of a lease, and then says why not.
@@ -80,7 +81,7 @@ class Partner:
             except (OSError, PartError) as error:
                 if self._stopped:
                     return None
-                if isinstance(error, RefusedError) or time.monotonic() >= deadline:
+                if isinstance(error, (RefusedError, VersionError)) or time.monotonic() >= deadline:
                     text = reason(error) if isinstance(error, OSError) else str(error)
                     self._complain(text, self._partner)
                     self._unreachable_until = time.monotonic() + _PAUSE
@@ -88,11 +89,11 @@ class Partner:
                 time.sleep(_RETRY)
         return None
 
-    def _try(self, action: Callable[[DataConnection], T], address: tuple[str, int]) -> T:
+    def _try(self, action: Callable[[Peer], T], address: tuple[str, int]) -> T:
         with self._lock:
             connection = self._idle.pop() if self._idle else None
         if connection is None:
-            connection = DataConnection.connect(address, self._settings)
+            connection = connect(address, self._settings)
         with self._lock:
             self._used.add(connection)
             if self._stopped:
@@ -120,17 +121,11 @@ class Partner:
                 "the job falls back to a checkpoint on its volume, or starts again"
             )
 
-    def _send(self, connection: DataConnection, part: Part, keep: CheckpointId | None) -> bool:
+    def _send(self, connection: Peer, part: Part, keep: CheckpointId | None) -> bool:
         with self._store.reading(part) as memory:
             if memory is None:  # its attempt has ended
                 return False
-            length = read_prelude(memory).end
-            connection.send_part(memory, length, {"do": "put", "part": part, "length": length, "keep": keep})
-            _expect_ok(connection)
+            with memoryview(memory) as view, view[: read_prelude(memory).end] as content:
+                connection.send(Put(part, keep), content)
+            expect(connection, Done)
             return True
-
-
-def _expect_ok(connection: DataConnection) -> None:
-    answer = connection.receive()
-    if "error" in answer:
-        raise RefusedError(str(answer["error"]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class CheckpointId(NamedTuple):
@@ -19,24 +19,12 @@ class CheckpointId(NamedTuple):
     world_size: int  # number of its parts
     number: int  # of the save in that attempt: several may be after the same step
 
-    @classmethod
-    def from_json(cls, data: Any) -> CheckpointId:
-        """The checkpoint from a tuple that travelled as JSON. Raises TypeError or ValueError if it is none."""
-        written_in, step, world_size, number = data
-        return cls(str(written_in), int(step), int(world_size), int(number))
-
 
 class Part(NamedTuple):
     """One rank's part of a checkpoint."""
 
     checkpoint: CheckpointId
     rank: int
-
-    @classmethod
-    def from_json(cls, data: Any) -> Part:
-        """The part from a tuple that travelled as JSON. Raises TypeError or ValueError if it is none."""
-        checkpoint, rank = data
-        return cls(CheckpointId.from_json(checkpoint), int(rank))
 
 
 @dataclass(frozen=True)
@@ -47,12 +35,6 @@ class Inventory:
     port: int = 0
     parts: list[Part] = field(default_factory=list)  # that it holds, whole
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Inventory:
-        """The inventory from the result of ``dataclasses.asdict``."""
-        parts = [Part.from_json(part) for part in data["parts"]]
-        return cls(str(data["host"]), int(data["port"]), parts)
-
 
 @dataclass(frozen=True)
 class Restore:
@@ -60,12 +42,6 @@ class Restore:
 
     checkpoint: CheckpointId
     holders: list[list[int]]  # by rank of the checkpoint: the pods that hold its part
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Restore:
-        """The value from the result of ``dataclasses.asdict``."""
-        holders = [[int(pod) for pod in pods] for pods in data["holders"]]
-        return cls(CheckpointId.from_json(data["checkpoint"]), holders)
 
 
 @dataclass(frozen=True)
@@ -76,16 +52,6 @@ class MemoryPlan:
     addresses: dict[int, tuple[str, int]]  # of the pods' launchers: host, port
     partners: dict[int, int]  # which pod gets copies of a pod's parts; empty in a job of one pod
     restore: Restore | None = None
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> MemoryPlan:
-        """The plan from the result of ``dataclasses.asdict``, after it has travelled as JSON."""
-        return cls(
-            str(data["attempt_id"]),
-            {int(pod): (str(host), int(port)) for pod, (host, port) in data["addresses"].items()},
-            {int(pod): int(partner) for pod, partner in data["partners"].items()},
-            Restore.from_dict(data["restore"]) if data["restore"] else None,
-        )
 
 
 def newest_whole(inventories: Mapping[int, Inventory]) -> Restore | None:

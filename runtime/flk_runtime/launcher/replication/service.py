@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from flk_runtime.launcher.replication import room
-from flk_runtime.launcher.replication.connection import listen, reason
 from flk_runtime.launcher.replication.exchange import Exchange, Fetcher
 from flk_runtime.launcher.replication.partner import Partner
 from flk_runtime.launcher.replication.plan import Inventory, MemoryPlan, Part, lonely_parts, ranks_text
-from flk_runtime.launcher.replication.requests import Requests
 from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, PartStore, mebibytes
 from flk_runtime.launcher.settings import Settings
+from flk_runtime.shared import memory_messages as messages
+from flk_runtime.shared.memory_messages import Answer
 from flk_runtime.shared.shard_file import PartError, read_header
 from flk_runtime.system import host
+from flk_runtime.wire import Stream, listen, reason
+from flk_runtime.wire.listener import LOOPBACK
 
 _SOCKET: Final = "socket"
-_ENDED: Final = {"error": "the attempt is over"}  # the answer to a rank that was killed meanwhile
+_BACKLOG: Final = 256  # ranks that wait to be accepted
+_ENDED: Final = messages.Failed("the attempt is over")  # the answer to a rank that was killed meanwhile
 _NOTICEABLE: Final = 1.1  # how much larger checkpoints have become when the log says so again
 _FREE_TIMEOUT: Final = 30.0  # seconds until a thread of the attempt before uses no file of a rank any more
 
@@ -32,7 +38,7 @@ class _Attempt:
         self.restoring = set(ranks)
         self.restored_copied = threading.Event()  # the partner has what it has to get of the restored checkpoint
         self.reserved: dict[int, int] = {}  # bytes of each file for parts, by rank
-        self.said = 0  # bytes that its checkpoints take in each pod, as the log says
+        self.logged_bytes = 0  # that its checkpoints take in each pod, as the log says
 
 
 class MemoryService:
@@ -56,10 +62,16 @@ class MemoryService:
         self._wake, self._failed, self._log = wake, failed, log
         self._lock = threading.Lock()
         self._attempt: _Attempt | None = None
-        self._listener = listen(settings)
-        self._requests = Requests(store.folder / _SOCKET, self._answer)
-        self._exchange = Exchange(settings, store, self._listener)
-        self._start_thread("memory-requests", self._requests.run)
+        alone = settings.pods == 1 or settings.pod_ip == LOOPBACK  # all pods are on this machine
+        self._listener = listen(LOOPBACK if alone else "", 0)
+        self._exchange = Exchange(settings, store, self._listener, log)
+        self.socket = str(store.folder / _SOCKET)
+        """Path of the socket for the ranks, in FLK_MEMORY."""
+        Path(self.socket).unlink(missing_ok=True)  # of a launcher that was killed
+        self._ranks_listener = socket.socket(socket.AF_UNIX)
+        self._ranks_listener.bind(self.socket)
+        self._ranks_listener.listen(_BACKLOG)
+        self._start_thread("memory-requests", self._accept_ranks)
         self._start_thread("memory-exchange", self._exchange.run)
 
     @classmethod
@@ -87,11 +99,6 @@ class MemoryService:
         except OSError as error:
             log(f"keeps no checkpoints in memory: {root}: {reason(error)}")
             return None
-
-    @property
-    def socket(self) -> str:
-        """Path of the socket for the ranks, in FLK_MEMORY."""
-        return str(self._requests.path)
 
     def inventory(self) -> Inventory:
         """What this launcher holds, for the leader."""
@@ -171,100 +178,109 @@ class MemoryService:
 
         def send() -> None:
             partner = Partner(self._settings, self._store, (pod, address), self._log)
-            given = [part for part in parts if partner.send(part)]
+            sent = [part for part in parts if partner.send(part)]
             partner.stop()
-            if given:
-                ranks = ranks_text([part.rank for part in given])
+            if sent:
+                ranks = ranks_text([part.rank for part in sent])
                 self._log(f"this pod ends; pod {pod} holds the parts of {ranks} of the checkpoint in memory now")
-            done(pod, given)
+            done(pod, sent)
 
         self._start_thread("memory-hand-over", send)
 
     # Requests of ranks -------------------------------------------------------------------------------------------
 
-    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _accept_ranks(self) -> None:
+        while True:
+            sock, _ = self._ranks_listener.accept()
+            self._start_thread("memory-rank", functools.partial(self._serve_rank, sock))  # some requests wait
+
+    def _serve_rank(self, sock: socket.socket) -> None:
+        with sock, contextlib.suppress(OSError):  # the rank was killed, or is no rank of flk's
+            stream = Stream(sock, messages.session(serves=True), messages.MESSAGES, timeout=None)
+            rank, _ = stream.receive()
+            while isinstance(rank, messages.Rank):
+                request, _ = stream.receive()
+                stream.send(self._answer(rank, request))
+
+    def _answer(self, rank: messages.Rank, request: messages.Rank | messages.Request | Answer) -> Answer:
         attempt = self._attempt
-        if attempt is None or int(request["attempt"]) != attempt.number:
+        if attempt is None or rank.attempt != attempt.number:
             return _ENDED
-        action = getattr(self, f"_do_{request['do']}", None)
-        if action is None:
-            return {"error": f"unknown request {request['do']!r}"}
-        answer: dict[str, Any] = action(attempt, request)
-        return answer
+        try:
+            match request:
+                case messages.Reserve(size):
+                    return self._reserve(attempt, rank.rank, size)
+                case messages.Finish(path, whole):
+                    return self._finish(attempt, Path(path), whole)
+                case messages.GetRestorable():
+                    restore = attempt.plan.restore
+                    checkpoint = restore.checkpoint if restore else None
+                    found = messages.Restorable(checkpoint.step, checkpoint.world_size) if checkpoint else None
+                    return messages.ToRestore(found)
+                case messages.GetHeader(shard):
+                    return self._with_shard(attempt, shard, self._header_of)
+                case messages.GetFile(shard):
+                    return self._with_shard(attempt, shard, self._file_of)
+                case messages.Restored():
+                    return self._restored(attempt, rank.rank)
+                case _:
+                    return messages.Failed(f"{type(request).__name__} is no request")
+        except AttemptEndedError:
+            return _ENDED
 
-    def _do_restore(self, attempt: _Attempt, request: dict[str, Any]) -> dict[str, Any]:
-        """What is restored."""
-        restore = attempt.plan.restore
-        if restore is None:
-            return {}
-        return {"step": restore.checkpoint.step, "world_size": restore.checkpoint.world_size}
-
-    def _do_header(self, attempt: _Attempt, request: dict[str, Any]) -> dict[str, Any]:
-        """The header of one part of the checkpoint that is restored."""
-        return self._with_part(attempt, request, self._header_of)
-
-    def _header_of(self, attempt: _Attempt, part: Part, holders: list[int]) -> dict[str, Any]:
+    def _header_of(self, attempt: _Attempt, part: Part, holders: list[int]) -> Answer:
+        """The header of one shard of the checkpoint that is restored."""
         with self._store.reading(part) as memory:
             if memory:
-                return {"header": read_header(memory).to_json().decode()}
-        return {"header": attempt.fetcher.header(part, holders)}
+                return messages.Header(read_header(memory).to_json().decode())
+        return messages.Header(attempt.fetcher.header(part, holders))
 
-    def _do_part(self, attempt: _Attempt, request: dict[str, Any]) -> dict[str, Any]:
-        """The file of one part of the checkpoint that is restored. It is fetched if another pod holds it."""
-        return self._with_part(attempt, request, self._path_of)
-
-    def _path_of(self, attempt: _Attempt, part: Part, holders: list[int]) -> dict[str, Any]:
+    def _file_of(self, attempt: _Attempt, part: Part, holders: list[int]) -> Answer:
+        """The file of one shard of the checkpoint that is restored. It is fetched if another pod holds it."""
         attempt.fetcher.fetch(part, holders)
-        return {"path": str(self._store.path(part))}
+        return messages.Files([str(self._store.path(part))])
 
-    def _with_part(
-        self,
-        attempt: _Attempt,
-        request: dict[str, Any],
-        action: Callable[[_Attempt, Part, list[int]], dict[str, Any]],
-    ) -> dict[str, Any]:
+    def _with_shard(
+        self, attempt: _Attempt, rank: int, action: Callable[[_Attempt, Part, list[int]], Answer]
+    ) -> Answer:
         restore = attempt.plan.restore
         if restore is None:
-            return {"error": "nothing is restored"}
-        rank = int(request["part"])
+            return messages.Failed("nothing is restored")
         part, holders = Part(restore.checkpoint, rank), restore.holders[rank]
         try:
             return action(attempt, part, holders)
-        except AttemptEndedError:
-            return _ENDED
         except (OSError, NoRoomError, PartError, TimeoutError) as error:
             why = reason(error) if isinstance(error, OSError) else str(error)
-            return {"error": f"cannot get the part of rank {rank} from {_pods(holders)}: {why}"}
+            return messages.Failed(f"cannot get the part of rank {rank} from {_pods(holders)}: {why}")
 
-    def _do_restored(self, attempt: _Attempt, request: dict[str, Any]) -> dict[str, Any]:
+    def _restored(self, attempt: _Attempt, rank: int) -> Answer:
         """The rank has restored what it needs."""
-        attempt.restoring.discard(int(request["rank"]))
+        attempt.restoring.discard(rank)
         if not attempt.restoring:
             self._store.drop_fetched()
         self._wake()
-        return {}
+        return messages.Done()
 
-    def _do_reserve(self, attempt: _Attempt, request: dict[str, Any]) -> dict[str, Any]:
-        """Make room for the parts of a rank, here and at the partner."""
-        rank, size = int(request["rank"]), int(request["size"])
+    def _reserve(self, attempt: _Attempt, rank: int, size: int) -> Answer:
+        """Make room for the shards of a rank, here and at the partner."""
         try:
             paths = self._store.reserve(rank, size, _FREE_TIMEOUT)
         except (NoRoomError, TimeoutError) as error:
-            return {"error": f"no room for checkpoints in the memory of pod {self._settings.pod}: {error}"}
+            return messages.Failed(f"no room for checkpoints in the memory of pod {self._settings.pod}: {error}")
         attempt.partner.reserve(rank, size)
         with self._lock:
             attempt.reserved[rank] = max(size, attempt.reserved.get(rank, 0))  # files do not shrink
             if set(attempt.reserved) == set(attempt.ranks) and self._settings.pod == 0 and attempt.number == 0:
-                self._say_size(attempt)
-        return {"paths": list(map(str, paths))}
+                self._log_size(attempt)
+        return messages.Files(list(map(str, paths)))
 
-    def _say_size(self, attempt: _Attempt) -> None:
-        """Say how much memory the checkpoints take, at first and whenever it has grown by a tenth since."""
+    def _log_size(self, attempt: _Attempt) -> None:
+        """Log how much memory the checkpoints take, at first and whenever it has grown by a tenth since."""
         copies = 2 if attempt.plan.partners else 1
         needed = 2 * copies * sum(attempt.reserved.values())
-        if needed <= _NOTICEABLE * attempt.said:
+        if needed <= _NOTICEABLE * attempt.logged_bytes:
             return
-        attempt.said = needed
+        attempt.logged_bytes = needed
         place = room.mount_point(str(self._store.folder))
         where = f"of this pod and of pod {attempt.plan.partners[0]}" if attempt.plan.partners else "of this pod"
         self._log(
@@ -272,23 +288,21 @@ class MemoryService:
             f"for them (limit {mebibytes(self._store.limit)})"
         )
 
-    def _do_finish(self, attempt: _Attempt, request: dict[str, Any]) -> dict[str, Any]:
-        """The part that a rank has written is whole: hold it, and answer when the partner has a copy, if it can."""
+    def _finish(self, attempt: _Attempt, path: Path, whole: tuple[int, int] | None) -> Answer:
+        """The shard that a rank has written is whole: hold it, and answer when the partner has a copy, if it can."""
         try:
-            part = self._store.seal(Path(str(request["path"])), attempt.plan.attempt_id)
-        except AttemptEndedError:
-            return _ENDED
-        except PartError as error:
-            return {"error": str(error)}
+            part = self._store.seal(path, attempt.plan.attempt_id)
+        except (PartError, ValueError) as error:
+            return messages.Failed(str(error))
         keep = None
-        if request["keep"] is not None:
-            step, number = request["keep"]
-            keep = part.checkpoint._replace(step=int(step), number=int(number))
+        if whole is not None:
+            step, number = whole
+            keep = part.checkpoint._replace(step=step, number=number)
             self._store.settle(keep, {*attempt.ranks, *self._exchange.ranks})
         attempt.partner.send(part, keep)
-        # The rank may overwrite the part of the restored checkpoint after this.
+        # The rank may overwrite the shard of the restored checkpoint after this.
         attempt.restored_copied.wait()
-        return {}
+        return messages.Done()
 
 
 def _pods(holders: list[int]) -> str:

@@ -10,26 +10,26 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import Attempt, JobRecord
-from flk_runtime.launcher import authentication
+from flk_runtime.launcher.hangs.snapshot import Snapshot
+from flk_runtime.launcher.hangs.status import PodStatus
 from flk_runtime.launcher.history import job_record, new_record
 from flk_runtime.launcher.preemption import Boundary
 from flk_runtime.launcher.replication import Inventory
 from flk_runtime.launcher.replication.plan import Part
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.transport.connection import Connection
 from flk_runtime.launcher.transport.messages import (
+    MESSAGES,
     AttemptEnded,
     AttemptStarted,
     BoundaryReport,
-    Challenge,
     Departure,
     Event,
     FailureReport,
+    FromMember,
     HandedOver,
     HandOver,
     Heartbeat,
@@ -52,27 +52,16 @@ from flk_runtime.launcher.transport.messages import (
     StacksRequested,
     StacksWanted,
     SuccessReport,
+    Welcome,
 )
 from flk_runtime.launcher.transport.thread import start_thread
+from flk_runtime.wire import Backoff, Connection, Unreadable, VersionError
 
 _CONNECT_TIMEOUT = 3.0  # seconds to connect to one address of the leader, and for its answer
 _POLL_MIN, _POLL_MAX = 0.05, 1.0  # seconds between two tries to connect
 _PROGRESS_INTERVAL = 30.0  # seconds between two lines about a leader that does not answer
 _LOOPBACK = ("127.0.0.1", "::1")  # where the launcher of pod 0 finds itself
 _TEXT_LIMIT = 1 << 20  # characters of the texts of all failures in one message
-
-_Outgoing = (
-    FailureReport
-    | SuccessReport
-    | PreemptionRequest
-    | BoundaryReport
-    | RanksEnded
-    | Restored
-    | Departure
-    | HandedOver
-    | StacksReport
-    | StacksWanted
-)
 
 _DISCONNECTED = "lost the connection to pod 0"
 
@@ -87,6 +76,10 @@ class _Ready:
 
 class _RefusedError(ConnectionError):
     """The leader knows this launcher and refuses it."""
+
+
+class _NoLeaderError(ConnectionError):
+    """The leader was not reached within the join timeout."""
 
 
 class Member:
@@ -122,8 +115,8 @@ class Member:
         self._attempt: AttemptStarted | None = None  # that runs
         self._over = False
         self._connected = self._departing = False
-        self._status: dict[str, Any] = {}
-        self._outbox: queue.SimpleQueue[_Outgoing | _Ready] = queue.SimpleQueue()
+        self._status: PodStatus | None = None
+        self._outbox: queue.SimpleQueue[FromMember | _Ready] = queue.SimpleQueue()
         self._wakeup, self._wake_end = socket.socketpair()
         for end in (self._wakeup, self._wake_end):
             end.setblocking(False)
@@ -179,11 +172,11 @@ class Member:
         """Say which parts the pod of HandOver holds now. Any thread may call this."""
         self._put(HandedOver(pod, parts))
 
-    def post_status(self, status: dict[str, Any]) -> None:
+    def post_status(self, status: PodStatus) -> None:
         """Replace the status of this pod's ranks, which the next heartbeats carry to the leader."""
         self._status = status
 
-    def report_stacks(self, number: int, snapshots: list[dict[str, Any]]) -> None:
+    def report_stacks(self, number: int, snapshots: list[Snapshot]) -> None:
         """Answer StacksRequested. Any thread may call this."""
         self._put(StacksReport(number, snapshots))
 
@@ -191,7 +184,7 @@ class Member:
         """Ask the leader for the stacks of all ranks of the job, which StacksGathered brings."""
         self._put(StacksWanted(asker))
 
-    def _put(self, item: _Outgoing | _Ready) -> None:
+    def _put(self, item: FromMember | _Ready) -> None:
         self._outbox.put(item)
         with contextlib.suppress(BlockingIOError):  # the thread has not yet woken up for the former items
             self._wake_end.send(b"\0")
@@ -200,28 +193,30 @@ class Member:
 
     def _run(self) -> None:
         while not self._over:
+            connection = None
             try:
                 connection = self._connect()
-            except TimeoutError as error:
-                self._log(f"leaving the job: pod 0 {error}")
-                cause = replace(self._lost(0, str(error)), kind=Kind.ABSENT)
-                self._end(job_record(cause, self._history, self._settings.limits))
-                return
-            self._connected = True
-            try:
+                self._connected = True
                 self._serve(connection)
             except _RefusedError as error:
                 self._log(f"leaving the job: {error}")
                 self._end(new_record("preempted", int(ExitCode.PREEMPTED), None, self._history, self._settings.limits))
+            except _NoLeaderError as error:
+                self._log(f"leaving the job: pod 0 {error}")
+                self._end_with(replace(self._lost(0, str(error)), kind=Kind.ABSENT))
+            except VersionError as error:
+                self._log(f"leaving the job: {error}")
+                self._end_with(replace(self._lost(self._settings.pod, str(error)), kind=Kind.USAGE))
             except OSError as error:
                 self._handle_loss(error.strerror or str(error))
             finally:
                 self._connected = False
-                connection.close()
+                if connection:
+                    connection.close()
                 if self._departing:
                     self._post(LetGo())
 
-    def _serve(self, connection: Connection) -> None:
+    def _serve(self, connection: Connection[Message]) -> None:
         """Exchange messages with the leader until the job ends. Raises OSError if the connection breaks."""
         lease = self._settings.lease
         heartbeat_at = 0.0
@@ -244,9 +239,9 @@ class Member:
                 for message in connection.receive(now):
                     self._handle(message, connection)
                 if now - connection.heard > lease:
-                    raise ConnectionError(f"was silent for {now - connection.heard:.0f} s")
+                    raise ConnectionError(f"it was silent for {now - connection.heard:.0f} s")
 
-    def _send_outbox(self, connection: Connection) -> None:
+    def _send_outbox(self, connection: Connection[Message]) -> None:
         with contextlib.suppress(BlockingIOError):
             while self._wakeup.recv(4096):
                 pass
@@ -261,7 +256,7 @@ class Member:
                     self._history = [*self._history[:-1], last]  # for another leader, if this one is lost
                 connection.send(item)
 
-    def _join(self, connection: Connection) -> None:
+    def _join(self, connection: Connection[Message]) -> None:
         history, failures = self._history, self._failures
         if self._history_from == self._leader:
             # Pod 0 was there all the time, so if this pod lost the connection, it is the one that was lost.
@@ -269,7 +264,7 @@ class Member:
         settings = self._settings
         connection.send(Join(settings.pod_name, settings.node, history, failures, self._inventory(), self._step))
 
-    def _handle(self, message: Message, connection: Connection) -> None:
+    def _handle(self, message: Message | Unreadable, connection: Connection[Message]) -> None:
         match message:
             case AttemptStarted():
                 self._attempt, self._ready = message, False
@@ -288,10 +283,12 @@ class Member:
                 self._end(message.record)
             case Refused():
                 raise _RefusedError(message.reason)
+            case Unreadable():
+                self._log(f"ignored a message of the launcher of pod 0: {message.reason}")
 
     def _handle_loss(self, reason: str) -> None:
         """The connection broke: the attempt is over for this pod, because its ranks cannot be told anything."""
-        self._log(f"lost the connection to the launcher of pod 0 (it {reason}); connecting again")
+        self._log(f"lost the connection to the launcher of pod 0 ({reason}); connecting again")
         if self._attempt:
             cause = self._lost(0, f"closed the connection to the rendezvous: {reason}")
             self._end_attempt(cause)
@@ -305,6 +302,9 @@ class Member:
         self._over = True
         self._post(JobEnded(record))
 
+    def _end_with(self, failure: Failure) -> None:
+        self._end(job_record(failure, self._history, self._settings.limits))
+
     def _lost(self, pod: int, message: str) -> Failure:
         name = self._settings.pod_name if pod == self._settings.pod else self._settings.rendezvous_host
         attempt = self._history[-1].number if self._history else 0
@@ -312,48 +312,46 @@ class Member:
 
     # Connecting --------------------------------------------------------------------------------------------------
 
-    def _connect(self) -> Connection:
-        """Connect to the leader, again and again. Raises TimeoutError after the join timeout."""
+    def _connect(self) -> Connection[Message]:
+        """Connect to the leader, again and again. Raises _NoLeaderError, _RefusedError and VersionError."""
         settings = self._settings
         where = f"{settings.rendezvous_host}:{self._port}"
         began = logged = time.monotonic()
-        interval = _POLL_MIN
+        backoff = Backoff(_POLL_MIN, _POLL_MAX)
         while True:
             try:
                 return self._open()
+            except (_RefusedError, VersionError):
+                raise
             except OSError as error:
                 now = time.monotonic()
                 if now - began > settings.join_timeout:
-                    raise TimeoutError(f"did not answer at {where} within {now - began:.0f} s: {error}") from None
+                    raise _NoLeaderError(f"did not answer at {where} within {now - began:.0f} s: {error}") from None
                 if now - logged > _PROGRESS_INTERVAL:
                     self._log(f"waiting for the launcher of pod 0 at {where} since {now - began:.0f} s: {error}")
                     logged = now
-                time.sleep(interval)
-                interval = min(_POLL_MAX, interval * 1.5)
+                time.sleep(backoff.next())
 
-    def _open(self) -> Connection:
-        """Connect once, and authenticate both sides. Raises OSError."""
+    def _open(self) -> Connection[Message]:
+        """Connect once, and authenticate both ends. Raises OSError."""
         settings = self._settings
         hosts = _LOOPBACK if settings.pod == 0 else (settings.rendezvous_host,)
-        connection = Connection(_connect_to_any(hosts, self._port), settings.lease, time.monotonic())
+        sock = _connect_to_any(hosts, self._port)
         try:
-            nonce = authentication.new_nonce()
-            identity = (settings.job, settings.job_uid, settings.pod, settings.pods)
-            hello = Hello(*identity, self._incarnation, self._started, nonce)
-            connection.send(hello)
-            challenge = _first_message(connection)
-            if isinstance(challenge, Refused):
-                raise ConnectionError(challenge.reason)
-            if not isinstance(challenge, Challenge):
+            session = settings.session(serves=False, other="the leader at this address")
+            connection = Connection(sock, session, MESSAGES, settings.lease, time.monotonic())
+            _wait(connection, lambda: session.met)
+            connection.send(Hello(settings.pod, self._incarnation, self._started))
+            answer = _wait(connection, lambda: session.authenticated)[0]
+            if isinstance(answer, Refused):
+                raise _RefusedError(answer.reason)
+            if not isinstance(answer, Welcome):
                 raise ConnectionError("the answer is not that of a leader")
-            key = authentication.session_key(settings.secret, hello.session(challenge.leader, challenge.nonce))
-            if not authentication.equal(challenge.proof, authentication.proof(key)):
-                raise ConnectionError("the leader does not know the secret of this job")
-            connection.seal(key, "member", "leader")
         except BaseException:
-            connection.close()
+            sock.close()
             raise
-        self._leader = challenge.leader
+        session.other = "it"
+        self._leader = answer.leader
         return connection
 
     def _blame_self(self, failure: Failure) -> Failure:
@@ -369,16 +367,19 @@ def _connect_to_any(hosts: tuple[str, ...], port: int) -> socket.socket:
     return socket.create_connection((hosts[-1], port), timeout=_CONNECT_TIMEOUT)
 
 
-def _first_message(connection: Connection) -> Message:
-    """Wait for the leader's answer. Raises OSError if there is none in time."""
+def _wait(connection: Connection[Message], ready: Callable[[], bool]) -> list[Message | Unreadable]:
+    """Receive until ``ready``, and return the messages. Raises OSError, also if nothing comes in time."""
     deadline = time.monotonic() + _CONNECT_TIMEOUT
+    messages: list[Message | Unreadable] = []
     with selectors.DefaultSelector() as selector:
         selector.register(connection.socket, selectors.EVENT_READ)
-        while (left := deadline - time.monotonic()) > 0:
+        while not ready():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"no answer within {_CONNECT_TIMEOUT:g} s")
             selector.select(left)
-            for message in connection.receive(time.monotonic()):
-                return message
-    raise TimeoutError(f"no answer within {_CONNECT_TIMEOUT:g} s")
+            messages += connection.receive(time.monotonic())
+    return messages
 
 
 def _bounded(failures: list[Failure]) -> list[Failure]:

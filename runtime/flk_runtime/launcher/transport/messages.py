@@ -1,44 +1,28 @@
-"""Messages of the rendezvous: what launchers send each other, and the events for a launcher's own loop.
-
-Each message is a dataclass and travels as one line of JSON, whose key ``type`` is the name of the class.
-"""
+"""Messages of the rendezvous: what launchers send each other, and the events for a launcher's own loop."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final, get_args
 
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import Attempt, JobRecord, SlowRank
+from flk_runtime.launcher.hangs.snapshot import Snapshot
+from flk_runtime.launcher.hangs.status import PodStatus
 from flk_runtime.launcher.preemption import Boundary
 from flk_runtime.launcher.replication.plan import Inventory, MemoryPlan, Part
-
-
-class MessageError(ValueError):
-    """A line that was received is not a message of the rendezvous."""
-
+from flk_runtime.wire import Registry
 
 # From a member to the leader -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Hello:
-    """First message of a connection, not authenticated: who connects, and to which job it belongs."""
+    """First message of a connection: which launcher connects."""
 
-    job: str
-    uid: str  # of the job; empty: the job has none
     pod: int
-    pods: int
     incarnation: str  # identifies the launcher's process: another one for the same pod means that the pod was restarted
     started: float  # when that process began, in seconds since the epoch by the clock of its node
-    nonce: str
-
-    def session(self, leader: str, nonce: str) -> list[str | int]:
-        """The identity of this connection to a leader with its nonce, for `authentication.session_key`."""
-        started = f"{self.started:.3f}"
-        return [self.job, self.uid, self.pod, self.pods, self.incarnation, started, self.nonce, leader, nonce]
 
 
 @dataclass(frozen=True)
@@ -126,7 +110,7 @@ class StacksReport:
     """Stacks of all ranks of this pod, as the leader has asked for them."""
 
     number: int  # of the request
-    snapshots: list[dict[str, Any]]  # of flk_runtime.launcher.hangs.snapshot.Snapshot
+    snapshots: list[Snapshot]
 
 
 @dataclass(frozen=True)
@@ -143,24 +127,22 @@ class StacksWanted:
 class Heartbeat:
     """The sender lives. A member sends it at intervals, and the leader answers it."""
 
-    status: dict[str, Any] = field(default_factory=dict)  # of the member's ranks
+    status: PodStatus | None = None  # of the member's ranks
 
 
 # From the leader to a member -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Challenge:
-    """Answer to `Hello`, not authenticated by itself: ``proof`` shows that the leader knows the secret."""
+class Welcome:
+    """Answer to `Hello`: the launcher is the member of its pod."""
 
     leader: str  # identifies the leader's process
-    nonce: str
-    proof: str
 
 
 @dataclass(frozen=True)
 class Refused:
-    """The leader does not admit this launcher. If the message is authenticated, the launcher has to leave."""
+    """Answer to `Hello`, or later: this launcher has to leave."""
 
     reason: str
 
@@ -271,21 +253,7 @@ class ThreadFailed:
     error: BaseException
 
 
-Event = (
-    AttemptStarted
-    | PreemptionStarted
-    | SaveAt
-    | AttemptEnded
-    | HandOver
-    | LetGo
-    | JobEnded
-    | StacksRequested
-    | StacksGathered
-    | SlowRanksChanged
-    | LeaderLost
-    | ThreadFailed
-)
-Message = (
+FromMember = (
     Hello
     | Join
     | FailureReport
@@ -297,8 +265,12 @@ Message = (
     | Departure
     | HandedOver
     | Leave
+    | StacksReport
+    | StacksWanted
     | Heartbeat
-    | Challenge
+)
+FromLeader = (
+    Welcome
     | Refused
     | AttemptStarted
     | PreemptionStarted
@@ -307,77 +279,11 @@ Message = (
     | HandOver
     | LetGo
     | JobEnded
-    | StacksReport
-    | StacksWanted
     | StacksRequested
     | StacksGathered
     | SlowRanksChanged
+    | Heartbeat
 )
-
-_CLASSES: dict[str, Callable[..., Message]] = {
-    message.__name__: message
-    for message in (
-        Hello,
-        Join,
-        FailureReport,
-        SuccessReport,
-        PreemptionRequest,
-        BoundaryReport,
-        RanksEnded,
-        Restored,
-        Departure,
-        HandedOver,
-        Leave,
-        Heartbeat,
-        Challenge,
-        Refused,
-        AttemptStarted,
-        PreemptionStarted,
-        SaveAt,
-        AttemptEnded,
-        HandOver,
-        LetGo,
-        JobEnded,
-        StacksReport,
-        StacksWanted,
-        StacksRequested,
-        StacksGathered,
-        SlowRanksChanged,
-    )
-}
-# How the fields of a message that are not plain values are read, by the name of the field.
-_READERS: dict[str, Callable[[Any], Any]] = {
-    "boundaries": lambda data: [Boundary(int(each["step"]), bool(each["waiting"])) for each in data],
-    "failure": Failure.from_dict,
-    "failures": lambda data: [Failure.from_dict(failure) for failure in data],
-    "history": lambda data: [Attempt.from_dict(attempt) for attempt in data],
-    "record": JobRecord.from_dict,
-    "memory": lambda data: _read_memory(data) if data else None,
-    "parts": lambda data: [Part.from_json(part) for part in data],
-    "slow": lambda data: [SlowRank(**slow) for slow in data],
-}
-_PLAIN = {"int": int, "str": str, "bool": bool}  # annotations of fields that are checked
-
-
-def _read_memory(data: Any) -> Inventory | MemoryPlan:
-    return MemoryPlan.from_dict(data) if "attempt_id" in data else Inventory.from_dict(data)
-
-
-def encode(message: Message) -> bytes:
-    """The message as one line of JSON, without the line break."""
-    return json.dumps({"type": type(message).__name__, **asdict(message)}, separators=(",", ":")).encode()
-
-
-def decode(line: bytes) -> Message:
-    """The message that a line contains. Raises MessageError if it contains none."""
-    try:
-        data = json.loads(line)
-        create = _CLASSES[data.pop("type")]
-        message = create(**{name: _READERS[name](value) if name in _READERS else value for name, value in data.items()})
-        for each in fields(message):
-            value = getattr(message, each.name)
-            if each.type in _PLAIN and type(value) is not _PLAIN[str(each.type)]:
-                raise TypeError(f"{each.name} is {value!r}")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise MessageError(f"not a message: {error!r}"[:200]) from None
-    return message
+Message = FromMember | FromLeader
+Event = FromLeader | LeaderLost | ThreadFailed
+MESSAGES: Final[Registry[Message]] = Registry(get_args(Message))

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from flk_runtime.launcher import authentication
 from flk_runtime.launcher.settings import Settings, SettingsError
-from flk_runtime.launcher.transport.connection import Connection
-from flk_runtime.launcher.transport.messages import Challenge, Event, Heartbeat, Hello, Message, Refused
+from flk_runtime.launcher.transport.messages import MESSAGES, Event, Heartbeat, Hello, Message, Refused, Welcome
 from flk_runtime.launcher.transport.store import RanksStore
 from flk_runtime.launcher.transport.thread import start_thread
+from flk_runtime.wire import Connection, Unreadable, VersionError, listen
+from flk_runtime.wire.listener import LOOPBACK
 
 _AUTHENTICATION_TIMEOUT = 10.0  # seconds in which a connection must have authenticated itself
 _STRANGERS = 256  # connections beside those of all pods that may be open at once; the oldest is closed for a new one
@@ -25,21 +25,20 @@ _SWEEP_INTERVAL = 1.0  # seconds between two looks at all leases
 _LOG_INTERVAL = 10.0  # seconds between two lines about connections that were dropped
 _BIND_TIMEOUT = 60.0  # seconds to wait for a port that is taken, for instance by a launcher that is ending
 _BIND_INTERVAL = 0.5  # seconds between two tries
-_BACKLOG = 4096  # connections that wait to be accepted
-_ANY = "0.0.0.0"  # noqa: S104 - the pod's service leads to this port
 
 
 @dataclass(eq=False)
 class _Peer:
-    """The other end of a connection. ``hello`` and ``pod`` are set in the course of the authentication."""
+    """The other end of a connection. ``hello`` and ``pod`` are set when it is admitted."""
 
-    connection: Connection
+    connection: Connection[Message]
     address: str
     opened: float
     hello: Hello | None = None
     pod: int | None = None
     refused: str = ""  # why it is not admitted; it is expected to read that and to close the connection
     broken: str = ""  # why the connection cannot be used any more
+    unreadable: bool = False  # it has sent a message that this launcher cannot read
 
 
 class Leader(Protocol):
@@ -72,7 +71,7 @@ class Server:
         self._post = post
         self._log = log
         self._identity = uuid.uuid4().hex
-        self._peers: dict[Connection, _Peer] = {}
+        self._peers: dict[Connection[Message], _Peer] = {}
         self._members: dict[int, _Peer] = {}  # authenticated, by pod
         self._replaced: set[str] = set()  # incarnations whose pod has another launcher by now
         self._broken: list[_Peer] = []  # to be closed
@@ -128,8 +127,13 @@ class Server:
         now = time.monotonic()
         if len(self._peers) >= self._settings.pods + _STRANGERS:
             oldest = next(peer for peer in self._peers.values() if peer.pod is None)
-            self._break(oldest, "made room for newer ones")
-        peer = _Peer(Connection(sock, self._settings.lease, now), str(address[0]), now)
+            self._break(oldest, "it made room for newer ones")
+        try:
+            connection = Connection(sock, self._settings.session(serves=True), MESSAGES, self._settings.lease, now)
+        except OSError:  # the peer has gone again
+            sock.close()
+            return
+        peer = _Peer(connection, str(address[0]), now)
         self._peers[peer.connection] = peer
         self._selector.register(sock, selectors.EVENT_READ, peer)
 
@@ -146,37 +150,34 @@ class Server:
                     self._handle_message(peer, message, now)
                     if peer.broken:
                         return
+        except VersionError as error:
+            self._dropped_log_at = now  # every such launcher is named, at once
+            self._break(peer, _reason(error))
         except OSError as error:
             self._break(peer, _reason(error))
 
-    def _handle_message(self, peer: _Peer, message: Message, now: float) -> None:
+    def _handle_message(self, peer: _Peer, message: Message | Unreadable, now: float) -> None:
         if peer.refused:
             return
-        if peer.hello is None:
+        if peer.pod is None:
             self._handle_hello(peer, message, now)
             return
-        if peer.pod is None:  # the first line with the right code
-            self._admit(peer, peer.hello, now)
-        if peer.pod is None:
+        if isinstance(message, Unreadable):
+            if not peer.unreadable:
+                peer.unreadable = True
+                self._log(f"ignored a message of pod {peer.pod}: {message.reason}")
             return
         if isinstance(message, Heartbeat):
             self._send_to(peer, Heartbeat())
         self._leader.received(peer.pod, message, now)
 
-    def _handle_hello(self, peer: _Peer, message: Message, now: float) -> None:
-        settings = self._settings
+    def _handle_hello(self, peer: _Peer, message: Message | Unreadable, now: float) -> None:
         if not isinstance(message, Hello):
-            self._break(peer, "did not introduce itself")
-        elif (message.job, message.uid, message.pods) != (settings.job, settings.job_uid, settings.pods):
-            self._refuse(peer, "the leader at this address belongs to another job", now)
-        elif not 0 <= message.pod < settings.pods:
-            self._break(peer, f"says it is pod {message.pod} of {settings.pods}")
+            self._break(peer, "it did not introduce itself")
+        elif not 0 <= message.pod < self._settings.pods:
+            self._break(peer, f"it says it is pod {message.pod} of {self._settings.pods}")
         else:
-            peer.hello = message
-            nonce = authentication.new_nonce()
-            key = authentication.session_key(settings.secret, message.session(self._identity, nonce))
-            self._send_to(peer, Challenge(self._identity, nonce, authentication.proof(key)))
-            peer.connection.seal(key, "leader", "member")
+            self._admit(peer, message, now)
 
     def _admit(self, peer: _Peer, hello: Hello, now: float) -> None:
         """Make an authenticated peer the member of its pod, in the place of a former one."""
@@ -190,12 +191,13 @@ class Server:
         if former and former.hello:
             self._leader.disconnected(hello.pod, "it connected again", now)
             if former.hello.incarnation == hello.incarnation:
-                self._break(former, "connected again")
+                self._break(former, "it connected again")
             else:
                 self._replaced.add(former.hello.incarnation)
                 self._refuse(former, f"another launcher has taken the place of pod {hello.pod}", now)
-        peer.pod = hello.pod
+        peer.pod, peer.hello = hello.pod, hello
         self._members[hello.pod] = peer
+        self._send_to(peer, Welcome(self._identity))
         self._leader.connected(hello.pod, hello.incarnation)
 
     def _refuse(self, peer: _Peer, reason: str, now: float) -> None:
@@ -241,22 +243,20 @@ class Server:
                 self._dropped += 1
                 if now >= self._dropped_log_at:
                     others = f" ({self._dropped - 1} others before it)" if self._dropped > 1 else ""
-                    self._log(
-                        f"refused a connection from {peer.address}: {peer.refused or f'it {peer.broken}'}{others}"
-                    )
+                    self._log(f"refused a connection from {peer.address}: {peer.refused or peer.broken}{others}")
                     self._dropped, self._dropped_log_at = 0, now + _LOG_INTERVAL
             elif self._members.get(peer.pod) is peer:
                 del self._members[peer.pod]
-                self._leader.disconnected(peer.pod, f"it {peer.broken}", now)
+                self._leader.disconnected(peer.pod, peer.broken, now)
 
     def _sweep(self, now: float) -> None:
         """Give up members whose lease is over, and connections that do not authenticate themselves."""
         lease = self._settings.lease
         for peer in self._peers.values():
             if peer.pod is None and now - peer.opened > _AUTHENTICATION_TIMEOUT:
-                self._break(peer, f"was silent for {_AUTHENTICATION_TIMEOUT:.0f} s")
+                self._break(peer, f"it was silent for {_AUTHENTICATION_TIMEOUT:.0f} s")
             elif peer.pod is not None and now - peer.connection.heard > lease:
-                self._break(peer, f"was silent for {now - peer.connection.heard:.0f} s")
+                self._break(peer, f"it was silent for {now - peer.connection.heard:.0f} s")
 
     def _serve_ranks_store(self) -> int:
         self._ranks_store = RanksStore()
@@ -272,11 +272,7 @@ def _listen(settings: Settings) -> socket.socket:
     deadline = time.monotonic() + min(_BIND_TIMEOUT, settings.join_timeout)
     while True:
         try:
-            if settings.pods == 1:
-                return socket.create_server(("127.0.0.1", port))
-            if socket.has_dualstack_ipv6():
-                return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
-            return socket.create_server((_ANY, port), backlog=_BACKLOG)
+            return listen(LOOPBACK if settings.pods == 1 else "", port)
         except OSError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
                 raise SettingsError(
@@ -287,4 +283,4 @@ def _listen(settings: Settings) -> socket.socket:
 
 
 def _reason(error: OSError) -> str:
-    return f"failed: {error.strerror}" if error.strerror else str(error)
+    return f"it failed: {error.strerror}" if error.strerror else str(error)

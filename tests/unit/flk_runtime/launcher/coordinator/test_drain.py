@@ -7,7 +7,7 @@ import pytest
 from flk_runtime.launcher.replication import Inventory
 from flk_runtime.launcher.replication.plan import CheckpointId, Part
 from flk_runtime.launcher.transport import AttemptStarted, HandOver, LetGo
-from flk_runtime.launcher.transport.messages import Departure, HandedOver, Join, decode, encode
+from flk_runtime.launcher.transport.messages import MESSAGES, Departure, HandedOver, Join
 from tests.unit.flk_runtime.launcher.coordinator.test_leader import Job
 from tests.unit.flk_runtime.launcher.coordinator.test_membership import save_and_end, stop
 
@@ -129,4 +129,4 @@ def test_the_leader_is_let_go_last_if_all_stop(job: Job) -> None:
 def test_the_messages_of_departures_travel() -> None:
     parts = [Part(CHECKPOINT, 2)]
     for message in (Departure(inventory(2, 1)), HandedOver(1, parts), HandOver(1, "10.0.0.1", 5001, parts), LetGo()):
-        assert decode(encode(message)) == message
+        assert MESSAGES.decode(MESSAGES.encode(message)) == message

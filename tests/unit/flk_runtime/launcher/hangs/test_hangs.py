@@ -15,7 +15,7 @@ from flk_runtime.launcher.hangs.collect import parse_stacks
 from flk_runtime.launcher.hangs.diagnosis import activity, diagnose, name_ranks, odd_first
 from flk_runtime.launcher.hangs.overseer import Overseer
 from flk_runtime.launcher.hangs.snapshot import Frame, Pending, Snapshot
-from flk_runtime.launcher.hangs.status import NEVER, CpuMeter, RankStatus
+from flk_runtime.launcher.hangs.status import NEVER, CpuMeter, PodStatus, RankStatus
 from flk_runtime.launcher.hangs.stragglers import Stragglers
 from flk_runtime.launcher.hangs.watchdog import CPU_PATIENCE, hangs, interval
 
@@ -220,11 +220,6 @@ def test_a_report_of_ranks_that_all_differ_is_bounded() -> None:
     assert lines[-1].startswith("other stacks of ranks ")
 
 
-def test_snapshots_travel_as_json() -> None:
-    snapshot = waiting(3, threads=(STACK,), workers=(STACK,), step=7, idle=3.5)
-    assert Snapshot.from_dict(snapshot.to_dict()) == snapshot
-
-
 def test_stacks_of_faulthandler_are_read() -> None:
     text = """Thread 0x00007f (most recent call first):
   File "/gone/lib/python3.11/socket.py", line 294 in accept
@@ -299,11 +294,11 @@ class Leader:
 
     def heartbeat(self, *statuses: RankStatus, attempt: int = 4) -> None:
         for pod, status in enumerate(statuses):
-            self.overseer.heartbeat(pod, {"attempt": attempt, "ranks": [list(status._replace(rank=pod))]})
+            self.overseer.heartbeat(pod, PodStatus(attempt, [status._replace(rank=pod)]))
 
     def send_stacks(self, *snapshots: Snapshot) -> None:
         for (pod, number), snapshot in zip(self.requests[-len(snapshots) :], snapshots, strict=True):
-            self.overseer.received_stacks(pod, number, [snapshot.to_dict()])
+            self.overseer.received_stacks(pod, number, [snapshot])
 
 
 SLEEPS = elsewhere(1, Frame("train.py", 12, "load"))
@@ -332,7 +327,7 @@ def test_a_pod_that_sends_no_stacks_does_not_hold_up_the_report() -> None:
     leader = Leader()
     leader.heartbeat(WAITS, QUIET)
     leader.overseer.tick(6.0)
-    leader.overseer.received_stacks(0, 1, [waiting(0).to_dict()])
+    leader.overseer.received_stacks(0, 1, [waiting(0)])
     assert leader.overseer.tick(17.0) is None
     failure = leader.overseer.tick(18.0)
     assert failure is not None

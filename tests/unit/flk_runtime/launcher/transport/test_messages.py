@@ -2,46 +2,69 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import Attempt, JobRecord
+from flk_runtime.launcher.hangs.snapshot import Frame, Pending, Snapshot
+from flk_runtime.launcher.hangs.status import PodStatus, RankStatus
 from flk_runtime.launcher.preemption import Boundary
+from flk_runtime.launcher.replication import Inventory, MemoryPlan
+from flk_runtime.launcher.replication.plan import CheckpointId, Part, Restore
 from flk_runtime.launcher.transport import AttemptEnded, AttemptStarted, JobEnded
 from flk_runtime.launcher.transport.messages import (
+    MESSAGES,
     BoundaryReport,
-    Challenge,
+    Departure,
     FailureReport,
+    HandedOver,
+    HandOver,
     Heartbeat,
     Hello,
     Join,
     Leave,
     Message,
-    MessageError,
     PreemptionRequest,
     PreemptionStarted,
     RanksEnded,
     Refused,
+    Restored,
     SaveAt,
+    StacksReport,
     SuccessReport,
-    decode,
-    encode,
+    Welcome,
 )
+from flk_runtime.wire import MessageError
 
 FAILURE = Failure(Kind.EXCEPTION, 1, 3, "gpt-worker-1", "node-a", 2, 10.5, "ValueError", "bad\nshard")
+PART = Part(CheckpointId("a1b2", 7, 2, 1), 1)
+PLAN = MemoryPlan(
+    "c3d4", {0: ("10.0.0.1", 80), 1: ("10.0.0.2", 80)}, {0: 1, 1: 0}, Restore(PART.checkpoint, [[0], [1, 0]])
+)
+STACK = (Frame("train.py", 7, "step", "loss.backward()"), Frame("train.py", 9, "<module>"))
+COLLECTIVE = Pending("0", 812, "all_reduce", "[[4]]")
 HISTORY = [Attempt(2, 1.0, 2.0, FAILURE), Attempt(3, 2.5)]
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        Hello("gpt", "uid", 1, 2, "a1b2", 1795320052.5, "nonce"),
-        Challenge("leader", "nonce", "proof"),
+        Hello(1, "a1b2", 1795320052.5),
+        Welcome("leader"),
         Refused("why"),
         Join("gpt-worker-1", "node-a", HISTORY, [FAILURE]),
         FailureReport(3, FAILURE),
         SuccessReport(3),
-        Heartbeat({"step": 12}),
+        Heartbeat(),
+        Heartbeat(PodStatus(3, [RankStatus(0, 12, 0.5, 0.5, 0.0, 0.0, 3, 1)])),
+        StacksReport(1, [Snapshot(3, 1, main=STACK, threads=(STACK,), groups={"0": 7}, pending=(COLLECTIVE,))]),
+        Join("gpt-worker-1", "node-a", memory=Inventory("10.0.0.1", 4711, [PART]), step=7),
+        Departure(Inventory("10.0.0.1", 4711, [PART])),
+        HandOver(2, "10.0.0.2", 4711, [PART]),
+        HandedOver(2, [PART]),
+        Restored(3, 7, "memory"),
         Leave(),
         PreemptionRequest(3, FAILURE),
         PreemptionStarted(3, FAILURE),
@@ -50,35 +73,25 @@ HISTORY = [Attempt(2, 1.0, 2.0, FAILURE), Attempt(3, 2.5)]
         RanksEnded(3, 8),
         RanksEnded(3, None),
         AttemptStarted(number=3, master_address="10.0.0.1", master_port=4711, history=HISTORY),
+        AttemptStarted(3, "10.0.0.1", 4711, HISTORY, 1, 2, PLAN),
         AttemptEnded(3, FAILURE),
         JobEnded(JobRecord("failed", 100, 3, FAILURE, HISTORY)),
         JobEnded(JobRecord("succeeded", 0)),
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_a_message_is_one_line_and_decodes_to_itself(message: Message) -> None:
-    line = encode(message)
-    assert b"\n" not in line
-    assert decode(line) == message
+def test_a_message_decodes_to_itself(message: Message) -> None:
+    assert MESSAGES.decode(MESSAGES.encode(message)) == message
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"",
-        b"GET / HTTP/1.1",
-        b"\xff\xfe",
-        b"[]",
-        b"{}",
-        b'{"type": "Event"}',
-        b'{"type": "Leave", "extra": 1}',
-        b'{"type": "SuccessReport", "attempt": "3"}',
-        b'{"type": "SuccessReport", "attempt": true}',
-        b'{"type": "Hello", "job": "gpt"}',
-        b'{"type": "JobEnded", "record": []}',
-        b"[" * 3000,
-    ],
-)
-def test_what_is_no_message_is_refused(line: bytes) -> None:
+def test_a_heartbeat_with_more_than_this_version_knows_is_read() -> None:
+    """A launcher of a newer flk may tell more of its ranks."""
+    values = [0, 12, 0.5, 0.5, 0, 0, 3, 1]
+    data = {"status": {"attempt": 2, "ranks": [[*values, "later"]], "later": 1}, "later": 2}
+    assert MESSAGES.decode(json.dumps(["Heartbeat", data]).encode()) == Heartbeat(PodStatus(2, [RankStatus(*values)]))
+
+
+@pytest.mark.parametrize("ranks", [[[0]], [["many"] * 8], "all", [None]])
+def test_a_heartbeat_with_other_values_is_refused_before_it_reaches_the_leader(ranks: object) -> None:
     with pytest.raises(MessageError):
-        decode(line)
+        MESSAGES.decode(json.dumps(["Heartbeat", {"status": {"attempt": 2, "ranks": ranks}}]).encode())

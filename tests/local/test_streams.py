@@ -1,4 +1,4 @@
-"""Connections on which parts of checkpoints travel, between two threads of the test."""
+"""Streams on which shards of checkpoints travel, between two threads of the test."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from flk_runtime.launcher.replication.connection import DataConnection
+from flk_runtime.launcher.replication.messages import MESSAGES, Content, Done, Peer, receive_shard
 from flk_runtime.shared.shard_file import DATA_BEGIN, PartError, Prelude
+from flk_runtime.wire import Session, Stream
 
 LENGTH = 1 << 36  # bytes of a file without content, which nobody receives as a whole
 TRIES = 5
@@ -39,6 +41,17 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
+def opened(ends: tuple[socket.socket, socket.socket]) -> tuple[Peer, Peer]:
+    """Streams that have greeted each other."""
+    with ThreadPoolExecutor(2) as pool:
+        both = [
+            pool.submit(Stream, sock, Session("s", ["gpt"], serves=serves), MESSAGES)
+            for sock, serves in zip(ends, (False, True), strict=True)
+        ]
+        one, other = (each.result(30) for each in both)
+    return one, other
+
+
 def drain(sock: socket.socket) -> None:
     """Receive everything, as fast as it comes."""
     buffer = bytearray(1 << 22)
@@ -54,13 +67,13 @@ def test_an_interrupted_transfer_raises_an_os_error(
 ) -> None:
     """The thread that sends may be anywhere: in the kernel, between two pieces, or waiting for the other side."""
     ours, theirs = ends
-    connection = DataConnection(ours)
+    connection, _ = opened((ours, theirs))
     connection.set_timeout(30)
     raised: list[BaseException] = []
 
     def send() -> None:
         try:
-            connection.send_part(part, LENGTH, {"do": "put"})
+            connection.send(Content(), part)
         except BaseException as error:
             raised.append(error)
 
@@ -99,17 +112,17 @@ def test_a_part_is_received_into_the_file_as_it_was_sent(ends: tuple[socket.sock
     content = a_part(os.urandom((5 << 19) + 123))
     before = b"before" * (1 << 19)
     received = memory_of(before)
-    sender, receiver = map(DataConnection, ends)
+    sender, receiver = opened(ends)
 
     def send() -> None:
-        sender.send_part(memory_of(content + b"not sent"), len(content), {"length": len(content)})
-        sender.send({"sent": True})
+        sender.send(Content(), memoryview(memory_of(content + b"not sent"))[: len(content)])
+        sender.send(Done())
 
     thread = threading.Thread(target=send, daemon=True)
     thread.start()
-    length = receiver.receive()["length"]
-    prelude = receiver.receive_part(received, length)
-    assert receiver.receive() == {"sent": True}
+    _, length = receiver.receive()
+    prelude = receive_shard(receiver, received, length)
+    assert receiver.receive() == (Done(), 0)
     assert prelude.to_bytes() == content[:DATA_BEGIN]
     assert received[:] == before[:DATA_BEGIN] + content[DATA_BEGIN:] + before[length:]
     thread.join()
@@ -127,21 +140,21 @@ def test_a_part_is_received_into_the_file_as_it_was_sent(ends: tuple[socket.sock
     ],
     ids=["data", "prelude", "length", "short"],
 )
-def test_after_a_damaged_part_the_connection_can_be_used(
+def test_after_a_part_that_was_damaged_before_it_was_sent_the_connection_can_be_used(
     ends: tuple[socket.socket, socket.socket], damaged: Callable[[bytes], bytes], reason: str
 ) -> None:
     content = damaged(a_part(bytes(1000)))
-    sender, receiver = map(DataConnection, ends)
-    for message in ({"number": 1}, {"number": 2}):
-        sender.send_part(memory_of(content), len(content), message)
-    assert receiver.receive() == {"number": 1}
+    sender, receiver = opened(ends)
+    for _ in range(2):
+        sender.send(Content(), content)
+    assert receiver.receive() == (Content(), len(content))
     with pytest.raises(PartError, match=reason):
-        receiver.receive_part(mmap.mmap(-1, 4096), len(content))
-    assert receiver.receive() == {"number": 2}
-    receiver.skip_part(len(content))
-    sender.send_part(memory_of(content), len(content) // 2, {"number": 3})
+        receive_shard(receiver, mmap.mmap(-1, 4096), len(content))
+    assert receiver.receive() == (Content(), len(content))
+    receiver.skip_data(len(content))
+    sender.send(Done())
     sender.close()
-    assert receiver.receive() == {"number": 3}
-    with pytest.raises(ConnectionError, match="ended in the middle of a part"):
-        receiver.receive_part(mmap.mmap(-1, 4096), len(content))
+    assert receiver.receive() == (Done(), 0)
+    with pytest.raises(ConnectionError, match="it closed the connection"):
+        receiver.receive()
     receiver.close()

@@ -1,0 +1,97 @@
+"""Messages between the workers and the hub. Outer gradients, averages and parameters follow them as bulk data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, get_args
+
+from flk_runtime.wire import Registry, Session, Stream
+
+LEASE: Final = 15.0  # seconds of silence after which a worker or the hub is lost
+
+
+@dataclass(frozen=True)
+class Hello:
+    """First message of a worker."""
+
+    worker: int
+    layout: dict[str, Any]  # model and options, which all workers have in common
+    versions: list[int]  # of the fragments that it has
+    digest: str  # of its parameters before its first round; empty after it
+    incarnation: str  # of its process
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """The outer gradient of a worker for the round that makes ``version`` of a fragment."""
+
+    fragment: int
+    version: int
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """All parameters of a worker, which the hub has asked for."""
+
+    versions: list[int]
+
+
+@dataclass(frozen=True)
+class Bye:
+    """This worker has finished."""
+
+
+@dataclass(frozen=True)
+class Alive:
+    """The sender lives."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """This worker cannot train with the others."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Rounds begin, with so many workers: send contributions."""
+
+    workers: int
+
+
+@dataclass(frozen=True)
+class Give:
+    """Another worker needs all parameters: send them."""
+
+
+@dataclass(frozen=True)
+class State:
+    """All parameters of another worker, for one that is behind."""
+
+    versions: list[int]
+    workers: int
+    joins: bool  # the receiver takes part at once; else after the result that says so
+
+
+@dataclass(frozen=True)
+class Result:
+    """The average that makes ``version`` of a fragment."""
+
+    fragment: int
+    version: int
+    workers: int
+    joins: bool  # the receiver takes part from here on
+
+
+FromWorker = Hello | Contribution | Parameters | Bye | Alive
+FromHub = Refused | Begin | Give | State | Result | Alive
+Message = FromWorker | FromHub
+MESSAGES: Final[Registry[Message]] = Registry(get_args(Message))
+Peer = Stream[Message]
+Data = bytes | bytearray
+
+
+def session(secret: str, *, serves: bool) -> Session:
+    """One end of a connection between a worker and the hub."""
+    return Session(secret, ["diloco"], serves=serves, other="the worker" if serves else "the hub")

@@ -1,0 +1,120 @@
+"""Messages about shards of checkpoints between two launchers, on connections of their own.
+
+So a large shard delays neither heartbeats nor signals. Each message of the end that connects is a request, and the
+other end sends one answer.
+"""
+
+from __future__ import annotations
+
+import mmap
+import socket
+from dataclasses import dataclass
+from typing import Final, TypeVar, get_args
+
+from flk_runtime.launcher.replication.plan import CheckpointId, Part
+from flk_runtime.launcher.settings import Settings
+from flk_runtime.shared.shard_file import DATA_BEGIN, PartError, Prelude, check_data
+from flk_runtime.system.checksum import crc32
+from flk_runtime.wire import Registry, Stream
+
+_CONNECT_TIMEOUT: Final = 3.0  # seconds
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """Make room for the shards of a rank. The answer is `Done`."""
+
+    rank: int
+    size: int  # bytes
+
+
+@dataclass(frozen=True)
+class Put:
+    """Hold a copy of a shard, which follows. The answer is `Done`."""
+
+    part: Part
+    keep: CheckpointId | None  # the latest checkpoint of the attempt that is known to be whole
+
+
+@dataclass(frozen=True)
+class GetHeader:
+    """The header of a shard. The answer is `Header`."""
+
+    part: Part
+
+
+@dataclass(frozen=True)
+class Get:
+    """A shard. The answer is `Content`."""
+
+    part: Part
+
+
+@dataclass(frozen=True)
+class Done:
+    """It is done."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """It was not done."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Header:
+    """The header of a shard, as JSON."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Content:
+    """A shard, which follows."""
+
+
+Request = Reserve | Put | GetHeader | Get
+Answer = Done | Failed | Header | Content
+MESSAGES: Final[Registry[Request | Answer]] = Registry([*get_args(Request), *get_args(Answer)])
+Peer = Stream[Request | Answer]
+T = TypeVar("T", Done, Header, Content)
+
+
+class RefusedError(ConnectionError):
+    """The other launcher does not do what it was asked; a repetition does not help."""
+
+
+def connect(address: tuple[str, int], settings: Settings) -> Peer:
+    """Connect to the launcher at ``address``. Raises OSError, as the methods of the stream do."""
+    sock = socket.create_connection(address, timeout=min(_CONNECT_TIMEOUT, settings.lease))
+    session = settings.session("replication", serves=False, other="the launcher at this address")
+    return Stream(sock, session, MESSAGES, settings.lease)
+
+
+def expect(peer: Peer, kind: type[T]) -> tuple[T, int]:
+    """The answer of the other launcher and the length of the shard behind it. Raises RefusedError for `Failed`."""
+    answer, length = peer.receive()
+    if isinstance(answer, Failed):
+        raise RefusedError(answer.reason)
+    if not isinstance(answer, kind):
+        raise RefusedError(f"answered {type(answer).__name__} instead of {kind.__name__}")
+    return answer, length
+
+
+def receive_shard(peer: Peer, memory: mmap.mmap, length: int) -> Prelude:
+    """Receive a shard of ``length`` bytes into its file, all but its prelude, which is returned.
+
+    Raises PartError if it is no shard, or its data was damaged before it was sent. The connection can be used then.
+    """
+    beginning = bytearray(min(length, DATA_BEGIN))
+    checksum = 0
+    with memoryview(beginning) as begin, memoryview(memory) as view, view[len(beginning) : length] as data:
+        for piece in peer.receive_data(begin, data):
+            if piece.obj is not beginning:
+                checksum = crc32(piece, checksum)
+    prelude = Prelude.from_bytes(bytes(beginning))
+    if prelude.end != length:
+        raise PartError(f"it has {length} of its {prelude.end} bytes")
+    check_data(prelude, checksum)
+    return prelude

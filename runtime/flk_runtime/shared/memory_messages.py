@@ -1,0 +1,109 @@
+"""Messages about checkpoints in memory between a rank and the launcher of its pod, on a Unix socket.
+
+A rank introduces itself with `Rank`. Each further message of a rank is a request, and the launcher sends one answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, get_args
+
+from flk_runtime.wire import Registry, Session
+
+
+@dataclass(frozen=True)
+class Rank:
+    """First message of a connection."""
+
+    attempt: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """Make room for shards of ``size`` bytes, here and at the partner. The answer is `Files`."""
+
+    size: int
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The shard in this file is written: seal it, and have the partner replicate it. The answer is `Done`."""
+
+    path: str
+    whole: tuple[int, int] | None  # step and number of the latest checkpoint that all pods hold; None: there is none
+
+
+@dataclass(frozen=True)
+class GetRestorable:
+    """Which checkpoint is restored. The answer is `ToRestore`."""
+
+
+@dataclass(frozen=True)
+class GetHeader:
+    """The header of the shard that ``rank`` wrote. The answer is `Header`."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class GetFile:
+    """The file of the shard that ``rank`` wrote, fetched from another pod if need be. The answer is `Files`."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Restored:
+    """This rank has restored what it needs. The answer is `Done`."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """It is done."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """It was not done."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Files:
+    """Paths of files of shards."""
+
+    paths: list[str]
+
+
+@dataclass(frozen=True)
+class Header:
+    """The header of a shard, as JSON."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Restorable:
+    """A whole checkpoint in the memory of the pods."""
+
+    step: int
+    world_size: int  # number of its shards
+
+
+@dataclass(frozen=True)
+class ToRestore:
+    """What is restored; None: nothing."""
+
+    checkpoint: Restorable | None
+
+
+Request = Reserve | Finish | GetRestorable | GetHeader | GetFile | Restored
+Answer = Done | Failed | Files | Header | ToRestore
+MESSAGES: Final[Registry[Rank | Request | Answer]] = Registry([Rank, *get_args(Request), *get_args(Answer)])
+
+
+def session(*, serves: bool) -> Session:
+    """One end of a connection. Whoever can open the socket may use it, so there is no secret."""
+    return Session("", ["memory"], serves=serves, other="the rank" if serves else "the launcher")

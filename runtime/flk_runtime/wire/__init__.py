@@ -1,0 +1,36 @@
+"""The transport of flk: authenticated messages and bulk data between launchers, ranks and workers.
+
+- `session`: both ends greet each other with the version of the protocol, agree on a key, and authenticate each frame
+- `registry`: a set of messages, each a dataclass, and how they travel as JSON
+- `connection`: a non-blocking end of a connection, for a loop that serves many
+- `stream`: a blocking end, for threads, which also carries bulk data
+- `listener`: a socket that listens on IPv6 and IPv4
+- `backoff`: the delays between two tries to connect
+
+A frame is the lengths of a message and of its bulk data, the message, and an authentication code. The bulk data follows
+with a code of its own. Nothing is encrypted here.
+
+The rendezvous (`flk_runtime.launcher.transport`), the replication of checkpoints (`flk_runtime.launcher.replication`),
+the requests of ranks (`flk_runtime.shared.memory_messages`) and DiLoCo (`flk_runtime.diloco`) are sets of messages.
+"""
+
+from flk_runtime.wire.backoff import Backoff
+from flk_runtime.wire.connection import Connection
+from flk_runtime.wire.listener import listen
+from flk_runtime.wire.registry import MessageError, Registry, Unreadable
+from flk_runtime.wire.session import Session, StrangerError, VersionError
+from flk_runtime.wire.stream import Stream, reason
+
+__all__ = [
+    "Backoff",
+    "Connection",
+    "MessageError",
+    "Registry",
+    "Session",
+    "StrangerError",
+    "Stream",
+    "Unreadable",
+    "VersionError",
+    "listen",
+    "reason",
+]

@@ -1,0 +1,24 @@
+"""Delays between two tries to reach the other end."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+
+class Backoff:
+    """Delays that double, with a random part, so that many clients of one server do not come at the same moments."""
+
+    def __init__(self, first: float, longest: float, uniform: Callable[[], float] = random.random) -> None:
+        """``first`` and ``longest`` are in seconds, before the random part. ``uniform`` returns numbers from 0 to 1."""
+        self._first, self._longest, self._uniform = first, longest, uniform
+        self._delay = first
+
+    def next(self) -> float:
+        """The seconds until the next try: half to one and a half of what would be the delay without a random part."""
+        delay, self._delay = self._delay, min(2 * self._delay, self._longest)
+        return delay * (0.5 + self._uniform())
+
+    def reset(self) -> None:
+        """Begin anew, since the other end was reached."""
+        self._delay = self._first

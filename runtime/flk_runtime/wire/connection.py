@@ -1,0 +1,108 @@
+"""A non-blocking end of a connection: messages over a socket that a loop selects."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Final, Generic, TypeVar
+
+from flk_runtime.wire.registry import MessageError, Registry, Unreadable
+from flk_runtime.wire.session import LENGTHS, Session
+
+M = TypeVar("M")
+_CHUNK: Final = 1 << 18  # bytes that are read or sent at once
+_LONGEST_INTERVAL: Final = 32767  # seconds between two probes of an idle connection, for the kernel
+_LARGEST_INT: Final = 2**31 - 1
+_UNSENT_LIMIT: Final = 1 << 24  # bytes; a peer that reads so slowly is given up
+
+
+class Connection(Generic[M]):
+    """One end of a connection. Every method returns at once and raises ConnectionError if the connection is unusable.
+
+    Messages can be sent when the other end has greeted (`met`). ``heard`` is the time, by the clock of the caller, at
+    which the other end was last heard of.
+    """
+
+    def __init__(self, sock: socket.socket, session: Session, registry: Registry[M], lease: float, now: float) -> None:
+        """``lease`` is the time in seconds after which the kernel gives up data that the peer does not confirm."""
+        sock.setblocking(False)
+        _configure(sock, lease)
+        self.socket = sock
+        self.session = session
+        self.heard = now
+        self._registry = registry
+        self._received = bytearray()
+        self._unsent = session.greeting
+        self.flush()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether `flush` must be called when the socket becomes writable."""
+        return bool(self._unsent)
+
+    def send(self, message: M) -> None:
+        """Send a message, or as much of it as the kernel takes now."""
+        frame = self.session.seal(self._registry.encode(message))
+        if len(self._unsent) + len(frame) > _UNSENT_LIMIT:
+            raise ConnectionError(f"{self.session.other} did not read {len(self._unsent)} bytes")
+        self._unsent += frame
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what is left of former messages, as far as the kernel takes it now."""
+        with contextlib.suppress(BlockingIOError):
+            while self._unsent:
+                self._unsent = self._unsent[self.socket.send(self._unsent[:_CHUNK]) :]
+
+    def receive(self, now: float) -> Iterator[M | Unreadable]:
+        """Read what has arrived, and yield the messages that are complete.
+
+        Raises VersionError, StrangerError for what lacks the right authentication code, and ConnectionError at the end
+        of the stream and for what is too long or no greeting.
+        """
+        try:
+            data = self.socket.recv(_CHUNK)
+        except BlockingIOError:
+            return
+        if not data:
+            raise ConnectionResetError(f"{self.session.other} closed the connection")
+        self.heard = now
+        self._received += data
+        if not self.session.met:
+            self._take(self.session.meet(self._received))
+        while self.session.met and len(self._received) >= LENGTHS.size:
+            length, _ = self.session.lengths(self._received)
+            if len(self._received) < length:
+                return
+            message = self.session.open(self._take(length))
+            try:
+                yield self._registry.decode(message)
+            except MessageError as error:
+                yield Unreadable(str(error))
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.socket.close()
+
+    def _take(self, length: int) -> bytes:
+        taken = bytes(self._received[:length])
+        del self._received[:length]
+        return taken
+
+
+def _configure(sock: socket.socket, lease: float) -> None:
+    """Let the kernel detect a peer that is gone, also where nothing is sent."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    interval = min(max(1, round(lease / 3)), _LONGEST_INTERVAL)
+    options = {
+        "TCP_KEEPIDLE": interval,
+        "TCP_KEEPINTVL": interval,
+        "TCP_KEEPCNT": 3,
+        "TCP_USER_TIMEOUT": min(round(lease * 1000), _LARGEST_INT),  # milliseconds
+    }
+    for name, value in options.items():
+        option = getattr(socket, name, None)
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)

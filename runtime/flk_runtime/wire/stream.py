@@ -1,0 +1,159 @@
+"""A blocking end of a connection, for threads: messages, and bulk data behind them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Final, Generic, Protocol, TypeVar
+
+from flk_runtime.wire.registry import MessageError, Registry
+from flk_runtime.wire.session import CODE, LENGTHS, Session
+
+M = TypeVar("M")
+_HANDSHAKE_TIMEOUT: Final = 10.0  # seconds
+_PIECE: Final = 1 << 20  # bytes that are sent or received at once; they stay in the processor's cache for the code
+
+
+class Socket(Protocol):
+    """What a stream needs of a socket. `flk_runtime.diloco.tls.TlsSocket` has it too."""
+
+    def settimeout(self, seconds: float | None, /) -> None: ...
+    def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
+    def sendall(self, data: bytes | bytearray | memoryview, /) -> None: ...
+    def recv_into(self, buffer: memoryview, /) -> int: ...
+    def shutdown(self, how: int, /) -> None: ...
+    def close(self) -> None: ...
+
+
+class Stream(Generic[M]):
+    """One end of a connection. One thread may send while another one receives; any thread may call `interrupt`.
+
+    All methods block for at most the time of `set_timeout` without progress. They raise OSError: TimeoutError after
+    that, StrangerError for what lacks the right authentication code, VersionError from the constructor, and
+    ConnectionError when the other end closes the connection or sends what is no message of the registry.
+    """
+
+    def __init__(
+        self, sock: Socket, session: Session, registry: Registry[M], timeout: float | None = _HANDSHAKE_TIMEOUT
+    ) -> None:
+        """Greet, and wait for the greeting of the other end. The socket is closed if that fails."""
+        self.sent = self.received = 0  # bytes, of TCP's content
+        self._socket, self._session, self._registry = sock, session, registry
+        self._sending = threading.Lock()
+        try:
+            with contextlib.suppress(OSError):  # a Unix socket has none of them
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.settimeout(_HANDSHAKE_TIMEOUT)
+            self._send(session.greeting)
+            session.meet(self._read(len(session.greeting)))
+            sock.settimeout(timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    def set_timeout(self, seconds: float | None) -> None:
+        """Raise TimeoutError after so many seconds without progress; None: wait for ever."""
+        self._socket.settimeout(seconds)
+
+    def send(self, message: M, data: bytes | bytearray | memoryview = b"") -> None:
+        """Send a message, and bulk data behind it."""
+        content = self._registry.encode(message)
+        with self._sending, memoryview(data) as view:
+            frame = self._session.seal(content, len(view))
+            if not view:
+                self._send(frame)
+                return
+            self._send(frame)
+            code = self._session.data_code(sent=True)
+            for begin in range(0, len(view), _PIECE):
+                with view[begin : begin + _PIECE] as piece:
+                    code.update(piece)
+                    self._send(piece)
+            self._send(code.digest())
+
+    def receive(self) -> tuple[M, int]:
+        """The next message, and the bytes of bulk data behind it, which have to be received or skipped next."""
+        lengths = self._read(LENGTHS.size)
+        length, data_length = self._session.lengths(lengths)
+        content = self._session.open(lengths + self._read(length - LENGTHS.size))
+        try:
+            return self._registry.decode(content), data_length
+        except MessageError as error:
+            raise ConnectionError(f"{self._session.other} sent what is {error}") from None
+
+    def receive_data(self, *buffers: memoryview) -> Iterator[memoryview]:
+        """Fill ``buffers``, one after the other, with the bulk data, and yield each piece when it has arrived.
+
+        The data may be used only when the iterator has ended, which raises StrangerError if the data was changed.
+        """
+        code = self._session.data_code(sent=False)
+        for buffer in buffers:
+            for begin in range(0, len(buffer), _PIECE):
+                with buffer[begin : begin + _PIECE] as piece:
+                    self._fill(piece)
+                    code.update(piece)
+                    yield piece
+        self._session.check(code, self._read(CODE))
+
+    def receive_bytes(self, length: int) -> bytearray:
+        """The bulk data as bytes."""
+        data = bytearray(length)
+        if length:
+            with memoryview(data) as view:
+                for _ in self.receive_data(view):
+                    pass
+        return data
+
+    def skip_data(self, length: int) -> None:
+        """Receive bulk data that is not wanted."""
+        code = self._session.data_code(sent=False)
+        while length > 0:
+            piece = self._read(min(length, _PIECE))
+            code.update(piece)
+            length -= len(piece)
+        self._session.check(code, self._read(CODE))
+
+    def interrupt(self) -> None:
+        """Have the threads that use the connection get an OSError, now or at their next call.
+
+        The descriptor stays open: a call that is under way could otherwise write into what gets its number next.
+        """
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.interrupt()
+        self._socket.close()
+
+    def _send(self, data: bytes | memoryview) -> None:
+        self._socket.sendall(data)
+        self.sent += len(data)
+
+    def _read(self, length: int) -> bytearray:
+        data = bytearray(length)
+        with memoryview(data) as view:
+            self._fill(view)
+        return data
+
+    def _fill(self, view: memoryview) -> None:
+        done = 0
+        while done < len(view):
+            with view[done:] as rest:
+                try:
+                    count = self._socket.recv_into(rest)
+                except TimeoutError:
+                    raise TimeoutError(f"{self._session.other} was silent") from None
+            if not count:
+                raise ConnectionError(f"{self._session.other} closed the connection")
+            done += count
+        self.received += done
+
+
+def reason(error: OSError) -> str:
+    """What went wrong, in a few words."""
+    return os.strerror(error.errno) if error.errno else str(error)
