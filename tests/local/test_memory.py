@@ -60,6 +60,7 @@ def test_a_killed_rank_restores_from_its_own_pod(job: Callable[..., Pods], root:
     first, second = begun(run)
     assert first == 0
     assert second in (15, 20), run.logs_of_all()
+    assert "no rank has saved" not in run.log(0)
     last = run.record().attempts[-1]
     assert (last.restored, last.restored_from) == (second, "memory")
     lost = run.record().attempts[-2].step

@@ -84,6 +84,7 @@ def test_sigterm_to_one_pod_saves_on_all_ranks_and_no_step_is_lost(
     failure = job.record(0).attempts[0].failure
     assert failure is not None
     assert failure.summary == f"test-worker-{victim} received SIGTERM; saved after step {saved}"
+    assert f"[pod 0] all ranks stop after step {saved} to save\n" in job.logs_of_all()
     assert final_loss(job) == undisturbed[2]
 
 

@@ -21,9 +21,9 @@ class Result(NamedTuple):
     stderr: str
 
 
-def checked(command: Sequence[str], stdin: str | None = None, timeout: float = 120) -> str:
+def checked(command: Sequence[str], stdin: str | None = None, timeout: float = 120, cwd: Path | None = None) -> str:
     """Run a command that must succeed, and return its stdout."""
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout)
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout, cwd=cwd)
     assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
     return done.stdout
 

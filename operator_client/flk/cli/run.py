@@ -32,7 +32,7 @@ def run(
         job = job.changed(command=[str(loaded.root / job.command[0]), *job.command[1:]])
     place = checkpoint_place(job, here)
     shown = place.relative_to(here) if isinstance(place, Path) else place
-    kept = f"checkpoints in {shown}" if shown else "checkpoints only until the end of this run"
+    kept = f"checkpoints in {shown}" if shown else "what it saves through flk is kept until the end of this run"
     sizes = f", elastic from {job.elastic.min} to {job.elastic.max} pods" if job.elastic else ""
     sizes += f", {job.spares} spare{'s' * (job.spares != 1)}" if job.spares else ""
     note(f"{job.name}: {job.replicas} x {job.processes_per_pod} ranks on this machine{sizes}, {kept}")

@@ -144,7 +144,8 @@ def _report(submission: Submission) -> None:
         note(f"shipped {files} file{'s' * (files != 1)}, {kilobytes:,} kB compressed, sha256 {bundle.sha256[:12]}")
     if job.checkpoint is None:
         note(
-            "checkpoints stay in the memory of the pods; --checkpoint PVC:/PATH or s3://BUCKET/PREFIX keeps them longer"
+            "what it saves through flk stays in the memory of the pods; --checkpoint PVC:/PATH or s3://BUCKET/PREFIX "
+            "keeps it longer"
         )
     for verb, what in {
         "logs": "what every rank prints",

@@ -78,6 +78,7 @@ class Agent:
         self.attempt_over = False  # it ended for all pods; this pod's ranks are being terminated
         self.failures: list[Failure] = []  # of this pod in this attempt
         self.step: int | None = None  # most steps that a rank of this pod that has ended had done in this attempt
+        self.saved: bool | None = None  # a rank of this pod has saved through flk; None: none has ended yet
         self.restored = False  # the leader knows where this attempt began
         self.report_due = False  # all ranks have ended, and the leader does not know yet
         self.finished: list[Failure] = []  # its ranks that ended with code 0, which is a failure only if others fail
@@ -148,7 +149,7 @@ class Agent:
                 if event.urgent:
                     self.ranks.kill_within(self.settings.grace)
                 if self.rendezvous:
-                    self.records.log(f"{event.failure.summary}; all ranks save and end")
+                    self.records.log(f"{event.failure.summary}; all ranks have to end")
             case SaveAt() if self.preemption and not self.attempt_over:
                 self._stop_ranks(self.preemption, event.step)
             case HandOver() if self.memory:
@@ -190,6 +191,10 @@ class Agent:
             size = f"{plural(attempt.pods * settings.processes, 'rank')} on {plural(attempt.pods, 'pod')}"
             cause = attempt.history[-2].failure if len(attempt.history) > 1 else None
             reason = f", after {cause.summary}" if cause else ""
+            if self.saved is False:
+                reason += (
+                    "; no rank has saved through flk, so it begins at step 0 unless the script finds a state itself"
+                )
             self.records.log(f"attempt {attempt.number + 1}: {size}{reason}")
         variables: dict[str, str] = {}
         if self.memory:
@@ -213,6 +218,9 @@ class Agent:
 
     def _stop_ranks(self, preemption: PodPreemption, step: int) -> None:
         """Have the ranks save after ``step`` and end, or send them SIGTERM, as the leader has decided."""
+        if self.rendezvous:
+            signaled = "all ranks get SIGTERM, since not every rank has made a step after which flk could save"
+            self.records.log(signaled if step == NO_STEP else f"all ranks stop after step {step} to save")
         if step == NO_STEP:
             preemption.release()
             self.ranks.kill_within(self.settings.grace)
@@ -241,6 +249,7 @@ class Agent:
         self._handle_report(rank)
         if rank.progress.step >= 0:
             self.step = max(self.step or 0, rank.progress.step)
+        self.saved = bool(self.saved) or rank.progress.saved >= 0
         code = os.waitstatus_to_exitcode(status)
         if code == 0 and not rank.terminated:
             self.finished.append(self.ranks.failure_of_exit(rank, 0))

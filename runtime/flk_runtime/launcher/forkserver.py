@@ -2,7 +2,8 @@
 
 An import of torch takes a second of CPU time for each rank and attempt; a fork takes a few milliseconds. The server is
 not the launcher itself, because it must have neither threads nor open stores: ranks inherit only the imported modules.
-It never uses CUDA, because CUDA cannot be used after a fork.
+What these have drawn at random when they were imported, each rank draws anew. The server never uses CUDA, because CUDA
+cannot be used after a fork.
 
 With FLK_START=spawn, or if the imported modules make a fork unsafe, the server is a new Python interpreter and starts
 another new one for each rank.
@@ -65,10 +66,11 @@ class ForkServer:
         self._exited: list[Exited] = []  # received while `launch` waited for its answer
 
     @classmethod
-    def start(cls, *, fork: bool) -> ForkServer:
+    def start(cls, *, fork: bool, inherited: Sequence[socket.socket] = ()) -> ForkServer:
         """Start the server. Ranks are forks of this process or, if ``fork`` is false, new Python interpreters.
 
-        To fork, this process must not have opened stores, and `why_unsafe` must return None.
+        ``inherited`` are sockets of this process, which ranks must not have. To fork, this process must not have opened
+        stores, and `why_unsafe` must return None.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
@@ -81,7 +83,8 @@ class ForkServer:
             sys.stderr.flush()
             pid = os.fork()
             if pid == 0:
-                ours.close()
+                for each in (ours, *inherited):
+                    each.close()
                 host.die_with_parent(parent)
                 _Server(theirs, fork=True).run()
         else:
@@ -139,6 +142,8 @@ class _Server:
     def __init__(self, connection: socket.socket, *, fork: bool) -> None:
         self._connection = connection
         self._fork = fork
+        self._opened = contextlib.ExitStack()  # what a rank closes
+        self._opened.enter_context(connection)
 
     def run(self) -> NoReturn:
         """Serve until the launcher closes its end of the socket."""
@@ -148,20 +153,21 @@ class _Server:
         wakeup, write_end = socket.socketpair()
         for end in (wakeup, write_end):
             end.setblocking(False)
+            self._opened.enter_context(end)
         signal.set_wakeup_fd(write_end.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._connection, selectors.EVENT_READ)
-            selector.register(wakeup, selectors.EVENT_READ)
-            while True:
-                ready = selector.select()
-                for key, _ in ready:
-                    if key.fileobj is wakeup:
-                        with contextlib.suppress(BlockingIOError):
-                            wakeup.recv(4096)
-                        self._reap()
-                    else:
-                        self._serve()
+        selector = self._opened.enter_context(selectors.DefaultSelector())
+        selector.register(self._connection, selectors.EVENT_READ)
+        selector.register(wakeup, selectors.EVENT_READ)
+        while True:
+            ready = selector.select()
+            for key, _ in ready:
+                if key.fileobj is wakeup:
+                    with contextlib.suppress(BlockingIOError):
+                        wakeup.recv(4096)
+                    self._reap()
+                else:
+                    self._serve()
 
     def _serve(self) -> None:
         data, ancillary, _, _ = self._connection.recvmsg(_MESSAGE_LIMIT, socket.CMSG_SPACE(3 * 4))
@@ -199,7 +205,7 @@ class _Server:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.setpgid(0, 0)
             host.die_with_parent(server)
-            self._connection.close()
+            self._opened.close()
             stdin = os.open(os.devnull, os.O_RDONLY)
             for target, source in enumerate((stdin, *fds[:2])):
                 os.dup2(source, target)
@@ -224,11 +230,23 @@ def _run_forked(command: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    if "numpy.random" in sys.modules:
-        # Its generator was seeded before the fork, so all ranks would draw the same numbers.
-        sys.modules["numpy.random"].seed()
+    draw_anew()
     worker.keep_destroyed_groups()
     return worker.run_exit_handlers(worker.run(command))
+
+
+def draw_anew() -> None:
+    """Draw what modules drew at random when they were imported, before the fork: all ranks and attempts share it.
+
+    Python draws anew after a fork for ``random``, and so do ``tempfile`` and ``uuid``; torch seeds the generators of
+    GPUs when it first uses them. What cannot be drawn again is the seed of Python's hashes.
+    """
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.seed()
+    if numpy := sys.modules.get("numpy.random"):
+        numpy.seed()
+    if process := sys.modules.get("multiprocessing.process"):
+        process.current_process().authkey = os.urandom(32)
 
 
 def why_unsafe(process: Path = Path("/proc/self")) -> str | None:

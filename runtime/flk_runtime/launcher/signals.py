@@ -28,8 +28,8 @@ class Wakeup:
     """A socket that becomes readable when a signal has arrived or a thread has posted an event."""
 
     def __init__(self) -> None:
-        self.socket, self._write_end = socket.socketpair()
-        for end in (self.socket, self._write_end):
+        self.socket, self._write_end = self.ends = socket.socketpair()
+        for end in self.ends:
             end.setblocking(False)
         self.signals: list[int] = []
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()

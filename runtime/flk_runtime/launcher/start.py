@@ -77,7 +77,7 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
         raise SettingsError(f"{sys.executable} cannot import torch: {error}") from error
     _check_build_of_torch(settings)
     unsafe = forkserver.why_unsafe() if settings.fork else None
-    server = ForkServer.start(fork=settings.fork and not unsafe)
+    server = ForkServer.start(fork=settings.fork and not unsafe, inherited=wakeup.ends)
     with (
         tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, ignore_cleanup_errors=True) as folder,
         redirected_stderr(Path(folder, "launcher.log")) as stderr,

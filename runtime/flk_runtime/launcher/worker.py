@@ -15,7 +15,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from typing import Any
 
 from flk_runtime.contract.exit_codes import ExitCode
@@ -139,22 +139,26 @@ def run_exit_handlers(code: int) -> int:
 def _run(command: Sequence[str]) -> None:
     """Execute the script or module in a new ``__main__`` module, which stays in sys.modules until the process ends.
 
-    runpy would delete the script's variables at its end, which may run the destructor of a gloo group (see
-    `keep_destroyed_groups`).
+    Its arguments, path and attributes are as under Python. runpy would delete the script's variables at its end, which
+    may run the destructor of a gloo group (see `keep_destroyed_groups`).
     """
-    main = types.ModuleType("__main__")
+    main: Any = types.ModuleType("__main__")
+    sys.orig_argv[:] = [sys.executable, "-u", *command]
     if command[0] == "-m":
         sys.path.insert(0, os.getcwd())
+        sys.argv[:] = ["-m", *command[2:]]  # while the packages are imported
         code, spec = _find(command[1])
         main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
-        path, arguments = str(spec.origin), list(command[2:])
-        sys.argv[:] = [path, *arguments]
+        main.__cached__ = spec.cached
+        path = sys.argv[0] = str(spec.origin)
     else:
+        sys.argv[:] = list(command)
         path = os.path.abspath(command[0])  # as in Python >= 3.9; sys.argv keeps the path as it was given
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))  # a link's target has its modules beside it
+        main.__loader__ = SourceFileLoader("__main__", path)
+        main.__cached__ = None
         with open(path, "rb") as file:
             code = compile(file.read(), path, "exec")
-        sys.argv[:] = list(command)
     main.__file__ = path
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main

@@ -1,0 +1,126 @@
+"""A forked rank finds what it would find in the new interpreter that torchrun starts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.support.commands import RUN_CLI, Flk
+
+RANKS, ATTEMPTS = 4, 2
+
+# Each rank writes what it sees. In the first attempt one rank kills itself when all have written.
+OBSERVE = """
+    import os
+    paths = [f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd") if int(each) > 2]
+    files = [os.readlink(each) for each in paths if os.path.islink(each)]
+
+    import asyncio, atexit, gc, json, logging, multiprocessing, pathlib, random, secrets, signal, subprocess, sys
+    import tempfile, threading, time, uuid
+    from multiprocessing import process, resource_tracker, synchronize, util
+    import numpy, torch, torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor
+    from torch.utils.data import DataLoader
+    # Because of this comment, torch.optim and shards, flk imports the modules for both before the fork.
+
+    like_torchrun = {
+        "arguments": sys.argv, "command": sys.orig_argv[1:], "flags": str(sys.flags), "paths": sys.path,
+        "main": {name: str(globals().get(name)) for name in ("__name__", "__file__", "__spec__", "__package__")},
+        "loader": type(__loader__).__name__, "cached": __cached__,
+        "names of threads": threading.Thread().name, "names of processes": multiprocessing.Process().name,
+        "parent process": multiprocessing.parent_process(), "start method": multiprocessing.get_start_method(True),
+        "temporary folder": [tempfile.tempdir, process.current_process()._config.get("tempdir")],
+        "finalizers": len(util._finalizer_registry), "after fork": len(util._afterfork_registry),
+        "children": [len(subprocess._active), len(multiprocessing.active_children())],
+        "resource tracker": resource_tracker._resource_tracker._pid,
+        "signals": [getattr(signal.getsignal(each), "__name__", signal.getsignal(each)) for each in range(1, 32)],
+        "blocked signals": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])), "wakeup": signal.set_wakeup_fd(-1),
+        "logging": [str(logging.root.handlers), logging.root.level],
+        "loop": asyncio.events._get_running_loop(), "exit handlers": atexit._ncallbacks(),
+        "collector": [gc.isenabled(), gc.get_threshold()], "umask": os.umask(0o22), "hooks": [
+            sys.excepthook.__module__, sys.displayhook is sys.__displayhook__, sys.gettrace(), sys.getprofile()
+        ],
+        "limits": [sys.getrecursionlimit(), sys.getswitchinterval()],
+        "torch's threads": [torch.get_num_threads(), torch.get_num_interop_threads()],
+        "torch's dtype": str(torch.get_default_dtype()), "CUDA": torch.cuda.is_initialized(),
+    }
+
+    def of_worker(item):
+        return torch.initial_seed(), torch.rand(()).item()
+
+    unique = {
+        "torch.initial_seed": torch.initial_seed(),
+        "torch.rand": torch.rand(4, dtype=torch.float64).tolist(),
+        "torch.Generator": torch.Generator().seed(),
+        "workers of a DataLoader": next(iter(DataLoader([0], num_workers=1, collate_fn=of_worker))),
+        "numpy.random.rand": numpy.random.rand(),
+        "numpy.random.default_rng": numpy.random.default_rng().random(),
+        "random.random": random.random(),
+        "names of tempfile": next(tempfile._get_candidate_names()),
+        "names of semaphores": next(synchronize.SemLock._rand),
+        "uuid1": str(uuid.uuid1()),
+        "uuid4": str(uuid.uuid4()),
+        "secrets": secrets.token_hex(),
+        "key of multiprocessing": bytes(process.current_process().authkey).hex(),
+        "process ID": [os.getpid(), multiprocessing.current_process().pid, threading.main_thread().native_id],
+    }
+    rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    place = os.environ["SEEN"] + str(attempt)
+    seen = {"unique": unique, "like torchrun": like_torchrun, "sockets": str(files).count("socket:")}
+    pathlib.Path(f"{place}.{rank}.new").write_text(json.dumps(seen))
+    os.rename(f"{place}.{rank}.new", f"{place}.{rank}")
+    while attempt == 0 and "HOLD" in os.environ:
+        if rank == 1 and all(os.path.exists(f"{place}.{each}") for each in range(int(os.environ["WORLD_SIZE"]))):
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.01)
+"""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the ranks of a job saw in its attempts, under flk and under torchrun."""
+
+    flk: list[dict[str, Any]]
+    torchrun: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    folder = tmp_path_factory.mktemp("fresh")
+    (folder / "observe.py").write_text(textwrap.dedent(OBSERVE))
+    flk = Flk(folder, home=folder)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    options = ("--processes", str(RANKS), "--restarts", "1")
+    ended = flk("run", *options, "observe.py", "x", env={"SEEN": f"{folder}/flk.", "HOLD": "1"})
+    assert ended.code == 0, ended.stderr
+    subprocess.run(
+        [*torchrun, "observe.py", "x"],
+        cwd=folder,
+        env=flk.env | {"SEEN": f"{folder}/torchrun."},
+        check=True,
+        timeout=RUN_CLI,
+    )
+    found = [
+        [json.loads(each.read_text()) for each in sorted(folder.glob(f"{name}.?.?"))] for name in ("flk", "torchrun")
+    ]
+    assert [len(each) for each in found] == [RANKS * ATTEMPTS, 2]
+    return Seen(*found)
+
+
+def test_ranks_and_attempts_share_nothing_that_is_drawn_at_random(seen: Seen) -> None:
+    for ranks in (seen.flk, seen.torchrun):
+        drawn = {name: [json.dumps(each["unique"][name]) for each in ranks] for name in ranks[0]["unique"]}
+        assert [name for name, values in drawn.items() if len(set(values)) < len(values)] == []
+
+
+def test_a_rank_finds_the_state_of_a_new_interpreter(seen: Seen) -> None:
+    expected = seen.torchrun[0]["like torchrun"]
+    for each in seen.flk:
+        assert each["like torchrun"] == expected
+        assert each["sockets"] == 1  # of its own, on which it answers the launcher; torchrun's have none
+    assert seen.torchrun[0]["sockets"] == 0
