@@ -15,6 +15,7 @@ operating system below it may say more exactly what happened (`flk_runtime.syste
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
 
 from flk_runtime.contract.failure import Kind
@@ -53,6 +54,16 @@ class StorageError(CheckpointError):
     """A checkpoint cannot be read or written now, or there is no memory for a copy. A restart may help."""
 
     kind = Kind.STORAGE
+
+
+def checkpoint_error(message: str, error: Exception) -> CheckpointError:
+    """The error for a checkpoint that could not be read or written because of ``error``.
+
+    It is final if the storage refuses for good, or if what was read is no checkpoint.
+    """
+    refused = isinstance(error, PermissionError | NotADirectoryError | IsADirectoryError)
+    passing = isinstance(error, OSError | StorageError) and not refused and getattr(error, "errno", None) != errno.EROFS
+    return (StorageError if passing else CheckpointError)(message)
 
 
 class PeerError(RuntimeFailure, RuntimeError):

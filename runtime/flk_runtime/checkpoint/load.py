@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 
 from flk_runtime.checkpoint.part import PieceReader
 from flk_runtime.checkpoint.state import Path, Piece, join_tensors, references
-from flk_runtime.errors import CheckpointError
+from flk_runtime.errors import CheckpointError, checkpoint_error
 
 Open = Callable[[str, int, int], BinaryIO]  # (file, begin, length) → a stream of the bytes
 
@@ -79,7 +79,7 @@ class SavedCheckpoint:
         try:
             self._reader.read_data(plan, planner).wait()
         except (OSError, EOFError, pickle.UnpicklingError) as error:
-            raise CheckpointError(f"cannot read {self.place}: {error}") from error
+            raise checkpoint_error(f"cannot read {self.place}: {error}", error) from error
         return planner.values
 
     def value(self, name: str) -> Any:

@@ -16,7 +16,7 @@ from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful, is_re
 from flk_runtime.contract import pod_layout, user_env
 from flk_runtime.data import EpochLoader
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import CheckpointError, RuntimeFailure, SetupError
+from flk_runtime.errors import CheckpointError, RuntimeFailure, SetupError, checkpoint_error
 from flk_runtime.shared.shard_file import value_name
 from flk_runtime.system import rng
 
@@ -319,8 +319,9 @@ class CheckpointManager:
                     "number, pass the object as flk.replicated(…) if rank 0's state is right for all ranks, or pass it "
                     "under another name so that it starts anew"
                 )
-        except (ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
-            raise CheckpointError(f"cannot restore {name!r} from the checkpoint {place}: {error}") from error
+        except (CheckpointError, ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
+            message = f"cannot restore {name!r} from the checkpoint {place}: {error}"
+            raise checkpoint_error(message, error) from error
 
     def _current_progress(self, steps: int) -> Any:
         loaders = {name: thing.state_dict() for name, thing in self._objects.items() if isinstance(thing, EpochLoader)}

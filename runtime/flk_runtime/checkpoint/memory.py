@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from flk_runtime.contract import pod_env, user_env
-from flk_runtime.errors import CheckpointError
+from flk_runtime.errors import StorageError
 from flk_runtime.shared import memory_messages as messages
 from flk_runtime.shared.memory_messages import Answer, Failed, Files, Header, Request, Restorable, ToRestore
 from flk_runtime.shared.shard_file import PartHeader
@@ -137,7 +137,7 @@ class PodMemory:
         answer = self._ask(request)
         if isinstance(answer, kind):
             return answer
-        raise CheckpointError(f"checkpoints in memory: {_reason(answer)}")
+        raise StorageError(f"checkpoints in memory: {_reason(answer)}")
 
     def _ask(self, request: Request) -> Answer:
         self.is_held(wait=True)  # answers come in the order of the requests
@@ -148,7 +148,11 @@ class PodMemory:
         try:
             if self._stream is None:
                 sock = socket.socket(socket.AF_UNIX)
-                sock.connect(self._address)
+                try:
+                    sock.connect(self._address)
+                except OSError:
+                    sock.close()
+                    raise
                 self._poll.register(sock, select.POLLIN)
                 self._stream = Stream(sock, messages.session(serves=False), messages.MESSAGES, timeout=None)
                 self._stream.send(messages.Rank(self._attempt, self._rank))
@@ -171,5 +175,5 @@ def _reason(answer: Answer) -> str:
     return answer.reason if isinstance(answer, Failed) else ""
 
 
-def _unanswered(error: Exception) -> CheckpointError:
-    return CheckpointError(f"the launcher does not answer about checkpoints in memory: {error}")
+def _unanswered(error: Exception) -> StorageError:
+    return StorageError(f"the launcher does not answer about checkpoints in memory: {error}")

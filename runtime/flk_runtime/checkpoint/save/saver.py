@@ -23,7 +23,7 @@ from flk_runtime.checkpoint.state import Piece
 from flk_runtime.checkpoint.storage import Destination
 from flk_runtime.contract import user_env
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import CheckpointError, RuntimeFailure
+from flk_runtime.errors import CheckpointError, RuntimeFailure, StorageError
 from flk_runtime.shared.shard_file import PartHeader
 
 _GLOBAL = re.compile(r"GLOBAL (\S+)")  # in torch's message: the class that weights_only=True refuses
@@ -135,7 +135,7 @@ class Saver:
         if error is not None:
             raise error
         if lost and self._writer is None:
-            raise CheckpointError(lost)
+            raise StorageError(lost)
 
     def _join(self) -> BaseException | None:
         """Wait until the latest save is complete in storage; what prevented it, else None."""
@@ -191,7 +191,7 @@ class Saver:
         except OSError as error:
             if self._memory:
                 self._memory.skip(str(error))
-            raise CheckpointError(f"there is no memory for a copy of this rank's state: {error}") from error
+            raise StorageError(f"there is no memory for a copy of this rank's state: {error}") from error
         if self._memory:
             with self._lock:
                 if path:

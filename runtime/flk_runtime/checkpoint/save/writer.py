@@ -25,7 +25,7 @@ from flk_runtime.checkpoint.save.staging import StagedPart
 from flk_runtime.checkpoint.state import REFERENCE, Path, name_of
 from flk_runtime.checkpoint.storage.destination import Destination
 from flk_runtime.checkpoint.storage.manifest import Manifest, StoredFile
-from flk_runtime.errors import CheckpointError
+from flk_runtime.errors import StorageError, checkpoint_error
 from flk_runtime.shared.shard_file import Entry, PartHeader
 from flk_runtime.system.checksum import crc32
 
@@ -78,8 +78,8 @@ class StorageWriter:
         self._leave_together(key, header.world_size)
         if result:
             number = result.get("errno")
-            cause = OSError(number, os.strerror(number)) if number else None
-            raise CheckpointError(result["error"]) from cause
+            cause = OSError(number, os.strerror(number)) if number else OSError(result["error"])
+            raise checkpoint_error(result["error"], cause) from cause
 
     def _leave_together(self, key: str, world_size: int) -> None:
         """Give all ranks time to read the result, since rank 0 may take the store with it when it ends."""
@@ -152,7 +152,7 @@ class StorageWriter:
         pause = _POLL
         while not self._store.check([key]):
             if time.monotonic() > end:
-                raise CheckpointError(f"waited {self._timeout:g} s for {awaited}")
+                raise StorageError(f"waited {self._timeout:g} s for {awaited}")
             time.sleep(pause)
             pause = min(_LONGEST_POLL, pause * 1.5)
         value: bytes = self._store.get(key)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from flk_runtime.checkpoint.storage.manifest import LATEST, MANIFEST, STEP, StoredFile, measure_file, step_name
-from flk_runtime.errors import CheckpointError
+from flk_runtime.errors import checkpoint_error
 
 _TEMPORARY = ".step-*.tmp"
 
@@ -39,9 +39,8 @@ class FolderDestination:
             for temporary in self.path.glob(_TEMPORARY):  # the probe is one of them
                 _remove(temporary)
         except OSError as error:
-            raise CheckpointError(
-                f"cannot write to the checkpoint folder {self.path}: {error.strerror or error}"
-            ) from None
+            message = f"cannot write to the checkpoint folder {self.path}: {error.strerror or error}"
+            raise checkpoint_error(message, error) from error
 
     def make_mark(self, token: str) -> None:
         """Leave a mark by which the other ranks see whether this is their folder too."""

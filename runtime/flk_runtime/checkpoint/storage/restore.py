@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from flk_runtime.checkpoint.storage.destination import Destination
 from flk_runtime.checkpoint.storage.manifest import MANIFEST, Manifest
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import CheckpointError
+from flk_runtime.errors import CheckpointError, StorageError, checkpoint_error
 
 _SEEN_LIMIT = 5.0  # seconds in which a network file system has to show the other ranks what rank 0 has written
 
@@ -33,7 +33,8 @@ def is_shared(destination: Destination) -> bool:
         try:
             destination.make_mark(token)
         except OSError as error:
-            raise CheckpointError(f"cannot write to the checkpoint folder {destination.place}: {error}") from None
+            message = f"cannot write to the checkpoint folder {destination.place}: {error}"
+            raise checkpoint_error(message, error) from error
         return token
 
     token = process_group.on_main(mark)
@@ -70,7 +71,7 @@ def _candidates(destination: Destination) -> list[int]:
     try:
         steps, last = destination.steps(), destination.last_good()
     except OSError as error:
-        raise CheckpointError(f"cannot read the checkpoints in {destination.place}: {error}") from None
+        raise checkpoint_error(f"cannot read the checkpoints in {destination.place}: {error}", error) from error
     return [step for step in reversed(steps) if last is None or step <= last]
 
 
@@ -84,10 +85,9 @@ def _read_manifest(destination: Destination, step: int) -> tuple[bytes, str]:
         return b"", f"it has no {MANIFEST}, so it was not completed or flk did not write it"
     except NotADirectoryError:
         return b"", "it is not a folder, so flk did not write it"
-    except OSError as error:
-        raise CheckpointError(f"cannot read the checkpoint {destination.locate(step)}: {error}") from None
-    except CheckpointError as error:
-        raise CheckpointError(f"cannot read the checkpoint {destination.locate(step)}: {error}") from None
+    except (OSError, CheckpointError) as error:
+        message = f"cannot read the checkpoint {destination.locate(step)}: {error}"
+        raise checkpoint_error(message, error) from error
     except ValueError as error:
         return b"", str(error)
     return text, "" if manifest.step == step else f"its {MANIFEST} is of step {manifest.step}"
@@ -117,7 +117,7 @@ def _agree(own: tuple[str, bool]) -> str:
     def choose() -> str:
         for problem, failed in found or ():
             if failed:
-                raise CheckpointError(problem)
+                raise StorageError(problem)
         return next((problem for problem, _ in found or () if problem), "")
 
     return process_group.on_main(choose)

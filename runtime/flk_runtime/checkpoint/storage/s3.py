@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
 from flk_runtime.checkpoint.storage.manifest import LATEST, MANIFEST, STEP, StoredFile, measure, step_name
-from flk_runtime.errors import CheckpointError
+from flk_runtime.errors import CheckpointError, checkpoint_error
 
 _RETRIES = 6  # of a request: for about 6 seconds; a save that fails is tried again at the next one
 _RETRY_TIME = timedelta(minutes=1)  # after which a request that fails is an error
@@ -74,7 +74,7 @@ class S3Destination:
                 if MANIFEST not in files and all(_OWN_FILE.fullmatch(file) for file in files):
                     self._delete(step, files)
         except OSError as error:
-            raise CheckpointError(f"cannot write checkpoints to {self.place}: {error}") from None
+            raise checkpoint_error(f"cannot write checkpoints to {self.place}: {error}", error) from error
 
     def make_mark(self, token: str) -> None:
         self._put(f".mark-{token}", b"")
@@ -201,16 +201,18 @@ def _key(step: int, file: str) -> str:
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
     """Raise obstore's errors as OSError, with the server's own words in one line."""
-    from obstore.exceptions import BaseError
+    from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
     try:
         yield
     except FileNotFoundError as error:
         if "<Code>" in str(error) and "NoSuchKey" not in str(error):  # of the bucket, or of the user
-            raise OSError(_words(error)) from None
+            raise PermissionError(_words(error)) from error
         raise
+    except (PermissionDeniedError, UnauthenticatedError) as error:
+        raise PermissionError(_words(error)) from error
     except (BaseError, OSError) as error:
-        raise OSError(_words(error)) from None
+        raise OSError(_words(error)) from error
 
 
 def _words(error: BaseException) -> str:
