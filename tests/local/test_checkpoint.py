@@ -254,7 +254,7 @@ def test_what_a_checkpoint_holds_must_be_registered_and_plain(ranks: Ranks, tmp_
         def refused(words, action):
             try:
                 action()
-            except flk.SetupError as error:
+            except (flk.SetupError, flk.CheckpointError) as error:
                 assert words in str(error), error
             else:
                 raise AssertionError(words)

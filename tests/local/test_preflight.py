@@ -22,7 +22,7 @@ INIT = """
     try:
         with flk.init(device="cpu") as run:
             print("began", run.world_size, run.mean(run.rank))
-    except flk.SetupError as error:
+    except (flk.SetupError, flk.RendezvousError) as error:
         print(type(error).__name__ + ":", str(error).replace("\\n", " | "))
 """
 # Put before INIT, the ranks call init at the same time, however long each takes to start.
@@ -70,7 +70,7 @@ def test_a_rank_that_comes_when_the_others_have_met(ranks: Ranks) -> None:
             while not ended.exists():  # rank 0 holds the store
                 time.sleep(0.05)
             print("began", run.world_size, run.mean(run.rank))
-    except flk.SetupError as error:
+    except (flk.SetupError, flk.RendezvousError) as error:
         print(type(error).__name__ + ":", error)
     if late:
         ended.touch()
@@ -272,7 +272,7 @@ def test_options_that_differ_between_ranks(ranks: Ranks, call: str, words: str) 
             rank, model = run.rank, torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
             try:
                 run.{call}
-            except flk.SetupError as error:
+            except (flk.SetupError, flk.RendezvousError) as error:
                 print(error)
     """
     assert all(words in line for line in said(ranks(script, 2)))
@@ -284,7 +284,7 @@ HYBRID = """
         try:
             run.parallelize(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)))
             print("built")
-        except flk.SetupError as error:
+        except (flk.SetupError, flk.RendezvousError) as error:
             print(error)
 """
 

@@ -53,7 +53,7 @@ RUN_SAVES_TOO = """
         model = run.parallelize(torch.nn.Linear(2, 2))
         try:
             flk.save(1, model=model)
-        except flk.SetupError as error:
+        except (flk.SetupError, flk.CheckpointError) as error:
             print(error)
         flk.save(1, checkpoint=os.environ["ELSEWHERE"], model=model, wait=True)
 """
@@ -260,7 +260,7 @@ SEVERAL_MODULES = """
     print(same(saved, other), flk.restore(place, **other), same(saved, other))
     try:
         flk.save(1, checkpoint=place + "-missing", encoder=saved["encoder"], optimizer=saved["optimizer"])
-    except flk.SetupError as error:
+    except (flk.SetupError, flk.CheckpointError) as error:
         print(error)
 """
 
@@ -490,7 +490,7 @@ WITHOUT_A_GROUP = """
     for action in (flk.restore, lambda **objects: flk.save(1, **objects)):
         try:
             action(model=model)
-        except flk.SetupError as error:
+        except (flk.SetupError, flk.CheckpointError) as error:
             print(error)
 """
 
@@ -553,7 +553,7 @@ CLOSED = """
         for action in (run.step, run.save):
             try:
                 action()
-            except flk.SetupError as error:
+            except (flk.SetupError, flk.CheckpointError) as error:
                 print(run.steps, error)
 """
 

@@ -41,7 +41,7 @@ GOES_BACK = """
     flk.save(1, model=model, wait=True)
     try:
         flk.restore(model=model)
-    except flk.SetupError as error:
+    except (flk.SetupError, flk.CheckpointError) as error:
         print(error)
 """
 
