@@ -175,18 +175,18 @@ run.close()
 
 DIFFERENCES = [
     "all_reduce(sum): the ranks differ, so nothing was exchanged: "
-    "tree['b'] is on rank 2 (a number (int)), and not on ranks 0, 1, 3",
+    "tree['b'] is on rank 2 (a number (int)), and not on ranks 0-1, 3",
     "all_reduce(sum): the ranks differ, so nothing was exchanged: "
-    "tree['w'] is float32 (3,) on cpu on ranks 0, 2, 3, and float32 (4,) on cpu on rank 1",
+    "tree['w'] is float32 (3,) on cpu on ranks 0, 2-3, and float32 (4,) on cpu on rank 1",
     "all_reduce(sum): the ranks differ, so nothing was exchanged: "
-    "tree[0] is float32 (2,) on cpu on ranks 1, 2, 3, and float64 (2,) on cpu on rank 0",
-    "tree is a list on ranks 1, 2, 3, and a tuple on rank 0",
-    "exchanged: the call is all_reduce(sum) on ranks 0, 1, 2, and all_reduce(mean) on rank 3",
-    "exchanged: the call is all_reduce(sum) on ranks 0, 1, 2, and broadcast(root=0) on rank 3",
-    "tree[0] is a number (int) on ranks 1, 2, 3, and a number (float) on rank 0",
-    "tree['only'] is float32 (3, 2) on cpu on ranks 0, 1, 3, and float32 (3, 2) on cpu, "
+    "tree[0] is float32 (2,) on cpu on ranks 1-3, and float64 (2,) on cpu on rank 0",
+    "tree is a list on ranks 1-3, and a tuple on rank 0",
+    "exchanged: the call is all_reduce(sum) on ranks 0-2, and all_reduce(mean) on rank 3",
+    "exchanged: the call is all_reduce(sum) on ranks 0-2, and broadcast(root=0) on rank 3",
+    "tree[0] is a number (int) on ranks 1-3, and a number (float) on rank 0",
+    "tree['only'] is float32 (3, 2) on cpu on ranks 0-1, 3, and float32 (3, 2) on cpu, "
     "expanded, so its elements share memory: clone it before on rank 2",
-    "tree['x'] is float32 (2,) on cpu on ranks 0, 1, and a value on ranks 2, 3",
+    "tree['x'] is float32 (2,) on cpu on ranks 0-1, and a value on ranks 2-3",
     "all_reduce: unknown op='avg': expected one of sum, mean, max, min, product",
     "reduce: root=4: expected a rank from 0 to 3",
     "tree['n'] is int64 (2,) on cpu, cannot average an integer tensor: convert it to floating point",

@@ -362,9 +362,9 @@ def test_synchronize(ranks: Callable[..., list[Any]]) -> None:
         lines = one.lines
         assert len(lines) == 8, one.output
         assert lines[0].endswith(
-            "tree['m'].weight is float32 (2, 2) on cpu on ranks 0, 1, and float32 (3, 2) on cpu on rank 2"
+            "tree['m'].weight is float32 (2, 2) on cpu on ranks 0-1, and float32 (3, 2) on cpu on rank 2"
         )
-        assert lines[1].endswith("tree[0] is a module on ranks 1, 2, and an optimizer on rank 0")
+        assert lines[1].endswith("tree[0] is a module on ranks 1-2, and an optimizer on rank 0")
         assert lines[2].endswith("tree.weight is a tensor, not initialized yet: call the model once before")
         assert lines[3].endswith("on the meta device: it has no elements")
         assert lines[4] == "synchronize: root=3: expected a rank from 0 to 2"

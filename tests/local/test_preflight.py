@@ -306,7 +306,7 @@ def of_nodes(nodes: list[int]) -> dict[int, dict[str, str]]:
 
 def test_hybrid_sharding_on_nodes_of_different_sizes_is_refused(ranks: Ranks) -> None:
     line = the_same(ranks(HYBRID, 4, {}, of_nodes([0, 0, 1, 2])))
-    assert "ranks on this node (pass shard_size where nodes differ) is 2 on ranks 0, 1, and 1 on ranks 2, 3" in line
+    assert "ranks on this node (pass shard_size where nodes differ) is 2 on ranks 0-1, and 1 on ranks 2-3" in line
 
 
 def test_hybrid_sharding_of_ranks_that_are_dealt_to_nodes_in_turn_is_refused(ranks: Ranks) -> None:

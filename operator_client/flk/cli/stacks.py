@@ -12,6 +12,7 @@ import typer
 from flk.cli.options import Context, JobName, Namespace
 from flk.errors import ApiError, UsageError
 from flk.targets import CONTAINERS
+from flk_runtime.contract.ranges import numbered
 
 if TYPE_CHECKING:
     from flk.kube import Object
@@ -111,7 +112,7 @@ def _of_py_spy(client: JobClient, pods: Sequence[Object]) -> dict[str, Any]:
             hint="install py-spy in the image, or start the script with python -m flk_runtime",
         )
     groups = [
-        {"ranks": sorted(ranks), "heading": f"rank {', '.join(map(str, sorted(ranks)))}", "lines": stack.splitlines()}
+        {"ranks": sorted(ranks), "heading": numbered("rank", ranks), "lines": stack.splitlines()}
         for stack, ranks in sorted(by_stack.items(), key=lambda item: (len(item[1]), item[1]))
     ]
     return {"cause": "", "ranks": [], "groups": groups, "left": [], "silent": without}

@@ -13,6 +13,7 @@ from flk.observe.model import Evidence, Finding, PodPhase, PodState
 from flk.observe.pods import one_line
 from flk.observe.view import JobView, event_time
 from flk.units import plural
+from flk_runtime.contract.ranges import numbered
 
 SCHEMA: Final = "flk.dev/why/v1"  # of the JSON that `flk why -o json` prints
 OTHERS: Final = 12  # other observations that are told; the rest is counted
@@ -157,9 +158,8 @@ def _attempts(view: JobView) -> list[Other]:
             folded.setdefault(attempt.failure.summary, []).append(attempt.number + 1)
     others = []
     for text, numbers in folded.items():
-        word = "attempt" if len(numbers) == 1 else "attempts"
-        listed = ", ".join(map(str, numbers[:6])) + (", …" if len(numbers) > 6 else "")
-        others.append(Other(f"{text} ({word} {listed})", "it ended an earlier attempt, and another attempt followed"))
+        attempts = numbered("attempt", numbers)
+        others.append(Other(f"{text} ({attempts})", "it ended an earlier attempt, and another attempt followed"))
     return others
 
 

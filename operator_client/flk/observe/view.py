@@ -25,7 +25,7 @@ from flk.targets import WORKER, Target, target_of
 from flk.terminal import program_name
 from flk.units import timestamp
 from flk_runtime.contract.pod_env import MIN_PODS, PODS, SPARES
-from flk_runtime.contract.ranges import parse_pods
+from flk_runtime.contract.ranges import parse_ranges
 from flk_runtime.contract.record import JobRecord
 from flk_runtime.contract.user_env import JOB
 
@@ -168,7 +168,7 @@ class JobView:
     def members(self) -> list[int]:
         """The pods of the latest attempt by their indexes, in the order of their ranks; empty if they are not known."""
         record = self.record
-        return parse_pods(record.attempts[-1].pods) if record and record.attempts else []
+        return parse_ranges(record.attempts[-1].pods) if record and record.attempts else []
 
     @property
     def record(self) -> JobRecord | None:

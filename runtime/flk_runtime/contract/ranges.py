@@ -1,25 +1,44 @@
-"""Text of sets of indexes: ``0-2,5``."""
+"""Text of sets of numbers, with ranges of consecutive ones: ``0-2,5`` for programs, ``ranks 0-2, 5`` for people."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+_SHOWN: Final = 8  # ranges in a text for people
 
 
-def format_pods(pods: Sequence[int]) -> str:
-    """Indexes of pods in their order, with ranges of consecutive ones: ``0-2,5``."""
-    ranges: list[list[int]] = []
-    for pod in pods:
-        if ranges and pod == ranges[-1][-1] + 1:
-            ranges[-1][1:] = [pod]
-        else:
-            ranges.append([pod])
-    return ",".join("-".join(map(str, each)) for each in ranges)
+def format_ranges(numbers: Iterable[int]) -> str:
+    """Numbers in their order: ``0-2,5``."""
+    return ",".join(_texts(_ranges(numbers)))
 
 
-def parse_pods(text: str) -> list[int]:
-    """The indexes of pods that `format_pods` has written. Raises ValueError for other text."""
-    pods: list[int] = []
+def parse_ranges(text: str) -> list[int]:
+    """The numbers that `format_ranges` has written. Raises ValueError for other text."""
+    numbers: list[int] = []
     for part in text.split(",") if text else []:
         first, _, last = part.partition("-")
-        pods += range(int(first), int(last or first) + 1)
-    return pods
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
+
+def numbered(noun: str, numbers: Iterable[int]) -> str:
+    """At least one number, with its noun, for people: ``rank 3``, ``ranks 0-3, 7``; a long list is cut."""
+    ranges = _ranges(sorted(set(numbers)))
+    left = sum(map(len, ranges[_SHOWN:]))
+    shown = ", ".join(_texts(ranges[:_SHOWN])) + (f" and {left} more" if left else "")
+    return f"{noun if sum(map(len, ranges)) == 1 else f'{noun}s'} {shown}"
+
+
+def _ranges(numbers: Iterable[int]) -> list[range]:
+    ranges: list[range] = []
+    for number in numbers:
+        if ranges and number == ranges[-1].stop:
+            ranges[-1] = range(ranges[-1].start, number + 1)
+        else:
+            ranges.append(range(number, number + 1))
+    return ranges
+
+
+def _texts(ranges: Sequence[range]) -> list[str]:
+    return [str(each[0]) if len(each) == 1 else f"{each[0]}-{each[-1]}" for each in ranges]

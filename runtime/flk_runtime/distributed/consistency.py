@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from flk_runtime.contract.ranges import numbered
 from flk_runtime.distributed.process_group import comm_device
 from flk_runtime.errors import SetupError
 
@@ -46,8 +47,8 @@ def check_consistent(call: str, lines: Sequence[Line]) -> None:
     found = difference(
         contents[0][0],
         contents[1][0],
-        _ranks([rank for rank, one in enumerate(digests) if one == usual]),
-        _ranks([rank for rank, one in enumerate(digests) if one == digests[other]]),
+        numbered("rank", (rank for rank, one in enumerate(digests) if one == usual)),
+        numbered("rank", (rank for rank, one in enumerate(digests) if one == digests[other])),
     )
     raise SetupError(f"{call}: the ranks differ, so nothing was exchanged: {found}")
 
@@ -64,8 +65,3 @@ def difference(here: Sequence[Line], there: Sequence[Line], these: str, those: s
         if path not in here_lines:
             return f"{path} is on {those} ({description}), and not on {these}"
     return "the same leaves in another order"
-
-
-def _ranks(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:3])) + (f" and {len(ranks) - 3} more" if len(ranks) > 3 else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

@@ -10,7 +10,9 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any
 
+from flk_runtime.contract.ranges import numbered
 from flk_runtime.preflight.report import SHM, RankReport
+from flk_runtime.system.text import plural
 
 DOCKER_SHM = 64 << 20  # bytes of /dev/shm in a container by default
 GOOD_SHM = 1 << 30  # bytes that NVIDIA's containers ask for (NCCL user guide, troubleshooting: shared memory)
@@ -68,7 +70,7 @@ def missing(reports: Sequence[RankReport], waited: float) -> str:
     nodes = sorted({rank // size for rank in absent})
     empty = [node for node in nodes if not any(node * size <= rank < (node + 1) * size for rank in present)]
     cure = (
-        f"no rank of {_plural(len(empty), 'node')} {_ranges(empty)} joined, so check that it was started, with the "
+        f"no rank of {numbered('node', empty)} joined, so check that it was started, with the "
         "right node rank and master address"
         if empty and size < world_size
         else "read the logs of these ranks"
@@ -100,8 +102,8 @@ def _absent(reports: Sequence[RankReport]) -> tuple[list[int], int, int]:
 def _describe_absent(absent: Sequence[int], world_size: int, size: int) -> str:
     """``ranks 2-5 of 6 (on nodes 1-2, numbered from 0)``; the nodes where there are several."""
     nodes = {rank // size for rank in absent}
-    where = "" if size == world_size else f" (on {_plural(len(nodes), 'node')} {_ranges(nodes)}, numbered from 0)"
-    return f"{_ranks(absent)} of {world_size}{where}"
+    where = "" if size == world_size else f" (on {numbered('node', nodes)}, numbered from 0)"
+    return f"{numbered('rank', absent)} of {world_size}{where}"
 
 
 def warnings(reports: Sequence[RankReport]) -> list[str]:
@@ -217,31 +219,9 @@ def _groups(reports: Iterable[RankReport], key: Callable[[RankReport], Any]) -> 
 def _describe_ranks(reports: Sequence[RankReport]) -> str:
     """``ranks 0-3 on node a, ranks 4-7 on node b and 2 more nodes``."""
     nodes = _groups(reports, lambda report: report.node)
-    texts = [f"{_ranks(report.rank for report in same)} on node {node}" for node, same in nodes[:_SHOWN]]
+    texts = [f"{numbered('rank', (report.rank for report in same))} on node {node}" for node, same in nodes[:_SHOWN]]
     more = len(nodes) - len(texts)
-    return ", ".join(texts) + (f" and {more} more {_plural(more, 'node')}" if more else "")
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    """``rank 3``, ``ranks 0-3, 7``."""
-    several = sorted(set(ranks))
-    return f"{_plural(len(several), 'rank')} {_ranges(several)}"
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """``0-3, 7``; long lists are cut."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    texts = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
-    return ", ".join(texts[:8]) + (", …" if len(texts) > 8 else "")
-
-
-def _plural(count: int, noun: str) -> str:
-    return noun if count == 1 else f"{noun}s"
+    return ", ".join(texts) + (f" and {plural(more, 'more node')}" if more else "")
 
 
 def _times(count: int) -> str:

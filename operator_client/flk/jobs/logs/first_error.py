@@ -12,7 +12,6 @@ from flk.errors import ApiError, ForbiddenError, JobNotFoundError
 from flk.health.exceptions import LoggedError, find_errors
 from flk.jobs import evidence
 from flk.jobs.logs.dump import DUMPED, read_log
-from flk.jobs.logs.folding import ranges
 from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions
 from flk.jobs.wait import get_state
 from flk.kube import Object
@@ -20,6 +19,7 @@ from flk.observe.client import JobClient
 from flk.targets import target_of
 from flk.units import plural
 from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.ranges import numbered
 
 LINES: Final = 2000  # last lines of each pod that are searched
 PODS: Final = 256  # pods whose logs are searched, those that failed first
@@ -98,7 +98,7 @@ def _names(outputs: list[_Output]) -> str:
     for output in outputs:
         kind, number = output.name.split(" ")
         kinds[kind].append(int(number))
-    return ", ".join(f"{kind}{'s' * (len(of) > 1)} {ranges(of)}" for kind, of in sorted(kinds.items(), reverse=True))
+    return ", ".join(numbered(kind, of) for kind, of in sorted(kinds.items(), reverse=True))
 
 
 def _of_failure(outputs: list[_Output], failure: Failure | None) -> _Output | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from flk.jobs.logs.lines import LogLine
+from flk_runtime.contract.ranges import format_ranges
 
 DELAY: Final = 0.3  # seconds that a line waits for equal ones of other ranks
 HELD: Final = 5000  # lines that wait at most
@@ -78,17 +79,6 @@ class Folder:
         return replace(group.line, tag=_joined(group.tags)) if len(group.tags) > 1 else group.line
 
 
-def ranges(numbers: Iterable[int]) -> str:
-    """Return numbers in short: 0, 1, 2 and 5 are ``0-2,5``."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], number]
-        else:
-            parts.append([number])
-    return ",".join("-".join(map(str, part)) for part in parts)
-
-
 def _key(line: LogLine) -> tuple[bool, str]:
     return line.tag.startswith("[rank"), line.message
 
@@ -96,4 +86,4 @@ def _key(line: LogLine) -> tuple[bool, str]:
 def _joined(tags: Iterable[str]) -> str:
     """Return one tag for several of a kind: ``[rank 0] `` and ``[rank 1] `` are ``[ranks 0-1] ``."""
     kinds, numbers = zip(*(tag.strip("[] ").split(" ") for tag in tags), strict=True)
-    return f"[{kinds[0]}s {ranges(map(int, numbers))}] "
+    return f"[{kinds[0]}s {format_ranges(sorted(map(int, numbers)))}] "

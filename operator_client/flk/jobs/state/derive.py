@@ -15,7 +15,7 @@ from flk.observe.view import JobView
 from flk.units import timestamp
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.contract.ranges import parse_pods
+from flk_runtime.contract.ranges import parse_ranges
 
 
 def derive(view: JobView) -> State:
@@ -181,7 +181,7 @@ def _attempts(seen: JobView, state: State) -> list[AttemptState]:
             outcome = "succeeded" if last and state.phase == Phase.SUCCEEDED else "running"
         ended = attempt.ended if attempt.ended or not (last and state.finished) else state.ended
         cause = failure.summary if failure else ""
-        pods = len(parse_pods(attempt.pods))
+        pods = len(parse_ranges(attempt.pods))
         lost = None if attempt.restored is None or step is None else max(0, step - attempt.restored)
         attempts.append(
             AttemptState(

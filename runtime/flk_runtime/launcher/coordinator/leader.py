@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind, root_cause
-from flk_runtime.contract.ranges import format_pods
+from flk_runtime.contract.ranges import format_ranges, numbered
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.launcher.coordinator.drain import Departures, with_parts
 from flk_runtime.launcher.coordinator.membership import Membership
@@ -55,7 +55,6 @@ from flk_runtime.system.text import plural
 _PRIMARY_TIMEOUT = 0.5  # seconds to wait for a primary failure after a secondary one has been reported
 _LAST_REPORTS_TIMEOUT = 5.0  # seconds to wait for the other pods' failures when no attempt follows
 _PROGRESS_INTERVAL = 30.0  # seconds between two lines about pods that have not joined
-_SHOWN_PODS = 10  # missing pods that a message names
 
 _DISCONNECTED = "lost the connection to pod 0"
 _RESTARTED = "was restarted"
@@ -350,7 +349,7 @@ class Leader:
             time.time(),
             restarts=decision.restarts,
             disruptions=decision.disruptions,
-            pods=format_pods(pods),
+            pods=format_ranges(pods),
         )
         self._history = [*shorten(self._history), attempt]
         self._phase = _Phase.RUNNING
@@ -503,9 +502,9 @@ class Leader:
         if not self._lacks_pods:
             return None
         missing = self._membership.missing(self._joined)
-        pods = ", ".join(map(str, missing[:_SHOWN_PODS])) + (", …" if len(missing) > _SHOWN_PODS else "")
         needed = f" ({settings.least_pods} are needed)" if settings.least_pods < settings.pods else ""
-        message = f"never joined: waited {settings.join_timeout:.0f} s, missing of {settings.pods} pods{needed}: {pods}"
+        who = f"{numbered('pod', missing)} of {settings.pods}{needed}"
+        message = f"never joined: waited {settings.join_timeout:.0f} s for {who}"
         attempt = history[-1].number if history else 0
         cause = Failure(Kind.ABSENT, missing[0], attempt=attempt, time=time.time(), message=message)
         return job_record(cause, history, settings.limits, final_reason(cause))

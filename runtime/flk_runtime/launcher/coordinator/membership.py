@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from flk_runtime.contract.ranges import parse_pods
+from flk_runtime.contract.ranges import parse_ranges
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport.messages import Join
 
@@ -32,7 +32,7 @@ class Membership:
 
     def resume(self, pods: str) -> None:
         """Take over the pods of the attempt that a former leader has started, as its history names them."""
-        self.current = parse_pods(pods)
+        self.current = parse_ranges(pods)
         if self.current:
             self._expected = set(self.current)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from flk_runtime.contract.ranges import numbered
 from flk_runtime.launcher.hangs.snapshot import Frame, Pending, Snapshot
 
 _DATA_LOADER: Final = "waits in its DataLoader"
@@ -32,7 +33,6 @@ _LIBRARY = re.compile(r"^<|^torch/|(^|/)python3\.\d+/|(^|/)flk_runtime/")
 _C10D = re.compile(r"(^|/)torch/distributed/(distributed_c10d|_functional_collectives)\.py$")
 _NOT_COLLECTIVES = ("wrapper", "<lambda>", "_object_to_tensor", "_tensor_to_object")
 _BACKWARD = "_engine_run_backward"
-_SHOWN_RANKS: Final = 8
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Diagnosis:
 
     def sentence(self) -> str:
         """The cause in one sentence."""
-        return f"{name_ranks(self.ranks)} {self.predicate}"
+        return f"{numbered('rank', self.ranks)} {self.predicate}"
 
 
 def diagnose(snapshots: Sequence[Snapshot], *, hung: bool = False) -> Diagnosis:
@@ -105,24 +105,6 @@ def odd_first(snapshots: Sequence[Snapshot], diagnosis: Diagnosis) -> list[list[
     )
 
 
-def name_ranks(ranks: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 3, 5 and 8-15``; long lists are cut."""
-    ordered = sorted(set(ranks))
-    runs: list[list[int]] = []
-    for rank in ordered:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    words = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    if len(words) > _SHOWN_RANKS:
-        left = sum(len(run) for run in runs[_SHOWN_RANKS:])
-        return f"ranks {', '.join(words[:_SHOWN_RANKS])} and {left} more"
-    if len(ordered) == 1:
-        return f"rank {words[0]}"
-    return f"ranks {', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else f"ranks {words[0]}"
-
-
 def _by_flight_recorder(snapshots: Sequence[Snapshot], hung: bool) -> Diagnosis | None:
     waiting: dict[tuple[str, int], dict[int, Pending]] = {}  # ranks in each collective, by group and number
     for snapshot in snapshots:
@@ -140,7 +122,7 @@ def _by_flight_recorder(snapshots: Sequence[Snapshot], hung: bool) -> Diagnosis 
         if others:
             first = min(others)
             verb = "is" if len(others) == 1 else "are"
-            rest = "the others" if len(ranks) - len(others) > 1 else name_ranks([r for r in ranks if r not in others])
+            rest = "the others" if len(ranks) - len(others) > 1 else numbered("rank", ranks.keys() - others)
             predicate = f"{verb} in {others[first]}, {rest} in {awaited}"
             return Diagnosis(tuple(sorted(others)), predicate, str(awaited))
         sizes = collections.Counter(pending.sizes for pending in ranks.values())

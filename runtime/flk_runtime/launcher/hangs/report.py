@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from flk_runtime.launcher.hangs.diagnosis import Diagnosis, activity, in_collective, name_ranks, odd_first, user_frame
+from flk_runtime.contract.ranges import numbered
+from flk_runtime.launcher.hangs.diagnosis import Diagnosis, activity, in_collective, odd_first, user_frame
 from flk_runtime.launcher.hangs.snapshot import Frame, Snapshot
 
 # Files whose frames only lead from one frame to the next: of imports, threads and processes that Python starts.
@@ -28,7 +29,7 @@ def lines_of(report: Mapping[str, Any]) -> list[str]:
         result += [group["heading"], *group["lines"]]
     left = [rank for group in groups[_GROUPS:] for rank in group["ranks"]] + report["left"]
     if left:
-        result.append(f"other stacks of {name_ranks(left)} are left out")
+        result.append(f"other stacks of {numbered('rank', left)} are left out")
     if report["silent"]:
         result.append(f"no stacks from {', '.join(report['silent'][:_GROUPS])}")
     return result
@@ -77,7 +78,7 @@ def _heading(group: Sequence[Snapshot]) -> str:
     step = f", step {min(steps)}" if len(steps) == 1 else f", steps {min(steps)} to {max(steps)}" if steps else ""
     idle = f", no progress for {min(each.idle for each in group):.0f} s" if first.idle else ""
     does = activity(first) if len(group) == 1 else f"each {activity(first)}"
-    return f"{name_ranks([each.rank for each in group])}{place}{node}{step}{idle}: {does}"
+    return f"{numbered('rank', (each.rank for each in group))}{place}{node}{step}{idle}: {does}"
 
 
 def _indented(stack: Sequence[Frame], indent: str = "") -> list[str]:

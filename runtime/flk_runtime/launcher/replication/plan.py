@@ -6,9 +6,11 @@ all parts were written in the same attempt, so parts of two states never meet.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from flk_runtime.contract.ranges import numbered
 
 
 class CheckpointId(NamedTuple):
@@ -120,12 +122,6 @@ def make_plan(
     if partial is None or restore:
         return plan, ""
     step, ranks = partial
-    which = ranks_text(ranks)
+    which = numbered("rank", ranks)
     lost = f"the part of {which} is lost" if len(ranks) == 1 else f"the parts of {which} are lost"
     return plan, f"no checkpoint in memory is whole: of the one after step {step} {lost}"
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """The first of some ranks, for people."""
-    shown = ", ".join(map(str, ranks[:8]))
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}, …" if len(ranks) > 8 else f"ranks {shown}"

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from flk_runtime.contract.ranges import numbered
 from flk_runtime.launcher.replication import room
 from flk_runtime.launcher.replication.exchange import Exchange, Fetcher
 from flk_runtime.launcher.replication.partner import Partner
-from flk_runtime.launcher.replication.plan import Inventory, MemoryPlan, Part, lonely_parts, ranks_text
+from flk_runtime.launcher.replication.plan import Inventory, MemoryPlan, Part, lonely_parts
 from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, PartStore, mebibytes
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared import memory_messages as messages
@@ -181,7 +182,7 @@ class MemoryService:
             sent = [part for part in parts if partner.send(part)]
             partner.stop()
             if sent:
-                ranks = ranks_text([part.rank for part in sent])
+                ranks = numbered("rank", (part.rank for part in sent))
                 self._log(f"this pod ends; pod {pod} holds the parts of {ranks} of the checkpoint in memory now")
             done(pod, sent)
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flk.jobs.logs.folding import Folder, ranges
+from flk.jobs.logs.folding import Folder
 from flk.jobs.logs.lines import LogLine
 
 
@@ -63,8 +62,3 @@ def test_every_rank_has_its_lines_in_their_order(lines: list[tuple[int, str]], h
             if any(int(part[0]) <= rank <= int(part[-1]) for part in ends):
                 of_rank.append(match[2])
         assert of_rank == [text for owner, text in lines if owner == rank]
-
-
-@pytest.mark.parametrize(("numbers", "text"), [([3], "3"), ([0, 1], "0-1"), ([5, 0, 1, 2, 7, 8], "0-2,5,7-8")])
-def test_ranges(numbers: list[int], text: str) -> None:
-    assert ranges(numbers) == text

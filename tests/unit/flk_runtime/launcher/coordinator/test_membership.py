@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.contract.ranges import format_pods, parse_pods
 from flk_runtime.contract.record import Attempt
 from flk_runtime.launcher.preemption import Boundary
 from flk_runtime.launcher.transport import AttemptEnded, AttemptStarted, JobEnded
@@ -75,7 +74,7 @@ def test_too_few_pods_end_an_elastic_job_after_the_join_timeout() -> None:
     job.wait(60.0)
     failure = job.ended().failure
     assert failure is not None
-    assert failure.message == "never joined: waited 60 s, missing of 4 pods (2 are needed): 1, 2, 3"
+    assert failure.message == "never joined: waited 60 s for pods 1-3 of 4 (2 are needed)"
 
 
 def test_a_lost_pod_is_waited_for_for_the_last_call_and_uses_a_disruption() -> None:
@@ -258,12 +257,6 @@ def test_a_pod_on_a_node_where_pods_failed_repeatedly_is_used_last() -> None:
         job.join(0, 1)
         job.join(2, node="bad")
     assert group_ranks(job) == {0: 0, 1: 1, 3: 2}
-
-
-def test_pods_are_written_as_ranges() -> None:
-    for pods, text in (([], ""), ([0, 1, 2, 5], "0-2,5"), ([0, 4, 2, 3], "0,4,2-3"), ([7], "7")):
-        assert format_pods(pods) == text
-        assert parse_pods(text) == pods
 
 
 @pytest.mark.parametrize("while_others_save", [False, True])

@@ -12,7 +12,7 @@ from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import SlowRank
 from flk_runtime.launcher.hangs import report
 from flk_runtime.launcher.hangs.collect import parse_stacks
-from flk_runtime.launcher.hangs.diagnosis import activity, diagnose, name_ranks, odd_first
+from flk_runtime.launcher.hangs.diagnosis import activity, diagnose, odd_first
 from flk_runtime.launcher.hangs.overseer import Overseer
 from flk_runtime.launcher.hangs.snapshot import Frame, Pending, Snapshot
 from flk_runtime.launcher.hangs.status import NEVER, CpuMeter, PodStatus, RankStatus
@@ -185,20 +185,6 @@ def test_what_a_rank_does(snapshot: Snapshot, expected: str) -> None:
     assert activity(snapshot) == expected
 
 
-@pytest.mark.parametrize(
-    ("ranks", "expected"),
-    [
-        ([3], "rank 3"),
-        ([0, 1], "ranks 0-1"),
-        ([5, 3], "ranks 3 and 5"),
-        ([0, 1, 2, 7], "ranks 0-2 and 7"),
-        (list(range(0, 40, 2)), "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more"),
-    ],
-)
-def test_names_of_ranks(ranks: list[int], expected: str) -> None:
-    assert name_ranks(ranks) == expected
-
-
 def test_a_report_of_a_thousand_ranks_is_short_and_shows_the_odd_one_first() -> None:
     ranks = [waiting(rank) for rank in range(1000)]
     ranks[371] = elsewhere(371, Frame("train.py", 12, "load", "time.sleep(9)"))
@@ -209,7 +195,7 @@ def test_a_report_of_a_thousand_ranks_is_short_and_shows_the_odd_one_first() -> 
         "rank 371 in gpt-worker-371 on node-b: is at train.py:12 in load",
         "  train.py:12 in load: time.sleep(9)",
     ]
-    assert lines[2] == "ranks 0-370 and 372-999: each is in all_reduce 812 at train.py:20 in step"
+    assert lines[2] == "ranks 0-370, 372-999: each is in all_reduce 812 at train.py:20 in step"
     assert len(lines) < 20
 
 

@@ -1,0 +1,31 @@
+"""Sets of numbers as text, for programs and for people."""
+
+from __future__ import annotations
+
+import pytest
+
+from flk_runtime.contract.ranges import format_ranges, numbered, parse_ranges
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([], ""), ([7], "7"), ([0, 1], "0-1"), ([0, 1, 2, 5], "0-2,5"), ([0, 4, 2, 3], "0,4,2-3")]
+)
+def test_numbers_are_written_and_read_in_their_order(numbers: list[int], text: str) -> None:
+    assert format_ranges(numbers) == text
+    assert parse_ranges(text) == numbers
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ([3], "rank 3"),
+        ([3, 3], "rank 3"),
+        ([1, 0], "ranks 0-1"),
+        ([5, 3], "ranks 3, 5"),
+        ([7, 0, 1, 2], "ranks 0-2, 7"),
+        (list(range(0, 40, 2)), "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more"),
+        ([*range(0, 32, 4), *range(40, 50)], "ranks 0, 4, 8, 12, 16, 20, 24, 28 and 10 more"),
+    ],
+)
+def test_numbers_for_people_have_a_noun_and_long_lists_are_cut(numbers: list[int], text: str) -> None:
+    assert numbered("rank", numbers) == text
