@@ -35,7 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 import flk_runtime
 import launch
 import measure
-from flk_runtime.run import Run
+from flk_runtime.run.run import Run
 
 GOAL = measure.at_least(0.98)
 WARM_UP = 3  # steps that are not counted

@@ -34,8 +34,6 @@ BLOCKS, WIDTH = 4, 256
 
 def import_flk() -> None:
     """Import what a script under flk has imported when its model is sharded."""
-    import flk_runtime.initialize
-    import flk_runtime.parallel.fsdp2  # noqa: F401
 
 
 def shard_with_flk(

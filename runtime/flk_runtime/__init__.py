@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 from flk_runtime.contract import VERSION as __version__
 
 if TYPE_CHECKING:
-    from flk_runtime.checkpoint.script import restore, save
     from flk_runtime.checkpoint.stateful import per_rank, replicated
     from flk_runtime.data import Loader, shard
     from flk_runtime.diloco import DiLoCo
@@ -37,9 +36,10 @@ if TYPE_CHECKING:
         synchronize,
     )
     from flk_runtime.errors import CheckpointError, DiscoveryError, PeerError, RendezvousError, SetupError
-    from flk_runtime.initialize import init
     from flk_runtime.parallel.precision import Precision
-    from flk_runtime.run import Run
+    from flk_runtime.run.init import init
+    from flk_runtime.run.run import Run
+    from flk_runtime.run.script import restore, save
     from flk_runtime.shared.progress import heartbeat
 
 _MODULES = {
@@ -52,15 +52,15 @@ _MODULES = {
     "Precision": "parallel.precision",
     "RankInfo": "discovery",
     "RendezvousError": "errors",
-    "Run": "run",
+    "Run": "run.run",
     "SetupError": "errors",
     "all_reduce": "distributed",
     "broadcast": "distributed",
     "heartbeat": "shared.progress",
     "per_rank": "checkpoint.stateful",
-    "restore": "checkpoint.script",
-    "save": "checkpoint.script",
-    "init": "initialize",
+    "restore": "run.script",
+    "save": "run.script",
+    "init": "run.init",
     "main_process_first": "distributed",
     "reduce": "distributed",
     "replicated": "checkpoint.stateful",

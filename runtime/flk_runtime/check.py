@@ -44,9 +44,10 @@ def main() -> int:
         rank_info = discover()
         rank = rank_info.rank
         from flk_runtime.distributed import process_group
-        from flk_runtime.initialize import InitOptions, open_group, rank_report
+        from flk_runtime.run.group import open_group, rank_report
+        from flk_runtime.run.options import RunOptions
 
-        options = InitOptions.read(rank_info, {}, defer_error=True)
+        options = RunOptions.read(rank_info, {}, defer_error=True)
         options = dataclasses.replace(options, preflight=options.preflight or user_env.PREFLIGHT_TIMEOUT.default)
         if options.error and rank_info.world_size == 1:
             raise options.error

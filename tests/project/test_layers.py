@@ -57,8 +57,8 @@ def test_no_submodule_hides_a_public_name() -> None:
     # An import of a submodule sets the attribute of its name: a module flk_runtime.init would replace the function.
     script = """
 import importlib, sys, types
-import flk_runtime, flk_runtime.initialize
-assert flk_runtime.init is flk_runtime.initialize.init
+import flk_runtime, flk_runtime.run.init
+assert flk_runtime.init is flk_runtime.run.init.init
 for module in sys.argv[1:]: importlib.import_module(module)
 hidden = [name for name in flk_runtime.__all__ if isinstance(getattr(flk_runtime, name), types.ModuleType)]
 assert not hidden, hidden

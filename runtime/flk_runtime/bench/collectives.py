@@ -21,7 +21,8 @@ import torch.distributed as dist
 
 from flk_runtime.discovery import RankInfo, discover
 from flk_runtime.distributed import process_group
-from flk_runtime.initialize import InitOptions, open_group
+from flk_runtime.run.group import open_group
+from flk_runtime.run.options import RunOptions
 
 KINDS: Final = ("all-gather", "reduce-scatter", "all-reduce")
 _GROWTH: Final = 16
@@ -96,7 +97,7 @@ def _synchronize(device: torch.device) -> None:
 def main() -> None:
     """Measure and write the result."""
     info = discover()
-    options = InitOptions.read(info, {"strategy": "ddp"}, defer_error=False)
+    options = RunOptions.read(info, {"strategy": "ddp"}, defer_error=False)
     open_group(info, options)
     result = measure(info, options.device)
     Path(sys.argv[1]).write_text(json.dumps(result))

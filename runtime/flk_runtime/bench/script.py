@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from flk_runtime.errors import RuntimeFailure, SetupError
-from flk_runtime.run import Run
+from flk_runtime.run.run import Run
 
 WARMUP = 3  # steps that are not measured: they compile, allocate and connect
 

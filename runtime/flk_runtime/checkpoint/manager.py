@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -43,9 +43,6 @@ class CheckpointManager:
     ``goes_back``: this process has saved there before. Then only storage is read, since launchers offer the checkpoint
     with which their attempt began. The constructor, `register` and `save` are collective.
     """
-
-    of_run: ClassVar[CheckpointManager | None] = None
-    """That of the latest run."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Distributed: the process group, collectives on pytrees, consistency checks, and averaging of gradients.
 
 Everything here needs torch and, unless it says otherwise, an open process group. The packages above (data, preflight,
-checkpoint, parallel) and `run`, `initialize` and `check` import it; the launcher may not.
+checkpoint, parallel) and `run` and `check` import it; the launcher may not.
 """
 
 from flk_runtime.distributed.broadcast_state import synchronize

@@ -40,7 +40,7 @@ PRELOAD_FOR_OPTIMIZERS = ("torch._dynamo",)
 # The sharding strategies import these, which takes half a second.
 PRELOAD_FOR_SHARDING = ("torch.distributed.fsdp", "torch.distributed.tensor")
 # What a script that uses flk's library has imported by its first step, with checkpoints: a fifth of a second.
-PRELOAD_FOR_LIBRARY = ("flk_runtime.initialize", "flk_runtime.checkpoint.load", "flk_runtime.checkpoint.save")
+PRELOAD_FOR_LIBRARY = ("flk_runtime.run.init", "flk_runtime.checkpoint.load", "flk_runtime.checkpoint.save")
 _MESSAGE_LIMIT = 1 << 20  # bytes of one message between launcher and server
 
 

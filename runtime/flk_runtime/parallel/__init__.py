@@ -1,20 +1,21 @@
 """Parallel training of one model: DDP and FSDP2 behind one interface.
 
 `parallelize` applies a strategy to a model and its optimizer and returns a `ParallelModel`, which `flk_runtime.run`
-trains and checkpoints. The package imports checkpoint (for the protocol of saved state) and distributed; only `run`,
-`initialize` and `check` import it. ddp and fsdp2 are imported inside functions, when a strategy needs them, because the
-torch modules behind them take long to import.
+trains and checkpoints. The package imports checkpoint (for the protocol of saved state) and distributed; only `run`
+imports it. ddp and fsdp2 are imported inside functions, when a strategy needs them, because the torch modules behind
+them take long to import.
 """
 
 from flk_runtime.parallel.adopt import adopt_optimizer
 from flk_runtime.parallel.blocks import Blocks, find_blocks
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.parallel.precision import Precision
-from flk_runtime.parallel.strategies import STRATEGIES, ParallelOptions, choose_strategy, parallelize
+from flk_runtime.parallel.strategies import STRATEGIES, ParallelArgs, ParallelOptions, choose_strategy, parallelize
 
 __all__ = [
     "STRATEGIES",
     "Blocks",
+    "ParallelArgs",
     "ParallelModel",
     "ParallelOptions",
     "Precision",

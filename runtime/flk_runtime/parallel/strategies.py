@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from torch import nn
@@ -46,6 +46,17 @@ STRATEGIES = {
     "hybrid_shard_zero2": Strategy(shards=True, replicates=True),
 }
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
+
+
+class ParallelArgs(TypedDict, total=False):
+    """The keyword arguments of `Run.parallelize`. `ParallelOptions` has their defaults."""
+
+    precision: Precision | None
+    blocks: Blocks | None
+    recompute: bool
+    compile: bool | str
+    shard_size: int | None
+    find_unused_parameters: bool
 
 
 @dataclass(frozen=True)

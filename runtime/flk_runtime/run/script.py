@@ -17,6 +17,7 @@ from flk_runtime.checkpoint.manager import CheckpointManager
 from flk_runtime.contract import VERSION, user_env
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
+from flk_runtime.run import current
 from flk_runtime.shared import progress
 from flk_runtime.system.torch_version import check_torch
 
@@ -41,7 +42,7 @@ def save(step: int, /, checkpoint: str | os.PathLike[str] | None = None, wait: b
     ``wait``.
     """
     manager = _manager(checkpoint, resume=False)
-    run = CheckpointManager.of_run
+    run = current.checkpoints()
     if run and run.can_save and _is_same(run.place, manager.place):
         raise SetupError(
             f"the run saves its own state in {manager.place}: use run.register() and run.save(), or pass another "
@@ -109,7 +110,7 @@ def _check_group(place: str) -> None:
 
 def _default_place(first: str) -> str | None:
     """The place of the checkpoints that the memory of the pods is for; ``first`` if nothing else says so."""
-    run = CheckpointManager.of_run
+    run = current.checkpoints()
     if run:
         return run.place
     return os.environ.get(user_env.CHECKPOINT) or next(iter(_managers), first)

@@ -1,0 +1,50 @@
+"""RunContext: what all parts of a run know: its options, and this rank's place among the others."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from flk_runtime.diloco import Membership
+from flk_runtime.discovery import RankInfo
+from flk_runtime.run.options import RunOptions
+from flk_runtime.shared import progress
+from flk_runtime.shared.progress import Phase, ProgressPage
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """The options of a run, and this rank's place in it. The process group is open."""
+
+    options: RunOptions
+    rank_info: RankInfo
+    rank: int
+    world_size: int
+    member: Membership  # of the workers of strategy diloco
+    page: ProgressPage
+
+    @classmethod
+    def begin(cls, rank_info: RankInfo, options: RunOptions) -> RunContext:
+        """The context of a run that begins training in the process group."""
+        member = Membership.read(options.diloco) if options.diloco else Membership()
+        page = progress.own_page()
+        page.phase = Phase.TRAINING
+        return cls(options, rank_info, dist.get_rank(), dist.get_world_size(), member, page)
+
+    @property
+    def full_world_size(self) -> int:
+        """The number of ranks of an elastic job with all its pods."""
+        return max(self.rank_info.full_world_size, self.world_size)
+
+    def print(self, *values: object) -> None:
+        """Print a line on rank 0."""
+        if self.rank == 0:
+            # One write: print() writes the newline separately, and another rank's line may come in between.
+            sys.stdout.write(" ".join(map(str, values)) + "\n")
+            sys.stdout.flush()
+
+    def say(self, text: str) -> None:
+        """Print a message of flk on rank 0."""
+        self.print(f"flk: {text}")

@@ -1,0 +1,101 @@
+"""open_group(): connect to the other ranks, run the preflight check, and open the process group."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from flk_runtime.contract import VERSION
+from flk_runtime.discovery import RankInfo
+from flk_runtime.errors import RendezvousError
+from flk_runtime.preflight import RankReport, exchange_reports, report
+from flk_runtime.preflight.bootstrap import connect_store
+from flk_runtime.run.options import RunOptions
+from flk_runtime.system import device as devices
+
+_ERROR_TIMEOUT: Final = 10.0  # seconds that a rank which cannot start waits for the others, to tell them why
+
+
+def open_group(rank_info: RankInfo, options: RunOptions) -> list[RankReport]:
+    """Connect to the other ranks, run the preflight check, and open the process group. Collective.
+
+    Returns the reports of all ranks on rank 0 if they were compared, else an empty list. Raises SetupError as `init`
+    does.
+    """
+    reports: list[RankReport] = []
+    if rank_info.world_size > 1:
+        store, reports = _meet(rank_info, options)
+        store.set_timeout(timedelta(seconds=options.timeout))
+    else:
+        store = dist.HashStore()  # type: ignore[attr-defined]
+    bound: dict[str, Any] = {"device_id": options.device} if "nccl" in options.backend else {}
+    if bound:
+        # The gloo group beside NCCL's serves small collectives. Without this, all ranks connect to all at the start.
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
+    dist.init_process_group(
+        options.backend,
+        store=distributed_c10d.PrefixStore("group", store),
+        rank=rank_info.rank,
+        world_size=rank_info.world_size,
+        timeout=timedelta(seconds=options.timeout),
+        **bound,
+    )
+    return reports
+
+
+def _meet(rank_info: RankInfo, options: RunOptions) -> tuple[Any, list[RankReport]]:
+    """Connect to the store and run the preflight check. A rank that cannot start tells the others if they are there."""
+    began = time.monotonic()
+    limit = options.preflight or options.timeout
+    if options.error:
+        limit = min(limit, _ERROR_TIMEOUT)
+    try:
+        store = connect_store(rank_info, limit)
+        reports = _run_preflight(store, rank_report(rank_info, options), options, limit, began)
+    except RendezvousError:
+        if options.error:
+            raise options.error from None
+        raise
+    return store, reports
+
+
+def _run_preflight(store: Any, own: RankReport, options: RunOptions, timeout: float, began: float) -> list[RankReport]:
+    if not options.preflight:
+        return []
+    result, reports = exchange_reports(store, own, timeout, began, options.skipped)
+    if result.faults:
+        raise result.error
+    if own.rank == 0:
+        for line in result.warnings:
+            print(f"flk: {line}", file=sys.stderr, flush=True)
+    return reports
+
+
+def rank_report(rank_info: RankInfo, options: RunOptions) -> RankReport:
+    """This rank's report for the preflight check, which compares those of all ranks."""
+    return RankReport(
+        rank=rank_info.rank,
+        world_size=rank_info.world_size,
+        local_rank=rank_info.local_rank,
+        local_world_size=rank_info.local_world_size,
+        node_rank=rank_info.node_rank,
+        pid=os.getpid(),
+        launcher=rank_info.launcher,
+        torch=torch.__version__,
+        flk=VERSION,
+        code=report.code_version(),
+        backend=options.backend,
+        strategy=f"diloco ({options.diloco})" if options.diloco else options.strategy,
+        seed=options.seed,
+        device=str(options.device),
+        gpu=devices.unique_id(options.device),
+        problem=str(options.error or ""),
+        **report.node_fields(rank_info, options.backend),
+    )

@@ -1,0 +1,113 @@
+"""init(): discover this process's rank, run the preflight check, open the process group and make the Run."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from flk_runtime import automatic
+from flk_runtime.contract.strategies import AUTO
+from flk_runtime.diloco import DiLoCo
+from flk_runtime.discovery import discover
+from flk_runtime.distributed import process_group
+from flk_runtime.errors import SetupError
+from flk_runtime.run import current
+from flk_runtime.run.group import open_group
+from flk_runtime.run.options import LOG_EVERY, TIMEOUT, RunOptions
+from flk_runtime.run.run import Run
+from flk_runtime.shared import progress
+from flk_runtime.shared.progress import Phase
+from flk_runtime.system import rng
+
+_arguments: dict[str, Any] = {}  # of the latest run
+
+
+def init(
+    *,
+    strategy: str | None = None,
+    diloco: DiLoCo | None = None,
+    seed: int | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    save_every: int | str | None = None,
+    keep: int | None = None,
+    keep_every: int | None = None,
+    log_every: int = LOG_EVERY,
+    device: str | torch.device | None = None,
+    backend: str | None = None,
+    timeout: float = TIMEOUT,
+    step_timeout: float | None = None,
+    preflight: float | None = None,
+) -> Run:
+    """Open the process group and return this process's `Run`. Collective.
+
+    Works under every launcher that `flk_runtime.discovery` knows, and without one as a world of one rank. A second call
+    returns the same run.
+
+    - ``strategy``: how `Run.parallelize` shares a model; default $FLK_STRATEGY, else ddp. auto: rank 0 plans the
+      script in another process, or uses results of `flk bench`, and chooses for all ranks.
+    - ``diloco``: options of strategy diloco, which trains several workers, each with an inner strategy; default
+      $FLK_DILOCO, else those of `flk_runtime.DiLoCo`.
+    - ``seed``: default $FLK_SEED, else 0. Python's, NumPy's and torch's generators are seeded alike on all ranks until
+      `Run.parallelize`, so that all ranks build the same model, and differently afterwards.
+    - ``checkpoint``: folder of checkpoints that all ranks see, or ``s3://BUCKET/PREFIX``; default $FLK_CHECKPOINT, else
+      none are written.
+    - ``save_every``: steps between two checkpoints; default $FLK_SAVE_EVERY, else 100; 0: only at the end; ``auto``:
+      computed from what a save costs and how often the job failed.
+    - ``keep``: number of the newest checkpoints that stay; default $FLK_KEEP, else 2.
+    - ``keep_every``: checkpoints of which the step is a multiple of it stay too; default $FLK_KEEP_EVERY, else none.
+    - ``log_every``: steps between two lines of metrics; 0: none.
+    - ``device``: default ``cuda:LOCAL_RANK`` if torch finds CUDA, else cpu.
+    - ``backend``: of torch.distributed; default by the device.
+    - ``timeout``: seconds that a collective may take.
+    - ``step_timeout``: seconds that a collective may take after the first step; default $FLK_STEP_TIMEOUT, else
+      ``timeout``.
+    - ``preflight``: seconds that the ranks may take to connect and to compare their environments before the group
+      opens; default $FLK_PREFLIGHT_TIMEOUT, else 300; 0 or FLK_PREFLIGHT=off: they do not compare.
+
+    Raises SetupError, on all ranks, if an argument or a variable is wrong or the ranks' environments do not match:
+    DiscoveryError if the launcher's variables contradict each other, RendezvousError if a rank cannot connect,
+    CheckpointError if rank 0 cannot use the checkpoint folder.
+    """
+    global _arguments
+    given = dict(locals())
+    if current.run is not None and not current.run.closed:
+        defaults = init.__kwdefaults__ or {}
+        changed = [name for name, value in given.items() if value != defaults[name] and value != _arguments[name]]
+        if changed:
+            raise SetupError(
+                f"init was already called with another {changed[0]}, and a process has one run: close that run before"
+            )
+        return current.run
+
+    rank_info = discover()
+    progress.own_page().phase = Phase.RENDEZVOUS
+    owns_group = not dist.is_initialized()
+    options = RunOptions.read(rank_info, given, defer_error=owns_group)
+    if owns_group:
+        open_group(rank_info, options)
+    elif options.error:
+        raise options.error
+    try:
+        if options.strategy == AUTO:
+            chosen = automatic.choose(rank_info, options.device, options.timeout)
+            options = dataclasses.replace(options, strategy=chosen)
+        rng.seed_all(options.seed)
+        current.run = Run(rank_info, options, owns_group=owns_group)
+    except BaseException:
+        if owns_group:
+            process_group.leave(at_once=True)
+        raise
+    _arguments = given
+    return current.run
+
+
+@atexit.register
+def _abandon() -> None:
+    """Leave the process group of a run that was not closed. Other ranks may have died, so this does not wait."""
+    if current.run is not None:
+        current.run.abandon()

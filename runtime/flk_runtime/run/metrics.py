@@ -1,0 +1,50 @@
+"""Metrics: what a run measures between two lines of metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flk_runtime.distributed import process_group
+from flk_runtime.metrics import logging, mfu
+from flk_runtime.metrics.shares import Shares
+from flk_runtime.run.context import RunContext
+
+
+class Metrics:
+    """Throughput, utilisation and the shares of time since the latest line."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._device = context.options.device
+        self.utilisation = mfu.Meter(context.options.device, context.world_size, context.say)
+        self.shares = Shares(context.page)
+        self._throughput = logging.Throughput()
+
+    def record(self, samples: int) -> None:
+        """Count a step that took ``samples`` samples on all ranks together."""
+        self._throughput.add(samples)
+        self.utilisation.step()
+
+    def read(self, loss: torch.Tensor | float | None) -> dict[str, Any]:
+        """The values of a line, with the mean of ``loss`` over the ranks that give one. Collective."""
+        # All ranks take part, so that a rank without a loss does not make the others wait.
+        mean = (
+            process_group.mean(0.0, 0.0)
+            if loss is None
+            else process_group.mean(float(loss.detach() if isinstance(loss, torch.Tensor) else loss), 1.0)
+        )
+        line: dict[str, Any] = {} if loss is None else {"loss": mean}
+        rate = self._throughput.read()
+        if rate is not None:
+            line["samples_per_s"] = round(rate, 1)
+        utilisation = self.utilisation.read(mark=True)
+        if utilisation is not None:
+            line["mfu"] = round(utilisation, 4)
+        return line | self.shares.read()
+
+    def read_utilisation(self) -> float | None:
+        """Model FLOPs utilisation since the latest line, from 0 to 1. Waits for the device."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return self.utilisation.read()

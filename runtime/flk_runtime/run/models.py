@@ -1,0 +1,121 @@
+"""Models: the models that a run has parallelized, and their optimizers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
+
+from torch import nn
+from torch.optim import Optimizer
+
+from flk_runtime.checkpoint import OptimizerState, Stateful
+from flk_runtime.distributed import process_group
+from flk_runtime.errors import SetupError
+from flk_runtime.parallel import STRATEGIES, ParallelModel, ParallelOptions, adopt_optimizer, find_blocks, parallelize
+from flk_runtime.preflight.options import compare_options
+from flk_runtime.run.context import RunContext
+from flk_runtime.run.metrics import Metrics
+from flk_runtime.run.saves import Saves
+from flk_runtime.run.steps import Steps
+
+if TYPE_CHECKING:
+    from flk_runtime.checkpoint.load import SavedCheckpoint
+
+
+class Models:
+    """Applies the run's strategy to models, and has them saved."""
+
+    def __init__(self, context: RunContext, steps: Steps, saves: Saves, metrics: Metrics) -> None:
+        self._context, self._steps, self._saves, self._metrics = context, steps, saves, metrics
+        self._models: dict[str, ParallelModel] = {}  # by the names under which they are saved
+
+    def parallelize(self, model: nn.Module, optimizer: Optimizer | None, options: ParallelOptions) -> nn.Module:
+        """Apply the strategy, restore model and optimizer, and return the module to call. Collective."""
+        context, manager, number = self._context, self._saves.manager, len(self._models)
+        name = f"model-{number}" if number else "model"
+        if any(model in (each.model, each.module) for each in self._models.values()):
+            raise SetupError("this model has already been parallelized: call parallelize once per model")
+        if context.options.diloco and number:
+            raise SetupError("strategy diloco trains one model: put all trained parameters into one module")
+        if context.options.strategy != "none":
+            self._compare(name, options)
+        manager.check_model(name, model)
+        self._metrics.utilisation.prepare(model)
+        parallel = parallelize(
+            model,
+            optimizer,
+            context.options.strategy,
+            options,
+            device=context.options.device,
+            world_size=context.world_size,
+            local_world_size=context.rank_info.local_world_size,
+        )
+        self._metrics.utilisation.watch(parallel.module, options.precision.param if options.precision else None)
+        self._models[name] = parallel
+        manager.register(name, parallel.state)
+        if optimizer is not None:
+            state = OptimizerState(optimizer, {name: parallel.module})
+            manager.register(f"optimizer-{number}" if number else "optimizer", state)
+        if context.options.diloco:
+            from flk_runtime.diloco.worker import OuterLoop
+
+            blocks = find_blocks(parallel.model, options.blocks)
+            outer = OuterLoop(parallel, blocks, context.options.diloco, context.member, self._steps.done)
+            manager.register("diloco", outer)
+            self._steps.begin_rounds(outer)
+        manager.start_rank_rng()
+        return parallel.module
+
+    def register(self, name: str, thing: Stateful) -> None:
+        """Save ``thing`` under ``name``; an optimizer by the parameters of the models. Collective."""
+        saved: Stateful | OptimizerState = thing
+        if isinstance(thing, Optimizer):
+            shards = STRATEGIES[self._context.options.strategy].shards
+            saved = adopt_optimizer(name, thing, self._models, shards=shards)
+        self._saves.manager.register(name, saved)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """A context in which backward passes of all models accumulate gradients without communication."""
+        with contextlib.ExitStack() as stack:
+            for parallel in self._models.values():
+                stack.enter_context(parallel.no_sync())
+            yield
+
+    def select(self, model: nn.Module | None, method: str) -> ParallelModel:
+        """The parallelized model that is ``model``, or the only one. ``method`` needs it, and is named in the error."""
+        chosen = [each for each in self._models.values() if model is None or model in (each.module, each.model)]
+        if len(chosen) != 1:
+            action = "select one with model=" if len(chosen) > 1 else "call parallelize before"
+            raise SetupError(f"{method} works on one parallelized model, and there are {len(chosen)}: {action}")
+        return chosen[0]
+
+    def load_weights(self, path: str | os.PathLike[str], model: nn.Module | None) -> None:
+        """Load the weights at ``path`` into one model. Collective."""
+        from flk_runtime.checkpoint.files import Weights
+        from flk_runtime.checkpoint.load import SavedObject
+
+        parallel, steps = self.select(model, "load_weights"), self._steps
+        if steps.outer and steps.done:
+            raise SetupError(
+                f"load_weights after step {steps.done} would undo what the workers of strategy diloco have learned: "
+                "call it only while run.steps is 0"
+            )
+        parallel.state.read(SavedObject(cast("SavedCheckpoint", Weights(os.fspath(path))), "model", {}))
+        if steps.outer:
+            steps.outer.restart()
+
+    def _compare(self, name: str, options: ParallelOptions) -> None:
+        """Compare the options of `parallelize` across ranks; check that the ranks of a node can be a shard group."""
+        strategy, info = self._context.options.strategy, self._context.rank_info
+        per_node = STRATEGIES[strategy].replicates and options.shard_size is None
+        nodes = {"ranks on this node (pass shard_size where nodes differ)": info.local_world_size} if per_node else {}
+        compare_options(f"parallelize of {name}", vars(options) | nodes)
+        in_order = self._context.rank // info.local_world_size == info.node_rank
+        if per_node and not process_group.all_true(in_order)():
+            raise SetupError(
+                f"strategy {strategy} shards a model over the ranks of a node, and here neighbouring ranks are on "
+                "different nodes: number ranks node by node (srun -m block, mpirun --map-by slot), or pass shard_size"
+            )

@@ -1,0 +1,162 @@
+"""RunOptions: what a run is started with, made once from the arguments of `init` and the environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from flk_runtime.checkpoint.interval import COMPUTED
+from flk_runtime.contract import pod_env, user_env
+from flk_runtime.contract.preflight import PREFLIGHT_CHECKS
+from flk_runtime.contract.strategies import AUTO, DILOCO
+from flk_runtime.contract.variable import T, Variable, VariableError
+from flk_runtime.diloco import DiLoCo, Membership, choose_options
+from flk_runtime.discovery import RankInfo
+from flk_runtime.distributed import process_group
+from flk_runtime.errors import SetupError
+from flk_runtime.parallel import choose_strategy
+from flk_runtime.preflight.options import skipped_checks
+from flk_runtime.system import device as devices
+from flk_runtime.system import trial
+
+TIMEOUT: Final = 1800.0  # seconds that a collective may take
+LOG_EVERY: Final = 10
+_CPU: Final = torch.device("cpu")
+# By strategy: a module that travels with a job only if the job is submitted with the strategy.
+_SHIPPED_ON_REQUEST: Final = {AUTO: "flk_runtime.plan", DILOCO: "flk_runtime.diloco.worker"}
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a run is started with: the arguments of `init`, completed from the environment and checked."""
+
+    strategy: str = "ddp"  # of the ranks of the process group
+    diloco: DiLoCo | None = None  # they are one of several workers
+    seed: int = user_env.SEED.default
+    checkpoint: str | None = None  # the place of the checkpoints
+    save_every: int = 0
+    keep: int = user_env.KEEP.default
+    keep_every: int = user_env.KEEP_EVERY.default
+    log_every: int = LOG_EVERY
+    device: torch.device = _CPU
+    backend: str = "gloo"
+    timeout: float = TIMEOUT
+    step_timeout: float | None = None
+    preflight: float = user_env.PREFLIGHT_TIMEOUT.default
+    keep_batch: bool = True  # a step of an elastic job has as many samples with fewer ranks as with all
+    skipped: frozenset[str] = frozenset()  # checks of PREFLIGHT_CHECKS that are switched off
+    error: SetupError | None = None  # what is wrong with the options, if the other ranks are still to be told
+
+    @classmethod
+    def read(cls, rank_info: RankInfo, given: dict[str, Any], *, defer_error: bool) -> RunOptions:
+        """Check the arguments ``given`` to `init` and complete them from the environment.
+
+        Raises SetupError. ``defer_error``: return it in ``error`` instead, so that this rank reports it to the others
+        in the preflight check, where there is one.
+        """
+        limit = _seconds("preflight", given.get("preflight"), user_env.PREFLIGHT_TIMEOUT) or 0.0
+        skipped = skipped_checks()
+        off = len(skipped) == len(PREFLIGHT_CHECKS)
+        defaults = cls(preflight=0.0 if off else limit, skipped=skipped)
+        try:
+            device = devices.select(rank_info, given.get("device"))
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
+            strategy, diloco = choose_strategy(given.get("strategy")), None
+            _require_shipped(strategy)
+            folder = given.get("checkpoint") or user_env.CHECKPOINT.read(os.environ) or None
+            if trial.is_trial():
+                folder = None
+            if strategy == DILOCO:
+                diloco = choose_options(given.get("diloco"))
+                strategy = diloco.inner
+                member = Membership.read(diloco)
+                if folder and member.workers > 1:  # they may share a volume
+                    folder = f"{os.fspath(folder)}/worker-{member.worker}"
+            elif given.get("diloco"):
+                raise SetupError(f"diloco= has no effect under strategy {strategy}, only under diloco")
+            return cls(
+                strategy=strategy,
+                diloco=diloco,
+                seed=_count("seed", given.get("seed"), user_env.SEED),
+                checkpoint=os.fspath(folder) if folder else None,
+                save_every=_save_every(given.get("save_every")),
+                keep=max(1, _count("keep", given.get("keep"), user_env.KEEP)),
+                keep_every=_count("keep_every", given.get("keep_every"), user_env.KEEP_EVERY),
+                log_every=_checked_count("log_every", given.get("log_every", LOG_EVERY)),
+                device=device,
+                backend=given.get("backend") or devices.backend(device),
+                timeout=given.get("timeout", TIMEOUT),
+                step_timeout=_step_timeout(given.get("step_timeout")),
+                preflight=defaults.preflight,
+                keep_batch=pod_env.BATCH.read(os.environ) == "keep",
+                skipped=skipped,
+            )
+        except SetupError as error:
+            if not (defer_error and defaults.preflight and rank_info.world_size > 1):
+                raise
+            return dataclasses.replace(defaults, error=error)
+
+
+def _step_timeout(given: float | None) -> float | None:
+    value = _seconds("step_timeout", given, user_env.STEP_TIMEOUT)
+    if value is not None and not value > 0:
+        raise SetupError(f"step_timeout={value:g}: expected more than 0 seconds")
+    if value is not None and not process_group.can_set_timeout():
+        raise SetupError(
+            f"step_timeout: torch {torch.__version__} cannot change a process group's timeout; leave it out, or "
+            "update torch"
+        )
+    return value
+
+
+def _require_shipped(strategy: str) -> None:
+    """Raise SetupError if the modules of a strategy have not travelled with this job."""
+    module = _SHIPPED_ON_REQUEST.get(strategy)
+    if module and importlib.util.find_spec(module) is None:
+        raise SetupError(
+            f"the script asks for strategy {strategy}, whose modules travel only with jobs that are submitted with it: "
+            f"use --strategy {strategy}"
+        )
+
+
+def _seconds(name: str, value: float | None, variable: Variable[Any]) -> float | None:
+    """A duration in seconds from an argument, else from a variable; None if neither is given."""
+    if value is None:
+        name, value = variable, _read(variable)
+    if value is not None and not 0 <= value < float("inf"):
+        raise SetupError(f"{name}={value}: expected a finite number of seconds, 0 or more")
+    return value
+
+
+def _save_every(value: int | str | None) -> int:
+    if value is None:
+        value = _read(user_env.SAVE_EVERY)
+    if value == AUTO:
+        return COMPUTED
+    if isinstance(value, str):
+        raise SetupError(f"save_every={value!r}: expected a number of steps, or auto")
+    return _checked_count("save_every", value)
+
+
+def _count(name: str, value: int | None, variable: Variable[int]) -> int:
+    """An integer of 0 or more from an argument, else from a variable."""
+    return _read(variable) if value is None else _checked_count(name, value)
+
+
+def _checked_count(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
+        raise SetupError(f"{name}={value!r}: expected an integer, 0 or more")
+    return value
+
+
+def _read(variable: Variable[T]) -> T:
+    try:
+        return variable.read(os.environ)
+    except VariableError as error:
+        raise SetupError(str(error)) from None

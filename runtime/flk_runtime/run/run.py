@@ -1,0 +1,294 @@
+"""Run: what a training script uses to parallelize, load data, count steps, log and save, from `init` to `close`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from flk_runtime.checkpoint import Stateful
+from flk_runtime.data import EpochLoader, join_batches
+from flk_runtime.discovery import RankInfo
+from flk_runtime.distributed import process_group
+from flk_runtime.errors import SetupError
+from flk_runtime.metrics import logging
+from flk_runtime.parallel import ParallelArgs, ParallelOptions
+from flk_runtime.run.batches import Batches
+from flk_runtime.run.context import RunContext
+from flk_runtime.run.metrics import Metrics
+from flk_runtime.run.models import Models
+from flk_runtime.run.options import RunOptions
+from flk_runtime.run.saves import Saves
+from flk_runtime.run.steps import Steps
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+T = TypeVar("T")
+O = TypeVar("O", bound=Optimizer)  # noqa: E741
+
+
+class Run:
+    """This rank's side of a training run. Made by `flk_runtime.init`.
+
+    All ranks must call the methods marked "Collective.", in the same order.
+    """
+
+    def __init__(self, rank_info: RankInfo, options: RunOptions, *, owns_group: bool) -> None:
+        """The process group is open. ``owns_group``: `close` destroys it. Collective."""
+        context = RunContext.begin(rank_info, options)
+        self.rank_info, self.attempt = rank_info, rank_info.attempt
+        self.rank, self.world_size, self.full_world_size = context.rank, context.world_size, context.full_world_size
+        self.local_rank, self.local_world_size = rank_info.local_rank, rank_info.local_world_size
+        self.worker, self.workers = context.member.worker, context.member.workers
+        self.device, self.seed, self.strategy = options.device, options.seed, options.strategy
+        self.is_main, self.closed = self.rank == 0, False
+        self._context, self._owns_group = context, owns_group
+        self._metrics = Metrics(context)
+        self._saves = Saves(context)
+        self._steps = Steps(context, self._saves, self._metrics)
+        self._models = Models(context, self._steps, self._saves, self._metrics)
+        self._batches = Batches(context, self._steps, self._saves, self._metrics)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps so far, including those before a resume."""
+        return self._steps.done
+
+    @overload
+    def parallelize(self, model: nn.Module, optimizer: None = None, **options: Unpack[ParallelArgs]) -> nn.Module: ...
+
+    @overload
+    def parallelize(self, model: nn.Module, optimizer: O, **options: Unpack[ParallelArgs]) -> tuple[nn.Module, O]: ...
+
+    def parallelize(
+        self, model: nn.Module, optimizer: O | None = None, **options: Unpack[ParallelArgs]
+    ) -> nn.Module | tuple[nn.Module, O]:
+        """Apply the run's strategy to ``model``; return the module to call in its place, and ``optimizer``.
+
+        Collective. Call the returned module, and neither its ``forward`` nor one of its children. Rank 0's parameters
+        and buffers are sent to all ranks (except under strategy none). A model on the meta device is materialized block
+        by block, with the values that ``reset_parameters`` of its modules sets. The optimizer is the same object, with
+        the same groups. Both are saved in checkpoints, and restored if the run was resumed. After the call each rank
+        draws different random numbers. Several models can be parallelized, each with its own optimizer.
+
+        - ``precision``: dtypes of the computation and of the reduction; the optimizer works in the model's own.
+        - ``blocks``: modules that are sharded, recomputed and compiled one by one: classes, their names, or a minimum
+          number of parameters. Default: the modules of a repeated class in a ModuleList, ModuleDict or Sequential.
+        - ``recompute``: drop the activations of blocks and compute them again in the backward pass.
+        - ``compile``: compile each block with torch.compile; a string is the name of the backend.
+        - ``shard_size``: number of ranks in a shard group of a hybrid strategy. Default: the ranks of one node.
+        - ``find_unused_parameters``: ranks do not all use the same parameters in a forward pass.
+
+        Raises SetupError, before any communication, if these do not fit each other or the model, and CheckpointError if
+        the checkpoint is of another model.
+        """
+        module = self._models.parallelize(model, optimizer, ParallelOptions(**options))
+        return module if optimizer is None else (module, optimizer)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """A context in which backward passes accumulate gradients without communication.
+
+        Use it for all micro-batches of a step but the last, and divide each loss by the number of micro-batches. Under
+        the sharding strategies each rank holds full gradients meanwhile.
+        """
+        return self._models.no_sync()
+
+    def clip_grad_norm(
+        self,
+        max_norm: float,
+        *,
+        model: nn.Module | None = None,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+    ) -> torch.Tensor:
+        """Scale the gradients so that their total norm, over all ranks, is at most ``max_norm``. Collective.
+
+        Returns the norm before, a tensor of shape () that is the same on all ranks; under strategy none it is each
+        rank's own. ``model`` selects one of several parallelized models. Raises SetupError if it selects none or the
+        choice is ambiguous, and RuntimeError if ``error_if_nonfinite`` and the norm is NaN or infinite.
+        """
+        return self._models.select(model, "clip_grad_norm").clip_grad_norm(max_norm, norm_type, error_if_nonfinite)
+
+    def register(self, name: str, thing: Stateful) -> None:
+        """Save ``thing``, such as a learning rate scheduler, in checkpoints under ``name``. Collective.
+
+        Rank 0's state is saved or each rank's own: see `flk_runtime.per_rank`. It is restored now if the run was
+        resumed from a checkpoint that has it. An optimizer that was made after `parallelize`, of parameters of what
+        that returned, is saved as one that was passed to it. Raises SetupError if the name is taken, if the checkpoint
+        has it and the first step has been made, or if an optimizer holds other parameters beside sharded ones;
+        CheckpointError if its state does not fit.
+        """
+        self._models.register(name, thing)
+
+    def loader(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        shuffle: bool | None = None,
+        split: bool = True,
+        drop_last: bool = False,
+        seed: int | None = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> EpochLoader:
+        """A loader of this rank's batches of ``batch_size`` samples, on its device. Collective.
+
+        Every step takes ``world_size * batch_size`` samples, and all ranks take the same number of steps. In an elastic
+        job it takes ``full_world_size * batch_size``, also with fewer ranks, unless the job scales its batch: then a
+        rank's batch is larger, and `micro_batches` splits it. No sample is dropped (unless ``drop_last``) or repeated.
+        ``dataset`` is map-style or iterable; a map-style one is shuffled unless ``shuffle=False``, an iterable keeps
+        its order, and ``split=False`` declares that it is already split over ranks and workers. The position is saved
+        in checkpoints under ``name`` (default: by the order of calls); that of a loader that is made after the first
+        step without a name, for an evaluation, is not. ``options`` are those of torch.utils.data.DataLoader:
+        num_workers, collate_fn, pin_memory, …
+
+        Raises SetupError if the dataset is too small or an option contradicts the loader, and CheckpointError if the
+        checkpoint's position is of another dataset.
+        """
+        return self._batches.make_loader(dataset, batch_size, shuffle, split, drop_last, seed, name, options)
+
+    def join_batches(self, batches: Iterable[T]) -> Iterator[T]:
+        """Yield this rank's ``batches`` until one of the ranks has no more; then all ranks stop. Collective.
+
+        For batches of the user's own that may differ in number; torch's Join handles the same case for gradients.
+        Prints on rank 0 how many were left on which rank. A loader of `loader` needs none of this.
+        """
+        return join_batches(batches, self._context.say)
+
+    @property
+    def accumulation(self) -> int:
+        """Number of micro-batches into which `micro_batches` splits the latest batch; the same on all ranks."""
+        return self._batches.accumulation
+
+    def micro_batches(self, batch: T) -> Iterator[T]:
+        """Yield parts of a loader's latest ``batch`` with at most ``batch_size`` samples each, for an elastic job.
+
+        Call `backward` with the mean loss of each part, and optimizer.step() after the last one. Gradients are
+        accumulated, and communicated in the last part only. With all ranks there is one part: the batch. The batch is a
+        pytree; tensors and lists with an entry for each sample are split. Collective: all ranks take as many parts.
+
+        Raises SetupError if the batch must be split and nothing in it has an entry for each sample.
+        """
+        return self._batches.micro_batches(batch, self.no_sync)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Compute the gradients of ``loss``, the mean over this rank's latest batch or micro-batch.
+
+        It is weighted so that the ranks' mean gradient is that of the mean over the global batch, also where ranks have
+        different numbers of samples; ``loss.backward()`` weights all ranks alike.
+        """
+        self._batches.backward(loss)
+
+    def step(self, loss: torch.Tensor | float | None = None, **values: Any) -> None:
+        """Record one optimizer step (log, checkpoint). Call on all ranks after optimizer.step(). Collective.
+
+        Every ``log_every`` steps a line of metrics is printed on rank 0, with the mean of ``loss`` over the ranks that
+        give one, and rank 0's ``values``; tensors have one element and are read only then. Every ``save_every`` steps
+        a checkpoint is written. At the first step CheckpointError is raised if the checkpoint that was resumed holds a
+        model and none was parallelized, and SetupError after `close`; see also `save`.
+
+        After a pod has received SIGTERM, all ranks save after the same step, and this raises SystemExit with code 143.
+        """
+        self._check_open("step")
+        self._steps.record(loss, values, samples=self._batches.take_samples(), epoch=self._batches.epoch)
+
+    def save(self, *, wait: bool = False) -> None:
+        """Write a checkpoint now, if there is a place for it and a parallelized model. Collective.
+
+        Training stops until the state is copied to memory; a thread writes it. With ``wait``, training stops until the
+        checkpoint is complete; a run that ends with `abandon` needs it. A checkpoint that is still being written
+        is awaited first. Raises CheckpointError on all ranks if one of them could not be written or a state cannot be
+        saved, and SetupError after `close`.
+        """
+        self._check_open("save")
+        self._saves.save(self.steps, wait=wait)
+
+    def load_weights(self, path: str | os.PathLike[str], *, model: nn.Module | None = None) -> None:
+        """Load the weights at ``path`` into a parallelized model, and nothing else. Collective.
+
+        ``path``: a safetensors file, a file of torch.save, a folder of Hugging Face's or of
+        torch.distributed.checkpoint, or a place of flk's checkpoints. Each rank reads what it needs. ``model`` selects
+        one of several. Call it before the first step of a run that was not resumed; under strategy diloco in all
+        workers, with the same weights. Raises CheckpointError if a tensor is missing or has another shape, and
+        SetupError if the choice of the model is ambiguous, or if steps are done under strategy diloco.
+        """
+        self._models.load_weights(path, model)
+
+    def export(self, file: str | os.PathLike[str]) -> None:
+        """Save now, and write the model in that checkpoint to one safetensors file on rank 0. Collective.
+
+        Raises CheckpointError if there is no place for checkpoints, or the file cannot be written.
+        """
+        self._saves.export(self.steps, file)
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilisation since the latest line of metrics, from 0 to 1 (PaLM, arXiv 2204.02311, appendix B).
+
+        None on a CPU or another device whose peak is not known, and until two steps are done. Waits for the device.
+        """
+        return self._metrics.read_utilisation()
+
+    @property
+    def flops_per_step(self) -> float | None:
+        """FLOPs of one step's forward and backward passes, of all ranks together; counted for the first line of metrics
+        or `mfu`. Set it where that cannot count them."""
+        return self._metrics.utilisation.flops_per_step
+
+    @flops_per_step.setter
+    def flops_per_step(self, flops: float) -> None:
+        self._metrics.utilisation.flops_per_step = float(flops)
+
+    def log(self, **values: Any) -> None:
+        """Print a line of JSON on rank 0, with the number of steps."""
+        self.print(logging.line({"step": self.steps, **values}))
+
+    def print(self, *values: object) -> None:
+        """Print a line on rank 0."""
+        self._context.print(*values)
+
+    def barrier(self) -> None:
+        """Wait for all ranks. Collective."""
+        dist.barrier()
+
+    def mean(self, value: float, weight: float = 1.0) -> float:
+        """The mean of all ranks' ``value``, weighted by ``weight``, such as a number of samples. Collective.
+
+        The result is the same on all ranks, and NaN if all weights are 0.
+        """
+        return process_group.mean(value, weight)
+
+    def close(self) -> None:
+        """Save what is not saved yet and destroy the process group. A second call does nothing. Collective."""
+        if not self.closed:
+            self._steps.close()
+            dist.barrier()  # no rank leaves while another still communicates: leaving does not wait for its threads
+            self._leave(at_once=False)
+
+    def abandon(self) -> None:
+        """Destroy the process group without saving and without waiting for other ranks, which may have died."""
+        if not self.closed:
+            self._leave(at_once=True)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.abandon() if kind else self.close()
+
+    def _check_open(self, method: str) -> None:
+        if self.closed:
+            raise SetupError(f"this run is closed: call {method}() before close(), or begin another run with init()")
+
+    def _leave(self, *, at_once: bool) -> None:
+        self.closed = True
+        if self._owns_group:
+            process_group.leave(at_once=at_once)

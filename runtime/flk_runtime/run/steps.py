@@ -1,0 +1,72 @@
+"""Steps: counts optimizer steps, and does what is due after each: a line of metrics, a checkpoint, an early stop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.metrics import logging
+from flk_runtime.run.context import RunContext
+from flk_runtime.run.metrics import Metrics
+from flk_runtime.run.saves import Saves
+
+if TYPE_CHECKING:
+    from flk_runtime.diloco.worker import OuterLoop
+
+
+class Steps:
+    """The steps of a run, including those before a resume."""
+
+    def __init__(self, context: RunContext, saves: Saves, metrics: Metrics) -> None:
+        self._context, self._saves, self._metrics = context, saves, metrics
+        self.done = saves.manager.steps
+        self.began = False
+        """Whether a step has been done since the start or the resume."""
+        self.outer: OuterLoop | None = None
+
+    def begin_rounds(self, outer: OuterLoop) -> None:
+        """Have the steps be those of a worker of strategy diloco. Collective."""
+        self.outer = outer
+        self.done = outer.begin(self.done)
+
+    def record(
+        self, loss: torch.Tensor | float | None, values: dict[str, Any], *, samples: int, epoch: int | None
+    ) -> None:
+        """Count a step, which took ``samples`` samples on all ranks together, and do what is due. Collective."""
+        first = not self.began
+        if first:
+            self._saves.manager.finish_restoring()
+            self.began = True
+        self.done += 1
+        if self.outer:
+            self.done = self.outer.step(self.done)
+        self._context.page.record_step(self.done)
+        self._metrics.record(samples)
+        every = self._context.options.log_every
+        if every and self.done % every == 0:
+            line = {"step": self.done} | ({} if epoch is None else {"epoch": epoch}) | self._metrics.read(loss)
+            self._context.print(logging.line(line | (self.outer.metrics if self.outer else {}) | values))
+        self._saves.save_after_step(self.done)
+        if first:
+            self._saves.timeouts.shorten()
+        if self._saves.manager.can_save and self._context.page.must_stop(self.done):
+            self._stop()
+
+    def finish(self) -> None:
+        """Save what is not saved yet, and wait until it is. Collective."""
+        self._saves.save_progress(self.done)
+        self._saves.complete()
+
+    def close(self) -> None:
+        """End the last round too, under strategy diloco. Collective."""
+        self.finish()
+        if self.outer:
+            self.outer.close(self.done)
+
+    def _stop(self) -> NoReturn:
+        """Save, and end this rank, because a pod of the job received SIGTERM. Collective."""
+        self.finish()
+        self._context.say(f"stopped after step {self.done}, which is saved")
+        raise SystemExit(int(ExitCode.PREEMPTED))
