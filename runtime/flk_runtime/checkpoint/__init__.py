@@ -15,11 +15,12 @@ from flk_runtime.checkpoint.adapters import (
     reshard,
     trained_modules,
 )
-from flk_runtime.checkpoint.manager import CheckpointManager
+from flk_runtime.checkpoint.manager import CheckpointManager, CheckpointOptions
 from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful
 
 __all__ = [
     "CheckpointManager",
+    "CheckpointOptions",
     "DistributedStateful",
     "ModuleState",
     "OptimizerState",

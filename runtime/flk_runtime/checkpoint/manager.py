@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,37 +31,36 @@ if TYPE_CHECKING:
 _IN_MEMORY = "the memory of the pods"  # what messages call checkpoints there
 
 
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """Where checkpoints are, and what is done with them there."""
+
+    place: str | None  # a folder or an address; None: there is none
+    seed: int  # of the run; a rank derives the seed of its own random numbers from it
+    metadata: Mapping[str, Any]  # what writes the checkpoints
+    timeout: float  # seconds that a rank waits for the file of another
+    keep: int = 2  # the newest checkpoints that stay
+    keep_every: int = 0  # checkpoints whose step is a multiple of this stay too; 0: none
+    resume: bool = True  # whether a checkpoint that is there is restored
+    in_memory: bool = True  # the memory of the pods is used too; it has room for checkpoints of one place
+    goes_back: bool = False
+    """This process has saved there before. Then only storage is read, since launchers offer the checkpoint with which
+    their attempt began."""
+
+
 class CheckpointManager:
     """Restores registered objects from the newest checkpoint until the first step, and writes checkpoints.
 
-    ``place`` is the folder or address of the checkpoints; None: there is none. They are kept in the memory of the pods
-    too, where flk's launcher offers that, and the newer one is restored. ``seed`` is the run's; a rank derives the seed
-    of its own random numbers from it. ``metadata`` says what writes the checkpoints. ``timeout``: seconds that a rank
-    waits for the file of another. ``log`` prints a line on rank 0. ``on_saved`` is called with the step of each
-    checkpoint that is complete: in another thread if it is in storage, or else by `poll`, `save` or `wait`. ``keep``:
-    how many of the newest checkpoints stay, and the number of whose multiples all stay. ``resume`` False: what is there
-    is not read. ``in_memory`` False: the memory of the pods is not used, which has room for checkpoints of one place.
-    ``goes_back``: this process has saved there before. Then only storage is read, since launchers offer the checkpoint
-    with which their attempt began. The constructor, `register` and `save` are collective.
+    Checkpoints are kept in the memory of the pods too, where flk's launcher offers that, and the newer one is restored.
+    ``log`` prints a line on rank 0. ``on_saved`` is called with the step of each checkpoint that is complete: in
+    another thread if it is in storage, or else by `poll`, `save` or `wait`. The constructor, `register` and `save` are
+    collective.
     """
 
-    def __init__(
-        self,
-        place: str | None,
-        seed: int,
-        log: Callable[[str], None],
-        *,
-        metadata: Mapping[str, Any],
-        timeout: float,
-        on_saved: Callable[[int], None],
-        keep: tuple[int, int] = (2, 0),
-        resume: bool = True,
-        in_memory: bool = True,
-        goes_back: bool = False,
-    ) -> None:
+    def __init__(self, options: CheckpointOptions, log: Callable[[str], None], on_saved: Callable[[int], None]) -> None:
         self.steps = 0  # optimizer steps that the checkpoint was taken after
-        self.place = place
-        self._seed, self._log = seed, log
+        self.place = options.place
+        self._seed, self._log = options.seed, log
         self._objects: dict[str, Stateful | DistributedStateful] = {}
         self._checkpoint: SavedCheckpoint | None = None  # until the first step
         self._own: dict[str, Any] = {}  # states that this rank has saved for itself in the checkpoint
@@ -74,37 +74,29 @@ class CheckpointManager:
         self.has_saved = False
         """Whether `save` has been called."""
         self._saver: Saver | None = None
-        self._memory = PodMemory.of_this_rank(process_group.rank()) if in_memory else None
+        self._memory = PodMemory.of_this_rank(process_group.rank()) if options.in_memory else None
         self.source = "start"
         """Where the state comes from, as in SOURCES."""
-        if place or self._memory:
-            self._open(place, metadata, timeout, on_saved, keep, resume, goes_back)
+        if options.place or self._memory:
+            self._open(options, on_saved)
 
-    def _open(
-        self,
-        place: str | None,
-        metadata: Mapping[str, Any],
-        timeout: float,
-        on_saved: Callable[[int], None],
-        keep: tuple[int, int],
-        resume: bool,
-        goes_back: bool,
-    ) -> None:
+    def _open(self, options: CheckpointOptions, on_saved: Callable[[int], None]) -> None:
         # torch.distributed.checkpoint takes long to import, and a run without checkpoints does not need it.
         from flk_runtime.checkpoint.load import FilesReader, SavedCheckpoint
         from flk_runtime.checkpoint.save import Retention, Saver
         from flk_runtime.checkpoint.storage import find_newest
 
-        destination = self._open_destination(place)
+        destination = self._open_destination(options.place)
         if destination is None and self._memory is None:
             return
-        if goes_back and destination is None:
+        if options.goes_back and destination is None:
             raise SetupError(
                 "flk.restore cannot go back to a checkpoint that this attempt has saved in the memory of the pods: "
                 "pass checkpoint= with storage that all pods see, or keep a copy of the states"
             )
-        found = find_newest(destination, _warn) if destination and resume else None
-        in_memory = self._memory.restorable() if self._memory and resume and not goes_back else None
+        found = find_newest(destination, _warn) if destination and options.resume else None
+        offered = self._memory and options.resume and not options.goes_back
+        in_memory = self._memory.restorable() if self._memory and offered else None
         if self._memory and in_memory and (found is None or in_memory.step >= found.step):
             self.source = "memory"
             self._resume(SavedCheckpoint(_IN_MEMORY, self._memory_reader(in_memory.world_size)), in_memory.world_size)
@@ -112,14 +104,14 @@ class CheckpointManager:
             self.source = "storage"
             reader = FilesReader(lambda file, begin, length: destination.open(found.step, file, begin, length))
             self._resume(SavedCheckpoint(destination.locate(found.step), reader), found.manifest.world_size)
-        elif resume and user_env.ATTEMPT.read(os.environ):
+        elif options.resume and user_env.ATTEMPT.read(os.environ):
             self._log("flk: there is no checkpoint: training starts again at step 0")
         self._saver = Saver(
             destination,
             self._memory,
-            retention=Retention(*keep),
-            metadata=metadata,
-            timeout=timeout,
+            retention=Retention(options.keep, options.keep_every),
+            metadata=options.metadata,
+            timeout=options.timeout,
             on_saved=on_saved,
             warn=_warn,
         )

@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from flk_runtime.checkpoint import CheckpointManager
+from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions
 from flk_runtime.checkpoint.interval import COMPUTED, AutoInterval
 from flk_runtime.contract import VERSION, user_env
 from flk_runtime.contract.record import SOURCES
@@ -29,13 +29,16 @@ class Saves:
         self._context = context
         self.timeouts = process_group.Timeouts(options.timeout, options.step_timeout)
         self.manager = CheckpointManager(
-            options.checkpoint,
-            rng.derive_seed("worker", options.seed, worker, 0) if worker else options.seed,
+            CheckpointOptions(
+                place=options.checkpoint,
+                seed=rng.derive_seed("worker", options.seed, worker, 0) if worker else options.seed,
+                metadata=_metadata(options.strategy),
+                timeout=options.timeout,
+                keep=options.keep,
+                keep_every=options.keep_every,
+            ),
             context.print,
-            metadata=_metadata(options.strategy),
-            timeout=options.timeout,
-            on_saved=self._note_saved,
-            keep=(options.keep, options.keep_every),
+            self._note_saved,
         )
         self._auto: AutoInterval | None = None
         if options.save_every == COMPUTED:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from flk_runtime.checkpoint.adapters import TorchState, adapt
-from flk_runtime.checkpoint.manager import CheckpointManager
+from flk_runtime.checkpoint.manager import CheckpointManager, CheckpointOptions
 from flk_runtime.contract import VERSION, user_env
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
@@ -84,16 +84,19 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
         if before:
             before.wait()
         page = progress.own_page()
-        _managers[place] = CheckpointManager(
+        options = CheckpointOptions(
             place,
-            0,
-            lambda text: print(text, flush=True) if process_group.rank() == 0 else None,
+            seed=0,
             metadata={"job": os.environ.get(user_env.JOB, ""), "flk": VERSION, "torch": torch.__version__},
             timeout=_TIMEOUT,
-            on_saved=lambda step: setattr(page, "saved", step),
             resume=resume,
             in_memory=_is_same(place, _default_place(place)),
             goes_back=before is not None and before.has_saved,
+        )
+        _managers[place] = CheckpointManager(
+            options,
+            lambda text: print(text, flush=True) if process_group.rank() == 0 else None,
+            lambda step: setattr(page, "saved", step),
         )
     return _managers[place]
 
