@@ -1,0 +1,47 @@
+"""RunOptions: arguments win over the environment, which wins over the defaults; what is wrong is named."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from flk_runtime.checkpoint.interval import COMPUTED
+from flk_runtime.discovery import discover
+from flk_runtime.errors import SetupError
+from flk_runtime.run.options import RunOptions
+
+
+def read(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, **given: Any) -> RunOptions:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return RunOptions.read(discover(), {"device": "cpu", **given}, defer_error=False)
+
+
+def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {"FLK_SEED": "3", "FLK_KEEP": "5", "FLK_SAVE_EVERY": "auto", "FLK_CHECKPOINT": "/there"}
+    found = read(environment, monkeypatch, seed=4, keep=0)
+    assert (found.seed, found.keep, found.save_every, found.checkpoint) == (4, 1, COMPUTED, "/there")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.seed = 5  # type: ignore[misc]
+
+
+def test_only_an_elastic_job_that_scales_its_batch_does_not_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read({}, monkeypatch).keep_batch
+    assert not read({"FLK_BATCH": "scale"}, monkeypatch).keep_batch
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"seed": -1}, "seed=-1: expected an integer, 0 or more"),
+        ({"save_every": "often"}, "save_every='often': expected a number of steps, or auto"),
+        ({"step_timeout": 0.0}, "step_timeout=0: expected more than 0 seconds"),
+        ({"diloco": object()}, "diloco= has no effect under strategy ddp, only under diloco"),
+    ],
+)
+def test_what_is_wrong_is_named(given: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SetupError) as caught:
+        read({}, monkeypatch, **given)
+    assert str(caught.value) == expected
