@@ -23,6 +23,7 @@ from flk_runtime.parallel import choose_strategy
 from flk_runtime.preflight.options import skipped_checks
 from flk_runtime.system import device as devices
 from flk_runtime.system import trial
+from flk_runtime.system.torch_version import check_torch
 
 TIMEOUT: Final = 1800.0  # seconds that a collective may take
 LOG_EVERY: Final = 10
@@ -64,6 +65,7 @@ class RunOptions:
         off = len(skipped) == len(PREFLIGHT_CHECKS)
         defaults = cls(preflight=0.0 if off else limit, skipped=skipped)
         try:
+            check_torch()
             device = devices.select(rank_info, given.get("device"))
             if device.type == "cuda":
                 torch.cuda.set_device(device)

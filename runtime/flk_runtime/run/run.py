@@ -89,6 +89,9 @@ class Run:
         Raises SetupError, before any communication, if these do not fit each other or the model, and CheckpointError if
         the checkpoint is of another model.
         """
+        names = ParallelArgs.__annotations__
+        if unknown := [name for name in options if name not in names]:
+            raise TypeError(f"parallelize() has no argument {unknown[0]!r}: expected one of {', '.join(names)}")
         module = self._models.parallelize(model, optimizer, ParallelOptions(**options))
         return module if optimizer is None else (module, optimizer)
 

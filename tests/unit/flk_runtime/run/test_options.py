@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from flk_runtime.checkpoint.interval import COMPUTED
 from flk_runtime.discovery import discover
 from flk_runtime.errors import SetupError
-from flk_runtime.run.options import RunOptions
+from flk_runtime.run.options import RunOptions, _require_shipped
+from flk_runtime.system.torch_version import check_torch
 
 
 def read(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, **given: Any) -> RunOptions:
@@ -45,3 +47,18 @@ def test_what_is_wrong_is_named(given: dict[str, Any], expected: str, monkeypatc
     with pytest.raises(SetupError) as caught:
         read({}, monkeypatch, **given)
     assert str(caught.value) == expected
+
+
+def test_a_torch_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_torch, "__defaults__", ("2.5.1",))
+    with pytest.raises(SetupError, match=r"torch 2\.5\.1 is too old"):
+        read({}, monkeypatch)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "diloco"])
+def test_a_strategy_whose_modules_have_not_travelled_is_refused(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _require_shipped(strategy)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    _require_shipped("ddp")
+    with pytest.raises(SetupError, match=f"use --strategy {strategy}"):
+        _require_shipped(strategy)
