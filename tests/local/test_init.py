@@ -87,7 +87,7 @@ def test_wrong_variables_are_named(ranks: Ranks, environment: dict[str, str], wo
         try:
             flk.init()
         except flk.SetupError as error:
-            assert error.code == 2
+            assert error.kind == "usage"
             print(error)
     """
     (ended,) = ranks(script, 1, environment)

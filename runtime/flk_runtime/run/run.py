@@ -61,6 +61,10 @@ class Run:
         """Optimizer steps so far, including those before a resume."""
         return self._steps.done
 
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self._steps.done = steps
+
     @overload
     def parallelize(self, model: nn.Module, optimizer: None = None, **options: Unpack[ParallelArgs]) -> nn.Module: ...
 
