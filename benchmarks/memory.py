@@ -116,7 +116,9 @@ def lines(folder: Path, kind: str) -> list[float] | None:
 def steps_per_second(model: str, *, save: bool) -> float:
     """Run the example once, and save in every step or never. Returns its rate after step WARM_UP."""
     with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory(dir="/dev/shm") as shared:
-        variables = {**in_memory(Path(shared)), user_env.SAVE_EVERY: "1"} if save else {user_env.MEMORY_LIMIT: "0"}
+        variables: dict[str, str] = {user_env.MEMORY_LIMIT: "0"}
+        if save:
+            variables = {**in_memory(Path(shared)), user_env.SAVE_EVERY: "1"}
         options, steps = MODELS[model]
         jobs = start([str(EXAMPLE), "--steps", str(steps), *options], 2, variables, Path(name))
         try:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import measure
-from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.launcher import coordinator
 from flk_runtime.launcher.settings import Limits, Settings
 from flk_runtime.launcher.transport import AttemptEnded, AttemptStarted
@@ -113,7 +113,7 @@ def measure_flk(launchers: int) -> Figures:
         exchange(selector, launchers, AttemptStarted)
         start = time.perf_counter() - began
         began = time.perf_counter()
-        failure = Failure("exception", 1, 1, time=time.time(), type="ValueError", message="bad sample")
+        failure = Failure(Kind.EXCEPTION, 1, 1, time=time.time(), type="ValueError", message="bad sample")
         members[1].send(FailureReport(0, failure))
         exchange(selector, launchers, AttemptEnded)
         join(members)
