@@ -1,10 +1,8 @@
-"""Make text from elsewhere (logs, exceptions, messages of a cluster) safe to print, and name the running program."""
+"""Make text from elsewhere (logs, exceptions, messages of a cluster) safe to print."""
 
 from __future__ import annotations
 
-import os.path  # importing pathlib would add a fifth to the time of `flk --version`
 import re
-import sys
 from typing import Final
 
 _COLOUR: Final = r"\x1b\[[0-9;]*m"
@@ -29,8 +27,3 @@ def printable(text: str, *, colour: bool = False) -> str:
 def one_line(text: str) -> str:
     """Return text as one printable line, with single blanks instead of line ends and tabs."""
     return printable(" ".join(text.split()))
-
-
-def program_name() -> str:
-    """Return the command as the user has typed it: ``flk``, or ``kubectl flk`` for the kubectl plugin."""
-    return "kubectl flk" if os.path.splitext(os.path.basename(sys.argv[0]))[0] == "kubectl-flk" else "flk"

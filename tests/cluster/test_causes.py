@@ -18,8 +18,8 @@ import pytest
 
 import flk as library
 from flk.health import report
-from flk.jobs.picture import read_picture
 from flk.observe.client import RESOURCES, JobClient
+from flk.observe.reader import view_job
 from flk_runtime.contract.exit_codes import ExitCode
 from tests.cluster.conftest import Cluster
 from tests.support import recorded
@@ -115,18 +115,18 @@ def test_cause(causes: Causes, case: Case) -> None:
     expected, client = case.expected, causes.client(case)
 
     def found() -> bool:
-        view = read_picture(client, case.name)
+        view = view_job(client, case.name)
         answer = report(view)
         code = answer.cause.code if answer.cause else ""
         return code == expected.code and (answer.stuck or view.failed or not expected.stuck)
 
     def told() -> str:
-        pods = read_picture(client, case.name).objects
+        pods = view_job(client, case.name).objects
         return causes.run(case, "why", case.name).stdout + json.dumps([pod.get("status") for pod in pods.values()])
 
     until(found, f"{case.name} is {expected.code}", seconds=APPEAR, every=1, context=told)
     if os.environ.get("FLK_RECORD"):
-        recorded.save(read_picture(client, case.name), recorded.FOLDER / f"{case.name}.json")
+        recorded.save(view_job(client, case.name), recorded.FOLDER / f"{case.name}.json")
     assert _says(causes, case)["place"] == ""
     ended = causes.run(case, "wait", case.name, "--timeout", "100s" if expected.stuck else "0")
     assert ended.code == (expected.exit_code if expected.stuck else ExitCode.RUNNING), ended.stderr

@@ -6,7 +6,8 @@ from typing import Any
 
 from flk.jobs import state as states
 from flk.jobs.state import State
-from flk.observe.view import JobView, Surroundings
+from flk.observe.observation import Observation
+from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import Attempt, JobRecord
@@ -109,17 +110,15 @@ class JobBuilder:
     def state(self) -> State:
         return states.derive(self.view())
 
-    def view(self, **surroundings: Any) -> JobView:
+    def seen(self, **around: Any) -> Observation:
+        """What is seen of the job, with the objects around it."""
+        pods = list(self.pods.values())
+        own = {"events": self.events, "record": self.record, "replaced_pods": self.replaced_pods}
+        return Observation(self.job, pods, NOW, **own, **around)
+
+    def view(self, **around: Any) -> JobView:
         """The view of the job, with the objects around it."""
-        return JobView(
-            self.job,
-            list(self.pods.values()),
-            now=NOW,
-            events=self.events,
-            record=self.record,
-            replaced_pods=self.replaced_pods,
-            surroundings=Surroundings(**surroundings),
-        )
+        return JobView(self.seen(**around))
 
     def add_to(self, server: FakeApiServer) -> JobBuilder:
         """Put the job, its pods and its events into a fake API server."""

@@ -1,4 +1,4 @@
-"""Views of jobs as files: recorded from a real cluster, and read by tests that have none."""
+"""Observations of jobs as files: recorded from a real cluster, and read by tests that have none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flk.observe.view import JobView, Surroundings
+from flk.observe.observation import Observation
+from flk.observe.view import JobView
 from flk_runtime.contract.record import JobRecord
 
 _NOISE = (
@@ -29,21 +30,33 @@ _NOISE = (
     "reportingInstance",
     "source",
 )
+AROUND = (
+    "nodes",
+    "claims",
+    "workloads",
+    "pod_groups",
+    "other_pods",
+    "controllers",
+    "logs",
+    "progress",
+    "missing",
+    "unreadable",
+)
 FOLDER = Path(__file__).parents[1] / "unit" / "flk" / "health" / "causes"
 
 
 def save(view: JobView, path: Path) -> None:
     """Write what a view was made of."""
-    around = view.around
+    seen = view.around
+    around = {name: getattr(seen, name) for name in AROUND}
+    lists = {name: sorted(value) for name, value in around.items() if isinstance(value, frozenset)}
     data = {
-        "job": view.job,
-        "pods": [*view.objects.values()],
-        "events": view.events,
-        "record": asdict(view.record) if view.record else None,
-        "now": view.now,
-        "surroundings": {
-            key: sorted(value) if isinstance(value, frozenset) else value for key, value in vars(around).items()
-        },
+        "job": seen.job,
+        "pods": seen.pods,
+        "events": seen.events,
+        "record": asdict(seen.record) if seen.record else None,
+        "now": seen.time,
+        "surroundings": {**around, **lists},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(_without_noise(data), indent=1, sort_keys=True) + "\n")
@@ -55,14 +68,9 @@ def load(path: Path) -> JobView:
     around = data["surroundings"]
     for key in ("missing", "unreadable"):
         around[key] = frozenset(around[key])
-    return JobView(
-        data["job"],
-        data["pods"],
-        now=data["now"],
-        events=data["events"],
-        record=JobRecord.from_dict(data["record"]) if data["record"] else None,
-        surroundings=Surroundings(**around),
-    )
+    record = JobRecord.from_dict(data["record"]) if data["record"] else None
+    seen = Observation(data["job"], data["pods"], data["now"], events=data["events"], record=record, **around)
+    return JobView(seen)
 
 
 def _without_noise(value: Any) -> Any:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from flk.jobs.evidence.store import state_folder, write_whole
+from flk.observe.archive.local import state_folder, write_whole
 from flk.spec.job import Job
 from flk_runtime.contract import log_format
 

@@ -19,8 +19,8 @@ import typer.core
 import typer.main
 
 from flk.cli.global_options import takes_global_options, with_global_options
+from flk.commands import program_name
 from flk.errors import UsageError
-from flk.terminal import program_name
 from flk_runtime.contract import VERSION
 from flk_runtime.contract.exit_codes import ExitCode
 

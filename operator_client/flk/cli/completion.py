@@ -13,12 +13,13 @@ TIMEOUT: Final = 1.0  # seconds for the API server: nobody waits longer for a co
 
 def job_names(context: typer.Context) -> list[str]:
     """Return the names of the jobs in the namespace that the words so far choose, sorted; none after an error."""
+    from flk.commands import Connection
     from flk.kube import ConnectionOptions, set_connection_options
     from flk.observe.client import JobClient
 
     try:
-        kubeconfig = str(_chosen(context, "kubeconfig") or "")
-        set_connection_options(ConnectionOptions(kubeconfig=kubeconfig, request_timeout=TIMEOUT))
+        connection = Connection(kubeconfig=str(_chosen(context, "kubeconfig") or ""))
+        set_connection_options(ConnectionOptions(connection, request_timeout=TIMEOUT))
         client = JobClient.connect(_chosen(context, "context"), _chosen(context, "namespace"))
         items = client.list_jobs(metadata_only=True)
     except FlkError:

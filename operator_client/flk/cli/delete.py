@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flk.cli.options import Context, Namespace, Timeout, complete_jobs, job_name, note, seconds
+from flk.commands import program_name
 from flk.errors import UsageError
-from flk.terminal import program_name
 from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:

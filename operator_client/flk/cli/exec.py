@@ -34,9 +34,9 @@ def exec_(
     On a terminal the command gets one too, so `flk exec JOB` opens a shell. Elsewhere its input, output and errors are
     those of flk.
     """
-    from flk.jobs.picture import pod_of_rank
     from flk.kube.sockets import STDERR, RemoteCommand
     from flk.observe.client import EXEC, JobClient
+    from flk.observe.reader import pod_of_rank
 
     client = JobClient.connect(context, namespace)
     target = client.target(EXEC, pod_of_rank(client, job, rank).name)

@@ -106,11 +106,13 @@ def _connect(
     verbose: bool | None,
     show_kubectl: bool | None,
 ) -> _Observer | None:
+    from flk.commands import Connection
     from flk.kube import ConnectionOptions, set_connection_options
 
     limit = seconds(request_timeout, "--request-timeout")
     observe = _Observer(bool(verbose), bool(show_kubectl)) if verbose or show_kubectl else None
-    set_connection_options(ConnectionOptions(kubeconfig or "", limit, as_user or "", tuple(as_group or ()), observe))
+    connection = Connection(kubeconfig=kubeconfig or "", user=as_user or "", groups=tuple(as_group or ()))
+    set_connection_options(ConnectionOptions(connection, limit, observe))
     return observe
 
 
@@ -134,7 +136,7 @@ class _Observer:
             line = f"{exchange.method} {exchange.url}: {exchange.outcome} after {milliseconds:.0f} ms"
             print(f"flk: {one_line(line)}", file=sys.stderr)
         if self._show_kubectl:
-            command = kubectl_command(exchange.verb, exchange.target, exchange.query, exchange.body)
+            command = kubectl_command(exchange.verb, exchange.target, exchange.query, exchange.body, exchange.flags)
             if command not in self._shown:
                 self._shown.add(command)
                 print(one_line(command), file=sys.stderr)

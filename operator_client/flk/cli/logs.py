@@ -154,7 +154,7 @@ def follow_to_end(
 
 def note_detached(client: JobClient, name: str) -> None:
     """Say that the job goes on although flk does not follow it any more."""
-    note(f"detached: job {name} goes on. To attach again: {client.command('logs', name)}")
+    note(f"detached: job {name} goes on. To attach again: {client.commands.flk('logs', name)}")
 
 
 def parse_ranks(text: str | None) -> frozenset[int]:

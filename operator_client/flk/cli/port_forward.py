@@ -32,9 +32,9 @@ def port_forward(
     For TensorBoard or a profiler that runs in the pod. LOCAL is REMOTE by default; 0 is a free port.
     """
     local, remote = _ports(port)
-    from flk.jobs.picture import pod_of_rank
     from flk.kube.sockets import PodConnection
     from flk.observe.client import PORT_FORWARD, JobClient
+    from flk.observe.reader import pod_of_rank
 
     client = JobClient.connect(context, namespace)
     target = client.target(PORT_FORWARD, pod_of_rank(client, job, rank).name)

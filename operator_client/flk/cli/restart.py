@@ -21,8 +21,10 @@ def restart(job: JobName, context: Context = None, namespace: Namespace = None, 
     try:
         lifecycle.restart(client, job, timeout=limit, report=note, objects_with_uid=objects_with_uid)
     except KeyboardInterrupt:
-        resume = client.command("resume", job)
-        note(f"interrupted while {job} was restarted: {client.command('status', job)} shows it; {resume} starts it")
+        resume = client.commands.flk("resume", job)
+        note(
+            f"interrupted while {job} was restarted: {client.commands.flk('status', job)} shows it; {resume} starts it"
+        )
         return int(ExitCode.INTERRUPTED)
-    note(f"job {job} is restarted; this shows what its ranks print: {client.command('logs', job)}")
+    note(f"job {job} is restarted; this shows what its ranks print: {client.commands.flk('logs', job)}")
     return None

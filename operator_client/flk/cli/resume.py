@@ -13,4 +13,4 @@ def resume(job: JobName, context: Context = None, namespace: Namespace = None) -
     client = JobClient.connect(context, namespace)
     resumed = lifecycle.resume(client, job)
     state = "is resumed" if resumed else "was not suspended"
-    note(f"job {job} {state}; this shows what its ranks print: {client.command('logs', job)}")
+    note(f"job {job} {state}; this shows what its ranks print: {client.commands.flk('logs', job)}")

@@ -30,4 +30,4 @@ def scale(
         note(f"job {job} has {plural(pods, 'pod')} already")
         return
     note(f"job {job} gets {plural(pods, 'pod')} in place of {before}")
-    note(f"this shows how many train: {client.command('status', job)}")
+    note(f"this shows how many train: {client.commands.flk('status', job)}")

@@ -49,20 +49,20 @@ def stacks(
     if output not in ("text", "json"):
         raise UsageError(f"--output: must be text or json (is {output!r})")
     from flk.observe.client import JobClient
-    from flk.targets import target_of
 
     client = JobClient.connect(context, namespace)
     found = client.get_job(job)
-    own = [pod for pod in client.list_pods(job) if target_of(found).owns(found, pod)]
-    running = [pod for pod in own if (pod.get("status") or {}).get("phase") == "Running"]
+    running = [pod for pod in client.pods_of(found) if (pod.get("status") or {}).get("phase") == "Running"]
     if not running:
-        raise ApiError(f"no pod of {job} runs", hint=f"{client.command('why', job)} says why")
+        raise ApiError(f"no pod of {job} runs", hint=f"{client.commands.flk('why', job)} says why")
     launchers = [pod for pod in running if launcher_command(pod)]
     report = _of_launcher(client, launchers) if launchers else _of_py_spy(client, running)
     if rank is not None:
         report["groups"] = [group for group in report["groups"] if rank in group["ranks"]]
         if not report["groups"]:
-            raise ApiError(f"no stack of rank {rank}", hint=f"{client.command('stacks', job)} shows all that there are")
+            raise ApiError(
+                f"no stack of rank {rank}", hint=f"{client.commands.flk('stacks', job)} shows all that there are"
+            )
     if output == "json":
         print(json.dumps({"schema": SCHEMA, "job": job, **report}, indent=2))
     else:

@@ -68,7 +68,7 @@ def _print(state: State, client: JobClient, output: str) -> None:
     else:
         from flk.cli.status_text import status_text
 
-        sys.stdout.write(status_text(state, client.now(), wide=output == "wide"))
+        sys.stdout.write(status_text(state, client, wide=output == "wide"))
 
 
 def _watch(client: JobClient, job: str, output: str) -> None:
@@ -83,7 +83,7 @@ def _watch(client: JobClient, job: str, output: str) -> None:
         if output == "json":
             text = json.dumps(state.to_dict()) + "\n"
         elif screen.is_terminal:
-            text = status_text(state, client.now(), wide=output == "wide") + progress_line(state) + "\n"
+            text = status_text(state, client, wide=output == "wide") + progress_line(state) + "\n"
         else:
             text = f"{describe(state)}\n"
         if screen.is_terminal and output != "json":

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 from flk.cli.screen import cut, width_of
 from flk.cli.table import table
-from flk.terminal import printable, program_name
+from flk.terminal import printable
 from flk.units import plural, short_duration
 
 if TYPE_CHECKING:
     from flk.jobs.state import AttemptState, State
+    from flk.observe.client import JobClient
     from flk.observe.model import PodState
     from flk.observe.progress import Progress
 
@@ -19,8 +20,9 @@ _SHOWN: Final = 32  # pods in the text format
 _REASON: Final = 60  # characters of a pod's reason where the width is not known
 
 
-def status_text(state: State, now: float, *, wide: bool) -> str:
+def status_text(state: State, client: JobClient, *, wide: bool) -> str:
     """Return what `flk status` prints. ``wide`` shows all pods, a row for each rank, and messages in full."""
+    now, commands = client.now(), client.commands
     lines = [
         f"{state.name}   {state.phase}{_since(state, now)}   in namespace {state.namespace}",
         f"{_shape(state)}, created {short_duration(now - state.created)} ago"
@@ -31,7 +33,7 @@ def status_text(state: State, now: float, *, wide: bool) -> str:
     if state.verdict:
         lines.append(state.verdict)
     if state.cause and not state.failure:
-        lines.append(f"{program_name()} why {state.name} -n {state.namespace} shows the evidence and the remedy")
+        lines.append(f"{commands.flk('why', state.name)} shows the evidence and the remedy")
     if state.progress:
         lines.append(progress_line(state))
     if state.attempts:

@@ -152,4 +152,4 @@ def _report(submission: Submission) -> None:
         "status": "what the job does, and why it ended",
         "wait": "wait until it ends, and exit with its exit code",
     }.items():
-        print(f"  {client.command(verb, submission.name):<60} # {what}", file=sys.stderr)
+        print(f"  {client.commands.flk(verb, submission.name):<60} # {what}", file=sys.stderr)

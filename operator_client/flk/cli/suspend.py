@@ -31,4 +31,4 @@ def suspend(
     client = JobClient.connect(context, namespace)
     changed = lifecycle.suspend(client, job, wait=wait, timeout=limit, report=note)
     state = "suspended" if changed else "suspended already"
-    note(f"job {job} is {state}; this starts it again: {client.command('resume', job)}")
+    note(f"job {job} is {state}; this starts it again: {client.commands.flk('resume', job)}")

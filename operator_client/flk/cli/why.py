@@ -31,11 +31,11 @@ def why(
     if output not in ("text", "json", "yaml"):
         raise UsageError(f"--output: must be text, json or yaml (is {output!r})")
     from flk.health import report
-    from flk.jobs.picture import read_picture
     from flk.observe.client import JobClient
+    from flk.observe.reader import view_job
 
     client = JobClient.connect(context, namespace)
-    answer = report(read_picture(client, job, note))
+    answer = report(view_job(client, job, note))
     if output == "json":
         print(json.dumps(answer.to_dict(), indent=2))
     elif output == "yaml":

@@ -6,7 +6,6 @@ found in the objects of a job afterwards (`flk why`, `status`, `wait`). Nothing 
 """
 
 from flk.health.cause import Cause
-from flk.health.controllers import awaits_controller
 from flk.health.ending import job_failure
 from flk.health.failure import with_memory_limit
 from flk.health.page import page
@@ -17,7 +16,6 @@ __all__ = [
     "CAUSES",
     "Cause",
     "Report",
-    "awaits_controller",
     "find",
     "job_failure",
     "page",

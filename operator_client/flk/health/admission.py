@@ -18,6 +18,7 @@ _WEBHOOK: Final = re.compile(
     r"(?:admission webhook \"([^\"]+)\" denied the request:? ?(.*)"
     r"|ValidatingAdmissionPolicy '([^']+)'(?: with binding '[^']+')? denied request: (.*))"
 )
+_WEBHOOKS: Final = "validatingwebhookconfigurations,mutatingwebhookconfigurations"
 _WEBHOOK_DOWN: Final = re.compile(r'failed calling webhook "([^"]+)": (.*)')
 REFUSED: Final = "PodRefused"
 _NO_DRY_RUN: Final = "does not support dry run"  # what the API server says of such a webhook
@@ -54,7 +55,7 @@ def _check_service_account(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     """Check that the pods' ServiceAccount exists."""
     found = cluster.named.get(("serviceaccounts", pods.service_account))
     if isinstance(found, Unreadable) and found.missing:
-        remedy = cluster.command(f"create serviceaccount {pods.service_account}")
+        remedy = cluster.commands.kubectl(f"create serviceaccount {pods.service_account}")
         sentence = f"there is no ServiceAccount {pods.service_account}, so no pod is created"
         yield Result("service account", Level.FAILED, sentence, remedy, "ServiceAccountMissing")
 
@@ -64,7 +65,7 @@ def _check_priority_class(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     name = pods.priority_class
     found = cluster.named.get(("priorityclasses", name))
     if isinstance(found, Unreadable) and found.missing:
-        remedy = cluster.command("get priorityclasses").partition(" -n ")[0] + " lists those that exist"
+        remedy = cluster.commands.kubectl("get priorityclasses", namespaced=False) + " lists those that exist"
         sentence = f"there is no PriorityClass {name}, so no pod is created"
         yield Result("priority", Level.FAILED, sentence, remedy, "PriorityClassMissing")
     elif isinstance(found, Unreadable):
@@ -112,7 +113,9 @@ CAUSES: Final = (
         refused(
             _PRIORITY,
             lambda view, trace: f"there is no priority class {trace[1]}",
-            lambda view, trace: "kubectl get priorityclasses lists those that exist; name one of them in the job",
+            lambda view, trace: (
+                f"{view.kubectl_of_cluster('get priorityclasses')} lists those that exist; name one of them in the job"
+            ),
         ),
         grace=10,
     ),
@@ -128,7 +131,8 @@ CAUSES: Final = (
                 f"({trace[2] or trace[4] or 'without a reason'})"
             ),
             lambda view, trace: (
-                "change what it objects to; kubectl get validatingwebhookconfigurations,validatingadmissionpolicies "
+                "change what it objects to; "
+                f"{view.kubectl_of_cluster('get validatingwebhookconfigurations,validatingadmissionpolicies')} "
                 "lists the checks"
             ),
         ),
@@ -144,8 +148,7 @@ CAUSES: Final = (
             _WEBHOOK_DOWN,
             lambda view, trace: f"the admission webhook {trace[1]} does not answer ({trace[2]})",
             lambda view, trace: (
-                "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations -o wide names its service; "
-                "have it repaired"
+                f"{view.kubectl_of_cluster(f'get {_WEBHOOKS} -o wide')} names its service; have it repaired"
             ),
         ),
         grace=120,

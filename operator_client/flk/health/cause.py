@@ -9,8 +9,9 @@ from typing import Final
 
 from flk.kube import Object
 from flk.observe.model import Evidence, Finding, PodState
+from flk.observe.observation import event_time
 from flk.observe.pods import conditions, one_line
-from flk.observe.view import JobView, event_time
+from flk.observe.view import JobView
 from flk.units import plural, timestamp
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.pod_layout import CONTAINER

@@ -8,6 +8,7 @@ from enum import Enum
 from functools import cached_property
 
 from flk import labels
+from flk.commands import Commands
 from flk.health.resources import Amounts, requests
 from flk.kube import Object
 from flk.targets import DEFAULT, Target, target_of
@@ -47,7 +48,7 @@ class Cluster:
     """What was read of a cluster and of one namespace in it. Objects are dicts of the API's JSON."""
 
     namespace: str
-    flags: str  # the options -n and --context for kubectl
+    commands: Commands  # makes the commands that are suggested
     version: Object | Unreadable  # of the API server
     skew: float  # seconds by which this machine's clock is behind the API server's
     api: Object | Unreadable  # the resources of the target's API version
@@ -63,10 +64,6 @@ class Cluster:
     gang: Gang | None = None  # who starts their pods together
     runtime: Object | Unreadable | None = None  # flk's ClusterTrainingRuntime; None: the target needs none
     admission: Object | Unreadable | None = None  # a pod of the job as the API server would admit it; None: not tried
-
-    def command(self, words: str) -> str:
-        """Return a kubectl command for this namespace and context."""
-        return f"kubectl {words}{self.flags}"
 
 
 class Pods:

@@ -8,7 +8,6 @@ from typing import Final
 
 from flk.health.cause import Cause, Found, subject
 from flk.health.cluster import Cluster, Level, Result, Unreadable
-from flk.health.refusal import refusals
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.view import JobView
@@ -17,7 +16,6 @@ from flk.targets.trainjob import RUNTIME
 from flk.units import short_duration, timestamp
 
 OLDEST_KUBERNETES: Final = (1, 25)
-OPERATOR_DELAY: Final = 15.0  # seconds after a job's creation in which the operator should have seen it
 _INSTALL: Final = {
     "pytorchjob": "; `k8s/install-operator` installs it",
     "trainjob": "; `k8s/install-trainer` installs it",
@@ -115,12 +113,11 @@ def _check_controllers(cluster: Cluster) -> Iterator[Result]:
 
 
 def _check_deployment(cluster: Cluster, controller: Controller, deployment: Object) -> Iterator[Result]:
-    context = cluster.flags.partition(" --context")
     image = deployment["spec"]["template"]["spec"]["containers"][0].get("image", "")
     what = f"{controller.name} ({image}) in namespace {deployment['metadata']['namespace']}"
     problem = trouble(controller, deployment)
     if problem:
-        remedy = f"kubectl {problem.remedy}{context[1]}{context[2]}"
+        remedy = cluster.commands.kubectl(problem.remedy, namespaced=False)
         yield Result(controller.check, Level.FAILED, f"{what} {problem.found}, so no job gets pods", remedy)
     else:
         yield Result(controller.check, Level.OK, f"{what} runs")
@@ -149,24 +146,8 @@ def _managed_elsewhere(view: JobView) -> Found | None:
     )
 
 
-def awaits_controller(view: JobView) -> bool:
-    """Return whether a job has lacked pods for some seconds and no event says why: its controller may be away."""
-    if view.suspended or view.failed or view.succeeded or view.now - view.created < OPERATOR_DELAY:
-        return False
-    return bool(_lacking(view) or not view.pods) and not refusals(view)
-
-
-def _lacking(view: JobView) -> list[PodState]:
-    """Return the pods that the controller has to create, and those that have ended and that it has to replace."""
-    return [
-        pod
-        for pod in view.pods
-        if pod.phase == PodPhase.MISSING or (pod.phase == PodPhase.FAILED and not pod.failed_permanently)
-    ]
-
-
 def _operator_not_running(view: JobView) -> Found | None:
-    if not awaits_controller(view):
+    if not view.awaits_controller:
         return None
     away = _away(view)
     untouched = not view.seen_by_operator and all(pod.phase == PodPhase.MISSING for pod in view.pods)
@@ -188,14 +169,13 @@ def _away(view: JobView) -> Found | None:
         troubles = [trouble(controller, deployment) for deployment in deployments]
         if not troubles or troubles[0] is None or None in troubles:
             continue
-        first, lacking = deployments[0]["metadata"], _lacking(view)
+        first, lacking = deployments[0]["metadata"], view.lacking
         changed = max((timestamp(entry.get("time")) for entry in first.get("managedFields") or []), default=0.0)
         where = f"Deployment {first['name']} in namespace {first['namespace']}"
-        context = f"--context {view.context} " if view.context else ""
         gone = view.seen_by_operator and lacking
         return Found(
             f"{controller.name} {troubles[0].found}, so nothing creates {subject(lacking) if lacking else 'its pods'}",
-            f"kubectl {context}{troubles[0].remedy}",
+            view.kubectl_of_cluster(troubles[0].remedy),
             [
                 Evidence(where, troubles[0].value, troubles[0].field, changed),
                 _absence(lacking[0]) if gone else _untouched(view),

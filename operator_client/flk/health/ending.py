@@ -59,6 +59,10 @@ def _condition(view: JobView) -> Evidence:
     return condition_evidence(view.subject, {"type": "Failed", **view.conditions.get("Failed", {})})
 
 
+def _cordon(view: JobView, failure: Failure) -> str:
+    return view.kubectl_of_cluster(f"cordon {failure.node or 'NODE'}")
+
+
 def _ended(
     matches: Callable[[Failure], bool],
     remedy: Callable[[JobView, Failure], str],
@@ -228,9 +232,7 @@ CAUSES: Final = (
         "Have the node's GPU checked, and keep jobs off the node until then.",
         _ended(
             lambda failure: failure.kind is Kind.GPU,
-            lambda view, failure: (
-                f"kubectl cordon {failure.node or 'NODE'} keeps jobs off the node; have its GPU checked"
-            ),
+            lambda view, failure: f"{_cordon(view, failure)} keeps jobs off the node; have its GPU checked",
         ),
     ),
     Cause(
@@ -247,7 +249,7 @@ CAUSES: Final = (
         "Have the node checked; it may have to be restarted.",
         _ended(
             lambda failure: failure.kind is Kind.UNKILLABLE,
-            lambda view, failure: f"kubectl cordon {failure.node or 'NODE'} keeps jobs off the node; have it checked",
+            lambda view, failure: f"{_cordon(view, failure)} keeps jobs off the node; have it checked",
         ),
     ),
     Cause(

@@ -72,7 +72,8 @@ def _evicted(view: JobView) -> Found | None:
     name, condition = hit[0]
     return Found(
         f"{name} was evicted: {condition.get('message', '')}",
-        "kubectl get nodes shows whether nodes are being drained; the job goes on when the pod is back",
+        f"{view.kubectl_of_cluster('get nodes')} shows whether nodes are being drained; the job goes on when the pod "
+        "is back",
         [_disruption(name, condition)],
         [name],
     )
@@ -97,8 +98,9 @@ def node_lost(view: JobView) -> Found | None:
         pods = [pod for pod, _ in lost]
         return Found(
             f"{subject(pods)}: node {pods[0].node} does not answer",
-            f"if the node does not come back, kubectl delete node {pods[0].node} has its pods start elsewhere; "
-            f"kubectl describe node {pods[0].node} shows its state",
+            "if the node does not come back, "
+            f"{view.kubectl_of_cluster(f'delete node {pods[0].node}')} has its pods start elsewhere; "
+            f"{view.kubectl_of_cluster(f'describe node {pods[0].node}')} shows its state",
             [lost[0][1]],
             names(pods),
         )

@@ -21,7 +21,7 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     found = cluster.named.get(("localqueues", name))
     if isinstance(found, Unreadable):
         if found.missing:
-            remedy = cluster.command("get localqueues") + " lists those that exist"
+            remedy = cluster.commands.kubectl("get localqueues") + " lists those that exist"
             sentence = f"there is no queue {name} (a LocalQueue of Kueue) in namespace {cluster.namespace}"
             yield Result("queue", Level.FAILED, sentence, remedy, "WaitingInQueue")
         else:
@@ -29,7 +29,7 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     elif found is not None:
         active = conditions(found).get("Active") or {}
         if active.get("status") == "False":
-            remedy = cluster.command(f"describe localqueue {name}")
+            remedy = cluster.commands.kubectl(f"describe localqueue {name}")
             why = active.get("message") or active.get("reason") or "not active"
             sentence = f"queue {name} admits no jobs now: {why}"
             yield Result("queue", Level.FAILED, sentence, remedy, "WaitingInQueue")

@@ -43,9 +43,8 @@ def _check_quotas(cluster: Cluster, pods: Pods) -> Iterator[Result]:
         for key, limit in sorted(hard.items()):
             needed = _needed(key, pods, cluster)
             left = quantity(limit) - quantity(used.get(key, 0))
-            remedy = (
-                f"{cluster.command(f'describe quota {name}')} shows it; ask the administrator for more, or use less"
-            )
+            shown = cluster.commands.kubectl(f"describe quota {name}")
+            remedy = f"{shown} shows it; ask the administrator for more, or use less"
             if needed is None:
                 flag = key.rpartition(".")[2]
                 found = f"quota {name} demands {key} of every pod, and the job sets none: its pods are refused"
@@ -131,7 +130,7 @@ def _check_limit_ranges(cluster: Cluster, pods: Pods) -> Iterator[Result]:
             problems += _outside(item, requests, limits, "container")
     for item in _items(cluster, "Pod"):
         problems += _outside(item, all_requests, all_limits, "pod")
-    remedy = cluster.command("describe limitranges") + " shows them"
+    remedy = cluster.commands.kubectl("describe limitranges") + " shows them"
     for level, found in problems:
         yield Result("limit range", level, found, remedy, "LimitRangeViolated" if level is Level.FAILED else "")
     if not problems:

@@ -23,7 +23,7 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
         if isinstance(found, Unreadable):
             if found.missing:
                 purpose = f"for key {key}" if key else "with which the image is pulled"
-                remedy = cluster.command(f"create {_create_command(kind, name, key)}")
+                remedy = cluster.commands.kubectl(f"create {_create_command(kind, name, key)}")
                 code = "SecretMissing" if what == "secret" else "ConfigMapMissing"
                 yield Result(what, Level.FAILED, f"there is no {what} {name} {purpose}", remedy, code)
             else:
@@ -33,7 +33,7 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
             keys = {*(found.get("data") or {}), *(found.get("binaryData") or {})}
             if key and key not in keys:
                 known = ", ".join(sorted(keys)) or "none"
-                remedy = cluster.command(f"edit {what} {name}") + " to add it"
+                remedy = cluster.commands.kubectl(f"edit {what} {name}") + " to add it"
                 found_text = f"{what} {name} has no key {key}; its keys: {known}"
                 yield Result(what, Level.FAILED, found_text, remedy, "KeyMissing")
             else:

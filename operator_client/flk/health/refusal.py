@@ -6,7 +6,6 @@ import re
 from typing import Final
 
 from flk.health.cause import Find, Locate, Tell, Trace, event_evidence, tell
-from flk.kube import Object
 from flk.observe.model import PodPhase
 from flk.observe.pods import one_line
 from flk.observe.view import JobView
@@ -15,18 +14,11 @@ from flk.units import plural
 READ: Final = "flk reads the event FailedCreatePod (or FailedCreate) of the job."
 
 
-def refusals(view: JobView) -> list[Object]:
-    """Return the events of pods that were not created and still do not exist."""
-    if all(pod.phase != PodPhase.MISSING for pod in view.pods):
-        return []
-    return [e for e in view.job_events if str(e.get("reason", "")).startswith("FailedCreate")]
-
-
 def refusal(pattern: re.Pattern[str]) -> Locate:
     """Return what finds the last refusal whose message matches a pattern."""
 
     def locate(view: JobView) -> Trace | None:
-        for event in reversed(refusals(view)):
+        for event in reversed(view.refusals):
             match = pattern.search(one_line(event.get("message")))
             if match:
                 absent = [pod.name for pod in view.pods if pod.phase == PodPhase.MISSING]

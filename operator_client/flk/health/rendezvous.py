@@ -85,9 +85,9 @@ def _unresolved(view: JobView) -> Found | None:
     name, line, match = found
     return Found(
         f"{name} cannot resolve the name {match[1]} of the first pod ({match[4].strip()})",
-        f"{view.kubectl(f'get service {match[1]}')} shows the service that gives the name; kubectl get pods "
-        "-n kube-system -l k8s-app=kube-dns shows the cluster's DNS; also check dnsPolicy and dnsConfig in the job's "
-        "patch",
+        f"{view.kubectl(f'get service {match[1]}')} shows the service that gives the name; "
+        f"{view.kubectl_of_cluster('get pods -n kube-system -l k8s-app=kube-dns')} shows the cluster's DNS; also check "
+        "dnsPolicy and dnsConfig in the job's patch",
         [Evidence(f"log of {name}", line.strip(), time=_waiting_since(view))],
         [name],
     )

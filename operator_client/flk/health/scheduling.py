@@ -221,8 +221,8 @@ def _insufficient(flag: str, matches: Callable[[str], bool]) -> Callable[[JobVie
                 remedy = f"ask for less with {flag}, or add a larger node"
                 return Found(sentence, remedy, found.evidence, found.pods, resolves_itself=False)
         remedy = (
-            f"{view.flk('wait')} waits for other jobs to end; {flag} asks for less; kubectl describe nodes shows who "
-            "uses the nodes"
+            f"{view.flk('wait')} waits for other jobs to end; {flag} asks for less; "
+            f"{view.kubectl_of_cluster('describe nodes')} shows who uses the nodes"
         )
         return Found(f"{asks} free", remedy, found.evidence, found.pods)
 
@@ -248,7 +248,8 @@ def _selector(view: JobView) -> Found | None:
     them = "them" if len(found.pods) > 1 else "it"
     return Found(
         f"{found}: no node that could take {them} has the labels {wanted}",
-        f"kubectl get nodes -L {','.join(labels)} shows the labels that nodes have; correct --node-selector",
+        f"{view.kubectl_of_cluster('get nodes -L ' + ','.join(labels))} shows the labels that nodes have; correct "
+        "--node-selector",
         [*found.evidence, Evidence(f"pod {found.pods[0]}", wanted, "spec.nodeSelector")],
         found.pods,
     )
@@ -336,8 +337,8 @@ CAUSES: Final = (
             ),
             lambda view, trace: f"{trace}: no node matches the required node affinity",
             lambda view, trace: (
-                "kubectl get nodes --show-labels shows the labels that nodes have; correct the affinity in the job's "
-                "patch"
+                f"{view.kubectl_of_cluster('get nodes --show-labels')} shows the labels that nodes have; correct the "
+                "affinity in the job's patch"
             ),
         ),
         grace=60,
@@ -353,7 +354,8 @@ CAUSES: Final = (
                 f"{trace}: the nodes that could run it are not ready or take no pods ({trace[1] or trace[0]})"
             ),
             lambda view, trace: (
-                "kubectl get nodes shows their state; the administrator of the cluster can bring them back"
+                f"{view.kubectl_of_cluster('get nodes')} shows their state; the administrator of the cluster can bring "
+                "them back"
             ),
         ),
         cured_by="nodes that come back",
@@ -370,8 +372,8 @@ CAUSES: Final = (
                 "which the pods do not tolerate"
             ),
             lambda view, trace: (
-                f"submit with --toleration {trace[1] or 'KEY'} if the job may run there; kubectl describe nodes shows "
-                "the taints"
+                f"submit with --toleration {trace[1] or 'KEY'} if the job may run there; "
+                f"{view.kubectl_of_cluster('describe nodes')} shows the taints"
             ),
         ),
         grace=60,

@@ -24,8 +24,9 @@ from flk.health.references import CONFIG_ERRORS
 from flk.health.references import READ as WAITING
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase
+from flk.observe.observation import event_time
 from flk.observe.pods import one_line
-from flk.observe.view import JobView, event_time
+from flk.observe.view import JobView
 from flk.units import plural, timestamp
 from flk_runtime.contract.exit_codes import ExitCode
 

@@ -89,7 +89,7 @@ def find(view: JobView) -> list[Finding]:
     """
     if view.succeeded and not view.failed:
         return []
-    before = view.kept.cause if view.kept else None
+    before = view.around.cause.finding if view.around.cause else None
     found: list[Finding] = []
     for group in GROUPS:
         if before is not None and before.code in {cause.code for cause in group}:

@@ -53,7 +53,7 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
 def _claim_problems(cluster: Cluster, pods: Pods, name: str, claim: Object) -> Iterator[Result]:
     what = f"PersistentVolumeClaim {name}"
     modes: Sequence[str] = claim["spec"].get("accessModes") or []
-    describe = cluster.command(f"describe pvc {name}")
+    describe = cluster.commands.kubectl(f"describe pvc {name}")
     many = "use a claim with access mode ReadWriteMany, or --replicas 1"
     if claim["metadata"].get("deletionTimestamp"):
         yield Result("claim", Level.FAILED, f"{what} is being deleted", "use another claim", "ClaimBeingDeleted")
@@ -138,7 +138,8 @@ def _claim_unbound(view: JobView) -> Found | None:
         return Found(
             f"{found} cannot be scheduled: the PersistentVolumeClaim {name} has no volume (storage class "
             f"{storage or 'none'}): {why}",
-            f"{view.kubectl(f'describe persistentvolumeclaim {name}')} shows more; kubectl get storageclasses lists "
+            f"{view.kubectl(f'describe persistentvolumeclaim {name}')} shows more; "
+            f"{view.kubectl_of_cluster('get storageclasses')} lists "
             "the classes that exist",
             [
                 *found.evidence,

@@ -10,8 +10,9 @@ from typing import Any, Final
 from flk.health.table import LATER, find
 from flk.kube import Object
 from flk.observe.model import Evidence, Finding, PodPhase, PodState
+from flk.observe.observation import event_time
 from flk.observe.pods import one_line
-from flk.observe.view import JobView, event_time
+from flk.observe.view import JobView
 from flk.units import plural
 from flk_runtime.contract.ranges import numbered
 
@@ -82,9 +83,12 @@ def report(view: JobView) -> Report:
         summary=summary,
         known=known,
         stuck=bool(cause and not view.failed and cause.is_stuck(view.now)),
-        place=view.kept.place if view.kept else "",
-        seen=view.kept.seen if view.kept else None,
-        others=_limited([*_other_findings(view, found), *_attempts(view), *_ends(view, cause), *_events(view, cause)]),
+        place=view.around.place,
+        seen=view.around.archived if view.around.place else None,
+        others=_limited(
+            view,
+            [*_other_findings(view, found), *_attempts(view), *_ends(view, cause), *_events(view, cause)],
+        ),
         examined=examined(view),
     )
 
@@ -120,7 +124,7 @@ def _summary(view: JobView, cause: Finding | None) -> tuple[str, bool]:
     if view.succeeded and not view.failed:
         return "the job has succeeded", True
     ready = sum(pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED) for pod in view.pods)
-    if view.job["metadata"].get("deletionTimestamp"):
+    if view.deletion_began:
         return "the job is being deleted", True
     if ready == len(view.pods):
         return f"nothing is wrong: {plural(ready, 'pod')} of {len(view.pods)} run", True
@@ -231,9 +235,9 @@ def _why_not(reason: str, pod: PodState | None, view: JobView, cause: Finding | 
     return "flk does not know this event as a cause"
 
 
-def _limited(others: Iterable[Other]) -> list[Other]:
+def _limited(view: JobView, others: Iterable[Other]) -> list[Other]:
     every = list(others)
     if len(every) <= OTHERS:
         return every
     left = sum(other.count for other in every[OTHERS:])
-    return [*every[:OTHERS], Other(f"{plural(left, 'further event')}", "kubectl get events shows them")]
+    return [*every[:OTHERS], Other(f"{plural(left, 'further event')}", f"{view.kubectl('get events')} shows them")]

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from flk.commands import Commands
 from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, NoConfigError, UnreachableError
 from flk.health.cluster import Cluster, Pods, Unreadable
 from flk.health.rights import Right, all_rights
@@ -72,7 +73,7 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
         objects["storageclasses", storage_class] = _named(client, "storageclasses", storage_class)
     return Cluster(
         namespace=client.namespace,
-        flags=client.kubectl_flags,
+        commands=Commands(client.namespace, client.api.access.context.named),
         version=version,
         skew=client.now() - time.time(),
         target=target,

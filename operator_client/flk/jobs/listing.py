@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections import defaultdict
 
 from flk.errors import ForbiddenError
-from flk.jobs.picture import NODES, is_about
 from flk.jobs.state import State, derive
 from flk.kube import Object, Target
 from flk.observe.client import JobClient
-from flk.observe.view import JobView, Surroundings, event_time
+from flk.observe.needs import is_about
+from flk.observe.observation import Observation, event_time
+from flk.observe.reader import NODES
+from flk.observe.view import JobView
 from flk.targets import target_of
 
 
@@ -28,11 +30,11 @@ def list_states(client: JobClient, *, all_namespaces: bool = False, selector: st
             pods[target.name, pod["metadata"].get("namespace", ""), target.job_name(pod)].append(pod)
     by_uid = {job["metadata"]["uid"]: job for job in jobs}
     now = client.now()
-    views = {uid: JobView(job, _own(pods, job), now=now) for uid, job in by_uid.items()}
+    views = {uid: JobView(Observation(job, _own(pods, job), now)) for uid, job in by_uid.items()}
     unplaced = [uid for uid, view in views.items() if any(pod.reason == "Unschedulable" for pod in view.pods)]
-    around = Surroundings(nodes=_nodes(client) if unplaced else {})
+    nodes = _nodes(client) if unplaced else {}
     for uid in unplaced:  # whether a node could ever take its pods
-        views[uid] = JobView(by_uid[uid], _own(pods, by_uid[uid]), now=now, surroundings=around)
+        views[uid] = JobView(Observation(by_uid[uid], _own(pods, by_uid[uid]), now, nodes=nodes))
     lacking = {uid: view for uid, view in views.items() if _lacks_pods(view)}
     events: dict[tuple[str, str, str], list[Object]] = defaultdict(list)
     for kind in sorted({kind for view in lacking.values() for kind, _ in view.target.event_objects("")}):
@@ -40,7 +42,7 @@ def list_states(client: JobClient, *, all_namespaces: bool = False, selector: st
             about = event.get("involvedObject") or {}
             events[str(about.get("namespace") or client.namespace), kind, str(about.get("name"))].append(event)
     for uid in lacking:
-        views[uid] = JobView(by_uid[uid], [], now=now, events=_events_of(by_uid[uid], events))
+        views[uid] = JobView(Observation(by_uid[uid], [], now, events=_events_of(by_uid[uid], events)))
     return sorted(map(derive, views.values()), key=lambda state: (state.created, state.namespace, state.name))
 
 

@@ -46,7 +46,7 @@ class Submission:
         try:
             created = create_job(self.client, self.manifests, objects_with_uid)
         except UnreachableError as error:
-            command = self.client.command("status", self.name)
+            command = self.client.commands.flk("status", self.name)
             error.hint = f"{command} shows whether it was created; {error.hint}"
             raise
         return JobHandle(self.client, self.name, created["metadata"]["uid"])

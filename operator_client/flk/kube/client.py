@@ -214,7 +214,8 @@ class ApiClient:
             finally:
                 if self._observe:
                     took = time.monotonic() - began
-                    self._observe(Exchange(verb, target, given, body, _METHODS[verb], url, outcome, took))
+                    flags = self.access.context.connection.flags
+                    self._observe(Exchange(verb, target, given, body, _METHODS[verb], url, outcome, took, flags))
             if reply.status != 401 or attempt == 2:
                 break
             reply.drain_conn()

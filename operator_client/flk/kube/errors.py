@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from urllib3.exceptions import HTTPError, LocationParseError, NewConnectionError, SSLError, TimeoutError
 
+from flk.commands import Commands
 from flk.errors import (
     ApiError,
     ConflictError,
@@ -116,13 +117,13 @@ def _forbidden(message: str, verb: str, target: Target, context: Context) -> For
         f"no permission to {verb} {target.resource}{target.location or ' in all namespaces'}"
         + (f" (as {user})" if user else ""),
         hint="ask the cluster's administrator for it; this shows whether you have it: "
-        f"kubectl auth can-i {verb} {target.resource}{scope}{context.flag}",
+        f"kubectl auth can-i {verb} {target.resource}{scope}{context.named.flags}",
         status=403,
     )
 
 
 def _not_found(known: bool, details: dict[str, Any], target: Target, context: Context) -> FlkError:
-    resource = target.resource
+    resource, commands = target.resource, Commands(connection=context.named)
     if not known and resource.group == "kubeflow.org":  # no API of that group: the answer is not a Status
         return MissingApiError(
             f"the cluster of context {context.name} has no PyTorchJobs (API {resource.group}/{resource.version})",
@@ -134,7 +135,7 @@ def _not_found(known: bool, details: dict[str, Any], target: Target, context: Co
     if details.get("kind") == "namespaces":
         return ApiError(
             f"there is no namespace {details.get('name')} in the cluster of context {context.name}",
-            hint=f"kubectl get namespaces{context.flag} lists those that exist",
+            hint=f"{commands.kubectl('get namespaces', namespaced=False)} lists those that exist",
             status=404,
         )
     if resource.plural == "pytorchjobs" and target.name:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
+from flk.commands import Connection
 from flk.errors import NoConfigError
 from flk.kube.options import connection_options
 
@@ -38,6 +39,8 @@ class Context:
     cluster: Mapping[str, Any]
     user: Mapping[str, Any] = field(repr=False)
     files: tuple[Path, ...] = ()
+    # What the command line has chosen, for the commands that are suggested.
+    connection: Connection = field(default_factory=Connection)
 
     @property
     def server(self) -> str:
@@ -45,9 +48,9 @@ class Context:
         return str(self.cluster["server"]).rstrip("/")
 
     @property
-    def flag(self) -> str:
-        """The options that make kubectl and flk use this context; empty in a pod without a kubeconfig."""
-        return ("" if self.name == IN_CLUSTER else f" --context {self.name}") + connection_options().flags
+    def named(self) -> Connection:
+        """The connection with the context's name even if it is the default, for commands that others may be given."""
+        return replace(self.connection, context="" if self.name == IN_CLUSTER else self.name)
 
 
 def load(name: str | None = None) -> Context:
@@ -55,7 +58,8 @@ def load(name: str | None = None) -> Context:
 
     Raises NoConfigError if there is neither, or if a file or the context cannot be used.
     """
-    given = connection_options().kubeconfig
+    options = connection_options().connection
+    given = options.kubeconfig
     if given and not Path(given).expanduser().exists():
         raise NoConfigError(f"there is no kubeconfig: {given} does not exist", hint="check --kubeconfig")
     wanted = [Path(given).expanduser()] if given else []
@@ -70,7 +74,7 @@ def load(name: str | None = None) -> Context:
             f"there is no kubeconfig: {', '.join(map(str, wanted))} {state}",
             hint="set KUBECONFIG to the file that your cluster's administrator or provider gave you",
         )
-    return _selected(contents, name)
+    return replace(_selected(contents, name), connection=replace(options, context=name or ""))
 
 
 def _known(contexts: Iterable[str]) -> str:

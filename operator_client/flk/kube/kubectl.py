@@ -19,7 +19,7 @@ _LOG_FLAGS: Final = {
 }
 
 
-def kubectl_command(verb: str, target: Target, query: Mapping[str, Any], body: Any, flags: str = "") -> str:
+def kubectl_command(verb: str, target: Target, query: Mapping[str, Any], body: Any, flags: str) -> str:
     """Return the equivalent kubectl command. ``flags`` choose the cluster: `` --context NAME``.
 
     The manifest of an object to create stands as FILE, since it may hold code or secrets.

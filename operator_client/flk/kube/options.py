@@ -5,11 +5,11 @@ They are set once, before the first connection, and hold for the whole process.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from flk.commands import Connection
 from flk.kube.resources import Target
 
 
@@ -25,23 +25,16 @@ class Exchange:
     url: str
     outcome: str  # the HTTP status, or the error of the connection
     seconds: float  # until the answer's first byte
+    flags: str = ""  # the options with which kubectl makes the same connection
 
 
 @dataclass(frozen=True)
 class ConnectionOptions:
     """Options of all connections of this process."""
 
-    kubeconfig: str = ""  # a file instead of $KUBECONFIG
+    connection: Connection = field(default_factory=Connection)  # --context is not in it: each client has its own
     request_timeout: float | None = None  # seconds for one request with all its attempts; 0: no limit of flk's own
-    user: str = ""  # the user to impersonate
-    groups: tuple[str, ...] = ()  # the groups to impersonate
     observe: Callable[[Exchange], None] | None = None  # called after each request, in the thread that sent it
-
-    @property
-    def flags(self) -> str:
-        """The options with which kubectl and flk make the same connections, for hints; empty for none."""
-        pairs = [("--kubeconfig", self.kubeconfig), ("--as", self.user), *(("--as-group", g) for g in self.groups)]
-        return "".join(f" {flag} {shlex.quote(value)}" for flag, value in pairs if value)
 
 
 _options = ConnectionOptions()

@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
 from flk import labels, targets
+from flk.commands import Commands
 from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, MissingApiError
-from flk.kube import ApiClient, Object, Resource, Target, connect, connection_options
+from flk.kube import ApiClient, Object, Resource, Target, connect
 from flk.targets import TARGETS
 from flk.targets.controllers import Controller
-from flk.terminal import program_name
 from flk.units import short_duration, timestamp
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ OWNED: Final = {
 class JobClient:
     """One namespace of a cluster. Objects are plain dicts of the API's JSON."""
 
-    def __init__(self, api: ApiClient, namespace: str | None = None, *, context: str | None = None) -> None:
+    def __init__(self, api: ApiClient, namespace: str | None = None) -> None:
         self.api = api
         self.namespace = namespace or api.access.namespace
-        self.chosen_context = context  # with --context; None for the current one
+        self.commands = Commands(self.namespace, api.access.context.connection)
         self._targets: dict[str, targets.Target] = {}  # by the names of jobs that were read
 
     @classmethod
@@ -55,7 +55,7 @@ class JobClient:
 
         Sends no request.
         """
-        return cls(ApiClient(connect(context)), namespace, context=context)
+        return cls(ApiClient(connect(context)), namespace)
 
     @property
     def context(self) -> str:
@@ -65,19 +65,6 @@ class JobClient:
     def now(self) -> float:
         """Return the time by the API server's clock, in seconds since the epoch."""
         return self.api.now()
-
-    def command(self, verb: str, job: str = "") -> str:
-        """Return the flk command that does something with a job of this namespace, for hints."""
-        words = [program_name(), verb, *([job] if job else []), "-n", self.namespace]
-        return (
-            " ".join(words + (["--context", self.chosen_context] if self.chosen_context else []))
-            + connection_options().flags
-        )
-
-    @property
-    def kubectl_flags(self) -> str:
-        """The options with which kubectl uses the same namespace and context, for hints."""
-        return f" -n {self.namespace}{self.api.access.context.flag}"
 
     # Reading
 
@@ -111,7 +98,7 @@ class JobClient:
             raise unknown
         raise JobNotFoundError(
             f"there is no job {name} in namespace {self.namespace}",
-            hint=f"{self.command('list')} lists those that exist",
+            hint=f"{self.commands.flk('list')} lists those that exist",
         )
 
     def target_of(self, name: str) -> targets.Target:
@@ -158,6 +145,11 @@ class JobClient:
         """Return the pods with the name of a job. Those of an earlier job of that name may be among them."""
         selector = self.target_of(job).pod_selector(job)
         return self.api.list_all(self.target(PODS), {"labelSelector": selector})[0]
+
+    def pods_of(self, job: Object) -> list[Object]:
+        """Return the pods of exactly this job."""
+        target = targets.target_of(job)
+        return [pod for pod in self.list_pods(job["metadata"]["name"]) if target.owns(job, pod)]
 
     def list_all_pods(self, target: targets.Target, *, all_namespaces: bool = False) -> list[Object]:
         """Return the pods of all jobs of one kind."""
@@ -269,8 +261,12 @@ def resource_of(job: Object) -> Resource:
 
 
 def qualified(kind: str, name: str) -> str:
-    """Return the name of a job as ``kubectl -o name`` prints it: ``pytorchjob.kubeflow.org/gpt``."""
-    return f"{next(RESOURCES[t.name] for t in TARGETS.values() if t.kind == kind).singular}/{name}"
+    """Return the name of a job as ``kubectl -o name`` prints it, without a kind (empty) just its name.
+
+    As in ``pytorchjob.kubeflow.org/gpt``.
+    """
+    resource = next((RESOURCES[target.name] for target in TARGETS.values() if target.kind == kind), None)
+    return f"{resource.singular}/{name}" if resource else name
 
 
 def _is_training_job(target: targets.Target, job: Object) -> bool:

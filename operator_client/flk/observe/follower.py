@@ -6,27 +6,17 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flk import targets
 from flk.errors import FlkError, JobNotFoundError
 from flk.kube import Changed, Listed, Object, Target, list_and_watch
 from flk.observe.client import PODS, RESOURCES, JobClient
+from flk.observe.observation import Observation
 from flk.targets import DEFAULT
 
 _SETTLE: Final = 0.05  # seconds without a change after which those that arrived together are shown
 _LONGEST: Final = 0.5  # seconds for which changes are collected at most
-
-
-@dataclass(frozen=True)
-class ObservedJob:
-    """A job and its pods at one moment. ``job`` is None once it was deleted."""
-
-    job: Object | None
-    pods: list[Object]
-    replaced_pods: dict[str, Object] = field(default_factory=dict)  # by name: pods that ended and were recreated
-    name_reused: bool = False  # another job has the name now
 
 
 class Follower:
@@ -36,9 +26,8 @@ class Follower:
         self.client = client
         self.name = name
         self.uid = uid
-        self._job: Object | None = None
-        # The job as it was seen last, by which its pods are known.
-        self._owner: Object | None = {"metadata": {"uid": uid, "name": name}} if uid else None
+        self._job: Object | None = None  # as it was seen last
+        self._gone: float | None = None  # when it was seen to be deleted
         self._target = DEFAULT  # until the job is looked up
         self._pods: dict[str, Object] = {}
         self._replaced_pods: dict[str, Object] = {}
@@ -65,7 +54,7 @@ class Follower:
     def __exit__(self, *_: object) -> None:
         self._closed.set()
 
-    def updates(self, interval: float = 1.0) -> Iterator[ObservedJob]:
+    def updates(self, interval: float = 1.0) -> Iterator[Observation]:
         """Yield the job after every change and at least every ``interval`` seconds.
 
         Ends when the job was deleted and none of its pods is left. Raises JobNotFoundError if there is no such job at
@@ -78,11 +67,11 @@ class Follower:
             if self.uid is None:
                 raise JobNotFoundError(
                     f"there is no job {self.name} in namespace {self.client.namespace}",
-                    hint=f"{self.client.command('list')} lists those that exist",
+                    hint=f"{self.client.commands.flk('list')} lists those that exist",
                 )
             seen = self._observed()
             yield seen
-            if seen.job is None and changed and not seen.pods:
+            if seen.gone is not None and changed and not seen.pods:
                 return
 
     def _look_up(self) -> targets.Target:
@@ -132,9 +121,10 @@ class Follower:
         self._name_reused = self._name_reused or (bool(items) and not own)
         if isinstance(change, Changed) and change.deleted and change.item["metadata"]["uid"] != self.uid:
             return
-        self._job = {**own[0], "kind": self._target.kind} if own else None
         if own:
-            self._owner = self._job
+            self._job, self._gone = {**own[0], "kind": self._target.kind}, None
+        elif self._gone is None:
+            self._gone = self.client.now()
 
     def _apply_to_pods(self, change: Listed | Changed) -> None:
         if isinstance(change, Changed):
@@ -154,10 +144,12 @@ class Follower:
         else:
             self._pods[name] = new
 
-    def _observed(self) -> ObservedJob:
+    def _observed(self) -> Observation:
         pods = [pod for pod in self._pods.values() if self._owns(pod)]
         replaced = {name: pod for name, pod in self._replaced_pods.items() if self._owns(pod)}
-        return ObservedJob(self._job, pods, replaced, self._name_reused)
+        time, gone, reused = self.client.now(), self._gone, self._name_reused
+        return Observation(self._job, pods, time, replaced_pods=replaced, gone=gone, name_reused=reused)
 
     def _owns(self, pod: Object) -> bool:
-        return self._owner is None or self._target.owns(self._owner, pod)
+        owner = self._job or ({"metadata": {"uid": self.uid, "name": self.name}} if self.uid else None)
+        return owner is None or self._target.owns(owner, pod)

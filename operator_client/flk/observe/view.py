@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
 
 from flk import labels
+from flk.commands import Commands
 from flk.kube import Object
-from flk.observe.model import Finding, PodPhase, PodState
+from flk.observe.model import PodPhase, PodState
+from flk.observe.observation import Observation, event_time, unnamed_pod
 from flk.observe.pods import (
     SIGKILLED,
     existing_pod,
@@ -20,98 +22,64 @@ from flk.observe.pods import (
     was_killed_by_memory_limit,
     was_killed_without_reason,
 )
-from flk.observe.progress import Progress
-from flk.targets import WORKER, Target, target_of
-from flk.terminal import program_name
+from flk.targets import DEFAULT, WORKER, Target, target_of
 from flk.units import timestamp
 from flk_runtime.contract.pod_env import MIN_PODS, PODS, SPARES
 from flk_runtime.contract.ranges import parse_ranges
-from flk_runtime.contract.record import JobRecord
+from flk_runtime.contract.record import JobRecord, KeptRecord
 from flk_runtime.contract.user_env import JOB
 
+CONTROLLER_DELAY: Final = 15.0  # seconds after a job's creation in which its controller should have seen it
 _CLOCK_SKEW: Final = 5.0  # seconds by which the clocks of nodes may differ
 _POD_NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
 
 
-@dataclass(frozen=True)
-class Surroundings:
-    """The objects around a job that explain why it does not go on. Read only where a pod or the job is in trouble.
-
-    A mapping without an entry means that the object was not read or does not exist; ``missing`` names those that the
-    API server does not have, as ``PersistentVolumeClaim data``.
-    """
-
-    nodes: Mapping[str, Object] = field(default_factory=dict)  # by name
-    claims: Mapping[str, Object] = field(default_factory=dict)  # PersistentVolumeClaims by name
-    workloads: Sequence[Object] = ()  # Kueue's Workloads that the job owns
-    pod_groups: Sequence[Object] = ()  # of a scheduler of gangs, with the job's name
-    other_pods: Sequence[Object] = ()  # of all jobs of flk, read where some pods of this one find no node
-    controllers: Mapping[str, Sequence[Object]] = field(default_factory=dict)  # their Deployments, by name of the check
-    logs: Mapping[str, Sequence[str]] = field(default_factory=dict)  # last lines of pods, by pod name
-    progress: Sequence[Progress] = ()  # of the ranks that print metrics
-    missing: frozenset[str] = frozenset()
-    unreadable: frozenset[str] = frozenset()  # what the user may not read: "nodes"
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Where the parts of a view come from that do not exist any more. Times are in seconds since the epoch."""
-
-    place: str  # "on this machine"
-    seen: float  # when the job was seen last
-    gone: float | None = None  # when it was deleted; None if it exists
-    cause: Finding | None = None  # the last one that was found while everything existed
-
-
 class JobView:
-    """A job, its pods, their events, the launchers' records and the objects around them at one moment."""
+    """What an observation of a job means: its pods, its events, the launchers' records and the objects around it."""
 
-    def __init__(
-        self,
-        job: Object,
-        pods: Sequence[Object],
-        *,
-        now: float,
-        events: Sequence[Object] = (),
-        record: JobRecord | None = None,
-        replaced_pods: Mapping[str, Object] | None = None,
-        surroundings: Surroundings | None = None,
-        context: str | None = None,
-        kept: Kept | None = None,
-    ) -> None:
-        """``events`` are those of the job and of its pods, oldest first. ``record`` is the last one in pod 0's log.
-
-        ``replaced_pods`` are pods that ended and were recreated, by name. ``now`` is in seconds since the epoch by the
-        API server's clock. ``context`` is what the user gave with --context, for the commands that are suggested.
-        ``kept`` says what of all this flk or the launchers have kept.
-        """
-        self.job, self.events, self.now, self.context, self.kept = job, events, now, context, kept
-        self.around = surroundings or Surroundings()
-        self.target = target_of(job)
-        self.objects, ended = _newest(pods, self.target)
-        self.replaced_pods = {**(replaced_pods or {}), **ended}
-        spec = job.get("spec") or {}
-        self.status: Object = job.get("status") or {}
-        self.run_policy: Object = spec.get("runPolicy") or {}
-        self.roles = self.target.replicas(job)
-        self.processes = self.target.processes(job)
-        self.conditions = self.target.conditions(job)
-        self.seen_by_operator = self.target.is_seen(job) or bool(self.job_events)
-        self.pods = self._pods()
-        self.records = [*(pod.record for pod in self.pods if pod.record), *([record] if record else [])]
+    def __init__(self, seen: Observation, commands: Commands | None = None) -> None:
+        """``commands`` makes the commands that are suggested; by default, those of the job's namespace."""
+        self.around = seen
+        self.job: Object = seen.job or {}  # empty if only the launchers' record is left
+        self.events, self.now, self.gone = seen.events, seen.time, seen.gone
+        self._meta: Object = self.job.get("metadata") or {}
+        self.commands = commands or Commands(str(self._meta.get("namespace") or ""))
+        self.target = target_of(self.job) if seen.job else DEFAULT
+        self.objects, ended = _newest(seen.pods, self.target)
+        self.replaced_pods = {**seen.replaced_pods, **ended}
+        self.status: Object = self.job.get("status") or {}
+        self.run_policy: Object = (self.job.get("spec") or {}).get("runPolicy") or {}
+        self.roles = self.target.replicas(self.job) if seen.job else {}
+        self.processes = seen.entry.processes if seen.entry else self.target.processes(self.job)
+        self.conditions = self.target.conditions(self.job)
+        self.seen_by_operator = seen.job is None or self.target.is_seen(self.job) or bool(self.job_events)
+        self.pods = self._pods() if seen.entry is None else _unnamed_pods(seen.entry)
+        self.records = [*(pod.record for pod in self.pods if pod.record), *([seen.record] if seen.record else [])]
         if self.resizable:
             self.pods = self._with_ranks(self.pods)
-        self.completed = timestamp(self.status.get("completionTime")) or None
+        ended_in_record = seen.entry is not None and seen.entry.record.outcome in ("succeeded", "failed")
+        recorded = seen.entry.updated if seen.entry and ended_in_record else None
+        self.completed = timestamp(self.status.get("completionTime")) or recorded
 
     @property
     def subject(self) -> str:
         """Kind and name of the job's object, as evidence names it."""
-        return f"{self.target.kind} {self.name}"
+        return f"{self.kind or 'job'} {self.name}"
 
     @property
-    def gone(self) -> float | None:
-        """When the job was deleted, in seconds since the epoch; None if it exists."""
-        return self.kept.gone if self.kept else None
+    def kind(self) -> str:
+        """Kind of the job's object; empty if it is not known, because only the launchers' record is left."""
+        return self.target.kind if self.job else ""
+
+    @property
+    def uid(self) -> str:
+        """UID of the job; empty if it is not known."""
+        return self.around.uid
+
+    @property
+    def deletion_began(self) -> float:
+        """When somebody deleted the job, which exists until its pods are gone; 0 if nobody has."""
+        return timestamp(self._meta.get("deletionTimestamp"))
 
     @property
     def _kinds(self) -> list[str]:
@@ -120,33 +88,34 @@ class JobView:
     @property
     def name(self) -> str:
         """Name of the job."""
-        return str(self.job["metadata"]["name"])
+        return self.around.name
 
     @property
     def namespace(self) -> str:
         """Namespace of the job."""
-        return str(self.job["metadata"].get("namespace") or "")
+        return str(self._meta.get("namespace") or self.commands.namespace)
 
     @property
     def created(self) -> float:
         """When the job was created, in seconds since the epoch."""
-        return timestamp(self.job["metadata"].get("creationTimestamp"))
+        entry = self.around.entry
+        return entry.created if entry else timestamp(self._meta.get("creationTimestamp"))
 
     @property
     def labels(self) -> Object:
         """Labels of the job."""
-        return self.job["metadata"].get("labels") or {}
+        return self._meta.get("labels") or {}
 
     @property
     def annotations(self) -> Object:
         """Annotations of the job."""
-        return self.job["metadata"].get("annotations") or {}
+        return self._meta.get("annotations") or {}
 
     @property
     def from_flk(self) -> bool:
         """Whether flk's launcher starts the ranks: the manifest is flk's."""
         environment = {variable.get("name") for variable in self.container.get("env") or []}
-        return labels.JOB in self.labels or JOB in environment
+        return self.around.entry is not None or labels.JOB in self.labels or JOB in environment
 
     @cached_property
     def resizable(self) -> bool:
@@ -200,6 +169,8 @@ class JobView:
         """Whether the job has succeeded: its operator says so, or all its workers have."""
         if "Succeeded" in self.conditions:
             return True
+        if self.around.entry is not None:
+            return self.around.entry.record.outcome == "succeeded"
         all_succeeded = bool(self.pods) and all(pod.phase == PodPhase.SUCCEEDED for pod in self.pods)
         return all_succeeded and list(self.roles) == [WORKER]
 
@@ -235,6 +206,29 @@ class JobView:
         return found
 
     @property
+    def lacking(self) -> list[PodState]:
+        """The pods that the controller has to create, and those that have ended and that it has to replace."""
+        return [
+            pod
+            for pod in self.pods
+            if pod.phase == PodPhase.MISSING or (pod.phase == PodPhase.FAILED and not pod.failed_permanently)
+        ]
+
+    @property
+    def refusals(self) -> list[Object]:
+        """The events of pods that were not created and still do not exist."""
+        if all(pod.phase != PodPhase.MISSING for pod in self.pods):
+            return []
+        return [event for event in self.job_events if str(event.get("reason", "")).startswith("FailedCreate")]
+
+    @property
+    def awaits_controller(self) -> bool:
+        """Whether the job has lacked pods for some seconds and no event says why: its controller may be away."""
+        if self.suspended or self.failed or self.succeeded or self.now - self.created < CONTROLLER_DELAY:
+            return False
+        return bool(self.lacking or not self.pods) and not self.refusals
+
+    @property
     def image(self) -> str:
         """The image of the training container."""
         return str(self.container.get("image") or "")
@@ -250,13 +244,15 @@ class JobView:
 
     def flk(self, verb: str, *, job: str | None = None, namespace: str | None = None) -> str:
         """Return a command of flk about this job, or about another one, which may be in another namespace."""
-        words = [program_name(), verb, self.name if job is None else job, "-n", namespace or self.namespace]
-        return " ".join(filter(None, words + (["--context", self.context] if self.context else [])))
+        return self.commands.flk(verb, self.name if job is None else job, namespace=namespace)
 
     def kubectl(self, words: str) -> str:
         """Return a command of kubectl in the job's namespace."""
-        context = f"--context {self.context} " if self.context else ""
-        return f"kubectl {context}-n {self.namespace} {words}"
+        return self.commands.kubectl(words)
+
+    def kubectl_of_cluster(self, words: str) -> str:
+        """Return a command of kubectl about what has no namespace."""
+        return self.commands.kubectl(words, namespaced=False)
 
     @property
     def describe(self) -> str:
@@ -353,15 +349,18 @@ def _newest(pods: Sequence[Object], target: Target) -> tuple[dict[str, Object], 
     return {pod["metadata"]["name"]: pod for pod in newest.values()}, older
 
 
+def _unnamed_pods(entry: KeptRecord) -> list[PodState]:
+    """Return the pods of a job of which only the launchers' record is left."""
+    per_pod = entry.processes
+    return [
+        missing_pod(index, unnamed_pod(index), list(range(index * per_pod, (index + 1) * per_pod)), None)
+        for index in range(entry.pods)
+    ]
+
+
 def pod_spec(template: Any) -> Object:
     """Return the spec of a pod or of a pod template; empty if it has none."""
     return (template or {}).get("spec") or {}
-
-
-def event_time(event: Object, *, first: bool = False) -> float:
-    """Return when an event happened last (or first), in seconds since the epoch; 0 if it does not say."""
-    keys = ("firstTimestamp", "eventTime", "lastTimestamp") if first else ("lastTimestamp", "eventTime")
-    return next(filter(None, (timestamp(event.get(key)) for key in keys)), 0.0)
 
 
 def _involved(event: Object, key: str) -> Any:

@@ -178,7 +178,7 @@ def _share(client: JobClient, manifest: Object, owner: Object) -> None:
             raise ConflictError(
                 f"there is a {manifest['kind']} {name} in namespace {client.namespace} already, which is not the "
                 "archive that flk has made",
-                hint=f"delete it, then submit again: kubectl delete configmap {name}{client.kubectl_flags}",
+                hint=f"delete it, then submit again: {client.commands.kubectl(f'delete configmap {name}')}",
                 status=409,
             )
         if _keeps(found, owner):
@@ -221,7 +221,7 @@ def _find_created(client: JobClient, manifest: Object) -> Object | None:
     if found["metadata"].get("deletionTimestamp"):
         raise ConflictError(
             f"a job {name} in namespace {client.namespace}{created}, is still being deleted",
-            hint=f"wait until it is gone: {client.command('delete', name)}; or choose another --name",
+            hint=f"wait until it is gone: {client.commands.flk('delete', name)}; or choose another --name",
             status=409,
         )
     if _is_same_submission(manifest, found):
@@ -230,12 +230,12 @@ def _find_created(client: JobClient, manifest: Object) -> Object | None:
         raise ConflictError(
             f"there is a job {name} in namespace {client.namespace} already{created}, whose submission has not ended "
             "or was interrupted: it is suspended and has no pods",
-            hint=f"if nobody is submitting it now, delete it and submit again: {client.command('delete', name)}",
+            hint=f"if nobody is submitting it now, delete it and submit again: {client.commands.flk('delete', name)}",
             status=409,
         )
     raise ConflictError(
         f"there is a job {name} in namespace {client.namespace} already{created}",
-        hint=f"choose another --name, or look at that one: {client.command('status', name)}",
+        hint=f"choose another --name, or look at that one: {client.commands.flk('status', name)}",
         status=409,
     )
 
@@ -251,7 +251,7 @@ def _undo(client: JobClient, job: Object) -> str:
     try:
         client.delete_job(name, job["metadata"]["uid"])
     except FlkError as failed:
-        command = client.command("delete", name)
+        command = client.commands.flk("delete", name)
         return f"the job {name} still exists because it could not be deleted ({failed}): {command}"
     return f"the job {name} was deleted again"
 
@@ -259,7 +259,7 @@ def _undo(client: JobClient, job: Object) -> str:
 def _outcome_of_interrupt(client: JobClient, manifest: Object, job: Object | None) -> str:
     """Delete what an interrupted submission has created, and return a sentence that says what exists now."""
     name = manifest["metadata"]["name"]
-    unknown = f"{client.command('status', name)} shows whether the job {name} exists"
+    unknown = f"{client.commands.flk('status', name)} shows whether the job {name} exists"
     try:
         found = job or client.find(resource_of(manifest), name)
         if found is None or not _is_same_submission(manifest, found):

@@ -83,5 +83,5 @@ def _wait_until_gone(
 ) -> None:
     overdue = f"job {name} is being deleted and not gone yet"
     for seen in watch_pods_end(client, (name, uid), until=until, report=report, awaited="end", overdue=overdue):
-        if seen.job is None and (seen.name_reused or not seen.pods):
+        if seen.gone is not None and (seen.name_reused or not seen.pods):
             return

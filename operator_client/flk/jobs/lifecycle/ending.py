@@ -8,7 +8,8 @@ from typing import Final
 
 from flk.errors import WaitTimeoutError
 from flk.observe.client import JobClient
-from flk.observe.follower import Follower, ObservedJob
+from flk.observe.follower import Follower
+from flk.observe.observation import Observation
 from flk.units import plural
 
 REPORT_EVERY: Final = 5.0  # seconds between two reports of what is awaited
@@ -22,7 +23,7 @@ def watch_pods_end(
     report: Callable[[str], None],
     awaited: str,
     overdue: str,
-) -> Iterator[ObservedJob]:
+) -> Iterator[Observation]:
     """Yield what is seen of a job (name and UID) while its pods end; the caller stops when it has seen enough.
 
     ``report`` is called now and then with the number of pods left and ``awaited``, what they still do. Raises

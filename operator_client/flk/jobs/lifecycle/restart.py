@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from flk import labels
 from flk.errors import FlkError, UsageError
-from flk.jobs.evidence.store import state_folder, write_whole
 from flk.jobs.lifecycle.creation import OwnedObjects, create_job
 from flk.jobs.lifecycle.deletion import delete_jobs
 from flk.jobs.lifecycle.suspension import (
@@ -24,9 +23,11 @@ from flk.jobs.lifecycle.suspension import (
     queue_of,
     resume,
     set_suspended,
+    stopping_hint,
     wait_for_pods_to_end,
 )
 from flk.kube import Object
+from flk.observe.archive.local import state_folder, write_whole
 from flk.observe.client import CONFIG_MAPS, OWNED, JobClient
 from flk.targets import target_of
 from flk.targets.gang import gang_of
@@ -57,7 +58,7 @@ def restart(
     if queue_of(job):
         raise UsageError(
             f"job {name} is in queue {queue_of(job)} and has not ended: Kueue decides when it runs",
-            hint="kubectl get workloads.kueue.x-k8s.io shows its Workload, whose spec.active: false stops it",
+            hint=stopping_hint(client),
         )
     if is_suspended(job):
         resume(client, name)
@@ -69,7 +70,7 @@ def restart(
         return _recreate(client, job, objects_with_uid, timeout, report)
     except (FlkError, KeyboardInterrupt) as error:
         if isinstance(error, FlkError):
-            error.hint = f"this starts it again: {client.command('resume', name)}"
+            error.hint = f"this starts it again: {client.commands.flk('resume', name)}"
         raise
     set_suspended(client, job, False)
     return str(job["metadata"]["uid"])
@@ -91,7 +92,7 @@ def _recreate(
             pass
         created = create_job(client, manifests, objects_with_uid)
     except (FlkError, KeyboardInterrupt) as error:
-        command = f"kubectl create -n {client.namespace}{client.api.access.context.flag} -f {path}"
+        command = client.commands.kubectl(f"create -f {path}")
         kept = f"its manifests are kept; if the job is gone, this creates it again: {command}"
         if isinstance(error, FlkError):
             error.hint = kept

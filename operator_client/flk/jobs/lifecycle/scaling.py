@@ -10,6 +10,7 @@ from flk.errors import UsageError
 from flk.jobs.lifecycle.suspension import refuse_ended, refuse_queued
 from flk.jobs.state import derive
 from flk.observe.client import JobClient, resource_of
+from flk.observe.observation import Observation
 from flk.observe.view import JobView
 from flk.targets import target_of
 
@@ -22,8 +23,8 @@ def scale(client: JobClient, name: str, pods: int) -> int:
     """
     job = client.get_job(name)
     refuse_ended(client, job)
-    refuse_queued(job)
-    state = derive(JobView(job, [], now=0))
+    refuse_queued(client, job)
+    state = derive(JobView(Observation(job)))
     if state.min_size >= state.max_size:
         raise UsageError(
             f"job {name} is not elastic: it trains with {state.max_size - state.spares} pods and no others",

@@ -28,7 +28,7 @@ def suspend(client: JobClient, name: str, *, wait: bool, timeout: float | None, 
     """
     job = client.get_job(name)
     refuse_ended(client, job)
-    refuse_queued(job)
+    refuse_queued(client, job)
     changed = not is_suspended(job)
     if changed:
         set_suspended(client, job, True)
@@ -49,11 +49,11 @@ def resume(client: JobClient, name: str) -> bool:
     """
     job = client.get_job(name)
     refuse_ended(client, job)
-    refuse_queued(job)
+    refuse_queued(client, job)
     if labels.INCOMPLETE in (job["metadata"].get("annotations") or {}):
         raise UsageError(
             f"job {name} cannot start: its submission was interrupted, and objects that it needs do not exist",
-            hint=f"delete it, then submit again: {client.command('delete', name)}",
+            hint=f"delete it, then submit again: {client.commands.flk('delete', name)}",
         )
     if not is_suspended(job):
         return False
@@ -103,7 +103,7 @@ def refuse_ended(client: JobClient, job: Object) -> None:
         name = job["metadata"]["name"]
         raise UsageError(
             f"job {name} has ended ({end}): only a job that has not can be suspended and resumed",
-            hint=f"this runs it again: {client.command('restart', name)}",
+            hint=f"this runs it again: {client.commands.flk('restart', name)}",
         )
 
 
@@ -124,19 +124,24 @@ def wait_for_pods_to_end(
         overdue=f"job {name} is suspended, and its pods have not ended yet",
     )
     for seen in watched:
-        if seen.job is None:
+        if seen.job is None or seen.gone is not None:
             raise JobDeletedError(f"job {name} was deleted while its pods ended")
         if not seen.pods:
             return
         refuse_ended(client, seen.job)
 
 
-def refuse_queued(job: Object) -> None:
+def stopping_hint(client: JobClient) -> str:
+    """Return how a job is stopped that Kueue manages."""
+    shown = client.commands.kubectl("get workloads.kueue.x-k8s.io")
+    return f"{shown} shows its Workload, whose spec.active: false stops it"
+
+
+def refuse_queued(client: JobClient, job: Object) -> None:
     """Raise UsageError if Kueue decides when the job runs."""
     queue = queue_of(job)
     if queue:
-        workload = "kubectl get workloads.kueue.x-k8s.io shows its Workload, whose spec.active: false stops it"
         raise UsageError(
             f"job {job['metadata']['name']} is in queue {queue}: Kueue decides when it runs, and would undo this",
-            hint=workload,
+            hint=stopping_hint(client),
         )

@@ -9,16 +9,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 from flk.errors import ApiError, ForbiddenError, JobNotFoundError
-from flk.jobs import evidence
-from flk.jobs.evidence import KeptJob
 from flk.jobs.logs.folding import Folder
 from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions
 from flk.jobs.logs.position import split_stamp
 from flk.jobs.logs.reader import IDLE
 from flk.jobs.wait import get_state
 from flk.kube import Object
+from flk.observe import archive
 from flk.observe.client import JobClient
-from flk.targets import target_of
+from flk.observe.observation import Observation
+from flk.observe.view import JobView
 from flk.units import plural, short_duration
 
 DUMPED: Final = 8  # pods whose logs are read at once, and held until it is their turn
@@ -45,25 +45,25 @@ def _dumped(client: JobClient, name: str, options: LogOptions) -> Iterator[LogLi
     try:
         job = client.get_job(name)
     except JobNotFoundError:
-        kept = evidence.find(client, name)
-        if kept is None or not kept.lines:
+        kept = archive.find(client, name)
+        if kept is None or not kept.logs:
             raise
-        seen = short_duration(client.now() - kept.updated)
+        seen = short_duration(client.now() - kept.time)
         yield LogLine(
             f"job {name} is gone; these are its last lines, which flk kept {kept.place} {seen} ago", note=True
         )
-        chosen = LineFilter(kept.job, options)
-        wanted = [pod for pod in kept.lines if chosen.wants_index(chosen.index_of(pod))]
+        chosen = LineFilter(JobView(kept), options)
+        wanted = [pod for pod in kept.logs if chosen.wants_index(chosen.index_of(pod))]
         yield from _kept_lines(kept, chosen, sorted(wanted, key=chosen.index_of))
         return
-    chosen, target = LineFilter(job, options), target_of(job)
-    pods = [pod for pod in client.list_pods(name) if target.owns(job, pod) and chosen.wants(pod)]
+    chosen = LineFilter(JobView(Observation(job)), options)
+    pods = [pod for pod in client.pods_of(job) if chosen.wants(pod)]
     found = {chosen.base_name(pod["metadata"]["name"]) for pod in pods}
     yield from _read(client, sorted(pods, key=chosen.order), chosen)
     gone = [pod for index, pod in enumerate(chosen.names) if pod not in found and chosen.wants_index(index)]
     if gone:
-        kept = evidence.find(client, name, job["metadata"]["uid"])
-        known = [pod for pod in kept.lines if chosen.base_name(pod) in gone] if kept is not None else []
+        kept = archive.find(client, name, job["metadata"]["uid"])
+        known = [pod for pod in kept.logs if chosen.base_name(pod) in gone] if kept is not None else []
         if kept is not None and known:
             verb, whose = ("is", "its") if len(known) == 1 else ("are", "their")
             yield LogLine(f"{_some(known)} {verb} gone; these are {whose} last lines that flk kept", note=True)
@@ -114,11 +114,11 @@ def read_log(client: JobClient, pod: Object, options: LogOptions) -> list[tuple[
         return [split_stamp(line) for line in lines]
 
 
-def _kept_lines(kept: KeptJob, chosen: LineFilter, pods: Iterable[str]) -> Iterator[LogLine]:
+def _kept_lines(kept: Observation, chosen: LineFilter, pods: Iterable[str]) -> Iterator[LogLine]:
     """Yield the chosen lines that are kept of pods, in this order."""
     tail = chosen.options.tail
     for pod in pods:
-        lines = kept.lines.get(pod, [])
+        lines = kept.logs.get(pod, [])
         lines = lines[max(0, len(lines) - tail) :] if tail is not None else lines
         yield from chosen.lines(pod).chosen(("", line) for line in lines)
 

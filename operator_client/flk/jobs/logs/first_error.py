@@ -10,13 +10,14 @@ from typing import Final
 
 from flk.errors import ApiError, ForbiddenError, JobNotFoundError
 from flk.health.exceptions import LoggedError, find_errors
-from flk.jobs import evidence
 from flk.jobs.logs.dump import DUMPED, read_log
 from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions
 from flk.jobs.wait import get_state
 from flk.kube import Object
+from flk.observe import archive
 from flk.observe.client import JobClient
-from flk.targets import target_of
+from flk.observe.observation import Observation
+from flk.observe.view import JobView
 from flk.units import plural
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.ranges import numbered
@@ -116,16 +117,16 @@ def _read(client: JobClient, name: str, options: LogOptions) -> tuple[list[_Outp
     try:
         job = client.get_job(name)
     except JobNotFoundError:
-        kept = evidence.find(client, name)
+        kept = archive.find(client, name)
         if kept is None:
             raise
-        chosen = LineFilter(kept.job, plain)
-        for pod, texts in kept.lines.items():
+        chosen = LineFilter(JobView(kept), plain)
+        for pod, texts in kept.logs.items():
             for line in chosen.lines(pod).chosen(("", text) for text in texts):
                 lines[line.tag].append(line)
         return _outputs(lines), kept.record.failure if kept.record else None
-    chosen, target = LineFilter(job, plain), target_of(job)
-    pods = [pod for pod in client.list_pods(name) if target.owns(job, pod) and chosen.wants(pod)]
+    chosen = LineFilter(JobView(Observation(job)), plain)
+    pods = [pod for pod in client.pods_of(job) if chosen.wants(pod)]
     pods.sort(key=lambda pod: ((pod.get("status") or {}).get("phase") != "Failed", chosen.index(pod)))
     with ThreadPoolExecutor(DUMPED) as pool:
         for found in pool.map(lambda pod: _read_pod(client, pod, chosen), pods[:PODS]):

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flk.errors import UsageError
-from flk.jobs.state import derive
 from flk.kube import Object
 from flk.observe.view import JobView
-from flk.targets import target_of
 from flk.terminal import printable
 from flk_runtime.contract import log_format
 
@@ -69,19 +67,17 @@ class LogLine:
 class LineFilter:
     """The pods and lines of one job that options choose. Raises UsageError for a rank or a pod that the job lacks."""
 
-    def __init__(self, job: Object, options: LogOptions) -> None:
+    def __init__(self, view: JobView, options: LogOptions) -> None:
         self.options = options
-        view = JobView(job, [], now=0)
-        state, self._target = derive(view), target_of(job)
-        self._processes = state.processes
+        self._target, self._processes = view.target, view.processes
         self._fixed_ranks = not view.resizable  # each rank is in the same pod in all attempts
-        self.names = [pod.name for pod in state.pods]
+        self.names = [pod.name for pod in view.pods]
         self._indexes: Mapping[str, int] = {name: index for index, name in enumerate(self.names)}
-        last = view.sizes[1] * state.processes - 1
+        last = view.sizes[1] * view.processes - 1
         absent = [rank for rank in sorted(options.ranks) if rank > last]
         if absent:
-            raise UsageError(f"--rank: job {state.name} has ranks 0 to {last}, no rank {absent[0]}")
-        self._chosen = {self._index_given(pod, state.name) for pod in options.pods}
+            raise UsageError(f"--rank: job {view.name} has ranks 0 to {last}, no rank {absent[0]}")
+        self._chosen = {self._index_given(pod, view.name) for pod in options.pods}
 
     def index(self, pod: Object) -> int:
         """Return the position of a pod in its job."""

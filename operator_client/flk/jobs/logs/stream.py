@@ -6,20 +6,23 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from flk.errors import WaitTimeoutError
-from flk.jobs.evidence import Recorder
 from flk.jobs.logs.folding import Folder
 from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions
 from flk.jobs.logs.poller import RATE, ROUND, Poller
 from flk.jobs.logs.reader import PodLog, PodReader
-from flk.jobs.picture import PictureReader
+from flk.jobs.recorder import Recorder
 from flk.jobs.state import Phase, PodPhase, State, derive
 from flk.kube import Object
 from flk.observe.client import JobClient
 from flk.observe.follower import Follower
+from flk.observe.observation import Observation
 from flk.observe.pods import has_log
+from flk.observe.reader import Reader
+from flk.observe.view import JobView
 from flk.units import plural, short_duration
 from flk_runtime.contract.log_format import parse_record
 from flk_runtime.contract.record import JobRecord
@@ -42,7 +45,7 @@ def follow(
 ) -> Generator[LogLine, None, None]:
     """Yield all lines of a job, those that are there first, until it has ended and its last line has come.
 
-    What is seen is kept as evidence; ``note`` is called if that is impossible. Raises JobNotFoundError if there is no
+    What is seen is archived; ``note`` is called if that is impossible. Raises JobNotFoundError if there is no
     such job, and WaitTimeoutError after ``timeout`` seconds.
     """
     lines = _merged(client, name, options, timeout, note)
@@ -64,13 +67,13 @@ def _merged(
 ) -> Iterator[LogLine | None]:
     """Yield the lines of all pods as they come, and None after a moment without one."""
     until = None if timeout is None else time.monotonic() + timeout
-    merger = _Merger(client, name, options, Recorder(client, note=note))
+    merger = _Merger(client, name, options, Recorder(client, note))
     try:
         while True:
             if until is not None and time.monotonic() >= until:
                 raise WaitTimeoutError(
                     f"job {name} has not ended within {timeout:g} s",
-                    hint=f"the job goes on; {client.command('logs', name)} shows the rest",
+                    hint=f"the job goes on; {client.commands.flk('logs', name)} shows the rest",
                 )
             try:
                 yield merger.lines.get(timeout=0.2)
@@ -120,21 +123,21 @@ class _Merger:
             self._await_last_lines()
 
     def _follow(self) -> None:
-        reader = PictureReader(self._client)
+        reader = Reader(self._client)
         with Follower(self._client, self._name) as follower:
             for seen in follower.updates(interval=_INTERVAL):
                 if self._closed.is_set() or any(log.error for log in self._logs.values()):
                     return
-                if seen.job is None:
+                if seen.gone is not None or seen.job is None:
                     self._recorder.observe(seen)
                     self._note("deleted", f"job {self._name} was deleted")
                     return
-                chosen = LineFilter(seen.job, self._options)
+                chosen = LineFilter(JobView(Observation(seen.job)), self._options)
                 for pod in sorted(seen.pods, key=chosen.order):
                     self._start(pod, chosen)
-                state = derive(reader.view(seen))
-                record = self._record or reader.last_record
-                self._recorder.observe(seen, events=reader.last_events, record=record, state=state)
+                seen = reader.complete(seen)
+                state = derive(JobView(seen, self._client.commands))
+                self._recorder.observe(replace(seen, record=self._record or seen.record), state)
                 if self._is_complete(state):
                     return
                 if state.phase in _WAITING and state.message:

@@ -21,16 +21,16 @@ from flk_runtime.contract.ranges import parse_ranges
 def derive(view: JobView) -> State:
     """Return the state of a job that exists."""
     seen = view
-    meta, annotations = seen.job["metadata"], seen.annotations
+    annotations = seen.annotations
     base = State(
-        name=meta["name"],
-        namespace=meta.get("namespace", ""),
-        uid=meta.get("uid", ""),
+        name=seen.name,
+        namespace=seen.namespace,
+        uid=seen.uid,
         phase=Phase.PENDING,
         code=int(ExitCode.RUNNING),
-        created=timestamp(meta.get("creationTimestamp")),
+        created=seen.created,
         started=min((pod.started for pod in seen.pods if pod.started), default=None),
-        kind=seen.target.kind,
+        kind=seen.kind,
         replicas=len(seen.pods),
         size=len(seen.members) if seen.resizable else 0,
         min_size=seen.sizes[0],
@@ -102,7 +102,7 @@ def _succeeded(base: State, seen: JobView) -> State:
     # Pods of a job that has succeeded may have been deleted since. They have succeeded too.
     pods = [replace(p, phase=PodPhase.SUCCEEDED) if p.phase == PodPhase.MISSING else p for p in seen.pods]
     ready = sum(pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED) for pod in pods)
-    started = base.started or timestamp((seen.job.get("status") or {}).get("startTime")) or None
+    started = base.started or timestamp(seen.status.get("startTime")) or None
     return replace(
         base,
         phase=Phase.SUCCEEDED,
@@ -115,7 +115,7 @@ def _succeeded(base: State, seen: JobView) -> State:
 
 
 def _unfinished(base: State, seen: JobView, cause: Finding | None) -> State:
-    if seen.job["metadata"].get("deletionTimestamp"):
+    if seen.deletion_began:
         return replace(base, phase=Phase.TERMINATING, reason="Deleted", message="it is being deleted", cause=None)
     if cause is not None:
         base = replace(base, reason=cause.code, message=cause.sentence)
@@ -149,12 +149,12 @@ def _trains_with_some_pods(seen: JobView) -> bool:
 
 def _since(state: State, seen: JobView) -> float | None:
     """Return when the phase began, as far as the objects tell."""
-    meta, suspended = seen.job["metadata"], seen.conditions.get("Suspended") or {}
+    suspended = seen.conditions.get("Suspended") or {}
     last = state.attempts[-1] if state.attempts else None
     begun: dict[Phase, object] = {
         Phase.SUCCEEDED: state.ended,
         Phase.FAILED: state.ended,
-        Phase.TERMINATING: timestamp(meta.get("deletionTimestamp")),
+        Phase.TERMINATING: seen.deletion_began,
         Phase.SUSPENDED: timestamp(suspended.get("lastTransitionTime")),
         Phase.QUEUED: timestamp(suspended.get("lastTransitionTime")),
         Phase.RUNNING: last.started if last else max((pod.started or 0.0 for pod in seen.pods), default=0.0),

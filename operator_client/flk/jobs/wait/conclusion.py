@@ -36,7 +36,7 @@ def raise_for_state(state: State, client: JobClient, timeout: float | None = Non
     ``timeout`` is the time in seconds that flk has waited for a job that has not finished, and ``goal`` what it has
     waited for, if not for its end.
     """
-    name = state.name
+    name, command = state.name, client.commands.flk
     if state.phase == Phase.SUCCEEDED:
         return
     if state.phase == Phase.FAILED:
@@ -44,22 +44,21 @@ def raise_for_state(state: State, client: JobClient, timeout: float | None = Non
         verdict = f"; {state.verdict}" if state.verdict else ""
         raise JobFailedError(
             f"job {name} failed{run_time_text(state)}: {state.message or 'the operator gives no reason'}{verdict}",
-            hint=f"{client.command('status', name)} shows more; {client.command('logs', name)}{rank} shows what was "
-            "printed",
+            hint=f"{command('status', name)} shows more; {command('logs', name)}{rank} shows what was printed",
             code=ExitCode(state.code),
         )
     if state.phase == Phase.STUCK and timeout != 0:
         raise JobStuckError(
             f"job {name} is stuck: {state.message or state.reason}",
-            hint=f"{client.command('why', name)} shows the cause and what to do; --no-fail-fast waits on",
+            hint=f"{command('why', name)} shows the cause and what to do; --no-fail-fast waits on",
             code=ExitCode((state.cause.exit_code if state.cause else 0) or ExitCode.INFRASTRUCTURE),
         )
     if state.phase == Phase.DELETED:
         raise JobDeletedError(f"job {name} is gone: {state.message}")
     deletion = goal is not None and goal.is_deletion
-    again = client.command("wait", name) + (f" --for {goal.text}" if goal else "")
+    again = command("wait", name) + (f" --for {goal.text}" if goal else "")
     if state.phase == Phase.SUSPENDED and not deletion:
-        hint = f"{client.command('resume', name)} starts it again"
+        hint = f"{command('resume', name)} starts it again"
     elif timeout == 0:
         hint = f"{again} waits for {'that' if goal else 'its end'}"
     elif state.phase == Phase.TERMINATING:

@@ -9,15 +9,16 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
-from flk.jobs.evidence import Recorder
-from flk.jobs.evidence.tails import TailReader
-from flk.jobs.picture import PictureReader, read_picture
+from flk.jobs.recorder import Recorder
 from flk.jobs.state import Phase, PodPhase, State, deleted, derive
+from flk.jobs.tails import TailReader
 from flk.jobs.wait.goal import Goal
 from flk.jobs.wait.quiet import Quiet
 from flk.kube import Object
 from flk.observe.client import JobClient
 from flk.observe.follower import Follower
+from flk.observe.reader import Reader, view_job
+from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
 
 FAILURE_DELAY: Final = 5.0  # seconds that pods of a failed job get to leave a record, after the first has ended
@@ -46,7 +47,7 @@ def get_state(client: JobClient, name: str, note: Callable[[str], None] = lambda
 
     Raises JobNotFoundError if there is no job and nothing is kept of one.
     """
-    return derive(read_picture(client, name, note))
+    return derive(view_job(client, name, note))
 
 
 def wait_until_finished(client: JobClient, name: str, *, uid: str | None = None) -> State:
@@ -95,7 +96,7 @@ def wait_for(
 
 
 def follow_states(client: JobClient, name: str) -> Iterator[State]:
-    """Yield the states of a job, at least one a second, until it was deleted. What is seen is kept as evidence."""
+    """Yield the states of a job, at least one a second, until it was deleted. What is seen is archived."""
     return (state for state, _ in _states(client, name, None, None, lambda text: None))
 
 
@@ -104,24 +105,25 @@ def _states(
 ) -> Generator[tuple[State, Object | None], None, None]:
     """Yield the states of a job, each with its object, at least one a second.
 
-    Ends when the job was deleted, and when the time is over. What is seen is kept as evidence.
+    Ends when the job was deleted, and when the time is over. What is seen is archived.
     """
     until = None if timeout is None else time.monotonic() + timeout
-    reader, recorder = PictureReader(client), Recorder(client, note=note)
+    reader, recorder = Reader(client), Recorder(client, note)
     tails = TailReader(client, recorder)
     last: State | None = None
     try:
         with Follower(client, name, uid) as follower:
             for seen in follower.updates():
-                if seen.job is None:
+                if seen.gone is not None:
                     if last is None:
                         last = State(name, client.namespace, uid or "", Phase.PENDING, int(ExitCode.RUNNING))
-                    last = deleted(last, name_reused=seen.name_reused, now=client.now())
-                    recorder.observe(seen, state=last)
+                    last = deleted(last, name_reused=seen.name_reused, now=seen.gone)
+                    recorder.observe(seen, last)
                     yield last, None
                     return
-                last = derive(reader.view(seen))
-                recorder.observe(seen, events=reader.last_events, record=reader.last_record, state=last)
+                seen = reader.complete(seen)
+                last = derive(JobView(seen, client.commands))
+                recorder.observe(seen, last)
                 tails.consider(seen.pods)
                 yield last, seen.job
                 if until is not None and time.monotonic() >= until:

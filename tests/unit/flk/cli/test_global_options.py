@@ -151,4 +151,4 @@ def test_show_kubectl_prints_each_command_once(fake: Any, run: Run) -> None:
     ],
 )
 def test_equivalent_kubectl_command(arguments: Any, command: str) -> None:
-    assert kubectl_command(*arguments) == f"kubectl {command}"
+    assert kubectl_command(*arguments, " --context c") == f"kubectl {command} --context c"

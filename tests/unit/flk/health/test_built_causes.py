@@ -22,7 +22,7 @@ FAILURE = Failure(Kind.EXCEPTION, 1, 1, POD, "node-a", 0, NOW - 30, "RuntimeErro
 ELSEWHERE = {
     "OperatorNotRunning": "health/test_causes.py",
     "Deadlocked": "targets/test_targets.py",
-    "Deleted": "jobs/test_evidence.py",
+    "Deleted": "observe/test_archive.py",
 }
 MISSING: set[str] = set()  # causes without a test
 

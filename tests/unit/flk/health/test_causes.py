@@ -122,7 +122,7 @@ def test_why_reads_the_deployment_of_an_operator_that_has_not_touched_the_job(
         "OperatorNotRunning: the training operator is scaled to 0 pods, so nothing creates gpt-worker-0"
     )
     assert "PyTorchJob gpt: status" in said
-    assert "kubectl --context fake scale deployment training-operator --replicas 1 -n kubeflow" in said
+    assert "kubectl scale deployment training-operator --replicas 1 -n kubeflow --context fake" in said
 
 
 def test_nothing_is_wrong() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from flk.commands import Commands, Connection
 from flk.health.cluster import Cluster, Level, Pods, Unreadable
 from flk.health.rights import OPTIONAL, all_rights, rights_for
 from flk.health.table import CAUSES, examine
@@ -43,7 +44,7 @@ def node(name: str = "a", *, taints: Any = (), labels: Any = (), **allocatable: 
 GPUS = {"nvidia.com/gpu": "8"}
 CLUSTER = Cluster(
     namespace="team",
-    flags=" -n team --context fake",
+    commands=Commands("team", Connection("fake")),
     version={"gitVersion": "v1.34.4"},
     skew=0.0,
     api={"resources": [{"name": "pytorchjobs"}]},

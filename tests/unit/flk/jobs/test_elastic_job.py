@@ -9,7 +9,6 @@ import pytest
 
 from flk import Job
 from flk.errors import ApiError, UsageError
-from flk.jobs.picture import pod_of_rank
 from flk.jobs.state import Phase, derive
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
@@ -17,6 +16,7 @@ from flk.labels import QUEUE
 from flk.manifest import render
 from flk.manifest.bundle import Bundle
 from flk.observe.client import JobClient
+from flk.observe.reader import pod_of_rank
 from flk.spec.job import validated
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.log_format import RECORD_MARKER

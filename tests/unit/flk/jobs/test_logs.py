@@ -19,6 +19,8 @@ from flk.jobs.logs.reader import PodLog, PodReader
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
 from flk.observe.client import JobClient
+from flk.observe.observation import Observation
+from flk.observe.view import JobView
 from flk.terminal import printable
 
 
@@ -226,7 +228,7 @@ class Closed(threading.Event):
 def read(client: JobClient, pod: Any, closed: threading.Event) -> tuple[list[str], PodLog]:
     """The lines that a reader of a pod gives until it ends."""
     lines: list[str] = []
-    chosen = LineFilter(client.get_job("gpt"), LogOptions())
+    chosen = LineFilter(JobView(Observation(client.get_job("gpt"))), LogOptions())
     log = PodLog(client, pod, chosen, lambda some: lines.extend(x.text for x in some), closed, fresh=True)
     PodReader(log, closed).join(30)
     return lines, log

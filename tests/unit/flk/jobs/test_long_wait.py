@@ -192,9 +192,9 @@ def shifted(server: LongServer, clock: VirtualClock, tmp_path: Path, monkeypatch
     monkeypatch.delenv("http_proxy", raising=False)
     for module in (
         "flk.observe.follower",
-        "flk.jobs.picture",
+        "flk.observe.reader",
         "flk.jobs.wait.follow",
-        "flk.jobs.evidence.recorder",
+        "flk.jobs.recorder",
         "flk.kube.client",
         "flk.kube.credentials",
     ):

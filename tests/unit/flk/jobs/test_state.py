@@ -11,6 +11,7 @@ import pytest
 
 from flk.jobs import state as states
 from flk.jobs.state import Phase
+from flk.observe.observation import Observation
 from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
@@ -373,7 +374,10 @@ def test_json_has_a_schema_and_only_plain_data() -> None:
 @pytest.mark.parametrize("empty", [{}, {"spec": {}}, {"spec": {"pytorchReplicaSpecs": {"Worker": {}}}}])
 def test_sparse_objects_are_no_crash(empty: dict[str, Any]) -> None:
     job = {"metadata": {"name": "x"}, **empty}
-    assert states.derive(JobView(job, [{"metadata": {"name": "p"}}], now=NOW)).phase in (Phase.STUCK, Phase.PENDING)
+    assert states.derive(JobView(Observation(job, [{"metadata": {"name": "p"}}], NOW))).phase in (
+        Phase.STUCK,
+        Phase.PENDING,
+    )
 
 
 def test_a_pod_that_the_node_controller_has_marked_does_not_run() -> None:

@@ -141,7 +141,7 @@ def test_manifests_of_a_job_that_cannot_be_created_again_are_kept(fake: Any, run
     code, _, stderr = run("restart", "gpt")
     assert code == 1
     assert "exceeded quota: jobs" in stderr
-    path = stderr.rpartition(" -f ")[2].strip()
+    path = stderr.rpartition(" -f ")[2].split()[0]
     kinds = [item["kind"] for item in json.loads(Path(path).read_text())["items"]]
     assert kinds == ["PyTorchJob", "ConfigMap"]
-    assert f"kubectl create -n team --context fake -f {path}" in stderr
+    assert f"kubectl create -f {path} -n team" in stderr

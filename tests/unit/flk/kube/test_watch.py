@@ -244,7 +244,7 @@ def test_deletion_ends_it(fake: Any, client: JobClient) -> None:
     fake.watches[JOBS_PATH].append([event("DELETED", "gpt", 201, "job-1")])
     with Follower(client, "gpt") as follower:
         seen = list(follower.updates())
-    assert seen[-1].job is None
+    assert seen[-1].gone is not None
     assert not seen[-1].name_reused
 
 
@@ -252,7 +252,7 @@ def test_another_job_under_the_name_is_a_deletion(fake: Any, client: JobClient) 
     fake.add("pytorchjobs", job("job-2"))
     with Follower(client, "gpt", uid="job-1") as follower:
         last = list(follower.updates())[-1]
-    assert last.job is None
+    assert last.gone is not None
     assert last.name_reused
 
 

@@ -16,6 +16,7 @@ from flk.health.table import find
 from flk.jobs.state import Phase, derive
 from flk.manifest import make_bundle, render
 from flk.observe.model import PodPhase
+from flk.observe.observation import Observation
 from flk.observe.view import JobView
 from flk.spec.job import Job, validated
 from flk.targets import TARGETS, target_of
@@ -91,10 +92,10 @@ def test_conditions_mean_the_same(target: str) -> None:
     success = {"trainjob": "Complete", "jobset": "Completed", "job": "Complete"}[target]
     for kind, phase in ((success, Phase.SUCCEEDED), ("Failed", Phase.FAILED)):
         found = stored(target, conditions=[{"type": kind, "status": "True", "lastTransitionTime": MADE}])
-        assert derive(JobView(found, [], now=NOW)).phase == phase
+        assert derive(JobView(Observation(found, [], NOW))).phase == phase
     suspended = stored(target)
     suspended["spec"] |= TARGETS[target].suspension(True)["spec"]
-    assert derive(JobView(suspended, [], now=NOW)).phase == Phase.SUSPENDED
+    assert derive(JobView(Observation(suspended, [], NOW))).phase == Phase.SUSPENDED
 
 
 @pytest.mark.parametrize("target", OTHERS)
@@ -103,10 +104,10 @@ def test_a_pod_that_comes_back_replaces_the_one_that_ended(target: str) -> None:
     old = pod(target, 1, suffix="aaaaa", **ended(kind.container, 143))
     pods = [pod(target, 0), pod(target, 2), old]
     found = stored(target, active=2)
-    waiting = JobView(found, pods, now=NOW)
+    waiting = JobView(Observation(found, pods, NOW))
     assert not waiting.failed
     new = pod(target, 1, suffix="bbbbb", made="2026-01-01T00:00:20Z")
-    view = JobView(found, [new, *pods], now=NOW)
+    view = JobView(Observation(found, [new, *pods], NOW))
     assert [p.name for p in view.pods] == [f"{kind.pod_name('gpt', 'Worker', i)}-{s}" for i, s in enumerate(["abcde", "bbbbb", "abcde"])]  # noqa: E501  # fmt: skip
     assert [p.phase for p in view.pods] == [PodPhase.RUNNING] * 3
     assert list(view.replaced_pods) == [old["metadata"]["name"]]
@@ -133,7 +134,7 @@ def test_a_trainjob_goes_before_its_pods_whose_end_is_waited_for(fake: Any, run:
 @pytest.mark.parametrize("target", OTHERS)
 def test_an_exit_code_below_128_is_final(target: str) -> None:
     pods = [pod(target, 0), pod(target, 1, **ended(TARGETS[target].container, 100))]
-    assert JobView(stored(target, active=2), pods, now=NOW).failed
+    assert JobView(Observation(stored(target, active=2), pods, NOW)).failed
 
 
 @pytest.mark.parametrize("target", OTHERS)

@@ -13,9 +13,9 @@ import pytest
 
 from flk import labels
 from flk.health import report
-from flk.jobs.picture import read_picture
 from flk.jobs.state import Phase, derive
 from flk.observe.client import JobClient
+from flk.observe.reader import view_job
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import Attempt, JobRecord, KeptRecord
@@ -151,7 +151,7 @@ def keep(fake: FakeApiServer, record: JobRecord) -> None:
 def test_a_job_that_failed_is_known_by_its_record_alone(fake: FakeApiServer, kubeconfig: Path, run: Any) -> None:
     keep(fake, FAILED)
     notes: list[str] = []
-    view = read_picture(JobClient.connect(), "gpt", notes.append)
+    view = view_job(JobClient.connect(), "gpt", notes.append)
     assert notes[0].startswith("job gpt is gone; this is what flk kept of it in ConfigMap site-flk-records ")
     answer, state = report(view), derive(view)
     assert answer.cause is not None
@@ -164,7 +164,7 @@ def test_a_job_that_failed_is_known_by_its_record_alone(fake: FakeApiServer, kub
 
 def test_a_job_that_was_deleted_while_it_ran_is_known_as_deleted(fake: FakeApiServer, kubeconfig: Path) -> None:
     keep(fake, RUNNING)
-    view = read_picture(JobClient.connect(), "gpt")
+    view = view_job(JobClient.connect(), "gpt")
     assert derive(view).phase == Phase.DELETED
     cause = report(view).cause
     assert cause is not None

@@ -1,4 +1,4 @@
-"""Evidence that flk keeps of jobs: whole, bounded, private, and without secrets."""
+"""What is archived of jobs: whole, bounded, private, and without secrets."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ import pytest
 from flk import labels
 from flk.__main__ import main
 from flk.health import report
-from flk.jobs.evidence import KeptJob, Recorder, StateChange, Store, find
-from flk.jobs.evidence.redaction import kept_job, kept_pod
-from flk.jobs.picture import read_picture
+from flk.jobs.recorder import Recorder
 from flk.jobs.state import Phase, deleted, derive
 from flk.jobs.wait import wait_until_finished
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
+from flk.observe.archive import LocalArchive, find
+from flk.observe.archive.format import from_json, to_json
+from flk.observe.archive.redaction import kept_job, kept_pod
 from flk.observe.client import JobClient
-from flk.observe.follower import ObservedJob
+from flk.observe.observation import Observation, StateChange
+from flk.observe.reader import view_job
 from flk.observe.view import JobView
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import Attempt, JobRecord, KeptRecord
@@ -34,6 +36,7 @@ from tests.support.jobs import MADE
 from tests.unit.flk.cli.outputs import jobs
 
 CANARY = "hunter2-canary"
+GONE = Observation(None, gone=1.0)
 
 
 @pytest.fixture
@@ -60,7 +63,7 @@ def test_what_a_wait_has_seen_stays_when_the_job_is_gone(fake: FakeApiServer, cl
     assert kept is not None
     assert kept.uid == state.uid
     assert sorted(p["metadata"]["name"] for p in kept.pods) == ["gpt-worker-0", "gpt-worker-1", "gpt-worker-2"]
-    assert kept.lines["gpt-worker-1"] == ["[rank 1] step 10 loss 2.31", "[rank 1] step 20 loss 2.07"]
+    assert kept.logs["gpt-worker-1"] == ["[rank 1] step 10 loss 2.31", "[rank 1] step 20 loss 2.07"]
     assert [change.phase for change in kept.states] == ["Failed"]
     assert "expected 512 features" in kept.states[0].message
     assert find(client, "other") is None
@@ -70,9 +73,9 @@ def test_states_events_records_and_replaced_pods(client: JobClient) -> None:
     recorder = Recorder(client)
     event = {"metadata": {"name": "e", "uid": "e", "resourceVersion": "1"}, "reason": "FailedMount", "message": "m"}
     record = JobRecord("running", 0)
-    recorder.observe(ObservedJob(job(), [pod()]), events=[event], record=record)
-    recorder.observe(ObservedJob(job(), [], {"gpt-worker-0": pod()}), events=[event])
-    recorder.observe(ObservedJob(None, []))
+    recorder.observe(Observation(job(), [pod()], events=[event], record=record))
+    recorder.observe(Observation(job(), [], replaced_pods={"gpt-worker-0": pod()}, events=[event]))
+    recorder.observe(GONE)
     recorder.close()
     kept = find(client, "gpt", "uid-1")
     assert kept is not None
@@ -80,25 +83,25 @@ def test_states_events_records_and_replaced_pods(client: JobClient) -> None:
     assert [e["reason"] for e in kept.events] == ["FailedMount"]
     assert list(kept.replaced_pods) == ["gpt-worker-0"]
     assert kept.pods[0]["status"] == {"phase": "Running"}
-    assert kept.deleted is not None
+    assert kept.gone is not None
 
 
 def test_a_second_command_adds_to_what_the_first_has_kept(client: JobClient) -> None:
     for number in (1, 2):
         recorder = Recorder(client)
-        recorder.observe(ObservedJob(job(version=number), [pod(number, number)]))
+        recorder.observe(Observation(job(version=number), [pod(number, number)]))
         recorder.add_line(f"gpt-worker-{number}", "[rank 0] x")
         recorder.close()
     kept = find(client, "gpt")
     assert kept is not None
     assert len(kept.pods) == 2
-    assert kept.lines == {"gpt-worker-1": ["[rank 0] x"], "gpt-worker-2": ["[rank 0] x"]}
+    assert kept.logs == {"gpt-worker-1": ["[rank 0] x"], "gpt-worker-2": ["[rank 0] x"]}
 
 
 def test_jobs_of_one_name_are_told_apart_by_their_uids(client: JobClient) -> None:
     for uid, modified in (("old", 1), ("new", 2)):
-        store = Store(client)
-        store.write(KeptJob(job(uid=uid)))
+        store = LocalArchive(client)
+        store.write(Observation(job(uid=uid)))
         os.utime(store.folder / f"gpt@{uid}.json.gz", (modified, modified))
     newest, old = find(client, "gpt"), find(client, "gpt", "old")
     assert newest is not None
@@ -109,7 +112,7 @@ def test_jobs_of_one_name_are_told_apart_by_their_uids(client: JobClient) -> Non
 
 
 def test_only_the_user_may_read_it(client: JobClient, state_folder: Path) -> None:
-    Store(client).write(KeptJob(job()))
+    LocalArchive(client).write(Observation(job()))
     (path,) = state_folder.glob("*/*/*")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) & 0o077 == 0
@@ -120,8 +123,8 @@ DAMAGED = {"empty": b"", "junk": b"junk", "a list": gzip.compress(b"[]"), "anoth
 
 @pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_file_counts_as_none(client: JobClient, content: bytes) -> None:
-    store = Store(client)
-    store.write(KeptJob(job(uid="good")))
+    store = LocalArchive(client)
+    store.write(Observation(job(uid="good")))
     os.utime(next(store.folder.iterdir()), (1, 1))
     (store.folder / "gpt@bad.json.gz").write_bytes(content)
     found = find(client, "gpt")
@@ -130,9 +133,9 @@ def test_a_damaged_file_counts_as_none(client: JobClient, content: bytes) -> Non
 
 
 def test_old_files_are_deleted(client: JobClient) -> None:
-    store = Store(client)
+    store = LocalArchive(client)
     for number in range(5):
-        store.write(KeptJob(job(f"job-{number}")))
+        store.write(Observation(job(f"job-{number}")))
         os.utime(store.folder / f"job-{number}@uid-1.json.gz", (number + 1, number + 1))
     store.prune(files=2, age=1e12)
     assert sorted(path.name[:5] for path in store.folder.iterdir()) == ["job-3", "job-4"]
@@ -144,9 +147,9 @@ def test_a_folder_that_cannot_be_written_is_told_once(client: JobClient, state_f
     state_folder.parent.mkdir(parents=True)
     state_folder.write_text("a file, not a folder")
     notes: list[str] = []
-    recorder = Recorder(client, note=notes.append)
+    recorder = Recorder(client, notes.append)
     for version in (1, 2):
-        recorder.observe(ObservedJob(job(version=version), []))
+        recorder.observe(Observation(job(version=version), []))
     recorder.close()
     assert len(notes) == 1
     assert "nothing can be kept of this job" in notes[0]
@@ -154,14 +157,14 @@ def test_a_folder_that_cannot_be_written_is_told_once(client: JobClient, state_f
 
 def test_lines_are_bounded_in_number_and_length(client: JobClient) -> None:
     recorder = Recorder(client)
-    recorder.observe(ObservedJob(job(replicas=4096), []))
+    recorder.observe(Observation(job(replicas=4096), []))
     for number in range(100):
         recorder.add_line("gpt-worker-0", f"{number} " + "x" * 5000)
     recorder.close()
     kept = find(client, "gpt")
     assert kept is not None
-    assert [line.split()[0] for line in kept.lines["gpt-worker-0"]] == ["95", "96", "97", "98", "99"]
-    assert max(map(len, kept.lines["gpt-worker-0"])) == 1000
+    assert [line.split()[0] for line in kept.logs["gpt-worker-0"]] == ["95", "96", "97", "98", "99"]
+    assert max(map(len, kept.logs["gpt-worker-0"])) == 1000
 
 
 def test_no_secret_is_kept() -> None:
@@ -185,12 +188,12 @@ def test_no_secret_is_kept() -> None:
 
 
 def test_alternating_states_are_bounded(client: JobClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flk.jobs.evidence.recorder.MAX_STATES", 10)
+    monkeypatch.setattr("flk.jobs.recorder.MAX_STATES", 10)
     recorder = Recorder(client)
     for number in range(100):
         state = jobs.running().state() if number % 2 else jobs.restarting().state()
-        recorder.observe(ObservedJob(job(), []), state=state)
-        recorder.observe(ObservedJob(job(), []), state=state)
+        recorder.observe(Observation(job(), []), state)
+        recorder.observe(Observation(job(), []), state)
     recorder.close()
     kept = find(client, "gpt")
     assert kept is not None
@@ -199,8 +202,10 @@ def test_alternating_states_are_bounded(client: JobClient, monkeypatch: pytest.M
 
 
 def test_it_survives_a_round_trip() -> None:
-    evidence = KeptJob(job(), [pod()], {}, [], JobRecord("failed", 100), {"p": ["l"]}, [StateChange(1.0, "Failed")])
-    assert KeptJob.from_json(evidence.to_json()) == evidence
+    states = [StateChange(1.0, "Failed")]
+    record = JobRecord("failed", 100)
+    seen = Observation(job(), [pod()], 2.0, events=[], record=record, logs={"p": ["l"]}, states=states)
+    assert from_json(to_json(seen)) == seen
 
 
 @pytest.mark.parametrize("which", ["exception on rank 1", "out of memory", "evicted", "exception after three attempts"])
@@ -248,9 +253,8 @@ def followed(client: JobClient, *views: JobView) -> None:
     """Keep what flk keeps of a job that it saw like this, one after the other, until the job was deleted."""
     recorder = Recorder(client)
     for view in views:
-        seen = ObservedJob(view.job, [*view.objects.values()])
-        recorder.observe(seen, events=view.events, record=view.record, state=derive(view))
-    recorder.observe(ObservedJob(None, []), state=deleted(derive(views[-1])))
+        recorder.observe(view.around, derive(view))
+    recorder.observe(GONE, deleted(derive(views[-1])))
     recorder.close()
 
 
@@ -258,7 +262,7 @@ def followed(client: JobClient, *views: JobView) -> None:
 def test_every_cause_is_the_same_when_the_job_is_gone(fake: FakeApiServer, client: JobClient, case: Case) -> None:
     view = recorded.load(recorded.FOLDER / f"{case.name}.json")
     followed(client, view)
-    answer = report(read_picture(client, case.name))
+    answer = report(view_job(client, case.name))
     assert answer.cause == report(view).cause
     assert answer.place == "on this machine"
     assert answer.seen == pytest.approx(client.now(), abs=60)
@@ -267,15 +271,15 @@ def test_every_cause_is_the_same_when_the_job_is_gone(fake: FakeApiServer, clien
 def test_a_cause_that_has_gone_away_is_not_kept(fake: FakeApiServer, client: JobClient) -> None:
     runs = jobs.new().all("pod").condition("Running")
     followed(client, jobs.unschedulable().view(), runs.view())
-    answer = report(read_picture(client, "gpt"))
+    answer = report(view_job(client, "gpt"))
     assert answer.cause
     assert answer.cause.code == "Deleted"
 
 
 def test_a_failed_job_whose_pods_go_keeps_its_cause(fake: FakeApiServer, client: JobClient) -> None:
     view = recorded.load(recorded.FOLDER / "import-error.json")
-    followed(client, view, JobView(view.job, [], now=view.now))
-    assert report(read_picture(client, "import-error")).cause == report(view).cause
+    followed(client, view, JobView(Observation(view.job, [], view.now)))
+    assert report(view_job(client, "import-error")).cause == report(view).cause
 
 
 def test_a_job_that_was_deleted_while_it_ran_has_not_failed(fake: FakeApiServer, client: JobClient) -> None:
@@ -287,7 +291,7 @@ def test_a_job_that_was_deleted_while_it_ran_has_not_failed(fake: FakeApiServer,
     for item in (job.job, *job.pods.values()):
         item["metadata"] = {**item["metadata"], "deletionTimestamp": MADE}
     followed(client, before, job.view())
-    view = read_picture(client, "gpt")
+    view = view_job(client, "gpt")
     assert derive(view).phase == Phase.DELETED
     cause = report(view).cause
     assert cause
@@ -305,6 +309,6 @@ def test_a_cause_ends_with_the_attempts_that_launchers_have_recorded_since(
     entry = KeptRecord("gpt", view.job["metadata"]["uid"], 3, 1, later, later, record)
     meta = {"name": "records", "labels": {labels.RECORDS: "true"}}
     fake.add("configmaps", {"metadata": meta, "data": {entry.key: entry.to_json()}})
-    cause = report(read_picture(client, "gpt")).cause
+    cause = report(view_job(client, "gpt")).cause
     assert cause
     assert cause.code == "ExceptionRaised"

@@ -1,4 +1,4 @@
-"""Store: the files in the user's state folder that hold evidence, one for each job, bounded in number and size.
+"""LocalArchive: the files in the user's state folder, one for each job, bounded in number and size.
 
 The folder is ``$XDG_STATE_HOME/flk/jobs``, by default ``~/.local/state/flk/jobs``. Below it, a folder for each API
 server and namespace holds a compressed JSON file for each job. Only the user may read them.
@@ -14,12 +14,15 @@ import re
 import tempfile
 import time
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from flk.jobs.evidence.model import KeptJob
+from flk.observe.archive.format import from_json, to_json
 from flk.observe.client import JobClient
+from flk.observe.observation import Observation
 
+PLACE: Final = "on this machine"
 MAX_FILES: Final = 500  # jobs that are kept
 MAX_BYTES: Final = 200 << 20  # of all files together
 MAX_AGE: Final = 60 * 86_400  # seconds since a file was written
@@ -28,8 +31,8 @@ _SUFFIX: Final = ".json.gz"
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 
-class Store:
-    """The evidence of the jobs of one namespace of a cluster."""
+class LocalArchive:
+    """What is archived on this machine of the jobs of one namespace of a cluster."""
 
     def __init__(self, client: JobClient, root: Path | None = None) -> None:
         """``root`` is the folder of all jobs; the user's state folder by default."""
@@ -37,8 +40,8 @@ class Store:
         server = hashlib.sha256(client.api.access.server.encode()).hexdigest()[:12]
         self.folder = self.root / server / _safe(client.namespace)
 
-    def find(self, name: str, uid: str | None = None) -> KeptJob | None:
-        """Return the evidence of the job with that UID, or the newest of that name; None if there is none.
+    def find(self, name: str, uid: str | None = None) -> Observation | None:
+        """Return what is archived of the job with that UID, or the newest of that name; None if there is none.
 
         A damaged file counts as none.
         """
@@ -49,15 +52,15 @@ class Store:
         for path in reversed(paths):
             try:
                 with gzip.open(path) as file:
-                    return KeptJob.from_json(file.read(MAX_READ))
+                    return replace(from_json(file.read(MAX_READ)), place=PLACE)
             except (OSError, ValueError, EOFError, zlib.error):
                 continue
         return None
 
-    def write(self, evidence: KeptJob) -> None:
-        """Write the evidence of a job in place of what was kept of it. Raises OSError."""
-        path = self.folder / f"{_safe(evidence.name)}@{_safe(evidence.uid)}{_SUFFIX}"
-        write_whole(path, gzip.compress(evidence.to_json().encode(), 6, mtime=0))
+    def write(self, seen: Observation) -> None:
+        """Archive what was seen of a job, in place of what was archived of it before. Raises OSError."""
+        path = self.folder / f"{_safe(seen.name)}@{_safe(seen.uid)}{_SUFFIX}"
+        write_whole(path, gzip.compress(to_json(seen).encode(), 6, mtime=0))
 
     def prune(self, *, files: int = MAX_FILES, size: int = MAX_BYTES, age: float = MAX_AGE) -> None:
         """Delete the oldest files of all clusters beyond these bounds. Raises OSError."""
@@ -73,7 +76,7 @@ class Store:
 
 
 def state_folder() -> Path:
-    """Return the folder of all evidence of this user."""
+    """Return the folder of all archived jobs of this user."""
     given = os.environ.get("XDG_STATE_HOME", "")
     # The XDG specification has programs ignore relative paths.
     base = Path(given) if given.startswith("/") else Path(os.path.expanduser("~"), ".local", "state")

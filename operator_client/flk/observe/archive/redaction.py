@@ -1,4 +1,4 @@
-"""Take from objects of the API what is kept of them: without secrets, and without what nobody reads."""
+"""Strip secrets and unused fields of objects before they are archived."""
 
 from __future__ import annotations
 

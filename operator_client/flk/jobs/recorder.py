@@ -1,23 +1,22 @@
-"""Recorder: collects the evidence of one job while flk follows it, and writes it to the user's state folder."""
+"""Recorder: archives what is seen of one job while flk follows it, in the user's state folder."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
-from flk.jobs.evidence.model import KeptCause, KeptJob, StateChange
-from flk.jobs.evidence.redaction import kept_event, kept_job, kept_pod
-from flk.jobs.evidence.store import Store
-from flk.jobs.state import Phase, PodPhase, State
+from flk.jobs.state import Phase, State
 from flk.kube import Object
+from flk.observe.archive import LocalArchive
+from flk.observe.archive.redaction import kept_event, kept_job, kept_pod
 from flk.observe.client import JobClient
-from flk.observe.follower import ObservedJob
+from flk.observe.model import PodPhase
+from flk.observe.observation import FoundCause, Observation, StateChange
 from flk.targets import target_of
-from flk_runtime.contract.record import JobRecord
 
 WRITE_EVERY: Final = 5.0  # seconds between two writes of what has changed
 WRITE_SHARE: Final = 20  # and at least so many times what the last write took, for jobs of many pods
@@ -33,12 +32,10 @@ class Recorder:
     A state folder that cannot be written does not disturb the command: ``note`` is called once with the reason.
     """
 
-    def __init__(
-        self, client: JobClient, *, store: Store | None = None, note: Callable[[str], None] = lambda text: None
-    ) -> None:
-        self._client, self._store, self._note = client, store or Store(client), note
+    def __init__(self, client: JobClient, note: Callable[[str], None] = lambda text: None) -> None:
+        self._client, self._archive, self._note = client, LocalArchive(client), note
         self._lock = threading.Lock()
-        self._evidence: KeptJob | None = None
+        self._archived: Observation | None = None
         self._pods: dict[str, Object] = {}
         self._versions: dict[str, str] = {}  # of the objects that are kept, by UID
         self._lines: dict[str, deque[str]] = {}
@@ -47,34 +44,25 @@ class Recorder:
         self._broken = False
         self._next_write = 0.0
 
-    def observe(
-        self,
-        seen: ObservedJob,
-        *,
-        events: Sequence[Object] = (),
-        record: JobRecord | None = None,
-        state: State | None = None,
-    ) -> None:
+    def observe(self, seen: Observation, state: State | None = None) -> None:
         """Take over what is new, and write it now and then. A job that is gone stays as it was seen last."""
         with self._lock:
-            if seen.job is not None:
+            if seen.job is not None and seen.gone is None:
                 self._take_job(seen.job)
-            evidence = self._evidence
-            if evidence is None:
+            if self._archived is None:
                 return  # it was gone before it was ever seen
-            evidence.updated = self._client.now()
             for pod in seen.pods:
                 self._take_pod(pod)
-            for name, pod in seen.replaced_pods.items():
-                if self._is_new(pod) or name not in evidence.replaced_pods:
-                    evidence.replaced_pods[name] = kept_pod(pod)
-                    self._changed = True
-            while len(evidence.replaced_pods) > MAX_REPLACED:
-                del evidence.replaced_pods[next(iter(evidence.replaced_pods))]
-            self._take_events(events)
-            if record is not None and record != evidence.record:
-                evidence.record, self._changed = record, True
-            self._take_state(seen, state)
+            self._take(
+                time=self._client.now(),
+                replaced_pods=self._replaced_pods(seen),
+                events=self._events(seen.events),
+                record=seen.record or self._archived.record,
+            )
+            if seen.gone is not None and self._archived.gone is None:
+                self._take(gone=self._archived.time)
+            if state is not None:
+                self._take_state(state)
             if self._changed and time.monotonic() >= self._next_write:
                 self._write()
 
@@ -96,67 +84,74 @@ class Recorder:
     def close(self) -> None:
         """Write what is new, and delete what is old."""
         with self._lock:
-            if self._evidence is not None:
+            if self._archived is not None:
                 self._write()  # even if nothing else has changed: when the job was seen last
-            if self._evidence is not None and not self._broken:
+            if self._archived is not None and not self._broken:
                 try:
-                    self._store.prune()
+                    self._archive.prune()
                 except OSError as error:
                     self._complain(error)
 
+    def _take(self, **changes: Any) -> None:
+        """Change the observation to archive. It is written soon if more has changed than its time."""
+        before = self._observed
+        self._archived = replace(before, **changes)
+        self._changed = self._changed or replace(self._archived, time=before.time) != before
+
+    @property
+    def _observed(self) -> Observation:
+        assert self._archived is not None  # noqa: S101
+        return self._archived
+
     def _take_job(self, job: Object) -> None:
         meta = job["metadata"]
-        if self._evidence is None:
-            kept = self._store.find(meta["name"], meta["uid"])
-            self._evidence = kept or KeptJob(kept_job(job))
-            self._pods = {pod["metadata"]["name"]: pod for pod in self._evidence.pods}
-            for pod, lines in self._evidence.lines.items():
+        if self._archived is None:
+            self._archived = self._archive.find(meta["name"], meta["uid"]) or Observation(kept_job(job))
+            self._pods = {pod["metadata"]["name"]: pod for pod in self._archived.pods}
+            for pod, lines in self._archived.logs.items():
                 # Lines that were read meanwhile are newer, and may be the same.
                 self._lines.setdefault(pod, deque(lines))
             pods = sum(replicas.count for replicas in target_of(job).replicas(job).values())
             fewest, most = LINES_OF_A_POD
             self._lines_of_a_pod = max(fewest, min(most, MAX_LINES // max(1, pods)))
         if self._is_new(job):
-            self._evidence.job, self._changed = kept_job(job), True
+            self._archived, self._changed = replace(self._archived, job=kept_job(job), gone=None), True
 
     def _take_pod(self, pod: Object) -> None:
         if self._is_new(pod):
             self._pods[pod["metadata"]["name"]] = kept_pod(pod)
             self._changed = True
 
-    def _take_events(self, events: Sequence[Object]) -> None:
-        assert self._evidence is not None  # noqa: S101
+    def _replaced_pods(self, seen: Observation) -> Mapping[str, Object]:
+        before = self._observed.replaced_pods
+        new = {
+            name: kept_pod(pod) for name, pod in seen.replaced_pods.items() if self._is_new(pod) or name not in before
+        }
+        return dict([*{**before, **new}.items()][-MAX_REPLACED:]) if new else before
+
+    def _events(self, events: Sequence[Object]) -> Sequence[Object]:
         new = [event for event in events if self._is_new(event)]
-        if new:
-            names = {event["metadata"]["name"] for event in new}
-            kept = [event for event in self._evidence.events if event["metadata"]["name"] not in names]
-            self._evidence.events = [*kept, *map(kept_event, new)][-MAX_EVENTS:]
-            self._changed = True
+        names = {event["metadata"]["name"] for event in new}
+        kept = [event for event in self._observed.events if event["metadata"]["name"] not in names]
+        return [*kept, *map(kept_event, new)][-MAX_EVENTS:]
 
-    def _take_state(self, seen: ObservedJob, state: State | None) -> None:
-        evidence = self._evidence
-        assert evidence is not None  # noqa: S101
-        if seen.job is None and evidence.deleted is None:
-            evidence.deleted, self._changed = evidence.updated, True
-        if state is None:
-            return
-        change = StateChange(evidence.updated, str(state.phase), state.reason, state.message)
-        if not evidence.states or replace(evidence.states[-1], time=change.time) != change:
-            evidence.states = [*evidence.states, change][-MAX_STATES:]
-            self._changed = True
-        self._take_cause(evidence, state)
+    def _take_state(self, state: State) -> None:
+        seen = self._observed
+        change = StateChange(seen.time, str(state.phase), state.reason, state.message)
+        if not seen.states or replace(seen.states[-1], time=change.time) != change:
+            self._take(states=[*seen.states, change][-MAX_STATES:])
+        self._take_cause(state)
 
-    def _take_cause(self, evidence: KeptJob, state: State) -> None:
-        """Take over the cause of a state, unless it can only say less than the one that is kept."""
-        before = evidence.cause
+    def _take_cause(self, state: State) -> None:
+        """Take over the cause of a state, unless it can only say less than the one that is archived."""
+        before = self._observed.cause
         if state.phase in (Phase.TERMINATING, Phase.DELETED):
             return  # the cause is what was wrong before
         if before and before.phase == state.phase == Phase.FAILED and _lacks_pods(state):
             return
-        found = state.cause
-        evidence.cause = KeptCause(evidence.updated, str(state.phase), found) if found else None
-        if _summary(before) != _summary(evidence.cause):
-            self._changed = True
+        found = FoundCause(self._observed.time, str(state.phase), state.cause) if state.cause else None
+        self._archived = replace(self._observed, cause=found)
+        self._changed = self._changed or _summary(before) != _summary(found)
 
     def _is_new(self, item: Object) -> bool:
         """Return whether this version of an object was not seen before."""
@@ -168,15 +163,12 @@ class Recorder:
         return True
 
     def _write(self) -> None:
-        evidence = self._evidence
-        assert evidence is not None  # noqa: S101
         if self._broken:
             return
         began = time.monotonic()
-        evidence.pods = list(self._pods.values())
-        evidence.lines = {pod: list(lines) for pod, lines in self._lines.items()}
+        logs = {pod: list(lines) for pod, lines in self._lines.items()}
         try:
-            self._store.write(evidence)
+            self._archive.write(replace(self._observed, pods=[*self._pods.values()], logs=logs))
         except OSError as error:
             self._complain(error)
             return
@@ -186,13 +178,13 @@ class Recorder:
 
     def _complain(self, error: OSError) -> None:
         self._broken = True
-        self._note(f"nothing can be kept of this job for later: {error.strerror or error}: {self._store.folder}")
+        self._note(f"nothing can be kept of this job for later: {error.strerror or error}: {self._archive.folder}")
 
 
 def _lacks_pods(state: State) -> bool:
     return any(pod.phase == PodPhase.MISSING for pod in state.pods)
 
 
-def _summary(cause: KeptCause | None) -> tuple[str, ...]:
+def _summary(cause: FoundCause | None) -> tuple[str, ...]:
     """Return what of a cause does not count up."""
     return (cause.phase, cause.finding.code, cause.finding.sentence) if cause else ()

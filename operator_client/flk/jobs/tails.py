@@ -1,4 +1,4 @@
-"""TailReader: reads the last lines of pods that have ended, for the evidence of a job whose log nobody follows."""
+"""TailReader: reads the last lines of pods that have ended, for the archive of a job whose log nobody follows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Final
 
 from flk.errors import FlkError
-from flk.jobs.evidence.recorder import LINES_OF_A_POD, Recorder
+from flk.jobs.recorder import LINES_OF_A_POD, Recorder
 from flk.kube import Object
 from flk.observe.client import JobClient
 from flk.targets import CONTAINERS

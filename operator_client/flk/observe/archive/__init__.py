@@ -1,0 +1,45 @@
+"""The archive of jobs: what is known of a job when its pods or the job itself are gone.
+
+While flk follows a job, it archives what it sees in the user's state folder (`flk.observe.archive.local`), and the
+launchers archive their record in a ConfigMap (`flk.observe.archive.records`). `find` reads both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flk.observe.archive.local import LocalArchive
+from flk.observe.archive.records import FIRST_POD, find_record
+from flk.observe.client import JobClient
+from flk.observe.observation import FAILED, Observation
+from flk.observe.view import JobView
+
+__all__ = ["LocalArchive", "find"]
+
+
+def find(client: JobClient, name: str, uid: str | None = None) -> Observation | None:
+    """Return what is archived of the job with that UID, or of the newest job of that name; None if nothing is.
+
+    Where state folder and cluster both know the same job, the newer record and the newer lines count.
+    """
+    here, there = LocalArchive(client).find(name, uid), find_record(client, name, uid)
+    if here is None or there is None:
+        return here or there
+    if here.uid != there.uid:
+        return max(here, there, key=lambda archived: archived.time)
+    if there.time <= here.time:
+        return here
+    first = next((pod.name for pod in JobView(here).pods), FIRST_POD)
+    logs = {**here.logs, first: there.logs[FIRST_POD]}
+    cause = None if _went_on(here, there) else here.cause
+    return replace(here, record=there.record, logs=logs, time=there.time, cause=cause)
+
+
+def _went_on(here: Observation, there: Observation) -> bool:
+    """Return whether the job has gone on since flk saw it: an attempt has begun or ended that flk does not know."""
+    if here.cause is not None and here.cause.phase == FAILED:
+        return False
+    known, newer = here.record, there.record
+    return newer is not None and (
+        newer.outcome in ("succeeded", "failed") or len(newer.attempts) > (len(known.attempts) if known else 0)
+    )

@@ -1,0 +1,38 @@
+"""Read what the launchers have archived of a job in a ConfigMap of its namespace."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flk import labels
+from flk.errors import FlkError
+from flk.observe.client import CONFIG_MAPS, JobClient
+from flk.observe.observation import Observation, unnamed_pod
+from flk_runtime.contract.record import KeptRecord
+
+FIRST_POD: Final = unnamed_pod(0)
+
+
+def find_record(client: JobClient, name: str, uid: str | None = None) -> Observation | None:
+    """Return what the launchers have archived of a job; None if that is nothing, or if it may not be read."""
+    try:
+        found = client.api.list_all(client.target(CONFIG_MAPS), {"labelSelector": f"{labels.RECORDS}=true"})[0]
+    except FlkError:
+        return None
+    entries = [
+        (str(config_map["metadata"]["name"]), entry)
+        for config_map in found
+        for text in (config_map.get("data") or {}).values()
+        if (entry := KeptRecord.from_json(text)) and entry.job == name and uid in (None, entry.uid)
+    ]
+    if not entries:
+        return None
+    config_map, newest = max(entries, key=lambda item: item[1].updated)
+    return Observation(
+        None,
+        time=newest.updated,
+        record=newest.record,
+        entry=newest,
+        logs={FIRST_POD: newest.lines},
+        place=f"in ConfigMap {config_map}",
+    )

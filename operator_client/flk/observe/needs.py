@@ -1,0 +1,194 @@
+"""Which requests would tell more about a job, and what their answers add to its observation: pure functions.
+
+A job that runs undisturbed needs its launchers' record, and nothing beside the job and its pods otherwise. Of a job in
+trouble, events are needed first, and then the objects that these point to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from flk.kube import Object
+from flk.observe.model import PodPhase, PodState
+from flk.observe.observation import LOG_LINES, Need, Observation, event_time
+from flk.observe.progress import read_progress
+from flk.observe.view import JobView, pod_spec
+from flk.targets import target_of
+from flk.targets.gang import gang_of
+from flk.units import timestamp
+from flk_runtime.contract import log_format
+
+STUCK_AFTER: Final = 10.0  # seconds in which a pod may be pending before its events are read
+STUCK_PODS: Final = 3  # pods whose events are read, so that a thousand pending ones cost three requests
+FOREIGN_LOGS: Final = 32  # pods of a job without flk's launcher whose logs are searched
+FOREIGN_LINES: Final = 400  # last lines of each of these logs
+RECORD_LINES: Final = log_format.RECORD_INTERVAL + 100  # last lines of pod 0's log, among which there is a record
+OF_LAUNCHERS: Final = ("record", "peer")  # what is read of jobs that run undisturbed, too
+
+_WAITING: Final = re.compile(r"pods have joined; waiting for pods? (\d+)")
+_UNFINISHED: Final = (PodPhase.MISSING, PodPhase.PENDING, PodPhase.STARTING, PodPhase.UNKNOWN)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a request has found."""
+
+    items: Sequence[Object] = ()
+    lines: Sequence[str] = ()  # of a log
+    controllers: Mapping[str, Sequence[Object]] = field(default_factory=dict)  # Deployments by name of the check
+    missing: frozenset[str] = frozenset()  # as in Observation
+    unreadable: frozenset[str] = frozenset()
+
+
+def needs(seen: Observation) -> list[Need]:
+    """Return the requests that would tell more about a job and were not made for this observation."""
+    view = JobView(seen)
+    # A connection that broke is no cause: the events may name one.
+    known_end = view.failed and any(_is_cause(pod) for pod in view.pods)
+    if known_end or view.deletion_began or (view.succeeded and not view.failed):
+        return []
+    wanted = _of_launchers(view) if view.from_flk and not view.suspended else []
+    if any(pod.phase != PodPhase.RUNNING for pod in view.pods) or _was_disturbed(view):
+        about_job = [Need("events", name, kind) for kind, name in view.target.event_objects(view.name)]
+        if seen.answered.issuperset(about_job):
+            wanted += _around(view)
+        else:
+            wanted += [*about_job, *(Need("events", pod.name, "Pod") for pod in _representatives(view))]
+    return [need for need in wanted if need not in seen.answered]
+
+
+def with_answer(seen: Observation, need: Need, answer: Answer) -> Observation:
+    """Return an observation with the answer to a request."""
+    seen = replace(
+        seen,
+        answered=seen.answered | {need},
+        missing=seen.missing | answer.missing,
+        unreadable=seen.unreadable | answer.unreadable,
+    )
+    by_name = {item["metadata"]["name"]: item for item in answer.items}
+    match need.what:
+        case "events":
+            assert seen.job is not None  # noqa: S101
+            of_job = (need.kind, need.name) in target_of(seen.job).event_objects(seen.name)
+            found = [event for event in answer.items if not of_job or is_about(event, seen.job)]
+            return replace(seen, events=sorted([*seen.events, *found], key=event_time))
+        case "record":
+            lines = [line.partition(" ")[2] for line in answer.lines]  # each begins with its time
+            records = [record for line in lines if (record := log_format.parse_record(line))]
+            last = [line for line in lines if not log_format.is_record(line)][-LOG_LINES:]
+            record = records[-1] if records else None
+            progress = read_progress(answer.lines)
+            return replace(seen, record=record, progress=progress, logs={**seen.logs, need.name: last})
+        case "log" | "peer":
+            return replace(seen, logs={**seen.logs, need.name: answer.lines})
+        case "nodes":
+            return replace(seen, nodes={**seen.nodes, **by_name})
+        case "claims":
+            return replace(seen, claims={**seen.claims, **by_name})
+        case "workloads":
+            return replace(seen, workloads=answer.items)
+        case "pod_groups":
+            return replace(seen, pod_groups=answer.items)
+        case "other_pods":
+            return replace(seen, other_pods=answer.items)
+        case _:
+            return replace(seen, controllers=answer.controllers)
+
+
+def is_about(event: Object, job: Object) -> bool:
+    """Return whether an event is about this job, or about an object that its controller has made for it.
+
+    It is not if it is about an earlier job of the same name.
+    """
+    about = event.get("involvedObject") or {}
+    if about.get("kind") == target_of(job).kind:
+        return about.get("uid") in (None, job["metadata"]["uid"])
+    return event_time(event) >= timestamp(job["metadata"].get("creationTimestamp"))
+
+
+def _is_cause(pod: PodState) -> bool:
+    failure = pod.record.failure if pod.record and pod.record.outcome == "failed" else None
+    return failure is not None and failure.is_cause
+
+
+def _was_disturbed(view: JobView) -> bool:
+    recreated = any(pod.restarts for pod in view.pods) or bool(view.replaced_pods)
+    return recreated or "Restarting" in view.conditions
+
+
+def _of_launchers(view: JobView) -> list[Need]:
+    """Return the log of pod 0, which has the record, and then the log of the launcher that it waits for."""
+    first = view.objects.get(view.pods[0].name) if view.pods else None
+    if first is None or not (first.get("status") or {}).get("containerStatuses"):
+        return []
+    name = view.pods[0].name
+    wanted = [Need("record", name, lines=RECORD_LINES)]
+    if view.around.answered.issuperset(wanted):
+        lines = view.around.logs[name]
+        waiting = _WAITING.search(lines[-1]) if lines else None
+        if waiting or not lines:  # a launcher is missing: that one, or if pod 0 is silent any other, says more
+            others = [pod.name for pod in view.pods[1:] if waiting is None or pod.index == int(waiting[1])]
+            wanted += [Need("peer", other, lines=LOG_LINES) for other in others if other in view.objects][:1]
+    return wanted
+
+
+def _around(view: JobView) -> list[Need]:
+    """Return the objects that explain why pods do not run."""
+    pods = _representatives(view)
+    wanted: list[Need] = []
+    if any(pod.reason == "Unschedulable" for pod in pods):
+        wanted.append(Need("nodes"))
+        if any(pod.phase in (PodPhase.STARTING, PodPhase.RUNNING) for pod in view.pods):
+            wanted.append(Need("other_pods"))
+    else:
+        silent = {pod.node for pod in view.pods if pod.phase == PodPhase.UNKNOWN and pod.node}
+        wanted += [Need("nodes", name) for name in sorted(silent)[:3]]
+    claims = _claim_names(view, pods)
+    wanted += [Need("claims", name) for name in claims]
+    wanted += [Need("events", name, "PersistentVolumeClaim") for name in claims if name in view.around.claims]
+    if view.suspended and view.queue:
+        wanted.append(Need("workloads"))
+    if gang_of(view.job) is not None or view.run_policy.get("schedulingPolicy"):
+        wanted.append(Need("pod_groups", view.name))
+    if view.awaits_controller:
+        wanted.append(Need("controllers"))
+    crashed = [pod.name for pod in pods if pod.reason == "CrashLoopBackOff"]
+    wanted += [Need("log", name, lines=LOG_LINES, previous=True) for name in crashed]
+    if view.failed and not view.records:
+        wanted += [Need("log", name, lines=FOREIGN_LINES) for name in _foreign_logs(view)]
+    return wanted
+
+
+def _foreign_logs(view: JobView) -> list[str]:
+    """Return pods of a job without flk's launcher whose logs may have the cause: those that have ended earliest."""
+    ended = sorted((pod for pod in view.pods if pod.exit_code), key=lambda pod: pod.ended or 0.0)
+    running = [pod for pod in view.pods if pod.phase == PodPhase.RUNNING]
+    return [pod.name for pod in [*ended, *running][:FOREIGN_LOGS]]
+
+
+def _representatives(view: JobView) -> list[PodState]:
+    """Return some of the pods that do not run, one for each phase and reason first."""
+    troubled = [
+        pod
+        for pod in view.pods
+        if pod.phase in _UNFINISHED
+        and pod.name in view.objects
+        and view.now - timestamp(view.objects[pod.name]["metadata"].get("creationTimestamp")) > STUCK_AFTER
+    ]
+    kinds = {(pod.phase, pod.reason): pod for pod in reversed(troubled)}
+    chosen = [*kinds.values(), *(pod for pod in troubled if pod not in kinds.values())]
+    return chosen[:STUCK_PODS]
+
+
+def _claim_names(view: JobView, pods: Iterable[PodState]) -> list[str]:
+    """Return the claims of pods that do not start because of a volume."""
+    names = set()
+    for pod in pods:
+        events = " ".join(str(event.get("message", "")) for event in view.pod_events.get(pod.name, []))
+        if any(word in pod.message + events for word in ("olume", "persistentvolumeclaim")):
+            for volume in pod_spec(view.objects[pod.name]).get("volumes") or []:
+                names.add(str((volume.get("persistentVolumeClaim") or {}).get("claimName") or ""))
+    return sorted(names - {""})

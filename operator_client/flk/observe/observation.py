@@ -1,0 +1,135 @@
+"""Observation: what was seen of one job until one moment, as it was: what is followed, archived and interpreted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from flk.kube import Object
+from flk.observe.model import Finding
+from flk.observe.progress import Progress
+from flk.units import timestamp
+from flk_runtime.contract.record import JobRecord, KeptRecord
+
+FAILED: Final = "Failed"  # the phase of a job that has failed
+LOG_LINES: Final = 40  # last lines of a log that are searched for a cause
+
+
+@dataclass(frozen=True)
+class Need:
+    """One request that tells more about a job: what is read, and of which object."""
+
+    what: str  # "events", "log", or the field of Observation that the answer goes to
+    name: str = ""  # of the object, or of the pod; empty: all of them
+    kind: str = ""  # of the object that the events are about
+    lines: int = 0  # of the log: how many of its last ones
+    previous: bool = False  # of the log: the container before the last restart
+
+
+@dataclass(frozen=True)
+class StateChange:
+    """A job came into a state."""
+
+    time: float
+    phase: str
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class FoundCause:
+    """The cause of a job's state, with its evidence. What it was read from may be gone when somebody asks for it."""
+
+    time: float  # when it was seen last
+    phase: str  # of the job then
+    finding: Finding
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What was seen of one job until one moment, as it was.
+
+    Times are in seconds since the epoch, by the API server's clock. Objects are those of the API. A mapping without an
+    entry means that the object was not read or does not exist; ``missing`` names those that the API server does not
+    have, as ``persistentvolumeclaims/data``.
+    """
+
+    job: Object | None  # as it was seen last; None: no object of it was seen, only what the launchers have archived
+    pods: Sequence[Object] = ()
+    time: float = 0.0  # when this was seen
+    replaced_pods: Mapping[str, Object] = field(default_factory=dict)  # by name: pods that ended and were recreated
+    events: Sequence[Object] = ()  # of the job and its pods, oldest first
+    record: JobRecord | None = None  # the launchers' last one
+    entry: KeptRecord | None = None  # what the launchers have archived of a job that has no object
+    gone: float | None = None  # when the job was deleted; None if it exists
+    name_reused: bool = False  # another job has the name now
+    # Read only where a pod or the job is in trouble:
+    nodes: Mapping[str, Object] = field(default_factory=dict)  # by name
+    claims: Mapping[str, Object] = field(default_factory=dict)  # PersistentVolumeClaims by name
+    workloads: Sequence[Object] = ()  # Kueue's Workloads that the job owns
+    pod_groups: Sequence[Object] = ()  # of a scheduler of gangs, with the job's name
+    other_pods: Sequence[Object] = ()  # of all jobs of flk, read where some pods of this one find no node
+    controllers: Mapping[str, Sequence[Object]] = field(default_factory=dict)  # their Deployments, by name of the check
+    logs: Mapping[str, Sequence[str]] = field(default_factory=dict)  # last lines of pods, by pod name
+    progress: Sequence[Progress] = ()  # of the ranks that print metrics
+    missing: frozenset[str] = frozenset()
+    unreadable: frozenset[str] = frozenset()  # what the user may not read: "nodes"
+    answered: frozenset[Need] = frozenset()  # the requests that were made for this observation
+    # From an archive:
+    place: str = ""  # where that is kept which does not exist any more: "on this machine"; empty: all of it exists
+    archived: float = 0.0  # when that was seen last which does not exist any more
+    states: Sequence[StateChange] = ()  # oldest first
+    cause: FoundCause | None = None  # of the last state before the deletion; None: nothing was wrong
+
+    @property
+    def name(self) -> str:
+        """Name of the job."""
+        return str(self.job["metadata"]["name"] if self.job else self.entry.job if self.entry else "")
+
+    @property
+    def uid(self) -> str:
+        """UID of the job; empty if it is not known."""
+        return str(self.job["metadata"].get("uid", "") if self.job else self.entry.uid if self.entry else "")
+
+
+def from_archive(archived: Observation) -> Observation:
+    """Return what is archived of a job that is gone as what is known of it now."""
+    gone = archived.time if archived.gone is None else archived.gone
+    seen = archived.cause.time if archived.cause else archived.time
+    return replace(archived, gone=gone, archived=seen, logs=_ends(archived))
+
+
+def with_archive(seen: Observation, archived: Observation) -> Observation:
+    """Return what is seen of a job that exists with the pods, events, lines and the record that only an archive has."""
+    pods = {pod["metadata"]["name"]: pod for pod in (*archived.pods, *seen.pods)}
+    known = {event["metadata"]["name"] for event in seen.events}
+    events = [event for event in archived.events if event["metadata"]["name"] not in known]
+    # A job that has failed since it was archived has another cause.
+    cause = archived.cause if archived.cause and archived.cause.phase == FAILED else None
+    return replace(
+        seen,
+        pods=[*pods.values()],
+        events=sorted([*events, *seen.events], key=event_time),
+        record=seen.record or archived.record,
+        replaced_pods={**archived.replaced_pods, **seen.replaced_pods},
+        logs={**_ends(archived), **seen.logs},
+        place=archived.place,
+        archived=cause.time if cause else archived.time,
+        cause=cause,
+    )
+
+
+def _ends(archived: Observation) -> Mapping[str, Sequence[str]]:
+    return {pod: lines[-LOG_LINES:] for pod, lines in archived.logs.items()}
+
+
+def unnamed_pod(index: int) -> str:
+    """Return what stands for the name of a pod of a job without an object: nothing tells its name."""
+    return f"pod {index}"
+
+
+def event_time(event: Object, *, first: bool = False) -> float:
+    """Return when an event happened last (or first), in seconds since the epoch; 0 if it does not say."""
+    keys = ("firstTimestamp", "eventTime", "lastTimestamp") if first else ("lastTimestamp", "eventTime")
+    return next(filter(None, (timestamp(event.get(key)) for key in keys)), 0.0)

@@ -1,0 +1,206 @@
+"""Reader: makes the requests that an observation needs, none of them again within some seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from flk import labels
+from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, UsageError
+from flk.kube import Object, Resource, Target
+from flk.observe import archive
+from flk.observe.client import OWNED, PODS, JobClient
+from flk.observe.model import PodPhase, PodState
+from flk.observe.needs import OF_LAUNCHERS, Answer, needs, with_answer
+from flk.observe.observation import Need, Observation, from_archive, with_archive
+from flk.observe.view import JobView
+from flk.targets import target_of
+from flk.targets.controllers import CONTROLLERS
+from flk.targets.gang import gang_of
+from flk.units import short_duration
+
+# Seconds between two requests while the pods change, and the longest pause to which they double while they do not.
+EVENTS_EVERY: Final = (5.0, 20.0)  # for the events of a job that does not run undisturbed
+RECORD_EVERY: Final = (1.0, 10.0)  # for the record: a new attempt need not change a pod
+_LOG_IDLE: Final = 5.0  # seconds without a byte of the log after which it is given up
+
+NODES: Final = Resource("", "v1", "nodes")
+CLAIMS: Final = Resource("", "v1", "persistentvolumeclaims")
+WORKLOADS: Final = Resource("kueue.x-k8s.io", "v1beta1", "workloads")
+POD_GROUPS: Final = Resource("scheduling.volcano.sh", "v1beta1", "podgroups")
+
+
+def view_job(client: JobClient, name: str, note: Callable[[str], None] = lambda text: None) -> JobView:
+    """Return the view of a job now, with what is archived of pods that are gone, or of the job itself.
+
+    ``note`` is called if the job is gone. Raises JobNotFoundError if there is none and nothing is archived of one.
+    """
+    try:
+        job = client.get_job(name)
+    except JobNotFoundError:
+        archived = archive.find(client, name)
+        if archived is None:
+            raise
+        ago = short_duration(client.now() - archived.time)
+        note(f"job {name} is gone; this is what flk kept of it {archived.place} {ago} ago")
+        return JobView(from_archive(archived), client.commands)
+    seen = Reader(client).complete(Observation(job, client.pods_of(job), client.now()))
+    view = JobView(seen, client.commands)
+    ended = "Failed" in view.conditions or "Succeeded" in view.conditions
+    if ended and any(pod.phase == PodPhase.MISSING for pod in view.pods):
+        archived = archive.find(client, name, view.uid)
+        if archived is not None:
+            return JobView(with_archive(seen, archived), client.commands)
+    return view
+
+
+def pod_of_rank(client: JobClient, name: str, rank: int) -> PodState:
+    """Return the pod in which a rank of a job runs: in the latest attempt, where a rank may change its pod.
+
+    Raises UsageError if the job has fewer ranks, and ApiError if the rank has no pod now.
+    """
+    job = client.get_job(name)
+    seen = Observation(job, client.pods_of(job), client.now())
+    view = JobView(seen)
+    hint = f"{client.commands.flk('status', name)} shows the pods of the ranks"
+    if rank >= view.sizes[1] * view.processes:
+        raise UsageError(f"--rank: job {name} has no rank {rank}")
+    if view.resizable:
+        view = JobView(Reader(client).complete(seen))
+        if not view.members and rank >= view.processes:  # the ranks of pod 0 are known: it is never replaced
+            why = f"the log of pod {view.pods[0].name} tells of no attempt"
+            raise ApiError(f"which pod of job {name} has rank {rank} is not known: {why}", hint=hint)
+    found = next((pod for pod in view.pods if rank in pod.ranks), None)
+    if found is None:
+        raise ApiError(f"rank {rank} is not in the latest attempt of job {name}, which has fewer pods", hint=hint)
+    if found.phase == PodPhase.MISSING:
+        raise ApiError(f"pod {found.name} does not exist", hint=f"{client.commands.flk('why', name)} says why")
+    return found
+
+
+class Reader:
+    """Completes observations of one job, one after the other."""
+
+    def __init__(self, client: JobClient) -> None:
+        self._client = client
+        self._answers: dict[Need, Answer] = {}  # as they were read last
+        self._turns = {True: _Turn(*RECORD_EVERY), False: _Turn(*EVENTS_EVERY)}  # by: of the launchers
+
+    def complete(self, seen: Observation) -> Observation:
+        """Return the observation of a job that exists with what else is needed to say how it stands."""
+        before, self._answers = self._answers, {}
+        due: dict[bool, bool] = {}
+        while wanted := needs(seen):
+            for need in wanted:
+                frequent = need.what in OF_LAUNCHERS
+                if frequent not in due:
+                    due[frequent] = self._turns[frequent].has_come(seen.pods)
+                answer = self._ask(need, seen) if due[frequent] else None
+                answer = answer or before.get(need)
+                if answer is not None:
+                    self._answers[need] = answer
+                seen = with_answer(seen, need, answer or Answer())
+        left = {need: answer for need, answer in before.items() if not due.get(need.what in OF_LAUNCHERS)}
+        self._answers = left | self._answers
+        return seen
+
+    def _ask(self, need: Need, seen: Observation) -> Answer | None:
+        """Make a request. Return None if it fails, as in an outage: the follower waits until that is over."""
+        try:
+            return self._answer(need, seen)
+        except ApiError:
+            return None
+
+    def _answer(self, need: Need, seen: Observation) -> Answer:
+        client = self._client
+        match need.what:
+            case "events":
+                return Answer(items=client.list_events(need.kind, need.name))
+            case "record" | "peer" | "log":
+                return Answer(lines=self._log(need, seen))
+            case "nodes" if not need.name:
+                return self._list(Target(NODES))
+            case "nodes":
+                return self._get(Target(NODES, None, need.name))
+            case "claims":
+                return self._get(client.target(CLAIMS, need.name))
+            case "workloads":
+                return self._list(client.target(WORKLOADS), labelSelector=f"{labels.KUEUE_JOB_UID}={seen.uid}")
+            case "pod_groups":
+                gang = gang_of(seen.job or {})
+                return self._get(client.target(OWNED[gang.api_version, "PodGroup"] if gang else POD_GROUPS, need.name))
+            case "other_pods":
+                near = self._list(client.target(PODS), labelSelector=f"{labels.JOB},{labels.JOB}!={seen.name}")
+                elsewhere = f"metadata.namespace!={client.namespace}"
+                far = self._list(Target(PODS), labelSelector=labels.JOB, fieldSelector=elsewhere)
+                return Answer(items=[*near.items, *far.items], unreadable=near.unreadable)
+            case _:
+                return self._controllers(seen)
+
+    def _controllers(self, seen: Observation) -> Answer:
+        """Return the Deployments of the controllers that create the pods, by the names of their checks."""
+        found: dict[str, list[Object]] = {}
+        unreadable = set()
+        for controller in CONTROLLERS[target_of(seen.job or {}).name]:
+            try:
+                found[controller.check] = self._client.list_deployments(controller)
+            except ForbiddenError:
+                unreadable.add(f"deployments of {controller.name}")
+        return Answer(controllers=found, unreadable=frozenset(unreadable))
+
+    def _get(self, target: Target) -> Answer:
+        missing = Answer(missing=frozenset({f"{target.resource.plural}/{target.name}"}))
+        try:
+            return Answer(items=[self._client.api.call("get", target)])
+        except ForbiddenError:
+            return Answer(unreadable=frozenset({target.resource.plural}))
+        except JobNotFoundError:
+            return missing
+        except ApiError as error:
+            return missing if error.status == 404 else Answer()
+
+    def _list(self, target: Target, **query: str) -> Answer:
+        try:
+            return Answer(items=self._client.api.list_all(target, query)[0])
+        except ForbiddenError:
+            return Answer(unreadable=frozenset({target.resource.plural}))
+        except FlkError:  # the cluster does not serve this kind
+            return Answer()
+
+    def _log(self, need: Need, seen: Observation) -> list[str]:
+        pod = next(pod for pod in seen.pods if pod["metadata"]["name"] == need.name)
+        if need.previous:
+            return self._lines(pod, need, previous=True) or self._lines(pod, need)
+        return self._lines(pod, need, timestamps=need.what == "record")
+
+    def _lines(self, pod: Object, need: Need, **options: bool) -> list[str]:
+        lines: list[str] = []
+        try:
+            with self._client.stream_log(pod, _LOG_IDLE, tailLines=need.lines, **options) as stream:
+                for line in stream:
+                    lines.append(line.decode(errors="replace"))
+        except FlkError:
+            return lines
+        return lines
+
+
+class _Turn:
+    """When something is read again: after a pause that doubles, up to a longest one, while the pods do not change."""
+
+    def __init__(self, shortest: float, longest: float) -> None:
+        self._shortest, self._longest = shortest, longest
+        self._pause = shortest
+        self._pods: frozenset[tuple[str, str]] | None = None
+        self._read = -longest
+
+    def has_come(self, pods: Iterable[Object]) -> bool:
+        """Return whether it is read now. ``pods`` are those of the job."""
+        phases = frozenset((pod["metadata"]["uid"], (pod.get("status") or {}).get("phase", "")) for pod in pods)
+        if phases != self._pods:
+            self._pods, self._pause = phases, self._shortest
+        now = time.monotonic()
+        if now - self._read < self._pause:
+            return False
+        self._read, self._pause = now, min(2 * self._pause, self._longest)
+        return True

@@ -1,0 +1,59 @@
+"""Which requests an observation needs is a pure function of it, and ends once they are answered."""
+
+from __future__ import annotations
+
+from flk.observe.needs import Answer, needs, with_answer
+from flk.observe.observation import Need, Observation
+from flk_runtime.contract.log_format import RECORD_MARKER
+from tests.support.jobs import MADE, JobBuilder, record
+from tests.unit.flk.cli.outputs import jobs
+
+
+def asked(seen: Observation) -> list[list[tuple[str, str]]]:
+    """Return the requests of each round, if none of them finds anything."""
+    rounds = []
+    while wanted := needs(seen):
+        rounds.append([(need.what, need.name) for need in wanted])
+        for need in wanted:
+            seen = with_answer(seen, need, Answer())
+    return rounds
+
+
+def test_a_job_that_runs_undisturbed_needs_its_record_only() -> None:
+    # A silent pod 0 has another launcher asked, too.
+    assert asked(jobs.running().seen()) == [[("record", "gpt-worker-0")], [("peer", "gpt-worker-1")]]
+
+
+def test_a_record_tells_that_a_job_runs_undisturbed() -> None:
+    seen = jobs.running().seen()
+    line = f"{MADE} [pod 0] {RECORD_MARKER}{record(None, outcome='running').to_json()}"
+    seen = with_answer(seen, needs(seen)[0], Answer(lines=[line, f"{MADE} [rank 0] step 1"]))
+    assert seen.record is not None
+    assert seen.logs == {"gpt-worker-0": ["[rank 0] step 1"]}
+    assert needs(seen) == []
+
+
+def test_a_job_that_has_succeeded_needs_nothing() -> None:
+    assert needs(jobs.succeeded().seen()) == []
+
+
+def test_pods_without_a_node_need_events_and_then_nodes() -> None:
+    first, second = asked(jobs.unschedulable().seen())
+    assert ("events", "gpt") in first
+    assert 1 < len(first) <= 5  # of a few pods only
+    assert ("nodes", "") in second
+
+
+def test_events_of_an_earlier_job_of_the_name_are_left_out() -> None:
+    seen = JobBuilder().seen()
+    about = {"kind": "PyTorchJob", "name": "gpt", "uid": "another"}
+    events = [{"metadata": {"name": "e"}, "involvedObject": about, "lastTimestamp": MADE}]
+    assert with_answer(seen, Need("events", "gpt", "PyTorchJob"), Answer(events)).events == []
+
+
+def test_what_may_not_be_read_is_known_and_not_asked_again() -> None:
+    seen = jobs.unschedulable().seen()
+    need = Need("nodes")
+    seen = with_answer(seen, need, Answer(unreadable=frozenset({"nodes"})))
+    assert seen.unreadable == {"nodes"}
+    assert need not in needs(seen)

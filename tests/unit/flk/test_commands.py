@@ -1,0 +1,73 @@
+"""Commands that messages suggest reach the same cluster, namespace and user as the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flk.commands import Commands, Connection
+from flk.health import find
+from flk.jobs.cluster import read_cluster
+from flk.kube import ConnectionOptions, set_connection_options
+from flk.observe.client import JobClient
+from flk.observe.view import JobView
+from flk_runtime.contract.failure import Kind
+from tests.support.jobs import JobBuilder, record
+from tests.unit.flk.cli.outputs import jobs
+
+Run = Callable[..., tuple[int, str, str]]
+PROD = Connection("prod", "my config", "ada", ["team"])
+
+
+@pytest.fixture(autouse=True)
+def default_options(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("sys.argv", ["flk"])
+    yield
+    set_connection_options(ConnectionOptions())
+
+
+def test_commands_name_the_place() -> None:
+    flags = "--context prod --kubeconfig 'my config' --as ada --as-group team"
+    commands = Commands("ml", PROD)
+    assert commands.flk("why", "gpt") == f"flk why gpt -n ml {flags}"
+    assert commands.flk("list", namespace="other") == f"flk list -n other {flags}"
+    assert commands.kubectl("get pods") == f"kubectl get pods -n ml {flags}"
+    assert commands.kubectl("get nodes", namespaced=False) == f"kubectl get nodes {flags}"
+    assert Commands("ml").flk("list") == "flk list -n ml"
+
+
+def test_shown_requests_name_the_context(fake: Any, run: Run) -> None:
+    jobs.add(fake, "running")
+    stderr = run("--show-kubectl", "status", "gpt", "--context", "fake")[2]
+    shown = [line for line in stderr.splitlines() if line.startswith("kubectl ")]
+    assert shown
+    assert all(line.endswith(" --context fake") for line in shown)
+
+
+def test_status_names_the_context(fake: Any, run: Run) -> None:
+    jobs.add(fake, "unschedulable")
+    assert "flk why gpt -n team --context fake shows" in run("status", "gpt", "--context", "fake")[1]
+
+
+def test_remedies_for_nodes_name_the_context() -> None:
+    failure = replace(jobs.RAISED, kind=Kind.GPU)
+    broken = JobBuilder()
+    broken.record = record(failure)
+    silent = JobBuilder().all("pod")
+    silent.pod(2, "Unknown", node="node-c")
+    remedies = [find(JobView(job.seen(), Commands("team", Connection("prod"))))[0].remedy for job in (broken, silent)]
+    assert "kubectl cordon node-b --context prod" in remedies[0]
+    assert "kubectl delete node node-c --context prod" in remedies[1]
+
+
+@pytest.mark.usefixtures("kubeconfig")
+@pytest.mark.parametrize(("chosen", "flags"), [(None, ""), ("fake", " --context fake")])
+def test_remedies_of_doctor_name_the_context_always_and_others_where_it_is_chosen(
+    chosen: str | None, flags: str
+) -> None:
+    client = JobClient.connect(chosen)
+    assert client.commands.kubectl("get pods") == f"kubectl get pods -n team{flags}"
+    assert read_cluster(client).commands.kubectl("get pods") == "kubectl get pods -n team --context fake"
