@@ -380,7 +380,7 @@ def test_first_error_shows_one_rank_and_counts_consequences(fake: Any, client: J
     assert shown[0] == "[rank 4] step 5"
     assert shown[-1] == "[rank 4] ValueError: sample 371"
     (note,) = [one.text for one in lines if one.note]
-    assert note == f"3 other ranks failed as a consequence (ranks 0,2,6), most with: {broken}"
+    assert note == f"3 other ranks failed as a consequence (ranks 0, 2, 6), most with: {broken}"
 
 
 def test_first_error_of_a_job_without_one(fake: Any, client: JobClient) -> None:
