@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Kind
 from flk_runtime.discovery import LAUNCHERS, RankInfo, discover
 from flk_runtime.errors import DiscoveryError
 from tests.support.environments import (
@@ -107,7 +107,7 @@ def test_contradictions_are_named(changes: dict[str, str | None], words: list[st
     for word in words:
         assert word in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert caught.value.code == ExitCode.USAGE
+    assert caught.value.kind is Kind.USAGE
 
 
 def test_pods_of_a_pytorchjob_with_one_process_each() -> None:
