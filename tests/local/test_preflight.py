@@ -170,7 +170,7 @@ def test_a_port_that_another_program_uses(ranks: Ranks) -> None:
         port = other.getsockname()[1]
         first, second = said(ranks(INIT, 2, {"FLK_PREFLIGHT_TIMEOUT": "4", "MASTER_PORT": str(port)}))
     assert f"cannot open the store at port {port}: `" in first
-    assert f"(process {os.getpid()}) listens there; end it, or choose another MASTER_PORT" in first
+    assert f"(process {os.getpid()}) listens there; end it or choose another MASTER_PORT, or give this" in first
     assert "something accepts connections there, but it does not answer as rank 0's store does" in second
 
 

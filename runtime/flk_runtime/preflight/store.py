@@ -19,8 +19,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from flk_runtime.discovery import RankInfo, discover
-from flk_runtime.errors import DiscoveryError, RendezvousError, SetupError
+from flk_runtime.discovery import RankInfo
+from flk_runtime.errors import RendezvousError, SetupError
 from flk_runtime.preflight.report import node_name
 from flk_runtime.preflight.waiting import Waiting
 from flk_runtime.system import host
@@ -67,13 +67,11 @@ def open_store(info: RankInfo, address: str, port: int, deadline: float) -> Any:
         holder = host.listening_process(port)
         if holder == os.getpid():  # a process group that this process had before; torch lets both use the server
             break
-        if holder is not None and _is_rank_0(holder, address, port):
-            return connect(info, address, port, deadline)  # a second rank 0: the preflight will report both
         if time.monotonic() >= retry_until:
             name = f"{_command(holder)} (process {holder})" if holder else "a process of another user"
             raise SetupError(
-                f"rank 0 on node {node_name()} cannot open the store at port {port}: {name} listens there; end it, or "
-                "choose another MASTER_PORT"
+                f"rank 0 on node {node_name()} cannot open the store at port {port}: {name} listens there; end "
+                "it or choose another MASTER_PORT, or give this process a rank of its own if that one is rank 0"
             )
         time.sleep(_POLL)
     own = _is_own_name(info, address, port, deadline)
@@ -199,13 +197,3 @@ def _command(process: int) -> str:
         words = Path(f"/proc/{process}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
         return f"`{b' '.join(words).decode(errors='replace')[:80]}`"
     return "a process"
-
-
-def _is_rank_0(process: int, address: str, port: int) -> bool:
-    """Whether that process was started as rank 0 of the same master: there are two, or an earlier run goes on."""
-    try:
-        pairs = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-        other = discover(dict(pair.decode(errors="replace").partition("=")[::2] for pair in pairs if b"=" in pair))
-    except (OSError, DiscoveryError):
-        return False
-    return other.rank == 0 and other.master == (address, port)
