@@ -67,18 +67,10 @@ class Plan:
         return next((row for row in self.rows if row.fits), None)
 
 
-def make_plan(
-    job: Job,
-    folder: Path,
-    gpu_type: str,
-    measured: Sequence[Mapping[str, Any]] = (),
-    *,
-    gpu_power: float | None = None,
-) -> Plan:
+def make_plan(job: Job, folder: Path, gpu_type: str, measured: Sequence[Mapping[str, Any]] = ()) -> Plan:
     """Run the script of ``job`` in ``folder`` up to its first step, without memory for its model.
 
-    ``gpu_power`` is the limit of each GPU's power in W; None: that of the data sheet. ``measured`` are results of
-    `flk bench`. Raises UsageError if the script, the GPU type or its power cannot be planned.
+    ``measured`` are results of `flk bench`. Raises UsageError if the script or the GPU type cannot be planned.
     """
     python, path = interpreter()
     with tempfile.TemporaryDirectory(prefix="flk-") as scratch:
@@ -87,7 +79,6 @@ def make_plan(
             "nodes": job.replicas,
             "ranks": job.processes_per_pod,
             "gpu_type": gpu_type,
-            "gpu_power": gpu_power,
             "fabric": str(job.fabric or "auto"),
             "measured": list(measured),
             "output": str(result),

@@ -275,7 +275,6 @@ def test_a_script_is_planned_without_a_change(flk: Flk) -> None:
     [
         (["--gpu-type", "h700", "--", "one-model"], "no figures for GPUs of type 'h700'"),
         (["--gpu-type", "h100"], "the script did not call run.parallelize"),
-        (["--gpu-power", "0", "--", "one-model"], "a limit of 0 W for H100: expected more than 0 and at most 700"),
     ],
 )
 def test_a_script_that_cannot_be_planned(flk: Flk, arguments: list[str], message: str) -> None:

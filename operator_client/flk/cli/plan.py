@@ -23,12 +23,6 @@ def plan(
     gpu_type: Annotated[
         str, typer.Option("--gpu-type", metavar="NAME", help="Type of the GPUs: h100, a100, b200, …")
     ] = "h100",
-    gpu_power: Annotated[
-        float | None,
-        typer.Option(
-            "--gpu-power", metavar="WATTS", help="Limit of each GPU's power. Default: that of its data sheet."
-        ),
-    ] = None,
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FORMAT", help="Output format: text, wide (all rows), json.")
     ] = "text",
@@ -46,7 +40,7 @@ def plan(
     job, here = loaded.job.named(), Path.cwd()
     if job.command[0] != "-m" and loaded.root != here:
         job = job.changed(command=[str(loaded.root / job.command[0]), *job.command[1:]])
-    found = make_plan(job, here, gpu_type, measured(job), gpu_power=gpu_power)
+    found = make_plan(job, here, gpu_type, measured(job))
     if output == "json":
         print(json.dumps(found.output, indent=2))
     else:

@@ -1,8 +1,7 @@
 """``python -m flk_runtime.plan REQUEST script.py args``: what `flk plan` runs in a Python that has torch.
 
 REQUEST is a JSON object: nodes, ranks (of each node), gpu_type (or device and memory, as torch tells them), fabric,
-and output, the file for the result. gpu_power: a limit of each GPU's power in W. measured: results of `flk bench`,
-whose calibration is used on the same hardware, and was measured under the limit.
+and output, the file for the result. measured: results of `flk bench`, whose calibration is used on the same hardware.
 With choose, the result is the strategy that `auto` stands for. With calibration (alone: the seconds of a step without
 communication, and collectives), it is what `flk bench` needs.
 """
@@ -12,12 +11,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import replace
 from typing import Any
 
 from flk_runtime.contract import user_env
 from flk_runtime.errors import RuntimeFailure
-from flk_runtime.plan.calibration import UNMEASURED
 from flk_runtime.plan.capture import capture, open_group
 from flk_runtime.plan.choice import choose
 from flk_runtime.plan.communication import Cluster
@@ -53,8 +50,6 @@ def _plan(request: dict[str, Any], command: list[str]) -> dict[str, Any]:
     measured = request.get("measured") or []
     if "calibration" not in request:
         cluster = calibrated(cluster, measured)
-    if request.get("gpu_power") is not None and cluster.calibration == UNMEASURED:
-        cluster = replace(cluster, gpu=gpu.limited(request["gpu_power"]))
     open_group(cluster.world_size)
     captured = capture(command, cluster.gpu)
     if "calibration" in request:

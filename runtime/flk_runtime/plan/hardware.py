@@ -41,8 +41,6 @@ class Gpu:
     bandwidth: float  # of its memory, in bytes per second
     link: float  # to the other GPUs of the node, one direction, in bytes per second
     flops: float | None = None  # of matrix products, in FLOP/s, where no peak is published
-    power: float | None = None  # that it may draw, in W
-    clock: float = 1.0  # frequency of its processors, as a share of the one that the peaks are for
     overlaps: bool = True  # communication and computation go on at the same time
 
     def peak(self, dtype: torch.dtype) -> float:
@@ -53,19 +51,6 @@ class Gpu:
         assert found is not None, f"{self.name} is in GPUS and has no peak"  # noqa: S101
         return found
 
-    def limited(self, power: float) -> Gpu:
-        """This GPU with a limit of its power, in W: its processors are slower, its memory is not.
-
-        The power of a circuit grows with its frequency and the square of its voltage, which grows with the frequency,
-        so with the third power of the frequency (Weste and Harris, CMOS VLSI Design, chapter 5). Raises SetupError if
-        the limit is none.
-        """
-        if self.power is None:
-            raise SetupError(f"no figure for the power of {self.name}, so a limit of {power:g} W cannot be planned")
-        if not 0 < power <= self.power:
-            raise SetupError(f"a limit of {power:g} W for {self.name}: expected more than 0 and at most {self.power:g}")
-        return replace(self, clock=(power / self.power) ** (1 / 3))
-
     def seconds(self, flops: int, size: int, dtype: torch.dtype, *, attention: bool) -> float:
         """Time of an operation that does ``flops`` and reads and writes ``size`` bytes, by the roofline model.
 
@@ -73,30 +58,29 @@ class Gpu:
         """
         efficiency = ATTENTION_EFFICIENCY if attention else MATMUL_EFFICIENCY
         return LAUNCH_SECONDS + max(
-            flops / (self.peak(dtype) * efficiency * self.clock), size / (self.bandwidth * MEMORY_EFFICIENCY)
+            flops / (self.peak(dtype) * efficiency), size / (self.bandwidth * MEMORY_EFFICIENCY)
         )
 
 
-def _gpu(name: str, gib: float, terabytes: float, gigabytes: float, watts: float | None = None) -> Gpu:
-    return Gpu(name, int(gib * GIB), terabytes * 1e12, gigabytes * 1e9, power=watts)
+def _gpu(name: str, gib: float, terabytes: float, gigabytes: float) -> Gpu:
+    return Gpu(name, int(gib * GIB), terabytes * 1e12, gigabytes * 1e9)
 
 
-# By the name that users give: name for `flk_runtime.metrics.mfu.peak`, GiB, TB/s of memory, GB/s to GPUs of the node,
-# and W.
+# By the name that users give: name for `flk_runtime.metrics.mfu.peak`, GiB, TB/s of memory, GB/s to GPUs of the node.
 GPUS: Final = {
-    "a100-40gb": _gpu("A100", 40, 1.555, 300, 400),
-    "a100": _gpu("A100", 80, 2.039, 300, 400),
-    "h100": _gpu("H100", 80, 3.35, 450, 700),
-    "h100-96gb": _gpu("H100", 96, 2.4, 450, 700),
-    "h100-pcie": _gpu("H100 PCIe", 80, 2.0, 64, 350),
-    "h100-nvl": _gpu("H100 NVL", 94, 3.9, 300, 400),
-    "h200": _gpu("H200", 141, 4.8, 450, 700),
-    "b200": _gpu("B200", 180, 8.0, 900, 1000),
+    "a100-40gb": _gpu("A100", 40, 1.555, 300),
+    "a100": _gpu("A100", 80, 2.039, 300),
+    "h100": _gpu("H100", 80, 3.35, 450),
+    "h100-96gb": _gpu("H100", 96, 2.4, 450),
+    "h100-pcie": _gpu("H100 PCIe", 80, 2.0, 64),
+    "h100-nvl": _gpu("H100 NVL", 94, 3.9, 300),
+    "h200": _gpu("H200", 141, 4.8, 450),
+    "b200": _gpu("B200", 180, 8.0, 900),
     "b300": _gpu("B300", 288, 8.0, 900),
     "gb200": _gpu("GB200", 186, 8.0, 900),
-    "l40s": _gpu("L40S", 48, 0.864, 32, 350),
-    "mi300x": _gpu("MI300X", 192, 5.3, 448, 750),
-    "mi325x": _gpu("MI325X", 256, 6.0, 448, 1000),
+    "l40s": _gpu("L40S", 48, 0.864, 32),
+    "mi300x": _gpu("MI300X", 192, 5.3, 448),
+    "mi325x": _gpu("MI325X", 256, 6.0, 448),
 }
 
 # One process on some cores of a server: the order of magnitude, for a choice of the strategy. `flk bench` measures.

@@ -44,9 +44,6 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
     if gpu.overlaps:
         share = f"{COLLECTIVE_PROCESSORS:.0%} of a GPU's processors from the computation beside it"
         assumptions.insert(2, f"a collective takes {share}, fewer where the network is slow")
-    if gpu.clock != 1:
-        limit = f"the limit of its power slows each GPU's processors to {gpu.clock:.0%} of their frequency"
-        assumptions.insert(1, limit)
     if cluster.calibration != UNMEASURED:
         assumptions[:2] = [f"computation and network as `flk bench` has measured them on {_describe(cluster)}"]
     return {

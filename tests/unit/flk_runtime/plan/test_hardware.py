@@ -1,4 +1,4 @@
-"""What the plan assumes of GPUs: a limit of their power, and the pools of memory that CUDA's allocator keeps."""
+"""What the plan assumes of GPUs: their figures, and the pools of memory that CUDA's allocator keeps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flk_runtime.errors import SetupError
 from flk_runtime.plan.communication import Cluster, collectives
 from flk_runtime.plan.hardware import FRAGMENTATION, GPUS, find_gpu
 from flk_runtime.plan.predict import Prediction, Workload, predict
@@ -16,29 +15,6 @@ from flk_runtime.plan.trace import LOSS, OUTSIDE, Segment, StepTrace
 
 RANKS = 8
 ROOT, BLOCK = 1000 * RANKS, 100 * RANKS  # elements
-
-
-def seconds(gpu_power: float | None, flops: int, size: int) -> float:
-    gpu = GPUS["h100"] if gpu_power is None else GPUS["h100"].limited(gpu_power)
-    return gpu.seconds(flops, size, torch.bfloat16, attention=False)
-
-
-def test_half_of_the_power_gives_four_fifths_of_the_frequency() -> None:
-    computes, moves = (10**15, 0), (0, 10**12)
-    assert seconds(350, *computes) == pytest.approx(seconds(None, *computes) * 2 ** (1 / 3), rel=1e-4)
-    assert seconds(350, *moves) == seconds(None, *moves), "the memory keeps its frequency"
-    assert seconds(700, *computes) == seconds(None, *computes)
-
-
-@pytest.mark.parametrize("gpu_power", [0, -1, 700.5])
-def test_a_limit_that_no_gpu_has(gpu_power: float) -> None:
-    with pytest.raises(SetupError, match=r"expected more than 0 and at most 700"):
-        GPUS["h100"].limited(gpu_power)
-
-
-def test_a_gpu_without_a_figure_for_its_power() -> None:
-    with pytest.raises(SetupError, match=r"no figure for the power of B300"):
-        GPUS["b300"].limited(500)
 
 
 def workload(seconds: float = 0.0) -> Workload:
