@@ -165,7 +165,7 @@ def test_code_that_may_not_be_stored_is_refused_before_anything_exists(
 ) -> None:
     result = submit(restricted_user((["create", "get", "list", "patch", "delete"], "pytorchjobs.kubeflow.org")))
     assert result.code == 1
-    assert "no permission to create configmaps" in result.stderr
+    assert "no permission to patch configmaps" in result.stderr
     assert "deleted again" not in result.stderr
     assert kubectl("get", "pytorchjobs", "-o", "name") == ""
 
@@ -173,7 +173,7 @@ def test_code_that_may_not_be_stored_is_refused_before_anything_exists(
 def test_job_that_may_not_be_started_is_deleted_again(submit: Any, restricted_user: Any, kubectl: Any) -> None:
     rights = [
         (["create", "get", "list", "delete"], "pytorchjobs.kubeflow.org"),
-        (["create", "get", "list"], "configmaps"),
+        (["create", "get", "list", "patch"], "configmaps"),
         (["create"], "secrets"),
     ]
     result = submit(restricted_user(*rights))
