@@ -49,10 +49,10 @@ def test_devices_of_another_vendor(run: Run) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--resource", "gpu=8"], "--resource: must be the name of a device plugin's resource"),
-        (["--resource", "nvidia.com/gpu=8"], "--resource: nvidia.com/gpu is requested by gpu"),
+        (["--resource", "gpu=8"], "--resource gpu: must be the name of a device plugin's resource"),
+        (["--resource", "nvidia.com/gpu=8"], "--resource nvidia.com/gpu: nvidia.com/gpu is requested by gpu"),
         (["--resource", "amd.com/gpu=0"], "amd.com/gpu must be at least 1"),
-        (["--resource", "amd.com/gpu=some"], "--resource: must be a whole number"),
+        (["--resource", "amd.com/gpu=some"], "--resource amd.com/gpu: must be a whole number"),
         (["--label", "flk.dev/job=other"], "--label: flk or the training operator sets flk.dev/job"),
         (["--label", "kueue.x-k8s.io/queue-name=q"], "--label: queue sets it"),
         (["--label", "team"], "--label"),
