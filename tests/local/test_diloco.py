@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -276,6 +277,12 @@ def test_a_killed_hub_loses_nothing(flk: Flk, workers: Workers) -> None:
     assert {json.loads(text)["digest"] for text in re.findall(r"RESULT (\{.*\})", output)} == expected
 
 
+def accepts(port: int) -> bool:
+    """Whether a process of this machine accepts connections on ``port``."""
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
 @pytest.mark.parametrize("others", [False, True])
 def test_a_hub_that_no_worker_has_met_ends_with_its_launcher(pods: Callable[..., Pods], others: bool) -> None:
     """At once if it is for this job only, else when the launcher is told to stop."""
@@ -286,6 +293,7 @@ def test_a_hub_that_no_worker_has_met_ends_with_its_launcher(pods: Callable[...,
         job.start("train.py")
         if others:
             job.until((job.folder / "termination.0").exists, "the job has ended")
+            job.until(lambda: accepts(port), "the hub listens")
             time.sleep(3)
             assert job.running[0].poll() is None, job.log()
             job.running[0].terminate()
