@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 CLUSTER ?= flk
 HELM ?= helm
 WORKERS ?= 2
-CLUSTER_WORKERS ?= 3
+CLUSTER_WORKERS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
@@ -33,7 +33,8 @@ test: export FLK_TEST_CLUSTER ?= create
 test: $(INSTALLED) ## All tests; those with a cluster or another launcher where one can be had
 	@failed=0; \
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --durations=30 tests/unit tests/project tests/local || failed=1; \
-	$(BIN)/pytest -rs -n $(CLUSTER_WORKERS) --dist loadgroup --durations=30 tests/launchers tests/cluster || failed=1; \
+	$(BIN)/pytest -rs --durations=10 tests/launchers || failed=1; \
+	$(BIN)/pytest -rs -n $(CLUSTER_WORKERS) --dist loadgroup --durations=30 tests/cluster || failed=1; \
 	exit $$failed
 
 accept: $(INSTALLED) ## Accept what commands print now as what tests expect; read the difference before you commit it
