@@ -371,6 +371,7 @@ raise Late
         time.sleep(20)
         """,
         (0, 1, 2, 3),
+        kind="timeout",
         words="Timed out waiting",
         count=-1,
         whole=True,

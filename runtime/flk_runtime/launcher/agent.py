@@ -78,7 +78,7 @@ class Agent:
         self.attempt_over = False  # it ended for all pods; this pod's ranks are being terminated
         self.failures: list[Failure] = []  # of this pod in this attempt
         self.step: int | None = None  # most steps that a rank of this pod that has ended had done in this attempt
-        self.saved: bool | None = None  # a rank of this pod has saved through flk; None: none has ended yet
+        self.saved: bool | None = None  # a rank of this pod has saved through flk, or restored; None: none has ended
         self.restored = False  # the leader knows where this attempt began
         self.report_due = False  # all ranks have ended, and the leader does not know yet
         self.finished: list[Failure] = []  # its ranks that ended with code 0, which is a failure only if others fail
@@ -191,7 +191,7 @@ class Agent:
             size = f"{plural(attempt.pods * settings.processes, 'rank')} on {plural(attempt.pods, 'pod')}"
             cause = attempt.history[-2].failure if len(attempt.history) > 1 else None
             reason = f", after {cause.summary}" if cause else ""
-            if self.saved is False:
+            if self.saved is False and not (attempt.memory and attempt.memory.restore):
                 reason += (
                     "; no rank has saved through flk, so it begins at step 0 unless the script finds a state itself"
                 )
@@ -249,7 +249,7 @@ class Agent:
         self._handle_report(rank)
         if rank.progress.step >= 0:
             self.step = max(self.step or 0, rank.progress.step)
-        self.saved = bool(self.saved) or rank.progress.saved >= 0
+        self.saved = bool(self.saved) or rank.progress.saved >= 0 or rank.progress.restored > 0
         code = os.waitstatus_to_exitcode(status)
         if code == 0 and not rank.terminated:
             self.finished.append(self.ranks.failure_of_exit(rank, 0))
@@ -274,7 +274,7 @@ class Agent:
     def _handle_failure(self, rank: RankProcess, failure: Failure) -> None:
         if self.stop_signal == signal.SIGINT or self.attempt is None or rank.ended_by_launcher(failure):
             return  # the launcher has ended this rank
-        if rank.terminated and failure.kind in _ANSWERS:
+        if rank.terminated and failure.kind in _ANSWERS and not self._has_failed_alike(failure):
             failure = replace(failure, kind=Kind.STOPPED)
         rank.failure = failure
         if rank.terminated and self.preemption:
@@ -282,6 +282,11 @@ class Agent:
         self.failures.append(failure)
         if not self.attempt_over:
             self.member.report_failure(self.attempt, failure)
+
+    def _has_failed_alike(self, failure: Failure) -> bool:
+        """Whether another rank has failed in the same way, so that SIGTERM is not why this one failed."""
+        known = [*self.failures, self.end] if self.end else self.failures
+        return any(failure.signature == each.signature for each in known)
 
     def _stopped_as_told(self, rank: RankProcess, code: int) -> bool:
         return code == ExitCode.PREEMPTED and self.preemption is not None and self.preemption.stopped(rank.progress)
