@@ -19,7 +19,8 @@ from flk.jobs.submission import prepare
 from flk.local import as_check
 from flk.observe.client import JobClient
 from flk.spec.job import Job
-from flk.units import plural, short_duration
+from flk.units import short_duration
+from flk_runtime.contract.ranges import plural
 
 TIMEOUT: Final = 300.0  # seconds, in which an image can be pulled
 

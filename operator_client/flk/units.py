@@ -87,11 +87,6 @@ def duration_text(seconds: int) -> str:
     return "".join(parts) or "0s"
 
 
-def plural(count: int, noun: str) -> str:
-    """Return a count with its noun: ``plural(2, "pod")`` is ``2 pods``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def short_duration(seconds: float) -> str:
     """Return a duration in its two largest units, as kubectl writes an age: 75 is ``1m15s``, 90061 is ``1d1h``."""
     whole = max(0, int(seconds))

@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.ranges import plural
 from flk_runtime.errors import RuntimeFailure, SetupError
 from flk_runtime.preflight import RankReport
 from flk_runtime.shared import failure_report
-from flk_runtime.system.text import plural
 
 MODULE = "flk_runtime.check"  # the module that a launcher starts as its ranks
 _NODE_LIMIT = 16  # nodes that are listed

@@ -49,7 +49,7 @@ def plan(
 
 def _text(plan: Plan, *, all_rows: bool) -> list[str]:
     from flk.cli.table import table
-    from flk.units import plural
+    from flk_runtime.contract.ranges import plural
 
     best = plan.best
     lines = [

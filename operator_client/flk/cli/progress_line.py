@@ -6,7 +6,8 @@ import shutil
 from typing import TYPE_CHECKING, TextIO
 
 from flk.cli.screen import cut
-from flk.units import plural, short_duration
+from flk.units import short_duration
+from flk_runtime.contract.ranges import plural
 
 if TYPE_CHECKING:
     from flk.jobs.state import State

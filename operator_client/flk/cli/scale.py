@@ -22,7 +22,7 @@ def scale(
     """
     from flk.jobs import lifecycle
     from flk.observe.client import JobClient
-    from flk.units import plural
+    from flk_runtime.contract.ranges import plural
 
     client = JobClient.connect(context, namespace)
     before = lifecycle.scale(client, job, pods)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 from flk.cli.screen import cut, width_of
 from flk.cli.table import table
 from flk.terminal import printable
-from flk.units import plural, short_duration
+from flk.units import short_duration
+from flk_runtime.contract.ranges import plural
 
 if TYPE_CHECKING:
     from flk.jobs.state import AttemptState, State

@@ -12,9 +12,10 @@ from flk.observe.model import Evidence, Finding, PodState
 from flk.observe.observation import event_time
 from flk.observe.pods import conditions, one_line
 from flk.observe.view import JobView
-from flk.units import plural, timestamp
+from flk.units import timestamp
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.pod_layout import CONTAINER
+from flk_runtime.contract.ranges import plural
 
 FOR_NODES: Final = (
     "build the image for the architecture of the nodes (docker buildx build --platform), or choose nodes with "

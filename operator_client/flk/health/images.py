@@ -8,7 +8,7 @@ from typing import Final
 from flk.health.cause import FOR_NODES, Cause, Found, Locate, Trace, event_evidence, tell, trace, waiting, waiting_path
 from flk.kube import Object
 from flk.observe.view import JobView, pod_spec
-from flk.units import plural
+from flk_runtime.contract.ranges import plural
 
 _PULL: Final = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ImageInspectError")
 _NAME: Final = re.compile(r'[Ii]mage "([^"]+)"')

@@ -11,8 +11,9 @@ from flk.kube import Object
 from flk.observe.model import Evidence
 from flk.observe.pods import conditions
 from flk.observe.view import JobView
-from flk.units import plural, timestamp
+from flk.units import timestamp
 from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.ranges import plural
 
 
 def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:

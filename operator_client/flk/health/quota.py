@@ -13,7 +13,7 @@ from flk.health.resources import Amounts, amount_text, quantity
 from flk.kube import Object
 from flk.observe.view import JobView
 from flk.targets import DEFAULT
-from flk.units import plural
+from flk_runtime.contract.ranges import plural
 
 _QUOTA: Final = re.compile(r"exceeded quota: (\S+), requested: (\S+), used: (\S+), limited: (\S+?),?(?:\s|$)")
 _QUOTA_NEEDS: Final = re.compile(r"failed quota: (\S+): must specify (.+?)(?: for:|$)")

@@ -9,7 +9,7 @@ from flk.health.cause import Find, Locate, Tell, Trace, event_evidence, tell
 from flk.observe.model import PodPhase
 from flk.observe.pods import one_line
 from flk.observe.view import JobView
-from flk.units import plural
+from flk_runtime.contract.ranges import plural
 
 READ: Final = "flk reads the event FailedCreatePod (or FailedCreate) of the job."
 

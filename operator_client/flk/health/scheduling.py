@@ -26,7 +26,8 @@ from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.pods import conditions
 from flk.observe.view import JobView, pod_spec
-from flk.units import plural, timestamp
+from flk.units import timestamp
+from flk_runtime.contract.ranges import plural
 
 SCHEDULER_DELAY: Final = 30.0  # seconds in which a scheduler should have looked at a pod
 _CONTROL_PLANE: Final = "node-role.kubernetes.io/"  # how the taints of control planes begin

@@ -27,8 +27,9 @@ from flk.observe.model import Evidence, PodPhase
 from flk.observe.observation import event_time
 from flk.observe.pods import one_line
 from flk.observe.view import JobView
-from flk.units import plural, timestamp
+from flk.units import timestamp
 from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.ranges import plural
 
 _ROOT: Final = re.compile(
     r"runAsNonRoot and image (?:will run as root|has non-numeric user)|runAsUser breaks non-root policy"

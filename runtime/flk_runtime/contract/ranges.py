@@ -1,4 +1,4 @@
-"""Text of sets of numbers, with ranges of consecutive ones: ``0-2,5`` for programs, ``ranks 0-2, 5`` for people."""
+"""Numbers in text: counts, and sets with ranges, ``0-2,5`` for programs and ``ranks 0-2, 5`` for people."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 _SHOWN: Final = 8  # ranges in a text for people
+
+
+def plural(count: int, noun: str) -> str:
+    """The count with its noun: ``plural(2, "pod")`` is ``2 pods``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def format_ranges(numbers: Iterable[int]) -> str:

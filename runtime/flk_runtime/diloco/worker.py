@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from flk_runtime.contract.ranges import plural
 from flk_runtime.diloco import fragments
 from flk_runtime.diloco.lead import JOINED, STOP, Lead, say
 from flk_runtime.diloco.options import DiLoCo, Membership
 from flk_runtime.distributed import process_group
 from flk_runtime.parallel import ParallelModel
 from flk_runtime.shared import progress
-from flk_runtime.system.text import plural
 
 _NOTICE = 30.0  # seconds after which a wait is reported
 _MIX = 0.5  # share of the local parameters in what follows a delayed result (arXiv 2501.18512, section 2.3)

@@ -16,6 +16,7 @@ from flk_runtime.contract import pod_env
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.pod_layout import INTERRUPT_GRACE
+from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.record import SOURCES, JobRecord
 from flk_runtime.launcher import coordinator
 from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
@@ -47,7 +48,6 @@ from flk_runtime.launcher.transport import (
     ThreadFailed,
 )
 from flk_runtime.system import host
-from flk_runtime.system.text import plural
 
 TERMINATE_TIMEOUT = 1.0  # seconds between SIGTERM and SIGKILL at the end of an attempt: ranks hang in a collective
 ORPHANS_TIMEOUT, ORPHANS_POLL = 5.0, 0.005  # seconds for processes that ranks have left to end after SIGKILL

@@ -28,11 +28,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.strategies import AUTO
 from flk_runtime.launcher import worker
 from flk_runtime.launcher.signals import HANDLED_SIGNALS
 from flk_runtime.system import host
-from flk_runtime.system.text import plural
 
 PRELOAD = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "numpy")
 # The constructor of every torch optimizer imports this, which takes a second.

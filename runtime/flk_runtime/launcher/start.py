@@ -15,6 +15,7 @@ from typing import NoReturn
 from flk_runtime.contract import log_format, pod_env, user_env
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.ranges import plural
 from flk_runtime.launcher import forkserver
 from flk_runtime.launcher.agent import Agent
 from flk_runtime.launcher.coordinator.policy import final_reason
@@ -30,7 +31,6 @@ from flk_runtime.launcher.signals import Wakeup
 from flk_runtime.launcher.unpack import CodeError, unpack
 from flk_runtime.shared.failure_report import write_all
 from flk_runtime.system import host
-from flk_runtime.system.text import plural
 
 _FLUSH_TIMEOUT = 5.0  # seconds in which the reader of the output may take the last lines
 

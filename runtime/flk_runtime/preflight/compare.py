@@ -10,9 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any
 
-from flk_runtime.contract.ranges import numbered
+from flk_runtime.contract.ranges import numbered, plural
 from flk_runtime.preflight.report import SHM, RankReport
-from flk_runtime.system.text import plural
 
 DOCKER_SHM = 64 << 20  # bytes of /dev/shm in a container by default
 GOOD_SHM = 1 << 30  # bytes that NVIDIA's containers ask for (NCCL user guide, troubleshooting: shared memory)

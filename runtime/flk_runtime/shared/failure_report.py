@@ -16,8 +16,9 @@ from typing import Any
 
 from flk_runtime.contract import pod_env
 from flk_runtime.contract.failure import Kind, is_secondary, kind_of_loss
+from flk_runtime.contract.ranges import plural
 from flk_runtime.system import faults
-from flk_runtime.system.text import last_exception, plural, text_of
+from flk_runtime.system.text import last_exception, text_of
 
 _LAUNCHER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "launcher", "")
 _TRACEBACK_LIMIT = 6000  # characters of a traceback that go into the report

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 import torch
 
 from flk_runtime.contract import pod_env, user_env
+from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.variable import VariableError
 from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import SetupError
 from flk_runtime.system import host
-from flk_runtime.system.text import plural
 
 
 def select(

@@ -5,11 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def plural(count: int, noun: str) -> str:
-    """The count with its noun: ``plural(2, "pod")`` is ``2 pods``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def last_line(lines: Sequence[str]) -> str:
     """The last of the lines that is not blank, without the space around it; empty if all are."""
     return next((line.strip() for line in reversed(lines) if line.strip()), "")

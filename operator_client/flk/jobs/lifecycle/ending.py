@@ -10,7 +10,7 @@ from flk.errors import WaitTimeoutError
 from flk.observe.client import JobClient
 from flk.observe.follower import Follower
 from flk.observe.observation import Observation
-from flk.units import plural
+from flk_runtime.contract.ranges import plural
 
 REPORT_EVERY: Final = 5.0  # seconds between two reports of what is awaited
 

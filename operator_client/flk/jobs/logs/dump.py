@@ -19,7 +19,8 @@ from flk.observe import archive
 from flk.observe.client import JobClient
 from flk.observe.observation import Observation
 from flk.observe.view import JobView
-from flk.units import plural, short_duration
+from flk.units import short_duration
+from flk_runtime.contract.ranges import plural
 
 DUMPED: Final = 8  # pods whose logs are read at once, and held until it is their turn
 FOLDED: Final = 100_000  # lines among which equal ones are folded

@@ -18,9 +18,8 @@ from flk.observe import archive
 from flk.observe.client import JobClient
 from flk.observe.observation import Observation
 from flk.observe.view import JobView
-from flk.units import plural
 from flk_runtime.contract.failure import Failure
-from flk_runtime.contract.ranges import numbered
+from flk_runtime.contract.ranges import numbered, plural
 
 LINES: Final = 2000  # last lines of each pod that are searched
 PODS: Final = 256  # pods whose logs are searched, those that failed first

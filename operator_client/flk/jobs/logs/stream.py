@@ -23,8 +23,9 @@ from flk.observe.observation import Observation
 from flk.observe.pods import has_log
 from flk.observe.reader import Reader
 from flk.observe.view import JobView
-from flk.units import plural, short_duration
+from flk.units import short_duration
 from flk_runtime.contract.log_format import parse_record
+from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.record import JobRecord
 
 FOLLOWED: Final = 200  # pods whose logs are followed at once, each over a connection; those of others are polled

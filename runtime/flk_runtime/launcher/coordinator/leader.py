@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind, root_cause
-from flk_runtime.contract.ranges import format_ranges, numbered
+from flk_runtime.contract.ranges import format_ranges, numbered, plural
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.launcher.coordinator.drain import Departures, with_parts
 from flk_runtime.launcher.coordinator.membership import Membership
@@ -50,7 +50,6 @@ from flk_runtime.launcher.transport.messages import (
     StacksWanted,
     SuccessReport,
 )
-from flk_runtime.system.text import plural
 
 _PRIMARY_TIMEOUT = 0.5  # seconds to wait for a primary failure after a secondary one has been reported
 _LAST_REPORTS_TIMEOUT = 5.0  # seconds to wait for the other pods' failures when no attempt follows
