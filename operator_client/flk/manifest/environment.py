@@ -5,22 +5,13 @@
 
 from __future__ import annotations
 
-import re
-from typing import Final
-
+from flk.secret_names import names_secret
 from flk.spec.diloco import DiLoCo
 from flk.spec.fabric import fabrics
 from flk.spec.job import Job
 from flk.spec.options import rows
 from flk_runtime.contract import pod_env, pod_layout, user_env
 from flk_runtime.contract.strategies import DILOCO
-
-# Parts of the name of a variable whose value should not be readable in a manifest.
-_SECRET: Final = re.compile(
-    r"(^|_)(TOKEN|SECRET|SECRETS|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|CREDENTIALS"
-    r"|(API|ACCESS|PRIVATE|SECRET|AUTH)_?KEY)(_|$)",
-    re.IGNORECASE,
-)
 
 
 def environment(job: Job) -> dict[str, str]:
@@ -58,7 +49,7 @@ def warnings(job: Job) -> list[str]:
     found = [
         f"env.{name} looks like a secret, but everybody who reads the job can read it: use --secret {name}=SECRET:KEY"
         for name in job.env
-        if _SECRET.search(name)
+        if names_secret(name)
     ]
     if job.diloco and job.strategy != DILOCO:
         found.append(f"diloco has no effect under strategy {job.strategy}: use --strategy {DILOCO}")

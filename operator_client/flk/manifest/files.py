@@ -8,7 +8,6 @@ travel only if `ship` lists them by name.
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import stat
 import subprocess
@@ -18,12 +17,9 @@ from pathlib import Path, PurePosixPath
 from typing import Final, NoReturn
 
 from flk.errors import UsageError
+from flk.secret_names import file_names_secret
 from flk.spec.job import Job
 
-_SECRET_NAMES: Final = (
-    *(".env", ".env.*", ".netrc", ".npmrc", ".pypirc", ".git-credentials", ".htpasswd", "kubeconfig", "*.kubeconfig"),
-    *("*.pem", "*.key", "*.p12", "*.pfx", "*.keystore", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*"),
-)
 _TOOL_FOLDERS: Final = frozenset({"__pycache__", "node_modules", "site-packages"})
 _OWN_FILES: Final = {"flk.yaml", "flk.schema.json"}  # pods do not read them
 _WILDCARDS: Final = frozenset("*?[")
@@ -226,10 +222,10 @@ def _listed(patterns: Iterable[str], root: Path) -> set[str]:
 
 
 def _looks_secret(root: Path, path: str) -> bool:
-    """Whether the name of a file, or of the file that it links to, looks like that of a key or a password."""
+    """Whether the name of a file, or the name of the file that it links to, looks like a secret."""
     file = root / path
     names = {file.name, file.resolve().name} if os.path.islink(file) else {file.name}
-    return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in _SECRET_NAMES)
+    return any(file_names_secret(name) for name in names)
 
 
 def _leaves(root: Path, path: str) -> bool:

@@ -8,10 +8,9 @@ from typing import Any, Final
 
 from flk import labels
 from flk.kube import Object
+from flk.secret_names import names_secret
 
 REDACTED: Final = "***"
-# Names of variables and options whose values are taken for secrets.
-_SECRET_NAME: Final = re.compile(r"(?i)token|secret|passw|passphrase|credential|private|api_?-?key|access_?-?key|auth")
 _ASSIGNMENT: Final = re.compile(r"(?P<name>-{0,2}[\w.-]+)=(?P<value>.+)", re.DOTALL)
 # Copies of the whole manifest, with the variables in it.
 _COPIES: Final = ("kubectl.kubernetes.io/last-applied-configuration", labels.SPEC)
@@ -35,7 +34,7 @@ def _redact(node: Any) -> None:
     for key, value in node.items():
         if key == "env" and isinstance(value, list):
             for variable in value:
-                if "value" in variable and _SECRET_NAME.search(str(variable.get("name", ""))):
+                if "value" in variable and names_secret(str(variable.get("name", ""))):
                     variable["value"] = REDACTED
         elif key in ("command", "args") and isinstance(value, list):
             node[key] = _without_secrets(value)
@@ -74,9 +73,9 @@ def _without_secrets(words: list[Any]) -> list[str]:
         match = _ASSIGNMENT.fullmatch(word)
         if follows and not word.startswith("-"):
             kept.append(REDACTED)
-        elif match and _SECRET_NAME.search(match["name"]):
+        elif match and names_secret(match["name"]):
             kept.append(f"{match['name']}={REDACTED}")
         else:
             kept.append(word)
-        follows = match is None and word.startswith("-") and bool(_SECRET_NAME.search(word))
+        follows = match is None and word.startswith("-") and names_secret(word)
     return kept

@@ -1,0 +1,94 @@
+"""Secrets are known by one table of names: warnings, archives and what is shipped take the same names for secrets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flk.manifest.environment import warnings
+from flk.manifest.files import select_files
+from flk.observe.archive.redaction import kept_job
+from flk.secret_names import file_names_secret, names_secret
+from flk.spec.job import validated
+
+SECRET = [
+    *("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "DB_PASSWORD", "WANDB_API_KEY", "token", "PGPASSWORD"),
+    *("GITHUB_PAT", "DB_PASS", "DB_PWD", "APIKEY", "apiKey", "authToken", "NPM_AUTH", "SSH_PRIVATE_KEY", "OAUTH_ID"),
+    *("GOOGLE_APPLICATION_CREDENTIALS", "api-key", "client.secret", "SSL_PASSPHRASE", "MYSQL_PASSWD"),
+]
+PLAIN = [
+    *(
+        "TOKENIZERS_PARALLELISM",
+        "MAX_TOKENS",
+        "SORT_KEY",
+        "SECRETARY",
+        "LR",
+        "AUTHOR",
+        "PWD",
+        "PASSES",
+        "PATH",
+        "PATIENCE",
+    ),
+    *("MONKEY_API", "PRIVATE_SPLIT"),
+]
+SECRET_FILES = [
+    *(".env", ".env.local", ".netrc", "server.pem", "id_rsa", "id_ed25519.pub", "kubeconfig", "credentials.json"),
+    *(
+        "service-account.json",
+        "service_account_prod.json",
+        "gcp-key.json",
+        "secrets.yaml",
+        "token.txt",
+        "API_KEY",
+        "auth.json",
+    ),
+]
+PLAIN_FILES = [
+    *("secrets.py", "token.py", "tokenizer.json", "special_tokens_map.json", "tokens.txt", "auth.py", "authors.txt"),
+    *("monkey.json", "train.py", "config.yaml", "keys.csv"),
+]
+
+
+def hidden_in_archives(name: str) -> bool:
+    """Whether an archive hides the value of a variable, and of an option or a variable in a command."""
+    container = {
+        "env": [{"name": name, "value": "canary"}],
+        "command": ["python", "train.py", f"--{name}=canary", f"--{name}", "canary"],
+        "args": [f"{name}=canary"],
+    }
+    whole = {"metadata": {"name": "gpt"}, "spec": {"template": {"spec": {"containers": [container]}}}}
+    found = json.dumps(kept_job(whole)).count("canary")
+    assert found in (0, 4)
+    return found == 0
+
+
+def warned_of(name: str) -> bool:
+    return any(
+        f"env.{name} looks like a secret" in line
+        for line in warnings(validated({"command": "a.py", "env": {name: "x"}}))
+    )
+
+
+@pytest.mark.parametrize("name", SECRET)
+def test_names_of_secrets(name: str) -> None:
+    assert names_secret(name)
+    assert hidden_in_archives(name)
+    if name.isidentifier():
+        assert warned_of(name)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_names_that_are_like_them(name: str) -> None:
+    assert not names_secret(name)
+    assert not hidden_in_archives(name)
+    assert not warned_of(name)
+
+
+def test_files_with_names_of_secrets_are_not_shipped(tmp_path: Path) -> None:
+    for name in ["train.py", *SECRET_FILES, *PLAIN_FILES]:
+        (tmp_path / name).write_text("")
+    selection = select_files(validated({"command": "train.py"}), tmp_path)
+    assert set(selection.files) == {"train.py", *PLAIN_FILES}
+    assert {name for name in SECRET_FILES if not file_names_secret(name)} == set()
