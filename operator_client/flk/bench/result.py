@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from flk.observe.archive.local import state_folder, write_whole
 from flk.spec.job import Job
+from flk.user_files import state_folder, write_whole
 from flk_runtime.contract import log_format
 
 _KEPT: Final = 200  # files
@@ -86,4 +86,4 @@ def measured(job: Job, folder: Path | None = None) -> list[dict[str, Any]]:
 
 
 def _folder() -> Path:
-    return state_folder().parent / "bench"
+    return state_folder() / "bench"

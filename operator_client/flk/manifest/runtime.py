@@ -6,15 +6,18 @@ Every line keeps its number, so that tracebacks match the sources. Equal sources
 from __future__ import annotations
 
 import bz2
+import contextlib
+import hashlib
 import io
 import re
 import tarfile
 import zipfile
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Final
 
 from flk.spec.job import Job
+from flk.user_files import cache_folder, write_whole
 from flk_runtime import contract
 from flk_runtime.contract.strategies import AUTO, DILOCO
 
@@ -22,6 +25,7 @@ from flk_runtime.contract.strategies import AUTO, DILOCO
 OPTIONAL: Final = frozenset({"plan", "bench", "diloco"})
 _OF_ALL_JOBS: Final = ("diloco/__init__.py", "diloco/options.py")
 _BOOTSTRAP: Final = "bootstrap.py"
+_DIGEST: Final = hashlib.sha256().digest_size
 _STRING_OR_COMMENT: Final = re.compile(
     r'''(?P<long>"""(?:[^"\\]|\\.|"(?!""))*"""|\'\'\'(?:[^'\\]|\\.|'(?!''))*\'\'\')'''
     r"""|(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')|[ \t]*(?P<comment>\#[^\n]*)""",
@@ -39,23 +43,38 @@ def used_by(job: Job) -> frozenset[str]:
 def runtime_archive(optional: Set[str] = OPTIONAL) -> bytes:
     """Return flk_runtime and these OPTIONAL packages as an archive that Python can run: `python3 flk_runtime.zip`.
 
-    It is a zip with the bootstrap and, compressed, the modules, which the bootstrap unpacks.
+    It is a zip with the bootstrap and, compressed, the modules, which the bootstrap unpacks. It is kept in the user's
+    cache folder with a hash of its bytes and of all that it is made from, and packed anew where that differs.
     """
     folder = Path(contract.__file__).parents[1]
-    left_out = OPTIONAL - optional
-    modules = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.py")}
+    modules = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.py")}
+    kept = cache_folder() / "-".join(["runtime", *sorted(optional)])
+    made_from = repr((kept.name, Path(__file__).read_bytes(), sorted(modules.items()))).encode()
+    with contextlib.suppress(OSError):
+        content = kept.read_bytes()
+        digest, archive = content[:_DIGEST], content[_DIGEST:]
+        if digest == hashlib.sha256(made_from + archive).digest():
+            return archive
+    archive = _packed(modules, OPTIONAL - optional)
+    with contextlib.suppress(OSError):  # the home may be read-only
+        write_whole(kept, hashlib.sha256(made_from + archive).digest() + archive)
+    return archive
+
+
+def _packed(modules: Mapping[str, bytes], left_out: Set[str]) -> bytes:
+    """Return modules, by their paths, as an archive without some of the OPTIONAL packages."""
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name in sorted(modules):
+        for name, source in sorted(modules.items()):
             if name != _BOOTSTRAP and (name.partition("/")[0] not in left_out or name in _OF_ALL_JOBS):
-                data = stripped(modules[name].read_text(encoding="utf-8")).encode()
+                data = stripped(source.decode()).encode()
                 member = tarfile.TarInfo(f"flk_runtime/{name}")
                 member.size = len(data)
                 tar.addfile(member, io.BytesIO(data))
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         members = {
-            "__main__.py": modules[_BOOTSTRAP].read_bytes(),
+            "__main__.py": modules[_BOOTSTRAP],
             "flk_runtime.tar.bz2": bz2.compress(plain.getvalue()),
         }
         for name, data in members.items():

@@ -27,11 +27,11 @@ from flk.jobs.lifecycle.suspension import (
     wait_for_pods_to_end,
 )
 from flk.kube import Object
-from flk.observe.archive.local import state_folder, write_whole
 from flk.observe.client import CONFIG_MAPS, OWNED, JobClient
 from flk.targets import target_of
 from flk.targets.gang import gang_of
 from flk.targets.model import is_owner
+from flk.user_files import state_folder, write_whole
 
 _KEPT_METADATA: Final = ("name", "namespace", "labels", "annotations")
 _KEPT_OF_SERVICE: Final = ("clusterIP", "publishNotReadyAddresses", "selector", "ports")
@@ -150,7 +150,7 @@ def _manifest(item: Object, new_submission: bool = False) -> Object:
 
 def _write(client: JobClient, name: str, manifests: list[Object]) -> Path:
     """Write manifests to a file of the user's state folder that only this user may read."""
-    path = state_folder().parent / "restarts" / f"{client.namespace}-{name}-{uuid.uuid4().hex[:8]}.json"
+    path = state_folder() / "restarts" / f"{client.namespace}-{name}-{uuid.uuid4().hex[:8]}.json"
     try:
         write_whole(path, json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}).encode())
     except OSError as error:

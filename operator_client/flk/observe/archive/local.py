@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
-import os
 import re
-import tempfile
 import time
 import zlib
 from dataclasses import replace
@@ -21,6 +19,7 @@ from typing import Final
 from flk.observe.archive.format import from_json, to_json
 from flk.observe.client import JobClient
 from flk.observe.observation import Observation
+from flk.user_files import state_folder, write_whole
 
 PLACE: Final = "on this machine"
 MAX_FILES: Final = 500  # jobs that are kept
@@ -36,7 +35,7 @@ class LocalArchive:
 
     def __init__(self, client: JobClient, root: Path | None = None) -> None:
         """``root`` is the folder of all jobs; the user's state folder by default."""
-        self.root = state_folder() if root is None else root
+        self.root = state_folder() / "jobs" if root is None else root
         server = hashlib.sha256(client.api.access.server.encode()).hexdigest()[:12]
         self.folder = self.root / server / _safe(client.namespace)
 
@@ -73,28 +72,6 @@ class LocalArchive:
         for path in self.root.glob("*/*/.*.new"):  # of a flk that was killed
             if now - _modified(path) > 3600:
                 path.unlink(missing_ok=True)
-
-
-def state_folder() -> Path:
-    """Return the folder of all archived jobs of this user."""
-    given = os.environ.get("XDG_STATE_HOME", "")
-    # The XDG specification has programs ignore relative paths.
-    base = Path(given) if given.startswith("/") else Path(os.path.expanduser("~"), ".local", "state")
-    return base / "flk" / "jobs"
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file, which only the user may read, in place of an older one: all of it or nothing. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".new")  # 0600
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 def _safe(text: str) -> str:
