@@ -141,7 +141,7 @@ def test_a_killed_pod_restarts_all_ranks(pods: Callable[..., Pods], victim: int)
     assert job.wait() == [0, 0], job.logs_of_all()
     first = job.record(0).attempts[0]
     assert first.failure is not None
-    assert (first.failure.kind, first.failure.pod) == ("lost", victim)
+    assert (first.failure.kind, first.failure.pod) == ("container_killed", victim)
     assert [attempt.number for attempt in job.record(0).attempts] == [0, 1]
 
 
@@ -567,7 +567,8 @@ COUNT = """
 @pytest.mark.timeout(1800)
 def test_random_faults_never_stop_a_job(pods: Callable[..., Pods]) -> None:
     """Ranks, fork servers and launchers get SIGKILL or SIGTERM, sometimes while an attempt is starting."""
-    job = pods(3, 2, FLK_RESTARTS=str(FAULTS * 2), FLK_DISRUPTIONS=str(FAULTS * 2), FLK_BACKOFF="0", script=COUNT)
+    limits = {"FLK_RESTARTS": str(FAULTS * 2), "FLK_DISRUPTIONS": str(FAULTS * 2), "FLK_RETRY_SAME_FAILURE": "1"}
+    job = pods(3, 2, **limits, FLK_BACKOFF="0", script=COUNT)
     job.start("train.py")
     draw = random.Random(1)
     hit = -1  # the latest attempt that a fault has ended

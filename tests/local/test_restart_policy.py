@@ -130,6 +130,15 @@ TRAIN_UNTIL = """
 """
 
 
+KEEP_TRAINING = """
+    import os, pathlib, time
+    from flk_runtime.shared import progress
+    progress.own_page().record_step(7)
+    pathlib.Path(f"pid.{os.environ['FLK_ATTEMPT']}.{os.environ['RANK']}").write_text(str(os.getpid()))
+    time.sleep(600)
+"""
+
+
 def test_both_counts_survive_the_loss_of_pod_0(forked_pods: Callable[..., Pods]) -> None:
     job = forked_pods(2, 1, script=TRAIN_UNTIL, FLK_RESTARTS="2", FLK_DISRUPTIONS="2")
     job.start("train.py")
@@ -144,6 +153,28 @@ def test_both_counts_survive_the_loss_of_pod_0(forked_pods: Callable[..., Pods])
     assert (record.restarts, record.disruptions) == (2, 2)
     assert (record.max_restarts, record.max_disruptions) == (2, 2)
     assert [attempt.number for attempt in record.attempts] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("victim", [1, 0])
+def test_a_container_that_is_killed_twice_at_one_step_ends_the_job(
+    forked_pods: Callable[..., Pods], victim: int
+) -> None:
+    """The kernel kills all processes of a container at its memory limit, under control groups v2: the launcher too."""
+    job = forked_pods(2, 1, script=KEEP_TRAINING)
+    job.start("train.py")
+    for attempt in (0, 1):
+        if attempt:
+            job.start("train.py", only=victim)
+        job.pid(attempt, 0)
+        job.pid(attempt, 1)
+        job.running[victim].kill()
+        job.running[victim].wait()
+    job.start("train.py", only=victim)
+    assert job.wait() == [ExitCode.INFRASTRUCTURE] * 2, job.logs_of_all()
+    record = job.record(1)
+    assert record.failure is not None
+    assert (record.failure.kind, record.failure.pod, len(record.attempts)) == ("container_killed", victim, 2)
+    assert record.no_retry_reason == "not retried: failed twice at step 7 with the same error"
 
 
 def test_the_pod_of_a_lost_gpu_is_replaced(forked_pods: Callable[..., Pods]) -> None:

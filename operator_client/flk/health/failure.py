@@ -38,11 +38,13 @@ def with_memory_limit(failure: Failure | None, view: JobView) -> Failure | None:
     name = failure.pod_name or next((pod.name for pod in view.pods if pod.index == failure.pod), "")
     since = next((a.started for r in view.records for a in r.attempts if a.number == failure.attempt), 0.0)
     known = failure.kind is Kind.OOM or (
-        failure.kind in (Kind.LOST, Kind.SIGNAL, Kind.KILLED) and view.killed_by_memory_limit(name, since)
+        failure.kind in (Kind.LOST, Kind.CONTAINER_KILLED, Kind.SIGNAL, Kind.KILLED)
+        and view.killed_by_memory_limit(name, since)
     )
     # What a launcher has seen of a rank it knows by itself, and an exit code of a rank says nothing of a container.
     of_container = failure.kind is Kind.LOST or (failure.exit_code == SIGKILLED and not _is_recorded(failure, view))
-    if failure.kind is not Kind.OOM and (known or (of_container and view.killed_without_reason(name, since))):
+    unexplained = failure.kind is Kind.CONTAINER_KILLED or (of_container and view.killed_without_reason(name, since))
+    if failure.kind is not Kind.OOM and (known or unexplained):
         failure = replace(failure, kind=Kind.OOM, pod_name=name, message="")
     if failure.kind is Kind.OOM and not failure.message:
         limit = view.memory_limit(name)

@@ -40,6 +40,7 @@ class Kind(_Text):
     EXIT = "exit"
     PREEMPTED = "preempted"
     LOST = "lost"
+    CONTAINER_KILLED = "container_killed"
     ABSENT = "absent"
     UNKILLABLE = "unkillable"
     RESIZED = "resized"
@@ -173,8 +174,13 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
         4, _INFRASTRUCTURE, _OPERATOR, _DISRUPTIONS, "was preempted", True, same=("pod",),
     ),
     Kind.LOST: Meaning(
-        "a pod is lost: it is deleted, its node is gone, or its launcher is killed",
+        "a pod is lost: it is deleted, or its node is gone",
         4, _INFRASTRUCTURE, _OPERATOR, _DISRUPTIONS, "was lost", True, same=("pod",), node_at_fault=True,
+    ),
+    Kind.CONTAINER_KILLED: Meaning(
+        "a container is killed with its launcher, as at its memory limit under control groups v2",
+        4, _INFRASTRUCTURE, _OPERATOR, _DISRUPTIONS, "was killed, probably at the memory limit of its container",
+        same=("pod",), final_after=_TWICE,
     ),
     Kind.ABSENT: Meaning(
         "a pod never joins within FLK_JOIN_TIMEOUT, or pod 0 does not answer for as long",
@@ -265,7 +271,7 @@ class Failure:
     @property
     def is_cause(self) -> bool:
         """Whether it says why the attempt ended. Another launcher may know why a pod was lost or a connection broke."""
-        return not self.secondary and self.kind not in (Kind.LOST, Kind.ABSENT)
+        return not self.secondary and self.kind not in (Kind.LOST, Kind.CONTAINER_KILLED, Kind.ABSENT)
 
     @property
     def signature(self) -> tuple[object, ...]:

@@ -128,6 +128,11 @@ class JobRecord:
         )
 
 
+def entry_key(job: str, uid: str) -> str:
+    """The key of a job's entry of RECORDS."""
+    return f"{job}.{uid}" if uid else job
+
+
 @dataclass(frozen=True)
 class KeptRecord:
     """What the launcher of pod 0 keeps of a job in the cluster, for when its pods are gone: one entry of RECORDS."""
@@ -147,7 +152,7 @@ class KeptRecord:
     @property
     def key(self) -> str:
         """The key of the entry, which a later job of the same name does not have."""
-        return f"{self.job}.{self.uid}" if self.uid else self.job
+        return entry_key(self.job, self.uid)
 
     def to_json(self) -> str:
         """The entry as one line of JSON of at most about 20 kB."""

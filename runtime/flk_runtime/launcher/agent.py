@@ -89,7 +89,9 @@ class Agent:
         self.end: Failure | None = None  # why the attempt ended
         self.final_record: JobRecord | None = None
         self.orphans_until: float | None = None  # processes that the ranks have left are ending; time.monotonic
-        self.rendezvous = coordinator.serve(settings, wakeup.post, self.records.log) if settings.pod == 0 else None
+        self.rendezvous = None
+        if settings.pod == 0:
+            self.rendezvous = coordinator.serve(settings, wakeup.post, self.records.log, self.records.former())
         port = self.rendezvous.port if self.rendezvous else settings.rendezvous_port
         self.memory = MemoryService.open(
             settings,

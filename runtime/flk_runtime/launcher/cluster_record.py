@@ -7,6 +7,7 @@ depends on it: without the right, or without an API server, the job runs on.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import ssl
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flk_runtime.contract import log_format, pod_layout
-from flk_runtime.contract.record import JobRecord, KeptRecord
+from flk_runtime.contract.record import JobRecord, KeptRecord, entry_key
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.progress import ProgressPage
 
@@ -28,7 +29,6 @@ INTERVAL: Final = 300.0  # seconds after which the progress alone is written
 _PAUSE: Final = 2.0  # seconds between two writes at least
 _RETRY: Final = 30.0  # seconds after a write that failed
 _TIMEOUT: Final = 5.0  # seconds for one request
-_LAST: Final = 8.0  # seconds for the last write, at the end of the job
 _LINES, _LINE_LIMIT = 30, 300  # last lines that are kept, and characters of each
 LIMIT: Final = 900_000  # bytes of all entries: an object of the API may have 1 MiB
 
@@ -82,10 +82,19 @@ class ClusterRecord:
                     saved=None if page.saved < 0 else page.saved,
                 )
 
-    def flush(self) -> None:
-        """Wait until the latest record is written, for some seconds at most."""
+    def flush(self, seconds: float) -> None:
+        """Wait until the latest record is written, for so many seconds at most."""
         with self._condition:
-            self._condition.wait_for(lambda: not self._changed or self._told, _LAST)
+            self._condition.wait_for(lambda: not self._changed or self._told, seconds)
+
+    def read(self) -> KeptRecord | None:
+        """The entry that former launchers of this job have kept; None if there is none, or it cannot be read now."""
+        if not self._settings.job_uid:
+            return None  # it may be another job's of the same name
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            data: dict[str, str] = json.loads(self._request("GET")).get("data") or {}
+            return KeptRecord.from_json(data.get(entry_key(self._settings.job, self._settings.job_uid), ""))
+        return None
 
     def _run(self) -> None:
         while True:

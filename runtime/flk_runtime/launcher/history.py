@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure
-from flk_runtime.contract.record import Attempt, JobRecord
+from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.record import Attempt, JobRecord, KeptRecord
 from flk_runtime.launcher.settings import Limits
 
 _HISTORY_LIMIT = 20  # attempts that are kept
@@ -37,6 +37,20 @@ def shorten(history: Sequence[Attempt]) -> list[Attempt]:
         )
         for attempt in history[-_HISTORY_LIMIT:]
     ]
+
+
+def after_kill(entry: KeptRecord, pod_name: str) -> list[Attempt]:
+    """The attempts of a job whose launchers were all killed while they ran; empty if they have ended otherwise.
+
+    ``entry`` is what they had kept, and ``pod_name`` the name of pod 0. Its step is the last that was kept.
+    """
+    if entry.record.outcome != "running" or not entry.record.attempts:
+        return []
+    *others, last = entry.record.attempts
+    ended = max(entry.updated, last.started)
+    killed = Failure(Kind.CONTAINER_KILLED, 0, pod_name=pod_name, attempt=last.number, time=ended)
+    step = entry.step if entry.step is not None else last.restored
+    return [*others, replace(last, ended=ended, failure=killed, step=step)]
 
 
 def job_record(

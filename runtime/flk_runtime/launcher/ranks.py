@@ -95,7 +95,7 @@ class Ranks:
         self._count_lines = count_lines
         self._by_pid: dict[int, RankProcess] = {}
         self._attempt = 0  # number of the last one
-        self._oom_kills = host.oom_kills()
+        self._oom_kills = 0  # of processes of this container that were killed before this attempt, or are reported
         self._spare_trackers_until: float | None = None  # by time.monotonic; None: no orphans are known
 
     def __iter__(self) -> Iterator[RankProcess]:
@@ -107,6 +107,7 @@ class Ranks:
     def start(self, attempt: AttemptStarted, variables: Mapping[str, str]) -> None:
         """Start all ranks of this pod, with these variables beside their own. Raises ServerDiedError."""
         self._attempt = attempt.number
+        self._oom_kills = host.oom_kills()
         self._spare_trackers_until = None
         for local_rank in range(self._settings.processes):
             self._start_one(attempt, local_rank, variables)
@@ -191,10 +192,9 @@ class Ranks:
         """The failure of a removed rank that has reported none: ``code`` is its exit code, negative for a signal."""
         if rank.terminated and rank.crashing and code in (-signal.SIGTERM, -signal.SIGKILL):
             code = -signal.SIGABRT  # the launcher has cut the crash short
-        oom_kills = host.oom_kills()
-        oom = oom_kills > self._oom_kills
-        if code < 0:
-            self._oom_kills = oom_kills
+        oom = host.oom_kills() > self._oom_kills
+        if oom and code == -signal.SIGKILL:
+            self._oom_kills += 1
         return from_exit_code(self.new_failure(Kind.EXIT, rank), code, rank.pipes.stderr_tail, oom=oom)
 
     def failure_of_server(self, message: str) -> Failure:

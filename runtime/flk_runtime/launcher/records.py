@@ -12,11 +12,14 @@ from flk_runtime.contract import log_format, pod_layout
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import Attempt, JobRecord, SlowRank
 from flk_runtime.launcher.cluster_record import ClusterRecord
-from flk_runtime.launcher.history import job_record, new_record
+from flk_runtime.launcher.history import after_kill, job_record, new_record
 from flk_runtime.launcher.metrics_page import MetricsPage
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import exit_code_of_signal
 from flk_runtime.shared.progress import ProgressPage
+
+_LAST = 8.0  # seconds for the last write to the cluster, at the end of the job
+_LAST_STOPPED = 2.5  # and after SIGTERM, within the grace period of the pod
 
 
 class Records:
@@ -46,6 +49,11 @@ class Records:
             self._kept.put_record(record)
         if self._metrics:
             self._metrics.put_record(record)
+
+    def former(self) -> list[Attempt]:
+        """The attempts of this job that no launcher knows any more, since all were killed. Asks the cluster."""
+        entry = self._kept.read() if self._kept else None
+        return after_kill(entry, self._settings.pod_name) if entry else []
 
     def keep_progress(self, pages: Iterable[ProgressPage]) -> None:
         """Show in the metrics how far these ranks are, and now and then keep in the cluster how far the first is."""
@@ -86,7 +94,7 @@ class Records:
                 reason = f"; {record.no_retry_reason}" if record.no_retry_reason else ""
                 self.log(f"failed: {record.failure.summary}{reason}")
             if self._kept:
-                self._kept.flush()
+                self._kept.flush(_LAST)
         return record.code
 
     def finish_stopped(self, number: int, failure: Failure | None, history: Sequence[Attempt]) -> int:
@@ -98,6 +106,9 @@ class Records:
         self.log(f"received {signal.Signals(number).name}; all ranks of this pod have ended")
         record = new_record("preempted", code, failure, history, self._settings.limits)
         write_termination_message(self._settings.termination_log, record)
+        if self._kept:  # else the next launcher would take this one for killed
+            self._kept.put_record(record)
+            self._kept.flush(_LAST_STOPPED)
         return code
 
     def finish_without_ranks(self, failure: Failure, history: Sequence[Attempt]) -> int:

@@ -15,7 +15,7 @@ the requests of ranks (`flk_runtime.shared.memory_messages`) and DiLoCo (`flk_ru
 """
 
 from flk_runtime.wire.backoff import Backoff
-from flk_runtime.wire.connection import Connection
+from flk_runtime.wire.connection import Connection, was_closed
 from flk_runtime.wire.listener import listen
 from flk_runtime.wire.registry import MessageError, Registry, Unreadable
 from flk_runtime.wire.session import Session, StrangerError, VersionError
@@ -33,4 +33,5 @@ __all__ = [
     "VersionError",
     "listen",
     "reason",
+    "was_closed",
 ]

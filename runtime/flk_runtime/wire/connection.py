@@ -91,6 +91,11 @@ class Connection(Generic[M]):
         return taken
 
 
+def was_closed(error: OSError) -> bool:
+    """Whether the other end has closed the connection, or its host has because the process has ended."""
+    return isinstance(error, ConnectionResetError | BrokenPipeError)
+
+
 def _configure(sock: socket.socket, lease: float) -> None:
     """Let the kernel detect a peer that is gone, also where nothing is sent."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

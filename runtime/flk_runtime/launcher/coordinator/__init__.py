@@ -9,8 +9,9 @@
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from flk_runtime.contract.record import Attempt
 from flk_runtime.launcher.coordinator.leader import Leader
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import Event, Server
@@ -18,6 +19,8 @@ from flk_runtime.launcher.transport import Event, Server
 __all__ = ["Leader", "serve"]
 
 
-def serve(settings: Settings, post: Callable[[Event], None], log: Callable[[str], None]) -> Server:
-    """A server of the rendezvous whose members a new `Leader` leads. Arguments as for `Server`."""
-    return Server(settings, lambda send, store: Leader(settings, send, store, log, time.monotonic()), post, log)
+def serve(
+    settings: Settings, post: Callable[[Event], None], log: Callable[[str], None], former: Sequence[Attempt]
+) -> Server:
+    """A server of the rendezvous whose members a new `Leader` leads. Arguments as for `Server` and `Leader`."""
+    return Server(settings, lambda send, store: Leader(settings, send, store, log, time.monotonic(), former), post, log)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from flk_runtime.contract.exit_codes import ExitCode
@@ -78,10 +78,11 @@ class Leader:
         serve_ranks_store: Callable[[], int],
         log: Callable[[str], None],
         now: float,
+        former: Sequence[Attempt] = (),
     ) -> None:
         """``send`` sends a message to a pod, if that is connected. ``serve_ranks_store`` replaces the ranks' store.
 
-        It returns the port of the new one.
+        It returns the port of the new one. ``former`` are attempts of the job, in case that no member knows them.
         """
         self._settings = settings
         self._send = send
@@ -98,8 +99,9 @@ class Leader:
         self._places: dict[int, tuple[str, str]] = {}  # names of pod and node of those
         self._done: set[int] = set()  # pods whose ranks have all ended with success
         self._left: set[int] = set()  # pods that know how the job ended
-        self._history: list[Attempt] = []
+        self._history = list(former)
         self._failures: list[Failure] = []  # in the latest attempt, of all pods
+        self._closed: set[int] = set()  # pods whose launchers have closed the connection in it, without a failure
         self._secondary: Failure | None = None  # has been reported and will end the attempt
         self._preemption: Preemption | None = None  # of the running attempt
         self._urgent = False  # it happens because a pod has to stop
@@ -125,8 +127,13 @@ class Leader:
         self._connected[pod] = incarnation
         self._left.discard(pod)
 
-    def disconnected(self, pod: int, reason: str, now: float) -> None:
-        """The connection to this pod's launcher broke, or its lease expired, as ``reason`` says."""
+    def disconnected(self, pod: int, reason: str, now: float, *, closed: bool = False) -> None:
+        """The connection to this pod's launcher broke, or its lease expired, as ``reason`` says.
+
+        ``closed``: the other end has closed it, as its host does when the launcher is killed.
+        """
+        if closed and all(failure.pod != pod for failure in self._failures):
+            self._closed.add(pod)
         lost = self._lost(pod, f"{_DISCONNECTED}: {reason}")
         trains = self._phase is _Phase.RUNNING and pod in self._admitted and pod not in self._done
         if trains and self._preemption:
@@ -248,7 +255,7 @@ class Leader:
                 self._waiting[pod] = now
             return
         if not self._admitted:  # a leader that was restarted has no history; members that were there before send theirs
-            self._history = max(self._history, join.history, key=progress)
+            self._history = max(join.history, self._history, key=progress)
             self._membership.resume(self._history[-1].pods if self._history else "")
         self._failures += join.failures
         self._start_if_ready(now)
@@ -354,6 +361,7 @@ class Leader:
         self._phase = _Phase.RUNNING
         self._admitted = {pod: self._connected[pod] for pod in pods}
         self._failures, self._secondary = [], None
+        self._closed.clear()
         self._done.clear()
         self._places = {pod: (self._joined[pod].pod_name, self._joined[pod].node) for pod in pods}
         self._overseer.attempt_started(number, self._places, now)
@@ -477,9 +485,9 @@ class Leader:
             seen.append(self._described(attempt.failure))
         if not seen:
             return attempt
-        steps = [failure.step for failure in seen if failure.step is not None]
-        steps += [join.step for join in self._joined.values() if join.step is not None]
-        return replace(attempt, failure=root_cause(seen), step=max(steps, default=None))
+        steps = [attempt.step, *(each.step for each in seen), *(join.step for join in self._joined.values())]
+        known = [step for step in steps if step is not None]
+        return replace(attempt, failure=root_cause(seen), step=max(known, default=None))
 
     def _described(self, failure: Failure) -> Failure:
         """The failure, with the names of a pod that the leader lost, and what is known of it by now."""
@@ -490,8 +498,12 @@ class Leader:
         known = self._places.get(pod) or ((join.pod_name, join.node) if join else None)
         if known is None:
             return failure
-        restarted = join is not None and self._admitted.get(pod) != self._connected.get(pod)
-        return replace(failure, pod_name=known[0], node=known[1], message=_RESTARTED if restarted else failure.message)
+        failure = replace(failure, pod_name=known[0], node=known[1])
+        if join is None or self._admitted.get(pod) == self._connected.get(pod):
+            return failure
+        if pod in self._closed:
+            return replace(failure, kind=Kind.CONTAINER_KILLED, message="")
+        return replace(failure, message=_RESTARTED)
 
     def _final_record(self, decision: Decision) -> JobRecord | None:
         """The record of the job if no further attempt follows."""

@@ -55,7 +55,7 @@ from flk_runtime.launcher.transport.messages import (
     Welcome,
 )
 from flk_runtime.launcher.transport.thread import start_thread
-from flk_runtime.wire import Backoff, Connection, Unreadable, VersionError
+from flk_runtime.wire import Backoff, Connection, Unreadable, VersionError, was_closed
 
 _CONNECT_TIMEOUT = 3.0  # seconds to connect to one address of the leader, and for its answer
 _POLL_MIN, _POLL_MAX = 0.05, 1.0  # seconds between two tries to connect
@@ -208,7 +208,7 @@ class Member:
                 self._log(f"leaving the job: {error}")
                 self._end_with(replace(self._lost(self._settings.pod, str(error)), kind=Kind.USAGE))
             except OSError as error:
-                self._handle_loss(error.strerror or str(error))
+                self._handle_loss(error)
             finally:
                 self._connected = False
                 if connection:
@@ -286,11 +286,14 @@ class Member:
             case Unreadable():
                 self._log(f"ignored a message of the launcher of pod 0: {message.reason}")
 
-    def _handle_loss(self, reason: str) -> None:
+    def _handle_loss(self, error: OSError) -> None:
         """The connection broke: the attempt is over for this pod, because its ranks cannot be told anything."""
+        reason = error.strerror or str(error)
         self._log(f"lost the connection to the launcher of pod 0 ({reason}); connecting again")
         if self._attempt:
             cause = self._lost(0, f"closed the connection to the rendezvous: {reason}")
+            if was_closed(error):  # unless the same launcher answers again (see `_join`)
+                cause = replace(cause, kind=Kind.CONTAINER_KILLED, message="")
             self._end_attempt(cause)
             self._post(LeaderLost(cause))
 
@@ -355,7 +358,7 @@ class Member:
         return connection
 
     def _blame_self(self, failure: Failure) -> Failure:
-        lost_leader = (failure.kind, failure.pod) == (Kind.LOST, 0)
+        lost_leader = failure.kind in (Kind.LOST, Kind.CONTAINER_KILLED) and failure.pod == 0
         return self._lost(self._settings.pod, _DISCONNECTED) if lost_leader else failure
 
 

@@ -16,7 +16,7 @@ from flk_runtime.launcher.settings import Settings, SettingsError
 from flk_runtime.launcher.transport.messages import MESSAGES, Event, Heartbeat, Hello, Message, Refused, Welcome
 from flk_runtime.launcher.transport.store import RanksStore
 from flk_runtime.launcher.transport.thread import start_thread
-from flk_runtime.wire import Connection, Unreadable, VersionError, listen
+from flk_runtime.wire import Connection, Unreadable, VersionError, listen, was_closed
 from flk_runtime.wire.listener import LOOPBACK
 
 _AUTHENTICATION_TIMEOUT = 10.0  # seconds in which a connection must have authenticated itself
@@ -38,6 +38,7 @@ class _Peer:
     pod: int | None = None
     refused: str = ""  # why it is not admitted; it is expected to read that and to close the connection
     broken: str = ""  # why the connection cannot be used any more
+    closed: bool = False  # because the peer has closed it
     unreadable: bool = False  # it has sent a message that this launcher cannot read
 
 
@@ -45,7 +46,7 @@ class Leader(Protocol):
     """What the server needs of `flk_runtime.launcher.coordinator.leader.Leader`, which says what each method does."""
 
     def connected(self, pod: int, incarnation: str) -> None: ...
-    def disconnected(self, pod: int, reason: str, now: float) -> None: ...
+    def disconnected(self, pod: int, reason: str, now: float, *, closed: bool = False) -> None: ...
     def received(self, pod: int, message: Message, now: float) -> None: ...
     def tick(self, now: float) -> None: ...
     def due(self) -> float | None: ...
@@ -154,7 +155,7 @@ class Server:
             self._dropped_log_at = now  # every such launcher is named, at once
             self._break(peer, _reason(error))
         except OSError as error:
-            self._break(peer, _reason(error))
+            self._break(peer, _reason(error), closed=was_closed(error))
 
     def _handle_message(self, peer: _Peer, message: Message | Unreadable, now: float) -> None:
         if peer.refused:
@@ -219,7 +220,7 @@ class Server:
             peer.connection.send(message)
             self._watch(peer)
         except OSError as error:
-            self._break(peer, _reason(error))
+            self._break(peer, _reason(error), closed=was_closed(error))
 
     def _watch(self, peer: _Peer) -> None:
         """Wait for the socket to become writable, as long as there is something to write."""
@@ -227,10 +228,10 @@ class Server:
         if self._selector.get_key(peer.connection.socket).events != events:
             self._selector.modify(peer.connection.socket, events, peer)
 
-    def _break(self, peer: _Peer, reason: str) -> None:
+    def _break(self, peer: _Peer, reason: str, *, closed: bool = False) -> None:
         """Give a connection up. It is closed, and the leader told, when no message is being handled."""
         if not peer.broken:
-            peer.broken = reason
+            peer.broken, peer.closed = reason, closed
             self._broken.append(peer)
 
     def _close_broken(self, now: float) -> None:
@@ -247,7 +248,7 @@ class Server:
                     self._dropped, self._dropped_log_at = 0, now + _LOG_INTERVAL
             elif self._members.get(peer.pod) is peer:
                 del self._members[peer.pod]
-                self._leader.disconnected(peer.pod, peer.broken, now)
+                self._leader.disconnected(peer.pod, peer.broken, now, closed=peer.closed)
 
     def _sweep(self, now: float) -> None:
         """Give up members whose lease is over, and connections that do not authenticate themselves."""

@@ -228,6 +228,15 @@ def test_container_that_was_killed_by_the_memory_limit() -> None:
     assert "512Mi" in state.attempts[-1].cause
 
 
+def test_container_that_was_killed_twice_and_whose_pods_left_no_trace() -> None:
+    killed = replace(LOST, kind=Kind.CONTAINER_KILLED, message="")
+    ended = record(killed, killed, killed).to_json()
+    state = JobBuilder(memory="512Mi").all("ended", 104, ended).condition("Failed").state()
+    assert (state.code, state.reason) == (ExitCode.INFRASTRUCTURE, "OutOfMemory")
+    assert "gpt-worker-2 ran out of memory" in state.message
+    assert "nothing else explains its SIGKILL; the limit is 512Mi" in state.message
+
+
 def test_memory_kill_of_long_ago_is_not_todays_cause() -> None:
     lost = JobBuilder().all("ended", 104, record(LOST).to_json()).condition("Failed")
     text = "Error pod gpt-worker-2 container pytorch exitCode: 137 terminated message: "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,6 +22,7 @@ from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import Attempt, JobRecord, KeptRecord
 from flk_runtime.launcher import cluster_record
 from flk_runtime.launcher.cluster_record import ClusterRecord
+from flk_runtime.launcher.history import after_kill
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.progress import ProgressPage
 from tests.support.api_server import FakeApiServer
@@ -94,7 +96,7 @@ def test_a_record_is_written_with_progress_and_last_lines(server: Any, keeper: A
     kept.put_record(RUNNING)
     kept.put_progress(page)
     kept.put_record(FAILED)
-    kept.flush()
+    kept.flush(8.0)
     entry = KeptRecord.from_json(server.data["gpt.uid-1"])
     assert entry is not None
     assert entry.record == FAILED
@@ -106,6 +108,44 @@ def test_a_record_is_written_with_progress_and_last_lines(server: Any, keeper: A
     }
 
 
+@pytest.mark.parametrize("step", [7, -1])
+def test_the_attempts_of_launchers_that_were_killed_are_read(
+    server: Any, keeper: Any, tmp_path: Path, step: int
+) -> None:
+    """After the kernel has killed the only container of a job, nobody else knows that an attempt ran."""
+    page = ProgressPage.create(tmp_path / "page")
+    page.step = step
+    kept, log = keeper()
+    kept.put_record(RUNNING)
+    kept.put_progress(page)
+    kept.put_record(replace(RUNNING, attempts=[replace(RUNNING.attempts[0], restored=5)]))
+    kept.flush(8.0)
+    entry = keeper()[0].read()
+    assert entry is not None
+    (attempt,) = after_kill(entry, "gpt-worker-0")
+    assert attempt.failure is not None
+    assert attempt.failure.kind is Kind.CONTAINER_KILLED
+    assert attempt.failure.summary == "gpt-worker-0 was killed, probably at the memory limit of its container"
+    assert (attempt.number, attempt.ended, attempt.step) == (0, entry.updated, 7 if step == 7 else 5)
+    assert log == []
+
+
+@pytest.mark.parametrize("record", [FAILED, replace(RUNNING, outcome="preempted"), JobRecord("running", 0)])
+def test_launchers_that_have_ended_by_themselves_leave_no_attempts(record: JobRecord) -> None:
+    assert after_kill(KeptRecord("gpt", "uid-1", 2, 4, 0.0, 0.0, record), "gpt-worker-0") == []
+
+
+def test_no_attempts_are_read_of_another_job_or_without_an_answer(server: Any, keeper: Any) -> None:
+    other = KeptRecord("gpt", "uid-0", 2, 4, 0.0, 0.0, RUNNING)
+    server.data[other.key] = other.to_json()
+    kept, _ = keeper()
+    assert kept.read() is None
+    server.data["gpt.uid-1"] = server.data[other.key]
+    assert kept.read() is not None
+    server.refused = 403
+    assert kept.read() is None
+
+
 def test_the_oldest_records_make_room(server: Any, keeper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_record, "LIMIT", 3_000)
     for number in range(6):
@@ -113,7 +153,7 @@ def test_the_oldest_records_make_room(server: Any, keeper: Any, monkeypatch: pyt
         server.data[old.key] = old.to_json()
     kept, _ = keeper()
     kept.put_record(RUNNING)
-    kept.flush()
+    kept.flush(8.0)
     assert "gpt.uid-1" in server.data
     assert sum(map(len, server.data.values())) <= 3_000
     assert "old-5.u" in server.data
@@ -124,7 +164,7 @@ def test_a_job_runs_on_without_the_right_to_write(server: Any, keeper: Any) -> N
     server.refused = 403
     kept, log = keeper()
     kept.put_record(FAILED)
-    kept.flush()
+    kept.flush(8.0)
     assert log == ["the record of the job is not kept in ConfigMap records: the API server answers 403 Forbidden"]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -28,6 +28,7 @@ from flk_runtime.launcher.transport.messages import (
 )
 
 DAY = 86400.0
+RAISED = Failure(Kind.EXCEPTION, 1, 1, type="ValueError")
 
 
 class Job:
@@ -41,6 +42,7 @@ class Job:
         disruptions: int = 100,
         least: int = 0,
         spares: int = 0,
+        former: Sequence[Attempt] = (),
     ) -> None:
         self.now = 1000.0
         self.sent: dict[int, list[Message]] = {pod: [] for pod in range(pods)}
@@ -57,7 +59,7 @@ class Job:
             join_timeout=join_timeout,
             lease=15.0,
         )
-        self.leader = Leader(settings, self.send, lambda: next(self.ports), self.log.append, self.now)
+        self.leader = Leader(settings, self.send, lambda: next(self.ports), self.log.append, self.now, former)
 
     def send(self, pod: int, message: Message) -> None:
         self.sent[pod].append(message)
@@ -72,9 +74,11 @@ class Job:
         failures: list[Failure] | None = None,
         history: list[Attempt] | None = None,
         node: str = "node",
+        step: int | None = None,
     ) -> None:
         for pod in pods:
-            self.leader.received(pod, Join(f"worker-{pod}", node, history or [], failures or []), self.now)
+            join = Join(f"worker-{pod}", node, history or [], failures or [], step=step)
+            self.leader.received(pod, join, self.now)
 
     def arrive(self, *pods: int, incarnation: str = "first") -> None:
         """The pods connect and join."""
@@ -201,6 +205,53 @@ def test_a_pod_with_another_launcher_was_restarted(job: Job) -> None:
     cause = job.latest(0).history[0].failure
     assert cause is not None
     assert cause.summary == "worker-1 was restarted"
+
+
+def test_a_container_that_is_killed_twice_at_one_step_ends_the_job(job: Job) -> None:
+    """Its launcher is killed with its ranks, so the connection closes at once, and another launcher comes."""
+    job.start()
+    for attempt in range(2):
+        job.leader.disconnected(1, "it closed the connection", job.now, closed=True)
+        job.connect(1, incarnation=f"after {attempt}")
+        job.join(0, 2, step=7)
+        job.join(1)
+    ended = job.ended()
+    assert ended.code == ExitCode.INFRASTRUCTURE
+    assert ended.no_retry_reason == "not retried: failed twice at step 7 with the same error"
+    assert ended.failure is not None
+    assert ended.failure.summary == "worker-1 was killed, probably at the memory limit of its container"
+
+
+def test_a_launcher_that_connects_again_was_not_killed(job: Job) -> None:
+    job.start()
+    job.leader.disconnected(1, "it failed: Connection reset by peer", job.now, closed=True)
+    job.arrive(1)
+    job.join(0, 2)
+    cause = job.latest(0).history[0].failure
+    assert cause is not None
+    assert (cause.kind, cause.message) == (
+        Kind.LOST,
+        "lost the connection to pod 0: it failed: Connection reset by peer",
+    )
+
+
+def test_a_job_whose_only_container_was_killed_goes_on_with_its_record() -> None:
+    """No launcher is left that knows the history. The record in the cluster has it."""
+    killed = Failure(Kind.CONTAINER_KILLED, 0, attempt=4)
+    job = Job(1, former=[Attempt(3, 1.0, 2.0, RAISED, 1, step=3), Attempt(4, 3.0, 4.0, killed, 2, 5, 7)])
+    started = job.start()
+    assert (started.number, started.history[-1].restarts, started.history[-1].disruptions) == (5, 2, 6)
+    again = Job(1, former=[*started.history[:-1], replace(started.history[-1], failure=killed, ended=5.0, step=7)])
+    again.arrive(0)
+    assert again.ended().no_retry_reason == "not retried: failed twice at step 7 with the same error"
+
+
+def test_members_know_more_than_the_record_in_the_cluster() -> None:
+    job = Job(2, former=[Attempt(4, 3.0, 4.0, Failure(Kind.CONTAINER_KILLED, 0, attempt=4))])
+    job.connect(0, 1)
+    job.join(0)
+    job.join(1, history=[Attempt(4, 3.0, 4.0, RAISED)])
+    assert job.latest(0).history[0].failure == RAISED
 
 
 def test_a_node_that_is_lost_is_the_cause_though_its_peers_are_heard_first(job: Job) -> None:

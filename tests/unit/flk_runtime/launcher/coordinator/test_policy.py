@@ -21,6 +21,7 @@ from flk_runtime.launcher.settings import Limits
 RAISED = Failure(Kind.EXCEPTION, 1, rank=2, type="ValueError", message="sample 371 has no label")
 OTHER = Failure(Kind.EXCEPTION, 1, rank=2, type="KeyError", message="'x'")
 LOST = Failure(Kind.LOST, 3, message="was restarted")
+CONTAINER_KILLED = Failure(Kind.CONTAINER_KILLED, 3)
 RESIZED = Failure(Kind.RESIZED, 3, message="joined: 3 → 4 pods")
 KILLED = Failure(Kind.KILLED, 1, rank=2, signal=signal.SIGKILL)
 DURATION = 2 * QUICK  # of an attempt, unless a test says otherwise
@@ -64,6 +65,7 @@ FAILURES = {
         ExitCode.TRAINING,
     ),
     "a lost pod": (LOST, "disruptions", ExitCode.INFRASTRUCTURE),
+    "a killed container": (CONTAINER_KILLED, "disruptions", ExitCode.INFRASTRUCTURE),
     "an unkillable rank": (Failure(Kind.UNKILLABLE, 0), "disruptions", ExitCode.INFRASTRUCTURE),
     "a lost GPU": (Failure(Kind.GPU, 0, rank=0), "disruptions", ExitCode.INFRASTRUCTURE),
     "a stale file handle": (Failure(Kind.IO, 0, rank=0), "disruptions", ExitCode.INFRASTRUCTURE),
@@ -98,6 +100,15 @@ def test_the_table_says_of_each_kind_who_retries_or_why_nobody_does(kind: Kind) 
         assert (meaning.budget is Budget.NONE) == (meaning.retried_by is Retry.NOBODY)
     assert not meaning.final_after or meaning.budget is not Budget.NONE
     assert list(MEANINGS) == sorted(MEANINGS, key=lambda each: MEANINGS[each].precedence)  # as the page shows them
+
+
+def test_a_container_that_is_killed_twice_at_one_step_is_final() -> None:
+    history, decision = run([CONTAINER_KILLED] * 9, Limits(), steps=[7, 7])
+    assert len(history) == 2
+    assert decision.no_retry_reason == "not retried: failed twice at step 7 with the same error"
+    for others in ([CONTAINER_KILLED, replace(CONTAINER_KILLED, pod=2)], [CONTAINER_KILLED, LOST]):
+        assert run(others, Limits(), steps=[7, 7])[1].restart
+    assert run([CONTAINER_KILLED] * 9, Limits(), steps=itertools.count(7))[1].restart
 
 
 @pytest.mark.parametrize("duration", [1.0, 2 * QUICK])  # of attempts that could not restore: they have made no progress
