@@ -7,7 +7,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Final
 
-_QUANTITY: Final = re.compile(
+QUANTITY: Final = re.compile(
     r"\+?(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?P<suffix>[eE][+-]?[0-9]{1,3}|[KMGTPE]i|[numkMGTPE]?)", re.ASCII
 )
 _SCALES: Final = {
@@ -19,7 +19,7 @@ _SCALES: Final = {
     **{letter + "i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", start=1)},
 }
 _LARGEST: Final = Decimal(2**63 - 1)
-_DURATION: Final = re.compile(
+DURATION: Final = re.compile(
     r"(?:(?P<days>[0-9]{1,9})d)?(?:(?P<hours>[0-9]{1,9})h)?(?:(?P<minutes>[0-9]{1,9})m)?(?:(?P<seconds>[0-9]{1,9})s)?",
     re.ASCII,
 )
@@ -29,7 +29,7 @@ LONGEST_DURATION: Final = 2**31 - 1  # seconds, 68 years
 
 def parse_quantity(text: str) -> Decimal:
     """Return the value of a quantity: ``500m`` is 0.5, ``2Gi`` is 2147483648. Raises ValueError for anything else."""
-    match = _QUANTITY.fullmatch(text)
+    match = QUANTITY.fullmatch(text)
     if not match or len(text) > 40:
         raise ValueError(f"must be a quantity like 500m, 2 or 4Gi (is {text!r})")
     suffix = match["suffix"]
@@ -68,7 +68,7 @@ def parse_duration(text: str) -> int:
     if text.isascii() and text.isdigit() and len(text) < 12:
         seconds = int(text)
     else:
-        match = _DURATION.fullmatch(text)
+        match = DURATION.fullmatch(text)
         if not match or not text:
             raise ValueError(f"must be a duration like 75s, 30m or 1h30m (is {text!r})")
         seconds = sum(int(amount) * _UNITS[unit] for unit, amount in match.groupdict().items() if amount)

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field, model_validator
 
-from flk.spec.fields import ObjectName, Part, Seconds, SecretKey, Strategy, one_of
+from flk.spec.fields import ObjectName, OneOf, Part, Seconds, SecretKey, Strategy
 from flk_runtime.contract.strategies import INNER_STRATEGIES, OUTER_DTYPES
 
 TLS_FOLDER: Final = "/flk/meet"  # mount path of the Secret that `tls` names
@@ -41,7 +41,7 @@ class DiLoCo(Part):
         default=None, ge=1, description="workers among which the replicas are divided; left out: one for each replica"
     )
     every: int = Field(default=100, ge=1, description="optimizer steps between two rounds")
-    dtype: Annotated[str, one_of(OUTER_DTYPES)] = Field(
+    dtype: Annotated[str, OneOf(*OUTER_DTYPES)] = Field(
         default="fp16", description=f"what workers send to each other: {', '.join(OUTER_DTYPES)}"
     )
     lr: float = Field(default=0.7, gt=0, allow_inf_nan=False, description="learning rate of the outer optimizer, SGD")

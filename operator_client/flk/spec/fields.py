@@ -1,13 +1,16 @@
 """Types of the job's fields: each checks one value, and converts it where the job file allows a short form.
 
 A validator returns the value or raises ValueError with a message that continues "<field>: ", such as "must be …".
+The JSON schemas of flk.yaml and of the chart's values have the patterns that the validators match.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Final
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import (
     AfterValidator,
@@ -20,10 +23,12 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
+from pydantic_core import core_schema
 
 from flk import units
 from flk.spec import names
 from flk.spec.fabric import fabrics
+from flk_runtime.contract import user_env
 from flk_runtime.contract.pod_env import BATCHES
 from flk_runtime.contract.strategies import AUTO, STRATEGIES, parse_strategy
 
@@ -42,23 +47,42 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=False)
 
 
+def text_schema(pattern: str, **more: Any) -> dict[str, Any]:
+    """Return the JSON schema of text that matches the whole pattern, which may have names for its groups."""
+    return {"type": "string", "pattern": "^(" + re.sub(r"\?(P<\w+>|:)", "", pattern) + ")$", **more}
+
+
+def _text(pattern: re.Pattern[str], **more: Any) -> WithJsonSchema:
+    """Return the annotation of text whose validator matches ``pattern``."""
+    return WithJsonSchema(text_schema(pattern.pattern, **more))
+
+
+@dataclass(frozen=True)
 class OrText:
     """Annotation: the JSON schema allows text, the short form, beside the value itself."""
 
-    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> Any:
-        return {"anyOf": [{"type": "string"}, handler(core_schema)]}
+    pattern: str = ""  # of the text; empty: any
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> Any:
+        return {"anyOf": [text_schema(self.pattern) if self.pattern else {"type": "string"}, handler(core)]}
 
 
-def one_of(known: Iterable[str]) -> AfterValidator:
-    """Return a validator that accepts the values of ``known`` only."""
-    allowed = tuple(known)
+class OneOf:
+    """Annotation: a text that is one of those known."""
 
-    def check(value: str) -> str:
-        if value not in allowed:
-            raise ValueError(f"must be one of {', '.join(allowed)} (is {value!r})")
+    def __init__(self, *known: str) -> None:
+        self._known = known
+
+    def _check(self, value: str) -> str:
+        if value not in self._known:
+            raise ValueError(f"must be one of {', '.join(self._known)} (is {value!r})")
         return value
 
-    return AfterValidator(check)
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> Any:
+        return {"enum": list(self._known)}
 
 
 def split_command(value: Any) -> Any:
@@ -153,20 +177,60 @@ def _ship(value: Any) -> Any:
     return value
 
 
-_QUANTITY_SCHEMA: Final = WithJsonSchema({"type": ["string", "number"], "exclusiveMinimum": 0})
+def _none_of(names: Iterable[str], prefixes: Iterable[str]) -> dict[str, Any]:
+    patterns = [*prefixes, *(f"{name}$" for name in names)]
+    return {"not": {"pattern": "^(" + "|".join(patterns).replace(".", r"\.") + ")"}}
+
+
+def _seconds_schema(least: int) -> WithJsonSchema:
+    schema = text_schema(f"[0-9]{{1,11}}|{units.DURATION.pattern}", minLength=1)
+    return WithJsonSchema(schema | {"type": ["string", "integer"], "minimum": least, "maximum": units.LONGEST_DURATION})
+
+
+_QUANTITY_SCHEMA: Final = WithJsonSchema(
+    text_schema(units.QUANTITY.pattern) | {"type": ["string", "number"], "exclusiveMinimum": 0}
+)
+_RESERVED: Final = _none_of(sorted(user_env.RESERVED_NAMES), user_env.RESERVED_PREFIXES)
+_CLAIM: Final = f"({names.SUBDOMAIN.pattern}):/[^:/][^:]*"
 
 Text = Annotated[str, AfterValidator(names.text)]
-Image = Annotated[str, AfterValidator(names.image)]
-Queue = Annotated[str, AfterValidator(names.queue)]
-Variable = Annotated[str, AfterValidator(names.variable)]
-LabelKey = Annotated[str, AfterValidator(names.label_key)]
-OwnKey = Annotated[str, AfterValidator(names.own_key)]
-ObjectName = Annotated[str, AfterValidator(names.object_name)]
-ExtendedResource = Annotated[str, AfterValidator(names.extended_resource)]
-LabelValue = Annotated[str, AfterValidator(names.label_value)]
+JobName = Annotated[str, _text(names.DNS_1035, maxLength=names.LABEL_LIMIT)]  # Job checks it: the target matters
+Image = Annotated[str, AfterValidator(names.image), _text(names.IMAGE, maxLength=512)]
+Queue = Annotated[str, AfterValidator(names.queue), _text(names.SUBDOMAIN, maxLength=names.LABEL_LIMIT)]
+Variable = Annotated[
+    str,
+    AfterValidator(names.variable),
+    _text(names.VARIABLE, anyOf=[{"enum": sorted(map(str, user_env.SETTABLE))}, _RESERVED]),
+]
+LabelKey = Annotated[str, AfterValidator(names.label_key), _text(names.LABEL_KEY)]
+OwnKey = Annotated[
+    str,
+    AfterValidator(names.own_key),
+    _text(names.LABEL_KEY, **_none_of(names.OWN_KEYS, names.OWN_PREFIXES)),
+]
+ObjectName = Annotated[str, AfterValidator(names.object_name), _text(names.SUBDOMAIN, maxLength=names.SUBDOMAIN_LIMIT)]
+ExtendedResource = Annotated[
+    str,
+    AfterValidator(names.extended_resource),
+    WithJsonSchema(
+        text_schema(
+            f"({names.SUBDOMAIN.pattern})/{names.QUALIFIED.pattern}",
+            **{"not": {"pattern": r"^(nvidia\.com/gpu$|(.*\.)?kubernetes\.io/)"}},
+        )
+    ),
+]
+LabelValue = Annotated[
+    str,
+    AfterValidator(names.label_value),
+    WithJsonSchema(text_schema(f"({names.QUALIFIED.pattern})?", maxLength=names.LABEL_LIMIT)),
+]
 Command = Annotated[list[Text], BeforeValidator(split_command), OrText()]
-Mount = Annotated[str, AfterValidator(_mount), WithJsonSchema({"type": "string", "pattern": "^[^:]+:/.*$"})]
-SecretKey = Annotated[str, AfterValidator(_secret_key), WithJsonSchema({"type": "string", "pattern": "^[^:]+:[^:]+$"})]
+Mount = Annotated[str, AfterValidator(_mount), WithJsonSchema(text_schema(_CLAIM))]
+SecretKey = Annotated[
+    str,
+    AfterValidator(_secret_key),
+    WithJsonSchema(text_schema(f"({names.SUBDOMAIN.pattern}):{names.DATA_KEY.pattern}")),
+]
 Cpu = Annotated[str, BeforeValidator(_number_as_text), AfterValidator(units.cpu), _QUANTITY_SCHEMA]
 Memory = Annotated[str, BeforeValidator(_number_as_text), AfterValidator(units.memory), _QUANTITY_SCHEMA]
 Seconds = Annotated[
@@ -174,14 +238,14 @@ Seconds = Annotated[
     BeforeValidator(_seconds),
     Field(ge=1, le=units.LONGEST_DURATION),
     PlainSerializer(units.duration_text, return_type=str),
-    WithJsonSchema({"type": ["string", "integer"], "minimum": 1}),
+    _seconds_schema(1),
 ]
 SecondsOrZero = Annotated[
     int,
     BeforeValidator(_seconds_or_zero),
     Field(ge=0, le=units.LONGEST_DURATION),
     PlainSerializer(units.duration_text, return_type=str),
-    WithJsonSchema({"type": ["string", "integer"], "minimum": 0}),
+    _seconds_schema(0),
 ]
 SaveEvery = Annotated[
     int | str,
@@ -189,10 +253,14 @@ SaveEvery = Annotated[
     WithJsonSchema({"anyOf": [{"const": AUTO}, {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}]}),
 ]
 Strategy = Annotated[str, AfterValidator(_strategy), WithJsonSchema({"enum": [*STRATEGIES, *TORCH_STRATEGIES]})]
-FabricName = Annotated[str, one_of(fabrics()), WithJsonSchema({"enum": list(fabrics())})]
-TargetName = Annotated[str, one_of(TARGETS), WithJsonSchema({"enum": list(TARGETS)})]
-GangName = Annotated[str, one_of(GANGS), WithJsonSchema({"enum": list(GANGS)})]
-Topology = Annotated[str, AfterValidator(_topology)]
+FabricName = Annotated[str, OneOf(*fabrics())]
+TargetName = Annotated[str, OneOf(*TARGETS)]
+GangName = Annotated[str, OneOf(*GANGS)]
+Topology = Annotated[
+    str,
+    AfterValidator(_topology),
+    WithJsonSchema(text_schema(f"{names.LABEL_KEY.pattern}(:({'|'.join(_STRENGTHS)}))?")),
+]
 Ship = Annotated[bool | list[Text], BeforeValidator(_ship)]
 
 
@@ -202,9 +270,14 @@ class Checkpoint(Part):
     As text ``PVC:/PATH`` or ``s3://BUCKET/PREFIX``.
     """
 
-    volume: Annotated[str, AfterValidator(names.object_name)] | None = None
-    path: Annotated[str, AfterValidator(names.mount_path)] | None = None
-    address: Annotated[str, AfterValidator(names.s3_address)] | None = None
+    SHORT: ClassVar[OrText] = OrText(f"{_CLAIM}|{names.S3_ADDRESS.pattern}")
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [{"required": ["volume", "path"]}, {"required": ["address"]}]}
+    )
+
+    volume: ObjectName | None = None
+    path: Annotated[str, AfterValidator(names.mount_path), WithJsonSchema(text_schema("/[^:/][^:]*"))] | None = None
+    address: Annotated[str, AfterValidator(names.s3_address), _text(names.S3_ADDRESS)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -234,9 +307,11 @@ class Checkpoint(Part):
 class Elastic(Part):
     """How few and how many pods may train, and what becomes of the global batch; as text ``MIN:MAX``."""
 
+    SHORT: ClassVar[OrText] = OrText("0*[1-9][0-9]*:0*[1-9][0-9]*")
+
     min: int = Field(ge=1, description="pods with which the job may train")
     max: int = Field(ge=1, description="most pods that it may have")
-    batch: Annotated[str, one_of(BATCHES)] = Field(
+    batch: Annotated[str, OneOf(*BATCHES)] = Field(
         default="keep", description="keep: a step has as many samples with fewer pods as with all; scale: fewer"
     )
 
@@ -261,9 +336,9 @@ class Toleration(Part):
     """A taint that the pods tolerate: the fields of Kubernetes, or ``KEY[=VALUE][:EFFECT]`` as in kubectl."""
 
     key: str = ""
-    operator: Annotated[str, one_of(("Exists", "Equal"))] = "Equal"
+    operator: Annotated[str, OneOf("Exists", "Equal")] = "Equal"
     value: LabelValue = ""
-    effect: Annotated[str, AfterValidator(_effect)] = ""
+    effect: Annotated[str, AfterValidator(_effect), WithJsonSchema({"enum": ["", *_EFFECTS]})] = ""
     tolerationSeconds: int | None = Field(default=None, ge=-(2**31), le=2**31 - 1)
 
     @model_validator(mode="before")
@@ -290,4 +365,4 @@ class Toleration(Part):
         return self
 
 
-Tolerations = list[Annotated[Toleration, OrText()]]
+Tolerations = list[Annotated[Toleration, OrText(rf"[^:=]+(=[^:]*)?(:({'|'.join(_EFFECTS)})?)?")]]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, WithJsonSchema, field_validator, model_validator
 
 from flk.spec import file, names
 from flk.spec.diloco import DiLoCo
@@ -25,12 +25,12 @@ from flk.spec.fields import (
     FabricName,
     GangName,
     Image,
+    JobName,
     LabelKey,
     LabelValue,
     Memory,
     Mount,
     ObjectName,
-    OrText,
     OwnKey,
     Part,
     Queue,
@@ -76,7 +76,7 @@ class Resources(Part):
     )
 
     extended: Annotated[
-        dict[ExtendedResource, int] | None,
+        dict[ExtendedResource, Annotated[int, WithJsonSchema({"type": "integer", "minimum": 1})]] | None,
         Option("NAME=N", Form.NUMBERS, ("--resource",), "resource of a device plugin: amd.com/gpu=8"),
     ] = Field(default=None, description="resources of other device plugins for each pod: {amd.com/gpu: 8}")
 
@@ -135,25 +135,26 @@ class Job(Part):
     A job is data. `flk.render` returns its manifests and `flk.submit` creates them.
     """
 
-    name: Annotated[str | None, Option("NAME", example="my-job", variable=user_env.JOB)] = Field(
-        default=None, description="name of the job; left out: the name of the script and five random characters"
-    )
+    name: Annotated[
+        JobName | None, Option("NAME", example="my-job", variable=user_env.JOB, empty="the name of the release")
+    ] = Field(default=None, description="name of the job; left out: the name of the script and five random characters")
     image: Annotated[
         Image | None,
         Option(
             "IMAGE",
             help="container image with torch. Default: $FLK_IMAGE, else flk's own image",
             example="team/train:1.0",
+            empty="defaults.image, else flk's own image for CPUs or GPUs",
         ),
     ] = Field(default=None, description="container image with torch")
     command: Command = Field(
         description="the script and its arguments, or -m and a module; text is split as by a shell"
     )
-    replicas: Annotated[int, Option("N", Form.NUMBER)] = Field(
+    replicas: Annotated[int, Option("N", Form.NUMBER, empty="1, or MAX of an elastic job")] = Field(
         default=1, ge=1, le=MOST_REPLICAS, description="number of pods"
     )
     elastic: Annotated[
-        Annotated[Elastic, OrText()] | None,
+        Annotated[Elastic, Elastic.SHORT] | None,
         Option(
             "MIN:MAX",
             help="train with MIN to MAX pods, as many as there are. --replicas is then how many are created, MAX "
@@ -163,7 +164,7 @@ class Job(Part):
     ] = Field(
         default=None,
         description="the job trains with MIN to MAX pods, as many as there are; replicas, MAX by default, is how many "
-        "are created",
+        "are created; left out: a fixed number",
     )
     spares: Annotated[int, Option("N", Form.NUMBER, example="0")] = Field(
         default=0, ge=0, le=1024, description="more pods, which wait to take the place of one that is lost"
@@ -193,17 +194,18 @@ class Job(Part):
             Form.NUMBERS,
             help="option of strategy diloco: inner=full_shard, workers=4, every=100, dtype=int8",
             example="{inner: full_shard, workers: 4, every: 100, dtype: int8}",
+            not_in_chart="flk submit makes the Secret by which the workers recognise each other",
         ),
     ] = Field(default=None, description="workers and rounds of strategy diloco")
     fabric: Annotated[
         FabricName,
         Option(
             "NAME",
-            help=f"preset for the network between GPUs: {', '.join(fabrics())}",
             example="auto",
             variable=user_env.FABRIC,
+            empty="defaults.fabric, else auto",
         ),
-    ] = Field(default="auto", description="preset of NCCL's variables for the network between the GPUs")
+    ] = Field(default="auto", description=f"preset for the network between GPUs: {', '.join(fabrics())}")
     restarts: Annotated[
         int, Option("N", Form.NUMBER, ("--restarts", "--max-restarts"), example="3", variable=pod_env.RESTARTS)
     ] = Field(
@@ -221,7 +223,7 @@ class Job(Part):
     deadline: Annotated[
         Seconds | None,
         Option("DURATION", help="time that the job may take: 75s, 1h30m", example="2h", variable=pod_env.DEADLINE),
-    ] = Field(default=None, description="time that the job may take, from its start: 75s, 1h30m")
+    ] = Field(default=None, description="time that the job may take, from its start: 75s, 1h30m; left out: no limit")
     ttl: Annotated[
         Seconds | None,
         Option("DURATION", help="time after its end after which the job is deleted: 12h, 7d", example="7d"),
@@ -249,7 +251,7 @@ class Job(Part):
         ),
     ] = Field(default=30, description="time that the ranks have to save and end when their pod is stopped: 30s, 5m")
     checkpoint: Annotated[
-        Annotated[Checkpoint, OrText()] | None,
+        Annotated[Checkpoint, Checkpoint.SHORT] | None,
         Option(
             "PLACE",
             help="where checkpoints go: a PersistentVolumeClaim, as PVC:/PATH, or s3://BUCKET/PREFIX",
@@ -276,7 +278,7 @@ class Job(Part):
     keep_every: Annotated[int | None, Option("STEPS", Form.NUMBER, example="1000", variable=user_env.KEEP_EVERY)] = (
         Field(default=None, ge=1, le=2**31 - 1, description="checkpoints whose step is a multiple of this stay too")
     )
-    queue: Annotated[Queue | None, Option("NAME", example="my-queue")] = Field(
+    queue: Annotated[Queue | None, Option("NAME", example="my-queue", empty="defaults.queue, else none")] = Field(
         default=None, description="Kueue queue in which the job waits"
     )
     queue_priority: Annotated[
@@ -346,7 +348,14 @@ class Job(Part):
     ] = Field(
         default=None, description="labels, annotations, service_account, pull_secrets and priority_class of the pods"
     )
-    records: Annotated[ObjectName | None, Option(example="my-release-flk-records", variable=pod_env.RECORDS)] = Field(
+    records: Annotated[
+        ObjectName | None,
+        Option(
+            example="my-release-flk-records",
+            variable=pod_env.RECORDS,
+            empty="defaults.records, else that of records.enabled",
+        ),
+    ] = Field(
         default=None,
         description="ConfigMap in which the launchers keep the record of the job, for when its pods are gone",
     )
@@ -360,7 +369,14 @@ class Job(Part):
         ),
     ] = Field(default_factory=dict, description="metadata and spec that are merged into the pod template, last")
     ship: Annotated[
-        Ship, Option("PATTERN", Form.LIST, help="more files to ship with the code", example="[config/*.yaml]")
+        Ship,
+        Option(
+            "PATTERN",
+            Form.LIST,
+            help="more files to ship with the code",
+            example="[config/*.yaml]",
+            not_in_chart="Helm reads files only with --set-file: job.script and job.files are what is shipped",
+        ),
     ] = Field(default=True, description="false: the code is in the image; a list: patterns of more files to ship")
 
     @model_validator(mode="before")

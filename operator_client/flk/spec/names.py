@@ -24,21 +24,24 @@ TEXT_LIMIT: Final = 120_000  # bytes; Linux takes 128 KiB, of a variable togethe
 _SUFFIX_LENGTH: Final = 5  # random characters at the end of a default name
 _SUFFIX_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"  # no vowels, and no letters that look alike
 
-_DNS_1035: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
-_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
-_QUALIFIED: Final = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]", re.ASCII)
-_VARIABLE: Final = re.compile(r"[A-Za-z_][-A-Za-z0-9_.]*", re.ASCII)
-_DATA_KEY: Final = re.compile(r"[-._a-zA-Z0-9]+", re.ASCII)
+DNS_1035: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
+SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
+QUALIFIED: Final = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]", re.ASCII)
+LABEL_KEY: Final = re.compile(rf"({SUBDOMAIN.pattern}/)?{QUALIFIED.pattern}", re.ASCII)
+VARIABLE: Final = re.compile(r"[A-Za-z_][-A-Za-z0-9_.]*", re.ASCII)
+DATA_KEY: Final = re.compile(r"[-._a-zA-Z0-9]+", re.ASCII)
+_BUCKET: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{1,61})[a-z0-9]", re.ASCII)
+S3_ADDRESS: Final = re.compile(rf"s3://{_BUCKET.pattern}(/[-A-Za-z0-9_.=]+)*/*", re.ASCII)
 _DOMAIN_PART: Final = r"(?:[a-zA-Z0-9]|[a-zA-Z0-9][a-zA-Z0-9-]*[a-zA-Z0-9])"
 _PATH_PART: Final = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
-_IMAGE: Final = re.compile(
+IMAGE: Final = re.compile(
     rf"(?:{_DOMAIN_PART}(?:\.{_DOMAIN_PART})*(?::[0-9]+)?/)?{_PATH_PART}(?:/{_PATH_PART})*"
     r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@[a-z0-9]+:[0-9a-f]{32,})?",
     re.ASCII,
 )
-_OWN_KEYS: Final = (*labels.MANAGED_BY, labels.QUEUE, labels.QUEUE_PRIORITY)
+OWN_KEYS: Final = (*labels.MANAGED_BY, labels.QUEUE, labels.QUEUE_PRIORITY)
 _KUEUE: Final = "kueue.x-k8s.io/"
-_OWN_PREFIXES: Final = ("flk.dev/", "training.kubeflow.org/")
+OWN_PREFIXES: Final = ("flk.dev/", "training.kubeflow.org/")
 # What each target puts between the name of a job and the index of a pod.
 _POD_NAMES: Final = {"pytorchjob": "-worker-", "trainjob": "-node-0-", "jobset": "-worker-0-", "job": "-"}
 _SUFFIXES: Final = {"trainjob": "-xxxxx", "jobset": "-xxxxx"}  # which JobSet's checks count as part of the name
@@ -61,7 +64,7 @@ def job_name(name: str, replicas: int, target: str = "pytorchjob") -> str:
     """Check the name of a job. The names of its pods and Services must not be too long either."""
     if not name:
         raise ValueError("must not be empty")
-    if not _DNS_1035.fullmatch(name):
+    if not DNS_1035.fullmatch(name):
         raise ValueError(
             f"must be lower-case letters, digits and '-', starting with a letter and not ending with '-' (is {name!r})"
         )
@@ -86,14 +89,14 @@ def default_name(command: list[str], replicas: int, target: str = "pytorchjob") 
 
 def namespace(name: str) -> str:
     """Check the name of a namespace."""
-    if len(name) > LABEL_LIMIT or "." in name or not _SUBDOMAIN.fullmatch(name):
+    if len(name) > LABEL_LIMIT or "." in name or not SUBDOMAIN.fullmatch(name):
         raise ValueError(f"must be at most {LABEL_LIMIT} lower-case letters, digits and '-' (is {name!r})")
     return name
 
 
 def object_name(name: str) -> str:
     """Check the name of a PersistentVolumeClaim, a Secret or another object."""
-    if len(name) > SUBDOMAIN_LIMIT or not _SUBDOMAIN.fullmatch(name):
+    if len(name) > SUBDOMAIN_LIMIT or not SUBDOMAIN.fullmatch(name):
         raise ValueError(
             f"must be lower-case letters, digits, '-' and '.', and start and end with a letter or digit (is {name!r})"
         )
@@ -102,7 +105,7 @@ def object_name(name: str) -> str:
 
 def data_key(key: str) -> str:
     """Check a key in the data of a Secret."""
-    if len(key) > SUBDOMAIN_LIMIT or not _DATA_KEY.fullmatch(key) or key == "." or key.startswith(".."):
+    if len(key) > SUBDOMAIN_LIMIT or not DATA_KEY.fullmatch(key) or key == "." or key.startswith(".."):
         raise ValueError(f"must be letters, digits, '-', '_' and '.' (is {key!r})")
     return key
 
@@ -119,7 +122,7 @@ def extended_resource(name: str) -> str:
 
 def own_key(key: str) -> str:
     """Check the key of a label or an annotation that a user may set: not one of flk, the operator or Kueue's queue."""
-    if key in _OWN_KEYS or key.startswith(_OWN_PREFIXES):
+    if key in OWN_KEYS or key.startswith(OWN_PREFIXES):
         raise ValueError("queue sets it" if key.startswith(_KUEUE) else f"flk or the training operator sets {key}")
     return label_key(key)
 
@@ -127,9 +130,9 @@ def own_key(key: str) -> str:
 def label_key(key: str) -> str:
     """Check the key of a label, with or without a prefix: ``pool``, ``example.com/pool``."""
     prefix, slash, name = key.rpartition("/")
-    if slash and (len(prefix) > SUBDOMAIN_LIMIT or not _SUBDOMAIN.fullmatch(prefix)):
+    if slash and (len(prefix) > SUBDOMAIN_LIMIT or not SUBDOMAIN.fullmatch(prefix)):
         raise ValueError(f"its prefix must be a domain, like example.com/pool (is {key!r})")
-    if len(name) > LABEL_LIMIT or not _QUALIFIED.fullmatch(name):
+    if len(name) > LABEL_LIMIT or not QUALIFIED.fullmatch(name):
         raise ValueError(
             f"must be at most {LABEL_LIMIT} letters, digits, '-', '_' and '.', "
             f"and start and end with a letter or digit (is {key!r})"
@@ -139,7 +142,7 @@ def label_key(key: str) -> str:
 
 def label_value(value: str) -> str:
     """Check the value of a label, which may be empty."""
-    if value and (len(value) > LABEL_LIMIT or not _QUALIFIED.fullmatch(value)):
+    if value and (len(value) > LABEL_LIMIT or not QUALIFIED.fullmatch(value)):
         raise ValueError(
             f"must be at most {LABEL_LIMIT} letters, digits, '-', '_' and '.', "
             f"and start and end with a letter or digit (is {value!r})"
@@ -154,7 +157,7 @@ def queue(name: str) -> str:
 
 def variable(name: str) -> str:
     """Check the name of an environment variable, which must not be one that flk or the operator sets."""
-    if not _VARIABLE.fullmatch(name):
+    if not VARIABLE.fullmatch(name):
         raise ValueError(f"must be letters, digits, '_', '-' and '.', and not start with a digit (is {name!r})")
     if user_env.is_reserved(name):
         if name.startswith("FLK_"):
@@ -182,7 +185,7 @@ def text(value: str) -> str:
 
 def image(reference: str) -> str:
     """Check the reference of a container image: ``[host[:port]/]path[:tag][@digest]``."""
-    if len(reference) > 512 or not _IMAGE.fullmatch(reference):
+    if len(reference) > 512 or not IMAGE.fullmatch(reference):
         raise ValueError(
             f"must be an image like team/train:1.2, with a lower-case path and no spaces (is {reference!r})"
         )
@@ -199,7 +202,7 @@ def module(name: str) -> str:
 def s3_address(address: str) -> str:
     """Return an address ``s3://BUCKET/PREFIX`` without a slash at its end. Raises ValueError for anything else."""
     bucket, _, prefix = address.removeprefix("s3://").partition("/")
-    if not address.startswith("s3://") or not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{1,61})[a-z0-9]", bucket):
+    if not address.startswith("s3://") or not _BUCKET.fullmatch(bucket):
         raise ValueError(f"must be s3://BUCKET/PREFIX (is {address!r})")
     parts = prefix.rstrip("/").split("/") if prefix.rstrip("/") else []
     if not re.fullmatch(r"[-A-Za-z0-9_.=/]*", prefix) or {"", ".", ".."} & set(parts):

@@ -9,6 +9,8 @@ import re
 from typing import Any, Final
 
 import yaml
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema
 
 from flk.spec import file as jobfile
 from flk.spec.job import Job
@@ -17,9 +19,27 @@ from flk.spec.options import rows
 SCHEMA_FILE: Final = "flk.schema.json"
 
 
+class _Generator(GenerateJsonSchema):
+    """pydantic's generator, except that a key that does not match the pattern of a mapping's keys is refused."""
+
+    def dict_schema(self, schema: Any) -> Any:
+        found = super().dict_schema(schema)
+        for pattern, value in found.pop("patternProperties", {}).items():
+            found |= {"propertyNames": {"pattern": pattern, **found.get("propertyNames", {})}}
+            found |= {"additionalProperties": value}
+        return found
+
+
+def schema_of(model: type[BaseModel], definitions: str = "$defs") -> dict[str, Any]:
+    """Return the JSON schema of a model, with the schemas of its parts under the key ``definitions``."""
+    found = model.model_json_schema(schema_generator=_Generator, ref_template=f"#/{definitions}/{{model}}")
+    found[definitions] = found.pop("$defs", {})
+    return found
+
+
 def schema() -> dict[str, Any]:
     """Return the JSON schema (draft 2020-12) of flk.yaml."""
-    inner = Job.model_json_schema()
+    inner = schema_of(Job)
     inner["required"] = []  # the command may come from the command line
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import re
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -13,14 +13,15 @@ import yaml
 
 from flk import labels
 from flk.spec import defaults as namespace_defaults
-from flk.spec.fabric import fabrics
-from flk.spec.fields import TORCH_STRATEGIES
 from flk.spec.job import DEFAULT_IMAGE, Job
+from flk.spec.options import rows
 from flk.targets import TARGETS
-from flk_runtime.contract import pod_env, user_env
-from flk_runtime.contract.strategies import DILOCO, STRATEGIES
-from scripts.documentation import chart_values
+from flk_runtime.contract import pod_env
+from scripts.chart import FILES
+from scripts.chart.values import described
 from tests.support.chart import CHART, ROOT, template
+
+SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 
 
 def test_pods_recognise_each_other_by_a_secret() -> None:
@@ -103,35 +104,32 @@ def test_release_whose_name_is_no_jobs_name_is_refused() -> None:
     assert template({"job": {"enabled": True, "name": "gpt"}}, release="1gpt").code == 0
 
 
-def test_schema_knows_the_same_fields_fabrics_and_reserved_names() -> None:
-    schema = json.loads((CHART / "values.schema.json").read_text())
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_generated_files_are_up_to_date(path: Path) -> None:
+    assert path.read_text() == FILES[path](), "run python -m scripts.chart"
+
+
+def test_values_have_the_defaults_of_their_schema_and_fit_it() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    fields = Job.model_fields.keys() - {"ship", "diloco"} | {"enabled", "script", "files"}
-    assert schema["properties"]["job"]["properties"].keys() == values["job"].keys() == fields
-    assert set(schema["definitions"]["fabric"]["enum"]) == {"", None, *fabrics()}
-    strategies = schema["properties"]["job"]["properties"]["strategy"]["enum"]
-    assert strategies == [*(name for name in STRATEGIES if name != DILOCO), *TORCH_STRATEGIES]
-    assert namespace_defaults.NamespaceDefaults.model_fields.keys() == values["defaults"].keys()
-    names = [*user_env.RESERVED_NAMES, *(f"{prefix}X" for prefix in user_env.RESERVED_PREFIXES), *user_env.SETTABLE]
-    for name in [*names, "LR", "RANKS", "MY_RANK", "PETS"]:
-        check = jsonschema.Draft7Validator({"$ref": "#/definitions/variable", "definitions": schema["definitions"]})
-        assert check.is_valid(name) != user_env.is_reserved(name), name
+    jsonschema.Draft7Validator.check_schema(SCHEMA)
+    jsonschema.validate(values, SCHEMA)
+    for path, value in described():
+        found = values
+        for name in path.split("."):
+            found = found[name]
+        assert "default" not in value or found == value["default"], path
 
 
-def test_comments_in_values_yaml_are_the_descriptions_of_the_schema() -> None:
-    comments: dict[str, str] = {}
-    path: list[str] = []
-    words: list[str] = []
-    for line in (CHART / "values.yaml").read_text().splitlines():
-        if line.strip().startswith("#"):
-            words.append(line.strip().removeprefix("#").strip())
-            continue
-        if match := re.match(r"( *)([A-Za-z_]+):", line):
-            path = [*path[: len(match[1]) // 2], match[2]]
-            if words:
-                comments[".".join(path)] = " ".join(words)
-        words = []
-    assert comments == dict(chart_values.described())
+def test_the_chart_offers_all_options_but_those_that_say_why_not() -> None:
+    lacking = {row.path[0] for row in rows(Job) if row.option.not_in_chart}
+    assert set(SCHEMA["properties"]["job"]["properties"]) == Job.model_fields.keys() - lacking | {
+        "enabled",
+        "script",
+        "files",
+    }
+    assert (
+        set(SCHEMA["properties"]["defaults"]["properties"]) == namespace_defaults.NamespaceDefaults.model_fields.keys()
+    )
 
 
 def test_values_yaml_names_the_cpu_image() -> None:

@@ -11,6 +11,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from flk.errors import UsageError
 from flk.spec import file as jobfile
 from flk.spec import schema
 from flk.spec.fields import split_command
@@ -45,6 +46,53 @@ def test_the_schema_accepts_job_files(path: Path) -> None:
 def test_the_schema_refuses_mistakes(text: str) -> None:
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(yaml.safe_load(text), schema.schema())
+
+
+BOTH: dict[str, tuple[list[str], list[str]]] = {
+    "name: {}": (["a", "gpt-2"], ["Gpt", "2", "a-", "a.b"]),
+    "image: {}": (["torch", "r.io:5000/a/b:1.2", "a@sha256:" + "0" * 64], ["Torch", "a b", "'a:'"]),
+    "queue: {}": (["team.a"], ["a" * 64, "team_a"]),
+    "resources: {{cpu: {}}}": (["4", "0.5", "'500m'"], ["'4 cores'", "-1", "0", "true"]),
+    "resources: {{extended: {{{}: 1}}}}": (["amd.com/gpu", "rdma/hca"], ["gpu", "nvidia.com/gpu", "a.kubernetes.io/b"]),
+    "resources: {{extended: {{amd.com/gpu: {}}}}}": (["1"], ["0", "'1'"]),
+    "deadline: {}": (["90", "'90'", "1h30m", "2d1s"], ["0", "''", "1.5h", "90x", "1s1h"]),
+    "hang_timeout: {}": (["0", "0s", "10m"], ["-1", "soon"]),
+    "elastic: {}": (
+        ["'2:4'", "{min: 2, max: 4, batch: scale}"],
+        ["'2'", "'0:4'", "{min: 2}", "{min: 1, max: 2, batch: x}"],
+    ),
+    "checkpoint: {}": (
+        ["a:/b", "s3://models/gpt/", "{address: 's3://models'}", "{volume: a, path: /b}"],
+        ["a", "a:b", "gs://a/b", "s3:///a", "{volume: a}", "A:/b", "a:/b:c"],
+    ),
+    "volumes: [{}]": (["a:/b//c", "a.b:/c"], ["a", "a:b", "a:/", "a:/b:c"]),
+    "secrets: {{A: {}}}": (["s:k", "s.t:k_1"], ["s", "'s:'", "S:k", "s:a b"]),
+    "env: {{{}: x}}": (["A", "a.B-c", "FLK_SEED", "RANKS"], ["1A", "RANK", "PET_X", "FLK_X", "A B"]),
+    "topology: {}": (["rack", "a.b/c:preferred"], ["a b", "rack:often", "-a"]),
+    "nodes: {{selector: {{{}: a}}}}": (["pool", "a.b/c_d"], ["a b", "a/b/c", "A.b/c"]),
+    "nodes: {{selector: {{a: {}}}}}": (["b", "''", "a_b.c"], ["-b", "a b", "b" * 64, "1"]),
+    "nodes: {{tolerations: [{}]}}": (
+        ["a", "a=b:NoSchedule", "{operator: Exists}"],
+        ["=b", "a:Never", "{effect: Never}"],
+    ),
+    "pods: {{labels: {{{}: a}}}}": (["team", "a.b/c"], ["flk.dev/x", "kueue.x-k8s.io/queue-name", "a b"]),
+    "pods: {{pull_secrets: [{}]}}": (["registry"], ["Registry", "a_b"]),
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [(form.format(v), v in both[0]) for form, both in BOTH.items() for v in [*both[0], *both[1]]],
+)
+def test_the_schema_and_the_model_accept_the_same_values(text: str, valid: bool) -> None:
+    data = yaml.safe_load(text) | ({"replicas": 2} if text.startswith("elastic") else {})
+    assert jsonschema.Draft202012Validator(schema.schema()).is_valid(data) == valid
+    try:
+        validated({"command": "train.py", **data})
+    except UsageError:
+        assert not valid
+    else:
+        assert valid
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "hybrid_shard_zero2", "FULL_SHARD", "_HYBRID_SHARD_ZERO2"])

@@ -1,0 +1,43 @@
+"""The files of the chart that are generated: `python -m scripts.chart` writes them.
+
+All but the archive of the runtime are under version control, and a test compares them. The archive changes with every
+module of the runtime: `make chart` makes it before Helm reads `charts/flk`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from flk.manifest import runtime_archive
+from scripts.chart import values
+
+CHART: Final = Path(__file__).parents[2] / "charts" / "flk"
+# flk bench makes jobs of its own, and workers of strategy diloco need a secret that flk submit makes.
+OPTIONAL: Final = frozenset({"plan"})
+FILES: Final[dict[Path, Callable[[], str]]] = {
+    CHART / "values.yaml": values.values_text,
+    CHART / "values.schema.json": values.schema_text,
+}
+
+
+def prepare() -> Path:
+    """Write the archive, if it has changed, and return the folder of the chart. May run in several processes."""
+    _write(CHART / "files" / "flk_runtime.zip", runtime_archive(OPTIONAL))
+    return CHART
+
+
+def generate() -> None:
+    """Write all files."""
+    prepare()
+    for path, text in FILES.items():
+        _write(path, text().encode())
+
+
+def _write(path: Path, content: bytes) -> None:
+    if not path.exists() or path.read_bytes() != content:
+        new = path.with_suffix(f".{os.getpid()}.swp")
+        new.write_bytes(content)
+        new.replace(path)

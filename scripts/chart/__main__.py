@@ -1,0 +1,5 @@
+"""`python -m scripts.chart`."""
+
+from scripts.chart import generate
+
+generate()
