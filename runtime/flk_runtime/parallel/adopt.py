@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import OptimizerState, trained_modules
 from flk_runtime.errors import SetupError
+from flk_runtime.parallel import replaced
 from flk_runtime.parallel.model import ParallelModel
 
 
@@ -17,8 +18,9 @@ def adopt_optimizer(
     """The state of ``optimizer`` by the parameters of those of ``models`` that it trains, which are attached to it.
 
     The optimizer itself if it trains other parameters too. Raises SetupError then if the strategy ``shards``, since
-    rank 0 has the state of its own shards only.
+    rank 0 has the state of its own shards only, and for an optimizer of parameters that `parallelize` has replaced.
     """
+    replaced.refuse(optimizer)
     modules = {key: model.module for key, model in models.items()}
     trained, missing = trained_modules(optimizer, modules)
     if trained and missing and shards:

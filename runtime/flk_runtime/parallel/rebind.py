@@ -1,8 +1,9 @@
-"""rebind_optimizer: gives an optimizer the sharded parameters in place of those that it was made with."""
+"""rebind_optimizers: gives optimizers the sharded parameters in place of those that they were made with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,32 +12,44 @@ from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import OptimizerState, load_as_saved
 from flk_runtime.errors import CheckpointError, SetupError
+from flk_runtime.parallel import replaced
 from flk_runtime.parallel.model import ParallelModel
 
 
-def rebind_optimizer(
-    optimizer: Optimizer, model: nn.Module, parallelize: Callable[[], ParallelModel], *, strict: bool
+def rebind_optimizers(
+    optimizers: Sequence[Optimizer], model: nn.Module, parallelize: Callable[[], ParallelModel], *, strict: bool
 ) -> ParallelModel:
-    """Call ``parallelize``, which shards ``model``, and give ``optimizer`` the parameters of the result. Collective.
+    """Call ``parallelize``, which may replace parameters of ``model``, and give them to ``optimizers``. Collective.
 
-    Meanwhile the optimizer holds no parameters, so that nothing keeps full parameters alive that have been sharded. Its
-    groups keep their order and hyperparameters, and state that it has is sharded as the parameters are.
+    Meanwhile the optimizers hold no parameters, so that nothing keeps full parameters alive that have been sharded.
+    Their groups keep their order and hyperparameters, and state that they have is sharded as the parameters are. Any
+    other optimizer that holds a parameter that was replaced is refused at its step: see `replaced`.
 
-    Raises SetupError if ``strict`` and the optimizer holds parameters that are not the model's (before ``parallelize``
-    is called), or if its state cannot be sharded.
+    Raises SetupError if ``strict`` and an optimizer holds parameters that are not the model's (before ``parallelize``
+    is called), if one keeps parameters outside of its groups, or if its state cannot be sharded.
     """
-    groups = _parameter_names(optimizer, model, strict=strict)
-    state = optimizer.state_dict() if optimizer.state else None
-    for group in optimizer.param_groups:
-        group["params"] = []
-    optimizer.state.clear()
+    before = {name: weakref.ref(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
+    names = [_parameter_names(optimizer, model, strict=strict) for optimizer in optimizers]
+    states = [optimizer.state_dict() if optimizer.state else None for optimizer in optimizers]
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["params"][:] = []  # the same list, which some optimizers keep beside their groups, as LBFGS does
+        optimizer.state.clear()
     parallel = parallelize()
     parameters = parallel.parameters()
-    for group, names in zip(optimizer.param_groups, groups, strict=True):
-        group["params"] = [parameters[each] if isinstance(each, str) else each for each in names]
-    parallel.attach(optimizer)
-    if state is None:
-        return parallel
+    replaced.mark({name: old for name, each in before.items() if (old := each()) is not parameters[name]})
+    for optimizer, groups in zip(optimizers, names, strict=True):
+        for group, own in zip(optimizer.param_groups, groups, strict=True):
+            group["params"][:] = [parameters[each] if isinstance(each, str) else each for each in own]
+        _check_attributes(optimizer)
+        parallel.attach(optimizer)
+    for optimizer, state in zip(optimizers, states, strict=True):
+        if state is not None:
+            _restore(optimizer, parallel, state)
+    return parallel
+
+
+def _restore(optimizer: Optimizer, parallel: ParallelModel, state: dict[str, Any]) -> None:
     try:
         _shard(optimizer, parallel, state)
     except CheckpointError:
@@ -46,7 +59,6 @@ def rebind_optimizer(
             f"cannot shard the optimizer's state: {error}; create the optimizer anew, or call parallelize before its "
             "first step"
         ) from error
-    return parallel
 
 
 def _shard(optimizer: Optimizer, parallel: ParallelModel, state: dict[str, Any]) -> None:
@@ -81,7 +93,35 @@ def _parameter_names(optimizer: Optimizer, model: nn.Module, *, strict: bool) ->
                 raise SetupError(
                     f"group {number} of the optimizer holds a parameter of shape {tuple(parameter.shape)} that is not "
                     "in the model, so its gradient would differ between ranks: put all trained parameters into one "
-                    "module"
+                    "module, or make an optimizer of several models after parallelize, and pass it to run.register"
                 )
         groups.append([names.get(id(parameter), parameter) for parameter in group["params"]])
     return groups
+
+
+def _check_attributes(optimizer: Optimizer) -> None:
+    """Raise SetupError if the optimizer keeps parameters that were replaced in attributes beside its groups."""
+    for attribute, value in vars(optimizer).items():
+        for tensor in _tensors(value, set()):
+            if name := replaced.name_of(tensor):
+                raise SetupError(
+                    f"{type(optimizer).__name__} keeps the parameter {name!r} in its attribute {attribute!r} too, and "
+                    "parallelize has replaced it: make the optimizer after parallelize, and pass it to run.register"
+                )
+
+
+def _tensors(value: Any, visited: set[int]) -> Iterator[torch.Tensor]:
+    """The tensors in ``value``: in containers at any depth, and in attributes of objects that are no modules."""
+    if id(value) in visited:
+        return
+    visited.add(id(value))
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in (*value.keys(), *value.values()):
+            yield from _tensors(each, visited)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for each in value:
+            yield from _tensors(each, visited)
+    elif not isinstance(value, (type, nn.Module)) and not callable(value):
+        yield from _tensors(getattr(value, "__dict__", None), visited)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
@@ -18,7 +18,7 @@ from flk_runtime.parallel.blocks import Blocks, find_blocks, shardable_blocks
 from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.parallel.precision import Precision
-from flk_runtime.parallel.rebind import rebind_optimizer
+from flk_runtime.parallel.rebind import rebind_optimizers
 from flk_runtime.parallel.recompute import recompute_activations
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ STRATEGIES = {
     "hybrid_shard": Strategy(shards=True, replicates=True, reshards=True),
     "hybrid_shard_zero2": Strategy(shards=True, replicates=True),
 }
+# Optimizers that flatten or index whole parameters, which DTensor refuses in the middle of a step.
+_OF_WHOLE_PARAMETERS = (torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.Rprop)
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 
 
@@ -72,7 +74,7 @@ class ParallelOptions:
 
 
 # Set while a script is planned instead of trained: called with what `parallelize` would apply.
-planner: Callable[[nn.Module, Optimizer | None, ParallelOptions], None] | None = None
+planner: Callable[[nn.Module, Sequence[Optimizer], ParallelOptions], None] | None = None
 
 
 def choose_strategy(strategy: str | None) -> str:
@@ -87,7 +89,7 @@ def choose_strategy(strategy: str | None) -> str:
 
 def parallelize(
     model: nn.Module,
-    optimizer: Optimizer | None,
+    optimizers: Sequence[Optimizer],
     strategy: str,
     options: ParallelOptions,
     *,
@@ -95,16 +97,17 @@ def parallelize(
     world_size: int,
     local_world_size: int,
 ) -> ParallelModel:
-    """Shard or replicate ``model`` over all ranks, and give ``optimizer`` the parameters of the result. Collective.
+    """Shard or replicate ``model`` over all ranks, and give ``optimizers`` the parameters of the result. Collective.
 
     ``world_size`` is the number of ranks, ``local_world_size`` the number of those on this rank's node. Raises
     SetupError, on all ranks and before any communication, if the options contradict each other or do not fit the model.
     """
     if planner is not None:
-        planner(model, optimizer, options)
+        planner(model, optimizers, options)
         return ParallelModel(model)
     _check_options(strategy, options)
     _check_model(model, strategy)
+    _check_optimizers(optimizers, strategy, options)
     shard_size = _shard_size(strategy, options.shard_size, world_size, local_world_size)
     blocks = find_blocks(model, options.blocks)
     if options.recompute and not blocks:
@@ -126,9 +129,7 @@ def parallelize(
             shard_size=shard_size,
         )
 
-    if optimizer is None:
-        return apply()
-    return rebind_optimizer(optimizer, model, apply, strict=strategy != "none")
+    return rebind_optimizers(optimizers, model, apply, strict=strategy != "none")
 
 
 def _parallelize(
@@ -193,6 +194,17 @@ def _check_model(model: nn.Module, strategy: str) -> None:
             if parameter.dim() == 0:
                 raise SetupError(
                     f"{name!r} is a scalar, which strategy {strategy} cannot shard: give it the shape (1,)"
+                )
+
+
+def _check_optimizers(optimizers: Sequence[Optimizer], strategy: str, options: ParallelOptions) -> None:
+    if STRATEGIES[strategy].shards or options.precision is not None:
+        for each in optimizers:
+            if isinstance(each, _OF_WHOLE_PARAMETERS):
+                where = f"strategy {strategy}" if STRATEGIES[strategy].shards else "precision="
+                raise SetupError(
+                    f"{type(each).__name__} of torch cannot train parameters that {where} shards: use another "
+                    "optimizer, or strategy ddp without precision="
                 )
 
 

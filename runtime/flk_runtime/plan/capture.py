@@ -39,7 +39,7 @@ class CapturedModel:
     """A model that the script has parallelized, and the first step that was traced."""
 
     model: nn.Module
-    optimizer: Optimizer | None
+    optimizers: Sequence[Optimizer]
     options: ParallelOptions
     blocks: list[nn.Module]
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)  # of the first step
@@ -123,17 +123,17 @@ class _Session:
         with self._mode:
             return torch.empty(tensor.shape, dtype=tensor.dtype)
 
-    def _capture(self, model: nn.Module, optimizer: Optimizer | None, options: ParallelOptions) -> None:
+    def _capture(self, model: nn.Module, optimizers: Sequence[Optimizer], options: ParallelOptions) -> None:
         if self.captured is not None:
             raise SetupError("plan works for a script that parallelizes one model, and this one parallelizes several")
         blocks = find_blocks(model, options.blocks)
-        self.captured = CapturedModel(model, optimizer, options, blocks)
+        self.captured = CapturedModel(model, optimizers, options, blocks)
         self._hooks = [model.register_forward_pre_hook(self._before_forward, with_kwargs=True)]
-        if optimizer is None:
+        if not optimizers:
             raise SetupError(
                 "run.parallelize was called without an optimizer: plan needs it, for the memory of its state"
             )
-        self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
+        self._hooks += [each.register_step_pre_hook(self._before_step) for each in optimizers]
 
     def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         captured = self.captured

@@ -120,8 +120,7 @@ def _strategies(captured: CapturedModel, cluster: Cluster) -> list[str]:
 
 
 def _units(captured: CapturedModel) -> list[Unit]:
-    assert captured.optimizer is not None  # noqa: S101
-    return units_of(captured.model, captured.blocks, captured.optimizer)
+    return units_of(captured.model, captured.blocks, *captured.optimizers)
 
 
 def _work_as_written(captured: CapturedModel, cluster: Cluster) -> Workload:

@@ -61,9 +61,9 @@ class State:
     optimizer: int
 
 
-def units_of(model: nn.Module, blocks: Sequence[nn.Module], optimizer: Optimizer) -> list[Unit]:
+def units_of(model: nn.Module, blocks: Sequence[nn.Module], *optimizers: Optimizer) -> list[Unit]:
     """The units of ``model``: those of its blocks in their order, then the rest."""
-    states = optimizer_states(optimizer)
+    states = {key: sizes for each in optimizers for key, sizes in optimizer_states(each).items()}
     units: list[Unit] = []
     seen: set[int] = set()
     sharded = {id(block) for block in shardable_blocks(model, blocks)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
 from torch import nn
@@ -31,12 +31,13 @@ class Models:
         self._context, self._steps, self._saves, self._metrics = context, steps, saves, metrics
         self._models: dict[str, ParallelModel] = {}  # by the names under which they are saved
 
-    def parallelize(self, model: nn.Module, optimizer: Optimizer | None, options: ParallelOptions) -> nn.Module:
-        """Apply the strategy, restore model and optimizer, and return the module to call. Collective."""
+    def parallelize(self, model: nn.Module, optimizers: Sequence[Optimizer], options: ParallelOptions) -> nn.Module:
+        """Apply the strategy, restore model and optimizers, and return the module to call. Collective."""
         context, manager, number = self._context, self._saves.manager, len(self._models)
         name = f"model-{number}" if number else "model"
         if any(model in (each.model, each.module) for each in self._models.values()):
             raise SetupError("this model has already been parallelized: call parallelize once per model")
+        _check_optimizers(optimizers)
         if context.options.diloco and number:
             raise SetupError("strategy diloco trains one model: put all trained parameters into one module")
         if context.options.strategy != "none":
@@ -45,7 +46,7 @@ class Models:
         self._metrics.utilisation.prepare(model)
         parallel = parallelize(
             model,
-            optimizer,
+            optimizers,
             context.options.strategy,
             options,
             device=context.options.device,
@@ -55,9 +56,9 @@ class Models:
         self._metrics.utilisation.watch(parallel.module, options.precision.param if options.precision else None)
         self._models[name] = parallel
         manager.register(name, parallel.state)
-        if optimizer is not None:
-            state = OptimizerState(optimizer, {name: parallel.module})
-            manager.register(f"optimizer-{number}" if number else "optimizer", state)
+        for position, optimizer in enumerate(optimizers):
+            own = f"optimizer-{number}-{position}" if position else f"optimizer-{number}" if number else "optimizer"
+            manager.register(own, OptimizerState(optimizer, {name: parallel.module}))
         if context.options.diloco:
             from flk_runtime.diloco.worker import OuterLoop
 
@@ -119,3 +120,11 @@ class Models:
                 f"strategy {strategy} shards a model over the ranks of a node, and here neighbouring ranks are on "
                 "different nodes: number ranks node by node (srun -m block, mpirun --map-by slot), or pass shard_size"
             )
+
+
+def _check_optimizers(optimizers: Sequence[Optimizer]) -> None:
+    for number, each in enumerate(optimizers):
+        if not isinstance(each, Optimizer):
+            raise SetupError(f"parallelize takes optimizers of torch, and was given a {type(each).__name__}")
+        if any(each is other for other in optimizers[:number]):
+            raise SetupError(f"parallelize was given the same {type(each).__name__} twice: pass each optimizer once")

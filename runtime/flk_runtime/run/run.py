@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 T = TypeVar("T")
-O = TypeVar("O", bound=Optimizer)  # noqa: E741
+O = TypeVar("O", bound="Optimizer | Sequence[Optimizer]")  # noqa: E741
 
 
 class Run:
@@ -78,9 +78,11 @@ class Run:
 
         Collective. Call the returned module, and neither its ``forward`` nor one of its children. Rank 0's parameters
         and buffers are sent to all ranks (except under strategy none). A model on the meta device is materialized block
-        by block, with the values that ``reset_parameters`` of its modules sets. The optimizer is the same object, with
-        the same groups. Both are saved in checkpoints, and restored if the run was resumed. After the call each rank
-        draws different random numbers. Several models can be parallelized, each with its own optimizer.
+        by block, with the values that ``reset_parameters`` of its modules sets. ``optimizer`` is one or a list of
+        several: the same objects, with the same groups. All are saved in checkpoints, and restored if the run was
+        resumed. An optimizer of the model that was made before and not passed raises SetupError at its step if the
+        strategy shards. After the call each rank draws different random numbers. Several models can be parallelized,
+        each with its own optimizers.
 
         - ``precision``: dtypes of the computation and of the reduction; the optimizer works in the model's own.
         - ``blocks``: modules that are sharded, recomputed and compiled one by one: classes, their names, or a minimum
@@ -96,7 +98,8 @@ class Run:
         names = ParallelArgs.__annotations__
         if unknown := [name for name in options if name not in names]:
             raise TypeError(f"parallelize() has no argument {unknown[0]!r}: expected one of {', '.join(names)}")
-        module = self._models.parallelize(model, optimizer, ParallelOptions(**options))
+        optimizers = [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        module = self._models.parallelize(model, optimizers, ParallelOptions(**options))
         return module if optimizer is None else (module, optimizer)
 
     def no_sync(self) -> AbstractContextManager[None]:

@@ -1,0 +1,176 @@
+"""Several optimizers of one model: each trains, is saved and restored; one that would train nothing is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.ranks import Ranks
+from tests.support.small_model import SHARDING, SMALL_MODEL, told
+
+# Matrices and vectors have an optimizer and a schedule each. The step of a matrix depends on all of its elements.
+SEVERAL = (
+    SMALL_MODEL
+    + """
+class Normalized(torch.optim.Optimizer):
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for each in group["params"]:
+                average = self.state[each].setdefault("average", torch.zeros_like(each))
+                average.mul_(0.5).add_(each.grad)
+                each.sub_(average / average.norm() * group["lr"])
+
+def split(model):
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    return Normalized(matrices, lr=0.1), torch.optim.AdamW(vectors, lr=0.02)
+
+def schedules(optimizers):
+    return [torch.optim.lr_scheduler.ExponentialLR(each, factor) for each, factor in zip(optimizers, (0.8, 0.5))]
+
+class All:
+    # Several optimizers, and the schedule of each, as one.
+    def __init__(self, *parts):
+        self.parts = parts
+    def zero_grad(self):
+        for each in self.parts:
+            getattr(each, "zero_grad", int)()
+    def step(self):
+        for each in self.parts:
+            each.step()
+"""
+)
+
+
+def test_several_optimizers_and_their_schedules_train_and_resume_as_in_one_process(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    script = (
+        SEVERAL
+        + f"""
+def go(name, steps, **options):
+    with init(name, checkpoint={str(tmp_path)!r} + f"/{{name}}-{{os.environ.get('WORLD_SIZE')}}", **options) as run:
+        model = build()[0]
+        optimizers = split(model)
+        model, found = run.parallelize(model, optimizers, **(hybrid(name) if run.world_size > 1 else {{}}))
+        assert found is optimizers
+        both = schedules(optimizers)
+        for number, each in enumerate(both):
+            run.register(f"schedule-{{number}}", each)
+        return train(run, model, All(*optimizers, *both), steps=steps, first=run.steps)
+
+alone = flk.DiLoCo(every=1, lr=1.0, momentum=0.0, inner="full_shard")
+with group():
+    if "RANK" not in os.environ:
+        tell("none", go("none", 6))
+    else:
+        for name in ("ddp", *{SHARDING}):
+            tell(name, go(name, 3) + go(name, 6))
+        tell("diloco", go("diloco", 3, diloco=alone) + go("diloco", 6, diloco=alone))
+"""
+    )
+    expected = told(ranks(script, 1)[0])["none"]
+    assert len(expected) == 6
+    found = told(ranks(script, 4)[0])
+    assert len(found) == 7
+    assert found == {name: pytest.approx(expected, abs=1e-5) for name in found}
+
+
+def test_an_optimizer_that_would_train_nothing_is_refused(ranks: Ranks) -> None:
+    script = (
+        SEVERAL
+        + """
+class Caching(torch.optim.SGD):
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1)
+        self.cache = {"first": [self.param_groups[0]["params"][0]]}
+
+def step_of_others(run):
+    model = build()[0]
+    first, second = split(model)
+    others = [second]
+    model, first = run.parallelize(model, first)
+    loss_of(model, data(6, 1)[0][0][run.rank]).backward()
+    first.step()
+    others[0].step()
+
+def register_late(run):
+    model = build()[0]
+    first, second = split(model)
+    run.parallelize(model, first)
+    run.register("second", second)
+
+def without_any(run):
+    model = build()[0]
+    optimizer = torch.optim.LBFGS(model.parameters())
+    model = run.parallelize(model)
+    optimizer.step(lambda: loss_of(model, data(6, 1)[0][0][run.rank]))
+
+def of(kind):
+    def parallelize(run):
+        model = build()[0]
+        run.parallelize(model, [kind(model.parameters())])
+    return parallelize
+
+def twice(run):
+    model, optimizer = build()
+    run.parallelize(model, [optimizer, optimizer])
+
+def scheduler(run):
+    model, optimizer = build()
+    run.parallelize(model, [optimizer, schedules([optimizer])[0]])
+
+with group():
+    for words, action in (
+        ("AdamW holds the parameter 'blocks.0.norm.weight' and 13 more that parallelize has replaced", step_of_others),
+        ("AdamW holds the parameter 'blocks.0.norm.weight' and 13 more that parallelize has replaced", register_late),
+        ("LBFGS holds the parameter 'embedding.weight' and 21 more that parallelize has replaced", without_any),
+        ("Caching keeps the parameter 'embedding.weight' in its attribute 'cache' too", of(Caching)),
+        ("LBFGS of torch cannot train parameters that strategy full_shard shards", of(torch.optim.LBFGS)),
+        ("Adafactor of torch cannot train parameters", of(torch.optim.Adafactor)),
+        ("Rprop of torch cannot train parameters", of(torch.optim.Rprop)),
+        ("given the same AdamW twice", twice),
+        ("takes optimizers of torch, and was given a ExponentialLR", scheduler),
+    ):
+        with init("full_shard") as run:
+            refused(words, lambda: action(run))
+    with init("ddp") as run:  # which replaces no parameters
+        step_of_others(run)
+        of(Caching)(run)
+    with init("ddp") as run:
+        with torch.device("meta"):
+            model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        run.parallelize(model)
+        refused("SGD holds the parameter 'weight' and 1 more", optimizer.step)
+"""
+    )
+    ranks(script, 2)
+
+
+def test_lbfgs_trains_where_parameters_stay_whole(ranks: Ranks) -> None:
+    script = (
+        SMALL_MODEL
+        + """
+with init(os.environ.get("FLK_STRATEGY")) as run:
+    model = build()[0]
+    model, optimizer = run.parallelize(model, torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3))
+    seen = []
+    for (part,) in data(4, 1):
+        def closure():
+            optimizer.zero_grad()
+            loss = loss_of(model, share(run, part))
+            loss.backward()
+            return loss
+        seen.append(run.mean(optimizer.step(closure).item()))
+    tell("losses", seen)
+"""
+    )
+    (alone,) = ranks(script, 1, {"FLK_STRATEGY": "none"})
+    together = ranks(script, 2)
+    assert told(together[0])["losses"] == pytest.approx(told(alone)["losses"], abs=1e-6)
