@@ -1,12 +1,23 @@
 """The tree of errors that this library and its launcher raise. Each class has the kind of failure that it is.
 
     RuntimeFailure
-    ├── SetupError           usage        an argument, a setting or the environment is wrong; also a ValueError
-    │   └── DiscoveryError   usage        the launcher's environment variables contradict each other
-    ├── RendezvousError      rendezvous   the ranks did not find each other
-    ├── CheckpointError      mismatch     a checkpoint and the state do not fit each other
-    │   └── StorageError     storage      a checkpoint cannot be read or written now
-    └── PeerError            peer         another rank failed; also a RuntimeError
+    ├── SetupError               usage        an argument, a setting or the environment is wrong; also a ValueError
+    │   ├── DiscoveryError       usage        the launcher's environment variables contradict each other
+    │   └── VersionError         usage        the other end of a connection speaks another version of the protocol
+    ├── RendezvousError          rendezvous   the ranks did not find each other
+    │   └── StrangerError        rendezvous   the other end of a connection does not belong to this job
+    ├── CheckpointError          mismatch     a checkpoint and the state do not fit each other
+    │   ├── PartError            mismatch     a file is no whole part of a checkpoint in memory
+    │   └── StorageError         storage      a checkpoint cannot be read or written now
+    │       ├── NoRoomError      storage      a part of a checkpoint does not fit into memory
+    │       └── RefusedError     storage      the launcher of another pod refuses a part
+    ├── PeerError                peer         another rank failed; also a RuntimeError
+    ├── MessageError             exception    what was received is no message
+    ├── AttemptEndedError        stopped      an attempt ended while its launcher still held a part for it
+    └── ServerDiedError          lost         the fork server was killed, and the ranks with it
+
+Errors of a connection are also a ConnectionError. An error with a private name does not leave its module.
+`flk_runtime.contract.variable` has VariableError, since it imports nothing of flk; launchers make a SetupError of it.
 
 `flk_runtime.contract.failure` says what follows each kind: usage and mismatch are final, rendezvous and storage may
 pass, peer is a consequence. An error that is raised because of another one keeps it as its cause: an error of the

@@ -28,8 +28,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from flk_runtime.contract.failure import Kind
 from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.strategies import AUTO
+from flk_runtime.errors import RuntimeFailure
 from flk_runtime.launcher import worker
 from flk_runtime.launcher.signals import HANDLED_SIGNALS
 from flk_runtime.system import host
@@ -52,8 +54,10 @@ class Exited:
     status: int  # for os.waitstatus_to_exitcode
 
 
-class ServerDiedError(ConnectionError):
+class ServerDiedError(RuntimeFailure):
     """The fork server was killed, and its ranks with it."""
+
+    kind = Kind.LOST
 
 
 class ForkServer:

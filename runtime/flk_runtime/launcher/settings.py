@@ -11,14 +11,11 @@ from dataclasses import dataclass, field
 
 from flk_runtime.contract import pod_env, pod_layout, user_env
 from flk_runtime.contract.variable import T, Variable, VariableError
+from flk_runtime.errors import SetupError
 from flk_runtime.system import host
 from flk_runtime.wire import Session
 
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
-
-
-class SettingsError(ValueError):
-    """The environment or the command line of the launcher is wrong; the message names the variable."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls, arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
-        """The settings of this process. Raises SettingsError.
+        """The settings of this process. Raises SetupError.
 
         ``arguments`` follow ``python -m flk_runtime``: an optional ``--``, a script or ``-m module``, and the script's
         own arguments. A pod of another operator (PyTorchJob with a Master, TrainJob) has torchrun's PET_* variables;
@@ -117,24 +114,24 @@ class Settings:
         """
         command = list(arguments[1:]) if arguments[:1] == ["--"] else list(arguments)
         if not command or command == ["-m"]:
-            raise SettingsError("nothing to start: pass a script, or -m and a module")
+            raise SetupError("nothing to start: pass a script, or -m and a module")
         if command[0].startswith("-") and command[0] != "-m":
-            raise SettingsError(f"unknown option {command[0]}: expected a script, or -m and a module")
+            raise SetupError(f"unknown option {command[0]}: expected a script, or -m and a module")
         environ = {**environ, **_from_torchrun_variables(environ)}
 
         def value(variable: Variable[T]) -> T:
             try:
                 return variable.read(environ)
             except VariableError as error:
-                raise SettingsError(str(error)) from None
+                raise SetupError(str(error)) from error
 
         pods = value(pod_env.PODS)
         pod = value(pod_env.POD_INDEX)
         if pod >= pods:
-            raise SettingsError(f"{pod_env.POD_INDEX} is {pod}, but there are {pods} pods ({pod_env.PODS})")
+            raise SetupError(f"{pod_env.POD_INDEX} is {pod}, but there are {pods} pods ({pod_env.PODS})")
         workers = value(user_env.WORKERS)
         if pods % workers:
-            raise SettingsError(f"{user_env.WORKERS} is {workers}, which does not divide {pods} pods ({pod_env.PODS})")
+            raise SetupError(f"{user_env.WORKERS} is {workers}, which does not divide {pods} pods ({pod_env.PODS})")
         # The pods of a worker have a rendezvous and attempts of their own, so that the other workers go on without it.
         pods //= workers
         worker, pod = divmod(pod, pods)
@@ -142,9 +139,9 @@ class Settings:
         endpoint = value(pod_env.RDZV_ENDPOINT).replace(pod_layout.FIRST_POD, str(first_pod))
         spares, min_pods = value(pod_env.SPARES), value(pod_env.MIN_PODS)
         if spares >= pods:
-            raise SettingsError(f"{pod_env.SPARES} is {spares}, so none of {pods} pods ({pod_env.PODS}) trains")
+            raise SetupError(f"{pod_env.SPARES} is {spares}, so none of {pods} pods ({pod_env.PODS}) trains")
         if min_pods > pods - spares:
-            raise SettingsError(f"{pod_env.MIN_PODS} is {min_pods}, but only {pods - spares} pods train")
+            raise SetupError(f"{pod_env.MIN_PODS} is {min_pods}, but only {pods - spares} pods train")
         address, port = _rendezvous_address(endpoint, pods)
         secret = value(pod_env.RDZV_SECRET)
         meet_secret = value(pod_env.MEET_SECRET)
@@ -209,7 +206,7 @@ def _from_torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
     if not pods or any(environ.get(name) for name in (pod_env.PODS, pod_env.POD_INDEX, pod_env.RDZV_ENDPOINT)):
         return {}
     if not _NUMBER.fullmatch(pods) or pods == "0":
-        raise SettingsError(
+        raise SetupError(
             f"PET_NNODES must be a number of pods, not {pods!r}: flk's launcher does not run elastic jobs; start the "
             "script with torchrun, or remove elasticPolicy from the job"
         )
@@ -218,15 +215,15 @@ def _from_torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
         names = ("PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
         missing = [name for name in names if not environ.get(name)]
         if missing:
-            raise SettingsError(
+            raise SetupError(
                 f"{' and '.join(missing)} must be set with PET_NNODES={pods}: add a Master to the PyTorchJob, or set "
                 f"{pod_env.PODS}, {pod_env.POD_INDEX} and {pod_env.RDZV_ENDPOINT}"
             )
         index, address, port = (environ[name] for name in names)
         if not _NUMBER.fullmatch(index) or int(index) >= int(pods):
-            raise SettingsError(f"PET_NODE_RANK must be a number below PET_NNODES={pods}, not {index!r}")
+            raise SetupError(f"PET_NODE_RANK must be a number below PET_NNODES={pods}, not {index!r}")
         if not _NUMBER.fullmatch(port) or not 0 < int(port) < 1 << 16:
-            raise SettingsError(f"PET_MASTER_PORT must be a port, not {port!r}")
+            raise SetupError(f"PET_MASTER_PORT must be a port, not {port!r}")
         found[pod_env.POD_INDEX] = index
         found[pod_env.RDZV_ENDPOINT] = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
     if not environ.get(pod_env.PROCESSES):
@@ -241,10 +238,10 @@ def _processes(text: str) -> str:
     if text in ("", "auto", "gpu"):
         gpus = host.gpu_count()
         if text == "gpu" and not gpus:
-            raise SettingsError(f"PET_NPROC_PER_NODE is gpu, but this pod has no GPU: set {pod_env.PROCESSES}")
+            raise SetupError(f"PET_NPROC_PER_NODE is gpu, but this pod has no GPU: set {pod_env.PROCESSES}")
         return str(max(1, gpus))
     if not _NUMBER.fullmatch(text) or text == "0":
-        raise SettingsError(f"PET_NPROC_PER_NODE must be a number, auto, gpu or cpu, not {text!r}")
+        raise SetupError(f"PET_NPROC_PER_NODE must be a number, auto, gpu or cpu, not {text!r}")
     return text
 
 
@@ -254,5 +251,5 @@ def _rendezvous_address(text: str, pods: int) -> tuple[str, int]:
         return "127.0.0.1", 0
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise SettingsError(f"{pod_env.RDZV_ENDPOINT} must be host:port in a job of several pods, not {text!r}")
+        raise SetupError(f"{pod_env.RDZV_ENDPOINT} must be host:port in a job of several pods, not {text!r}")
     return host.strip("[]"), int(port)

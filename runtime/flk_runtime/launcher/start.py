@@ -16,6 +16,7 @@ from flk_runtime.contract import log_format, pod_env, user_env
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.ranges import plural
+from flk_runtime.errors import SetupError
 from flk_runtime.launcher import forkserver
 from flk_runtime.launcher.agent import Agent
 from flk_runtime.launcher.coordinator.policy import final_reason
@@ -26,9 +27,9 @@ from flk_runtime.launcher.history import job_record
 from flk_runtime.launcher.logs import redirected_stderr
 from flk_runtime.launcher.output import Output
 from flk_runtime.launcher.records import write_termination_message
-from flk_runtime.launcher.settings import Settings, SettingsError
+from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import Wakeup
-from flk_runtime.launcher.unpack import CodeError, unpack
+from flk_runtime.launcher.unpack import unpack
 from flk_runtime.shared.failure_report import write_all
 from flk_runtime.system import host
 
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
         if settings.parent:
             host.die_with_parent(settings.parent, signal.SIGTERM)
         code = _run(settings, wakeup)
-    except (SettingsError, CodeError) as error:
+    except SetupError as error:
         code = _refuse(settings, arguments, str(error))
     except BaseException:
         traceback.print_exc()
@@ -62,7 +63,7 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
         unpack(Path(settings.code), Path(settings.work), settings.code_hash)
     script = None if settings.command[0] == "-m" else Path(settings.work, settings.command[0])
     if script and not script.is_file():
-        raise SettingsError(f"no such script: {settings.command[0]} in {settings.work}")
+        raise SetupError(f"no such script: {settings.command[0]} in {settings.work}")
     prepare_environment(settings, os.environ)
     if sys.path and sys.path[0] == os.getcwd():
         sys.path.pop(0)  # `python -m flk_runtime` put it there; Python does not put it there for a script
@@ -74,7 +75,7 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
         if settings.pod == 0:
             import torch.distributed  # noqa: F401 - the rendezvous needs its store for the ranks
     except ImportError as error:
-        raise SettingsError(f"{sys.executable} cannot import torch: {error}") from error
+        raise SetupError(f"{sys.executable} cannot import torch: {error}") from error
     _check_build_of_torch(settings)
     unsafe = forkserver.why_unsafe() if settings.fork else None
     server = ForkServer.start(fork=settings.fork and not unsafe, inherited=wakeup.ends)
@@ -96,10 +97,10 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
 
 
 def _check_build_of_torch(settings: Settings) -> None:
-    """Raise SettingsError if the pod has GPUs and the imported torch, if any, is built for the CPU."""
+    """Raise SetupError if the pod has GPUs and the imported torch, if any, is built for the CPU."""
     torch = sys.modules.get("torch")
     if settings.gpus and torch and torch.version.cuda is None and torch.version.hip is None:
-        raise SettingsError(
+        raise SetupError(
             f"this pod has requested {plural(settings.gpus, 'GPU')} ({pod_env.GPUS}), but torch {torch.__version__} "
             f"is built for the CPU: use an image with a build for its GPUs, or set {user_env.PREFLIGHT}=-gpu"
         )

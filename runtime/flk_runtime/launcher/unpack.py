@@ -8,14 +8,11 @@ import tarfile
 from pathlib import Path
 
 from flk_runtime.contract import pod_layout
-
-
-class CodeError(ValueError):
-    """The archive of the code is missing, unsafe, or not the one that was submitted."""
+from flk_runtime.errors import SetupError
 
 
 def unpack(source: Path, target: Path, expected: str) -> int:
-    """Put the code in ``source`` into ``target`` and return the number of files. Raises CodeError.
+    """Put the code in ``source`` into ``target`` and return the number of files. Raises SetupError.
 
     ``source`` contains an archive in pieces, code.tar.gz.000, code.tar.gz.001, …, or the files themselves, as the Helm
     chart mounts them. ``expected`` is a SHA-256 in hex: of the whole archive, or of the output of ``sha256sum`` for the
@@ -32,7 +29,7 @@ def unpack(source: Path, target: Path, expected: str) -> int:
         for member in members:
             path = target / member.name
             if member.issym() or member.islnk() or not path.resolve().is_relative_to(target.resolve()):
-                raise CodeError(f"the archive of the code has a link or a path outside its folder: {member.name}")
+                raise SetupError(f"the archive of the code has a link or a path outside its folder: {member.name}")
         if hasattr(tarfile, "data_filter"):
             tar.extractall(target, members, filter="data")
         else:  # Python before 3.10.12 and 3.11.4
@@ -43,7 +40,7 @@ def unpack(source: Path, target: Path, expected: str) -> int:
 def _copy(source: Path, target: Path, expected: str) -> int:
     files = {path.relative_to(source).as_posix(): path.read_bytes() for path in source.rglob("*") if path.is_file()}
     if not files:
-        raise CodeError(f"neither {pod_layout.CODE_ARCHIVE}.* nor other files in {source}")
+        raise SetupError(f"neither {pod_layout.CODE_ARCHIVE}.* nor other files in {source}")
     sums = "".join(f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in sorted(files))
     _compare(source, hashlib.sha256(sums.encode()).hexdigest(), expected)
     for name, data in files.items():
@@ -55,4 +52,4 @@ def _copy(source: Path, target: Path, expected: str) -> int:
 
 def _compare(source: Path, found: str, expected: str) -> None:
     if expected and found != expected:
-        raise CodeError(f"the code in {source} has the hash {found[:12]}, but {expected[:12]} was submitted")
+        raise SetupError(f"the code in {source} has the hash {found[:12]}, but {expected[:12]} was submitted")

@@ -109,12 +109,12 @@ def own_address() -> str:
     return "127.0.0.1"
 
 
-class NotAStoreError(OSError):
+class _NotAStoreError(OSError):
     """Something accepted the connection and did not answer as a TCPStore does."""
 
 
 def _tcp_store(address: str, port: int, timeout: float, *, serve: bool = False) -> Any:
-    """torch's TCPStore. Raises NotAStoreError after ``timeout`` seconds.
+    """torch's TCPStore. Raises _NotAStoreError after ``timeout`` seconds.
 
     The constructor runs in a thread: it waits for ever where the other end accepts the connection and sends nothing.
     """
@@ -135,7 +135,7 @@ def _tcp_store(address: str, port: int, timeout: float, *, serve: bool = False) 
     try:
         result = results.get(timeout=timeout)
     except queue.Empty:
-        raise NotAStoreError from None
+        raise _NotAStoreError from None
     if isinstance(result, BaseException):
         raise result
     return result
@@ -159,7 +159,7 @@ def _connection_error(info: RankInfo, address: str, port: int, error: Exception)
             f"{me}: the host answers, but nothing listens at port {port} (connection refused); check that rank 0 runs "
             "on that host and has not ended, and that MASTER_ADDR and MASTER_PORT are the same on all ranks"
         )
-    if isinstance(error, NotAStoreError):
+    if isinstance(error, _NotAStoreError):
         return (
             f"{me}: something accepts connections there, but it does not answer as rank 0's store does; another "
             "program uses the port: choose another MASTER_PORT"

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from flk_runtime.errors import CheckpointError
 from flk_runtime.system.checksum import checksum, crc32
 
 FORMAT: Final = 2
@@ -37,7 +38,7 @@ _LAYOUT: Final = struct.Struct("<8sHQQIIQQIQQ32sI")
 _CHECKSUM: Final = struct.Struct("<I")
 
 
-class PartError(ValueError):
+class PartError(CheckpointError):
     """A file that is not a whole, undamaged part."""
 
 

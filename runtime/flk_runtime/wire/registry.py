@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from flk_runtime.errors import RuntimeFailure
+
 M = TypeVar("M")
 _Reader = Callable[[Any], Any]
 
 
-class MessageError(ValueError):
+class MessageError(RuntimeFailure):
     """What was received is not a message of the set."""
 
 

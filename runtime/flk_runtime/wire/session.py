@@ -18,6 +18,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
+from flk_runtime.errors import RendezvousError, SetupError
+
 VERSION: Final = 2
 _GREETING: Final = struct.Struct(">4sH8s16s16s")  # magic, version, job, proof of the secret, nonce
 LENGTHS: Final = struct.Struct(">IQ")  # of a message and of the bulk data behind it
@@ -29,11 +31,11 @@ _FIRST_LIMIT: Final = 1 << 16  # bytes of the first message, before which the ot
 _LIMIT: Final = 1 << 26  # bytes of a later message: headers of shards are long
 
 
-class StrangerError(ConnectionError):
+class StrangerError(RendezvousError, ConnectionError):
     """The other end does not belong to this job, or does not know its secret."""
 
 
-class VersionError(ConnectionError):
+class VersionError(SetupError, ConnectionError):
     """The other end belongs to this job and speaks another version of the protocol: no repetition helps."""
 
 

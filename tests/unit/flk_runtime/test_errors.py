@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import errno
+import importlib
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import flk_runtime
+from flk_runtime import errors
 from flk_runtime.checkpoint.memory import PodMemory
 from flk_runtime.checkpoint.storage import restore
 from flk_runtime.checkpoint.storage.folder import FolderDestination
@@ -94,3 +100,55 @@ def test_a_launcher_that_does_not_answer_about_memory_may_pass(tmp_path: Path) -
     with pytest.raises(StorageError, match="does not answer") as raised:
         memory.restorable()
     assert describe(raised.value)["kind"] is Kind.STORAGE
+
+
+PACKAGE = Path(flk_runtime.__file__).parent
+OUTSIDE = {"VariableError"}  # `flk_runtime.contract` imports nothing of flk
+
+
+def written_classes() -> dict[str, tuple[str, str]]:
+    """Each class of the runtime that is an error, with its first base class and its module."""
+    classes: dict[str, tuple[list[str], str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and node.bases:
+                classes[node.name] = ([ast.unparse(base).rpartition(".")[2] for base in node.bases], module)
+
+    def is_error(name: str) -> bool:
+        if name in classes:
+            return any(map(is_error, classes[name][0]))
+        found = getattr(builtins, name, None)
+        return isinstance(found, type) and issubclass(found, Exception)
+
+    return {name: (bases[0], module) for name, (bases, module) in classes.items() if is_error(name)}
+
+
+def drawn_classes() -> dict[str, tuple[str, str]]:
+    """Each class in the drawing, with the class above it and its kind."""
+    found, above = {}, {0: "Exception"}
+    for line in str(errors.__doc__).splitlines():
+        match = re.fullmatch(r"    ([│├└─ ]*)(\w+)(?: +(\w+) .*)?", line)
+        if match:
+            depth = len(match[1]) // 4
+            above[depth + 1] = match[2]
+            found[match[2]] = (above[depth], match[3] or Kind.EXCEPTION.value)
+    return found
+
+
+def test_the_drawing_has_every_error_of_the_runtime() -> None:
+    public = {name: each for name, each in written_classes().items() if not name.startswith("_")}
+    assert {name: base for name, (base, _) in drawn_classes().items()} == {
+        name: base for name, (base, _) in public.items() if name not in OUTSIDE
+    }
+    for name, (_, kind) in drawn_classes().items():
+        assert getattr(importlib.import_module(public[name][1]), name).kind.value == kind
+
+
+def test_an_error_with_a_private_name_stays_in_its_module() -> None:
+    private = {name: module for name, (_, module) in written_classes().items() if name.startswith("_")}
+    assert private
+    for path in PACKAGE.rglob("*.py"):
+        module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        words = set(re.findall(r"\w+", path.read_text()))
+        assert all(where == module for name, where in private.items() if name in words), path

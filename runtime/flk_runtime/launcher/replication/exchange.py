@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from flk_runtime.errors import CheckpointError
 from flk_runtime.launcher.replication.messages import (
     MESSAGES,
     Answer,
@@ -203,7 +204,7 @@ class Fetcher:
                     return
                 finally:
                     connection.close()
-            except (OSError, NoRoomError, PartError) as error:
+            except (OSError, CheckpointError) as error:
                 last = error
         raise last or ConnectionError("no pod holds it")
 

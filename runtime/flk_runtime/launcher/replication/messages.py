@@ -11,6 +11,7 @@ import socket
 from dataclasses import dataclass
 from typing import Final, TypeVar, get_args
 
+from flk_runtime.errors import StorageError
 from flk_runtime.launcher.replication.plan import CheckpointId, Part
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.shard_file import DATA_BEGIN, PartError, Prelude, check_data
@@ -81,7 +82,7 @@ Peer = Stream[Request | Answer]
 T = TypeVar("T", Done, Header, Content)
 
 
-class RefusedError(ConnectionError):
+class RefusedError(StorageError, ConnectionError):
     """The other launcher does not do what it was asked; a repetition does not help."""
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from flk_runtime.contract.ranges import numbered
+from flk_runtime.errors import CheckpointError
 from flk_runtime.launcher.replication import room
 from flk_runtime.launcher.replication.exchange import Exchange, Fetcher
 from flk_runtime.launcher.replication.partner import Partner
@@ -250,7 +251,7 @@ class MemoryService:
         part, holders = Part(restore.checkpoint, rank), restore.holders[rank]
         try:
             return action(attempt, part, holders)
-        except (OSError, NoRoomError, PartError, TimeoutError) as error:
+        except (OSError, CheckpointError) as error:
             why = reason(error) if isinstance(error, OSError) else str(error)
             return messages.Failed(f"cannot get the part of rank {rank} from {_pods(holders)}: {why}")
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
+from flk_runtime.contract.failure import Kind
+from flk_runtime.errors import RuntimeFailure, StorageError
 from flk_runtime.launcher.replication.plan import CheckpointId, Part
 from flk_runtime.shared import shard_file
 from flk_runtime.shared.shard_file import PartError, Prelude
@@ -27,12 +29,14 @@ _FILES: Final = 2  # for each rank whose parts are held
 _SUFFIX: Final = ".part"
 
 
-class NoRoomError(Exception):
+class NoRoomError(StorageError):
     """A part does not fit; the message says why."""
 
 
-class AttemptEndedError(Exception):
+class AttemptEndedError(RuntimeFailure):
     """The attempt that wrote a part has ended, so that the part is not held."""
+
+    kind = Kind.STOPPED
 
 
 @dataclass(eq=False)
@@ -81,7 +85,7 @@ class PartStore:
                     self._slots.append(slot)
                 else:  # it was being written
                     path.unlink()
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, PartError) as error:
                 log(f"dropped a part of a checkpoint in memory: {error}")
                 path.unlink(missing_ok=True)
 

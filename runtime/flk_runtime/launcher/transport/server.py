@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from flk_runtime.launcher.settings import Settings, SettingsError
+from flk_runtime.errors import SetupError
+from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport.messages import MESSAGES, Event, Heartbeat, Hello, Message, Refused, Welcome
 from flk_runtime.launcher.transport.store import RanksStore
 from flk_runtime.launcher.transport.thread import start_thread
@@ -267,7 +268,7 @@ class Server:
 def _listen(settings: Settings) -> socket.socket:
     """Listen on all addresses, IPv6 and IPv4; in a job of one pod on the loopback interface only.
 
-    Raises SettingsError if the port stays taken.
+    Raises SetupError if the port stays taken.
     """
     port = settings.rendezvous_port
     deadline = time.monotonic() + min(_BIND_TIMEOUT, settings.join_timeout)
@@ -276,7 +277,7 @@ def _listen(settings: Settings) -> socket.socket:
             return listen(LOOPBACK if settings.pods == 1 else "", port)
         except OSError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
-                raise SettingsError(
+                raise SetupError(
                     f"cannot serve the rendezvous on port {port}: {error.strerror}; another process in this pod, or on "
                     "this node with hostNetwork, holds it"
                 ) from error

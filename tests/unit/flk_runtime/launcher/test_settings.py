@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flk_runtime.launcher.settings import Settings, SettingsError
+from flk_runtime.launcher.settings import Settings, SetupError
 from flk_runtime.system import host
 
 POD = {
@@ -68,7 +68,7 @@ def test_ipv6_addresses_are_in_brackets() -> None:
     ],
 )
 def test_a_wrong_variable_is_named(variables: dict[str, str], names: list[str]) -> None:
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(SetupError) as caught:
         Settings.from_environment(["train.py"], POD | variables)
     for name in names:
         assert name in str(caught.value)
@@ -122,7 +122,7 @@ def test_number_of_processes_for_auto_gpu_and_cpu(
     ],
 )
 def test_a_wrong_variable_of_torchrun_is_named(variables: dict[str, str], names: list[str]) -> None:
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(SetupError) as caught:
         Settings.from_environment(["train.py"], MASTER_AND_WORKER | variables)
     for name in names:
         assert name in str(caught.value)
@@ -130,11 +130,11 @@ def test_a_wrong_variable_of_torchrun_is_named(variables: dict[str, str], names:
 
 def test_one_process_per_gpu_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "gpu_count", lambda: 0)
-    with pytest.raises(SettingsError, match="PET_NPROC_PER_NODE is gpu, but this pod has no GPU: set FLK_PROCESSES"):
+    with pytest.raises(SetupError, match="PET_NPROC_PER_NODE is gpu, but this pod has no GPU: set FLK_PROCESSES"):
         Settings.from_environment(["t.py"], MASTER_AND_WORKER | {"PET_NPROC_PER_NODE": "gpu"})
 
 
 @pytest.mark.parametrize("arguments", [[], ["--"], ["-m"], ["--nproc", "2", "t.py"]])
 def test_a_command_line_without_a_script_is_refused(arguments: list[str]) -> None:
-    with pytest.raises(SettingsError):
+    with pytest.raises(SetupError):
         Settings.from_environment(arguments, {})

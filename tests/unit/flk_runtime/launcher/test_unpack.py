@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime.launcher.unpack import CodeError, unpack
+from flk_runtime.launcher.unpack import SetupError, unpack
 
 
 def pieces(folder: Path, names: list[str], size: int = 100, link: str = "") -> str:
@@ -43,14 +43,14 @@ def test_pieces_are_joined_in_order_and_unpacked(tmp_path: Path) -> None:
 
 def test_another_archive_is_refused(tmp_path: Path) -> None:
     pieces(tmp_path, ["train.py"])
-    with pytest.raises(CodeError, match="was submitted"):
+    with pytest.raises(SetupError, match="was submitted"):
         unpack(tmp_path, tmp_path / "work", "0" * 64)
     assert not (tmp_path / "work").exists()
 
 
 def test_missing_code_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ship").mkdir()
-    with pytest.raises(CodeError, match="neither code"):
+    with pytest.raises(SetupError, match="neither code"):
         unpack(tmp_path / "ship", tmp_path / "work", "")
 
 
@@ -63,7 +63,7 @@ def test_files_themselves_are_copied_if_they_are_those_that_were_submitted(tmp_p
     sums = subprocess.run(["sha256sum", "package/model.py", "train.py"], cwd=mounted, capture_output=True, check=True)
     digest = hashlib.sha256(sums.stdout).hexdigest()
     target = tmp_path / "work"
-    with pytest.raises(CodeError, match="was submitted"):
+    with pytest.raises(SetupError, match="was submitted"):
         unpack(tmp_path / "mount" / "code", target, "0" * 64)
     assert not target.exists()
     assert unpack(tmp_path / "mount" / "code", target, digest) == 2
@@ -75,11 +75,11 @@ def test_files_themselves_are_copied_if_they_are_those_that_were_submitted(tmp_p
 @pytest.mark.parametrize("name", ["../outside", "/tmp/outside-of-flk", "a/../../outside"])
 def test_paths_outside_the_folder_are_refused(tmp_path: Path, name: str) -> None:
     digest = pieces(tmp_path, [name])
-    with pytest.raises(CodeError, match="a link or a path outside its folder"):
+    with pytest.raises(SetupError, match="a link or a path outside its folder"):
         unpack(tmp_path, tmp_path / "work", digest)
 
 
 def test_links_are_refused(tmp_path: Path) -> None:
     digest = pieces(tmp_path, [], link="/etc/passwd")
-    with pytest.raises(CodeError, match="a link or a path outside its folder"):
+    with pytest.raises(SetupError, match="a link or a path outside its folder"):
         unpack(tmp_path, tmp_path / "work", digest)
