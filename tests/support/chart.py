@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import yaml
 
 from scripts.chart import prepare
@@ -44,7 +46,45 @@ def template(values: dict[str, Any], *args: str, release: str = "gpt", chart: Pa
         file = Path(folder, "values.json")
         file.write_text(json.dumps(values))
         done = helm("template", release, str(chart), "--values", str(file), *args)
-    documents = (
-        list(yaml.load_all(done.stdout, getattr(yaml, "CSafeLoader", yaml.SafeLoader))) if done.code == 0 else []
-    )
-    return Rendered(done.code, [document for document in documents if document], done.stderr)
+    return Rendered(done.code, _documents(done.stdout) if done.code == 0 else [], done.stderr)
+
+
+# Renders templates/job.yaml of the chart once for each of many values.
+_MANY = """{{ range $name, $values := .Values.many }}
+---
+{{ $values := fromJson $values }}
+{{ $job := include (print $.Template.BasePath "/_job.yaml") (set (omit $ "Values") "Values" $values) }}
+{{ dict "name" $name "text" $job | toJson }}
+{{ end }}"""
+
+
+def templates(many: dict[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Render templates/job.yaml for many values, by their names, in one process. The values have to be valid."""
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = jsonschema.Draft7Validator(json.loads((CHART / "values.schema.json").read_text()))
+    with tempfile.TemporaryDirectory() as folder:
+        chart = Path(folder, "flk")
+        shutil.copytree(CHART, chart, ignore=shutil.ignore_patterns("values.*", "*.yaml", "NOTES.txt"))
+        for name in ("Chart.yaml", "templates/job.yaml", "files/training-runtime.yaml"):
+            shutil.copy(CHART / name, chart / name)
+        for values in many.values():
+            schema.validate(values)
+        texts = {name: json.dumps(_merged(defaults, values)) for name, values in many.items()}
+        (chart / "templates" / "job.yaml").rename(chart / "templates" / "_job.yaml")
+        (chart / "templates" / "many.yaml").write_text(_MANY)
+        (chart / "values.yaml").write_text(json.dumps({"many": texts}))
+        done = helm("template", "gpt", str(chart))
+    assert done.code == 0, done.stderr
+    return {document["name"]: _documents(document["text"]) for document in _documents(done.stdout)}
+
+
+def _merged(base: Any, over: Any) -> Any:
+    """Values over the chart's defaults, as Helm merges them."""
+    if not (isinstance(base, dict) and isinstance(over, dict)):
+        return over
+    return {**base, **{key: _merged(base.get(key), value) for key, value in over.items()}}
+
+
+def _documents(text: str) -> list[dict[str, Any]]:
+    found = yaml.load_all(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return [document for document in found if document]

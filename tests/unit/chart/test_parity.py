@@ -1,8 +1,10 @@
-"""The chart renders the objects that `flk render` prints for the same job, over a table of jobs."""
+"""The chart renders the objects that `flk render` prints for the same job: each option with each target, pairs of the
+options that shape a job, and values that text could change."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,11 @@ from flk.spec import defaults as namespace_defaults
 from flk.spec.fabric import fabrics
 from flk.spec.fields import TORCH_STRATEGIES
 from flk.spec.job import Job, validated
+from flk.spec.options import rows
 from flk.targets import TARGETS
 from flk_runtime.contract import pod_env, pod_layout
 from flk_runtime.contract.strategies import STRATEGIES
-from tests.support.chart import CHART, ROOT, Rendered, template
+from tests.support.chart import CHART, ROOT, template, templates
 from tests.support.commands import helm as helm_command
 
 COMMAND = ["train.py"]
@@ -74,14 +77,117 @@ def rendered(job: Job) -> list[dict[str, Any]]:
     return compared(render(job, Bundle()))
 
 
-def of_chart(chart: Rendered) -> list[dict[str, Any]]:
-    """The objects of templates/job.yaml, which begins with the job. Helm sorts them."""
-    assert chart.code == 0, chart.stderr
-    jobs = [document for document in chart.documents if document["kind"] in KINDS]
-    others = [document for document in chart.documents if document["kind"] in ("Service", "PodGroup")]
+def of_chart(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The objects of templates/job.yaml among these. Helm sorts them."""
+    jobs = [document for document in documents if document["kind"] in KINDS]
+    others = [document for document in documents if document["kind"] in ("Service", "PodGroup")]
     assert len(jobs) == 1
     return compared([*jobs, *others])
 
+
+# Values of each option that are not its default; `.` leads into a part of the job.
+SAMPLES: dict[str, list[Any]] = {
+    "name": ["other"],
+    "image": ["registry.example.com:5000/team/torch:2"],
+    "command": ["train.py --lr 3e-4", ["-m", "team.train"]],
+    "replicas": [3],
+    "elastic": ["2:4", {"min": 1, "max": 8, "batch": "scale"}],
+    "spares": [1],
+    "processes": [2],
+    "resources.cpu": ["500m", 2],
+    "resources.memory": ["8Gi"],
+    "resources.gpu": [2],
+    "resources.shm": ["1Gi"],
+    "resources.extended": [{"amd.com/gpu": 2, "rdma/hca": 1}],
+    "strategy": ["full_shard", "none"],
+    "fabric": ["socket", "infiniband"],
+    "restarts": [0],
+    "disruptions": [7],
+    "deadline": ["90m"],
+    "ttl": ["7d"],
+    "hang_timeout": ["10m", 0],
+    "grace": ["2m"],
+    "checkpoint": ["ckpt:/ckpt", "s3://models/gpt"],
+    "save_every": [50, "auto"],
+    "keep": [5],
+    "keep_every": [1000],
+    "queue": ["team"],
+    "queue_priority": ["high"],
+    "target": list(TARGETS),
+    "gang": ["native", "volcano", "coscheduling"],
+    "topology": ["rack", "topology.kubernetes.io/rack:preferred"],
+    "env": [{"A": "$(B)", "NCCL_DEBUG": "INFO"}],
+    "secrets": [{"KEY": "secret:key", "FLK_SEED": "secret:seed"}],
+    "volumes": [["data:/data"]],
+    "nodes.selector": [{"pool": "gpu"}],
+    "nodes.tolerations": [["gpu:NoSchedule"]],
+    "pods.labels": [{"team": "a"}],
+    "pods.annotations": [{"b": "c"}],
+    "pods.service_account": ["trainer"],
+    "pods.pull_secrets": [["registry", "mirror"]],
+    "pods.priority_class": ["high"],
+    "records": ["team-records"],
+    "patch": [{"metadata": {"labels": {"x": "1"}}, "spec": {"securityContext": {"runAsUser": 5}}}],
+}
+NEEDED: dict[str, dict[str, Any]] = {  # for the option to have an effect, or to be allowed
+    "queue_priority": {"queue": "team"},
+    "gang": {"replicas": 2},
+}
+
+
+def with_value(path: str, value: Any) -> dict[str, Any]:
+    """The fields of a job with one option."""
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    return {**NEEDED.get(path, {}), **value}
+
+
+OPTIONS = {
+    f"{path} {value} of a {target}": {"target": target, **with_value(path, value)}
+    for path, values in SAMPLES.items()
+    for value in values
+    for target in TARGETS
+}
+
+
+def job_of(fields: dict[str, Any]) -> Job:
+    return validated({"command": COMMAND, "name": "gpt", **fields})
+
+
+def is_rendered(fields: dict[str, Any]) -> bool:
+    try:
+        rendered(job_of(fields))
+    except UsageError:
+        return False
+    return True
+
+
+# What shapes the objects of a job, in pairs.
+SHAPES: dict[str, dict[str, Any]] = {
+    "pods": {"replicas": 3},
+    "elastic": {"elastic": "2:4", "replicas": 4},
+    "few elastic pods": {"elastic": {"min": 2, "max": 4}, "replicas": 3},
+    "spares": {"spares": 1},
+    "native": {"gang": "native"},
+    "volcano": {"gang": "volcano", "pods": {"priority_class": "high"}},
+    "coscheduling": {"gang": "coscheduling"},
+    "fabric": {"fabric": "efa", "resources": {"gpu": 2, "memory": "1Gi"}},
+    "queue": {"queue": "team", "queue_priority": "high"},
+    "limits": {"deadline": "2h", "ttl": "7d", "restarts": 1, "grace": "1m"},
+    "place": {"checkpoint": "a:/c", "volumes": ["b:/x"], "records": "r", "topology": "rack"},
+    "network": {"patch": {"spec": {"hostNetwork": True}}},
+}
+ONES = {
+    (shape, target): {"replicas": 2, "target": target, **fields}
+    for shape, fields in SHAPES.items()
+    for target in TARGETS
+}
+PAIRS = {
+    f"{one} and {other} of a {target}": ONES[one, target] | ONES[other, target] | SHAPES[one]
+    for one, other in itertools.combinations(SHAPES, 2)
+    for target in TARGETS
+    if is_rendered(ONES[one, target]) and is_rendered(ONES[other, target])
+}
 
 JOBS: dict[str, dict[str, Any]] = {
     "nothing but a name": {},
@@ -214,57 +320,19 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "patch of the scheduler": {"patch": {"spec": {"schedulerName": "volcano", "topologySpreadConstraints": []}}},
     "patch that removes": {"patch": {"spec": {"securityContext": None, "enableServiceLinks": None}}},
-    **{
-        f"target {name}, {what}": {"target": name, "replicas": 3, **fields}
-        for name in TARGETS
-        for what, fields in {
-            "plain": {},
-            "in a queue": {"queue": "team", "queue_priority": "high"},
-            "with everything": {
-                "resources": {"cpu": 2, "memory": "8Gi", "gpu": 2, "shm": "1Gi", "extended": {"rdma/hca": 1}},
-                "deadline": "2h",
-                "ttl": "7d",
-                "restarts": 1,
-                "disruptions": 2,
-                "grace": "1m",
-                "checkpoint": "ckpt:/ckpt",
-                "volumes": ["data:/data"],
-                "env": {"A": "$(B)"},
-                "secrets": {"KEY": "secret:key"},
-                "nodes": {"selector": {"pool": "gpu"}, "tolerations": ["gpu:NoSchedule"]},
-                "pods": {
-                    "labels": {"team": "a"},
-                    "annotations": {"b": "c"},
-                    "pull_secrets": ["p"],
-                    "service_account": "s",
-                },
-                "topology": "topology.kubernetes.io/rack:preferred",
-            },
-            "one pod": {"replicas": 1, "topology": "rack"},
-        }.items()
-    },
-    **{
-        f"gang {gang} of a {name}": {"target": name, "replicas": 4, "gang": gang, "pods": {"labels": {"a": "b"}}}
-        for name in ("pytorchjob", "jobset", "job")
-        for gang in ("native", "volcano", "coscheduling", "none")
-    },
-    "elastic": {"elastic": "2:4"},
-    "elastic with fewer pods at first": {
-        "elastic": {"min": 1, "max": 8, "batch": "scale"},
+    "everything": {
+        "target": "jobset",
         "replicas": 3,
-        "restarts": 1,
-    },
-    **{
-        f"{what} of a {name}": {"target": name, **fields, **more}
-        for name in TARGETS
-        if TARGETS[name].scalable
-        for what, fields, more in (
-            ("spares", {"replicas": 2, "spares": 1}, {}),
-            ("elastic pods", {"elastic": "2:4"}, {}),
-            ("a gang with spares", {"replicas": 2, "spares": 1}, {"gang": "coscheduling"}),
-            ("an elastic gang", {"elastic": "2:4"}, {"gang": "volcano"}),
-            ("an elastic native gang", {"elastic": {"min": 2, "max": 4}, "replicas": 3}, {"gang": "native"}),
-        )
+        "resources": {"cpu": 2, "memory": "8Gi", "gpu": 2, "shm": "1Gi", "extended": {"rdma/hca": 1}},
+        "deadline": "2h",
+        "ttl": "7d",
+        "checkpoint": "ckpt:/ckpt",
+        "volumes": ["data:/data"],
+        "env": {"A": "$(B)"},
+        "secrets": {"KEY": "secret:key"},
+        "nodes": {"selector": {"pool": "gpu"}, "tolerations": ["gpu:NoSchedule"]},
+        "pods": {"labels": {"team": "a"}, "annotations": {"b": "c"}, "pull_secrets": ["p"], "service_account": "s"},
+        "topology": "topology.kubernetes.io/rack:preferred",
     },
     "gang of one pod": {"gang": "native"},
     "gang with a priority": {"gang": "volcano", "replicas": 2, "pods": {"priority_class": "high"}},
@@ -277,11 +345,34 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("values", JOBS.values(), ids=JOBS.keys())
-def test_chart_renders_what_flk_renders(values: dict[str, Any]) -> None:
-    job = validated({"command": COMMAND, **values, "name": "gpt"})
-    chart = template({"job": {"enabled": True, **values}}, "--show-only", "templates/job.yaml")
-    assert of_chart(chart) == rendered(job)
+ALL = JOBS | OPTIONS | PAIRS
+RENDERED = {name: fields for name, fields in ALL.items() if is_rendered(fields)}
+
+
+@pytest.fixture(scope="module")
+def charts() -> dict[str, list[dict[str, Any]]]:
+    """What the chart renders for all jobs, by their names. Starting Helm for each would take a minute."""
+    return templates({name: {"job": {"enabled": True, **fields}} for name, fields in RENDERED.items()})
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_chart_renders_what_flk_renders(name: str, charts: dict[str, list[dict[str, Any]]]) -> None:
+    assert of_chart(charts[name]) == rendered(job_of(RENDERED[name]))
+
+
+@pytest.mark.parametrize("name", sorted(ALL.keys() - RENDERED.keys()))
+def test_chart_refuses_what_flk_refuses(name: str) -> None:
+    assert template({"job": {"enabled": True, **ALL[name]}}).code != 0
+
+
+def test_every_option_is_compared_or_says_why_the_chart_lacks_it() -> None:
+    table = {".".join(row.path): row.option for row in rows(Job)}
+    parts = {path.rpartition(".")[0] for path in table}
+    lacking = {path for path, option in table.items() if option.not_in_chart}
+    assert SAMPLES.keys() == {"command", *table.keys()} - parts - lacking
+    for path, values in SAMPLES.items():
+        for value in values:
+            assert job_of(with_value(path, value)) != job_of(NEEDED.get(path, {})), f"{path}: {value} is the default"
 
 
 REFUSED: dict[str, dict[str, Any]] = {
@@ -303,10 +394,6 @@ def test_chart_refuses_what_a_train_job_cannot_set_in_the_words_of_flk(values: d
     assert str(refused.value).removeprefix("target: ") in chart.stderr
 
 
-def test_the_table_has_at_least_sixty_jobs() -> None:
-    assert len(JOBS) >= 60
-
-
 def test_chart_takes_the_sites_defaults_as_flk_does() -> None:
     defaults = {
         "image": "team/torch:2",
@@ -320,7 +407,7 @@ def test_chart_takes_the_sites_defaults_as_flk_does() -> None:
     read = namespace_defaults.parse([("defaults", config["data"][labels.DEFAULTS_KEY])])
     job = namespace_defaults.apply(validated({"command": COMMAND, **values, "name": "gpt"}), read)
     assert job.image == "team/torch:2"
-    assert of_chart(chart) == rendered(job)
+    assert of_chart(chart.documents) == rendered(job)
 
 
 PATCHES: list[dict[str, Any]] = yaml.safe_load(
