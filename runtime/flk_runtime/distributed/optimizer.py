@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from flk_runtime.distributed import buckets
 from flk_runtime.distributed.collectives import describe, unsendable
+from flk_runtime.distributed.grad_scaler import watch_grad_scalers
 from flk_runtime.distributed.reducer import gradient_reducer
 from flk_runtime.errors import SetupError
 
@@ -33,9 +34,9 @@ class DistributedOptimizer(Optimizer):
     ``backward_passes_per_step`` is how many backward passes accumulate before gradients are sent; divide the losses by
     it. `no_sync` does the same for any number of passes. ``bucket_bytes`` is the size of a bucket in bytes.
 
-    `step` calls `synchronize` first; call that yourself if something needs the mean before the step: clipping, or
-    GradScaler.unscale_. A parameter without a gradient on this rank counts as zeros. A sparse gradient raises
-    SetupError.
+    `step` calls `synchronize` first, and so do the unscale_ and step of a GradScaler; call it yourself if something
+    else needs the mean before the step, such as clipping. A parameter without a gradient on this rank counts as zeros.
+    A sparse gradient raises SetupError.
     """
 
     # With a fused optimizer GradScaler would leave unscaling to it, by attributes set on this object.
@@ -68,6 +69,7 @@ class DistributedOptimizer(Optimizer):
         self._sent = 0  # number of buckets that are being averaged
         self._held = False  # in no_sync()
         self._averaged = False  # synchronize() was called since the last step
+        watch_grad_scalers()
         if self._reducer.world_size > 1:
             self._compare()
             self._add_parameters()
@@ -117,8 +119,7 @@ class DistributedOptimizer(Optimizer):
         """Wait for the averaged gradients, then step. Collective. With a closure, each call of it is averaged."""
         if closure is not None:
             return self._optimizer.step(partial(self._evaluated, closure))
-        if not self._averaged:
-            self.synchronize()
+        self.average()
         self._averaged = False
         return self._optimizer.step()
 
@@ -151,6 +152,15 @@ class DistributedOptimizer(Optimizer):
                 bucket.receive()
         self._reset()
         self._averaged = True
+
+    def average(self) -> None:
+        """Call `synchronize`, unless it was called since the last step. Collective."""
+        if not self._averaged:
+            self.synchronize()
+
+    def end_step(self) -> None:
+        """End a step that a GradScaler has skipped: the next backward pass is one of another step."""
+        self._reset()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -1,0 +1,83 @@
+"""GradScaler: a step is that of one process, and an overflow on one rank skips it on all, without extra calls."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.ranks import Ranks
+from tests.support.small_model import SHARDING, SMALL_MODEL, told
+
+# Six steps of which the third overflows on the last rank. The scale grows after two steps without an overflow.
+SCALED = (
+    SMALL_MODEL
+    + """
+def scaled(run, model, optimizer, scaler, *, clip=None, first=0, last=6, zero_grad=None):
+    seen = []
+    for step, (part,) in list(enumerate(data(6, 1)))[first:last]:
+        (zero_grad or optimizer.zero_grad)()
+        loss = loss_of(model, share(run, part))
+        overflow = step == 2 and run.rank == run.world_size - 1
+        scaler.scale(loss * (float("inf") if overflow else 1.0)).backward()
+        if clip:
+            scaler.unscale_(optimizer)
+            seen.append(clip())
+        scaler.step(optimizer)
+        scaler.update()
+        run.step()
+        seen.append([run.mean(loss.item()), scaler.get_scale()])
+    return seen
+
+def new_scaler():
+    return torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+"""
+)
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_a_distributed_optimizer_steps_with_unscaled_averages(ranks: Ranks, clip: bool) -> None:
+    script = (
+        SCALED
+        + f"""
+with init("none") as run:
+    model = build()[0]
+    optimizer, zero_grad = sgd(model), model.zero_grad  # a skipped step does not end with the optimizer's zero_grad
+    if run.world_size > 1:
+        optimizer = flk.DistributedOptimizer(optimizer)
+    clip = (lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.1).item()) if {clip} else None
+    tell("seen", scaled(run, model, optimizer, new_scaler(), clip=clip, zero_grad=zero_grad))
+"""
+    )
+    expected = told(ranks(script, 1)[0])["seen"]
+    assert [each[1] for each in expected if isinstance(each, list)] == [1024, 2048, 1024, 1024, 2048, 2048]
+    for rank in ranks(script, 2):
+        for found, wanted in zip(told(rank)["seen"], expected, strict=True):
+            assert found == pytest.approx(wanted, abs=1e-5, nan_ok=True)
+
+
+def test_a_run_scales_under_every_strategy_and_resumes(ranks: Ranks, tmp_path: object) -> None:
+    script = (
+        SCALED
+        + f"""
+def go(name, last):
+    with init(name, checkpoint={str(tmp_path)!r} + f"/{{name}}-{{os.environ.get('WORLD_SIZE')}}") as run:
+        model = build()[0]
+        scaler = new_scaler()
+        model, optimizer = run.parallelize(model, sgd(model), **(hybrid(name) if run.world_size > 1 else {{}}))
+        run.register("scaler", scaler)
+        clip = lambda: run.clip_grad_norm(0.1).item()
+        return scaled(run, model, optimizer, scaler, clip=clip, first=run.steps, last=last)
+
+with group():
+    for name in ("ddp", *{SHARDING}) if "RANK" in os.environ else ("none",):
+        tell(name, go(name, 4) + go(name, 6))
+"""
+    )
+    expected = told(ranks(script, 1)[0])["none"]
+    found = told(ranks(script, 4)[0])
+    assert len(found) == 6
+    for name, seen in found.items():
+        for one, other in zip(seen, expected, strict=True):
+            assert one == pytest.approx(other, abs=1e-5, nan_ok=True), name
