@@ -19,7 +19,7 @@ from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.launcher.coordinator.drain import Departures, with_parts
 from flk_runtime.launcher.coordinator.membership import Membership
 from flk_runtime.launcher.coordinator.policy import Decision, decide, final_reason, needs_new_pod
-from flk_runtime.launcher.hangs.overseer import Overseer
+from flk_runtime.launcher.hangs.detector import HangDetector
 from flk_runtime.launcher.hangs.stragglers import Stragglers
 from flk_runtime.launcher.history import bad_nodes, job_record, new_record, progress, shorten
 from flk_runtime.launcher.preemption import Preemption
@@ -110,7 +110,7 @@ class Leader:
         self._join_deadline = self._progress_at = self._joining_since = now
         self._call_until: float | None = None  # when the next attempt starts with the members that have joined by then
         self._start_at: float | None = None  # when it starts, after a delay; the members are known
-        self._overseer = Overseer(
+        self._hang_detector = HangDetector(
             settings.hang_timeout,
             Stragglers(settings.slow_factor, settings.slow_window),
             request=lambda pod, number: send(pod, StacksRequested(number)),
@@ -189,15 +189,15 @@ class Leader:
             case Leave():
                 self._left.add(pod)
             case Heartbeat(status) if status:
-                self._overseer.heartbeat(pod, status)
+                self._hang_detector.heartbeat(pod, status)
             case StacksReport(number, snapshots):
-                self._overseer.received_stacks(pod, number, snapshots)
+                self._hang_detector.received_stacks(pod, number, snapshots)
             case StacksWanted(asker):
-                self._overseer.want_stacks((pod, asker), now)
+                self._hang_detector.want_stacks((pod, asker), now)
 
     def tick(self, now: float) -> None:
         """Do what is due at this time."""
-        hang = self._overseer.tick(now)
+        hang = self._hang_detector.tick(now)
         if hang and self._is_current(hang.attempt):
             self._end_attempt(hang, now)
         if self._phase is _Phase.RUNNING and self._secondary and now >= self._end_at:
@@ -221,7 +221,7 @@ class Leader:
 
     def due(self) -> float | None:
         """The time at which `tick` has something to do; None if nothing is planned."""
-        times = [self._overseer.due()]
+        times = [self._hang_detector.due()]
         if self._phase is _Phase.RUNNING:
             times += [self._end_at if self._secondary else None, self._grows_at()]
         elif self._phase is _Phase.JOINING and self._start_at is not None:
@@ -364,7 +364,7 @@ class Leader:
         self._closed.clear()
         self._done.clear()
         self._places = {pod: (self._joined[pod].pod_name, self._joined[pod].node) for pod in pods}
-        self._overseer.attempt_started(number, self._places, now)
+        self._hang_detector.attempt_started(number, self._places, now)
         memory = self._plan_memory(pods)
         for pod in pods:
             del self._joined[pod]
@@ -438,14 +438,14 @@ class Leader:
             self._preemption = None
         self._history = self._ended(failure)
         self._send_to_all(AttemptEnded(failure.attempt, failure))
-        self._overseer.attempt_ended()
+        self._hang_detector.attempt_ended()
         self._membership.start_round()
         self._start_joining(now)
 
     def _end_job(self, record: JobRecord) -> None:
         self._phase = _Phase.DONE
         self._record = record
-        self._overseer.attempt_ended()
+        self._hang_detector.attempt_ended()
         for pod in list(self._connected):
             self._send(pod, JobEnded(record))
 

@@ -12,8 +12,8 @@ from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import SlowRank
 from flk_runtime.launcher.hangs import report
 from flk_runtime.launcher.hangs.collect import parse_stacks
+from flk_runtime.launcher.hangs.detector import HangDetector
 from flk_runtime.launcher.hangs.diagnosis import activity, diagnose, odd_first
-from flk_runtime.launcher.hangs.overseer import Overseer
 from flk_runtime.launcher.hangs.snapshot import Frame, Pending, Snapshot
 from flk_runtime.launcher.hangs.status import NEVER, CpuMeter, PodStatus, RankStatus
 from flk_runtime.launcher.hangs.stragglers import Stragglers
@@ -261,14 +261,14 @@ def test_without_samples_nobody_is_slow() -> None:
 
 
 class Leader:
-    """An overseer of two pods with one rank each, and what it says."""
+    """A detector of two pods with one rank each, and what it says."""
 
     def __init__(self, limit: float = LIMIT) -> None:
         self.requests: list[tuple[int, int]] = []
         self.answers: list[tuple[tuple[int, str], dict[str, Any]]] = []
         self.slow: list[list[SlowRank]] = []
         self.log: list[str] = []
-        self.overseer = Overseer(
+        self.detector = HangDetector(
             limit,
             Stragglers(1.5, 60),
             lambda pod, number: self.requests.append((pod, number)),
@@ -276,15 +276,15 @@ class Leader:
             self.slow.append,
             self.log.append,
         )
-        self.overseer.attempt_started(4, {0: ("gpt-worker-0", "node-a"), 1: ("gpt-worker-1", "node-b")}, 0.0)
+        self.detector.attempt_started(4, {0: ("gpt-worker-0", "node-a"), 1: ("gpt-worker-1", "node-b")}, 0.0)
 
     def heartbeat(self, *statuses: RankStatus, attempt: int = 4) -> None:
         for pod, status in enumerate(statuses):
-            self.overseer.heartbeat(pod, PodStatus(attempt, [status._replace(rank=pod)]))
+            self.detector.heartbeat(pod, PodStatus(attempt, [status._replace(rank=pod)]))
 
     def send_stacks(self, *snapshots: Snapshot) -> None:
         for (pod, number), snapshot in zip(self.requests[-len(snapshots) :], snapshots, strict=True):
-            self.overseer.received_stacks(pod, number, [snapshot])
+            self.detector.received_stacks(pod, number, [snapshot])
 
 
 SLEEPS = elsewhere(1, Frame("train.py", 12, "load"))
@@ -293,10 +293,10 @@ SLEEPS = elsewhere(1, Frame("train.py", 12, "load"))
 def test_a_hang_ends_the_attempt_with_the_stacks_of_all_pods() -> None:
     leader = Leader()
     leader.heartbeat(WAITS, QUIET)
-    assert leader.overseer.tick(6.0) is None
+    assert leader.detector.tick(6.0) is None
     assert leader.requests == [(0, 1), (1, 1)]
     leader.send_stacks(waiting(0), SLEEPS)
-    failure = leader.overseer.tick(6.5)
+    failure = leader.detector.tick(6.5)
     assert isinstance(failure, Failure)
     assert (failure.kind, failure.rank, failure.pod, failure.node, failure.attempt) == ("hang", 1, 1, "node-b", 4)
     assert failure.code is ExitCode.INFRASTRUCTURE
@@ -308,14 +308,14 @@ def test_a_hang_ends_the_attempt_with_the_stacks_of_all_pods() -> None:
 def test_a_pod_that_sends_no_stacks_does_not_hold_up_the_report() -> None:
     leader = Leader()
     leader.heartbeat(WAITS, QUIET)
-    leader.overseer.tick(6.0)
+    leader.detector.tick(6.0)
     leader.send_stacks(waiting(0), SLEEPS)
     leader = Leader()
     leader.heartbeat(WAITS, QUIET)
-    leader.overseer.tick(6.0)
-    leader.overseer.received_stacks(0, 1, [waiting(0)])
-    assert leader.overseer.tick(17.0) is None
-    failure = leader.overseer.tick(18.0)
+    leader.detector.tick(6.0)
+    leader.detector.received_stacks(0, 1, [waiting(0)])
+    assert leader.detector.tick(17.0) is None
+    failure = leader.detector.tick(18.0)
     assert failure is not None
     assert leader.log[-1] == "no stacks from gpt-worker-1"
 
@@ -324,36 +324,36 @@ def test_a_pod_that_sends_no_stacks_does_not_hold_up_the_report() -> None:
 def test_progress_while_stacks_are_gathered_ends_the_alarm(progress: dict[str, float]) -> None:
     leader = Leader()
     leader.heartbeat(WAITS, QUIET)
-    leader.overseer.tick(6.0)
+    leader.detector.tick(6.0)
     leader.heartbeat(WAITS, QUIET._replace(**progress))
     leader.send_stacks(waiting(0), SLEEPS)
-    assert leader.overseer.tick(6.5) is None
+    assert leader.detector.tick(6.5) is None
     assert leader.log == []
 
 
 def test_a_pod_that_has_said_nothing_yet_or_speaks_of_another_attempt_is_waited_for() -> None:
     leader = Leader()
     leader.heartbeat(WAITS)
-    assert leader.overseer.tick(6.0) is None
+    assert leader.detector.tick(6.0) is None
     leader.heartbeat(WAITS, QUIET, attempt=3)
-    assert leader.overseer.tick(600.0) is None
+    assert leader.detector.tick(600.0) is None
     assert leader.requests == []
 
 
 def test_no_limit_no_hang() -> None:
     leader = Leader(limit=0)
     leader.heartbeat(WAITS, QUIET)
-    assert leader.overseer.tick(600.0) is None
+    assert leader.detector.tick(600.0) is None
     assert leader.requests == []
 
 
 def test_stacks_on_demand_leave_the_attempt_alone() -> None:
     leader = Leader()
     leader.heartbeat(QUIET._replace(idle=1), QUIET._replace(idle=1))
-    leader.overseer.want_stacks((0, "cli"), 1.0)
-    leader.overseer.want_stacks((1, "other"), 1.1)
+    leader.detector.want_stacks((0, "cli"), 1.0)
+    leader.detector.want_stacks((1, "other"), 1.1)
     leader.send_stacks(waiting(0), SLEEPS)
-    assert leader.overseer.tick(1.2) is None
+    assert leader.detector.tick(1.2) is None
     assert [asker for asker, _ in leader.answers] == [(0, "cli"), (1, "other")]
     assert leader.answers[0][1]["cause"] == "rank 1 did not reach all_reduce 812; it is at train.py:12 in load"
     assert [group["ranks"] for group in leader.answers[0][1]["groups"]] == [[1], [0]]
@@ -362,9 +362,9 @@ def test_stacks_on_demand_leave_the_attempt_alone() -> None:
 
 def test_stacks_between_two_attempts_are_an_empty_report() -> None:
     leader = Leader()
-    leader.overseer.attempt_ended()
-    leader.overseer.want_stacks((0, "cli"), 1.0)
-    leader.overseer.tick(1.0)
+    leader.detector.attempt_ended()
+    leader.detector.want_stacks((0, "cli"), 1.0)
+    leader.detector.tick(1.0)
     assert leader.answers[0][1]["groups"] == []
 
 
@@ -375,6 +375,6 @@ def test_slow_ranks_are_told_once_and_when_they_change() -> None:
         leader.heartbeat(
             QUIET._replace(idle=0, samples=samples, pending=samples // 2), QUIET._replace(idle=0, samples=samples)
         )
-        leader.overseer.tick(seconds + 6.0)
+        leader.detector.tick(seconds + 6.0)
     assert leader.slow == [[SlowRank(1, "gpt-worker-1", "node-b", 2.0)]]
     assert leader.log == ["rank 1 in gpt-worker-1 on node-b is slow: it works 2 times as long as the others"]

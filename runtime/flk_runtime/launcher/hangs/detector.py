@@ -37,7 +37,7 @@ class _Collection:
     known: dict[str, Snapshot] = field(default_factory=dict)  # the first with each stack, by key
 
 
-class Overseer:
+class HangDetector:
     """Has no clock or sockets of its own: its callers pass the time in ``now`` and messages in both directions."""
 
     def __init__(
