@@ -98,7 +98,7 @@ def partners(nodes: Mapping[int, str]) -> dict[int, int]:
     return {pod: order[(index + shift) % len(order)] for index, pod in enumerate(order)}
 
 
-def lonely_parts(restore: Restore, pod: int) -> list[Part]:
+def unreplicated(restore: Restore, pod: int) -> list[Part]:
     """The parts of the checkpoint to restore that only this pod holds: it copies them to its partner."""
     return [Part(restore.checkpoint, rank) for rank, pods in enumerate(restore.holders) if pods == [pod]]
 

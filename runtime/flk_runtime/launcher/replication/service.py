@@ -15,7 +15,7 @@ from flk_runtime.errors import CheckpointError
 from flk_runtime.launcher.replication import room
 from flk_runtime.launcher.replication.exchange import Exchange, Fetcher
 from flk_runtime.launcher.replication.partner import Partner
-from flk_runtime.launcher.replication.plan import Inventory, MemoryPlan, Part, lonely_parts
+from flk_runtime.launcher.replication.plan import Inventory, MemoryPlan, Part, unreplicated
 from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, PartStore, mebibytes
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared import memory_messages as messages
@@ -125,13 +125,13 @@ class MemoryService:
         attempt = _Attempt(number, plan, partner, fetcher, ranks)
         with self._lock:
             self._attempt = attempt
-        lonely = lonely_parts(restore, pod) if restore else []
-        if not lonely:
+        only_here = unreplicated(restore, pod) if restore else []
+        if not only_here:
             attempt.restored_copied.set()
             return
 
         def copy() -> None:
-            for part in lonely:
+            for part in only_here:
                 partner.send(part)
             attempt.restored_copied.set()
             self._wake()
