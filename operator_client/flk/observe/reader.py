@@ -85,7 +85,7 @@ class Reader:
     def __init__(self, client: JobClient) -> None:
         self._client = client
         self._answers: dict[Need, Answer] = {}  # as they were read last
-        self._turns = {True: _Turn(*RECORD_EVERY), False: _Turn(*EVENTS_EVERY)}  # by: of the launchers
+        self._backoffs = {True: _Backoff(*RECORD_EVERY), False: _Backoff(*EVENTS_EVERY)}  # by: of the launchers
 
     def complete(self, seen: Observation) -> Observation:
         """Return the observation of a job that exists with what else is needed to say how it stands."""
@@ -95,7 +95,7 @@ class Reader:
             for need in wanted:
                 frequent = need.what in OF_LAUNCHERS
                 if frequent not in due:
-                    due[frequent] = self._turns[frequent].has_come(seen.pods)
+                    due[frequent] = self._backoffs[frequent].due(seen.pods)
                 answer = self._ask(need, seen) if due[frequent] else None
                 answer = answer or before.get(need)
                 if answer is not None:
@@ -185,7 +185,7 @@ class Reader:
         return lines
 
 
-class _Turn:
+class _Backoff:
     """When something is read again: after a pause that doubles, up to a longest one, while the pods do not change."""
 
     def __init__(self, shortest: float, longest: float) -> None:
@@ -194,7 +194,7 @@ class _Turn:
         self._pods: frozenset[tuple[str, str]] | None = None
         self._read = -longest
 
-    def has_come(self, pods: Iterable[Object]) -> bool:
+    def due(self, pods: Iterable[Object]) -> bool:
         """Return whether it is read now. ``pods`` are those of the job."""
         phases = frozenset((pod["metadata"]["uid"], (pod.get("status") or {}).get("phase", "")) for pod in pods)
         if phases != self._pods:
