@@ -35,17 +35,17 @@ from flk_runtime.launcher.transport import (
     AttemptEnded,
     AttemptStarted,
     Event,
-    HandOver,
     JobEnded,
     LeaderLost,
-    LetGo,
     Member,
     PreemptionStarted,
+    Release,
     SaveAt,
     SlowRanksChanged,
     StacksGathered,
     StacksRequested,
     ThreadFailed,
+    Transfer,
 )
 from flk_runtime.system import host
 
@@ -84,7 +84,7 @@ class Agent:
         self.finished: list[Failure] = []  # its ranks that ended with code 0, which is a failure only if others fail
         self.stop_signal: int | None = None  # the signal that stops this launcher
         self.stop_at = 0.0  # time by which it stops, also if other pods have not ended; time.monotonic
-        self.departing: bool | None = None  # the leader has not let this launcher end yet; None: it was not asked
+        self.draining: bool | None = None  # the leader has not let this launcher end yet; None: it was not asked
         self.preemption: PodPreemption | None = None  # of this attempt
         self.end: Failure | None = None  # why the attempt ended
         self.final_record: JobRecord | None = None
@@ -154,10 +154,10 @@ class Agent:
                     self.records.log(f"{event.failure.summary}; all ranks have to end")
             case SaveAt() if self.preemption and not self.attempt_over:
                 self._stop_ranks(self.preemption, event.step)
-            case HandOver() if self.memory:
-                self.memory.hand_over(event.pod, (event.host, event.port), event.parts, self.member.report_handed_over)
-            case LetGo():
-                self.departing = False
+            case Transfer() if self.memory:
+                self.memory.transfer(event.pod, (event.host, event.port), event.parts, self.member.report_transferred)
+            case Release():
+                self.draining = False
             case AttemptEnded():
                 self.end = event.failure
                 self._terminate_ranks()
@@ -328,9 +328,9 @@ class Agent:
             return False
         if self.preemption is not None and not self.attempt_over:
             return True
-        if self.departing is None:
-            self.departing = self.stop_signal != signal.SIGINT and self.member.depart()
-        return self.departing
+        if self.draining is None:
+            self.draining = self.stop_signal != signal.SIGINT and self.member.request_drain()
+        return self.draining
 
     @property
     def _overdue(self) -> bool:

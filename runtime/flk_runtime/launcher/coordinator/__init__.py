@@ -3,7 +3,7 @@
 `leader` decides and sends messages (`launcher.transport`). It has no sockets, threads or clock of its own. It asks:
 
 - `membership`: which pods train in the next attempt
-- `drain`: what launchers that have to stop hand over before they end
+- `drain`: what launchers that have to stop transfer before they end
 - `root_cause`: which failure led to all others
 - `policy`: whether another attempt follows
 """

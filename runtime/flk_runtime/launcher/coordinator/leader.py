@@ -16,7 +16,7 @@ from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind, root_cause
 from flk_runtime.contract.ranges import format_ranges, numbered, plural
 from flk_runtime.contract.record import Attempt, JobRecord
-from flk_runtime.launcher.coordinator.drain import Departures, with_parts
+from flk_runtime.launcher.coordinator.drain import Drain, with_parts
 from flk_runtime.launcher.coordinator.membership import Membership
 from flk_runtime.launcher.coordinator.policy import Decision, decide, final_reason, needs_new_pod
 from flk_runtime.launcher.hangs.detector import HangDetector
@@ -30,9 +30,8 @@ from flk_runtime.launcher.transport.messages import (
     AttemptEnded,
     AttemptStarted,
     BoundaryReport,
-    Departure,
+    DrainRequest,
     FailureReport,
-    HandedOver,
     Heartbeat,
     JobEnded,
     Join,
@@ -49,6 +48,7 @@ from flk_runtime.launcher.transport.messages import (
     StacksRequested,
     StacksWanted,
     SuccessReport,
+    Transferred,
 )
 
 _PRIMARY_TIMEOUT = 0.5  # seconds to wait for a primary failure after a secondary one has been reported
@@ -93,7 +93,7 @@ class Leader:
         self._membership = Membership(settings)
         self._joined: dict[int, Join] = {}  # members that are ready for the next attempt, spares included
         self._waiting: dict[int, float] = {}  # pods that joined while an attempt ran without them, and when
-        self._departures = Departures()
+        self._drain = Drain()
         self._keeps_memory = False  # the latest attempt keeps checkpoints in memory
         self._admitted: dict[int, str] = {}  # incarnations that take part in the latest attempt
         self._places: dict[int, tuple[str, str]] = {}  # names of pod and node of those
@@ -151,7 +151,7 @@ class Leader:
         ):
             self._failures.append(lost)  # its ranks had not ended, so this may be the cause of the others' failures
         self._connected.pop(pod, None)
-        self._departures.remove(pod)
+        self._drain.remove(pod)
         self._unjoin(pod)
         self._start_if_ready(now)
 
@@ -178,10 +178,10 @@ class Leader:
                 self._handle_ranks_end(pod, saved, now)
             case Restored(attempt, step, source) if self._history and self._history[-1].number == attempt:
                 self._history[-1] = replace(self._history[-1], restored=step, restored_from=source)
-            case Departure(memory):
-                self._depart(pod, memory, now)
-            case HandedOver(target, parts):
-                self._departures.handed_over(pod)
+            case DrainRequest(memory):
+                self._start_drain(pod, memory, now)
+            case Transferred(target, parts):
+                self._drain.transferred(pod)
                 join = self._joined.get(target)
                 if join and join.memory:
                     self._joined[target] = replace(join, memory=with_parts(join.memory, parts))
@@ -266,14 +266,14 @@ class Leader:
         if self._joined.pop(pod, None):
             self._start_at = None
 
-    def _depart(self, pod: int, memory: Inventory, now: float) -> None:
-        """Have a launcher that has to stop hand over what is lost without it, before the next attempt starts."""
+    def _start_drain(self, pod: int, memory: Inventory, now: float) -> None:
+        """Make a leaving launcher transfer the parts that only it holds, before the next attempt starts."""
         if self._phase is _Phase.DONE:
             if self._record:
                 self._send(pod, JobEnded(self._record))
             return
         self._membership.leave(pod)
-        self._departures.add(pod, memory)
+        self._drain.add(pod, memory)
         self._unjoin(pod)
         self._start_at = None
         if self._phase is _Phase.RUNNING and pod in self._admitted.keys() - self._done:
@@ -283,23 +283,23 @@ class Leader:
             self._end_attempt(replace(lost, kind=self._stop_kind, pod_name=name, node=node), now)
         self._start_if_ready(now)
 
-    def _decide_departures(self) -> None:
+    def _advance_drain(self) -> None:
         """Send the launchers that have to stop what they do next, if it is known what the others hold."""
         if self._phase is _Phase.RUNNING:
             staying = {}  # the pods that train hold what the attempt needs
-        elif self._connected.keys() <= self._joined.keys() | self._departures.pods:
+        elif self._connected.keys() <= self._joined.keys() | self._drain.pods:
             staying = {pod: join.memory for pod, join in self._joined.items()}
         else:
             return
-        for pod, message in self._departures.decide(staying):
+        for pod, message in self._drain.decide(staying):
             self._send(pod, message)
 
     def _start_if_ready(self, now: float) -> None:
         """Start the next attempt, or note when it may start, if enough members have joined."""
         if self._phase is _Phase.DONE:
             return
-        self._decide_departures()
-        if self._departures.unfinished or self._departures_follow:
+        self._advance_drain()
+        if self._drain.unfinished or self._drains_follow:
             self._call_until = None
             return
         if self._phase is not _Phase.JOINING or self._start_at is not None:
@@ -459,9 +459,9 @@ class Leader:
         return [*self._history[:-1], replace(self._history[-1], ended=time.time(), failure=failure)]
 
     @property
-    def _departures_follow(self) -> bool:
+    def _drains_follow(self) -> bool:
         """Whether a pod that has to stop has not yet said what its memory holds. It says so or disconnects."""
-        silent = self._membership.leaving - self._joined.keys() - self._departures.pods
+        silent = self._membership.leaving - self._joined.keys() - self._drain.pods
         return self._keeps_memory and not silent.isdisjoint(self._connected)
 
     @property

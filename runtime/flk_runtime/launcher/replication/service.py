@@ -170,7 +170,7 @@ class MemoryService:
 
         threading.Thread(target=run, name=name, daemon=True).start()
 
-    def hand_over(
+    def transfer(
         self, pod: int, address: tuple[str, int], parts: list[Part], done: Callable[[int, list[Part]], None]
     ) -> None:
         """Send parts to the launcher of a pod that stays, because this one ends.
@@ -187,7 +187,7 @@ class MemoryService:
                 self._log(f"this pod ends; pod {pod} holds the parts of {ranks} of the checkpoint in memory now")
             done(pod, sent)
 
-        self._start_thread("memory-hand-over", send)
+        self._start_thread("memory-transfer", send)
 
     # Requests of ranks -------------------------------------------------------------------------------------------
 

@@ -11,8 +11,8 @@ JSON each (`connection`), with an authentication code (`launcher.authentication`
   failure is a consequence of another one, the leader waits for a better one for at most half a second.
 - A PreemptionRequest, of a pod that has received SIGTERM, has all ranks save after the same step and end (see
   `launcher.preemption`). The attempt is over when the ranks of all pods have ended.
-- A launcher that has to stop sends Departure before it ends. The leader has it send the parts of a checkpoint in memory
-  that only such launchers hold to a pod that stays (HandOver), and then lets it end (LetGo). See
+- A launcher that has to stop sends DrainRequest before it ends. The leader has it send the parts of a checkpoint in
+  memory that only such launchers hold to a pod that stays (Transfer), and then lets it end (Release). See
   `launcher.coordinator.drain`.
 - Each member ends its ranks and joins again, with all failures that it saw. The leader chooses the cause among them.
 - SuccessReports of all pods, a failure after which no attempt may follow, or a pod that never joins end the job:
@@ -34,16 +34,16 @@ from flk_runtime.launcher.transport.messages import (
     AttemptEnded,
     AttemptStarted,
     Event,
-    HandOver,
     JobEnded,
     LeaderLost,
-    LetGo,
     PreemptionStarted,
+    Release,
     SaveAt,
     SlowRanksChanged,
     StacksGathered,
     StacksRequested,
     ThreadFailed,
+    Transfer,
 )
 from flk_runtime.launcher.transport.server import Server
 
@@ -51,16 +51,16 @@ __all__ = [
     "AttemptEnded",
     "AttemptStarted",
     "Event",
-    "HandOver",
     "JobEnded",
     "LeaderLost",
-    "LetGo",
     "Member",
     "PreemptionStarted",
+    "Release",
     "SaveAt",
     "Server",
     "SlowRanksChanged",
     "StacksGathered",
     "StacksRequested",
     "ThreadFailed",
+    "Transfer",
 ]

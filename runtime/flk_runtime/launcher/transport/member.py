@@ -26,24 +26,22 @@ from flk_runtime.launcher.transport.messages import (
     AttemptEnded,
     AttemptStarted,
     BoundaryReport,
-    Departure,
+    DrainRequest,
     Event,
     FailureReport,
     FromMember,
-    HandedOver,
-    HandOver,
     Heartbeat,
     Hello,
     JobEnded,
     Join,
     LeaderLost,
     Leave,
-    LetGo,
     Message,
     PreemptionRequest,
     PreemptionStarted,
     RanksEnded,
     Refused,
+    Release,
     Restored,
     SaveAt,
     SlowRanksChanged,
@@ -52,6 +50,8 @@ from flk_runtime.launcher.transport.messages import (
     StacksRequested,
     StacksWanted,
     SuccessReport,
+    Transfer,
+    Transferred,
     Welcome,
 )
 from flk_runtime.launcher.transport.thread import start_thread
@@ -114,7 +114,7 @@ class Member:
         self._ready = True  # for the next attempt: no rank runs
         self._attempt: AttemptStarted | None = None  # that runs
         self._over = False
-        self._connected = self._departing = False
+        self._connected = self._draining = False
         self._status: PodStatus | None = None
         self._outbox: queue.SimpleQueue[FromMember | _Ready] = queue.SimpleQueue()
         self._wakeup, self._wake_end = socket.socketpair()
@@ -156,21 +156,21 @@ class Member:
         """
         self._put(_Ready(_bounded(failures), step))
 
-    def depart(self) -> bool:
+    def request_drain(self) -> bool:
         """Say that this launcher has to stop, if it is connected and holds parts of checkpoints; no rank runs.
 
-        Returns whether HandOver and LetGo follow. LetGo follows also when the connection is lost.
+        Returns whether Transfer and Release follow. Release follows also when the connection is lost.
         """
         inventory = self._inventory()
         if not (self._connected and inventory and inventory.parts):
             return False
-        self._departing = True
-        self._put(Departure(inventory))
+        self._draining = True
+        self._put(DrainRequest(inventory))
         return True
 
-    def report_handed_over(self, pod: int, parts: list[Part]) -> None:
-        """Say which parts the pod of HandOver holds now. Any thread may call this."""
-        self._put(HandedOver(pod, parts))
+    def report_transferred(self, pod: int, parts: list[Part]) -> None:
+        """Say which parts the pod of Transfer holds now. Any thread may call this."""
+        self._put(Transferred(pod, parts))
 
     def post_status(self, status: PodStatus) -> None:
         """Replace the status of this pod's ranks, which the next heartbeats carry to the leader."""
@@ -213,8 +213,8 @@ class Member:
                 self._connected = False
                 if connection:
                     connection.close()
-                if self._departing:
-                    self._post(LetGo())
+                if self._draining:
+                    self._post(Release())
 
     def _serve(self, connection: Connection[Message]) -> None:
         """Exchange messages with the leader until the job ends. Raises OSError if the connection breaks."""
@@ -275,7 +275,7 @@ class Member:
             case AttemptEnded() if self._attempt:
                 self._end_attempt(message.failure)
                 self._post(message)
-            case StacksRequested() | StacksGathered() | SlowRanksChanged() | HandOver() | LetGo():
+            case StacksRequested() | StacksGathered() | SlowRanksChanged() | Transfer() | Release():
                 self._post(message)
             case JobEnded():
                 with contextlib.suppress(OSError):

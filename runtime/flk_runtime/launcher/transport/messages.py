@@ -86,15 +86,15 @@ class Restored:
 
 
 @dataclass(frozen=True)
-class Departure:
+class DrainRequest:
     """The launcher of this pod has to stop, no rank of it runs, and its memory holds parts of checkpoints."""
 
     memory: Inventory
 
 
 @dataclass(frozen=True)
-class HandedOver:
-    """The launcher of ``pod`` holds these parts of `HandOver` now. The sender could not hand over the others."""
+class Transferred:
+    """The launcher of ``pod`` holds these parts of `Transfer` now. The sender could not transfer the others."""
 
     pod: int
     parts: list[Part]
@@ -193,8 +193,8 @@ class AttemptEnded:
 
 
 @dataclass(frozen=True)
-class HandOver:
-    """Answer to `Departure`: send these parts to the launcher of a pod that stays, and then `HandedOver`."""
+class Transfer:
+    """Answer to `DrainRequest`: send these parts to the launcher of a pod that stays, and then `Transferred`."""
 
     pod: int
     host: str
@@ -203,8 +203,8 @@ class HandOver:
 
 
 @dataclass(frozen=True)
-class LetGo:
-    """Answer to `Departure` and `HandedOver`: no parts of this pod are needed any more, so its launcher may end."""
+class Release:
+    """Answer to `DrainRequest` and `Transferred`: no parts of this pod are needed any more, so its launcher may end."""
 
 
 @dataclass(frozen=True)
@@ -262,8 +262,8 @@ FromMember = (
     | BoundaryReport
     | RanksEnded
     | Restored
-    | Departure
-    | HandedOver
+    | DrainRequest
+    | Transferred
     | Leave
     | StacksReport
     | StacksWanted
@@ -276,8 +276,8 @@ FromLeader = (
     | PreemptionStarted
     | SaveAt
     | AttemptEnded
-    | HandOver
-    | LetGo
+    | Transfer
+    | Release
     | JobEnded
     | StacksRequested
     | StacksGathered

@@ -6,8 +6,8 @@ import pytest
 
 from flk_runtime.launcher.replication import Inventory
 from flk_runtime.launcher.replication.plan import CheckpointId, Part
-from flk_runtime.launcher.transport import AttemptStarted, HandOver, LetGo
-from flk_runtime.launcher.transport.messages import MESSAGES, Departure, HandedOver, Join
+from flk_runtime.launcher.transport import AttemptStarted, Release, Transfer
+from flk_runtime.launcher.transport.messages import MESSAGES, DrainRequest, Join, Transferred
 from tests.unit.flk_runtime.launcher.coordinator.test_leader import Job
 from tests.unit.flk_runtime.launcher.coordinator.test_membership import save_and_end, stop
 
@@ -23,12 +23,12 @@ def holds(job: Job, pod: int, *ranks: int) -> None:
     job.leader.received(pod, Join(f"worker-{pod}", "node", memory=inventory(pod, *ranks)), job.now)
 
 
-def departs(job: Job, pod: int, *ranks: int) -> None:
-    job.leader.received(pod, Departure(inventory(pod, *ranks)), job.now)
+def drains(job: Job, pod: int, *ranks: int) -> None:
+    job.leader.received(pod, DrainRequest(inventory(pod, *ranks)), job.now)
 
 
 def gives(job: Job, pod: int, to: int, *ranks: int) -> None:
-    job.leader.received(pod, HandedOver(to, [Part(CHECKPOINT, rank) for rank in ranks]), job.now)
+    job.leader.received(pod, Transferred(to, [Part(CHECKPOINT, rank) for rank in ranks]), job.now)
 
 
 @pytest.fixture
@@ -50,16 +50,16 @@ def started(job: Job, pod: int) -> AttemptStarted | None:
 
 
 def test_parts_that_only_pods_hold_that_stop_go_to_a_pod_that_stays(job: Job) -> None:
-    departs(job, 2, 1, 2)
-    departs(job, 3, 2, 3)
+    drains(job, 2, 1, 2)
+    drains(job, 3, 2, 3)
     holds(job, 0, 0, 3)
-    assert not isinstance(job.sent[2][-1], HandOver), "pod 1 may hold the parts"
+    assert not isinstance(job.sent[2][-1], Transfer), "pod 1 may hold the parts"
     holds(job, 1, 0, 1)
-    assert job.sent[2][-1] == HandOver(0, "10.0.0.1", 5000, [Part(CHECKPOINT, 2)])
-    assert job.sent[3][-1] == LetGo(), "pod 0 holds part 3 and pod 2 gives part 2"
+    assert job.sent[2][-1] == Transfer(0, "10.0.0.1", 5000, [Part(CHECKPOINT, 2)])
+    assert job.sent[3][-1] == Release(), "pod 0 holds part 3 and pod 2 gives part 2"
     assert started(job, 0) is None
     gives(job, 2, 0, 2)
-    assert job.sent[2][-1] == LetGo()
+    assert job.sent[2][-1] == Release()
     start = started(job, 0)
     assert start is not None
     assert start.memory is not None
@@ -69,30 +69,30 @@ def test_parts_that_only_pods_hold_that_stop_go_to_a_pod_that_stays(job: Job) ->
 
 
 def test_parts_are_spread_over_the_pods_that_stay(job: Job) -> None:
-    departs(job, 2, 2)
-    departs(job, 3, 3)
+    drains(job, 2, 2)
+    drains(job, 3, 3)
     holds(job, 0, 0)
     holds(job, 1, 1)
     orders = [job.sent[pod][-1] for pod in (2, 3)]
-    assert [order.pod for order in orders if isinstance(order, HandOver)] == [0, 1]
+    assert [order.pod for order in orders if isinstance(order, Transfer)] == [0, 1]
 
 
 def test_another_pod_takes_what_the_first_one_could_not(job: Job) -> None:
-    departs(job, 2, 1, 2)
-    departs(job, 3, 2, 3)
+    drains(job, 2, 1, 2)
+    drains(job, 3, 2, 3)
     holds(job, 0, 0, 3)
     holds(job, 1, 0, 1)
     gives(job, 2, 0)
-    assert job.sent[2][-1] == HandOver(1, "10.0.0.1", 5001, [Part(CHECKPOINT, 2)])
+    assert job.sent[2][-1] == Transfer(1, "10.0.0.1", 5001, [Part(CHECKPOINT, 2)])
     gives(job, 2, 1)
-    assert job.sent[2][-1] == LetGo(), "nobody can take the part"
+    assert job.sent[2][-1] == Release(), "nobody can take the part"
     assert started(job, 0) is not None
     assert "no checkpoint in memory is whole: of the one after step 7 the part of rank 2 is lost" in job.log
 
 
 def test_a_launcher_that_breaks_off_is_not_waited_for(job: Job) -> None:
-    departs(job, 2, 1, 2)
-    departs(job, 3, 2, 3)
+    drains(job, 2, 1, 2)
+    drains(job, 3, 2, 3)
     holds(job, 0, 0, 3)
     holds(job, 1, 0, 1)
     job.leader.disconnected(2, "it closed the connection", job.now)
@@ -104,12 +104,12 @@ def test_a_pod_that_stops_when_the_next_attempt_has_started_hands_over_too(job: 
     for pod, ranks in ((3, (2, 3)), (0, (0, 3)), (1, (0, 1))):
         holds(job, pod, *ranks)
     assert started(job, 3) is not None
-    departs(job, 3, 2, 3)
+    drains(job, 3, 2, 3)
     holds(job, 0, 0, 3)
     holds(job, 1, 0, 1)
-    assert isinstance(job.sent[3][-1], HandOver)
+    assert isinstance(job.sent[3][-1], Transfer)
     gives(job, 3, 0, 2)
-    assert job.sent[3][-1] == LetGo()
+    assert job.sent[3][-1] == Release()
     start = started(job, 0)
     assert start is not None
     assert start.pods == 2
@@ -118,15 +118,20 @@ def test_a_pod_that_stops_when_the_next_attempt_has_started_hands_over_too(job: 
     assert (ended.kind, ended.summary) == ("resized", "worker-3 on node received SIGTERM")
 
 
-def test_the_leader_is_let_go_last_if_all_stop(job: Job) -> None:
+def test_the_leader_is_released_last_if_all_stop(job: Job) -> None:
     for pod in (0, 1, 2):
-        departs(job, pod, pod)
-        assert not isinstance(job.sent[pod][-1], LetGo)
-    departs(job, 3, 3)
-    assert [job.sent[pod][-1] for pod in range(4)] == [LetGo()] * 4
+        drains(job, pod, pod)
+        assert not isinstance(job.sent[pod][-1], Release)
+    drains(job, 3, 3)
+    assert [job.sent[pod][-1] for pod in range(4)] == [Release()] * 4
 
 
-def test_the_messages_of_departures_travel() -> None:
+def test_the_messages_of_a_drain_travel() -> None:
     parts = [Part(CHECKPOINT, 2)]
-    for message in (Departure(inventory(2, 1)), HandedOver(1, parts), HandOver(1, "10.0.0.1", 5001, parts), LetGo()):
+    for message in (
+        DrainRequest(inventory(2, 1)),
+        Transferred(1, parts),
+        Transfer(1, "10.0.0.1", 5001, parts),
+        Release(),
+    ):
         assert MESSAGES.decode(MESSAGES.encode(message)) == message

@@ -17,10 +17,8 @@ from flk_runtime.launcher.transport import AttemptEnded, AttemptStarted, JobEnde
 from flk_runtime.launcher.transport.messages import (
     MESSAGES,
     BoundaryReport,
-    Departure,
+    DrainRequest,
     FailureReport,
-    HandedOver,
-    HandOver,
     Heartbeat,
     Hello,
     Join,
@@ -34,6 +32,8 @@ from flk_runtime.launcher.transport.messages import (
     SaveAt,
     StacksReport,
     SuccessReport,
+    Transfer,
+    Transferred,
     Welcome,
 )
 from flk_runtime.wire import MessageError
@@ -61,9 +61,9 @@ HISTORY = [Attempt(2, 1.0, 2.0, FAILURE), Attempt(3, 2.5)]
         Heartbeat(PodStatus(3, [RankStatus(0, 12, 0.5, 0.5, 0.0, 0.0, 3, 1)])),
         StacksReport(1, [Snapshot(3, 1, main=STACK, threads=(STACK,), groups={"0": 7}, pending=(COLLECTIVE,))]),
         Join("gpt-worker-1", "node-a", memory=Inventory("10.0.0.1", 4711, [PART]), step=7),
-        Departure(Inventory("10.0.0.1", 4711, [PART])),
-        HandOver(2, "10.0.0.2", 4711, [PART]),
-        HandedOver(2, [PART]),
+        DrainRequest(Inventory("10.0.0.1", 4711, [PART])),
+        Transfer(2, "10.0.0.2", 4711, [PART]),
+        Transferred(2, [PART]),
         Restored(3, 7, "memory"),
         Leave(),
         PreemptionRequest(3, FAILURE),
