@@ -7,13 +7,13 @@
     ├── RendezvousError          rendezvous   the ranks did not find each other
     │   └── StrangerError        rendezvous   the other end of a connection does not belong to this job
     ├── CheckpointError          mismatch     a checkpoint and the state do not fit each other
-    │   ├── PartError            mismatch     a file is no whole part of a checkpoint in memory
+    │   ├── ShardError           mismatch     a file is no whole shard of a checkpoint in memory
     │   └── StorageError         storage      a checkpoint cannot be read or written now
-    │       ├── NoRoomError      storage      a part of a checkpoint does not fit into memory
-    │       └── RefusedError     storage      the launcher of another pod refuses a part
+    │       ├── NoRoomError      storage      a shard of a checkpoint does not fit into memory
+    │       └── RefusedError     storage      the launcher of another pod refuses a shard
     ├── PeerError                peer         another rank failed; also a RuntimeError
     ├── MessageError             exception    what was received is no message
-    ├── AttemptEndedError        stopped      an attempt ended while its launcher still held a part for it
+    ├── AttemptEndedError        stopped      the attempt that wrote a shard has ended
     └── ServerDiedError          lost         the fork server was killed, and the ranks with it
 
 Errors of a connection are also a ConnectionError. An error with a private name does not leave its module.

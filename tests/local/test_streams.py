@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from flk_runtime.launcher.replication.messages import MESSAGES, Content, Done, Peer, receive_shard
-from flk_runtime.shared.shard_file import DATA_BEGIN, PartError, Prelude
+from flk_runtime.shared.shard_file import DATA_BEGIN, ShardError, ShardPreamble
 from flk_runtime.wire import Session, Stream
 
 LENGTH = 1 << 36  # bytes of a file without content, which nobody receives as a whole
@@ -24,7 +24,7 @@ TRIES = 5
 
 
 @pytest.fixture
-def part(tmp_path: Path) -> Iterator[mmap.mmap]:
+def shard(tmp_path: Path) -> Iterator[mmap.mmap]:
     path = tmp_path / "part"
     path.touch()
     os.truncate(path, LENGTH)
@@ -63,7 +63,7 @@ def drain(sock: socket.socket) -> None:
 @pytest.mark.parametrize("attempt", range(TRIES))
 @pytest.mark.parametrize("receives", [True, False], ids=["receives", "stalls"])
 def test_an_interrupted_transfer_raises_an_os_error(
-    part: mmap.mmap, ends: tuple[socket.socket, socket.socket], receives: bool, attempt: int
+    shard: mmap.mmap, ends: tuple[socket.socket, socket.socket], receives: bool, attempt: int
 ) -> None:
     """The thread that sends may be anywhere: in the kernel, between two pieces, or waiting for the other side."""
     ours, theirs = ends
@@ -73,7 +73,7 @@ def test_an_interrupted_transfer_raises_an_os_error(
 
     def send() -> None:
         try:
-            connection.send(Content(), part)
+            connection.send(Content(), shard)
         except BaseException as error:
             raised.append(error)
 
@@ -94,11 +94,11 @@ def test_an_interrupted_transfer_raises_an_os_error(
 
 
 def a_part(content: bytes) -> bytes:
-    """The bytes of a part whose data is ``content``."""
+    """The bytes of a shard whose data is ``content``."""
     data_end = DATA_BEGIN + len(content)
-    prelude = Prelude(7, 1, 2, 1, DATA_BEGIN, 0, 0, DATA_BEGIN, len(content), b"attempt", zlib.crc32(content))
-    assert prelude.end == data_end
-    return prelude.to_bytes() + content
+    preamble = ShardPreamble(7, 1, 2, 1, DATA_BEGIN, 0, 0, DATA_BEGIN, len(content), b"attempt", zlib.crc32(content))
+    assert preamble.end == data_end
+    return preamble.to_bytes() + content
 
 
 def memory_of(content: bytes) -> mmap.mmap:
@@ -108,7 +108,7 @@ def memory_of(content: bytes) -> mmap.mmap:
 
 
 def test_a_part_is_received_into_the_file_as_it_was_sent(ends: tuple[socket.socket, socket.socket]) -> None:
-    """Messages come before and after it, the files are longer than it, and its prelude is not written yet."""
+    """Messages come before and after it, the files are longer than it, and its preamble is not written yet."""
     content = a_part(os.urandom((5 << 19) + 123))
     before = b"before" * (1 << 19)
     received = memory_of(before)
@@ -121,9 +121,9 @@ def test_a_part_is_received_into_the_file_as_it_was_sent(ends: tuple[socket.sock
     thread = threading.Thread(target=send, daemon=True)
     thread.start()
     _, length = receiver.receive()
-    prelude = receive_shard(receiver, received, length)
+    preamble = receive_shard(receiver, received, length)
     assert receiver.receive() == (Done(), 0)
-    assert prelude.to_bytes() == content[:DATA_BEGIN]
+    assert preamble.to_bytes() == content[:DATA_BEGIN]
     assert received[:] == before[:DATA_BEGIN] + content[DATA_BEGIN:] + before[length:]
     thread.join()
     sender.close()
@@ -138,7 +138,7 @@ def test_a_part_is_received_into_the_file_as_it_was_sent(ends: tuple[socket.sock
         (lambda content: content + b"more", "it has 1132 of its 1128 bytes"),
         (lambda content: content[:50], "it has 50 bytes"),
     ],
-    ids=["data", "prelude", "length", "short"],
+    ids=["data", "preamble", "length", "short"],
 )
 def test_after_a_part_that_was_damaged_before_it_was_sent_the_connection_can_be_used(
     ends: tuple[socket.socket, socket.socket], damaged: Callable[[bytes], bytes], reason: str
@@ -148,7 +148,7 @@ def test_after_a_part_that_was_damaged_before_it_was_sent_the_connection_can_be_
     for _ in range(2):
         sender.send(Content(), content)
     assert receiver.receive() == (Content(), len(content))
-    with pytest.raises(PartError, match=reason):
+    with pytest.raises(ShardError, match=reason):
         receive_shard(receiver, mmap.mmap(-1, 4096), len(content))
     assert receiver.receive() == (Content(), len(content))
     receiver.skip_data(len(content))

@@ -1,7 +1,7 @@
 """Checkpoints: each rank copies its share of the state into memory, and a thread writes it while training goes on.
 
 `CheckpointManager` knows what is in a checkpoint and when it is restored, `save` makes one, `storage` is where it is,
-`load` and `part` read. `Stateful` and `DistributedStateful` are the protocols of what can be saved. `flk_runtime.run`
+`load` and `shard` read. `Stateful` and `DistributedStateful` are the protocols of what can be saved. `flk_runtime.run`
 and `flk_runtime.parallel` import this package. It imports torch, the loaders and the process group, and nothing of how
 a model is parallelized. What needs torch.distributed.checkpoint, which takes long to import, is imported when a run has
 checkpoints.

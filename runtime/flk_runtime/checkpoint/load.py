@@ -1,4 +1,4 @@
-"""Loading: what a checkpoint holds, and reading of the pieces that this rank needs, by torch's rules for resharding."""
+"""Loading: what a checkpoint holds, and reading of the chunks that this rank needs, by torch's rules for resharding."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.storage import StorageReader
 
-from flk_runtime.checkpoint.part import PieceReader
-from flk_runtime.checkpoint.state import Path, Piece, join_tensors, references
+from flk_runtime.checkpoint.shard import ChunkReader
+from flk_runtime.checkpoint.state import Chunk, Path, join_tensors, references
 from flk_runtime.errors import CheckpointError, checkpoint_error
 
 Open = Callable[[str, int, int], BinaryIO]  # (file, begin, length) → a stream of the bytes
 
 
 class SavedCheckpoint:
-    """A checkpoint that can be read: which tensors and values it holds, and `read`, which reads pieces of them.
+    """A checkpoint that can be read: which tensors and values it holds, and `read`, which reads chunks of them.
 
     ``place`` is what messages call it. Each rank reads on its own, without communication.
     """
@@ -68,12 +68,12 @@ class SavedCheckpoint:
         dtype: torch.dtype = found.properties.dtype
         return dtype
 
-    def read(self, pieces: Sequence[Piece], values: Sequence[str] = ()) -> dict[str, Any]:
-        """Read into the tensors of ``pieces``, and return the plain values of these names.
+    def read(self, chunks: Sequence[Chunk], values: Sequence[str] = ()) -> dict[str, Any]:
+        """Read into the tensors of ``chunks``, and return the plain values of these names.
 
         Raises CheckpointError if the checkpoint has no such tensor, another shape, or cannot be read.
         """
-        planner = _PiecePlanner(self, pieces, values)
+        planner = _ChunkPlanner(self, chunks, values)
         planner.set_up_planner({}, self.metadata)
         plan = self._reader.prepare_local_plan(planner.create_local_plan())
         try:
@@ -89,7 +89,7 @@ class SavedCheckpoint:
     def tensors(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         """Full tensors, on the CPU."""
         found = {name: self.empty(name) for name in names}
-        self.read([Piece((name,), each, tuple(each.shape), (0,) * each.dim()) for name, each in found.items()])
+        self.read([Chunk((name,), each, tuple(each.shape), (0,) * each.dim()) for name, each in found.items()])
         return found
 
 
@@ -113,12 +113,12 @@ class SavedObject:
         return join_tensors(self.plain, self.checkpoint.tensors(list(references(self.plain))))
 
 
-class _PiecePlanner(LoadPlanner):
-    """Plans to read the boxes of some pieces, however the checkpoint has cut the tensors."""
+class _ChunkPlanner(LoadPlanner):
+    """Plans to read the boxes of some chunks, however the checkpoint has cut the tensors."""
 
-    def __init__(self, saved: SavedCheckpoint, pieces: Sequence[Piece], values: Sequence[str]) -> None:
+    def __init__(self, saved: SavedCheckpoint, chunks: Sequence[Chunk], values: Sequence[str]) -> None:
         self._saved = saved
-        self._pieces = {(piece.name, torch.Size(piece.offsets)): piece for piece in pieces}
+        self._chunks = {(chunk.name, torch.Size(chunk.offsets)): chunk for chunk in chunks}
         self._names = values
         self.values: dict[str, Any] = {}
 
@@ -128,15 +128,15 @@ class _PiecePlanner(LoadPlanner):
     def create_local_plan(self) -> LoadPlan:
         items: list[ReadItem] = []
         chunks: dict[str, list[ChunkStorageMetadata]] = {}
-        for (name, offsets), piece in self._pieces.items():
+        for (name, offsets), chunk in self._chunks.items():
             shape = self._saved.shape(name)
             if shape is None:
                 raise CheckpointError(f"{self._saved.place} holds no tensor {name!r}")
-            if shape != piece.shape:
+            if shape != chunk.shape:
                 raise CheckpointError(
-                    f"{name!r} has the shape {shape} in {self._saved.place}, and the shape {piece.shape} here"
+                    f"{name!r} has the shape {shape} in {self._saved.place}, and the shape {chunk.shape} here"
                 )
-            chunks.setdefault(name, []).append(ChunkStorageMetadata(offsets, piece.tensor.shape))
+            chunks.setdefault(name, []).append(ChunkStorageMetadata(offsets, chunk.tensor.shape))
         for name, wanted in chunks.items():
             found = self._saved.metadata.state_dict_metadata[name]
             assert isinstance(found, TensorStorageMetadata)  # noqa: S101
@@ -160,7 +160,7 @@ class _PiecePlanner(LoadPlanner):
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
         index = read_item.dest_index
-        tensor = self._pieces[index.fqn, index.offset or torch.Size()].tensor
+        tensor = self._chunks[index.fqn, index.offset or torch.Size()].tensor
         for dimension, (offset, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
             tensor = tensor.narrow(dimension, offset, length)
         return tensor
@@ -169,7 +169,7 @@ class _PiecePlanner(LoadPlanner):
         pass
 
 
-class FilesReader(PieceReader):
+class FilesReader(ChunkReader):
     """Reads the files that `torch.distributed.checkpoint.FileSystemWriter` writes, and flk's, wherever they are.
 
     ``open_section(file, begin, length)`` opens a part of a file; a length of -1 means up to its end.

@@ -23,10 +23,10 @@ from flk_runtime.system import rng
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedCheckpoint, SavedObject
-    from flk_runtime.checkpoint.part import PartsReader
     from flk_runtime.checkpoint.save import Saver
+    from flk_runtime.checkpoint.shard import ShardsReader
     from flk_runtime.checkpoint.storage import Destination
-    from flk_runtime.shared.shard_file import PartHeader
+    from flk_runtime.shared.shard_file import ShardHeader
 
 _IN_MEMORY = "the memory of the pods"  # what messages call checkpoints there
 
@@ -134,15 +134,15 @@ class CheckpointManager:
             f"the ranks do not see the same checkpoint folder {place}: it has to be on a volume that all pods mount"
         )
 
-    def _memory_reader(self, world_size: int) -> PartsReader:
+    def _memory_reader(self, world_size: int) -> ShardsReader:
         """A reader of the checkpoint that the pods hold, which ``world_size`` ranks have written. Collective."""
-        from flk_runtime.checkpoint.part import PartsReader
+        from flk_runtime.checkpoint.shard import ShardsReader
 
         assert self._memory is not None  # noqa: S101
         rank, ranks = process_group.rank(), process_group.world_size()
-        own: list[PartHeader] = [self._memory.header(each) for each in range(rank, world_size, ranks)]
+        own: list[ShardHeader] = [self._memory.header(each) for each in range(rank, world_size, ranks)]
         headers = process_group.all_gather(own)
-        return PartsReader([header for each in headers for header in each], self._memory.open_part)
+        return ShardsReader([header for each in headers for header in each], self._memory.open_shard)
 
     def _resume(self, checkpoint: SavedCheckpoint, world_size: int) -> None:
         """Take steps, random state and plain states from a checkpoint that ``world_size`` ranks have written."""
@@ -252,7 +252,7 @@ class CheckpointManager:
             "own": own,
             "random": rng.get_state(),
         }
-        self._saver.save(steps, [piece for state in states.values() for piece in state.pieces], plain, problem)
+        self._saver.save(steps, [chunk for state in states.values() for chunk in state.chunks], plain, problem)
         self._saved = self._current_progress(steps)
         self.has_saved = True
 

@@ -1,8 +1,8 @@
-"""A rank's side of checkpoints in memory: where it writes its part, and which parts it can restore.
+"""A rank's side of checkpoints in memory: where it writes its shard, and which shards it can restore.
 
-The launcher holds the parts (`flk_runtime.launcher.replication`). A rank asks it on the Unix socket in FLK_MEMORY, with
-the messages of `flk_runtime.shared.memory_messages`. When a part is finished, the rank goes on and reads the answer
-later.
+The launcher holds the shards (`flk_runtime.launcher.replication`). A rank asks it on the Unix socket in FLK_MEMORY,
+with the messages of `flk_runtime.shared.memory_messages`. When a shard is finished, the rank goes on and reads the
+answer later.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flk_runtime.contract import pod_env, user_env
 from flk_runtime.errors import StorageError
 from flk_runtime.shared import memory_messages as messages
 from flk_runtime.shared.memory_messages import Answer, Failed, Files, Header, Request, Restorable, ToRestore
-from flk_runtime.shared.shard_file import PartHeader
+from flk_runtime.shared.shard_file import ShardHeader
 from flk_runtime.wire import Stream
 
 __all__ = ["PodMemory", "Restorable"]
@@ -28,8 +28,8 @@ T = TypeVar("T", Files, Header, ToRestore)
 class PodMemory:
     """Checkpoints in the memory of the pods, as one rank uses them. Only one thread may call the methods.
 
-    To save: `reserve` once. Then write a part to the file at `path` and call `finish`. Before the next part, all ranks
-    tell each other what `is_held` says, and call `settle`.
+    To save: `reserve` once. Then write a shard to the file at `path` and call `finish`. Before the next shard, all
+    ranks tell each other what `is_held` says, and call `settle`.
     """
 
     def __init__(self, path: str, attempt: int, rank: int) -> None:
@@ -39,9 +39,9 @@ class PodMemory:
         self._poll = select.poll()  # whether an answer has arrived
         self._waiting = False  # for the answer to `finish`
         self._answer: Answer = Failed("nothing was saved")  # the latest one to `finish`
-        self._paths: list[Path] = []  # of the two files for this rank's parts; the next part goes to the first
+        self._paths: list[Path] = []  # of the two files for this rank's shards; the next shard goes to the first
         self._size = 0  # bytes that each of them has
-        self._latest = (-1, 0)  # step of the latest part, and the number of its save
+        self._latest = (-1, 0)  # step of the latest shard, and the number of its save
         self._kept: tuple[int, int] | None = None  # these of the latest checkpoint of this attempt that all pods hold
 
     @classmethod
@@ -53,7 +53,7 @@ class PodMemory:
     # Saving
 
     def reserve(self, size: int) -> str:
-        """Make room for parts of ``size`` bytes, with their headers. Returns why there is none; empty: there is."""
+        """Make room for shards of ``size`` bytes, with their headers. Returns why there is none; empty: there is."""
         answer = self._ask(messages.Reserve(size))
         if isinstance(answer, Files):
             self._paths = self._paths or [Path(path) for path in answer.paths]
@@ -62,25 +62,25 @@ class PodMemory:
 
     @property
     def size(self) -> int:
-        """The bytes that were reserved for a part."""
+        """The bytes that were reserved for a shard."""
         return self._size
 
     @property
     def path(self) -> Path:
-        """The file for this rank's next part. The other file may hold the latest whole checkpoint."""
+        """The file for this rank's next shard. The other file may hold the latest whole checkpoint."""
         return self._paths[0]
 
     def finish(self, step: int, number: int) -> None:
-        """Have the launcher hold the part in the file at `path`, and copy it to another pod. Returns at once.
+        """Have the launcher hold the shard in the file at `path`, and copy it to another pod. Returns at once.
 
-        ``step`` and ``number`` are those of the part.
+        ``step`` and ``number`` are those of the shard.
         """
         self._latest = (step, number)
         self._send(messages.Finish(str(self.path), self._kept))
         self._waiting = True
 
     def is_held(self, *, wait: bool) -> bool | None:
-        """Whether this pod, and its partner if it can, hold the part that was finished last.
+        """Whether this pod, and its partner if it can, hold the shard that was finished last.
 
         None: it is not decided yet, and not to ``wait``. False also if none was finished, or `skip` was called. Raises
         CheckpointError if the launcher does not answer.
@@ -93,18 +93,18 @@ class PodMemory:
 
     @property
     def refusal(self) -> str:
-        """Why the part that was finished last is not held; empty if it is."""
+        """Why the shard that was finished last is not held; empty if it is."""
         return _reason(self._answer)
 
     def skip(self, why: str) -> None:
-        """Note that this rank has no part of this checkpoint."""
+        """Note that this rank has no shard of this checkpoint."""
         self._answer = Failed(why)
 
     def settle(self, *, whole: bool) -> None:
-        """Go on to the next part. ``whole``: all ranks have said that their latest part is held.
+        """Go on to the next shard. ``whole``: all ranks have said that their latest shard is held.
 
-        So the checkpoint is whole, and the next part goes to the file of the one before it. Else the next part replaces
-        the latest one.
+        So the checkpoint is whole, and the next shard goes to the file of the one before it. Else the next shard
+        replaces the latest one.
         """
         if whole:
             self._kept = self._latest
@@ -116,19 +116,19 @@ class PodMemory:
         """The checkpoint that all ranks of this attempt can restore, which is the same in all of them; or None."""
         return self._checked(messages.GetRestorable(), ToRestore).checkpoint
 
-    def header(self, rank: int) -> PartHeader:
-        """The header of the part that ``rank`` wrote. Raises CheckpointError if no pod can give it any more."""
-        return PartHeader.from_json(self._checked(messages.GetHeader(rank), Header).text.encode())
+    def header(self, rank: int) -> ShardHeader:
+        """The header of the shard that ``rank`` wrote. Raises CheckpointError if no pod can give it any more."""
+        return ShardHeader.from_json(self._checked(messages.GetHeader(rank), Header).text.encode())
 
-    def open_part(self, rank: int) -> Path:
-        """The file of the part that ``rank`` wrote, which the launcher gets from another pod if need be.
+    def open_shard(self, rank: int) -> Path:
+        """The file of the shard that ``rank`` wrote, which the launcher gets from another pod if need be.
 
         It may be removed or written anew after `restored`. Raises CheckpointError if no pod can give it any more.
         """
         return Path(self._checked(messages.GetFile(rank), Files).paths[0])
 
     def restored(self) -> None:
-        """Say that this rank has restored all it needs, so that parts of other pods need not be kept here."""
+        """Say that this rank has restored all it needs, so that shards of other pods need not be kept here."""
         self._ask(messages.Restored())
 
     # The connection

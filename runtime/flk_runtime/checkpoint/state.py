@@ -1,4 +1,4 @@
-"""The state of an object as a checkpoint takes it: pieces of tensors, and what is left without the tensors."""
+"""The state of an object as a checkpoint takes it: chunks of tensors, and what is left without the tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)  # classes of tensors that are not s
 REFERENCE = "flk.tensor"  # the key of the dictionary that stands for a tensor in a plain state; its value is the name
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """The box of a full tensor that this rank holds: the whole tensor, or a part of one that is sharded."""
 
     path: Path
@@ -33,11 +33,11 @@ class Piece(NamedTuple):
 class State:
     """The part of an object's state that this rank offers to a checkpoint.
 
-    A piece that several ranks offer is written by one of them. ``plain`` is what is left without the tensors; rank 0's
+    A chunk that several ranks offer is written by one of them. ``plain`` is what is left without the tensors; rank 0's
     is saved.
     """
 
-    pieces: list[Piece]
+    chunks: list[Chunk]
     plain: Any = None
 
 
@@ -46,8 +46,8 @@ def name_of(path: Path) -> str:
     return ".".join(map(str, path))
 
 
-def pieces_of(path: Path, value: torch.Tensor) -> list[Piece]:
-    """The pieces that this rank holds of a tensor, a DTensor or a ShardedTensor; without copies and communication.
+def chunks_of(path: Path, value: torch.Tensor) -> list[Chunk]:
+    """The chunks that this rank holds of a tensor, a DTensor or a ShardedTensor; without copies and communication.
 
     Raises CheckpointError if the tensor is sparse or quantized.
     """
@@ -59,10 +59,10 @@ def pieces_of(path: Path, value: torch.Tensor) -> list[Piece]:
     shape = tuple(value.shape)
     if hasattr(value, "to_local"):  # a DTensor: not imported, since most runs have none
         (chunk,) = value.__create_chunk_list__()  # type: ignore[attr-defined]
-        return [Piece(path, value.to_local().detach(), shape, tuple(chunk.offsets))] if value.to_local().numel() else []
+        return [Chunk(path, value.to_local().detach(), shape, tuple(chunk.offsets))] if value.to_local().numel() else []
     if hasattr(value, "local_shards"):
         return [
-            Piece(path, shard.tensor.detach(), shape, tuple(shard.metadata.shard_offsets))
+            Chunk(path, shard.tensor.detach(), shape, tuple(shard.metadata.shard_offsets))
             for shard in value.local_shards()
             if shard.tensor.numel()
         ]
@@ -71,30 +71,30 @@ def pieces_of(path: Path, value: torch.Tensor) -> list[Piece]:
             f"cannot save {name_of(path)!r}: it is quantized ({value.dtype}), and checkpoints hold plain tensors; save "
             "its int_repr(), scale and zero point"
         )
-    return [Piece(path, value.detach(), shape, (0,) * value.dim())]
+    return [Chunk(path, value.detach(), shape, (0,) * value.dim())]
 
 
-class PieceCache:
-    """The pieces of an object, which are made once as long as its tensors stay where they are in memory.
+class ChunkCache:
+    """The chunks of an object, which are made once as long as its tensors stay where they are in memory.
 
-    Pieces alias the tensors, so their values are the current ones. Without it, the pieces take as long to make as the
+    Chunks alias the tensors, so their values are the current ones. Without it, the chunks take as long to make as the
     copy of a small model.
     """
 
     def __init__(self) -> None:
         self._made_of: Any = None  # paths and places of the tensors
-        self._pieces: list[Piece] = []
+        self._chunks: list[Chunk] = []
 
-    def pieces(
-        self, tensors: Mapping[Path, torch.Tensor], make: Callable[[Path, torch.Tensor], list[Piece]]
-    ) -> list[Piece]:
+    def chunks(
+        self, tensors: Mapping[Path, torch.Tensor], make: Callable[[Path, torch.Tensor], list[Chunk]]
+    ) -> list[Chunk]:
         """What ``make`` returns for each of the tensors; the same list if it is of the same memory as the last one."""
         places = places_of(tensors.values())
         made_of = None if places is None else (list(tensors), places)
         if made_of is None or made_of != self._made_of:
-            self._pieces = [piece for path, value in tensors.items() for piece in make(path, value)]
+            self._chunks = [chunk for path, value in tensors.items() for chunk in make(path, value)]
             self._made_of = made_of
-        return self._pieces
+        return self._chunks
 
 
 def places_of(tensors: Iterable[torch.Tensor]) -> list[Any] | None:
@@ -111,11 +111,11 @@ def places_of(tensors: Iterable[torch.Tensor]) -> list[Any] | None:
 
 
 def split_tensors(state: Any, path: Path) -> State:
-    """The tensors of a nested state as pieces, and the state with a reference in the place of each tensor.
+    """The tensors of a nested state as chunks, and the state with a reference in the place of each tensor.
 
     Raises CheckpointError if two tensors have one name, or if this rank does not hold all of a tensor.
     """
-    pieces: list[Piece] = []
+    chunks: list[Chunk] = []
     names: set[str] = set()
 
     def visit(value: Any, path: Path) -> Any:
@@ -124,13 +124,13 @@ def split_tensors(state: Any, path: Path) -> State:
             if name in names:
                 raise CheckpointError(f"two tensors of a state have the name {name!r}: rename a key")
             names.add(name)
-            found = pieces_of(path, value)
-            if sum(piece.tensor.numel() for piece in found) != torch.Size(value.shape).numel():
+            found = chunks_of(path, value)
+            if sum(chunk.tensor.numel() for chunk in found) != torch.Size(value.shape).numel():
                 raise CheckpointError(
                     f"cannot save {name!r}: it is sharded over the ranks, and only parallelized models and their "
                     "optimizers are saved so; parallelize it, or use a strategy that does not shard"
                 )
-            pieces.extend(found)
+            chunks.extend(found)
             return {REFERENCE: name}
         if not has_tensors(value):
             return value
@@ -139,7 +139,7 @@ def split_tensors(state: Any, path: Path) -> State:
         return type(value)([visit(each, (*path, index)) for index, each in enumerate(value)])
 
     plain = visit(state, path)
-    return State(pieces, plain)
+    return State(chunks, plain)
 
 
 def references(plain: Any) -> Iterator[str]:

@@ -155,7 +155,7 @@ class Agent:
             case SaveAt() if self.preemption and not self.attempt_over:
                 self._stop_ranks(self.preemption, event.step)
             case Transfer() if self.memory:
-                self.memory.transfer(event.pod, (event.host, event.port), event.parts, self.member.report_transferred)
+                self.memory.transfer(event.pod, (event.host, event.port), event.shards, self.member.report_transferred)
             case Release():
                 self.draining = False
             case AttemptEnded():
@@ -322,7 +322,7 @@ class Agent:
         """Whether this launcher, told to stop, has to wait, though its ranks have ended.
 
         It waits until the ranks of all pods have ended, because pod 0 leads until then, and until pods that stay hold
-        the parts of a checkpoint that would be lost with this one.
+        the shards of a checkpoint that would be lost with this one.
         """
         if self._overdue:
             return False

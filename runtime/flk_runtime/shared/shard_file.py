@@ -1,16 +1,16 @@
-"""Part files: the share of a checkpoint that one rank holds, as one file that ranks and launchers read alike.
+"""Shard files: the share of a checkpoint that one rank holds, as one file that ranks and launchers read alike.
 
-A checkpoint of a job with N ranks consists of N parts. A part is written into a file in tmpfs that is made once and
+A checkpoint of a job with N ranks consists of N shards. A shard is written into a file in tmpfs that is made once and
 used again. What does not change from save to save is written once::
 
-    0    prelude   128 bytes: which part it is, where its header and values are, checksums
-    128  tensors   raw bytes of each piece of a tensor, each begins at a multiple of 64
-         header    JSON: of each piece its name, its place in the full tensor and in the file; what wrote the part
+    0    preamble   128 bytes: which shard it is, where its header and values are, checksums
+    128  tensors   raw bytes of each chunk of a tensor, each begins at a multiple of 64
+         header    JSON: of each chunk its name, its place in the full tensor and in the file; what wrote the shard
          values    plain values, as the bytes of torch.save
 
-The rank that writes the file clears the prelude before anything else changes, and writes an open one last. Its launcher
-then computes the checksum and seals the prelude, so a file with a sealed prelude holds a whole part. This module does
-not import torch; `flk_runtime.checkpoint.part` reads the tensors.
+The rank that writes the file clears the preamble before anything else changes, and writes an open one last. Its
+launcher then computes the checksum and seals the preamble, so a file with a sealed preamble holds a whole shard. This
+module does not import torch; `flk_runtime.checkpoint.shard` reads the tensors.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from flk_runtime.system.checksum import checksum, crc32
 
 FORMAT: Final = 2
 ALIGNMENT: Final = 64  # bytes
-DATA_BEGIN: Final = 128  # bytes of the prelude
+DATA_BEGIN: Final = 128  # bytes of the preamble
 _SEALED: Final = b"flk-part"
 _OPEN: Final = b"flk-open"
-# Magic, format, fields of `Prelude`, CRC-32 of what comes before it.
+# Magic, format, fields of `ShardPreamble`, CRC-32 of what comes before it.
 _LAYOUT: Final = struct.Struct("<8sHQQIIQQIQQ32sI")
 _CHECKSUM: Final = struct.Struct("<I")
 
 
-class PartError(CheckpointError):
-    """A file that is not a whole, undamaged part."""
+class ShardError(CheckpointError):
+    """A file that is not a whole, undamaged shard."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A piece of a tensor, or a plain value, in a part file.
+    """A chunk of a tensor, or a plain value, in a shard file.
 
-    The piece is the box of shape ``size`` that begins at ``offsets`` in the full tensor of shape ``shape``. ``path`` is
+    The chunk is the box of shape ``size`` that begins at ``offsets`` in the full tensor of shape ``shape``. ``path`` is
     where the entry is in the nested state: keys of dictionaries (str) and indices of lists (int).
     """
 
@@ -66,12 +66,12 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class PartHeader:
-    """What a part file holds, and who wrote it."""
+class ShardHeader:
+    """What a shard file holds, and who wrote it."""
 
     step: int  # optimizer steps that the checkpoint was taken after
-    world_size: int  # number of parts of the checkpoint
-    rank: int  # that wrote the part
+    world_size: int  # number of shards of the checkpoint
+    rank: int  # that wrote the shard
     entries: tuple[Entry, ...]
     metadata: Mapping[str, Any] = field(default_factory=dict)  # what wrote it: job, code, versions, strategy
 
@@ -80,15 +80,15 @@ class PartHeader:
         return json.dumps(data, separators=(",", ":")).encode()
 
     @classmethod
-    def from_json(cls, text: bytes) -> PartHeader:
-        """Raises PartError if ``text`` is not what `to_json` returns."""
+    def from_json(cls, text: bytes) -> ShardHeader:
+        """Raises ShardError if ``text`` is not what `to_json` returns."""
         with _refusing():
             data = json.loads(text)
             return cls(entries=tuple(map(Entry.from_dict, data.pop("entries"))), **data)
 
 
-class Prelude(NamedTuple):
-    """The beginning of a part file. Places and lengths are in bytes."""
+class ShardPreamble(NamedTuple):
+    """The beginning of a shard file. Places and lengths are in bytes."""
 
     step: int
     number: int  # of the save in its attempt
@@ -99,45 +99,45 @@ class Prelude(NamedTuple):
     header_checksum: int
     values_begin: int
     values_length: int
-    attempt: bytes = b""  # ID of the attempt that wrote the part, in ASCII; empty until the part is sealed
-    checksum: int = 0  # CRC-32 of what is between the prelude and `end`
+    attempt: bytes = b""  # ID of the attempt that wrote the shard, in ASCII; empty until the shard is sealed
+    checksum: int = 0  # CRC-32 of what is between the preamble and `end`
 
     @property
     def end(self) -> int:
-        """The number of bytes of the part, from the beginning of its file; the file may be longer."""
+        """The number of bytes of the shard, from the beginning of its file; the file may be longer."""
         return self.values_begin + self.values_length
 
     def to_bytes(self, magic: bytes = _SEALED) -> bytes:
-        """The prelude of a sealed part, or of an open one."""
+        """The preamble of a sealed shard, or of an open one."""
         fields = _LAYOUT.pack(magic, FORMAT, *self)
         return (fields + _CHECKSUM.pack(crc32(fields))).ljust(DATA_BEGIN, b"\0")
 
     @classmethod
-    def from_bytes(cls, data: bytes, magic: bytes = _SEALED) -> Prelude:
-        """Raises PartError if ``data`` is not the whole prelude of a sealed part, or of an open one."""
+    def from_bytes(cls, data: bytes, magic: bytes = _SEALED) -> ShardPreamble:
+        """Raises ShardError if ``data`` is not the whole preamble of a sealed shard, or of an open one."""
         if len(data) < DATA_BEGIN:
-            raise PartError(f"it has {len(data)} bytes, fewer than the beginning of a part")
+            raise ShardError(f"it has {len(data)} bytes, fewer than the beginning of a part")
         found, version, *fields = _LAYOUT.unpack_from(data)
         if found in (bytes(len(magic)), _OPEN) and found != magic:
-            raise PartError("it was not finished")
+            raise ShardError("it was not finished")
         if found != magic:
-            raise PartError("it is not a part of a checkpoint of flk")
+            raise ShardError("it is not a part of a checkpoint of flk")
         if version > FORMAT:
-            raise PartError(f"a newer flk wrote it in format {version}, and this one reads up to {FORMAT}")
+            raise ShardError(f"a newer flk wrote it in format {version}, and this one reads up to {FORMAT}")
         if _CHECKSUM.unpack_from(data, _LAYOUT.size) != (crc32(data[: _LAYOUT.size]),):
-            raise PartError("its beginning is damaged")
-        prelude = cls(*fields)
-        return prelude._replace(attempt=prelude.attempt.rstrip(b"\0"))
+            raise ShardError("its beginning is damaged")
+        preamble = cls(*fields)
+        return preamble._replace(attempt=preamble.attempt.rstrip(b"\0"))
 
 
-class PartFile:
-    """A part file that a rank writes, again and again: `begin`, then write to `memory`, then `finish`.
+class ShardFile:
+    """A shard file that a rank writes, again and again: `begin`, then write to `memory`, then `finish`.
 
-    ``memory`` are the first bytes of the file, mapped: the prelude and the tensors.
+    ``memory`` are the first bytes of the file, mapped: the preamble and the tensors.
     """
 
     def __init__(self, path: str | Path | None, entries: Sequence[Entry], metadata: Mapping[str, Any]) -> None:
-        """Open or make the file, reserve room for the prelude and the tensors, and write the header.
+        """Open or make the file, reserve room for the preamble and the tensors, and write the header.
 
         ``entries`` are those of the tensors. ``path`` None: memory of this process that no other process reads. Raises
         OSError, also where the file system has no room: a write to a page that cannot be had would kill the process.
@@ -167,7 +167,7 @@ class PartFile:
         """Mark the file as unfinished."""
         clear(self.memory)
 
-    def finish(self, *, step: int, number: int, world_size: int, rank: int, values: bytes) -> PartHeader:
+    def finish(self, *, step: int, number: int, world_size: int, rank: int, values: bytes) -> ShardHeader:
         """Write plain values behind the header, and mark the file as ready to be sealed. Returns all that is in it.
 
         ``number``: of the save among those of all ranks in this attempt, since several may be after the same step.
@@ -175,9 +175,9 @@ class PartFile:
         """
         begin = sum(self._header[:2])
         self._write(begin, values)
-        prelude = Prelude(step, number, world_size, rank, *self._header, begin, len(values))
-        self.memory[:DATA_BEGIN] = prelude.to_bytes(_OPEN)
-        return PartHeader(step, world_size, rank, (*self.entries, _value_entry(prelude)), self.metadata)
+        preamble = ShardPreamble(step, number, world_size, rank, *self._header, begin, len(values))
+        self.memory[:DATA_BEGIN] = preamble.to_bytes(_OPEN)
+        return ShardHeader(step, world_size, rank, (*self.entries, _value_entry(preamble)), self.metadata)
 
     def close(self) -> None:
         """Unmap and close the file. An unnamed one is freed."""
@@ -192,8 +192,8 @@ class PartFile:
             view, at = view[written:], at + written
 
 
-def part_size(entries: Sequence[Entry], metadata: Mapping[str, Any]) -> int:
-    """The bytes of a part with these tensors, and without plain values."""
+def shard_size(entries: Sequence[Entry], metadata: Mapping[str, Any]) -> int:
+    """The bytes of a shard with these tensors, and without plain values."""
     return _end(entries) + len(_header(entries, metadata))
 
 
@@ -207,62 +207,62 @@ def align(position: int) -> int:
     return -(-position // ALIGNMENT) * ALIGNMENT
 
 
-# Files of parts, mapped or read into memory ----------------------------------------------------------------------
+# Files of shards, mapped or read into memory ----------------------------------------------------------------------
 
 
 def clear(memory: mmap.mmap | memoryview) -> None:
-    """Mark a file as one that holds no part."""
+    """Mark a file as one that holds no shard."""
     memory[:DATA_BEGIN] = bytes(DATA_BEGIN)
 
 
 def is_sealed(memory: mmap.mmap | memoryview) -> bool:
-    """Whether a file holds a part, which is not checked."""
+    """Whether a file holds a shard, which is not checked."""
     return memory[: len(_SEALED)] == _SEALED
 
 
-def sealed_prelude(memory: mmap.mmap | memoryview, attempt: str) -> Prelude:
-    """The prelude that seals the part which a rank has finished; the caller writes it. Raises PartError."""
-    prelude = Prelude.from_bytes(bytes(memory[:DATA_BEGIN]), _OPEN)
-    if not DATA_BEGIN <= prelude.header_begin <= prelude.values_begin <= prelude.end <= len(memory):
-        raise PartError("its beginning contradicts its size")
-    return prelude._replace(attempt=attempt.encode(), checksum=checksum(memory, DATA_BEGIN, prelude.end))
+def sealed_preamble(memory: mmap.mmap | memoryview, attempt: str) -> ShardPreamble:
+    """The preamble that seals the shard which a rank has finished; the caller writes it. Raises ShardError."""
+    preamble = ShardPreamble.from_bytes(bytes(memory[:DATA_BEGIN]), _OPEN)
+    if not DATA_BEGIN <= preamble.header_begin <= preamble.values_begin <= preamble.end <= len(memory):
+        raise ShardError("its beginning contradicts its size")
+    return preamble._replace(attempt=attempt.encode(), checksum=checksum(memory, DATA_BEGIN, preamble.end))
 
 
-def read_prelude(memory: mmap.mmap | memoryview | bytes) -> Prelude:
-    """The prelude of a whole part; the data is not read. Raises PartError if it is unfinished, cut off or no part."""
-    prelude = Prelude.from_bytes(bytes(memory[:DATA_BEGIN]))
-    if prelude.end > len(memory):
-        raise PartError(f"it has {len(memory)} of its {prelude.end} bytes")
-    return prelude
+def read_preamble(memory: mmap.mmap | memoryview | bytes) -> ShardPreamble:
+    """The preamble of a whole shard. Does not read the data. Raises ShardError if it is unfinished, cut off or none."""
+    preamble = ShardPreamble.from_bytes(bytes(memory[:DATA_BEGIN]))
+    if preamble.end > len(memory):
+        raise ShardError(f"it has {len(memory)} of its {preamble.end} bytes")
+    return preamble
 
 
-def read_header(memory: mmap.mmap | memoryview | bytes) -> PartHeader:
-    """The header of a whole part; the data is not read. Raises PartError if it is unfinished, damaged or no part."""
-    prelude = read_prelude(memory)
-    begin, length = prelude.header_begin, prelude.header_length
+def read_header(memory: mmap.mmap | memoryview | bytes) -> ShardHeader:
+    """The header of a whole shard; the data is not read. Raises ShardError if it is unfinished, damaged or no shard."""
+    preamble = read_preamble(memory)
+    begin, length = preamble.header_begin, preamble.header_length
     text = bytes(memory[begin : begin + length])
-    if crc32(text) != prelude.header_checksum:
-        raise PartError("its header is damaged")
+    if crc32(text) != preamble.header_checksum:
+        raise ShardError("its header is damaged")
     with _refusing():
         data = json.loads(text)
         entries = tuple(map(Entry.from_dict, data["entries"]))
         if any(entry.begin + entry.length > begin for entry in entries):
-            raise PartError("its header contradicts the size of the data")
-        identity = (prelude.step, prelude.world_size, prelude.rank)
-        return PartHeader(*identity, (*entries, _value_entry(prelude)), data["metadata"])
+            raise ShardError("its header contradicts the size of the data")
+        identity = (preamble.step, preamble.world_size, preamble.rank)
+        return ShardHeader(*identity, (*entries, _value_entry(preamble)), data["metadata"])
 
 
-def verify(memory: mmap.mmap | memoryview | bytes) -> Prelude:
-    """The prelude of a whole and undamaged part. Raises PartError if it is unfinished, damaged or no part."""
-    prelude = read_prelude(memory)
-    check_data(prelude, checksum(memory, DATA_BEGIN, prelude.end))
-    return prelude
+def verify(memory: mmap.mmap | memoryview | bytes) -> ShardPreamble:
+    """The preamble of a whole and undamaged shard. Raises ShardError if it is unfinished, damaged or no shard."""
+    preamble = read_preamble(memory)
+    check_data(preamble, checksum(memory, DATA_BEGIN, preamble.end))
+    return preamble
 
 
-def check_data(prelude: Prelude, found: int) -> None:
-    """Raise PartError unless the checksum ``found`` is that of the part's data."""
-    if found != prelude.checksum:
-        raise PartError("its data has another checksum than its beginning names")
+def check_data(preamble: ShardPreamble, found: int) -> None:
+    """Raise ShardError unless the checksum ``found`` is that of the shard's data."""
+    if found != preamble.checksum:
+        raise ShardError("its data has another checksum than its beginning names")
 
 
 def _end(entries: Sequence[Entry]) -> int:
@@ -274,20 +274,20 @@ def _header(entries: Sequence[Entry], metadata: Mapping[str, Any]) -> bytes:
     return json.dumps(data, separators=(",", ":")).encode()
 
 
-def _value_entry(prelude: Prelude) -> Entry:
-    name = value_name(prelude.rank)
-    return Entry(name, (name,), prelude.values_begin, prelude.values_length)
+def _value_entry(preamble: ShardPreamble) -> Entry:
+    name = value_name(preamble.rank)
+    return Entry(name, (name,), preamble.values_begin, preamble.values_length)
 
 
 @contextlib.contextmanager
 def _refusing() -> Iterator[None]:
-    """Raise PartError for a header that has other fields than expected."""
+    """Raise ShardError for a header that has other fields than expected."""
     try:
         yield
-    except PartError:
+    except ShardError:
         raise
     except (KeyError, TypeError, ValueError) as error:
-        raise PartError(f"its header cannot be read: {error}") from None
+        raise ShardError(f"its header cannot be read: {error}") from None
 
 
 def _unnamed_file() -> int:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from flk_runtime.checkpoint.adapters.optimizer import checking_groups, count_parameters, join_values, split_values
 from flk_runtime.checkpoint.adapters.torch_state import Modules, TorchState
 from flk_runtime.checkpoint.adapters.wrappers import is_sharded
-from flk_runtime.checkpoint.state import Path, Piece, State, pieces_of
+from flk_runtime.checkpoint.state import Chunk, Path, State, chunks_of
 from flk_runtime.distributed import process_group
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class FSDP1ModuleState(TorchState):
     def save_state(self, name: str) -> State:
         state = self._state()
         plain = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
-        return State(_pieces({(name, key): value for key, value in state.items() if key not in plain}), plain)
+        return State(_chunks({(name, key): value for key, value in state.items() if key not in plain}), plain)
 
     def load_state(self, saved: SavedObject) -> None:
         from torch.distributed.checkpoint.state_dict import set_model_state_dict
@@ -49,7 +49,7 @@ class FSDP1ModuleState(TorchState):
         if unexpected := saved.entry_not_in(state):
             raise ValueError(f"unexpected key {unexpected!r}: the module has no such entry")
         tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
-        saved.checkpoint.read([piece for key in tensors for piece in pieces_of((saved.name, key), tensors[key])])
+        saved.checkpoint.read([chunk for key in tensors for chunk in chunks_of((saved.name, key), tensors[key])])
         set_model_state_dict(self._module, {**state, **{key: saved.plain[key] for key in state if key not in tensors}})
 
     def _state(self) -> dict[str, Any]:
@@ -72,23 +72,23 @@ class FSDP1OptimizerState(TorchState):
     def save_state(self, name: str) -> State:
         state = self._state()
         tensors, plain = split_values(state["state"].items())
-        pieces = _pieces({(name, "state", *path): value for path, value in tensors.items()})
-        return State(pieces, {**plain, "param_groups": state["param_groups"]})
+        chunks = _chunks({(name, "state", *path): value for path, value in tensors.items()})
+        return State(chunks, {**plain, "param_groups": state["param_groups"]})
 
     def load_state(self, saved: SavedObject) -> None:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
         known = self._state()["state"]
         entries: dict[str, dict[str, Any]] = {}
-        pieces: list[Piece] = []
+        chunks: list[Chunk] = []
         for full, path in saved.checkpoint.names((saved.name, "state")):
             own, key = str(path[2]), str(path[3])
             value = known.get(own, {}).get(key)
             if not isinstance(value, torch.Tensor):
                 value = saved.checkpoint.empty(full)
             entries.setdefault(own, {})[key] = value
-            pieces += pieces_of(path, value)
-        saved.checkpoint.read(pieces)
+            chunks += chunks_of(path, value)
+        saved.checkpoint.read(chunks)
         join_values(entries, saved.plain)
         state = {"state": entries, "param_groups": saved.plain["param_groups"]}
         # Not strict: a parameter that has had no gradient has no state.
@@ -101,7 +101,7 @@ class FSDP1OptimizerState(TorchState):
         return dict(get_optimizer_state_dict(self._module, self._optimizer))
 
 
-def _pieces(tensors: dict[Path, torch.Tensor]) -> list[Piece]:
+def _chunks(tensors: dict[Path, torch.Tensor]) -> list[Chunk]:
     """What this rank offers of ``tensors``: its shards, and on rank 0 what is not sharded."""
     main = process_group.rank() == 0
-    return [piece for path, value in tensors.items() if main or is_sharded(value) for piece in pieces_of(path, value)]
+    return [chunk for path, value in tensors.items() if main or is_sharded(value) for chunk in chunks_of(path, value)]

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flk_runtime.checkpoint.adapters.torch_state import Modules, TorchState
 from flk_runtime.checkpoint.adapters.wrappers import is_sharded, parameters_of, reshard, user_name
-from flk_runtime.checkpoint.state import Path, Piece, PieceCache, State, pieces_of
+from flk_runtime.checkpoint.state import Chunk, ChunkCache, Path, State, chunks_of
 from flk_runtime.distributed import process_group
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class ModuleState(TorchState):
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._equal = set(parameters_of(module)) if isinstance(module, DistributedDataParallel) else set()
-        self._cache = PieceCache()
+        self._cache = ChunkCache()
 
     def is_of(self, thing: Any, modules: Modules) -> bool:
         return thing is self._module
@@ -38,7 +38,7 @@ class ModuleState(TorchState):
             (name, key): value for key, value in state.items() if isinstance(value, torch.Tensor)
         }
         plain = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
-        return State(self._cache.pieces(tensors, self._pieces_of), plain)
+        return State(self._cache.chunks(tensors, self._chunks_of), plain)
 
     def load_state(self, saved: SavedObject) -> None:
         if unexpected := saved.entry_not_in(self._state()):
@@ -49,7 +49,7 @@ class ModuleState(TorchState):
         """As `load_state`, where ``saved`` may have entries that the module does not have."""
         state = self._state()
         tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
-        saved.checkpoint.read([piece for key in tensors for piece in pieces_of((saved.name, key), tensors[key])])
+        saved.checkpoint.read([chunk for key in tensors for chunk in chunks_of((saved.name, key), tensors[key])])
         # Most tensors are the module's own, and are set now. The module takes the others itself.
         own = {_address(each) for each in (*self._module.parameters(), *self._module.buffers())}
         rest = {key: value for key, value in tensors.items() if _address(value) not in own}
@@ -62,9 +62,9 @@ class ModuleState(TorchState):
         reshard(self._module)
         return {user_name(self._module, name): value for name, value in self._module.state_dict().items()}
 
-    def _pieces_of(self, path: Path, value: torch.Tensor) -> list[Piece]:
+    def _chunks_of(self, path: Path, value: torch.Tensor) -> list[Chunk]:
         offers = path[1] in self._equal or is_sharded(value) or process_group.rank() == 0
-        return pieces_of(path, value) if offers else []
+        return chunks_of(path, value) if offers else []
 
 
 def _address(tensor: torch.Tensor) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from flk_runtime.checkpoint.adapters.torch_state import Modules, TorchState
 from flk_runtime.checkpoint.adapters.wrappers import is_sharded, parameters_of
-from flk_runtime.checkpoint.state import Path, Piece, PieceCache, State, has_tensors, name_of, pieces_of, split_tensors
+from flk_runtime.checkpoint.state import Chunk, ChunkCache, Path, State, chunks_of, has_tensors, name_of, split_tensors
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError
 from flk_runtime.system.pytree import map_leaves
@@ -66,7 +66,7 @@ class OptimizerState(TorchState):
         self._optimizer, self._modules = optimizer, modules
         self._count = count_parameters(optimizer)
         self._equal = all(isinstance(module, DistributedDataParallel) for module in modules.values())
-        self._cache = PieceCache()
+        self._cache = ChunkCache()
         self._names: dict[nn.Parameter, str] = {}  # of the parameters that the optimizer had when they were made
 
     def is_of(self, thing: Any, modules: Modules) -> bool:
@@ -81,15 +81,15 @@ class OptimizerState(TorchState):
         plain["param_groups"] = [
             {**group, "params": [names[parameter] for parameter in group["params"]]} for group in content.groups
         ]
-        pieces = self._cache.pieces(
+        chunks = self._cache.chunks(
             {(name, "state", *path): value for path, value in tensors.items()},
-            lambda path, value: self._pieces_of(path, parameters[str(path[2])], value),
+            lambda path, value: self._chunks_of(path, parameters[str(path[2])], value),
         )
         shared = {key: value for key, value in content.state.items() if not isinstance(key, torch.Tensor)}
         if (shared or content.extra) and process_group.rank() == 0:
             beside = split_tensors({"shared": shared, "extra": content.extra}, (name,))
-            return State([*pieces, *beside.pieces], plain | beside.plain)
-        return State(pieces, plain)
+            return State([*chunks, *beside.chunks], plain | beside.plain)
+        return State(chunks, plain)
 
     def load_state(self, saved: SavedObject) -> None:
         checkpoint, plain = saved.checkpoint, saved.state_dict()
@@ -98,7 +98,7 @@ class OptimizerState(TorchState):
             self._load_whole(plain)
             return
         entries: dict[str, dict[str, Any]] = {}
-        pieces: list[Piece] = []
+        chunks: list[Chunk] = []
         for full, path in checkpoint.names((saved.name, "state")):
             own, key = str(path[2]), str(path[3])
             parameter = _get(parameters, own)
@@ -107,8 +107,8 @@ class OptimizerState(TorchState):
             else:
                 value = checkpoint.empty(full)
             entries.setdefault(own, {})[key] = value
-            pieces += pieces_of(path, value)
-        checkpoint.read(pieces)
+            chunks += chunks_of(path, value)
+        checkpoint.read(chunks)
         join_values(entries, plain)
         indices = {own: index for index, own in enumerate(parameters)}
         state = {
@@ -154,10 +154,10 @@ class OptimizerState(TorchState):
             self._names = {each: names.get(id(each), f"parameter-{index}") for index, each in enumerate(parameters)}
         return self._names
 
-    def _pieces_of(self, path: Path, parameter: nn.Parameter, value: torch.Tensor) -> list[Piece]:
+    def _chunks_of(self, path: Path, parameter: nn.Parameter, value: torch.Tensor) -> list[Chunk]:
         """What this rank offers of ``value``, which belongs to ``parameter``."""
         offers = self._equal or is_sharded(parameter) or is_sharded(value) or process_group.rank() == 0
-        return pieces_of(path, value) if offers else []
+        return chunks_of(path, value) if offers else []
 
 
 class _Content(NamedTuple):

@@ -13,7 +13,7 @@ import torch
 from flk_runtime.checkpoint.files import safetensors
 from flk_runtime.checkpoint.files.weights import Weights
 from flk_runtime.checkpoint.save import Retention, Saver
-from flk_runtime.checkpoint.state import pieces_of
+from flk_runtime.checkpoint.state import chunks_of
 from flk_runtime.checkpoint.storage import open_destination
 from flk_runtime.contract import VERSION
 from flk_runtime.contract.exit_codes import ExitCode
@@ -52,7 +52,7 @@ def import_weights(file: str, checkpoint: str) -> int:
     destination.prepare()
     if destination.steps():
         raise CheckpointError(f"{checkpoint} holds checkpoints already: name another folder")
-    pieces = [piece for name in weights.names() for piece in pieces_of(("model", name), weights.tensor(name))]
+    chunks = [chunk for name in weights.names() for chunk in chunks_of(("model", name), weights.tensor(name))]
     saver = Saver(
         destination,
         None,
@@ -62,9 +62,9 @@ def import_weights(file: str, checkpoint: str) -> int:
         on_saved=lambda step: None,
         warn=lambda text: None,
     )
-    saver.save(0, pieces, {"steps": 0, "objects": {"model": {}}, "own": {}, "random": None})
+    saver.save(0, chunks, {"steps": 0, "objects": {"model": {}}, "own": {}, "random": None})
     saver.wait()
-    return len(pieces)
+    return len(chunks)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from flk_runtime.checkpoint.part import view_tensor
+from flk_runtime.checkpoint.shard import view_tensor
 from flk_runtime.errors import CheckpointError
 
 _LENGTH: Final = struct.Struct("<Q")

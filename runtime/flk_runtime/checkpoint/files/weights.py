@@ -12,7 +12,7 @@ import torch
 
 from flk_runtime.checkpoint.files import safetensors
 from flk_runtime.checkpoint.load import METADATA, FilesReader, SavedCheckpoint
-from flk_runtime.checkpoint.state import Piece
+from flk_runtime.checkpoint.state import Chunk
 from flk_runtime.checkpoint.storage import open_destination, open_section
 from flk_runtime.errors import CheckpointError
 
@@ -61,25 +61,25 @@ class Weights:
         full = self._prefix + name
         return self._checkpoint.tensors([full])[full]
 
-    def read(self, pieces: Sequence[Piece], values: Sequence[str] = ()) -> dict[str, Any]:
-        """Read into the tensors of ``pieces``, whose paths are ``(object, name)``. Raises CheckpointError."""
-        own = [Piece((str(piece.path[1]),), piece.tensor, piece.shape, piece.offsets) for piece in pieces]
+    def read(self, chunks: Sequence[Chunk], values: Sequence[str] = ()) -> dict[str, Any]:
+        """Read into the tensors of ``chunks``, whose paths are ``(object, name)``. Raises CheckpointError."""
+        own = [Chunk((str(chunk.path[1]),), chunk.tensor, chunk.shape, chunk.offsets) for chunk in chunks]
         known = set(self.names())
-        missing = [piece.name for piece in own if piece.name not in known]
+        missing = [chunk.name for chunk in own if chunk.name not in known]
         if missing:
             raise CheckpointError(f"{self.place} holds no tensor {missing[0]!r}")
         if self._checkpoint is not None:
-            prefixed = [Piece((self._prefix + each.name,), each.tensor, each.shape, each.offsets) for each in own]
+            prefixed = [Chunk((self._prefix + each.name,), each.tensor, each.shape, each.offsets) for each in own]
             return self._checkpoint.read(prefixed)
-        for piece in own:
-            full = self._tensors[piece.name]
-            if tuple(full.shape) != piece.shape:
+        for chunk in own:
+            full = self._tensors[chunk.name]
+            if tuple(full.shape) != chunk.shape:
                 raise CheckpointError(
-                    f"{piece.name!r} has the shape {tuple(full.shape)} in {self.place}, and {piece.shape} here"
+                    f"{chunk.name!r} has the shape {tuple(full.shape)} in {self.place}, and {chunk.shape} here"
                 )
-            for dimension, (begin, length) in enumerate(zip(piece.offsets, piece.tensor.shape, strict=True)):
+            for dimension, (begin, length) in enumerate(zip(chunk.offsets, chunk.tensor.shape, strict=True)):
                 full = full.narrow(dimension, begin, length)
-            piece.tensor.copy_(full)
+            chunk.tensor.copy_(full)
         return {}
 
 

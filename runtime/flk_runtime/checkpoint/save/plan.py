@@ -1,7 +1,7 @@
-"""The plan of a save: which rank writes which piece, and where the piece is in the rank's part file.
+"""The plan of a save: which rank writes which chunk, and where the chunk is in the rank's shard file.
 
-As the DefaultSavePlanner of torch.distributed.checkpoint does, a piece that several ranks hold is written by one of
-them, and these writes are spread evenly. Unlike it, a large piece is cut into rows that several ranks write. The plan
+As the DefaultSavePlanner of torch.distributed.checkpoint does, a chunk that several ranks hold is written by one of
+them, and these writes are spread evenly. Unlike it, a large chunk is cut into rows that several ranks write. The plan
 is made once for a structure and serves all saves until names, shapes, dtypes or the sharding change.
 """
 
@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flk_runtime.checkpoint.state import Path, Piece, name_of
+from flk_runtime.checkpoint.state import Chunk, Path, name_of
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError
 from flk_runtime.shared.shard_file import DATA_BEGIN, Entry, align
 
 
 class Described(NamedTuple):
-    """A piece without its values: what ranks tell each other."""
+    """A chunk without its values: what ranks tell each other."""
 
     path: Path
     dtype: str
@@ -31,9 +31,9 @@ class Described(NamedTuple):
 
 
 class Write(NamedTuple):
-    """Rows ``begin`` to ``end`` of piece number ``piece`` in the rank's own list; a scalar has one row."""
+    """Rows ``begin`` to ``end`` of chunk number ``chunk`` in the rank's own list; a scalar has one row."""
 
-    piece: int
+    chunk: int
     begin: int
     end: int
 
@@ -44,35 +44,35 @@ class Plan:
 
     writes: list[Write]
     entries: list[Entry]  # of the writes, in their order
-    size: int  # bytes of the part file up to the end of the tensors
+    size: int  # bytes of the shard file up to the end of the tensors
 
 
-def describe(pieces: Sequence[Piece]) -> list[Described]:
-    """The structure of a rank's pieces."""
+def describe(chunks: Sequence[Chunk]) -> list[Described]:
+    """The structure of a rank's chunks."""
     return [
         Described(
-            piece.path,
-            str(piece.tensor.dtype).removeprefix("torch."),
-            piece.shape,
-            piece.offsets,
-            tuple(piece.tensor.shape),
-            piece.tensor.numel() * piece.tensor.element_size(),
+            chunk.path,
+            str(chunk.tensor.dtype).removeprefix("torch."),
+            chunk.shape,
+            chunk.offsets,
+            tuple(chunk.tensor.shape),
+            chunk.tensor.numel() * chunk.tensor.element_size(),
         )
-        for piece in pieces
+        for chunk in chunks
     ]
 
 
 def make_plan(structure: list[Described]) -> Plan:
     """Agree on who writes what. ``structure`` is this rank's. Collective.
 
-    Raises CheckpointError on all ranks if the pieces of all ranks together are not the whole of each tensor.
+    Raises CheckpointError on all ranks if the chunks of all ranks together are not the whole of each tensor.
     """
     structures = process_group.gather(structure)
     writes = process_group.on_main(lambda: assign(structures or []))[process_group.rank()]
     entries = []
     position = DATA_BEGIN
     for write in writes:
-        described = structure[write.piece]
+        described = structure[write.chunk]
         offsets, size = rows(described, write)
         length = described.length // max(1, _rows(described)) * (write.end - write.begin)
         entries.append(
@@ -93,7 +93,7 @@ def make_plan(structure: list[Described]) -> Plan:
 
 def assign(structures: Sequence[Sequence[Described]]) -> list[list[Write]]:
     """The writes of each rank, from what each rank holds. Raises CheckpointError as `make_plan` does."""
-    holders: dict[Described, list[tuple[int, int]]] = {}  # of each piece: ranks, and its index there
+    holders: dict[Described, list[tuple[int, int]]] = {}  # of each chunk: ranks, and its index there
     for rank, structure in enumerate(structures):
         for index, described in enumerate(structure):
             holders.setdefault(described, []).append((rank, index))
@@ -131,7 +131,7 @@ def rows(described: Described, write: Write) -> tuple[tuple[int, ...], tuple[int
 
 
 def cut(tensor: torch.Tensor, write: Write) -> torch.Tensor:
-    """The rows of a piece that ``write`` writes, as a view; the piece itself if these are all."""
+    """The rows of a chunk that ``write`` writes, as a view; the chunk itself if these are all."""
     return tensor[write.begin : write.end] if tensor.dim() and write.end - write.begin < len(tensor) else tensor
 
 
@@ -140,20 +140,20 @@ def _rows(described: Described) -> int:
 
 
 def _merged(writes: list[Write]) -> list[Write]:
-    """The writes of one rank, with neighbouring rows of a piece as one write."""
+    """The writes of one rank, with neighbouring rows of a chunk as one write."""
     merged: list[Write] = []
     for write in sorted(writes):
-        if merged and merged[-1].piece == write.piece and merged[-1].end == write.begin:
-            merged[-1] = Write(write.piece, merged[-1].begin, write.end)
+        if merged and merged[-1].chunk == write.chunk and merged[-1].end == write.begin:
+            merged[-1] = Write(write.chunk, merged[-1].begin, write.end)
         else:
             merged.append(write)
     return merged
 
 
-def _check_whole(pieces: Sequence[Described]) -> None:
-    """Raise CheckpointError unless the pieces of each name are all of one tensor, without overlaps."""
+def _check_whole(chunks: Sequence[Described]) -> None:
+    """Raise CheckpointError unless the chunks of each name are all of one tensor, without overlaps."""
     found: dict[str, tuple[Any, int]] = {}
-    for described in pieces:
+    for described in chunks:
         kind, numel = found.get(name_of(described.path), ((described.shape, described.dtype), 0))
         if kind != (described.shape, described.dtype):
             raise CheckpointError(

@@ -17,14 +17,14 @@ import torch
 
 from flk_runtime.checkpoint.memory import PodMemory
 from flk_runtime.checkpoint.save.plan import Described, describe, make_plan
-from flk_runtime.checkpoint.save.staging import StagedPart, Staging
+from flk_runtime.checkpoint.save.staging import StagedShard, Staging
 from flk_runtime.checkpoint.save.writer import Retention, StorageWriter
-from flk_runtime.checkpoint.state import Piece
+from flk_runtime.checkpoint.state import Chunk
 from flk_runtime.checkpoint.storage import Destination
 from flk_runtime.contract import user_env
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError, RuntimeFailure, StorageError
-from flk_runtime.shared.shard_file import PartHeader
+from flk_runtime.shared.shard_file import ShardHeader
 
 _GLOBAL = re.compile(r"GLOBAL (\S+)")  # in torch's message: the class that weights_only=True refuses
 _GROWTH = 1 << 16  # bytes that the plain values may grow by until more memory is reserved
@@ -37,7 +37,7 @@ _numbers = itertools.count(1)  # of the saves of this process, which are the sam
 class Saver:
     """Saves what the ranks hold: `save` copies and returns, and a thread writes to storage.
 
-    The copy is a part file in the memory of the pod where its launcher keeps checkpoints (``memory``), else memory of
+    The copy is a shard file in the memory of the pod where its launcher keeps checkpoints (``memory``), else memory of
     this process. Without a ``destination`` nothing is written to storage.
     ``metadata`` says what writes the checkpoints. ``timeout``: seconds that a rank waits in the background for another.
     ``on_saved(step)`` is called when a checkpoint is complete: in storage, by the thread, or else in memory, by `poll`,
@@ -65,7 +65,7 @@ class Saver:
             store = process_group.store()
             self._writer = StorageWriter(destination, retention, store, token, self._rank, timeout)
         self._staging: Staging | None = None
-        self._layout: list[Any] = []  # of the pieces of the latest plan
+        self._layout: list[Any] = []  # of the chunks of the latest plan
         self._thread: threading.Thread | None = None
         self._awaited = threading.Event()  # whether somebody waits for the thread
         self._step: int | None = None  # of the save that is not known to be complete in memory
@@ -75,18 +75,18 @@ class Saver:
         self._checked = False  # whether plain values have been read back
 
     def save(
-        self, step: int, pieces: Sequence[Piece], plain: Mapping[str, Any], problem: RuntimeFailure | None = None
+        self, step: int, chunks: Sequence[Chunk], plain: Mapping[str, Any], problem: RuntimeFailure | None = None
     ) -> None:
-        """Copy ``pieces`` and ``plain`` of this rank, and write them in the background. Collective.
+        """Copy ``chunks`` and ``plain`` of this rank, and write them in the background. Collective.
 
         A write that is still going on is awaited first. Raises CheckpointError on all ranks if that one failed, if the
-        pieces are not whole tensors, or if ``plain`` holds what cannot be read back; and a rank's ``problem``, which is
+        chunks are not whole tensors, or if ``plain`` holds what cannot be read back; and a rank's ``problem``, which is
         why these are not the whole state.
         """
         number = next(_numbers)
         error, lost = self._join(), self._loss()
         # What `describe` tells, as it is at hand.
-        layout = [(each.path, each.tensor.dtype, each.shape, each.offsets, each.tensor.shape) for each in pieces]
+        layout = [(each.path, each.tensor.dtype, each.shape, each.offsets, each.tensor.shape) for each in chunks]
         changed = self._staging is None or layout != self._layout
         failed = error is not None and not self._passes(error)
         missing = self._memory is not None and not self._memory.is_held(wait=True)
@@ -110,9 +110,9 @@ class Saver:
         elif problem is not None:
             raise problem
         if state == _PLANS:
-            self._plan(describe(pieces), len(values))
+            self._plan(describe(chunks), len(values))
             self._layout = layout
-        self._stage(step, number, pieces, values)
+        self._stage(step, number, chunks, values)
 
     def poll(self) -> None:
         """Call ``on_saved`` if the latest checkpoint has become complete in memory. Returns at once."""
@@ -129,7 +129,7 @@ class Saver:
     def wait(self) -> None:
         """Wait until the latest save is complete.
 
-        Raises CheckpointError if it failed: on all ranks alike if it is in storage, else on those that have no part.
+        Raises CheckpointError if it failed: on all ranks alike if it is in storage, else on those that have no shard.
         """
         error, lost = self._join(), self._loss()
         if error is not None:
@@ -147,7 +147,7 @@ class Saver:
         return error
 
     def _loss(self) -> str:
-        """Wait until this rank's part of the latest save is held in memory. Returns why it is not; empty: it is."""
+        """Wait until this rank's shard of the latest save is held in memory. Returns why it is not; empty: it is."""
         with self._lock:
             if self._step is None or self._memory is None:
                 return ""
@@ -180,14 +180,14 @@ class Saver:
         self._staging = Staging(plan, self._metadata)
         self._reserve(self._staging.size(values))
 
-    def _stage(self, step: int, number: int, pieces: Sequence[Piece], values: bytes) -> None:
-        """Copy this rank's part, and have it held in memory and written to storage."""
+    def _stage(self, step: int, number: int, chunks: Sequence[Chunk], values: bytes) -> None:
+        """Copy this rank's shard, and have it held in memory and written to storage."""
         assert self._staging is not None  # noqa: S101
         path = self._memory_path(self._staging.size(len(values)))
         begin = time.monotonic()
         try:
-            part = self._staging.part(path)
-            header = part.copy(pieces, values, step=step, number=number, world_size=self._world_size, rank=self._rank)
+            shard = self._staging.shard(path)
+            header = shard.copy(chunks, values, step=step, number=number, world_size=self._world_size, rank=self._rank)
         except OSError as error:
             if self._memory:
                 self._memory.skip(str(error))
@@ -199,12 +199,12 @@ class Saver:
                 self._step = step
         if self._writer:
             self._awaited.clear()
-            arguments = (self._writer, part, header, (time.monotonic() - begin) * _PAUSE)
+            arguments = (self._writer, shard, header, (time.monotonic() - begin) * _PAUSE)
             self._thread = threading.Thread(target=self._write, args=arguments, name="flk-checkpoint", daemon=True)
             self._thread.start()
 
     def _memory_path(self, size: int) -> FilePath | None:
-        """The file in the memory of the pod for a part of this size; None if there is none."""
+        """The file in the memory of the pod for a shard of this size; None if there is none."""
         if self._memory is None:
             return None
         if size > self._memory.size and (refusal := self._memory.reserve(size + _GROWTH)):
@@ -213,7 +213,7 @@ class Saver:
         return self._memory.path
 
     def _reserve(self, size: int) -> None:
-        """Make room for this rank's parts in the memory of the pods, or do without on all ranks. Collective."""
+        """Make room for this rank's shards in the memory of the pods, or do without on all ranks. Collective."""
         if self._memory is None:
             return
         refusals = process_group.gather(self._memory.reserve(size + _GROWTH))
@@ -244,11 +244,11 @@ class Saver:
             ) from error
         return buffer.getvalue()
 
-    def _write(self, writer: StorageWriter, part: StagedPart, header: PartHeader, pause: float) -> None:
-        """In the background: write the part to storage, after ``pause`` seconds unless somebody waits for it."""
+    def _write(self, writer: StorageWriter, shard: StagedShard, header: ShardHeader, pause: float) -> None:
+        """In the background: write the shard to storage, after ``pause`` seconds unless somebody waits for it."""
         self._awaited.wait(pause)
         try:
-            writer.write(part, header)
+            writer.write(shard, header)
             self._on_saved(header.step)
         except BaseException as error:
             self._error = error

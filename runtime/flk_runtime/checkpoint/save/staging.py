@@ -1,4 +1,4 @@
-"""Staging: this rank's pieces are copied into its part file in memory. Only this copy stops the training."""
+"""Staging: this rank's chunks are copied into its shard file in memory. Only this copy stops the training."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from flk_runtime.checkpoint.part import view_tensor
 from flk_runtime.checkpoint.save.plan import Plan, cut
-from flk_runtime.checkpoint.state import Piece
-from flk_runtime.shared.shard_file import Entry, PartFile, PartHeader, part_size
+from flk_runtime.checkpoint.shard import view_tensor
+from flk_runtime.checkpoint.state import Chunk
+from flk_runtime.shared.shard_file import Entry, ShardFile, ShardHeader, shard_size
 
 
-class StagedPart:
+class StagedShard:
     """One copy of this rank's share of a checkpoint: `copy` fills it, and then it can be read."""
 
     def __init__(self, path: FilePath | None, plan: Plan, metadata: Mapping[str, Any]) -> None:
@@ -25,20 +25,20 @@ class StagedPart:
         self.plan = plan
         self.values = b""
         """The plain values of the copy."""
-        self._file = PartFile(path, plan.entries, metadata)
+        self._file = ShardFile(path, plan.entries, metadata)
         self._views = [view_tensor(self._file.memory, e.begin, e.dtype or "", e.size) for e in plan.entries]
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             _pin(self._file.memory)
 
     def copy(
-        self, pieces: Sequence[Piece], values: bytes, *, step: int, number: int, world_size: int, rank: int
-    ) -> PartHeader:
-        """Copy this rank's writes out of ``pieces``, and plain ``values``. The device has done it at return.
+        self, chunks: Sequence[Chunk], values: bytes, *, step: int, number: int, world_size: int, rank: int
+    ) -> ShardHeader:
+        """Copy this rank's writes out of ``chunks``, and plain ``values``. The device has done it at return.
 
         ``number`` is that of the save. Raises OSError if there is no room for the values.
         """
         self._file.begin()
-        sources = [cut(pieces[write.piece].tensor, write) for write in self.plan.writes]
+        sources = [cut(chunks[write.chunk].tensor, write) for write in self.plan.writes]
         if sources:
             torch._foreach_copy_(self._views, sources, non_blocking=True)
         if any(source.is_cuda for source in sources):
@@ -47,7 +47,7 @@ class StagedPart:
         return self._file.finish(step=step, number=number, world_size=world_size, rank=rank, values=values)
 
     def tensors(self) -> list[tuple[Entry, torch.Tensor]]:
-        """The tensors of the part, as views of its memory."""
+        """The tensors of the shard, as views of its memory."""
         return list(zip(self.plan.entries, self._views, strict=True))
 
     def close(self) -> None:
@@ -59,25 +59,25 @@ class Staging:
     """The copies of this rank's share of one structure, each in a file that is used again and again."""
 
     def __init__(self, plan: Plan, metadata: Mapping[str, Any]) -> None:
-        """``metadata`` says what writes the parts."""
+        """``metadata`` says what writes the shards."""
         self.plan, self._metadata = plan, metadata
-        self._parts: dict[FilePath | None, StagedPart] = {}
-        self._size = part_size(plan.entries, metadata)
+        self._shards: dict[FilePath | None, StagedShard] = {}
+        self._size = shard_size(plan.entries, metadata)
 
     def size(self, values: int) -> int:
-        """The bytes of a part with ``values`` bytes of plain values."""
+        """The bytes of a shard with ``values`` bytes of plain values."""
         return self._size + values
 
-    def part(self, path: FilePath | None) -> StagedPart:
-        """The copy in a file in tmpfs, or in memory of this process (None). Raises OSError as `StagedPart`."""
-        if path not in self._parts:
-            self._parts[path] = StagedPart(path, self.plan, self._metadata)
-        return self._parts[path]
+    def shard(self, path: FilePath | None) -> StagedShard:
+        """The copy in a file in tmpfs, or in memory of this process (None). Raises OSError as `StagedShard`."""
+        if path not in self._shards:
+            self._shards[path] = StagedShard(path, self.plan, self._metadata)
+        return self._shards[path]
 
     def close(self) -> None:
-        for part in self._parts.values():
-            part.close()
-        self._parts = {}
+        for shard in self._shards.values():
+            shard.close()
+        self._shards = {}
 
 
 def _pin(memory: mmap.mmap) -> None:

@@ -20,13 +20,13 @@ import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from flk_runtime.checkpoint.load import METADATA
-from flk_runtime.checkpoint.part import entry_index, merge_entries
-from flk_runtime.checkpoint.save.staging import StagedPart
+from flk_runtime.checkpoint.save.staging import StagedShard
+from flk_runtime.checkpoint.shard import entry_index, merge_entries
 from flk_runtime.checkpoint.state import REFERENCE, Path, name_of
 from flk_runtime.checkpoint.storage.destination import Destination
 from flk_runtime.checkpoint.storage.manifest import Manifest, StoredFile
 from flk_runtime.errors import StorageError, checkpoint_error
-from flk_runtime.shared.shard_file import Entry, PartHeader
+from flk_runtime.shared.shard_file import Entry, ShardHeader
 from flk_runtime.system.checksum import crc32
 
 _POLL = 0.02  # seconds between two looks at the store at first
@@ -47,7 +47,7 @@ class Retention:
 
 
 class StorageWriter:
-    """Writes staged parts to a destination. `write` runs in a thread on every rank; only one runs at a time."""
+    """Writes staged shards to a destination. `write` runs in a thread on every rank; only one runs at a time."""
 
     def __init__(
         self, destination: Destination, retention: Retention, store: Any, token: str, rank: int, timeout: float
@@ -58,7 +58,7 @@ class StorageWriter:
         self._timeout = timeout
         self._saves = 0
 
-    def write(self, part: StagedPart, header: PartHeader) -> None:
+    def write(self, shard: StagedShard, header: ShardHeader) -> None:
         """Write this rank's file, and return when all ranks have and the checkpoint is visible.
 
         Raises CheckpointError, the same on all ranks, if a rank could not write.
@@ -66,7 +66,7 @@ class StorageWriter:
         self._saves += 1
         key = f"flk/save/{self._token}/{self._saves}/"
         try:
-            answer = self._write_own(part, header)
+            answer = self._write_own(shard, header)
         except Exception as error:
             answer = {"error": _reason(error), "errno": getattr(error, "errno", None)}
         self._store.set(f"{key}{self._rank}", json.dumps(answer))
@@ -89,12 +89,12 @@ class StorageWriter:
         while self._rank == 0 and not self._store.check(keys) and time.monotonic() < end:
             time.sleep(_POLL)
 
-    def _write_own(self, part: StagedPart, header: PartHeader) -> dict[str, Any]:
+    def _write_own(self, shard: StagedShard, header: ShardHeader) -> dict[str, Any]:
         file = f"__{self._rank}_0.distcp"
         entries: list[Entry] = []
         with self.destination.create(header.step, self._token, file) as stream:
             counted = _CountedStream(stream)
-            for entry, content in _contents(part, header):
+            for entry, content in _contents(shard, header):
                 begin = counted.size
                 if isinstance(content, bytes):
                     counted.write(content)
@@ -107,7 +107,7 @@ class StorageWriter:
             raise OSError(f"{file} has other bytes after writing than were written: is the storage damaged?")
         return {"file": file, "stored": stored, "entries": [vars(entry) for entry in entries]}
 
-    def _complete(self, key: str, header: PartHeader) -> dict[str, Any] | None:
+    def _complete(self, key: str, header: ShardHeader) -> dict[str, Any] | None:
         """Make the checkpoint visible once all ranks have written theirs; what prevented it, else None."""
         place = self.destination.locate(header.step)
         answers = []
@@ -131,14 +131,14 @@ class StorageWriter:
             pass  # the next save tries again
         return None
 
-    def _commit(self, header: PartHeader, answers: list[dict[str, Any]]) -> None:
-        parts = [[Entry.from_dict(each) for each in answer["entries"]] for answer in answers]
+    def _commit(self, header: ShardHeader, answers: list[dict[str, Any]]) -> None:
+        shards = [[Entry.from_dict(each) for each in answer["entries"]] for answer in answers]
         places = {
             entry_index(entry): _StorageInfo(answer["file"], entry.begin, entry.length)
-            for answer, entries in zip(answers, parts, strict=True)
+            for answer, entries in zip(answers, shards, strict=True)
             for entry in entries
         }
-        metadata = pickle.dumps(merge_entries(parts, places))
+        metadata = pickle.dumps(merge_entries(shards, places))
         with self.destination.create(header.step, self._token, METADATA) as stream:
             stream.write(metadata)
         files = {answer["file"]: StoredFile(*answer["stored"]) for answer in answers}
@@ -192,16 +192,16 @@ class _CountedStream(io.RawIOBase):
         return length
 
 
-def _contents(part: StagedPart, header: PartHeader) -> Iterator[tuple[Entry, Any]]:
+def _contents(shard: StagedShard, header: ShardHeader) -> Iterator[tuple[Entry, Any]]:
     """What a rank's file holds: tensors and values, and bytes that are the result of torch.save already.
 
     The plain values are in it twice: as flk reads them, and each by its name, as torch's loader looks for them.
     """
-    yield from part.tensors()
+    yield from shard.tensors()
     for entry in header.entries:
         if entry.dtype is None:
-            yield entry, part.values
-            for path, value in _flatten(_plain_objects(part.values)):
+            yield entry, shard.values
+            for path, value in _flatten(_plain_objects(shard.values)):
                 yield Entry(name_of(path), path, 0, 0), value
 
 

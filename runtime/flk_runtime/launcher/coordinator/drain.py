@@ -1,7 +1,7 @@
-"""Drain: launchers that have to stop transfer the parts of a checkpoint in memory that would be lost with them.
+"""Drain: launchers that have to stop transfer the shards of a checkpoint in memory that would be lost with them.
 
-A launcher that has to stop does not end while it holds a part that the next attempt restores and that no pod that stays
-holds. The leader names a pod that takes these parts. When that pod holds them, the leader releases the launcher.
+A launcher that has to stop does not end while it holds a shard that the next attempt restores and that no pod that
+stays holds. The leader names a pod that takes these shards. When that pod holds them, the leader releases the launcher.
 
 This module decides. `leader` sends the messages.
 """
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from flk_runtime.launcher.replication import Inventory
-from flk_runtime.launcher.replication.plan import Part, newest_whole
+from flk_runtime.launcher.replication.plan import ShardId, newest_whole
 from flk_runtime.launcher.transport.messages import Release, Transfer
 
 _LEADER = 0  # the pod whose launcher leads
@@ -23,8 +23,8 @@ class _DrainingPod:
     """A launcher that has to stop."""
 
     inventory: Inventory
-    target: int | None = None  # the pod to which it transfers parts now
-    tried: set[int] = field(default_factory=set)  # pods to which it has transferred parts, or could not
+    target: int | None = None  # the pod to which it transfers shards now
+    tried: set[int] = field(default_factory=set)  # pods to which it has transferred shards, or could not
     released: bool = False  # it may end
 
 
@@ -53,7 +53,7 @@ class Drain:
         return not all(draining.released for draining in self._pods.values())
 
     def transferred(self, pod: int) -> None:
-        """Note that the launcher of a pod has transferred its parts, or could not."""
+        """Note that the launcher of a pod has transferred its shards, or could not."""
         draining = self._pods.get(pod)
         if draining and draining.target is not None:
             draining.tried.add(draining.target)
@@ -62,7 +62,7 @@ class Drain:
     def decide(self, staying: Mapping[int, Inventory | None]) -> list[tuple[int, Transfer | Release]]:
         """What launchers do next, given the memory of the pods that stay. Returns messages with their receivers.
 
-        Of several launchers that hold a part, the first transfers it. The parts are spread over the pods that stay.
+        Of several launchers that hold a shard, the first transfers it. The shards are spread over the pods that stay.
         The leader's own launcher is released last.
         """
         messages: list[tuple[int, Transfer | Release]] = []
@@ -80,23 +80,23 @@ class Drain:
                 messages.append((pod, Release()))
         return messages
 
-    def _needed(self, staying: Mapping[int, Inventory | None]) -> dict[int, list[Part]]:
-        """The parts that each launcher has to transfer: those of the newest whole checkpoint that would be lost."""
+    def _needed(self, staying: Mapping[int, Inventory | None]) -> dict[int, list[ShardId]]:
+        """The shards that each launcher has to transfer: those of the newest whole checkpoint that would be lost."""
         leaving = {pod: draining.inventory for pod, draining in self._pods.items()}
         restore = newest_whole({pod: each for pod, each in {**staying, **leaving}.items() if each})
-        needed: dict[int, list[Part]] = {}
+        needed: dict[int, list[ShardId]] = {}
         for rank, pods in enumerate(restore.holders if restore else []):
             if restore and all(pod in leaving for pod in pods):
-                needed.setdefault(pods[0], []).append(Part(restore.checkpoint, rank))
+                needed.setdefault(pods[0], []).append(ShardId(restore.checkpoint, rank))
         return needed
 
     def _target(self, draining: _DrainingPod, staying: Mapping[int, Inventory | None]) -> int | None:
-        """The pod that takes the parts of a launcher, to which the fewest others transfer; None: there is none."""
+        """The pod that takes the shards of a launcher, to which the fewest others transfer; None: there is none."""
         used = [other.target for other in self._pods.values()]
         able = [pod for pod, inventory in staying.items() if inventory and pod not in draining.tried]
         return min(able, key=lambda pod: (used.count(pod), pod), default=None)
 
 
-def with_parts(inventory: Inventory, parts: Sequence[Part]) -> Inventory:
-    """The inventory of a pod that holds these parts too."""
-    return replace(inventory, parts=sorted({*inventory.parts, *parts}))
+def with_shards(inventory: Inventory, shards: Sequence[ShardId]) -> Inventory:
+    """The inventory of a pod that holds these shards too."""
+    return replace(inventory, shards=sorted({*inventory.shards, *shards}))

@@ -16,7 +16,7 @@ from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind, root_cause
 from flk_runtime.contract.ranges import format_ranges, numbered, plural
 from flk_runtime.contract.record import Attempt, JobRecord
-from flk_runtime.launcher.coordinator.drain import Drain, with_parts
+from flk_runtime.launcher.coordinator.drain import Drain, with_shards
 from flk_runtime.launcher.coordinator.membership import Membership
 from flk_runtime.launcher.coordinator.policy import Decision, decide, final_reason, needs_new_pod
 from flk_runtime.launcher.hangs.detector import HangDetector
@@ -180,11 +180,11 @@ class Leader:
                 self._history[-1] = replace(self._history[-1], restored=step, restored_from=source)
             case DrainRequest(memory):
                 self._start_drain(pod, memory, now)
-            case Transferred(target, parts):
+            case Transferred(target, shards):
                 self._drain.transferred(pod)
                 join = self._joined.get(target)
                 if join and join.memory:
-                    self._joined[target] = replace(join, memory=with_parts(join.memory, parts))
+                    self._joined[target] = replace(join, memory=with_shards(join.memory, shards))
                 self._start_if_ready(now)
             case Leave():
                 self._left.add(pod)
@@ -267,7 +267,7 @@ class Leader:
             self._start_at = None
 
     def _start_drain(self, pod: int, memory: Inventory, now: float) -> None:
-        """Make a leaving launcher transfer the parts that only it holds, before the next attempt starts."""
+        """Make a leaving launcher transfer the shards that only it holds, before the next attempt starts."""
         if self._phase is _Phase.DONE:
             if self._record:
                 self._send(pod, JobEnded(self._record))

@@ -1,4 +1,4 @@
-"""Exchange of parts with the launchers of other pods: copies that come in, and parts that are needed to restore."""
+"""Exchange of shards with the launchers of other pods: copies that come in, and shards that are needed to restore."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from flk_runtime.launcher.replication.messages import (
     expect,
     receive_shard,
 )
-from flk_runtime.launcher.replication.plan import CheckpointId, Part
-from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, PartStore, check_part
+from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
+from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, ShardStore, check_shard
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.shared.shard_file import PartError, read_header, read_prelude, verify
+from flk_runtime.shared.shard_file import ShardError, read_header, read_preamble, verify
 from flk_runtime.wire import Stream, VersionError
 
 _STRANGERS: Final = 64  # connections that may wait for their authentication at once; others are closed
@@ -41,7 +41,7 @@ class Exchange:
     """Accepts connections of other launchers of the job, in a thread for each."""
 
     def __init__(
-        self, settings: Settings, store: PartStore, listener: socket.socket, log: Callable[[str], None]
+        self, settings: Settings, store: ShardStore, listener: socket.socket, log: Callable[[str], None]
     ) -> None:
         self._settings, self._store, self._listener, self._log = settings, store, listener, log
         self._strangers = threading.BoundedSemaphore(_STRANGERS)
@@ -89,12 +89,12 @@ class Exchange:
         match message:
             case Reserve(rank, size):
                 self._reserve(peer, rank, size)
-            case Put(part, keep):
-                self._take(peer, part, length, keep)
-            case GetHeader(part):
-                self._give_header(peer, part)
-            case Get(part):
-                self._give(peer, part)
+            case Put(shard, keep):
+                self._take(peer, shard, length, keep)
+            case GetHeader(shard):
+                self._give_header(peer, shard)
+            case Get(shard):
+                self._give(peer, shard)
             case other:
                 raise RefusedError(f"asked for {other!r}")
 
@@ -107,13 +107,13 @@ class Exchange:
         else:
             peer.send(Done())
 
-    def _take(self, peer: Peer, part: Part, length: int, keep: CheckpointId | None) -> None:
-        """Receive a copy of a part. A part that is cut off or damaged on its way is not kept."""
+    def _take(self, peer: Peer, shard: ShardId, length: int, keep: CheckpointId | None) -> None:
+        """Receive a copy of a shard. A shard that is cut off or damaged on its way is not kept."""
         answer: Done | Failed = Done()
         slot = None
         try:
-            if not self._store.path(part):
-                slot = self._store.begin(part, length, _SLOT_TIMEOUT, keep=keep)
+            if not self._store.path(shard):
+                slot = self._store.begin(shard, length, _SLOT_TIMEOUT, keep=keep)
         except (NoRoomError, TimeoutError) as error:
             answer = Failed(f"no room: {error}")
         except AttemptEndedError:
@@ -123,9 +123,9 @@ class Exchange:
             peer.send(answer)
             return
         try:
-            prelude = receive_shard(peer, slot.memory, length)
-            check_part(prelude, part)
-        except PartError as error:
+            preamble = receive_shard(peer, slot.memory, length)
+            check_shard(preamble, shard)
+        except ShardError as error:
             self._store.cancel(slot)
             peer.send(Failed(f"the part arrived damaged: {error}"))
         except BaseException:
@@ -133,61 +133,61 @@ class Exchange:
             raise
         else:
             with contextlib.suppress(AttemptEndedError):
-                self._store.hold(slot, prelude)
+                self._store.hold(slot, preamble)
             peer.send(Done())
 
-    def _give_header(self, peer: Peer, part: Part) -> None:
-        with self._store.reading(part) as memory:
+    def _give_header(self, peer: Peer, shard: ShardId) -> None:
+        with self._store.reading(shard) as memory:
             peer.send(Header(read_header(memory).to_json().decode()) if memory else Failed("not held"))
 
-    def _give(self, peer: Peer, part: Part) -> None:
-        with self._store.reading(part) as memory:
+    def _give(self, peer: Peer, shard: ShardId) -> None:
+        with self._store.reading(shard) as memory:
             if memory is None:
                 peer.send(Failed("not held"))
                 return
-            with memoryview(memory) as view, view[: read_prelude(memory).end] as content:
+            with memoryview(memory) as view, view[: read_preamble(memory).end] as content:
                 peer.send(Content(), content)
 
 
 class Fetcher:
-    """Gets parts of the checkpoint to restore from other pods, each once however many ranks ask for it."""
+    """Gets shards of the checkpoint to restore from other pods, each once however many ranks ask for it."""
 
     def __init__(
-        self, settings: Settings, store: PartStore, addresses: Callable[[int], tuple[str, int]], own_ranks: range
+        self, settings: Settings, store: ShardStore, addresses: Callable[[int], tuple[str, int]], own_ranks: range
     ) -> None:
         """``addresses`` gives the address of a pod's launcher."""
         self._settings, self._store, self._addresses, self._own_ranks = settings, store, addresses, own_ranks
-        self._lock = threading.Lock()  # one part after the other
-        self._checked: set[Part] = set()
+        self._lock = threading.Lock()  # one shard after the other
+        self._checked: set[ShardId] = set()
 
-    def fetch(self, part: Part, holders: list[int]) -> None:
-        """Have the store hold an undamaged part. Raises OSError or NoRoomError, of the last holder that was asked."""
+    def fetch(self, shard: ShardId, holders: list[int]) -> None:
+        """Have the store hold an undamaged shard. Raises OSError or NoRoomError, of the last holder that was asked."""
         with self._lock:
-            if not self._holds(part):
+            if not self._holds(shard):
                 others = [pod for pod in holders if pod != self._settings.pod]
-                self._try_each(others, lambda connection: self._receive(connection, part))
-            self._checked.add(part)
+                self._try_each(others, lambda connection: self._receive(connection, shard))
+            self._checked.add(shard)
 
-    def _holds(self, part: Part) -> bool:
-        """Whether the store holds a part; it is undamaged."""
-        with self._store.reading(part) as memory:
+    def _holds(self, shard: ShardId) -> bool:
+        """Whether the store holds a shard; it is undamaged."""
+        with self._store.reading(shard) as memory:
             if memory is None:
                 return False
             try:
-                if part not in self._checked:
+                if shard not in self._checked:
                     verify(memory)
                 return True
-            except PartError:
+            except ShardError:
                 pass
-        self._store.forget(part)
+        self._store.forget(shard)
         return False
 
-    def header(self, part: Part, holders: list[int]) -> str:
-        """The header of a part as JSON, as one of its holders tells it. Raises OSError."""
+    def header(self, shard: ShardId, holders: list[int]) -> str:
+        """The header of a shard as JSON, as one of its holders tells it. Raises OSError."""
         texts: list[str] = []
 
         def ask(connection: Peer) -> None:
-            connection.send(GetHeader(part))
+            connection.send(GetHeader(shard))
             texts.append(expect(connection, Header)[0].text)
 
         self._try_each(holders, ask)
@@ -208,14 +208,14 @@ class Fetcher:
                 last = error
         raise last or ConnectionError("no pod holds it")
 
-    def _receive(self, connection: Peer, part: Part) -> None:
-        connection.send(Get(part))
+    def _receive(self, connection: Peer, shard: ShardId) -> None:
+        connection.send(Get(shard))
         _, length = expect(connection, Content)
-        slot = self._store.begin(part, length, _SLOT_TIMEOUT, fetched=part.rank not in self._own_ranks)
+        slot = self._store.begin(shard, length, _SLOT_TIMEOUT, fetched=shard.rank not in self._own_ranks)
         try:
-            prelude = receive_shard(connection, slot.memory, length)
-            check_part(prelude, part)
+            preamble = receive_shard(connection, slot.memory, length)
+            check_shard(preamble, shard)
         except BaseException:
             self._store.cancel(slot)
             raise
-        self._store.hold(slot, prelude)
+        self._store.hold(slot, preamble)

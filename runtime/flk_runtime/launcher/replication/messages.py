@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Final, TypeVar, get_args
 
 from flk_runtime.errors import StorageError
-from flk_runtime.launcher.replication.plan import CheckpointId, Part
+from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.shared.shard_file import DATA_BEGIN, PartError, Prelude, check_data
+from flk_runtime.shared.shard_file import DATA_BEGIN, ShardError, ShardPreamble, check_data
 from flk_runtime.system.checksum import crc32
 from flk_runtime.wire import Registry, Stream
 
@@ -33,7 +33,7 @@ class Reserve:
 class Put:
     """Hold a copy of a shard, which follows. The answer is `Done`."""
 
-    part: Part
+    shard: ShardId
     keep: CheckpointId | None  # the latest checkpoint of the attempt that is known to be whole
 
 
@@ -41,14 +41,14 @@ class Put:
 class GetHeader:
     """The header of a shard. The answer is `Header`."""
 
-    part: Part
+    shard: ShardId
 
 
 @dataclass(frozen=True)
 class Get:
     """A shard. The answer is `Content`."""
 
-    part: Part
+    shard: ShardId
 
 
 @dataclass(frozen=True)
@@ -103,10 +103,10 @@ def expect(peer: Peer, kind: type[T]) -> tuple[T, int]:
     return answer, length
 
 
-def receive_shard(peer: Peer, memory: mmap.mmap, length: int) -> Prelude:
-    """Receive a shard of ``length`` bytes into its file, all but its prelude, which is returned.
+def receive_shard(peer: Peer, memory: mmap.mmap, length: int) -> ShardPreamble:
+    """Receive a shard of ``length`` bytes into its file, all but its preamble, which is returned.
 
-    Raises PartError if it is no shard, or its data was damaged before it was sent. The connection can be used then.
+    Raises ShardError if it is no shard, or its data was damaged before it was sent. The connection can be used then.
     """
     beginning = bytearray(min(length, DATA_BEGIN))
     checksum = 0
@@ -114,8 +114,8 @@ def receive_shard(peer: Peer, memory: mmap.mmap, length: int) -> Prelude:
         for piece in peer.receive_data(begin, data):
             if piece.obj is not beginning:
                 checksum = crc32(piece, checksum)
-    prelude = Prelude.from_bytes(bytes(beginning))
-    if prelude.end != length:
-        raise PartError(f"it has {length} of its {prelude.end} bytes")
-    check_data(prelude, checksum)
-    return prelude
+    preamble = ShardPreamble.from_bytes(bytes(beginning))
+    if preamble.end != length:
+        raise ShardError(f"it has {length} of its {preamble.end} bytes")
+    check_data(preamble, checksum)
+    return preamble

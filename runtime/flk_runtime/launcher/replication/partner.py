@@ -1,4 +1,4 @@
-"""The partner of this pod in one attempt: the launcher of another pod that gets copies of this pod's parts."""
+"""The partner of this pod in one attempt: the launcher of another pod that gets copies of this pod's shards."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from flk_runtime.launcher.replication.messages import Done, Peer, Put, RefusedError, Reserve, connect, expect
-from flk_runtime.launcher.replication.plan import CheckpointId, Part
-from flk_runtime.launcher.replication.store import PartStore
+from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
+from flk_runtime.launcher.replication.store import ShardStore
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.shared.shard_file import PartError, read_prelude
+from flk_runtime.shared.shard_file import ShardError, read_preamble
 from flk_runtime.wire import VersionError, reason
 
 _RETRY: Final = 0.2  # seconds between two tries to reach the partner
@@ -21,12 +21,12 @@ T = TypeVar("T")
 
 
 class Partner:
-    """Sends parts to the partner. Any thread may call the methods; each that runs has a connection of its own."""
+    """Sends shards to the partner. Any thread may call the methods; each that runs has a connection of its own."""
 
     def __init__(
         self,
         settings: Settings,
-        store: PartStore,
+        store: ShardStore,
         partner: tuple[int, tuple[str, int]] | None,
         log: Callable[[str], None],
     ) -> None:
@@ -39,15 +39,15 @@ class Partner:
         self._unreachable_until = 0.0  # time.monotonic
         self._complained = False
 
-    def send(self, part: Part, keep: CheckpointId | None = None) -> bool:
-        """Send a copy of a part that the store holds; whether the partner has it now.
+    def send(self, shard: ShardId, keep: CheckpointId | None = None) -> bool:
+        """Send a copy of a shard that the store holds; whether the partner has it now.
 
         ``keep`` is the latest checkpoint of this attempt that is known to be whole.
         """
-        return self._exchange(lambda connection: self._send(connection, part, keep)) or False
+        return self._exchange(lambda connection: self._send(connection, shard, keep)) or False
 
     def reserve(self, rank: int, size: int) -> None:
-        """Have the partner make room for the parts of a rank."""
+        """Have the partner make room for the shards of a rank."""
 
         def ask(connection: Peer) -> None:
             connection.send(Reserve(rank, size))
@@ -78,7 +78,7 @@ class Partner:
                 result = self._try(action, self._partner[1])
                 self._complained = False
                 return result
-            except (OSError, PartError) as error:
+            except (OSError, ShardError) as error:
                 if self._stopped:
                     return None
                 if isinstance(error, (RefusedError, VersionError)) or time.monotonic() >= deadline:
@@ -121,11 +121,11 @@ class Partner:
                 "the job falls back to a checkpoint on its volume, or starts again"
             )
 
-    def _send(self, connection: Peer, part: Part, keep: CheckpointId | None) -> bool:
-        with self._store.reading(part) as memory:
+    def _send(self, connection: Peer, shard: ShardId, keep: CheckpointId | None) -> bool:
+        with self._store.reading(shard) as memory:
             if memory is None:  # its attempt has ended
                 return False
-            with memoryview(memory) as view, view[: read_prelude(memory).end] as content:
-                connection.send(Put(part, keep), content)
+            with memoryview(memory) as view, view[: read_preamble(memory).end] as content:
+                connection.send(Put(shard, keep), content)
             expect(connection, Done)
             return True

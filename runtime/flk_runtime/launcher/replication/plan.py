@@ -1,7 +1,7 @@
 """What the leader decides about checkpoints in memory: which one is restored, and who holds copies.
 
-Pure functions and data. A checkpoint is whole when the parts of all its ranks are held by members of the attempt, and
-all parts were written in the same attempt, so parts of two states never meet.
+Pure functions and data. A checkpoint is whole when the shards of all its ranks are held by members of the attempt, and
+all shards were written in the same attempt, so shards of two states never meet.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class CheckpointId(NamedTuple):
 
     written_in: str  # identifies the attempt that wrote it, among the attempts of all jobs
     step: int  # optimizer steps that it was taken after
-    world_size: int  # number of its parts
+    world_size: int  # number of its shards
     number: int  # of the save in that attempt: several may be after the same step
 
 
-class Part(NamedTuple):
-    """One rank's part of a checkpoint."""
+class ShardId(NamedTuple):
+    """One rank's shard of a checkpoint."""
 
     checkpoint: CheckpointId
     rank: int
@@ -35,7 +35,7 @@ class Inventory:
 
     host: str = ""  # address at which other launchers reach it
     port: int = 0
-    parts: list[Part] = field(default_factory=list)  # that it holds, whole
+    shards: list[ShardId] = field(default_factory=list)  # that it holds, whole
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Restore:
     """A checkpoint in memory from which an attempt starts."""
 
     checkpoint: CheckpointId
-    holders: list[list[int]]  # by rank of the checkpoint: the pods that hold its part
+    holders: list[list[int]]  # by rank of the checkpoint: the pods that hold its shard
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,17 @@ class MemoryPlan:
 
     attempt_id: str  # identifies the attempt among those of all jobs, also if the leader was replaced
     addresses: dict[int, tuple[str, int]]  # of the pods' launchers: host, port
-    partners: dict[int, int]  # which pod gets copies of a pod's parts; empty in a job of one pod
+    partners: dict[int, int]  # which pod gets copies of a pod's shards; empty in a job of one pod
     restore: Restore | None = None
 
 
 def newest_whole(inventories: Mapping[int, Inventory]) -> Restore | None:
-    """The newest checkpoint of which these pods together hold all parts; None if there is none."""
+    """The newest checkpoint of which these pods together hold all shards; None if there is none."""
     holders: dict[CheckpointId, dict[int, list[int]]] = {}
     for pod, inventory in sorted(inventories.items()):
-        for part in inventory.parts:
-            holders.setdefault(part.checkpoint, {}).setdefault(part.rank, []).append(pod)
-    whole = [each for each, parts in holders.items() if sorted(parts) == list(range(each.world_size))]
+        for shard in inventory.shards:
+            holders.setdefault(shard.checkpoint, {}).setdefault(shard.rank, []).append(pod)
+    whole = [each for each, shards in holders.items() if sorted(shards) == list(range(each.world_size))]
     if not whole:
         return None
     latest = {each.written_in: each for each in sorted(whole, key=lambda each: each.number)}  # of each attempt
@@ -72,17 +72,17 @@ def newest_whole(inventories: Mapping[int, Inventory]) -> Restore | None:
 
 
 def newest_partial(inventories: Mapping[int, Inventory]) -> tuple[int, list[int]] | None:
-    """Step and missing ranks of the checkpoint that would have been the newest; None if nobody holds any part."""
-    parts = {part for inventory in inventories.values() for part in inventory.parts}
-    if not parts:
+    """Step and missing ranks of the checkpoint that would have been the newest; None if nobody holds any shard."""
+    shards = {shard for inventory in inventories.values() for shard in inventory.shards}
+    if not shards:
         return None
-    newest = max((part.checkpoint for part in parts), key=lambda each: (each.step, each.number, each.written_in))
-    held = {part.rank for part in parts if part.checkpoint == newest}
+    newest = max((shard.checkpoint for shard in shards), key=lambda each: (each.step, each.number, each.written_in))
+    held = {shard.rank for shard in shards if shard.checkpoint == newest}
     return newest.step, [rank for rank in range(newest.world_size) if rank not in held]
 
 
 def partners(nodes: Mapping[int, str]) -> dict[int, int]:
-    """The pod that holds copies of each pod's parts, given the pods' nodes: on another node where that is possible.
+    """The pod that holds copies of each pod's shards, given the pods' nodes: on another node where that is possible.
 
     Each pod holds the copies of one other pod. In the list of pods, sorted by node, a pod's partner comes as many
     places later as the largest node has pods: if no node has more than half of the pods, all partners are on two nodes.
@@ -98,9 +98,9 @@ def partners(nodes: Mapping[int, str]) -> dict[int, int]:
     return {pod: order[(index + shift) % len(order)] for index, pod in enumerate(order)}
 
 
-def unreplicated(restore: Restore, pod: int) -> list[Part]:
-    """The parts of the checkpoint to restore that only this pod holds: it copies them to its partner."""
-    return [Part(restore.checkpoint, rank) for rank, pods in enumerate(restore.holders) if pods == [pod]]
+def unreplicated(restore: Restore, pod: int) -> list[ShardId]:
+    """The shards of the checkpoint to restore that only this pod holds: it copies them to its partner."""
+    return [ShardId(restore.checkpoint, rank) for rank, pods in enumerate(restore.holders) if pods == [pod]]
 
 
 def make_plan(
@@ -108,7 +108,7 @@ def make_plan(
 ) -> tuple[MemoryPlan | None, str]:
     """What the pods of an attempt do about checkpoints in memory, and a line about what is lost; it may be empty.
 
-    ``nodes`` are those of the pods that take part. ``inventories`` may be of more: a pod that waits can give the parts
+    ``nodes`` are those of the pods that take part. ``inventories`` may be of more: a pod that waits can give the shards
     that it holds. There is no plan if a pod that takes part keeps no checkpoints in memory.
     """
     known = {pod: inventory for pod, inventory in inventories.items() if inventory}

@@ -15,7 +15,7 @@ _MOUNTS: Final = Path("/proc/self/mounts")
 
 
 def limit(folder: str, wanted: int | None) -> int:
-    """Bytes that the parts in ``folder`` may take: what was ``wanted``, else half of what there is.
+    """Bytes that the shards in ``folder`` may take: what was ``wanted``, else half of what there is.
 
     That is the size of the file system, or the memory limit of the container if it is lower: files in memory count
     as memory of the container, and a container that exceeds its limit is killed.

@@ -1,4 +1,4 @@
-"""The launcher's part in checkpoints in memory, for one pod: it holds, copies, serves and fetches parts."""
+"""The launcher's part in checkpoints in memory, for one pod: it holds, copies, serves and fetches shards."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from flk_runtime.errors import CheckpointError
 from flk_runtime.launcher.replication import room
 from flk_runtime.launcher.replication.exchange import Exchange, Fetcher
 from flk_runtime.launcher.replication.partner import Partner
-from flk_runtime.launcher.replication.plan import Inventory, MemoryPlan, Part, unreplicated
-from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, PartStore, mebibytes
+from flk_runtime.launcher.replication.plan import Inventory, MemoryPlan, ShardId, unreplicated
+from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, ShardStore, mebibytes
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared import memory_messages as messages
 from flk_runtime.shared.memory_messages import Answer
-from flk_runtime.shared.shard_file import PartError, read_header
+from flk_runtime.shared.shard_file import ShardError, read_header
 from flk_runtime.system import host
 from flk_runtime.wire import Stream, listen, reason
 from flk_runtime.wire.listener import LOOPBACK
@@ -39,7 +39,7 @@ class _Attempt:
         self.number, self.plan, self.partner, self.fetcher, self.ranks = number, plan, partner, fetcher, ranks
         self.restoring = set(ranks)
         self.restored_copied = threading.Event()  # the partner has what it has to get of the restored checkpoint
-        self.reserved: dict[int, int] = {}  # bytes of each file for parts, by rank
+        self.reserved: dict[int, int] = {}  # bytes of each file for shards, by rank
         self.logged_bytes = 0  # that its checkpoints take in each pod, as the log says
 
 
@@ -49,7 +49,7 @@ class MemoryService:
     def __init__(
         self,
         settings: Settings,
-        store: PartStore,
+        store: ShardStore,
         *,
         wake: Callable[[], None],
         failed: Callable[[BaseException], None],
@@ -85,7 +85,7 @@ class MemoryService:
         failed: Callable[[BaseException], None],
         log: Callable[[str], None],
     ) -> MemoryService | None:
-        """The service, with the parts that an earlier launcher of this pod has left. None if there is to be none."""
+        """The service, with the shards that an earlier launcher of this pod has left. None if there is to be none."""
         root = settings.memory_root
         if not root or settings.memory_limit == 0:
             return None
@@ -95,7 +95,7 @@ class MemoryService:
                 log(f"keeps no checkpoints in memory: {root} is not a file system in memory (tmpfs)")
                 return None
             folder = room.own_folder(root, settings.job, settings.job_uid, settings.pod_in_job)
-            store = PartStore(folder, room.limit(root, settings.memory_limit))
+            store = ShardStore(folder, room.limit(root, settings.memory_limit))
             store.load(log)
             return cls(settings, store, wake=wake, failed=failed, log=log)
         except OSError as error:
@@ -106,7 +106,7 @@ class MemoryService:
         """What this launcher holds, for the leader."""
         settings = self._settings
         address = settings.pod_ip or host.source_address(settings.rendezvous_host)
-        return Inventory(address, int(self._listener.getsockname()[1]), self._store.parts())
+        return Inventory(address, int(self._listener.getsockname()[1]), self._store.shards())
 
     def start(self, number: int, plan: MemoryPlan | None, ranks: range) -> None:
         """Begin an attempt with these ranks in this pod. Call it before they start. None: nothing is kept."""
@@ -131,15 +131,15 @@ class MemoryService:
             return
 
         def copy() -> None:
-            for part in only_here:
-                partner.send(part)
+            for shard in only_here:
+                partner.send(shard)
             attempt.restored_copied.set()
             self._wake()
 
         self._start_thread("memory-copies", copy)
 
     def stop(self) -> None:
-        """End the attempt. The parts stay."""
+        """End the attempt. The shards stay."""
         with self._lock:
             attempt, self._attempt = self._attempt, None
         if attempt:
@@ -147,15 +147,15 @@ class MemoryService:
 
     @property
     def busy(self) -> bool:
-        """Whether the partner still gets copies of the parts that this attempt began with.
+        """Whether the partner still gets copies of the shards that this attempt began with.
 
-        A rank that saves before it ends waits until the partner has its part.
+        A rank that saves before it ends waits until the partner has its shard.
         """
         attempt = self._attempt
         return attempt is not None and not attempt.restored_copied.is_set()
 
     def close(self, *, remove: bool) -> None:
-        """End the service. ``remove``: the parts are not needed any more."""
+        """End the service. ``remove``: the shards are not needed any more."""
         self.stop()
         self._listener.close()
         if remove:
@@ -171,19 +171,19 @@ class MemoryService:
         threading.Thread(target=run, name=name, daemon=True).start()
 
     def transfer(
-        self, pod: int, address: tuple[str, int], parts: list[Part], done: Callable[[int, list[Part]], None]
+        self, pod: int, address: tuple[str, int], shards: list[ShardId], done: Callable[[int, list[ShardId]], None]
     ) -> None:
-        """Send parts to the launcher of a pod that stays, because this one ends.
+        """Send shards to the launcher of a pod that stays, because this one ends.
 
-        ``done`` is called in another thread with the pod and the parts that it holds now.
+        ``done`` is called in another thread with the pod and the shards that it holds now.
         """
 
         def send() -> None:
             partner = Partner(self._settings, self._store, (pod, address), self._log)
-            sent = [part for part in parts if partner.send(part)]
+            sent = [shard for shard in shards if partner.send(shard)]
             partner.stop()
             if sent:
-                ranks = numbered("rank", (part.rank for part in sent))
+                ranks = numbered("rank", (shard.rank for shard in sent))
                 self._log(f"this pod ends; pod {pod} holds the parts of {ranks} of the checkpoint in memory now")
             done(pod, sent)
 
@@ -230,27 +230,27 @@ class MemoryService:
         except AttemptEndedError:
             return _ENDED
 
-    def _header_of(self, attempt: _Attempt, part: Part, holders: list[int]) -> Answer:
+    def _header_of(self, attempt: _Attempt, shard: ShardId, holders: list[int]) -> Answer:
         """The header of one shard of the checkpoint that is restored."""
-        with self._store.reading(part) as memory:
+        with self._store.reading(shard) as memory:
             if memory:
                 return messages.Header(read_header(memory).to_json().decode())
-        return messages.Header(attempt.fetcher.header(part, holders))
+        return messages.Header(attempt.fetcher.header(shard, holders))
 
-    def _file_of(self, attempt: _Attempt, part: Part, holders: list[int]) -> Answer:
+    def _file_of(self, attempt: _Attempt, shard: ShardId, holders: list[int]) -> Answer:
         """The file of one shard of the checkpoint that is restored. It is fetched if another pod holds it."""
-        attempt.fetcher.fetch(part, holders)
-        return messages.Files([str(self._store.path(part))])
+        attempt.fetcher.fetch(shard, holders)
+        return messages.Files([str(self._store.path(shard))])
 
     def _with_shard(
-        self, attempt: _Attempt, rank: int, action: Callable[[_Attempt, Part, list[int]], Answer]
+        self, attempt: _Attempt, rank: int, action: Callable[[_Attempt, ShardId, list[int]], Answer]
     ) -> Answer:
         restore = attempt.plan.restore
         if restore is None:
             return messages.Failed("nothing is restored")
-        part, holders = Part(restore.checkpoint, rank), restore.holders[rank]
+        shard, holders = ShardId(restore.checkpoint, rank), restore.holders[rank]
         try:
-            return action(attempt, part, holders)
+            return action(attempt, shard, holders)
         except (OSError, CheckpointError) as error:
             why = reason(error) if isinstance(error, OSError) else str(error)
             return messages.Failed(f"cannot get the part of rank {rank} from {_pods(holders)}: {why}")
@@ -293,15 +293,15 @@ class MemoryService:
     def _finish(self, attempt: _Attempt, path: Path, whole: tuple[int, int] | None) -> Answer:
         """The shard that a rank has written is whole: hold it, and answer when the partner has a copy, if it can."""
         try:
-            part = self._store.seal(path, attempt.plan.attempt_id)
-        except (PartError, ValueError) as error:
+            shard = self._store.seal(path, attempt.plan.attempt_id)
+        except (ShardError, ValueError) as error:
             return messages.Failed(str(error))
         keep = None
         if whole is not None:
             step, number = whole
-            keep = part.checkpoint._replace(step=step, number=number)
+            keep = shard.checkpoint._replace(step=step, number=number)
             self._store.settle(keep, {*attempt.ranks, *self._exchange.ranks})
-        attempt.partner.send(part, keep)
+        attempt.partner.send(shard, keep)
         # The rank may overwrite the shard of the restored checkpoint after this.
         attempt.restored_copied.wait()
         return messages.Done()

@@ -1,8 +1,8 @@
-"""The parts of checkpoints that a launcher holds, as files in memory (tmpfs), which a killed launcher finds again.
+"""The shards of checkpoints that a launcher holds, as files in memory (tmpfs), which a killed launcher finds again.
 
-The ranks of the pod write into these files themselves, so their parts are held without a copy. A file is made once and
-used again: of each rank whose parts are held here there are two, so that one whole part exists while the next one is
-written. The beginning of a file says whether it holds a whole part, and which one.
+The ranks of the pod write into these files themselves, so their shards are held without a copy. A file is made once and
+used again: of each rank whose shards are held here there are two, so that one whole shard exists while the next one is
+written. The beginning of a file says whether it holds a whole shard, and which one.
 """
 
 from __future__ import annotations
@@ -19,47 +19,47 @@ from typing import Final, TypeVar
 
 from flk_runtime.contract.failure import Kind
 from flk_runtime.errors import RuntimeFailure, StorageError
-from flk_runtime.launcher.replication.plan import CheckpointId, Part
+from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.shared import shard_file
-from flk_runtime.shared.shard_file import PartError, Prelude
+from flk_runtime.shared.shard_file import ShardError, ShardPreamble
 
 T = TypeVar("T")
 
-_FILES: Final = 2  # for each rank whose parts are held
+_FILES: Final = 2  # for each rank whose shards are held
 _SUFFIX: Final = ".part"
 
 
 class NoRoomError(StorageError):
-    """A part does not fit; the message says why."""
+    """A shard does not fit; the message says why."""
 
 
 class AttemptEndedError(RuntimeFailure):
-    """The attempt that wrote a part has ended, so that the part is not held."""
+    """The attempt that wrote a shard has ended, so that the shard is not held."""
 
     kind = Kind.STOPPED
 
 
 @dataclass(eq=False)
 class Slot:
-    """A file that holds a part, or is free for one."""
+    """A file that holds a shard, or is free for one."""
 
     path: Path
-    rank: int  # whose parts it is for
+    rank: int  # whose shards it is for
     memory: mmap.mmap  # the whole file
-    part: Part | None = None  # that it held when the launcher looked last
+    shard: ShardId | None = None  # that it held when the launcher looked last
     written: bool = False  # the launcher writes into it
     readers: int = 0
     fetched: bool = False  # it is needed for the restoring only
 
-    def held(self) -> Part | None:
-        """The part that the file holds; None also if a rank has begun to write the next one into it."""
-        if self.part and not shard_file.is_sealed(self.memory):
-            self.part = None
-        return self.part
+    def held(self) -> ShardId | None:
+        """The shard that the file holds; None also if a rank has begun to write the next one into it."""
+        if self.shard and not shard_file.is_sealed(self.memory):
+            self.shard = None
+        return self.shard
 
 
-class PartStore:
-    """The files of parts in one folder. Any thread may call the methods."""
+class ShardStore:
+    """The files of shards in one folder. Any thread may call the methods."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         """``limit`` is the number of bytes that all files together may take. Raises OSError."""
@@ -74,39 +74,39 @@ class PartStore:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def load(self, log: Callable[[str], None]) -> None:
-        """Find the parts that an earlier launcher of this pod has left, and remove what is not a whole one."""
+        """Find the shards that an earlier launcher of this pod has left, and remove what is not a whole one."""
         for path in sorted(self.folder.glob(f"*{_SUFFIX}")):
             self._next = max(self._next, int(path.stem) + 1)
             try:
                 slot = Slot(path, 0, _map(path))
                 if shard_file.is_sealed(slot.memory):
-                    slot.part = _part_of(shard_file.verify(slot.memory))
-                    slot.rank = slot.part.rank
+                    slot.shard = _id_of(shard_file.verify(slot.memory))
+                    slot.rank = slot.shard.rank
                     self._slots.append(slot)
                 else:  # it was being written
                     path.unlink()
-            except (OSError, ValueError, PartError) as error:
+            except (OSError, ValueError, ShardError) as error:
                 log(f"dropped a part of a checkpoint in memory: {error}")
                 path.unlink(missing_ok=True)
 
     # What is held ------------------------------------------------------------------------------------------------
 
-    def parts(self) -> list[Part]:
-        """All whole parts."""
+    def shards(self) -> list[ShardId]:
+        """All whole shards."""
         with self._changed:
-            return sorted({part for slot in self._slots if (part := slot.held())})
+            return sorted({shard for slot in self._slots if (shard := slot.held())})
 
-    def path(self, part: Part) -> Path | None:
-        """The file of a part; None if it is not held."""
+    def path(self, shard: ShardId) -> Path | None:
+        """The file of a shard; None if it is not held."""
         with self._changed:
-            slot = self._find(part)
+            slot = self._find(shard)
             return slot.path if slot else None
 
     @contextlib.contextmanager
-    def reading(self, part: Part) -> Iterator[mmap.mmap | None]:
-        """The file of a part, which the launcher does not write into meanwhile; None if the part is not held."""
+    def reading(self, shard: ShardId) -> Iterator[mmap.mmap | None]:
+        """The file of a shard, which the launcher does not write into meanwhile; None if the shard is not held."""
         with self._changed:
-            slot = self._find(part)
+            slot = self._find(shard)
             if slot:
                 slot.readers += 1
         try:
@@ -118,7 +118,7 @@ class PartStore:
     # Writing -----------------------------------------------------------------------------------------------------
 
     def reserve(self, rank: int, size: int, timeout: float) -> list[Path]:
-        """Make the two files for the parts of a rank, of ``size`` bytes each; one that holds a part comes last.
+        """Make the two files for the shards of a rank, of ``size`` bytes each; one that holds a shard comes last.
 
         Waits until the launcher does not write into them any more. Raises NoRoomError if they do not fit, and
         TimeoutError.
@@ -132,10 +132,10 @@ class PartStore:
             first, *_, last = sorted(self._own(rank), key=lambda slot: slot.held() is not None)
             return [first.path, last.path]
 
-    def seal(self, path: Path, attempt: str) -> Part:
-        """Hold the part that a rank of this pod has finished in the attempt with this ID.
+    def seal(self, path: Path, attempt: str) -> ShardId:
+        """Hold the shard that a rank of this pod has finished in the attempt with this ID.
 
-        Raises PartError if the rank has not finished one, AttemptEndedError, and ValueError if the file is none of
+        Raises ShardError if the rank has not finished one, AttemptEndedError, and ValueError if the file is none of
         these.
         """
         with self._changed:
@@ -144,48 +144,48 @@ class PartStore:
                 raise ValueError(f"{path} is no file for parts")
             slot.readers += 1
         try:
-            prelude = shard_file.sealed_prelude(slot.memory, attempt)  # computes the checksum, which takes a while
+            preamble = shard_file.sealed_preamble(slot.memory, attempt)  # computes the checksum, which takes a while
             with self._changed:
                 if attempt != self._attempt:
                     raise AttemptEndedError
-                return self._hold(slot, prelude)
+                return self._hold(slot, preamble)
         finally:
             self._release(slot)
 
     def begin(
-        self, part: Part, length: int, timeout: float, *, keep: CheckpointId | None = None, fetched: bool = False
+        self, shard: ShardId, length: int, timeout: float, *, keep: CheckpointId | None = None, fetched: bool = False
     ) -> Slot:
-        """A file for a part that another launcher sends. End it with `hold` or `cancel`.
+        """A file for a shard that another launcher sends. End it with `hold` or `cancel`.
 
         ``keep`` is the latest checkpoint that the sender knows to be whole. Waits until a file of the rank is free.
-        ``fetched``: the file exists until `drop_fetched`. Raises NoRoomError if the part does not fit,
+        ``fetched``: the file exists until `drop_fetched`. Raises NoRoomError if the shard does not fit,
         AttemptEndedError if it comes too late, and TimeoutError.
         """
         with self._changed:
-            self._refuse_late(part)
+            self._refuse_late(shard)
             if fetched:
-                slot = self._make(part.rank, length)
+                slot = self._make(shard.rank, length)
                 slot.fetched = True
             else:
                 if keep:
                     self._settle(keep)
-                slot = self._wait(lambda: self._slot_for(part.rank, keep, length), timeout, part.rank)
-                self._refuse_late(part)
+                slot = self._wait(lambda: self._slot_for(shard.rank, keep, length), timeout, shard.rank)
+                self._refuse_late(shard)
                 self._clear(slot)
                 self._grow(slot, length)
             slot.written = True
             return slot
 
-    def hold(self, slot: Slot, prelude: Prelude) -> None:
-        """Hold the whole part that has been written into a file. Raises AttemptEndedError if it comes too late."""
+    def hold(self, slot: Slot, preamble: ShardPreamble) -> None:
+        """Hold the whole shard that has been written into a file. Raises AttemptEndedError if it comes too late."""
         with self._changed:
             slot.written = False
             self._changed.notify_all()
-            self._refuse_late(_part_of(prelude))
-            self._hold(slot, prelude)
+            self._refuse_late(_id_of(preamble))
+            self._hold(slot, preamble)
 
     def cancel(self, slot: Slot) -> None:
-        """Free a file into which no whole part was written."""
+        """Free a file into which no whole shard was written."""
         with self._changed:
             slot.written = False
             self._changed.notify_all()
@@ -201,24 +201,24 @@ class PartStore:
         with self._changed:
             self._ended, self._attempt, self._kept = self._attempt, attempt, checkpoint
             for slot in self._slots:
-                part = slot.held()
-                if part is None or part.checkpoint != checkpoint:
+                shard = slot.held()
+                if shard is None or shard.checkpoint != checkpoint:
                     self._clear(slot)
             self._changed.notify_all()
 
     def settle(self, checkpoint: CheckpointId, ranks: set[int]) -> None:
         """Free the files of older checkpoints, since all pods hold this one.
 
-        Of the ranks in ``ranks`` parts will be held here; free files of others are removed.
+        Of the ranks in ``ranks`` shards will be held here; free files of others are removed.
         """
         with self._changed:
             self._settle(checkpoint)
             self._remove(lambda slot: slot.fetched or slot.rank not in ranks)
 
-    def forget(self, part: Part) -> None:
-        """Free the file of a part that is damaged."""
+    def forget(self, shard: ShardId) -> None:
+        """Free the file of a shard that is damaged."""
         with self._changed:
-            slot = self._find(part)
+            slot = self._find(shard)
             if slot:
                 self._clear(slot)
 
@@ -226,7 +226,7 @@ class PartStore:
         """Remove the files that were needed for the restoring only."""
         with self._changed:
             for slot in self._slots:
-                if slot.fetched and slot.part:
+                if slot.fetched and slot.shard:
                     self._clear(slot)
             self._remove(lambda slot: slot.fetched)
 
@@ -241,18 +241,18 @@ class PartStore:
     def _own(self, rank: int) -> list[Slot]:
         return [slot for slot in self._slots if slot.rank == rank and not slot.fetched]
 
-    def _find(self, part: Part) -> Slot | None:
-        return next((slot for slot in self._slots if slot.held() == part), None)
+    def _find(self, shard: ShardId) -> Slot | None:
+        return next((slot for slot in self._slots if slot.held() == shard), None)
 
     def _slot_for(self, rank: int, keep: CheckpointId | None, length: int) -> Slot | None:
-        """A file for a copy that nobody uses: one without a part, or else one with a part of no whole checkpoint."""
+        """A file for a copy that nobody uses: one without a shard, or else one with a shard of no whole checkpoint."""
         unused = [slot for slot in self._own(rank) if not (slot.written or slot.readers)]
         for slot in unused:
             if slot.held() is None:
                 return slot
         if len(self._own(rank)) < _FILES:
             return self._make(rank, length)
-        return next((slot for slot in unused if slot.part and slot.part.checkpoint not in (keep, self._kept)), None)
+        return next((slot for slot in unused if slot.shard and slot.shard.checkpoint not in (keep, self._kept)), None)
 
     def _wait(self, ready: Callable[[], T | None], timeout: float, rank: int) -> T:
         """Wait until ``ready`` returns what is true."""
@@ -261,8 +261,8 @@ class PartStore:
             raise TimeoutError(f"no file for rank {rank} became free within {timeout:.0f} s")
         return result
 
-    def _refuse_late(self, part: Part) -> None:
-        if part.checkpoint.written_in == self._ended and part.checkpoint != self._kept:
+    def _refuse_late(self, shard: ShardId) -> None:
+        if shard.checkpoint.written_in == self._ended and shard.checkpoint != self._kept:
             raise AttemptEndedError
 
     def _settle(self, checkpoint: CheckpointId) -> None:
@@ -274,18 +274,18 @@ class PartStore:
             return
         self._kept = checkpoint
         for slot in self._slots:
-            other = slot.part.checkpoint if slot.part else checkpoint
+            other = slot.shard.checkpoint if slot.shard else checkpoint
             if other.written_in != checkpoint.written_in or other.number < checkpoint.number:
-                slot.part = None
+                slot.shard = None
         self._changed.notify_all()
 
-    def _hold(self, slot: Slot, prelude: Prelude) -> Part:
-        slot.memory[: shard_file.DATA_BEGIN] = prelude.to_bytes()
-        slot.part = _part_of(prelude)
-        return slot.part
+    def _hold(self, slot: Slot, preamble: ShardPreamble) -> ShardId:
+        slot.memory[: shard_file.DATA_BEGIN] = preamble.to_bytes()
+        slot.shard = _id_of(preamble)
+        return slot.shard
 
     def _clear(self, slot: Slot) -> None:
-        slot.part = None
+        slot.shard = None
         shard_file.clear(slot.memory)
 
     def _remove(self, chosen: Callable[[Slot], bool]) -> None:
@@ -330,10 +330,10 @@ class PartStore:
             raise NoRoomError(f"{self.folder}: {error.strerror}") from None
 
 
-def check_part(prelude: Prelude, part: Part) -> None:
-    """Raise PartError if ``prelude`` is not that of this part."""
-    if _part_of(prelude) != part:
-        raise PartError(f"it is the part of rank {prelude.rank} of {prelude.world_size} after step {prelude.step}")
+def check_shard(preamble: ShardPreamble, shard: ShardId) -> None:
+    """Raise ShardError if ``preamble`` is not that of this shard."""
+    if _id_of(preamble) != shard:
+        raise ShardError(f"it is the part of rank {preamble.rank} of {preamble.world_size} after step {preamble.step}")
 
 
 def mebibytes(size: int) -> str:
@@ -341,9 +341,9 @@ def mebibytes(size: int) -> str:
     return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.1f} MiB"
 
 
-def _part_of(prelude: Prelude) -> Part:
-    checkpoint = CheckpointId(prelude.attempt.decode(), prelude.step, prelude.world_size, prelude.number)
-    return Part(checkpoint, prelude.rank)
+def _id_of(preamble: ShardPreamble) -> ShardId:
+    checkpoint = CheckpointId(preamble.attempt.decode(), preamble.step, preamble.world_size, preamble.number)
+    return ShardId(checkpoint, preamble.rank)
 
 
 def _map(path: Path) -> mmap.mmap:

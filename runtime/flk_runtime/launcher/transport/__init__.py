@@ -11,7 +11,7 @@ JSON each (`connection`), with an authentication code (`launcher.authentication`
   failure is a consequence of another one, the leader waits for a better one for at most half a second.
 - A PreemptionRequest, of a pod that has received SIGTERM, has all ranks save after the same step and end (see
   `launcher.preemption`). The attempt is over when the ranks of all pods have ended.
-- A launcher that has to stop sends DrainRequest before it ends. The leader has it send the parts of a checkpoint in
+- A launcher that has to stop sends DrainRequest before it ends. The leader has it send the shards of a checkpoint in
   memory that only such launchers hold to a pod that stays (Transfer), and then lets it end (Release). See
   `launcher.coordinator.drain`.
 - Each member ends its ranks and joins again, with all failures that it saw. The leader chooses the cause among them.

@@ -19,7 +19,7 @@ from flk_runtime.launcher.hangs.status import PodStatus
 from flk_runtime.launcher.history import job_record, new_record
 from flk_runtime.launcher.preemption import Boundary
 from flk_runtime.launcher.replication import Inventory
-from flk_runtime.launcher.replication.plan import Part
+from flk_runtime.launcher.replication.plan import ShardId
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport.messages import (
     MESSAGES,
@@ -157,20 +157,20 @@ class Member:
         self._put(_Ready(_bounded(failures), step))
 
     def request_drain(self) -> bool:
-        """Say that this launcher has to stop, if it is connected and holds parts of checkpoints; no rank runs.
+        """Say that this launcher has to stop, if it is connected and holds shards of checkpoints; no rank runs.
 
         Returns whether Transfer and Release follow. Release follows also when the connection is lost.
         """
         inventory = self._inventory()
-        if not (self._connected and inventory and inventory.parts):
+        if not (self._connected and inventory and inventory.shards):
             return False
         self._draining = True
         self._put(DrainRequest(inventory))
         return True
 
-    def report_transferred(self, pod: int, parts: list[Part]) -> None:
-        """Say which parts the pod of Transfer holds now. Any thread may call this."""
-        self._put(Transferred(pod, parts))
+    def report_transferred(self, pod: int, shards: list[ShardId]) -> None:
+        """Say which shards the pod of Transfer holds now. Any thread may call this."""
+        self._put(Transferred(pod, shards))
 
     def post_status(self, status: PodStatus) -> None:
         """Replace the status of this pod's ranks, which the next heartbeats carry to the leader."""

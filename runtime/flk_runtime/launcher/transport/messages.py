@@ -10,7 +10,7 @@ from flk_runtime.contract.record import Attempt, JobRecord, SlowRank
 from flk_runtime.launcher.hangs.snapshot import Snapshot
 from flk_runtime.launcher.hangs.status import PodStatus
 from flk_runtime.launcher.preemption import Boundary
-from flk_runtime.launcher.replication.plan import Inventory, MemoryPlan, Part
+from flk_runtime.launcher.replication.plan import Inventory, MemoryPlan, ShardId
 from flk_runtime.wire import Registry
 
 # From a member to the leader -------------------------------------------------------------------------------------
@@ -87,17 +87,17 @@ class Restored:
 
 @dataclass(frozen=True)
 class DrainRequest:
-    """The launcher of this pod has to stop, no rank of it runs, and its memory holds parts of checkpoints."""
+    """The launcher of this pod has to stop, no rank of it runs, and its memory holds shards of checkpoints."""
 
     memory: Inventory
 
 
 @dataclass(frozen=True)
 class Transferred:
-    """The launcher of ``pod`` holds these parts of `Transfer` now. The sender could not transfer the others."""
+    """The launcher of ``pod`` holds these shards of `Transfer` now. The sender could not transfer the others."""
 
     pod: int
-    parts: list[Part]
+    shards: list[ShardId]
 
 
 @dataclass(frozen=True)
@@ -194,17 +194,17 @@ class AttemptEnded:
 
 @dataclass(frozen=True)
 class Transfer:
-    """Answer to `DrainRequest`: send these parts to the launcher of a pod that stays, and then `Transferred`."""
+    """Answer to `DrainRequest`: send these shards to the launcher of a pod that stays, and then `Transferred`."""
 
     pod: int
     host: str
     port: int
-    parts: list[Part]
+    shards: list[ShardId]
 
 
 @dataclass(frozen=True)
 class Release:
-    """Answer to `DrainRequest` and `Transferred`: no parts of this pod are needed any more, so its launcher may end."""
+    """Answer to `DrainRequest` and `Transferred`: no shard of this pod is needed any more, so its launcher may end."""
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from flk_runtime.checkpoint import ModuleState, OptimizerState
-from flk_runtime.checkpoint.state import Path, Piece, PieceCache, pieces_of
+from flk_runtime.checkpoint.state import Chunk, ChunkCache, Path, chunks_of
 
 
-def values(pieces: list[Piece]) -> dict[str, Any]:
-    return {piece.name: piece.tensor.clone() for piece in pieces}
+def values(chunks: list[Chunk]) -> dict[str, Any]:
+    return {chunk.name: chunk.tensor.clone() for chunk in chunks}
 
 
 def equal(found: dict[str, Any], expected: dict[str, Any]) -> bool:
@@ -21,20 +21,20 @@ def equal(found: dict[str, Any], expected: dict[str, Any]) -> bool:
 
 
 def test_pieces_are_made_once_for_the_same_memory() -> None:
-    cache, made = PieceCache(), []
+    cache, made = ChunkCache(), []
 
-    def make(path: Path, value: torch.Tensor) -> list[Piece]:
+    def make(path: Path, value: torch.Tensor) -> list[Chunk]:
         made.append(path)
-        return pieces_of(path, value)
+        return chunks_of(path, value)
 
     value = torch.zeros(3)
-    first = cache.pieces({("a",): value}, make)
+    first = cache.chunks({("a",): value}, make)
     value += 1
-    assert cache.pieces({("a",): value.detach()}, make) is first
+    assert cache.chunks({("a",): value.detach()}, make) is first
     assert first[0].tensor.tolist() == [1, 1, 1]
     assert made == [("a",)]
     for changed in ({("b",): value}, {("b",): value.clone()}, {("b",): value.view(1, 3)}, {}):
-        assert equal(values(cache.pieces(changed, make)), {".".join(path): each for path, each in changed.items()})
+        assert equal(values(cache.chunks(changed, make)), {".".join(path): each for path, each in changed.items()})
 
 
 class Model(nn.Sequential):
@@ -71,9 +71,9 @@ def test_the_pieces_of_a_module_are_used_again_if_they_are_its_own_tensors(kind:
     model.steps = 7
     found = state.save_state("model")
     fresh = ModuleState(model).save_state("model")
-    assert equal(values(found.pieces), values(fresh.pieces))
+    assert equal(values(found.chunks), values(fresh.chunks))
     assert found.plain == fresh.plain
-    assert (found.pieces is first.pieces) is again
+    assert (found.chunks is first.chunks) is again
 
 
 def swap_data(model: Model) -> None:
@@ -98,7 +98,7 @@ def test_the_state_of_a_module_follows_what_replaces_its_tensors(change: Any) ->
     state = ModuleState(model)
     state.save_state("model")
     change(model)
-    assert equal(values(state.save_state("model").pieces), values(ModuleState(model).save_state("model").pieces))
+    assert equal(values(state.save_state("model").chunks), values(ModuleState(model).save_state("model").chunks))
 
 
 def step(model: Model, optimizer: torch.optim.Optimizer) -> None:
@@ -132,7 +132,7 @@ def test_the_state_of_an_optimizer_follows_its_changes(change: Any) -> None:
     state.save_state("optimizer")
     change(model, optimizer)
     found, fresh = state.save_state("optimizer"), OptimizerState(optimizer, {"model": model}).save_state("optimizer")
-    assert equal(values(found.pieces), values(fresh.pieces))
+    assert equal(values(found.chunks), values(fresh.chunks))
     assert found.plain == fresh.plain
     # The parameters that it has got may be of another module.
     assert state.is_of(optimizer, {"other": Model(), "model": model}) is (change is not add_group)

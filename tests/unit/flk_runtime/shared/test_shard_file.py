@@ -1,4 +1,4 @@
-"""Part files: what is written is read back, and a file that is not whole is refused."""
+"""Shard files: what is written is read back, and a file that is not whole is refused."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from flk_runtime.checkpoint.part import PartsReader
+from flk_runtime.checkpoint.shard import ShardsReader
 from flk_runtime.shared import shard_file
 from flk_runtime.shared.shard_file import (
     DATA_BEGIN,
     Entry,
-    PartError,
-    PartFile,
-    PartHeader,
-    Prelude,
+    ShardError,
+    ShardFile,
+    ShardHeader,
+    ShardPreamble,
     read_header,
     verify,
 )
@@ -28,11 +28,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.distributed is disabled.
 VALUES = bytes(range(100)) * 3
 
 
-def finish(path: Path, rows: torch.Tensor, first: int, rank: int, step: int = 7, world_size: int = 2) -> PartHeader:
-    """Write a part that holds some rows of a (5, 3) tensor named x, as a rank does."""
+def finish(path: Path, rows: torch.Tensor, first: int, rank: int, step: int = 7, world_size: int = 2) -> ShardHeader:
+    """Write a shard that holds some rows of a (5, 3) tensor named x, as a rank does."""
     raw = rows.contiguous().view(torch.uint8).numpy().tobytes()
     entry = Entry("x", ("x",), DATA_BEGIN, len(raw), "float32", (5, 3), (first, 0), (len(rows), 3))
-    file = PartFile(path, [entry], {"job": "some"})
+    file = ShardFile(path, [entry], {"job": "some"})
     file.begin()
     file.memory[DATA_BEGIN : DATA_BEGIN + len(raw)] = raw
     header = file.finish(step=step, number=1, world_size=world_size, rank=rank, values=VALUES)
@@ -41,13 +41,13 @@ def finish(path: Path, rows: torch.Tensor, first: int, rank: int, step: int = 7,
 
 
 def seal(path: Path) -> None:
-    """Seal a part, as a launcher does."""
+    """Seal a shard, as a launcher does."""
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
-        prelude = shard_file.sealed_prelude(memory, "attempt")
-        memory[:DATA_BEGIN] = prelude.to_bytes()
+        preamble = shard_file.sealed_preamble(memory, "attempt")
+        memory[:DATA_BEGIN] = preamble.to_bytes()
 
 
-def write(path: Path, rows: torch.Tensor, first: int, rank: int, step: int = 7, world_size: int = 2) -> PartHeader:
+def write(path: Path, rows: torch.Tensor, first: int, rank: int, step: int = 7, world_size: int = 2) -> ShardHeader:
     header = finish(path, rows, first, rank, step, world_size)
     seal(path)
     return header
@@ -57,22 +57,22 @@ def test_a_part_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "part"
     written = write(path, torch.ones(2, 3), 0, rank=1)
     assert read_header(path.read_bytes()) == written
-    assert PartHeader.from_json(written.to_json()) == written
-    prelude = verify(path.read_bytes())
-    assert (prelude.step, prelude.world_size, prelude.rank, prelude.attempt) == (7, 2, 1, b"attempt")
+    assert ShardHeader.from_json(written.to_json()) == written
+    preamble = verify(path.read_bytes())
+    assert (preamble.step, preamble.world_size, preamble.rank, preamble.attempt) == (7, 2, 1, b"attempt")
     assert written.metadata == {"job": "some"}
     value = written.entries[-1]
     assert (value.name, value.dtype) == ("flk.1", None)
     assert path.read_bytes()[value.begin : value.begin + value.length] == VALUES
     write(path, torch.zeros(1, 3), 0, rank=0, step=8)  # the file is used again
-    prelude = verify(path.read_bytes())
-    assert (prelude.step, prelude.rank) == (8, 0)
+    preamble = verify(path.read_bytes())
+    assert (preamble.step, preamble.rank) == (8, 0)
 
 
 def test_the_size_of_a_part_is_known_before_it_is_written(tmp_path: Path) -> None:
     path = tmp_path / "part"
     written = write(path, torch.ones(2, 3), 0, rank=1)
-    assert verify(path.read_bytes()).end == shard_file.part_size(written.entries[:-1], written.metadata) + len(VALUES)
+    assert verify(path.read_bytes()).end == shard_file.shard_size(written.entries[:-1], written.metadata) + len(VALUES)
 
 
 def damage(kind: str, content: bytes) -> bytes:
@@ -108,14 +108,14 @@ def damage(kind: str, content: bytes) -> bytes:
 def test_a_damaged_part_is_refused(tmp_path: Path, kind: str, reason: str) -> None:
     path = tmp_path / "part"
     write(path, torch.ones(2, 3), 0, rank=0)
-    with pytest.raises(PartError, match=reason):
+    with pytest.raises(ShardError, match=reason):
         verify(damage(kind, path.read_bytes()))
 
 
 def test_a_damaged_header_is_refused_where_the_data_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "part"
     write(path, torch.ones(2, 3), 0, rank=0)
-    with pytest.raises(PartError, match="its header is damaged"):
+    with pytest.raises(ShardError, match="its header is damaged"):
         read_header(damage("header", path.read_bytes()))
 
 
@@ -124,11 +124,11 @@ def test_a_part_is_not_whole_until_it_is_sealed(tmp_path: Path) -> None:
     write(path, torch.ones(2, 3), 0, rank=0)
     finish(path, torch.ones(2, 3), 0, rank=0)
     for check in (read_header, verify):
-        with pytest.raises(PartError, match="not finished"):
+        with pytest.raises(ShardError, match="not finished"):
             check(path.read_bytes())
-    file = PartFile(path, [], {})
+    file = ShardFile(path, [], {})
     file.begin()
-    with pytest.raises(PartError, match="not finished"):
+    with pytest.raises(ShardError, match="not finished"):
         seal(path)
     file.close()
 
@@ -137,7 +137,7 @@ def test_a_part_that_does_not_fit_into_its_file_is_not_sealed(tmp_path: Path) ->
     path = tmp_path / "part"
     finish(path, torch.ones(2, 3), 0, rank=0)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(PartError, match="contradicts its size"):
+    with pytest.raises(ShardError, match="contradicts its size"):
         seal(path)
 
 
@@ -146,7 +146,7 @@ def test_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as newer:
         newer.setattr(shard_file, "FORMAT", 9)
         write(path, torch.ones(2, 3), 0, rank=0)
-    with pytest.raises(PartError, match="a newer flk wrote it in format 9"):
+    with pytest.raises(ShardError, match="a newer flk wrote it in format 9"):
         verify(path.read_bytes())
 
 
@@ -167,14 +167,14 @@ def test_a_header_that_contradicts_the_part_is_refused(
     content = (tmp_path / "part").read_bytes()
     assert changed in content
     assert verify(content)
-    with pytest.raises(PartError, match=reason):
+    with pytest.raises(ShardError, match=reason):
         read_header(content)
 
 
-def test_a_prelude_travels_as_bytes() -> None:
-    prelude = Prelude(2**40, 2**40, 3, 2, 128, 10, 11, 138, 2**40, b"a" * 32, 2**32 - 1)
-    assert len(prelude.to_bytes()) == DATA_BEGIN
-    assert Prelude.from_bytes(prelude.to_bytes()) == prelude
+def test_a_preamble_travels_as_bytes() -> None:
+    preamble = ShardPreamble(2**40, 2**40, 3, 2, 128, 10, 11, 138, 2**40, b"a" * 32, 2**32 - 1)
+    assert len(preamble.to_bytes()) == DATA_BEGIN
+    assert ShardPreamble.from_bytes(preamble.to_bytes()) == preamble
 
 
 def test_torch_loads_a_checkpoint_from_its_parts(tmp_path: Path) -> None:
@@ -182,12 +182,12 @@ def test_torch_loads_a_checkpoint_from_its_parts(tmp_path: Path) -> None:
     headers = [write(tmp_path / "0", full[:3], 0, rank=0), write(tmp_path / "1", full[3:], 3, rank=1)]
     opened: list[int] = []
 
-    def open_part(rank: int) -> Path:
+    def open_shard(rank: int) -> Path:
         opened.append(rank)
         return tmp_path / str(rank)
 
     found: dict[str, Any] = {"x": torch.zeros(5, 3)}
-    dcp.load(found, storage_reader=PartsReader(reversed(headers), open_part), no_dist=True)
+    dcp.load(found, storage_reader=ShardsReader(reversed(headers), open_shard), no_dist=True)
     assert torch.equal(found["x"], full)
     assert opened == [0, 1]
 
@@ -195,11 +195,11 @@ def test_torch_loads_a_checkpoint_from_its_parts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ranks", [[0], [0, 0], [1], []])
 def test_parts_that_are_not_one_checkpoint_are_refused(tmp_path: Path, ranks: list[int]) -> None:
     headers = [write(tmp_path / "part", torch.ones(1, 3), 0, rank=rank) for rank in ranks]
-    with pytest.raises(PartError, match="part"):
-        PartsReader(headers, lambda rank: tmp_path)
+    with pytest.raises(ShardError, match="part"):
+        ShardsReader(headers, lambda rank: tmp_path)
 
 
 def test_parts_of_different_steps_are_refused(tmp_path: Path) -> None:
     headers = [write(tmp_path / "part", torch.ones(1, 3), 0, rank=rank, step=rank) for rank in (0, 1)]
-    with pytest.raises(PartError, match="different steps: 0, 1"):
-        PartsReader(headers, lambda rank: tmp_path)
+    with pytest.raises(ShardError, match="different steps: 0, 1"):
+        ShardsReader(headers, lambda rank: tmp_path)

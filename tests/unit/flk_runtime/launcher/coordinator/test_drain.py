@@ -1,11 +1,11 @@
-"""Launchers that have to stop, as the leader decides: who gives which parts to whom, and when an attempt starts."""
+"""Launchers that have to stop, as the leader decides: who gives which shards to whom, and when an attempt starts."""
 
 from __future__ import annotations
 
 import pytest
 
 from flk_runtime.launcher.replication import Inventory
-from flk_runtime.launcher.replication.plan import CheckpointId, Part
+from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.transport import AttemptStarted, Release, Transfer
 from flk_runtime.launcher.transport.messages import MESSAGES, DrainRequest, Join, Transferred
 from tests.unit.flk_runtime.launcher.coordinator.test_leader import Job
@@ -15,11 +15,11 @@ CHECKPOINT = CheckpointId("first", 7, 4, 1)
 
 
 def inventory(pod: int, *ranks: int) -> Inventory:
-    return Inventory("10.0.0.1", 5000 + pod, [Part(CHECKPOINT, rank) for rank in ranks])
+    return Inventory("10.0.0.1", 5000 + pod, [ShardId(CHECKPOINT, rank) for rank in ranks])
 
 
 def holds(job: Job, pod: int, *ranks: int) -> None:
-    """A pod joins, and holds the parts of these ranks."""
+    """A pod joins, and holds the shards of these ranks."""
     job.leader.received(pod, Join(f"worker-{pod}", "node", memory=inventory(pod, *ranks)), job.now)
 
 
@@ -28,7 +28,7 @@ def drains(job: Job, pod: int, *ranks: int) -> None:
 
 
 def gives(job: Job, pod: int, to: int, *ranks: int) -> None:
-    job.leader.received(pod, Transferred(to, [Part(CHECKPOINT, rank) for rank in ranks]), job.now)
+    job.leader.received(pod, Transferred(to, [ShardId(CHECKPOINT, rank) for rank in ranks]), job.now)
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_parts_that_only_pods_hold_that_stop_go_to_a_pod_that_stays(job: Job) ->
     holds(job, 0, 0, 3)
     assert not isinstance(job.sent[2][-1], Transfer), "pod 1 may hold the parts"
     holds(job, 1, 0, 1)
-    assert job.sent[2][-1] == Transfer(0, "10.0.0.1", 5000, [Part(CHECKPOINT, 2)])
+    assert job.sent[2][-1] == Transfer(0, "10.0.0.1", 5000, [ShardId(CHECKPOINT, 2)])
     assert job.sent[3][-1] == Release(), "pod 0 holds part 3 and pod 2 gives part 2"
     assert started(job, 0) is None
     gives(job, 2, 0, 2)
@@ -83,7 +83,7 @@ def test_another_pod_takes_what_the_first_one_could_not(job: Job) -> None:
     holds(job, 0, 0, 3)
     holds(job, 1, 0, 1)
     gives(job, 2, 0)
-    assert job.sent[2][-1] == Transfer(1, "10.0.0.1", 5001, [Part(CHECKPOINT, 2)])
+    assert job.sent[2][-1] == Transfer(1, "10.0.0.1", 5001, [ShardId(CHECKPOINT, 2)])
     gives(job, 2, 1)
     assert job.sent[2][-1] == Release(), "nobody can take the part"
     assert started(job, 0) is not None
@@ -127,11 +127,11 @@ def test_the_leader_is_released_last_if_all_stop(job: Job) -> None:
 
 
 def test_the_messages_of_a_drain_travel() -> None:
-    parts = [Part(CHECKPOINT, 2)]
+    shards = [ShardId(CHECKPOINT, 2)]
     for message in (
         DrainRequest(inventory(2, 1)),
-        Transferred(1, parts),
-        Transfer(1, "10.0.0.1", 5001, parts),
+        Transferred(1, shards),
+        Transfer(1, "10.0.0.1", 5001, shards),
         Release(),
     ):
         assert MESSAGES.decode(MESSAGES.encode(message)) == message

@@ -261,7 +261,7 @@ def test_a_pod_on_a_node_where_pods_failed_repeatedly_is_used_last() -> None:
 
 @pytest.mark.parametrize("while_others_save", [False, True])
 def test_a_pod_that_left_before_an_attempt_is_not_lost_in_it(*, while_others_save: bool) -> None:
-    """Its launcher stays connected while it transfers its part of a checkpoint."""
+    """Its launcher stays connected while it transfers its shard of a checkpoint."""
     job = Job(3, least=1, disruptions=0)
     job.start()
     stop(job, 2, 0)

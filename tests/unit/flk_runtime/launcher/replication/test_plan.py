@@ -5,8 +5,8 @@ from __future__ import annotations
 from flk_runtime.launcher.replication.plan import (
     CheckpointId,
     Inventory,
-    Part,
     Restore,
+    ShardId,
     make_plan,
     newest_partial,
     newest_whole,
@@ -14,8 +14,8 @@ from flk_runtime.launcher.replication.plan import (
 
 
 def held(*checkpoints: CheckpointId, ranks: tuple[int, ...] = (0, 1)) -> Inventory:
-    """What a pod holds: the parts of these ranks."""
-    return Inventory("10.0.0.1", 5000, [Part(checkpoint, rank) for checkpoint in checkpoints for rank in ranks])
+    """What a pod holds: the shards of these ranks."""
+    return Inventory("10.0.0.1", 5000, [ShardId(checkpoint, rank) for checkpoint in checkpoints for rank in ranks])
 
 
 def saved(step: int, number: int, attempt: str = "first") -> CheckpointId:
@@ -30,7 +30,7 @@ def test_the_newest_whole_checkpoint_is_restored() -> None:
 
 
 def test_of_two_saves_after_the_same_step_the_later_one_is_restored() -> None:
-    """More copies of the earlier one do not matter, and parts of both make no checkpoint."""
+    """More copies of the earlier one do not matter, and shards of both make no checkpoint."""
     first, second = saved(5, 1), saved(5, 2)
     assert newest_whole({0: held(first, second), 1: held(first)}) == Restore(second, [[0], [0]])
     assert newest_whole({0: held(second, ranks=(0,)), 1: held(first, ranks=(1,))}) is None

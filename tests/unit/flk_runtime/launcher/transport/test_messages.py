@@ -12,7 +12,7 @@ from flk_runtime.launcher.hangs.snapshot import Frame, Pending, Snapshot
 from flk_runtime.launcher.hangs.status import PodStatus, RankStatus
 from flk_runtime.launcher.preemption import Boundary
 from flk_runtime.launcher.replication import Inventory, MemoryPlan
-from flk_runtime.launcher.replication.plan import CheckpointId, Part, Restore
+from flk_runtime.launcher.replication.plan import CheckpointId, Restore, ShardId
 from flk_runtime.launcher.transport import AttemptEnded, AttemptStarted, JobEnded
 from flk_runtime.launcher.transport.messages import (
     MESSAGES,
@@ -39,9 +39,9 @@ from flk_runtime.launcher.transport.messages import (
 from flk_runtime.wire import MessageError
 
 FAILURE = Failure(Kind.EXCEPTION, 1, 3, "gpt-worker-1", "node-a", 2, 10.5, "ValueError", "bad\nshard")
-PART = Part(CheckpointId("a1b2", 7, 2, 1), 1)
+SHARD = ShardId(CheckpointId("a1b2", 7, 2, 1), 1)
 PLAN = MemoryPlan(
-    "c3d4", {0: ("10.0.0.1", 80), 1: ("10.0.0.2", 80)}, {0: 1, 1: 0}, Restore(PART.checkpoint, [[0], [1, 0]])
+    "c3d4", {0: ("10.0.0.1", 80), 1: ("10.0.0.2", 80)}, {0: 1, 1: 0}, Restore(SHARD.checkpoint, [[0], [1, 0]])
 )
 STACK = (Frame("train.py", 7, "step", "loss.backward()"), Frame("train.py", 9, "<module>"))
 COLLECTIVE = Pending("0", 812, "all_reduce", "[[4]]")
@@ -60,10 +60,10 @@ HISTORY = [Attempt(2, 1.0, 2.0, FAILURE), Attempt(3, 2.5)]
         Heartbeat(),
         Heartbeat(PodStatus(3, [RankStatus(0, 12, 0.5, 0.5, 0.0, 0.0, 3, 1)])),
         StacksReport(1, [Snapshot(3, 1, main=STACK, threads=(STACK,), groups={"0": 7}, pending=(COLLECTIVE,))]),
-        Join("gpt-worker-1", "node-a", memory=Inventory("10.0.0.1", 4711, [PART]), step=7),
-        DrainRequest(Inventory("10.0.0.1", 4711, [PART])),
-        Transfer(2, "10.0.0.2", 4711, [PART]),
-        Transferred(2, [PART]),
+        Join("gpt-worker-1", "node-a", memory=Inventory("10.0.0.1", 4711, [SHARD]), step=7),
+        DrainRequest(Inventory("10.0.0.1", 4711, [SHARD])),
+        Transfer(2, "10.0.0.2", 4711, [SHARD]),
+        Transferred(2, [SHARD]),
         Restored(3, 7, "memory"),
         Leave(),
         PreemptionRequest(3, FAILURE),

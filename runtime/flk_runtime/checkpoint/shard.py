@@ -1,7 +1,7 @@
-"""PartsReader: reads tensors and values out of the part files of a checkpoint, for `torch.distributed.checkpoint.load`.
+"""ShardsReader: reads tensors and values out of the shard files of a checkpoint, for torch.distributed.checkpoint.load.
 
-The format of the files is in `flk_runtime.shared.shard_file`. The parts of a checkpoint together are its metadata, so a
-checkpoint can be loaded at any world size from its parts alone.
+The format of the files is in `flk_runtime.shared.shard_file`. The shards of a checkpoint together are its metadata, so
+a checkpoint can be loaded at any world size from its shards alone.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from flk_runtime.shared.shard_file import Entry, PartError, PartHeader
+from flk_runtime.shared.shard_file import Entry, ShardError, ShardHeader
 
 
-class PieceReader(StorageReader):
+class ChunkReader(StorageReader):
     """What flk's readers of checkpoints share: they load item by item, at once, and keep torch's plan as it is."""
 
     def reset(self, checkpoint_id: Any = None) -> None:
@@ -65,19 +65,19 @@ class PieceReader(StorageReader):
         """The saved tensor in which the item's box is, on the CPU."""
 
 
-class PartsReader(PieceReader):
-    """Reads a checkpoint whose parts are files. Each part is opened when its data is needed first.
+class ShardsReader(ChunkReader):
+    """Reads a checkpoint whose shards are files. Each shard is opened when its data is needed first.
 
-    ``headers`` are those of all parts, in any order. ``open_part(rank)`` returns the path of the part that this rank
-    wrote, a whole and undamaged file on this machine; it may fetch the file first. Raises PartError if the parts are
+    ``headers`` are those of all shards, in any order. ``open_shard(rank)`` returns the path of the shard that this rank
+    wrote, a whole and undamaged file on this machine; it may fetch the file first. Raises ShardError if the shards are
     not those of one whole checkpoint.
     """
 
-    def __init__(self, headers: Iterable[PartHeader], open_part: Callable[[int], Path]) -> None:
+    def __init__(self, headers: Iterable[ShardHeader], open_shard: Callable[[int], Path]) -> None:
         self.headers = sorted(headers, key=lambda header: header.rank)
         _check_complete(self.headers)
-        self._open_part = open_part
-        self._mapped: dict[int, mmap.mmap] = {}  # by the rank that wrote the part
+        self._open_shard = open_shard
+        self._mapped: dict[int, mmap.mmap] = {}  # by the rank that wrote the shard
         self._entries: dict[MetadataIndex, tuple[int, Entry]] = {}
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
@@ -100,7 +100,7 @@ class PartsReader(PieceReader):
 
     def _map(self, rank: int) -> mmap.mmap:
         if rank not in self._mapped:
-            file = os.open(self._open_part(rank), os.O_RDONLY)
+            file = os.open(self._open_shard(rank), os.O_RDONLY)
             try:
                 # A private mapping, since torch makes tensors of memory that can be written to.
                 self._mapped[rank] = mmap.mmap(file, 0, flags=mmap.MAP_PRIVATE)
@@ -129,10 +129,10 @@ def copy_piece(saved: torch.Tensor, item: ReadItem, planner: LoadPlanner) -> Non
 
 
 def parse_dtype(name: str) -> torch.dtype:
-    """The dtype of this name, such as ``float32``. Raises PartError if torch has none."""
+    """The dtype of this name, such as ``float32``. Raises ShardError if torch has none."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise PartError(f"torch {torch.__version__} has no dtype {name!r}")
+        raise ShardError(f"torch {torch.__version__} has no dtype {name!r}")
     return dtype
 
 
@@ -141,11 +141,11 @@ def entry_index(entry: Entry) -> MetadataIndex:
     return MetadataIndex(entry.name, None if entry.dtype is None else torch.Size(entry.offsets))
 
 
-def merge_entries(parts: Iterable[Iterable[Entry]], storage_data: Any) -> Metadata:
-    """The metadata of the checkpoint whose parts have these entries."""
+def merge_entries(shards: Iterable[Iterable[Entry]], storage_data: Any) -> Metadata:
+    """The metadata of the checkpoint whose shards have these entries."""
     tensors: dict[str, Any] = {}
     paths: dict[str, tuple[str | int, ...]] = {}
-    for entries in parts:
+    for entries in shards:
         for entry in entries:
             paths[entry.name] = entry.path
             if entry.dtype is None:
@@ -159,12 +159,12 @@ def merge_entries(parts: Iterable[Iterable[Entry]], storage_data: Any) -> Metada
     return Metadata(tensors, planner_data=paths, storage_data=storage_data)
 
 
-def _check_complete(headers: list[PartHeader]) -> None:
+def _check_complete(headers: list[ShardHeader]) -> None:
     if not headers:
-        raise PartError("there are no parts")
+        raise ShardError("there are no parts")
     steps = {header.step for header in headers}
     if len(steps) > 1:
-        raise PartError(f"the parts are of different steps: {', '.join(map(str, sorted(steps)))}")
+        raise ShardError(f"the parts are of different steps: {', '.join(map(str, sorted(steps)))}")
     world_size = headers[0].world_size
     if [header.rank for header in headers] != list(range(world_size)):
-        raise PartError(f"{len(headers)} parts of a checkpoint that has {world_size}, or a part twice")
+        raise ShardError(f"{len(headers)} parts of a checkpoint that has {world_size}, or a part twice")
