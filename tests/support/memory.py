@@ -13,7 +13,7 @@ TRAIN = """
     import itertools, os, pathlib, sys, time
     import torch, torch.distributed as dist
     from flk_runtime.checkpoint.memory import PodMemory
-    from flk_runtime.shared.shard_file import DATA_BEGIN, Entry, PartFile, read_header, verify
+    from flk_runtime.shared.shard_file import DATA_BEGIN, Entry, ShardFile, read_header, verify
     from flk_runtime.shared.progress import own_page
 
     steps, save_every, pause, size = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
@@ -31,10 +31,10 @@ TRAIN = """
             return 0
         for each in range(found.world_size):
             assert memory.header(each).step == found.step
-            part = memory.open_part(each).read_bytes()
-            assert (verify(part).step, verify(part).rank) == (found.step, each)
-            entry = read_header(part).entries[0]
-            data = part[entry.begin : entry.begin + entry.length]
+            shard = memory.open_shard(each).read_bytes()
+            assert (verify(shard).step, verify(shard).rank) == (found.step, each)
+            entry = read_header(shard).entries[0]
+            data = shard[entry.begin : entry.begin + entry.length]
             assert data == content(found.step, each), (data[:64], found, each)
         return found.step
 
@@ -44,12 +44,12 @@ TRAIN = """
         memory.settle(whole=bool(held))
         path = memory.path
         if path not in files:
-            files[path] = PartFile(path, [Entry("state", ("state",), DATA_BEGIN, size)], {})
-        part = files[path]
-        part.begin()
-        part.memory[DATA_BEGIN : DATA_BEGIN + size] = content(step, rank)
+            files[path] = ShardFile(path, [Entry("state", ("state",), DATA_BEGIN, size)], {})
+        shard = files[path]
+        shard.begin()
+        shard.memory[DATA_BEGIN : DATA_BEGIN + size] = content(step, rank)
         number = next(numbers)
-        part.finish(step=step, number=number, world_size=world_size, rank=rank, values=b"")
+        shard.finish(step=step, number=number, world_size=world_size, rank=rank, values=b"")
         memory.finish(step, number)
 
     if memory:
