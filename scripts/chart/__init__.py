@@ -6,13 +6,15 @@ module of the runtime: `make chart` makes it before Helm reads `charts/flk`.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from flk.manifest import runtime_archive
-from scripts.chart import values
+from flk.targets import TARGETS
+from scripts.chart import manifests, values
 
 CHART: Final = Path(__file__).parents[2] / "charts" / "flk"
 # flk bench makes jobs of its own, and workers of strategy diloco need a secret that flk submit makes.
@@ -20,6 +22,11 @@ OPTIONAL: Final = frozenset({"plan"})
 FILES: Final[dict[Path, Callable[[], str]]] = {
     CHART / "values.yaml": values.values_text,
     CHART / "values.schema.json": values.schema_text,
+    CHART / "files" / "options.json": manifests.options,
+    **{
+        CHART / "files" / "manifests" / f"{target}.json": functools.partial(manifests.manifests, target)
+        for target in TARGETS
+    },
 }
 
 

@@ -14,6 +14,7 @@ from flk.spec.defaults import NamespaceDefaults
 from flk.spec.job import Job
 from flk.spec.options import Option, rows
 from flk.spec.schema import schema_of
+from scripts.chart.text import WIDTH, compact_json
 
 Schema = dict[str, Any]
 
@@ -27,7 +28,6 @@ _LACKING: Final = [name for name, option in _OPTIONS.items() if option.not_in_ch
 # Something else may set these, so they can be empty although leaving them out of flk.yaml is a value of its own.
 _SET_ELSEWHERE: Final = {*NamespaceDefaults.model_fields, "replicas"}
 _NOTHING: Final[Schema] = {"enum": ["", None]}
-_WIDTH: Final = 120
 
 
 def schema() -> Schema:
@@ -56,7 +56,7 @@ def schema() -> Schema:
 
 def schema_text() -> str:
     """The text of values.schema.json."""
-    return _json(schema()) + "\n"
+    return compact_json(schema()) + "\n"
 
 
 def values_text() -> str:
@@ -130,7 +130,7 @@ def _merged(base: Any, over: Any) -> Any:
 
 
 def _entry(name: str, value: Schema, indent: str) -> Iterator[str]:
-    comment = textwrap.wrap(value.get("description", ""), _WIDTH - len(indent) - 2, break_on_hyphens=False)
+    comment = textwrap.wrap(value.get("description", ""), WIDTH - len(indent) - 2, break_on_hyphens=False)
     yield from (f"{indent}# {line}\n" for line in comment)
     if "properties" not in value:
         yield f"{indent}{name}: {json.dumps(value['default'])}\n"
@@ -138,16 +138,3 @@ def _entry(name: str, value: Schema, indent: str) -> Iterator[str]:
     yield f"{indent}{name}:\n"
     for key, inner in value["properties"].items():
         yield from _entry(key, inner, f"{indent}  ")
-
-
-def _json(value: Any, indent: str = "") -> str:
-    """JSON with everything on one line that has room there."""
-    line = json.dumps(value, ensure_ascii=False)
-    if len(indent) + len(line) <= _WIDTH or not isinstance(value, dict | list) or not value:
-        return line
-    more = f"{indent}  "
-    if isinstance(value, list):
-        items, ends = [_json(item, more) for item in value], "[]"
-    else:
-        items, ends = [f"{json.dumps(key)}: {_json(item, more)}" for key, item in value.items()], "{}"
-    return f"{ends[0]}\n" + ",\n".join(more + item for item in items) + f"\n{indent}{ends[1]}"

@@ -40,18 +40,13 @@ files. Both are mounted where `flk submit` mounts its archives.
 {{ replace "/" "." . }}
 {{- end }}
 
-{{/* The volume with the runtime and the code, as JSON. */}}
-{{- define "flk.shipVolume" -}}
-{{- $name := include "flk.jobName" . }}
-{{- $sources := list (dict "configMap" (dict "name" (printf "%s-runtime-0" $name))) }}
+{{/* The source of the code in the volume that the pods mount, as JSON; empty if the image has the code. */}}
+{{- define "flk.codeSource" -}}
 {{- $items := list }}
 {{- range $path := keys (include "flk.code" . | fromJson).files | sortAlpha }}
 {{- $items = append $items (dict "key" (include "flk.fileKey" $path) "path" (printf "code/%s" $path)) }}
 {{- end }}
-{{- with $items }}
-{{- $sources = append $sources (dict "configMap" (dict "name" (printf "%s-code" $name) "items" .)) }}
-{{- end }}
-{{- dict "name" "ship" "projected" (dict "sources" $sources) | toJson }}
+{{- ternary (dict "configMap" (dict "name" (printf "%s-code" (include "flk.jobName" .)) "items" $items)) dict (gt (len $items) 0) | toJson }}
 {{- end }}
 
 {{/* A ConfigMap that never changes, as JSON, from a list of its name, its metadata without the name, the field of its

@@ -18,9 +18,9 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 
 {{/* What `flk` needs to submit, watch and delete jobs: for PyTorchJobs the same rules as in k8s/rbac.yaml. */}}
 {{- define "flk.rules" -}}
-{{- $groups := dict "pytorchjob" "kubeflow.org" "trainjob" "trainer.kubeflow.org" "jobset" "jobset.x-k8s.io" "job" "batch" }}
+{{- $known := .Files.Get "files/options.json" | fromJson }}
 {{- range .Values.rbac.targets }}
-- apiGroups: [{{ get $groups . }}]
+- apiGroups: [{{ (get $known.targets .).apiVersion | dir }}]
   resources: [{{ . }}s]
   verbs: [create, get, list, watch, patch, delete]
 {{- end }}
@@ -31,9 +31,8 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 {{- with .Values.rbac.gangs }}
 - apiGroups:
-  {{- $groups := dict "native" "scheduling.k8s.io" "volcano" "scheduling.volcano.sh" "coscheduling" "scheduling.x-k8s.io" }}
   {{- range . }}
-  - {{ get $groups . }}
+  - {{ get $known.gangs . | dir }}
   {{- end }}
   resources: [podgroups]
   verbs: [create, get, list]

@@ -1,7 +1,6 @@
 {{/*
-The job of this release with all its defaults. The chart renders what `flk render` prints for the same job
-(operator_client/flk/manifest); tests/unit/test_chart_values.py compares the two. A template returns text, so other values
-are returned as JSON.
+The job of this release with all its defaults, as flk.spec has it. The chart renders what `flk render` prints for the same job;
+tests/unit/chart/test_parity.py compares the two. A template returns text, so other values are returned as JSON.
 */}}
 
 {{- define "flk.jobName" -}}
@@ -13,14 +12,8 @@ are returned as JSON.
 {{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ int64 . }}{{ else }}{{ . }}{{ end }}
 {{- end }}
 
-{{/* The seconds in a duration, 75s, 1h30m, or a number of seconds; takes a list of the field's name and the duration. */}}
+{{/* The seconds in a duration, 75s, 1h30m, or a number of seconds. */}}
 {{- define "flk.seconds" -}}
-{{- $seconds := include "flk.secondsOrZero" (last .) }}
-{{- if lt (int64 $seconds) 1 }}{{ fail (printf "job.%s must be at least one second (is %q)" (first .) (include "flk.text" (last .))) }}{{ end }}
-{{- $seconds }}
-{{- end }}
-
-{{- define "flk.secondsOrZero" -}}
 {{- $text := include "flk.text" . }}
 {{- $seconds := 0 }}
 {{- if regexMatch "^[0-9]+$" $text }}{{ $seconds = int64 $text }}{{ else }}
@@ -58,7 +51,7 @@ are returned as JSON.
 {{- if contains "=" $parts._0 }}{{ $_ := set $toleration "value" $pair._1 }}
 {{- else }}{{ $_ := set $toleration "operator" "Exists" }}{{ end }}
 {{- end }}
-{{- include "flk.merged" (list (dict "key" "" "operator" "Equal" "value" "" "effect" "") $toleration) }}
+{{- include "flk.merged" (list (dict "key" "" "operator" "Equal" "value" "" "effect" "") (include "flk.withoutNulls" $toleration | fromJson).value) }}
 {{- end }}
 
 {{/* How many pods the job trains with, as JSON: least, and in `elastic` the field of flk.yaml, or nothing; replicas, created
@@ -82,30 +75,43 @@ and most, with spares. */}}
 {{- if or (lt $replicas $least) (gt $replicas $most) }}{{ fail (printf "job.replicas: must be from %d to %d in this elastic job (is %d)" $least $most $replicas) }}{{ end }}
 {{- $_ := set $result "elastic" (dict "min" $least "max" $most "batch" ($elastic.batch | default "keep")) }}
 {{- $_ := set $result "most" $most }}
+{{- $_ := set $result "least" $least }}
 {{- end }}
 {{- $_ := set $result "replicas" $replicas }}
+{{- if not $result.least }}{{ $_ := set $result "least" $replicas }}{{ end }}
 {{- $_ := set $result "created" (add $replicas $spares) }}
 {{- if not $result.most }}{{ $_ := set $result "most" $result.created }}{{ end }}
-{{- $scalable := has (include "flk.target" . | fromJson).name (list "pytorchjob" "job") }}
+{{- $scalable := has (include "flk.targetName" .) (list "pytorchjob" "job") }}
 {{- if and (or $result.elastic $spares) (not $scalable) }}{{ fail "job.elastic, job.spares: this job.target has pods of a fixed number, which all must end with success" }}{{ end }}
 {{- toJson $result }}
 {{- end }}
 
-{{/* The job with all its defaults, as flk records it in the annotation flk.dev/spec. */}}
+{{/* The job with all its defaults, as flk records it in the annotation flk.dev/spec. Options with one value come from the job,
+the site's defaults or flk.yaml's, in this order. */}}
 {{- define "flk.spec" -}}
 {{- $job := .Values.job }}
-{{- $defaults := .Values.defaults }}
+{{- $known := .Files.Get "files/options.json" | fromJson }}
+{{- $nothing := list "" "<nil>" }}
+{{- $spec := dict }}
+{{- range $path, $mark := $known.marks }}
+{{- $value := "" }}
+{{- range list $job $.Values.defaults $known.defaults }}{{ if has (toString $value) $nothing }}{{ $value = get . $path }}{{ end }}{{ end }}
+{{- if not (or (contains "." $path) (has (toString $value) $nothing)) }}
+{{- if hasKey $known.durations $path }}
+{{- $seconds := include "flk.seconds" $value }}
+{{- if lt (int64 $seconds) (get $known.durations $path | int64) }}{{ fail (printf "job.%s must be at least one second (is %q)" $path (include "flk.text" $value)) }}{{ end }}
+{{- $value = include "flk.duration" $seconds | default "0s" }}
+{{- else if and (kindIs "float64" $mark) (ne (toString $value) "auto") }}{{ $value = int64 $value }}
+{{- end }}
+{{- $_ := set $spec $path $value }}
+{{- end }}
+{{- end }}
 {{- $name := include "flk.jobName" . }}
-{{- $target := include "flk.target" . | fromJson }}
-{{- $count := include "flk.pods" . | fromJson }}
-{{- $last := printf "%s%d%s" $target.pods (sub (int64 $count.most) 1) $target.suffix }}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) }}
 {{- fail (printf "job.name must be lower-case letters, digits and '-', starting with a letter and not ending with '-' (is %q)" $name) }}
 {{- end }}
-{{- if gt (len $last) 63 }}
-{{- fail (printf "job.name is too long: with %d replicas its last pod is named %q, and 63 characters is the limit" (int64 $count.most) $last) }}
-{{- end }}
-{{- $command := (include "flk.code" . | fromJson).command }}
+{{- if and $spec.queue_priority (not $spec.queue) }}{{ fail "job.queue_priority: needs a queue" }}{{ end }}
+{{- $count := include "flk.pods" . | fromJson }}
 {{- $asked := $job.resources | default dict }}
 {{- $resources := dict "gpu" (int64 ($asked.gpu | default 0)) }}
 {{- range list "cpu" "memory" "shm" }}
@@ -119,7 +125,7 @@ and most, with spares. */}}
 {{- end }}
 {{- $nodes := $job.nodes | default dict }}
 {{- $tolerations := list }}
-{{- range concat ($nodes.tolerations | default list) ($defaults.tolerations | default list) }}
+{{- range concat ($nodes.tolerations | default list) (.Values.defaults.tolerations | default list) }}
 {{- $toleration := include "flk.toleration" . | fromJson }}
 {{- if not (has $toleration $tolerations) }}{{ $tolerations = append $tolerations $toleration }}{{ end }}
 {{- end }}
@@ -127,39 +133,21 @@ and most, with spares. */}}
 {{- if .Values.podMonitor.enabled }}{{ $env = merge (dict) $env (dict "FLK_METRICS_PORT" (include "flk.text" .Values.podMonitor.port)) }}{{ end }}
 {{- $volumes := list }}
 {{- range $job.volumes }}{{ $volumes = append $volumes (include "flk.claim" .) }}{{ end }}
-{{- $spec := dict "name" $name "command" $command "replicas" (int64 $count.replicas) "spares" (int64 $count.spares) "resources" $resources
-  "strategy" ($job.strategy | lower | trimPrefix "_") "fabric" ($job.fabric | default $defaults.fabric | default "auto")
-  "restarts" (int64 $job.restarts) "disruptions" (int64 $job.disruptions) "env" $env "secrets" ($job.secrets | default dict)
-  "volumes" $volumes "nodes" (dict "selector" ($nodes.selector | default dict) "tolerations" $tolerations)
-  "patch" ($job.patch | default dict) "ship" true }}
-{{- with $job.image | default $defaults.image }}{{ $_ := set $spec "image" . }}{{ end }}
-{{- with $job.processes }}{{ $_ := set $spec "processes" (int64 .) }}{{ end }}
-{{- with $job.deadline }}{{ $_ := set $spec "deadline" (include "flk.seconds" (list "deadline" .) | include "flk.duration") }}{{ end }}
-{{- with $job.ttl }}{{ $_ := set $spec "ttl" (include "flk.seconds" (list "ttl" .) | include "flk.duration") }}{{ end }}
-{{- $_ := set $spec "grace" (include "flk.seconds" (list "grace" $job.grace) | include "flk.duration") }}
-{{- if not (has $job.hang_timeout (list nil "")) }}
-{{- $_ := set $spec "hang_timeout" (include "flk.secondsOrZero" $job.hang_timeout | include "flk.duration" | default "0s") }}
-{{- end }}
+{{- $spec = include "flk.merged" (list $spec (dict "name" $name "command" (include "flk.code" . | fromJson).command
+  "replicas" (int64 $count.replicas) "strategy" ($spec.strategy | lower | trimPrefix "_") "resources" $resources "env" $env
+  "secrets" ($job.secrets | default dict) "volumes" $volumes "patch" ($job.patch | default dict) "ship" true
+  "nodes" (dict "selector" ($nodes.selector | default dict) "tolerations" $tolerations))) | fromJson }}
 {{- with $job.pods }}
 {{- $pods := dict "labels" (.labels | default dict) "annotations" (.annotations | default dict) "pull_secrets" (.pull_secrets | default list) }}
 {{- with .service_account }}{{ $_ := set $pods "service_account" . }}{{ end }}
 {{- with .priority_class }}{{ $_ := set $pods "priority_class" . }}{{ end }}
 {{- $_ := set $spec "pods" $pods }}
 {{- end }}
-{{- range list "save_every" "keep" "keep_every" }}
-{{- $field := . }}
-{{- with get $job . }}{{ $_ := set $spec $field (eq (toString .) "auto" | ternary . (int64 .)) }}{{ end }}
-{{- end }}
-{{- with $job.queue | default $defaults.queue }}{{ $_ := set $spec "queue" . }}{{ end }}
 {{- with $count.elastic }}{{ $_ := set $spec "elastic" . }}{{ end }}
-{{- with $job.queue_priority }}
-{{- if not $spec.queue }}{{ fail "job.queue_priority: needs a queue" }}{{ end }}
-{{- $_ := set $spec "queue_priority" . }}
-{{- end }}
-{{- if $job.target }}{{ $_ := set $spec "target" $target.name }}{{ end }}
-{{- with include "flk.gangName" . }}{{ $_ := set $spec "gang" . }}{{ end }}
-{{- with $job.topology }}{{ $_ := set $spec "topology" (contains ":" . | ternary . (printf "%s:required" .)) }}{{ end }}
-{{- with $job.records | default $defaults.records | default (include "flk.records" .) }}{{ $_ := set $spec "records" . }}{{ end }}
+{{- with $spec.target }}{{ $_ := set $spec "target" (include "flk.targetName" $) }}{{ end }}
+{{- with $spec.gang }}{{ $_ := set $spec "gang" (include "flk.gangName" $) }}{{ end }}
+{{- with $spec.topology }}{{ $_ := set $spec "topology" (contains ":" . | ternary . (printf "%s:required" .)) }}{{ end }}
+{{- with $spec.records | default (include "flk.records" .) }}{{ $_ := set $spec "records" . }}{{ end }}
 {{- with $job.checkpoint }}
 {{- $place := . }}
 {{- if kindIs "map" . }}{{ $place = .address | default (printf "%s:%s" .volume .path) }}{{ end }}
@@ -185,17 +173,4 @@ and most, with spares. */}}
 {{/* Labels of the job, its pods and what else belongs to it, as JSON. */}}
 {{- define "flk.jobLabels" -}}
 {{- include "flk.merged" (list (.Values.job.pods | default dict).labels (dict "app.kubernetes.io/managed-by" "flk" "flk.dev/job" (include "flk.jobName" .))) }}
-{{- end }}
-
-{{/* Metadata of the job's object, as JSON. The job is on record in an annotation. */}}
-{{- define "flk.jobMetadata" -}}
-{{- $spec := include "flk.spec" . | fromJson }}
-{{- $labels := include "flk.jobLabels" . | fromJson }}
-{{- with $spec.queue }}{{ $_ := set $labels "kueue.x-k8s.io/queue-name" . }}{{ end }}
-{{- with $spec.queue_priority }}{{ $_ := set $labels "kueue.x-k8s.io/priority-class" . }}{{ end }}
-{{- with $spec.ttl }}{{ $_ := set $labels "flk.dev/ttl" (include "flk.seconds" (list "ttl" .)) }}{{ end }}
-{{- $record := dict "flk.dev/version" .Chart.AppVersion "flk.dev/spec" (toJson $spec) }}
-{{- with (include "flk.code" . | fromJson).hash }}{{ $_ := set $record "flk.dev/code-hash" . }}{{ end }}
-{{- $annotations := include "flk.merged" (list (.Values.job.pods | default dict).annotations $record) | fromJson }}
-{{- dict "name" $spec.name "labels" $labels "annotations" $annotations | toJson }}
 {{- end }}

@@ -1,6 +1,6 @@
 """Merge a patch into a pod template, as Kubernetes merges strategic merge patches.
 
-The chart does the same in charts/flk/templates/_job.tpl. tests/unit/flk/manifest/patches.yaml has cases that test both.
+The chart does the same in charts/flk/templates/_patch.tpl; tests/unit/flk/manifest/patches.yaml has cases for both.
 """
 
 from __future__ import annotations

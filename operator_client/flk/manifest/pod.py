@@ -17,6 +17,7 @@ from flk.spec.job import Job, PodSettings
 from flk.targets import TARGETS, Target
 from flk.targets.gang import add_gang
 from flk_runtime.contract import pod_env, pod_layout, user_env
+from flk_runtime.contract.failure import Kind
 from flk_runtime.contract.strategies import AUTO
 
 USER: Final = 10001  # no image has this user; it is numeric, so that Kubernetes can check runAsNonRoot
@@ -26,9 +27,10 @@ LAUNCHER_GRACE: Final = 5  # seconds after the ranks' grace period in which the 
 START: Final = (
     'command -v "$1" >/dev/null && exec "$@"; '
     'echo "[pod $FLK_POD_INDEX] error: the image has no $1" >&2; '
-    """printf '{"outcome":"failed","code":2,"verdict":"not retried: the next attempt would fail in the same way","""
-    + """"failure":{"kind":"usage","pod":%s,"pod_name":"%s","node":"%s","message":"the image has no %s"}}' """
-    + '"$FLK_POD_INDEX" "$FLK_POD_NAME" "$FLK_NODE_NAME" "$1" >"$FLK_TERMINATION_LOG"; exit 2'
+    """printf '{"outcome":"failed","code":2,"""
+    f'"no_retry_reason":"not retried: {Kind.USAGE.meaning.reason}",'
+    """"failure":{"kind":"usage","pod":%s,"pod_name":"%s","node":"%s","message":"the image has no %s"}}' """
+    '"$FLK_POD_INDEX" "$FLK_POD_NAME" "$FLK_NODE_NAME" "$1" >"$FLK_TERMINATION_LOG"; exit 2'
 )
 # What a pod needs to ask the API server. It is not at the path that Kubernetes uses, where every library would find it.
 _API_SOURCES: Final[list[dict[str, Any]]] = [

@@ -22,7 +22,7 @@ _MANAGER: Final = "flk.dev/flk"  # of the patch: who has written it
 _JOBSET_NAME: Final = "jobset.sigs.k8s.io/jobset-name"
 _RESTART_LIMIT: Final = 10_000  # a runtime does not know the budgets of a job
 # Fields of a pod and of a container that runtimePatches may set (trainer.kubeflow.org/v1alpha1, 2.3).
-_PATCHABLE: Final = (
+PATCHABLE: Final = (
     "affinity",
     "imagePullSecrets",
     "nodeSelector",
@@ -33,8 +33,8 @@ _PATCHABLE: Final = (
     "tolerations",
     "volumes",
 )
-_PATCHABLE_OF_CONTAINER: Final = ("securityContext", "volumeMounts")
-_OF_TRAINER: Final = ("name", "image", "command", "args", "env", "resources")
+PATCHABLE_OF_CONTAINER: Final = ("securityContext", "volumeMounts")
+OF_TRAINER: Final = ("name", "image", "command", "args", "env", "resources")
 
 
 class TrainJob(IndexedTarget):
@@ -57,9 +57,9 @@ class TrainJob(IndexedTarget):
         job, spec = parts.job, parts.template["spec"]
         container = next(c for c in spec["containers"] if c["name"] == NODE)
         _refuse(spec, container)
-        patch = {key: spec[key] for key in _PATCHABLE if key in spec}
+        patch = {key: spec[key] for key in PATCHABLE if key in spec}
         patch["containers"] = [
-            {"name": NODE, **{key: container[key] for key in _PATCHABLE_OF_CONTAINER if key in container}}
+            {"name": NODE, **{key: container[key] for key in PATCHABLE_OF_CONTAINER if key in container}}
         ]
         template = {"metadata": parts.template.get("metadata") or {}, "spec": patch}
         trainer: Object = {
@@ -171,9 +171,9 @@ def runtime_template() -> Object:
 def _refuse(spec: Object, container: Object) -> None:
     """Raise UsageError if a pod or its container has what neither the TrainJob nor its runtime can have."""
     base = runtime_template()["spec"]
-    allowed = (*_PATCHABLE, "containers")
+    allowed = (*PATCHABLE, "containers")
     wrong = [key for key, value in spec.items() if key not in allowed and base.get(key) != value]
-    known = (*_PATCHABLE_OF_CONTAINER, *_OF_TRAINER)
+    known = (*PATCHABLE_OF_CONTAINER, *OF_TRAINER)
     own = base["containers"][0]
     wrong += [f"containers[{NODE}].{k}" for k, v in container.items() if k not in known and own.get(k) != v]
     wrong += [f"containers[{c['name']}]" for c in spec["containers"] if c is not container]

@@ -1,4 +1,4 @@
-"""Patches: the cases that the chart passes too (test_chart_values.py), and properties of generated patches."""
+"""Patches: cases, which tests/unit/chart/test_parity.py gives to the chart too, and properties of generated patches."""
 
 from __future__ import annotations
 

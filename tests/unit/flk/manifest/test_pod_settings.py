@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ import pytest
 
 import flk
 from flk.errors import UsageError
+from flk.manifest.pod import START
+from flk_runtime.contract.failure import Kind
+from flk_runtime.contract.record import JobRecord
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -76,3 +80,15 @@ def test_python_api() -> None:
     assert job.pods.labels == {"team": "vision"}
     with pytest.raises(UsageError, match=r"pods\.label: unknown key"):
         job.changed(pods={"label": {}})
+
+
+def test_an_image_without_python_leaves_a_record_of_a_usage_error(tmp_path: Path) -> None:
+    env = {"FLK_POD_INDEX": "1", "FLK_POD_NAME": "gpt-worker-1", "FLK_NODE_NAME": "n", "FLK_TERMINATION_LOG": "log"}
+    words = ["/bin/sh", "-c", START, "flk", "no-such-python", "-u"]
+    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "[pod 1] error: the image has no no-such-python\n")
+    record = JobRecord.from_json((tmp_path / "log").read_text())
+    assert record
+    assert record.failure
+    assert record.no_retry_reason == f"not retried: {Kind.USAGE.meaning.reason}"
+    assert (record.outcome, record.code, record.failure.kind, record.failure.pod) == ("failed", 2, Kind.USAGE, 1)

@@ -1,0 +1,177 @@
+"""The objects of a job as `flk.manifest.render` makes them, with marks in the place of values, for the chart.
+
+There is a file for each target: the objects of a job without options, and the patch that each option adds to them. A
+mark is a number or a text that stands for a value. templates/_objects.tpl of the chart puts the values in their place
+and merges the patches. files/options.json says which mark stands for what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from flk import labels
+from flk.errors import UsageError
+from flk.manifest import Bundle, render
+from flk.manifest.pod import LAUNCHER_GRACE, pod_template
+from flk.spec import names
+from flk.spec.fields import Checkpoint, Elastic, Part
+from flk.spec.job import DEFAULT_IMAGE, Job, PodSettings, Resources
+from flk.spec.schema import schema_of
+from flk.targets import TARGETS
+from flk.targets.gang import GANGS
+from flk.targets.indexed import restart_limit
+from flk.targets.trainjob import OF_TRAINER, PATCHABLE, PATCHABLE_OF_CONTAINER
+from flk_runtime.contract import pod_layout
+from scripts.chart.text import compact_json
+
+Object = dict[str, Any]
+
+_RUNTIME: Final = Bundle(runtime=b"x")
+_CREATED, _MOST, _LEAST, _PROCESSES = range(71_110_010, 71_110_050, 10)  # no other number of a manifest is like these
+_FIRST: Final = 71_110_101
+_OF_TARGET: Final = {"kind": "kind", "apiVersion": "api_version", "container": "container"}
+_PARTS: Final[dict[str, type[Part]]] = {"resources": Resources, "pods": PodSettings}
+
+
+class _Marked(Job):
+    """A job whose values are marks."""
+
+    created_pods = property(lambda self: _CREATED)
+    most_pods = property(lambda self: _MOST)
+    least_pods = property(lambda self: _LEAST)
+    processes_per_pod = property(lambda self: _PROCESSES)
+
+
+def options() -> str:
+    """The text of files/options.json: the marks, and what else the templates have to know of options and targets."""
+    marks, durations = _marks()
+    defaults = Job.model_construct().model_dump(mode="json")
+    data = {
+        "marks": marks,
+        "numbers": {  # marks of what is computed
+            "created": _CREATED,
+            "most": _MOST,
+            "least": _LEAST,
+            "processes_per_pod": _PROCESSES,
+            "port": pod_layout.RDZV_PORT,
+            "last": _MOST - 1,
+            "restart_limit": restart_limit(_Marked.model_construct(**_base(marks))),
+            "grace_and_launcher": marks["grace"] + LAUNCHER_GRACE,
+        },
+        "durations": durations,
+        "defaults": {name: value for name, value in defaults.items() if name in marks and value is not None},
+        "images": DEFAULT_IMAGE,
+        "targets": {t.name: {k: getattr(t, v) for k, v in _OF_TARGET.items()} for t in TARGETS.values()},
+        "gangs": {name: gang.api_version for name, gang in GANGS.items()},
+        "trainjob": {"pod": PATCHABLE, "container": PATCHABLE_OF_CONTAINER, "trainer": OF_TRAINER},
+    }
+    return compact_json(data) + "\n"
+
+
+def manifests(target: str) -> str:
+    """The text of files/manifests/TARGET.json: the last pod's name, the objects, and the patches of the options."""
+    marks, _ = _marks()
+    patches = []
+    for path, end, without, with_it in _options(marks):
+        added = _added(_objects(target, without), _objects(target, with_it))
+        if added:
+            patches.append({"option": path, "end": end, "patch": added})
+    data = {
+        "lastPod": names.longest(marks["name"], _MOST, target),
+        "base": _objects(target, _base(marks)),
+        "patches": patches,
+    }
+    return compact_json(data) + "\n"
+
+
+def _marks() -> tuple[dict[str, Any], dict[str, int]]:
+    """The marks of all options with one value, by their paths, and the least seconds of those that are durations."""
+    schema = schema_of(Job)
+    fields = dict(schema["properties"])
+    for above, part in _PARTS.items():
+        fields |= {f"{above}.{name}": value for name, value in schema["$defs"][part.__name__]["properties"].items()}
+    marks: dict[str, Any] = {}
+    durations: dict[str, int] = {}
+    for path, field in fields.items():
+        forms = field.get("anyOf", [field])
+        kinds = [form.get("type", "string") for form in forms]
+        if "$ref" in str(field) or any(kind in ("object", "array", "boolean") for kind in kinds):
+            continue
+        marks[path] = _FIRST + len(marks) * 100 if any("integer" in kind for kind in kinds) else f"<{path}>"
+        if kinds[0] == ["string", "integer"]:
+            durations[path] = forms[0]["minimum"]
+    return marks | {"elastic.batch": "<elastic.batch>", "topology": "marked-topology"}, durations
+
+
+def _base(marks: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a job with nothing but what every job has."""
+    always = ("name", "image", "replicas", "strategy", "restarts", "disruptions", "grace")
+    return {name: marks[name] for name in always} | {"command": [], "checkpoint": Checkpoint(address="s3://marked")}
+
+
+def _options(marks: dict[str, Any]) -> Iterator[tuple[str, str | None, dict[str, Any], dict[str, Any]]]:
+    """Each option that adds something: its path, the end of its value, and the fields of a job without and with it.
+
+    The end is empty if every value adds the same, and None where a missing value adds something.
+    """
+    base = _base(marks)
+    for path, mark in marks.items():
+        name, _, inner = path.partition(".")
+        if name in _PARTS:
+            yield path, "", base, base | {name: _PARTS[name].model_construct(**{inner: mark})}
+        elif path == "queue_priority":
+            yield path, "", base | {"queue": marks["queue"]}, base | {"queue": marks["queue"], path: mark}
+        elif path not in base and path not in ("fabric", "target", "gang", "topology", "processes", "elastic.batch"):
+            yield path, "", base, base | {path: mark}
+    elastic = Elastic.model_construct(min=_LEAST, max=_MOST, batch=marks["elastic.batch"])
+    yield "elastic", "", base, base | {"elastic": elastic}
+    for strength in (":required", ":preferred"):
+        yield "topology", strength, base, base | {"topology": marks["topology"] + strength}
+    for gang in GANGS:
+        yield "gang", gang, base, base | {"gang": gang}
+    yield "checkpoint", None, base, base | {"checkpoint": None}
+
+
+def _objects(target: str, fields: dict[str, Any]) -> Object:
+    """The template of the pods, the job's object without it, its Service and its PodGroup.
+
+    Only the template for what the target refuses: the chart refuses it too.
+    """
+    job = _Marked.model_construct(**fields, target=target)
+    template = pod_template(job, _RUNTIME, [f"{job.name}-runtime-0"])
+    try:
+        job_object, *others = render(job, Bundle())
+    except UsageError:
+        return {"template": template}
+    del job_object["metadata"]["annotations"][labels.SPEC]
+    return {"template": template, "job": _without_pods(job_object), **{other["kind"]: other for other in others}}
+
+
+def _without_pods(value: Any) -> Any:
+    """An object without the templates of pods in it, and a TrainJob without the fields of its container."""
+    if isinstance(value, list):
+        return [_without_pods(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {
+        key: _without_pods(item)
+        for key, item in value.items()
+        if key not in ("image", "command", "env", "resourcesPerNode")
+    }
+    if "containers" in (kept.get("template") or {}).get("spec", {}):
+        del kept["template"]
+    return kept
+
+
+def _added(before: Any, after: Any) -> Any:
+    """The patch that makes ``after`` of ``before``, in the form of `flk.manifest.patched`."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        return {key: _added(before.get(key), value) for key, value in after.items() if before.get(key) != value}
+    if isinstance(before, list) and isinstance(after, list):
+        for identity in ("mountPath", "name"):
+            if all(isinstance(item, dict) and identity in item for item in (*before, *after)):
+                known = {item[identity]: item for item in before}
+                items = ((item[identity], item) for item in after if item not in before)
+                return [{identity: name, **_added(known.get(name, {}), item)} for name, item in items]
+    return after

@@ -1,0 +1,21 @@
+"""JSON as the generated files have it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+WIDTH: Final = 120  # columns
+
+
+def compact_json(value: Any, indent: str = "") -> str:
+    """JSON with everything on one line that has room there."""
+    line = json.dumps(value, ensure_ascii=False)
+    if len(indent) + len(line) <= WIDTH or not isinstance(value, dict | list) or not value:
+        return line
+    more = f"{indent}  "
+    if isinstance(value, list):
+        items, ends = [compact_json(item, more) for item in value], "[]"
+    else:
+        items, ends = [f"{json.dumps(key)}: {compact_json(item, more)}" for key, item in value.items()], "{}"
+    return f"{ends[0]}\n" + ",\n".join(more + item for item in items) + f"\n{indent}{ends[1]}"
