@@ -1,0 +1,49 @@
+"""Pods of strategy diloco know where the workers meet, and how the hub and they know each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flk.manifest.meeting import meeting_variables, meeting_volume
+from flk.spec.job import Job, validated
+from flk.targets import DEFAULT
+from flk_runtime.contract import pod_env
+
+TLS = "/flk/meet"
+
+
+def job(strategy: str = "diloco", **diloco: str) -> Job:
+    return validated({"command": "a.py", "name": "gpt", "strategy": strategy, "diloco": diloco})
+
+
+def values(of: Job) -> dict[str, Any]:
+    return {each["name"]: each.get("value", each.get("valueFrom")) for each in meeting_variables(of, DEFAULT)}
+
+
+def test_pod_0_serves_the_hub_unless_the_workers_meet_elsewhere() -> None:
+    host = DEFAULT.pod_host("gpt", 0)
+    port = values(job())[pod_env.HUB_PORT]
+    assert values(job()) == {pod_env.MEET: f"{host}:{port}", pod_env.HUB_PORT: port}
+    assert values(job(meet="hub:29401", secret="shared:key")) == {
+        pod_env.MEET: "hub:29401",
+        pod_env.MEET_SECRET: {"secretKeyRef": {"name": "shared", "key": "key"}},
+    }
+
+
+@pytest.mark.parametrize("diloco", [{}, {"meet": "hub:29401", "secret": "shared:key"}])
+def test_certificates_are_mounted_where_the_variables_say(diloco: dict[str, str]) -> None:
+    assert meeting_volume(job(**diloco)) == ([], [])
+    with_tls = job(**diloco, tls="certificates")
+    (volume,), (mount,) = meeting_volume(with_tls)
+    assert volume["secret"]["secretName"] == "certificates"
+    assert mount["name"] == volume["name"]
+    found = values(with_tls)
+    assert found[pod_env.MEET_CA] == f"{mount['mountPath']}/ca.crt"
+    # Only the pod that serves the hub has a certificate of its own.
+    assert found.get(pod_env.MEET_CERTIFICATE) == (None if diloco else mount["mountPath"])
+
+
+def test_other_strategies_have_none() -> None:
+    assert meeting_variables(validated({"command": "a.py", "name": "gpt"}), DEFAULT) == []

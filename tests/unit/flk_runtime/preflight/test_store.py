@@ -1,0 +1,41 @@
+"""What a rank says that cannot reach the store: the step that failed, and what to do."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from flk_runtime.discovery import RankInfo
+from flk_runtime.errors import RendezvousError
+from flk_runtime.preflight import store
+
+INFO = RankInfo(rank=3, world_size=4, local_rank=1, local_world_size=2, nodes=2)
+
+
+@pytest.mark.parametrize(
+    ("address", "error", "said"),
+    [
+        ("gpt-0", socket.gaierror(-2, "unknown"), "does not resolve there (unknown)"),
+        ("192.0.2.1", ConnectionRefusedError(), "the host answers, but nothing listens at port 29500"),
+        ("127.0.0.1", ConnectionRefusedError(), "every node's own loopback address"),
+        ("192.0.2.1", store.NotAStoreError(), "choose another MASTER_PORT"),
+        ("192.0.2.1", TimeoutError(), "a firewall between the nodes drops packets"),
+        ("192.0.2.1", OSError(113, "No route to host"), "there is no route to it (No route to host)"),
+        ("192.0.2.1", RuntimeError("bad magic\nmore"), "bad magic; another program may use the port"),
+    ],
+)
+def test_each_failure_has_its_own_sentence(
+    monkeypatch: pytest.MonkeyPatch, address: str, error: Exception, said: str
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(socket, "create_connection", fail)
+    with pytest.raises(RendezvousError) as raised:
+        store.connect(INFO, address, 29500, time.monotonic())
+    assert str(raised.value).startswith("rank 3 on node ")
+    assert f"did not reach the master {address}:29500: " in str(raised.value)
+    assert said in str(raised.value)
