@@ -58,7 +58,6 @@ COVERED = {
         "flk_runtime.distributed.reducer"
     ),
     "tests/local/test_grad_scaler.py": "flk_runtime.distributed.grad_scaler",
-    "tests/local/test_optimizers.py": "flk_runtime.parallel.replaced",
     "tests/local/test_parallel.py": "flk_runtime.parallel.adopt flk_runtime.parallel.rebind",
     "tests/local/test_plan.py": "flk.cli.plan flk.planning flk_runtime.plan.__main__ flk_runtime.plan.capture",
     "tests/local/test_preemption.py": "flk_runtime.launcher.signals",
