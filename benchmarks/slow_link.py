@@ -1,6 +1,6 @@
 """Measure training over links of 100 Mbit/s: DiLoCo against DDP and torchft, in speed, bytes and held-out loss.
 
-    python benchmarks/slow_link.py [--rounds 1] [--rate 100mbit] [--steps 200] [--plot docs/images/slow-link.svg]
+    python benchmarks/slow_link.py [--rounds 1] [--rate 100mbit] [--steps 200]
 
 Four hosts, network namespaces of this machine whose links tc limits, run the bundled GPT with two ranks each: as one
 DDP job of 8 ranks, and as 4 workers of DiLoCo with the inner strategy full_shard. All runs see the same number of
@@ -15,6 +15,7 @@ bytes and the same loss.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -52,16 +53,16 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What the plot shows."""
+        """What the output calls it."""
         return f"{self.strategy} {self.options}".strip()
 
 
 class Training:
-    """One run on all hosts: its tokens per second, bytes per step, and held-out losses over time."""
+    """One run on all hosts: its tokens per second, bytes per step, and the held-out loss at its end."""
 
     def __init__(self, hosts: list[Host], case: Case, arguments: list[str], steps: int) -> None:
         self.name = case.name
-        self.curve: list[tuple[float, float]] = []
+        self.loss = math.nan
         with tempfile.TemporaryDirectory() as name:
             before = sum(sent_bytes(host) for host in hosts)
             begin = start_torchft if case.strategy == "torchft" else start_flk
@@ -74,10 +75,8 @@ class Training:
                     if "heldout_loss" in values:
                         last = time.monotonic()
                         began = began or last
-                        self.curve.append((last - began, values["heldout_loss"]))
-                        measure.progress(
-                            f"{self.name}: {values['step']} steps, {last - began:.0f} s, {self.curve[-1][1]:.4f}"
-                        )
+                        self.loss = values["heldout_loss"]
+                        measure.progress(f"{self.name}: {values['step']} steps, {last - began:.0f} s, {self.loss:.4f}")
                 codes = [job.wait(300) for job in jobs]
             finally:
                 for job in jobs:
@@ -86,7 +85,6 @@ class Training:
                 sys.exit(f"{self.name}: the launchers ended with {codes}; see the output above")
             self.seconds = last - began
             self.bytes_per_step = (sum(sent_bytes(host) for host in hosts) - before) / steps
-        self.loss = self.curve[-1][1]
 
 
 def start_flk(
@@ -154,39 +152,6 @@ def sent_bytes(host: Host) -> int:
     return int(subprocess.run([*host.prefix, "cat", path], capture_output=True, text=True, check=True).stdout)
 
 
-def plot(path: Path, runs: list[Training], rate: str) -> None:
-    """Write the held-out loss over time as an SVG."""
-    width, height, left, bottom = 640, 320, 50, 40
-    longest = max(run.curve[-1][0] for run in runs)
-    values = [loss for run in runs for _, loss in run.curve]
-    low, high = min(values), max(values)
-
-    def x(seconds: float) -> float:
-        return left + (width - left - 10) * seconds / longest
-
-    def y(loss: float) -> float:
-        return 10 + (height - bottom - 10) * (high - loss) / (high - low)
-
-    colours = ["#0b6", "#06c", "#c40", "#a0a"]
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-        'font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        f'<path d="M{left} 10V{height - bottom}H{width - 10}" fill="none" stroke="#444"/>',
-        f'<text x="{width / 2}" y="{height - 6}">seconds, links of {rate}</text>',
-        f'<text x="4" y="20">{high:.2f}</text><text x="4" y="{height - bottom}">{low:.2f}</text>',
-        f'<text x="{width - 60}" y="{height - 22}">{longest:.0f} s</text>',
-    ]
-    for number, run in enumerate(runs):
-        points = " ".join(f"{x(seconds):.1f},{y(loss):.1f}" for seconds, loss in run.curve)
-        colour = colours[number % len(colours)]
-        lines.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        lines.append(
-            f'<text x="{width - 330}" y="{28 + 16 * number}" fill="{colour}">{run.name}: {run.loss:.3f}</text>'
-        )
-    path.write_text("\n".join([*lines, "</svg>"]) + "\n")
-
-
 def main() -> int:
     parser = measure.parser(__doc__, rounds=1)
     parser.add_argument("--rate", default="100mbit", help="of each host's link, as tc writes it (default 100mbit)")
@@ -195,7 +160,6 @@ def main() -> int:
     parser.add_argument("--batch-size", type=int, default=2, help="pieces of text per rank and step (default 2)")
     parser.add_argument("--lr", default="3e-3", help="of the inner optimizer")
     parser.add_argument("--outer", default="", help="more options of DiLoCo, as in lr=0.7,momentum=0.8")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="write the held-out loss over time to FILE, an SVG")
     options = parser.parse_args()
     report = measure.Report("slow_link", options)
     arguments = [
@@ -239,8 +203,6 @@ def main() -> int:
         report.compare(f"{what}, bytes per step", *sent, fewer, "bytes")
         losses = [run.loss for run in mine], [run.loss for run in peer]
         report.compare(f"{what}, held-out loss", *losses, AS_GOOD, "nats")
-    if options.plot:
-        plot(options.plot, [runs[name][0] for name in ("ddp", "fp16", "int8")], options.rate)
     return report.finish()
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Final
 
 KUBEFLOW_GROUP: Final = "kubeflow.org"
-KUBEFLOW_API_VERSION: Final = f"{KUBEFLOW_GROUP}/v1"
 
 # Labels of the objects that flk creates.
 MANAGED_BY: Final = {"app.kubernetes.io/managed-by": "flk"}

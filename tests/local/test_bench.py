@@ -25,7 +25,7 @@ def flk(tmp_path: Path) -> Iterator[Flk]:
 def test_strategies_are_measured_and_auto_uses_the_results(flk: Flk) -> None:
     done = flk(
         *("bench", "train.py", "--local", "--processes", "2", "--steps", "4", "--strategies", "ddp,full_shard"),
-        *("--plot", "steps.svg", "-o", "json"),
+        *("-o", "json"),
     )
     assert done.code == 0, done.stderr
     result = json.loads(done.stdout)
@@ -35,7 +35,6 @@ def test_strategies_are_measured_and_auto_uses_the_results(flk: Flk) -> None:
         assert len(measured["memory"]) == 2
     assert set(result["predicted"]) >= {"ddp", "full_shard"}
     assert {each["kind"] for each in result["collectives"]} == {"all-gather", "reduce-scatter", "all-reduce"}
-    assert "<svg" in (flk.folder / "steps.svg").read_text()
     kept = next((flk.folder / "home" / ".local" / "state" / "flk" / "bench").glob("*.json"))
     # As if full_shard had been much faster, so that the outcome does not depend on this machine.
     kept.write_text(json.dumps(json.loads(kept.read_text()) | {"seconds": {"ddp": 0.9, "full_shard": 0.1}}))

@@ -90,7 +90,7 @@ COVERED = {
         "flk_runtime.checkpoint.files.weights"
     ),
     "tests/unit/flk/bench/test_bench.py": (
-        "flk.bench.job flk.bench.plot flk.bench.result flk_runtime.bench.transport flk_runtime.plan.calibration"
+        "flk.bench.job flk.bench.result flk_runtime.bench.transport flk_runtime.plan.calibration"
     ),
     "tests/unit/flk/cli/outputs/test_delete.py": "flk.cli.delete flk.jobs.lifecycle.deletion",
     "tests/unit/flk/cli/outputs/test_init.py": "flk.cli.init",

@@ -40,9 +40,6 @@ def bench(
         int, typer.Option("--steps", metavar="N", min=1, help="Steps to measure, after 3 that warm up.")
     ] = 10,
     timeout: Timeout = None,
-    plot_file: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Write the step times to FILE, as SVG.")
-    ] = None,
     output: Annotated[str, typer.Option("--output", "-o", metavar="FORMAT", help="text or json.")] = "text",
 ) -> int:
     """Run a script for a few steps under each strategy, one after the other in one job, and compare them.
@@ -54,7 +51,7 @@ def bench(
     if output not in ("text", "json"):
         raise UsageError(f"--output: must be text or json (is {output!r})")
     limit = seconds(timeout, "--timeout") or _CASE
-    from flk.bench import bench_job, plot
+    from flk.bench import bench_job
 
     job, here = loaded.job, Path.cwd()
     if local and job.command[0] != "-m" and loaded.root != here:
@@ -69,8 +66,6 @@ def bench(
             note("the result is not kept: without a plan of the script it cannot be told for which model it is")
     except OSError as error:
         note(f"the result is not kept: {error}")
-    if plot_file:
-        plot_file.write_text(plot(result))
     print(json.dumps(result.data, indent=2) if output == "json" else "\n".join(_text(result)))
     return code if result.fastest or code else int(ExitCode.TRAINING)
 

@@ -154,11 +154,6 @@ class PodPreemption:
         return self._target is not None and page.boundary >= self._target
 
     @property
-    def by_steps(self) -> bool:
-        """Whether the ranks stop at a step boundary, or may still do so; if not, they get SIGTERM."""
-        return any(page.hold for page in self._pages)
-
-    @property
     def saved(self) -> int | None:
         """The step after which all ranks of this pod have saved and ended; None if they have not."""
         done = all(page.saved == self._target for page in self._pages)

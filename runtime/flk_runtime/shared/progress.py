@@ -142,11 +142,6 @@ class ProgressPage:
             time.sleep(_POLL)
         return answer
 
-    @property
-    def progress_time(self) -> float:
-        """When the rank last made a step or called `heartbeat`; 0 if it never did."""
-        return max(self.step_time, self.heartbeat_time)
-
     def _clear(self) -> None:
         self.step = self.saved = self.boundary = self.target = self.restored = -1
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
-from flk.bench import BenchResult, bench_job, kept_results, measured, plot
+from flk.bench import BenchResult, bench_job, kept_results, measured
 from flk.errors import UsageError
 from flk.spec.job import Job
 from flk_runtime.bench.cases import first_cause
@@ -147,10 +146,3 @@ def test_the_job_measures_in_the_same_pods_and_leaves_checkpoints_alone() -> Non
     for name in ("zero3", "diloco", "auto", "none"):
         with pytest.raises(UsageError, match="--strategies"):
             bench_job(job, [name], steps=5, timeout=60)
-
-
-def test_the_plot_is_an_svg_of_what_was_measured() -> None:
-    root = ElementTree.fromstring(plot(result()))
-    texts = [each.text for each in root.iter() if each.text and each.text.strip()]
-    assert {"full_shard", "hybrid_shard", "200", "100", "180"} <= set(texts)
-    assert "ddp" not in texts

@@ -129,7 +129,7 @@ def test_a_rank_goes_on_if_the_launcher_lets_it() -> None:
     preemption.release()
     assert page.reach_boundary(4) is False
     assert not page.waiting
-    assert not preemption.by_steps
+    assert not page.hold
 
 
 def test_the_boundaries_are_read_once_and_not_before_all_ranks_can_see_hold() -> None:
