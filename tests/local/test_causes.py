@@ -67,9 +67,9 @@ def failure_of(job: Pods) -> Failure:
     ids=["segfault", "abort", "abort in C++", "kill", "exit code", "early success", "early SystemExit", "message"],
 )
 def test_the_rank_that_ended_first_is_the_cause(
-    pods: Callable[..., Pods], fault: str, kind: str, exit_code: int | None, number: int | None, words: str
+    forked_pods: Callable[..., Pods], fault: str, kind: str, exit_code: int | None, number: int | None, words: str
 ) -> None:
-    job = pods(3, 1, script=SCRIPT.format(fault=fault))
+    job = forked_pods(3, 1, script=SCRIPT.format(fault=fault))
     job.start("train.py")
     assert job.wait() == [ExitCode.TRAINING] * 3, job.logs_of_all()
     failure = failure_of(job)
@@ -81,15 +81,15 @@ def test_the_rank_that_ended_first_is_the_cause(
     assert "flk_runtime/launcher" not in failure.stderr
 
 
-def test_an_exception_that_is_reported_after_its_consequences_is_the_cause(pods: Callable[..., Pods]) -> None:
-    job = pods(3, 1, script=SCRIPT.format(fault=CLOSE_FIRST))
+def test_an_exception_that_is_reported_after_its_consequences_is_the_cause(forked_pods: Callable[..., Pods]) -> None:
+    job = forked_pods(3, 1, script=SCRIPT.format(fault=CLOSE_FIRST))
     job.start("train.py")
     assert job.wait() == [ExitCode.TRAINING] * 3
     failure = failure_of(job)
     assert (failure.rank, failure.type, failure.message) == (1, "ValueError", "sample 371 has no label")
 
 
-def test_an_exception_raised_from_a_broken_connection_is_secondary(pods: Callable[..., Pods]) -> None:
+def test_an_exception_raised_from_a_broken_connection_is_secondary(forked_pods: Callable[..., Pods]) -> None:
     script = """
         import os, time
         import torch, torch.distributed as dist
@@ -104,13 +104,13 @@ def test_an_exception_raised_from_a_broken_connection_is_secondary(pods: Callabl
         except RuntimeError as error:
             raise OSError("the training step failed") from error
     """
-    job = pods(2, 1, script=script)
+    job = forked_pods(2, 1, script=script)
     job.start("train.py")
     assert job.wait() == [ExitCode.TRAINING] * 2
     assert (failure_of(job).rank, failure_of(job).exit_code) == (1, 17)
 
 
-def test_equal_failures_are_one_with_a_count(pods: Callable[..., Pods]) -> None:
+def test_equal_failures_are_one_with_a_count(forked_pods: Callable[..., Pods]) -> None:
     script = """
         import os, pathlib, signal, time
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a rank must not be ended before it has raised
@@ -119,7 +119,7 @@ def test_equal_failures_are_one_with_a_count(pods: Callable[..., Pods]) -> None:
             time.sleep(0.001)
         raise FileNotFoundError("no such dataset")
     """
-    job = pods(2, 2, script=script)
+    job = forked_pods(2, 2, script=script)
     job.start("train.py")
     assert job.wait() == [ExitCode.TRAINING] * 2
     failure = failure_of(job)
@@ -130,7 +130,7 @@ def test_equal_failures_are_one_with_a_count(pods: Callable[..., Pods]) -> None:
     )
 
 
-def test_an_exception_counts_before_a_pod_that_is_lost_afterwards(pods: Callable[..., Pods]) -> None:
+def test_an_exception_counts_before_a_pod_that_is_lost_afterwards(forked_pods: Callable[..., Pods]) -> None:
     """The launcher of pod 1 is killed while it ends its ranks, and a new one takes its place."""
     script = """
         import os, pathlib, signal, time
@@ -149,7 +149,7 @@ def test_an_exception_counts_before_a_pod_that_is_lost_afterwards(pods: Callable
             while True:
                 time.sleep(0.01)
     """
-    job = pods(2, 1, script=script, FLK_RESTARTS="5")  # a slow machine may need more than one
+    job = forked_pods(2, 1, script=script, FLK_RESTARTS="5")  # a slow machine may need more than one
     job.start("train.py")
     rank = job.pid(0, 1)
     job.until((job.folder / "ending").exists, "rank 1 is told to end")
@@ -163,7 +163,7 @@ def test_an_exception_counts_before_a_pod_that_is_lost_afterwards(pods: Callable
     assert (first.kind, first.type, first.rank) == ("exception", "ValueError", 0)
 
 
-def test_a_rank_that_saves_on_sigterm_has_the_whole_grace_period(pods: Callable[..., Pods]) -> None:
+def test_a_rank_that_saves_on_sigterm_has_the_whole_grace_period(forked_pods: Callable[..., Pods]) -> None:
     """Also when the attempt has ended for the other pods, whose launchers end their ranks at once."""
     script = """
         import os, pathlib, signal, sys, time
@@ -183,7 +183,7 @@ def test_a_rank_that_saves_on_sigterm_has_the_whole_grace_period(pods: Callable[
         while attempt == "0":
             time.sleep(0.01)
     """
-    job = pods(2, 1, script=script, FLK_RESTARTS="1", FLK_GRACE="60")
+    job = forked_pods(2, 1, script=script, FLK_RESTARTS="1", FLK_GRACE="60")
     job.start("train.py")
     job.pid(0, 1)
     job.running[1].terminate()
@@ -253,10 +253,10 @@ def proxy() -> Iterator[Callable[[int], Proxy]]:
 
 
 def test_a_pod_that_loses_its_connection_ends_the_attempt_for_all(
-    pods: Callable[..., Pods], proxy: Callable[[int], Proxy]
+    forked_pods: Callable[..., Pods], proxy: Callable[[int], Proxy]
 ) -> None:
     """Its ranks have ended with the connection, so the others cannot go on without it."""
-    job = pods(2, 1, FLK_RESTARTS="1", HOLD="1")
+    job = forked_pods(2, 1, FLK_RESTARTS="1", HOLD="1")
     endpoint = job.variables[pod_env.RDZV_ENDPOINT]
     between = proxy(int(endpoint.rpartition(":")[2]))
     job.start("train.py", "2", only=0)

@@ -284,12 +284,12 @@ def accepts(port: int) -> bool:
 
 
 @pytest.mark.parametrize("others", [False, True])
-def test_a_hub_that_no_worker_has_met_ends_with_its_launcher(pods: Callable[..., Pods], others: bool) -> None:
+def test_a_hub_that_no_worker_has_met_ends_with_its_launcher(forked_pods: Callable[..., Pods], others: bool) -> None:
     """At once if it is for this job only, else when the launcher is told to stop."""
     with held_ports() as free_port:
         port = free_port()
         variables = {user_env.STRATEGY: "diloco", pod_env.MEET: f"127.0.0.1:{port}", pod_env.HUB_PORT: str(port)}
-        job = pods(script="", **variables, **({pod_env.MEET_SECRET: "secret"} if others else {}))
+        job = forked_pods(script="", **variables, **({pod_env.MEET_SECRET: "secret"} if others else {}))
         job.start("train.py")
         if others:
             job.until((job.folder / "termination.0").exists, "the job has ended")

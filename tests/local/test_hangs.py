@@ -87,8 +87,10 @@ STOP = "os.kill(os.getpid(), signal.SIGSTOP)"
     ],
     ids=["sleep", "lock", "native code with the GIL", "import", "DataLoader", "other collective", "SIGSTOP"],
 )
-def test_a_hang_ends_with_the_rank_that_is_stuck(pods: Callable[..., Pods], fault: str, cause: str, line: str) -> None:
-    job = pods(3, 1, script=SCRIPT.replace("{fault}", fault.lstrip("\n ")), **QUICK)
+def test_a_hang_ends_with_the_rank_that_is_stuck(
+    forked_pods: Callable[..., Pods], fault: str, cause: str, line: str
+) -> None:
+    job = forked_pods(3, 1, script=SCRIPT.replace("{fault}", fault.lstrip("\n ")), **QUICK)
     job.start("train.py")
     job.until((job.folder / "stuck").exists, "rank 1 is stuck")
     began = time.monotonic()
@@ -104,8 +106,8 @@ def test_a_hang_ends_with_the_rank_that_is_stuck(pods: Callable[..., Pods], faul
     assert log.index("rank 1 in test-worker-1") < log.index("ranks 0, 2"), log
 
 
-def test_a_hang_in_ranks_that_do_not_share_an_interpreter_is_found_too(pods: Callable[..., Pods]) -> None:
-    job = pods(1, 2, script=SCRIPT.format(fault=SLEEP), **QUICK, FLK_START="spawn")
+def test_a_hang_in_ranks_that_do_not_share_an_interpreter_is_found_too(forked_pods: Callable[..., Pods]) -> None:
+    job = forked_pods(1, 2, script=SCRIPT.format(fault=SLEEP), **QUICK, FLK_START="spawn")
     job.start("train.py")
     assert job.wait() == [ExitCode.INFRASTRUCTURE], job.log()
     failure = job.record().failure
@@ -113,9 +115,9 @@ def test_a_hang_in_ranks_that_do_not_share_an_interpreter_is_found_too(pods: Cal
     assert "did not reach all_reduce 6; it is at train.py:9 in stuck" in failure.summary
 
 
-def test_a_hang_is_followed_by_the_next_attempt(pods: Callable[..., Pods]) -> None:
+def test_a_hang_is_followed_by_the_next_attempt(forked_pods: Callable[..., Pods]) -> None:
     script = SCRIPT.replace("1_000_000", "8").replace("rank == 1:", "rank == 1 and os.environ['FLK_ATTEMPT'] == '0':")
-    job = pods(2, 1, script=script.format(fault=SLEEP), FLK_RESTARTS="1", **QUICK)
+    job = forked_pods(2, 1, script=script.format(fault=SLEEP), FLK_RESTARTS="1", **QUICK)
     job.start("train.py")
     assert job.wait() == [ExitCode.DONE] * 2, job.logs_of_all()
     failures = [attempt.failure for attempt in job.record().attempts]
@@ -145,21 +147,21 @@ SLOW = """
 """
 
 
-def test_a_rank_that_works_for_long_is_no_hang(pods: Callable[..., Pods]) -> None:
-    job = pods(2, 1, script=SLOW.format(limit=LIMIT), **QUICK)
+def test_a_rank_that_works_for_long_is_no_hang(forked_pods: Callable[..., Pods]) -> None:
+    job = forked_pods(2, 1, script=SLOW.format(limit=LIMIT), **QUICK)
     job.start("train.py")
     assert job.wait() == [ExitCode.DONE] * 2, job.logs_of_all()
 
 
-def test_ranks_that_all_compute_without_a_word_are_no_hang(pods: Callable[..., Pods]) -> None:
+def test_ranks_that_all_compute_without_a_word_are_no_hang(forked_pods: Callable[..., Pods]) -> None:
     script = f"import time\nend = time.monotonic() + {6 * LIMIT}\nwhile time.monotonic() < end: pass"
-    job = pods(1, 2, script=script, **QUICK)
+    job = forked_pods(1, 2, script=script, **QUICK)
     job.start("train.py")
     assert job.wait() == [ExitCode.DONE], job.log()
 
 
-def test_a_hang_timeout_of_zero_is_none(pods: Callable[..., Pods]) -> None:
-    job = pods(1, 1, script="import time; time.sleep(8)", **{**QUICK, user_env.HANG_TIMEOUT: "0"})
+def test_a_hang_timeout_of_zero_is_none(forked_pods: Callable[..., Pods]) -> None:
+    job = forked_pods(1, 1, script="import time; time.sleep(8)", **{**QUICK, user_env.HANG_TIMEOUT: "0"})
     job.start("train.py")
     assert job.wait() == [ExitCode.DONE], job.log()
 
@@ -176,8 +178,8 @@ STRAGGLER = """
 """
 
 
-def test_a_slow_rank_is_in_the_record(pods: Callable[..., Pods]) -> None:
-    job = pods(3, 1, script=STRAGGLER, **QUICK, FLK_NODE_NAME="node-a", FLK_SLOW_WINDOW="10")
+def test_a_slow_rank_is_in_the_record(forked_pods: Callable[..., Pods]) -> None:
+    job = forked_pods(3, 1, script=STRAGGLER, **QUICK, FLK_NODE_NAME="node-a", FLK_SLOW_WINDOW="10")
     job.start("train.py")
 
     def records() -> list[JobRecord]:

@@ -21,12 +21,12 @@ GRACE = 60  # seconds
 
 
 @pytest.fixture
-def train(pods: Callable[..., Pods], tmp_path: Path) -> Callable[..., Pods]:
+def train(forked_pods: Callable[..., Pods], tmp_path: Path) -> Callable[..., Pods]:
     """Starts a job of several pods that trains with flk's library."""
 
     def start(steps: int = STEPS, *, count: int = 2, pause: float = 0.02, save: float = 0.0, **variables: str) -> Pods:
         settings = {"FLK_CHECKPOINT": str(tmp_path / "checkpoint"), "FLK_SAVE_EVERY": "1000", "FLK_GRACE": str(GRACE)}
-        job = pods(count, 1, script=TRAIN, FLK_RESTARTS="3", **settings | variables)
+        job = forked_pods(count, 1, script=TRAIN, FLK_RESTARTS="3", **settings | variables)
         job.start("train.py", str(steps), str(pause), str(save))
         return job
 
@@ -177,8 +177,8 @@ OWN_HANDLER = """
 """
 
 
-def test_a_script_without_flks_library_saves_in_its_own_handler_of_sigterm(pods: Callable[..., Pods]) -> None:
-    job = pods(4, 1, script=OWN_HANDLER, FLK_RESTARTS="3", FLK_GRACE="30")
+def test_a_script_without_flks_library_saves_in_its_own_handler_of_sigterm(forked_pods: Callable[..., Pods]) -> None:
+    job = forked_pods(4, 1, script=OWN_HANDLER, FLK_RESTARTS="3", FLK_GRACE="30")
     job.start("train.py")
     job.until(lambda: len(list(job.folder.glob("ready.*"))) == 4, "all ranks have begun")
     job.running[3].terminate()
@@ -225,12 +225,12 @@ LIGHTNING = """
 """
 
 
-def test_lightning_saves_for_five_seconds_on_sigterm_to_one_pod_of_four(pods: Callable[..., Pods]) -> None:
+def test_lightning_saves_for_five_seconds_on_sigterm_to_one_pod_of_four(forked_pods: Callable[..., Pods]) -> None:
     if not importlib.util.find_spec("lightning"):
         pytest.skip("needs the package lightning")
     import torch
 
-    job = pods(4, 1, script=LIGHTNING, FLK_RESTARTS="3", FLK_GRACE="30")
+    job = forked_pods(4, 1, script=LIGHTNING, FLK_RESTARTS="3", FLK_GRACE="30")
     job.start("train.py")
     ready = lambda: len(list(job.folder.glob("ready.*"))) == 4  # noqa: E731
     until(ready, "all ranks are in the same step", seconds=240, context=job.logs_of_all)  # four imports of Lightning

@@ -40,7 +40,8 @@ TRAIN = """
 # What the process of a launcher runs that is forked from a process with torch: `python -m flk_runtime` without the
 # start of the interpreter and the imports.
 FORKED = """
-import os, signal, sys
+import multiprocessing, os, signal, sys
+multiprocessing.set_start_method(None, force=True)  # the script may choose; here it was forkserver
 for number in (signal.SIGINT, signal.SIGCHLD):
     signal.signal(number, signal.SIG_DFL)
 os.environ.clear()
@@ -56,6 +57,8 @@ start.main(command)
 
 class Running(Protocol):
     """The process of a launcher, as subprocess.Popen."""
+
+    pid: int
 
     def wait(self, timeout: float | None = None) -> int: ...
     def poll(self) -> int | None: ...
@@ -78,6 +81,7 @@ class ForkedLauncher:
         }
         self._process = server.Process(target=exec, args=(FORKED, names))
         self._process.start()
+        self.pid = int(self._process.pid or 0)
 
     def wait(self, timeout: float | None = None) -> int:
         self._process.join(timeout)
@@ -96,7 +100,7 @@ class ForkedLauncher:
         self._process.terminate()
 
     def send_signal(self, sig: int) -> None:
-        os.kill(int(self._process.pid or 0), sig)
+        os.kill(self.pid, sig)
 
 
 class Pods:
@@ -146,7 +150,7 @@ class Pods:
             }
             environment = os.environ | self.variables | own
             if self.fork_server:
-                log.touch()
+                log.write_text("")
                 self.running[index] = ForkedLauncher(self.fork_server, command, environment, self.folder, log)
                 continue
             with log.open("w") as file:
