@@ -113,8 +113,8 @@ def test_a_script_behind_a_link_finds_the_modules_beside_it(pods: Callable[..., 
     assert f"[rank 0] {expected}\n" in job.log()
 
 
-def test_a_killed_rank_restarts_all_ranks(pods: Callable[..., Pods]) -> None:
-    job = pods(2, 2, FLK_RESTARTS="1", HOLD="1")
+def test_a_killed_rank_restarts_all_ranks(forked_pods: Callable[..., Pods]) -> None:
+    job = forked_pods(2, 2, FLK_RESTARTS="1", HOLD="1")
     job.start("train.py", "2")
     os.kill(job.pid(0, 3), signal.SIGKILL)
     assert job.wait() == [0, 0], job.logs_of_all()
@@ -130,8 +130,8 @@ def test_a_killed_rank_restarts_all_ranks(pods: Callable[..., Pods]) -> None:
 
 
 @pytest.mark.parametrize("victim", [1, 0])
-def test_a_killed_pod_restarts_all_ranks(pods: Callable[..., Pods], victim: int) -> None:
-    job = pods(2, 1, FLK_RESTARTS="1", HOLD="1")
+def test_a_killed_pod_restarts_all_ranks(forked_pods: Callable[..., Pods], victim: int) -> None:
+    job = forked_pods(2, 1, FLK_RESTARTS="1", HOLD="1")
     job.start("train.py", "2")
     ranks = [job.pid(0, rank) for rank in range(2)]
     job.running[victim].kill()
@@ -145,8 +145,10 @@ def test_a_killed_pod_restarts_all_ranks(pods: Callable[..., Pods], victim: int)
     assert [attempt.number for attempt in job.record(0).attempts] == [0, 1]
 
 
-def test_a_pod_that_receives_sigterm_ends_preempted_and_the_others_wait_for_it(pods: Callable[..., Pods]) -> None:
-    job = pods(2, 1, FLK_RESTARTS="1", HOLD="1")
+def test_a_pod_that_receives_sigterm_ends_preempted_and_the_others_wait_for_it(
+    forked_pods: Callable[..., Pods],
+) -> None:
+    job = forked_pods(2, 1, FLK_RESTARTS="1", HOLD="1")
     job.start("train.py", "2")
     job.pid(0, 0)
     job.running[1].terminate()
@@ -174,8 +176,8 @@ def test_a_killed_fork_server_is_a_lost_pod(pods: Callable[..., Pods]) -> None:
     assert (failure.kind, failure.pod) == ("lost", 1)
 
 
-def test_restarts_are_counted_and_used_up(pods: Callable[..., Pods]) -> None:
-    job = pods(2, 1, FLK_RESTARTS="2", script="import os, sys; sys.exit(int(os.environ['FLK_ATTEMPT']) + 5)")
+def test_restarts_are_counted_and_used_up(forked_pods: Callable[..., Pods]) -> None:
+    job = forked_pods(2, 1, FLK_RESTARTS="2", script="import os, sys; sys.exit(int(os.environ['FLK_ATTEMPT']) + 5)")
     job.start("train.py")
     assert job.wait() == [ExitCode.TRAINING] * 2, job.logs_of_all()
     for index in range(2):
@@ -185,9 +187,9 @@ def test_restarts_are_counted_and_used_up(pods: Callable[..., Pods]) -> None:
         assert (record.failure.kind, record.failure.exit_code) == ("exit", 7)
 
 
-def test_the_cause_is_the_rank_that_raised_and_not_its_peers(pods: Callable[..., Pods]) -> None:
+def test_the_cause_is_the_rank_that_raised_and_not_its_peers(forked_pods: Callable[..., Pods]) -> None:
     script = TRAIN + "    if rank == 2: raise ValueError('the cause')\n    dist.barrier()\n"
-    job = pods(2, 2, script=script)
+    job = forked_pods(2, 2, script=script)
     job.start("train.py", "1")
     assert job.wait() == [ExitCode.TRAINING] * 2, job.logs_of_all()
     for index in range(2):  # also in the pod whose own ranks only saw a broken connection
@@ -237,8 +239,8 @@ def test_output_is_prefixed_line_by_line(pods: Callable[..., Pods]) -> None:
         assert f"[rank 0] {line}" in lines
 
 
-def test_the_record_is_repeated_so_that_a_tail_of_the_log_has_it(pods: Callable[..., Pods]) -> None:
-    job = pods(script="for line in range(3500): print(line)")
+def test_the_record_is_repeated_so_that_a_tail_of_the_log_has_it(forked_pods: Callable[..., Pods]) -> None:
+    job = forked_pods(script="for line in range(3500): print(line)")
     job.start("train.py")
     assert job.wait() == [0]
     lines = job.log().splitlines()
@@ -295,7 +297,7 @@ def test_a_launcher_whose_output_nobody_reads_ends_on_a_signal(pods: Callable[..
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_ends_ranks_and_their_children(pods: Callable[..., Pods], number: int, code: int) -> None:
+def test_a_signal_ends_ranks_and_their_children(forked_pods: Callable[..., Pods], number: int, code: int) -> None:
     script = """
         import os, pathlib, subprocess, time
         child = subprocess.Popen(["sleep", "600"])
@@ -303,7 +305,7 @@ def test_a_signal_ends_ranks_and_their_children(pods: Callable[..., Pods], numbe
         pathlib.Path("pid.0.0").write_text(str(os.getpid()))
         time.sleep(600)
     """
-    job = pods(script=script)
+    job = forked_pods(script=script)
     job.start("train.py")
     rank = job.pid(0, 0)
     child = int((job.folder / "child").read_text())
@@ -313,7 +315,7 @@ def test_a_signal_ends_ranks_and_their_children(pods: Callable[..., Pods], numbe
     job.until(lambda: not alive(child), "the child process of the rank ends")
 
 
-def test_orphans_of_ranks_do_not_stay_zombies(pods: Callable[..., Pods]) -> None:
+def test_orphans_of_ranks_do_not_stay_zombies(forked_pods: Callable[..., Pods]) -> None:
     script = """
         import os, pathlib, subprocess, time
 
@@ -332,18 +334,18 @@ def test_orphans_of_ranks_do_not_stay_zombies(pods: Callable[..., Pods]) -> None
         else:
             raise SystemExit("zombies")
     """
-    job = pods(script=script)
+    job = forked_pods(script=script)
     job.start("train.py")
     assert job.wait() == [0], job.log()
 
 
-def test_child_processes_that_a_rank_leaves_are_killed(pods: Callable[..., Pods]) -> None:
+def test_child_processes_that_a_rank_leaves_are_killed(forked_pods: Callable[..., Pods]) -> None:
     script = """
         import pathlib, subprocess
         child = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         pathlib.Path("child").write_text(str(child.pid))
     """
-    job = pods(script=script)
+    job = forked_pods(script=script)
     job.start("train.py")
     assert job.wait() == [0], job.log()
     child = int((job.folder / "child").read_text())
@@ -423,7 +425,7 @@ def test_a_resource_tracker_that_does_not_end_is_killed(forked_pods: Callable[..
     assert "[rank 0] left: False\n" in job.log()
 
 
-def test_a_rank_has_the_grace_period_to_end_by_itself(pods: Callable[..., Pods]) -> None:
+def test_a_rank_has_the_grace_period_to_end_by_itself(forked_pods: Callable[..., Pods]) -> None:
     script = """
         import os, pathlib, signal, sys, time
 
@@ -438,7 +440,7 @@ def test_a_rank_has_the_grace_period_to_end_by_itself(pods: Callable[..., Pods])
         pathlib.Path("pid.0.0").write_text(str(os.getpid()))
         time.sleep(600)
     """
-    job = pods(script=script, FLK_GRACE="600")
+    job = forked_pods(script=script, FLK_GRACE="600")
     job.start("train.py")
     job.pid(0, 0)
     job.running[0].terminate()
@@ -449,14 +451,14 @@ def test_a_rank_has_the_grace_period_to_end_by_itself(pods: Callable[..., Pods])
     assert "[rank 0] saved\n" in job.log()
 
 
-def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(pods: Callable[..., Pods]) -> None:
+def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(forked_pods: Callable[..., Pods]) -> None:
     script = """
         import os, pathlib, signal, time
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         pathlib.Path("pid.0.0").write_text(str(os.getpid()))
         time.sleep(600)
     """
-    job = pods(script=script, FLK_GRACE="0.5")
+    job = forked_pods(script=script, FLK_GRACE="0.5")
     job.start("train.py")
     rank = job.pid(0, 0)
     job.running[0].terminate()
@@ -464,9 +466,9 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(pods: Call
     assert not alive(rank)
 
 
-def test_the_deadline_ends_the_job_without_a_restart(pods: Callable[..., Pods]) -> None:
+def test_the_deadline_ends_the_job_without_a_restart(forked_pods: Callable[..., Pods]) -> None:
     # The deadline of pod 1 alone is over before it joins, so that it does not matter how long a start takes here.
-    job = pods(2, 1, FLK_RESTARTS="5", script="import time; time.sleep(600)")
+    job = forked_pods(2, 1, FLK_RESTARTS="5", script="import time; time.sleep(600)")
     job.start("train.py", only=0)
     host, _, port = job.variables[pod_env.RDZV_ENDPOINT].rpartition(":")
     job.until(lambda: listens(host, int(port)), "the launcher of pod 0 serves the store")
@@ -484,8 +486,8 @@ def listens(host: str, port: int) -> bool:
         return probe.connect_ex((host, port)) == 0
 
 
-def test_a_pod_that_never_joins_is_named(pods: Callable[..., Pods]) -> None:
-    job = pods(3, 1, FLK_JOIN_TIMEOUT="6")
+def test_a_pod_that_never_joins_is_named(forked_pods: Callable[..., Pods]) -> None:
+    job = forked_pods(3, 1, FLK_JOIN_TIMEOUT="6")
     job.start("train.py", "1", only=1)  # before pod 0, which waits for the others from its start
     job.start("train.py", "1", only=0)
     assert [job.running[index].wait(END) for index in range(2)] == [ExitCode.INFRASTRUCTURE] * 2, job.logs_of_all()
@@ -518,12 +520,12 @@ def test_wrong_settings_are_refused_with_one_line(
     assert message in failure.message
 
 
-def test_a_setup_error_of_a_rank_is_final(pods: Callable[..., Pods]) -> None:
+def test_a_setup_error_of_a_rank_is_final(forked_pods: Callable[..., Pods]) -> None:
     script = """
         import flk_runtime
         flk_runtime.init(strategy="magic")
     """
-    job = pods(1, 2, FLK_RESTARTS="3", script=script)
+    job = forked_pods(1, 2, FLK_RESTARTS="3", script=script)
     job.start("train.py")
     assert job.wait() == [ExitCode.USAGE], job.log()
     record = job.record()
@@ -533,8 +535,8 @@ def test_a_setup_error_of_a_rank_is_final(pods: Callable[..., Pods]) -> None:
     assert len(record.attempts) == 1
 
 
-def test_a_port_that_is_taken_is_named(pods: Callable[..., Pods]) -> None:
-    job = pods(2, 1, FLK_JOIN_TIMEOUT="1")
+def test_a_port_that_is_taken_is_named(forked_pods: Callable[..., Pods]) -> None:
+    job = forked_pods(2, 1, FLK_JOIN_TIMEOUT="1")
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the test holds the port itself
         taken.bind(("", int(job.variables[pod_env.RDZV_ENDPOINT].rpartition(":")[2])))
@@ -565,10 +567,10 @@ COUNT = """
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_random_faults_never_stop_a_job(pods: Callable[..., Pods]) -> None:
+def test_random_faults_never_stop_a_job(forked_pods: Callable[..., Pods]) -> None:
     """Ranks, fork servers and launchers get SIGKILL or SIGTERM, sometimes while an attempt is starting."""
     limits = {"FLK_RESTARTS": str(FAULTS * 2), "FLK_DISRUPTIONS": str(FAULTS * 2), "FLK_RETRY_SAME_FAILURE": "1"}
-    job = pods(3, 2, **limits, FLK_BACKOFF="0", script=COUNT)
+    job = forked_pods(3, 2, **limits, FLK_BACKOFF="0", script=COUNT)
     job.start("train.py")
     draw = random.Random(1)
     hit = -1  # the latest attempt that a fault has ended
