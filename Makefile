@@ -53,7 +53,7 @@ ifneq ($(HELM),skip)
 	$(HELM) lint --strict charts/flk
 endif
 
-chart: $(INSTALLED) ## The runtime into charts/flk, which Helm can then install from this checkout
+chart: $(INSTALLED) ## The runtime and what is generated into charts/flk, which Helm can then install from this checkout
 	$(BIN)/python -m scripts.chart
 
 image: ## The CPU image, loaded into the kind cluster CLUSTER if there is one

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from flk import labels
 from flk.errors import UsageError
 from flk.manifest import Bundle, render
 from flk.manifest.pod import LAUNCHER_GRACE, pod_template
@@ -144,7 +143,7 @@ def _objects(target: str, fields: dict[str, Any]) -> Object:
         job_object, *others = render(job, Bundle())
     except UsageError:
         return {"template": template}
-    del job_object["metadata"]["annotations"][labels.SPEC]
+    del job_object["metadata"]["annotations"]
     return {"template": template, "job": _without_pods(job_object), **{other["kind"]: other for other in others}}
 
 

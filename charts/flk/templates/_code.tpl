@@ -6,13 +6,13 @@ files. Both are mounted where `flk submit` mounts its archives.
 {{/* The files of the job's code by their paths, its command and its hash, as JSON. */}}
 {{- define "flk.code" -}}
 {{- $job := .Values.job }}
-{{- $command := $job.command }}
+{{- $command := $job.command | default list }}
 {{- if kindIs "string" $command }}{{ $command = regexSplit "\\s+" (trim $command) -1 }}{{ end }}
 {{- $words := list }}
 {{- range $command }}{{ $words = append $words (include "flk.text" .) }}{{ end }}
 {{- $command = $words }}
 {{- $files := dict }}
-{{- range $path, $text := $job.files }}{{ $_ := set $files $path $text }}{{ end }}
+{{- range $path, $text := $job.files | default dict }}{{ $_ := set $files $path $text }}{{ end }}
 {{- $script := $job.script }}
 {{- if not (or $script $command) }}{{ $script = .Files.Get "files/gpt.py" }}{{ end }}
 {{- if $script }}

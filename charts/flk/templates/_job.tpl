@@ -132,7 +132,7 @@ the site's defaults or flk.yaml's, in this order. */}}
 {{- $env := $job.env | default dict }}
 {{- if .Values.podMonitor.enabled }}{{ $env = merge (dict) $env (dict "FLK_METRICS_PORT" (include "flk.text" .Values.podMonitor.port)) }}{{ end }}
 {{- $volumes := list }}
-{{- range $job.volumes }}{{ $volumes = append $volumes (include "flk.claim" .) }}{{ end }}
+{{- range $job.volumes | default list }}{{ $volumes = append $volumes (include "flk.claim" .) }}{{ end }}
 {{- $spec = include "flk.merged" (list $spec (dict "name" $name "command" (include "flk.code" . | fromJson).command
   "replicas" (int64 $count.replicas) "strategy" ($spec.strategy | lower | trimPrefix "_") "resources" $resources "env" $env
   "secrets" ($job.secrets | default dict) "volumes" $volumes "patch" ($job.patch | default dict) "ship" true

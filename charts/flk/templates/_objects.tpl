@@ -186,10 +186,10 @@ Service and PodGroup. */}}
 {{- $template := include "flk.podTemplate" (list . $spec $parts.template) | fromJson }}
 {{- $job := $parts.job }}
 {{- $pods := $spec.pods | default dict }}
-{{- $record := dict "flk.dev/spec" (toJson $spec) }}
+{{- $record := dict "flk.dev/version" .Chart.AppVersion "flk.dev/spec" (toJson $spec) }}
 {{- with (include "flk.code" . | fromJson).hash }}{{ $_ := set $record "flk.dev/code-hash" . }}{{ end }}
 {{- $_ := set $job.metadata "labels" (include "flk.merged" (list $pods.labels $job.metadata.labels) | fromJson) }}
-{{- $_ := set $job.metadata "annotations" (include "flk.merged" (list $pods.annotations $job.metadata.annotations $record) | fromJson) }}
+{{- $_ := set $job.metadata "annotations" (include "flk.merged" (list $pods.annotations $record) | fromJson) }}
 {{- if eq $job.kind "PyTorchJob" }}
 {{- $most := int64 (include "flk.pods" . | fromJson).most }}
 {{- $_ := set $job.spec.runPolicy "backoffLimit" (min 2147483647 (mul (include "flk.restartLimit" $spec | int64) $most)) }}

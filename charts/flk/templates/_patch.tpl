@@ -2,7 +2,7 @@
 {{- define "flk.merged" -}}
 {{- $result := dict }}
 {{- range . }}
-{{- range $key, $value := . }}{{ $_ := set $result $key $value }}{{ end }}
+{{- range $key, $value := . | default dict }}{{ $_ := set $result $key $value }}{{ end }}
 {{- end }}
 {{- toJson $result }}
 {{- end }}

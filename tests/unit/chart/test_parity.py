@@ -355,6 +355,7 @@ def charts() -> dict[str, list[dict[str, Any]]]:
     return templates({name: {"job": {"enabled": True, **fields}} for name, fields in RENDERED.items()})
 
 
+@pytest.mark.xdist_group("chart")  # or each process of pytest would render them all
 @pytest.mark.parametrize("name", RENDERED)
 def test_chart_renders_what_flk_renders(name: str, charts: dict[str, list[dict[str, Any]]]) -> None:
     assert of_chart(charts[name]) == rendered(job_of(RENDERED[name]))
@@ -363,6 +364,21 @@ def test_chart_renders_what_flk_renders(name: str, charts: dict[str, list[dict[s
 @pytest.mark.parametrize("name", sorted(ALL.keys() - RENDERED.keys()))
 def test_chart_refuses_what_flk_refuses(name: str) -> None:
     assert template({"job": {"enabled": True, **ALL[name]}}).code != 0
+
+
+@pytest.mark.parametrize("empty", [None, ""])
+def test_an_empty_value_is_the_default_of_the_option(empty: str | None) -> None:
+    # Helm drops null from the values, the chart's default with it, before it checks them.
+    found = SCHEMA["properties"]["job"]["properties"]
+    names = [
+        name
+        for name in Job.model_fields.keys() & found.keys()
+        if empty is None or {"enum": ["", None]} in found[name].get("anyOf", [])
+    ]
+    values = {**dict.fromkeys(names, empty), "pods": {"labels": empty, "pull_secrets": empty}, "command": COMMAND}
+    chart = template({"job": {"enabled": True, **values}})
+    assert {"name", "fabric", "hang_timeout", "resources"} <= {*names}
+    assert of_chart(chart.documents) == rendered(job_of({"pods": {}}))
 
 
 def test_every_option_is_compared_or_says_why_the_chart_lacks_it() -> None:
@@ -410,6 +426,7 @@ def test_chart_takes_the_sites_defaults_as_flk_does() -> None:
     assert of_chart(chart.documents) == rendered(job)
 
 
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 PATCHES: list[dict[str, Any]] = yaml.safe_load(
     (ROOT / "tests" / "unit" / "flk" / "manifest" / "patches.yaml").read_text()
 )
