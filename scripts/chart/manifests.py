@@ -29,7 +29,7 @@ Object = dict[str, Any]
 _RUNTIME: Final = Bundle(runtime=b"x")
 _CREATED, _MOST, _LEAST, _PROCESSES = range(71_110_010, 71_110_050, 10)  # no other number of a manifest is like these
 _FIRST: Final = 71_110_101
-_OF_TARGET: Final = {"kind": "kind", "apiVersion": "api_version", "container": "container"}
+_OF_TARGET: Final = {"kind": "kind", "apiVersion": "api_version", "container": "container", "scalable": "scalable"}
 _PARTS: Final[dict[str, type[Part]]] = {"resources": Resources, "pods": PodSettings}
 
 

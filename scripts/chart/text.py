@@ -9,9 +9,10 @@ WIDTH: Final = 120  # columns
 
 
 def compact_json(value: Any, indent: str = "") -> str:
-    """JSON with everything on one line that has room there."""
+    """JSON with everything on one line that has room there, and lists of numbers, which fill pages otherwise."""
     line = json.dumps(value, ensure_ascii=False)
-    if len(indent) + len(line) <= WIDTH or not isinstance(value, dict | list) or not value:
+    numbers = isinstance(value, list) and all(isinstance(item, int) for item in value)
+    if len(indent) + len(line) <= WIDTH or numbers or not isinstance(value, dict | list) or not value:
         return line
     more = f"{indent}  "
     if isinstance(value, list):

@@ -81,8 +81,8 @@ and most, with spares. */}}
 {{- if not $result.least }}{{ $_ := set $result "least" $replicas }}{{ end }}
 {{- $_ := set $result "created" (add $replicas $spares) }}
 {{- if not $result.most }}{{ $_ := set $result "most" $result.created }}{{ end }}
-{{- $scalable := has (include "flk.targetName" .) (list "pytorchjob" "job") }}
-{{- if and (or $result.elastic $spares) (not $scalable) }}{{ fail "job.elastic, job.spares: this job.target has pods of a fixed number, which all must end with success" }}{{ end }}
+{{- $target := get (.Files.Get "files/options.json" | fromJson).targets (include "flk.targetName" .) }}
+{{- if and (or $result.elastic $spares) (not $target.scalable) }}{{ fail "job.elastic, job.spares: this job.target has pods of a fixed number, which all must end with success" }}{{ end }}
 {{- toJson $result }}
 {{- end }}
 
