@@ -51,7 +51,7 @@ from flk_runtime.system import host
 
 TERMINATE_TIMEOUT = 1.0  # seconds between SIGTERM and SIGKILL at the end of an attempt: ranks hang in a collective
 ORPHANS_TIMEOUT, ORPHANS_POLL = 5.0, 0.005  # seconds for processes that ranks have left to end after SIGKILL
-LAST_WAIT = 2.0  # seconds after the grace period in which a launcher that has to stop hears that all ranks have ended
+LAST_WAIT = 2.0  # seconds in which a launcher that has to stop exchanges its last messages with the leader
 EXIT_TIMEOUT = 5.0  # seconds that a rank may take to end after it has reported an exception or written that it aborts
 # Kinds of failures that are probably how a script answers SIGTERM.
 _ANSWERS = (Kind.EXCEPTION, Kind.EXIT, Kind.USAGE, Kind.MISMATCH, Kind.STORAGE)
@@ -406,6 +406,7 @@ class Agent:
         failure = self.ranks.failure_of_server(str(error))
         if self.attempt:
             self.member.report_failure(self.attempt, failure)
+            self.member.wait_until_sent(LAST_WAIT)  # else the leader takes this launcher for killed
         return self.records.finish_without_ranks(failure, self.attempt.history if self.attempt else [])
 
     def _finish(self, record: JobRecord) -> int:

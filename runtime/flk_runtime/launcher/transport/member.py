@@ -6,6 +6,7 @@ import contextlib
 import queue
 import selectors
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -116,7 +117,7 @@ class Member:
         self._over = False
         self._connected = self._draining = False
         self._status: PodStatus | None = None
-        self._outbox: queue.SimpleQueue[FromMember | _Ready] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[FromMember | _Ready | threading.Event] = queue.SimpleQueue()
         self._wakeup, self._wake_end = socket.socketpair()
         for end in (self._wakeup, self._wake_end):
             end.setblocking(False)
@@ -128,6 +129,12 @@ class Member:
     def report_failure(self, attempt: AttemptStarted, failure: Failure) -> None:
         """End the attempt in all pods, unless another failure has ended it already."""
         self._put(FailureReport(attempt.number, _bounded([failure])[0]))
+
+    def wait_until_sent(self, seconds: float) -> None:
+        """Wait until all that was put before has been sent, for so many seconds at most."""
+        sent = threading.Event()
+        self._put(sent)
+        sent.wait(seconds)
 
     def report_success(self, attempt: AttemptStarted) -> None:
         """Say that all ranks of this pod succeeded. When all pods have, the job has ended."""
@@ -184,7 +191,7 @@ class Member:
         """Ask the leader for the stacks of all ranks of the job, which StacksGathered brings."""
         self._put(StacksWanted(asker))
 
-    def _put(self, item: FromMember | _Ready) -> None:
+    def _put(self, item: FromMember | _Ready | threading.Event) -> None:
         self._outbox.put(item)
         with contextlib.suppress(BlockingIOError):  # the thread has not yet woken up for the former items
             self._wake_end.send(b"\0")
@@ -250,6 +257,8 @@ class Member:
             if isinstance(item, _Ready):
                 self._failures, self._step, self._ready = item.failures, item.step, True
                 self._join(connection)
+            elif isinstance(item, threading.Event):
+                item.set()
             else:
                 if isinstance(item, Restored) and self._attempt and self._attempt.number == item.attempt:
                     last = replace(self._history[-1], restored=item.step, restored_from=item.source)

@@ -235,6 +235,20 @@ def test_a_launcher_that_connects_again_was_not_killed(job: Job) -> None:
     )
 
 
+def test_a_launcher_that_has_said_why_it_ends_was_not_killed(job: Job) -> None:
+    job.start()
+    failure = Failure(
+        Kind.LOST, 1, pod_name="worker-1", time=job.now + 9, message="lost its ranks"
+    )  # its clock is ahead
+    job.leader.received(1, FailureReport(0, failure), job.now)
+    job.leader.disconnected(1, "it closed the connection", job.now, closed=True)
+    job.connect(1, incarnation="second")
+    job.join(0, 1, 2)
+    cause = job.latest(0).history[0].failure
+    assert cause is not None
+    assert cause.kind is Kind.LOST
+
+
 def test_a_job_whose_only_container_was_killed_goes_on_with_its_record() -> None:
     """No launcher is left that knows the history. The record in the cluster has it."""
     killed = Failure(Kind.CONTAINER_KILLED, 0, attempt=4)
