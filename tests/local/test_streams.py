@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from flk_runtime.launcher.replication.messages import MESSAGES, Content, Done, Peer, receive_shard
+from flk_runtime.launcher.replication.messages import MESSAGES, Content, Peer, receive_shard
 from flk_runtime.shared.shard_file import DATA_BEGIN, ShardError, ShardPreamble
-from flk_runtime.wire import Session, Stream
+from flk_runtime.wire import Done, Session, Stream
 
 LENGTH = 1 << 36  # bytes of a file without content, which nobody receives as a whole
 TRIES = 5

@@ -16,9 +16,9 @@ from typing import TypeVar
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.errors import StorageError
 from flk_runtime.shared import memory_messages as messages
-from flk_runtime.shared.memory_messages import Answer, Failed, Files, Header, Request, Restorable, ToRestore
+from flk_runtime.shared.memory_messages import Answer, Files, Header, Request, Restorable, ToRestore
 from flk_runtime.shared.shard_file import ShardHeader
-from flk_runtime.wire import Stream
+from flk_runtime.wire import Failed, Stream
 
 __all__ = ["PodMemory", "Restorable"]
 

@@ -26,7 +26,6 @@ from flk_runtime.diloco.messages import (
     Hello,
     Parameters,
     Peer,
-    Refused,
     Result,
     State,
     session,
@@ -34,7 +33,7 @@ from flk_runtime.diloco.messages import (
 from flk_runtime.diloco.options import Membership
 from flk_runtime.diloco.tls import TlsSocket
 from flk_runtime.errors import RendezvousError, SetupError
-from flk_runtime.wire import Backoff, Stream, VersionError
+from flk_runtime.wire import Backoff, Refused, Stream, VersionError
 
 Received = tuple[FromHub, Data]
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0  # seconds between two attempts to connect, see `Backoff`

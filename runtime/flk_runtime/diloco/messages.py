@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
-from flk_runtime.wire import Registry, Session, Stream
+from flk_runtime.wire import Refused, Registry, Session, Stream
 
 LEASE: Final = 15.0  # seconds of silence after which a worker or the hub is lost
 
@@ -44,13 +44,6 @@ class Bye:
 @dataclass(frozen=True)
 class Alive:
     """The sender lives."""
-
-
-@dataclass(frozen=True)
-class Refused:
-    """This worker cannot train with the others."""
-
-    reason: str
 
 
 @dataclass(frozen=True)

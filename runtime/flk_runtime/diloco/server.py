@@ -23,13 +23,12 @@ from flk_runtime.diloco.messages import (
     Message,
     Parameters,
     Peer,
-    Refused,
     session,
 )
 from flk_runtime.diloco.rounds import Limits, Member, Rounds
 from flk_runtime.diloco.tls import TlsSocket
 from flk_runtime.errors import SetupError
-from flk_runtime.wire import Stream, VersionError, listen
+from flk_runtime.wire import Refused, Stream, VersionError, listen
 
 _TICK = 0.5  # seconds
 _HANDSHAKE_TIMEOUT = 10.0  # seconds, of TLS

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, get_args
 
-from flk_runtime.wire import Registry, Session
+from flk_runtime.wire import Done, Failed, Registry, Session
 
 
 @dataclass(frozen=True)
@@ -56,18 +56,6 @@ class GetFile:
 @dataclass(frozen=True)
 class Restored:
     """This rank has restored what it needs. The answer is `Done`."""
-
-
-@dataclass(frozen=True)
-class Done:
-    """It is done."""
-
-
-@dataclass(frozen=True)
-class Failed:
-    """It was not done."""
-
-    reason: str
 
 
 @dataclass(frozen=True)

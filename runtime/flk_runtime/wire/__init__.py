@@ -1,6 +1,7 @@
 """The transport of flk: authenticated messages and bulk data between launchers, ranks and workers.
 
 - `session`: both ends greet each other with the version of the protocol, agree on a key, and authenticate each frame
+- `answers`: messages that several sets have
 - `registry`: a set of messages, each a dataclass, and how they travel as JSON
 - `connection`: a non-blocking end of a connection, for a loop that serves many
 - `stream`: a blocking end, for threads, which also carries bulk data
@@ -14,6 +15,7 @@ The rendezvous (`flk_runtime.launcher.transport`), the replication of checkpoint
 the requests of ranks (`flk_runtime.shared.memory_messages`) and DiLoCo (`flk_runtime.diloco`) are sets of messages.
 """
 
+from flk_runtime.wire.answers import Done, Failed, Refused
 from flk_runtime.wire.backoff import Backoff
 from flk_runtime.wire.connection import Connection, was_closed
 from flk_runtime.wire.listener import listen
@@ -24,7 +26,10 @@ from flk_runtime.wire.stream import Stream, reason
 __all__ = [
     "Backoff",
     "Connection",
+    "Done",
+    "Failed",
     "MessageError",
+    "Refused",
     "Registry",
     "Session",
     "StrangerError",

@@ -13,11 +13,8 @@ from flk_runtime.launcher.replication.messages import (
     MESSAGES,
     Answer,
     Content,
-    Done,
-    Failed,
     Get,
     GetHeader,
-    Header,
     Peer,
     Put,
     RefusedError,
@@ -30,8 +27,9 @@ from flk_runtime.launcher.replication.messages import (
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, ShardStore, check_shard
 from flk_runtime.launcher.settings import Settings
+from flk_runtime.shared.memory_messages import Header
 from flk_runtime.shared.shard_file import ShardError, read_header, read_preamble, verify
-from flk_runtime.wire import Stream, VersionError
+from flk_runtime.wire import Done, Failed, Stream, VersionError
 
 _STRANGERS: Final = 64  # connections that may wait for their authentication at once; others are closed
 _SLOT_TIMEOUT: Final = 5.0  # seconds until a file is free that another thread still uses

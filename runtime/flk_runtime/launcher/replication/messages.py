@@ -14,9 +14,10 @@ from typing import Final, TypeVar, get_args
 from flk_runtime.errors import StorageError
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.settings import Settings
+from flk_runtime.shared.memory_messages import Header
 from flk_runtime.shared.shard_file import DATA_BEGIN, ShardError, ShardPreamble, check_data
 from flk_runtime.system.checksum import crc32
-from flk_runtime.wire import Registry, Stream
+from flk_runtime.wire import Done, Failed, Registry, Stream
 
 _CONNECT_TIMEOUT: Final = 3.0  # seconds
 
@@ -49,25 +50,6 @@ class Get:
     """A shard. The answer is `Content`."""
 
     shard: ShardId
-
-
-@dataclass(frozen=True)
-class Done:
-    """It is done."""
-
-
-@dataclass(frozen=True)
-class Failed:
-    """It was not done."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Header:
-    """The header of a shard, as JSON."""
-
-    text: str
 
 
 @dataclass(frozen=True)

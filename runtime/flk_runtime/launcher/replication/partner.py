@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from flk_runtime.launcher.replication.messages import Done, Peer, Put, RefusedError, Reserve, connect, expect
+from flk_runtime.launcher.replication.messages import Peer, Put, RefusedError, Reserve, connect, expect
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.replication.store import ShardStore
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.shard_file import ShardError, read_preamble
-from flk_runtime.wire import VersionError, reason
+from flk_runtime.wire import Done, VersionError, reason
 
 _RETRY: Final = 0.2  # seconds between two tries to reach the partner
 _PAUSE: Final = 30.0  # seconds after the partner could not be reached in which it is not tried again

@@ -22,12 +22,12 @@ from flk_runtime.shared import memory_messages as messages
 from flk_runtime.shared.memory_messages import Answer
 from flk_runtime.shared.shard_file import ShardError, read_header
 from flk_runtime.system import host
-from flk_runtime.wire import Stream, listen, reason
+from flk_runtime.wire import Done, Failed, Stream, listen, reason
 from flk_runtime.wire.listener import LOOPBACK
 
 _SOCKET: Final = "socket"
 _BACKLOG: Final = 256  # ranks that wait to be accepted
-_ENDED: Final = messages.Failed("the attempt is over")  # the answer to a rank that was killed meanwhile
+_ENDED: Final = Failed("the attempt is over")  # the answer to a rank that was killed meanwhile
 _NOTICEABLE: Final = 1.1  # how much larger checkpoints have become when the log says so again
 _FREE_TIMEOUT: Final = 30.0  # seconds until a thread of the attempt before uses no file of a rank any more
 
@@ -226,7 +226,7 @@ class MemoryService:
                 case messages.Restored():
                     return self._restored(attempt, rank.rank)
                 case _:
-                    return messages.Failed(f"{type(request).__name__} is no request")
+                    return Failed(f"{type(request).__name__} is no request")
         except AttemptEndedError:
             return _ENDED
 
@@ -247,13 +247,13 @@ class MemoryService:
     ) -> Answer:
         restore = attempt.plan.restore
         if restore is None:
-            return messages.Failed("nothing is restored")
+            return Failed("nothing is restored")
         shard, holders = ShardId(restore.checkpoint, rank), restore.holders[rank]
         try:
             return action(attempt, shard, holders)
         except (OSError, CheckpointError) as error:
             why = reason(error) if isinstance(error, OSError) else str(error)
-            return messages.Failed(f"cannot get the part of rank {rank} from {_pods(holders)}: {why}")
+            return Failed(f"cannot get the part of rank {rank} from {_pods(holders)}: {why}")
 
     def _restored(self, attempt: _Attempt, rank: int) -> Answer:
         """The rank has restored what it needs."""
@@ -261,14 +261,14 @@ class MemoryService:
         if not attempt.restoring:
             self._store.drop_fetched()
         self._wake()
-        return messages.Done()
+        return Done()
 
     def _reserve(self, attempt: _Attempt, rank: int, size: int) -> Answer:
         """Make room for the shards of a rank, here and at the partner."""
         try:
             paths = self._store.reserve(rank, size, _FREE_TIMEOUT)
         except (NoRoomError, TimeoutError) as error:
-            return messages.Failed(f"no room for checkpoints in the memory of pod {self._settings.pod}: {error}")
+            return Failed(f"no room for checkpoints in the memory of pod {self._settings.pod}: {error}")
         attempt.partner.reserve(rank, size)
         with self._lock:
             attempt.reserved[rank] = max(size, attempt.reserved.get(rank, 0))  # files do not shrink
@@ -295,7 +295,7 @@ class MemoryService:
         try:
             shard = self._store.seal(path, attempt.plan.attempt_id)
         except (ShardError, ValueError) as error:
-            return messages.Failed(str(error))
+            return Failed(str(error))
         keep = None
         if whole is not None:
             step, number = whole
@@ -304,7 +304,7 @@ class MemoryService:
         attempt.partner.send(shard, keep)
         # The rank may overwrite the shard of the restored checkpoint after this.
         attempt.restored_copied.wait()
-        return messages.Done()
+        return Done()
 
 
 def _pods(holders: list[int]) -> str:

@@ -41,7 +41,6 @@ from flk_runtime.launcher.transport.messages import (
     PreemptionRequest,
     PreemptionStarted,
     RanksEnded,
-    Refused,
     Release,
     Restored,
     SaveAt,
@@ -56,7 +55,7 @@ from flk_runtime.launcher.transport.messages import (
     Welcome,
 )
 from flk_runtime.launcher.transport.thread import start_thread
-from flk_runtime.wire import Backoff, Connection, Unreadable, VersionError, was_closed
+from flk_runtime.wire import Backoff, Connection, Refused, Unreadable, VersionError, was_closed
 
 _CONNECT_TIMEOUT = 3.0  # seconds to connect to one address of the leader, and for its answer
 _POLL_MIN, _POLL_MAX = 0.05, 1.0  # seconds between two tries to connect

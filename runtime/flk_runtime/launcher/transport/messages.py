@@ -11,7 +11,7 @@ from flk_runtime.launcher.hangs.snapshot import Snapshot
 from flk_runtime.launcher.hangs.status import PodStatus
 from flk_runtime.launcher.preemption import Boundary
 from flk_runtime.launcher.replication.plan import Inventory, MemoryPlan, ShardId
-from flk_runtime.wire import Registry
+from flk_runtime.wire import Refused, Registry
 
 # From a member to the leader -------------------------------------------------------------------------------------
 
@@ -138,13 +138,6 @@ class Welcome:
     """Answer to `Hello`: the launcher is the member of its pod."""
 
     leader: str  # identifies the leader's process
-
-
-@dataclass(frozen=True)
-class Refused:
-    """Answer to `Hello`, or later: this launcher has to leave."""
-
-    reason: str
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from typing import Protocol
 
 from flk_runtime.errors import SetupError
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.launcher.transport.messages import MESSAGES, Event, Heartbeat, Hello, Message, Refused, Welcome
+from flk_runtime.launcher.transport.messages import MESSAGES, Event, Heartbeat, Hello, Message, Welcome
 from flk_runtime.launcher.transport.store import RanksStore
 from flk_runtime.launcher.transport.thread import start_thread
-from flk_runtime.wire import Connection, Unreadable, VersionError, listen, was_closed
+from flk_runtime.wire import Connection, Refused, Unreadable, VersionError, listen, was_closed
 from flk_runtime.wire.listener import LOOPBACK
 
 _AUTHENTICATION_TIMEOUT = 10.0  # seconds in which a connection must have authenticated itself

@@ -27,7 +27,6 @@ from flk_runtime.launcher.transport.messages import (
     PreemptionRequest,
     PreemptionStarted,
     RanksEnded,
-    Refused,
     Restored,
     SaveAt,
     StacksReport,
@@ -36,7 +35,7 @@ from flk_runtime.launcher.transport.messages import (
     Transferred,
     Welcome,
 )
-from flk_runtime.wire import MessageError
+from flk_runtime.wire import MessageError, Refused
 
 FAILURE = Failure(Kind.EXCEPTION, 1, 3, "gpt-worker-1", "node-a", 2, 10.5, "ValueError", "bad\nshard")
 SHARD = ShardId(CheckpointId("a1b2", 7, 2, 1), 1)
