@@ -203,7 +203,7 @@ def planned(precision, name):
         with mode, tracer.recording():
             loss_of(model, words).backward()
         found.append(tracer.result())
-    captured = CapturedModel(model, optimizer, ParallelOptions(), blocks, [((words,), {})], found[0])
+    captured = CapturedModel(model, [optimizer], ParallelOptions(), blocks, [((words,), {})], found[0])
     trace = retrace(captured, cluster.gpu, precision=precision, recompute=False)
     sizes = (2, 4) if precision else (None, None)
     work = Workload(units, trace, torch.float32, "", False, *sizes)

@@ -17,12 +17,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 
 from flk_runtime.errors import RuntimeFailure, SetupError
+from flk_runtime.run import current
+from flk_runtime.run import steps as steps_of_run
 from flk_runtime.run.run import Run
 
 WARMUP = 3  # steps that are not measured: they compile, allocate and connect
@@ -40,8 +41,10 @@ class _Clock:
         self._times: list[float] = []  # at the end of each step
         self.result: dict[str, Any] | None = None
 
-    def tick(self, run: Run) -> None:
-        """Count the end of a step."""
+    def tick(self) -> None:
+        """Count the end of a step of the run."""
+        run = current.run
+        assert run is not None  # noqa: S101
         if not self._times and run.strategy != self._strategy:
             raise SetupError("the script passes strategy= to init: leave it out, so that others can be measured")
         done = len(self._times) + 1
@@ -72,26 +75,21 @@ def measure(command: Sequence[str], strategy: str, steps: int) -> dict[str, Any]
 
     Raises SetupError if the script makes fewer, or uses another strategy, and what the script raises.
     """
-    clock, step = _Clock(strategy, steps), Run.step
-
-    def counted(run: Run, *args: Any, **values: Any) -> None:
-        step(run, *args, **values)
-        clock.tick(run)
-
-    with mock.patch.object(Run, "step", counted):
-        try:
-            if command[0] == "-m":
-                sys.argv = list(command[1:])
-                runpy.run_module(command[1], run_name="__main__", alter_sys=True)
-            else:
-                sys.argv = list(command)
-                sys.path.insert(0, os.path.dirname(os.path.realpath(command[0])))
-                runpy.run_path(command[0], run_name="__main__")
-        except _Done:
-            pass
-        except SystemExit as error:
-            if error.code not in (None, 0):
-                raise SetupError(f"the script ended with exit code {error.code}") from None
+    clock = _Clock(strategy, steps)
+    steps_of_run.after_step = clock.tick
+    try:
+        if command[0] == "-m":
+            sys.argv = list(command[1:])
+            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = list(command)
+            sys.path.insert(0, os.path.dirname(os.path.realpath(command[0])))
+            runpy.run_path(command[0], run_name="__main__")
+    except _Done:
+        pass
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise SetupError(f"the script ended with exit code {error.code}") from None
     if clock.result is None:
         raise SetupError(f"the script made fewer than {WARMUP + steps} steps, each with a call of run.step")
     return clock.result

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
@@ -73,8 +74,19 @@ class ParallelOptions:
     find_unused_parameters: bool = False
 
 
-# Set while a script is planned instead of trained: called with what `parallelize` would apply.
-planner: Callable[[nn.Module, Sequence[Optimizer], ParallelOptions], None] | None = None
+Planner = Callable[[nn.Module, Sequence[Optimizer], ParallelOptions], None]
+_planner: Planner | None = None
+
+
+@contextlib.contextmanager
+def planned_by(planner: Planner) -> Iterator[None]:
+    """Inside, `parallelize` applies nothing and calls ``planner`` with what it would apply: a script is planned."""
+    global _planner
+    _planner = planner
+    try:
+        yield
+    finally:
+        _planner = None
 
 
 def choose_strategy(strategy: str | None) -> str:
@@ -102,8 +114,8 @@ def parallelize(
     ``world_size`` is the number of ranks, ``local_world_size`` the number of those on this rank's node. Raises
     SetupError, on all ranks and before any communication, if the options contradict each other or do not fit the model.
     """
-    if planner is not None:
-        planner(model, optimizers, options)
+    if _planner is not None:
+        _planner(model, optimizers, options)
         return ParallelModel(model)
     _check_options(strategy, options)
     _check_model(model, strategy)

@@ -14,13 +14,14 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
@@ -32,6 +33,8 @@ from flk_runtime.parallel.recompute import recompute_activations
 from flk_runtime.plan.hardware import Gpu
 from flk_runtime.plan.trace import StepTrace, Tracer
 from flk_runtime.system import pytree
+
+_FAKE = "_flk_fake"  # attribute of a parameter: the one without data that modules have in its place
 
 
 @dataclass
@@ -98,16 +101,10 @@ class _Session:
     @contextlib.contextmanager
     def patches(self) -> Iterator[None]:
         """The context in which a script runs."""
-        make_parameter = nn.Parameter.__new__
-
-        def fake_parameter(kind: Any, data: Any = None, requires_grad: bool = True) -> Any:
-            if isinstance(data, torch.Tensor) and not isinstance(data, FakeTensor):
-                data = self._fake(data)
-            return make_parameter(kind, data, requires_grad)
-
+        # torch annotates that the hook returns None, and documents that it may return a parameter.
+        hook = register_module_parameter_registration_hook(self._fake_parameter)  # type: ignore[arg-type]
         with (
-            mock.patch.object(nn.Parameter, "__new__", fake_parameter),
-            mock.patch.object(strategies, "planner", self._capture),
+            strategies.planned_by(self._capture),
             _WithoutData(),
             _dropout_of_gpus(),
             warnings.catch_warnings(),
@@ -118,10 +115,20 @@ class _Session:
                 yield
             finally:
                 self._recording.close()
+                hook.remove()
 
-    def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
-        with self._mode:
-            return torch.empty(tensor.shape, dtype=tensor.dtype)
+    def _fake_parameter(self, module: nn.Module, name: str, given: nn.Parameter | None) -> nn.Parameter | None:
+        """Return the fake parameter that a module gets in place of one with data; it is one for all modules."""
+        if given is None or isinstance(given, FakeTensor) or is_lazy(given):
+            return None
+        fake: nn.Parameter | None = getattr(given, _FAKE, None)
+        if fake is None:
+            with self._mode:
+                data = torch.empty(given.shape, dtype=given.dtype)
+            fake = nn.Parameter(data, given.requires_grad)
+            vars(fake).update(vars(given))
+            setattr(given, _FAKE, fake)
+        return fake
 
     def _capture(self, model: nn.Module, optimizers: Sequence[Optimizer], options: ParallelOptions) -> None:
         if self.captured is not None:
@@ -249,7 +256,7 @@ def _dropout_of_gpus() -> Iterator[None]:
     That is a mask of one byte for each element. Attention's kernels draw the mask again in the backward pass, while
     torch's attention on a CPU takes a slow path for dropout, which keeps all scores.
     """
-    attention = F.scaled_dot_product_attention
+    drop, attention = F.dropout, F.scaled_dot_product_attention
 
     def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
         return torch.native_dropout(input, p, training)[0] if training and p else input
@@ -259,8 +266,12 @@ def _dropout_of_gpus() -> Iterator[None]:
     ) -> Any:
         return attention(query, key, value, attn_mask, 0.0, *rest, **options)
 
-    with mock.patch.object(F, "dropout", dropout), mock.patch.object(F, "scaled_dot_product_attention", attend):
+    # A TorchFunctionMode does not see the calls that torch's own functions make, as multi_head_attention_forward does.
+    F.dropout, F.scaled_dot_product_attention = dropout, attend
+    try:
         yield
+    finally:
+        F.dropout, F.scaled_dot_product_attention = drop, attention
 
 
 _READS: dict[Callable[..., Any], Any] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -14,6 +15,9 @@ from flk_runtime.run.saves import Saves
 
 if TYPE_CHECKING:
     from flk_runtime.diloco.worker import OuterLoop
+
+after_step: Callable[[], None] | None = None
+"""Called at the end of each step, where a program measures a script."""
 
 
 class Steps:
@@ -51,6 +55,8 @@ class Steps:
         self._saves.save_after_step(self.done)
         if first:
             self._saves.timeouts.shorten()
+        if after_step:
+            after_step()
         if self._saves.manager.can_save and self._context.page.must_stop(self.done):
             self._stop()
 

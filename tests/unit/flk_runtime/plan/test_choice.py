@@ -34,7 +34,7 @@ def captured(options: ParallelOptions | None = None, scalar: bool = False) -> Ca
     tracer = Tracer(model, blocks, H100)
     with mode, tracer.recording():
         model(x).square().mean().backward()
-    return CapturedModel(model, optimizer, options or ParallelOptions(), list(blocks), [((x,), {})], tracer.result())
+    return CapturedModel(model, [optimizer], options or ParallelOptions(), list(blocks), [((x,), {})], tracer.result())
 
 
 def on(nodes: int, ranks: int, memory: int = 80 * GIB) -> Cluster:
