@@ -117,6 +117,9 @@ class GPT(nn.Module):
         self.layers = nn.Sequential(*(Layer(width, heads, dropout) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         self.scores = nn.Linear(width, vocabulary, bias=False)
+        self.initialize()
+
+    def initialize(self) -> None:
         for parameter in self.parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.02)

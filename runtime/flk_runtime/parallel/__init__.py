@@ -8,6 +8,7 @@ them take long to import.
 
 from flk_runtime.parallel.adopt import adopt_optimizer
 from flk_runtime.parallel.blocks import Blocks, find_blocks
+from flk_runtime.parallel.initialize import load_weights
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.parallel.precision import Precision
 from flk_runtime.parallel.strategies import STRATEGIES, ParallelArgs, ParallelOptions, choose_strategy, parallelize
@@ -22,5 +23,6 @@ __all__ = [
     "adopt_optimizer",
     "choose_strategy",
     "find_blocks",
+    "load_weights",
     "parallelize",
 ]

@@ -34,11 +34,13 @@ class FSDP2Model(ParallelModel):
         reshards: bool,
         precision: Precision | None,
         find_unused_parameters: bool,
+        init_follows: bool,
     ) -> None:
         """Shard ``model`` in place, each of ``blocks`` on its own. Collective.
 
         ``mesh`` has the dimension shard, or replicate and shard. ``reshards``: free a block's full parameters after its
-        forward pass. Those outside of blocks are kept, since the backward pass needs them first.
+        forward pass. Those outside of blocks are kept, since the backward pass needs them first. ``init_follows``: the
+        model's own initialization sets what modules do not.
         """
 
         def shard(block: nn.Module) -> None:
@@ -52,7 +54,7 @@ class FSDP2Model(ParallelModel):
                 mp_policy=_mixed_precision(precision, root) if precision else MixedPrecisionPolicy(),
             )
 
-        Materializer(model, blocks, device).run(shard, broadcast=True)
+        Materializer(model, blocks, device, init_follows=init_follows).run(shard, broadcast=True)
         super().__init__(model)
         self._fsdp_modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
         self._keeps_full = not reshards

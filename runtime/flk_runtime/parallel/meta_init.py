@@ -22,11 +22,15 @@ class Materializer:
     model built on a real device. A tied parameter is reset by each of its modules, and the last one's values stay. Then
     everything is moved to ``device``. The name is torchdistX's ``materialize_module``.
 
-    ``blocks`` are the modules that are sharded on their own, beside the model itself.
+    ``blocks`` are the modules that are sharded on their own, beside the model itself. ``init_follows``: the model's own
+    initialization will set what no ``reset_parameters`` sets, and what the model's constructor has changed.
     """
 
-    def __init__(self, model: nn.Module, blocks: Collection[nn.Module], device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, blocks: Collection[nn.Module], device: torch.device, *, init_follows: bool = False
+    ) -> None:
         self._model, self._blocks, self._device = model, {id(block) for block in blocks}, device
+        self._init_follows = init_follows
         self._names = {id(module): name or "the model" for name, module in model.named_modules()}
         self._visited: set[int] = set()
         self._pending: list[nn.Module] = []  # visited, and not yet part of a finished block
@@ -36,8 +40,9 @@ class Materializer:
     def run(self, shard: Callable[[nn.Module], None], *, broadcast: bool) -> None:
         """Materialize all blocks, inner ones first and the model last, and call ``shard`` with each.
 
-        ``broadcast``: send rank 0's values to all ranks before; then the call is collective. Raises SetupError if a
-        tensor on the meta device has no ``reset_parameters`` that sets it.
+        ``broadcast``: send rank 0's values to all ranks before; then the call is collective. Unless ``init_follows``,
+        raises SetupError if a tensor on the meta device has no ``reset_parameters`` that sets it, or if the model's
+        constructor has set it to other values.
         """
         self._visit(self._model, shard, broadcast)
 
@@ -53,7 +58,7 @@ class Materializer:
         self._reset(module, child_reset=self._resets > resets, finished=finished)
         if id(module) not in self._blocks and module is not self._model:
             return finished
-        self._check_values()
+        self._check_values({id(each) for each in self._pending[begin:]})
         self._move(self._pending[begin:], broadcast)
         del self._pending[begin:]
         shard(module)
@@ -64,11 +69,13 @@ class Materializer:
         if not meta and not child_reset:
             return
         self._resets += 1
-        reset = next((getattr(module, name) for name in _RESET_METHODS if callable(getattr(module, name, None))), None)
+        reset = reset_method(module)
+        if finished and self._init_follows:
+            reset = None  # it may set parameters of blocks that are already sharded
         if finished and not meta and reset is not None:
             raise SetupError(
                 f"reset_parameters() of {self._describe(module)} sets parameters of blocks that are already sharded: "
-                "build the model on a real device, or give each block a reset_parameters() of its own"
+                "pass it as init=, as in parallelize(model, optimizer, init=lambda model: model.reset_parameters())"
             )
         for name, tensor in meta.items():
             self._allocate(module, name, tensor, never_set=reset is None and not tensor.is_floating_point())
@@ -85,22 +92,35 @@ class Materializer:
             if isinstance(meta, nn.Parameter):
                 tensor = nn.Parameter(tensor, requires_grad=meta.requires_grad)
                 tensor.__dict__.update(meta.__dict__)
-            self._materialized[id(meta)] = _Materialized(meta, tensor, module, name, never_set)
+            self._materialized[id(meta)] = _Materialized(meta, tensor, tensor._version, module, name, never_set)
+        else:
+            self._materialized[id(meta)].is_tied = True
         tensor = self._materialized[id(meta)].tensor
         if isinstance(tensor, nn.Parameter):
             module._parameters[name] = tensor
         else:
             module._buffers[name] = tensor
 
-    def _check_values(self) -> None:
-        """Raise SetupError if memory was not set; forget the tensors, which must not outlive their block."""
-        for each in self._materialized.values():
+    def _check_values(self, modules: Collection[int]) -> None:
+        """Raise SetupError if memory of ``modules``, ids of those of a block, was not set as meant.
+
+        Forget its tensors, which must not outlive their block. One outside of the block may still be tied to another.
+        """
+        finished = {key: each for key, each in self._materialized.items() if id(each.module) in modules}
+        for key in finished:
+            del self._materialized[key]
+        for each in () if self._init_follows else finished.values():
+            what = f"{each.name!r} of {self._describe(each.module)} is on the meta device"
             if each.never_set or (each.tensor.is_floating_point() and bool(each.tensor.isnan().any())):
                 raise SetupError(
-                    f"{each.name!r} of {self._describe(each.module)} is on the meta device, and no reset_parameters() "
-                    "sets it: define that method in its class, or build the model on a real device"
+                    f"{what}, and no reset_parameters() sets it: pass init=, a function that initializes the model, or "
+                    "define that method in its class"
                 )
-        self._materialized.clear()
+            if each.was_changed:
+                raise SetupError(
+                    f"{what}, and the model's constructor sets it after reset_parameters(), which would be lost: pass "
+                    "init=, a function that does the same to the model"
+                )
 
     def _move(self, modules: list[nn.Module], broadcast: bool) -> None:
         moved: dict[int, torch.Tensor] = {}
@@ -121,15 +141,28 @@ class Materializer:
         return f"{self._names[id(module)]} ({type(module).__name__})"
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Materialized:
     """A tensor that was on the meta device."""
 
     meta: torch.Tensor  # kept alive, so that its id stays its own
     tensor: torch.Tensor
+    version: int  # of the tensor before it was reset; torch counts the changes in place
     module: nn.Module
     name: str
     never_set: bool  # an integer tensor of a module without reset_parameters: NaN cannot show that it is not set
+    is_tied: bool = False  # several modules have it, and reset it
+
+    @property
+    def was_changed(self) -> bool:
+        """Whether the constructor changed the meta tensor more often than it was reset. It has kept the count."""
+        return not self.is_tied and self.meta._version > self.tensor._version - self.version
+
+
+def reset_method(module: nn.Module) -> Callable[[], None] | None:
+    """The method of ``module`` that sets its parameters and buffers; None if it has none."""
+    methods = (getattr(module, name, None) for name in _RESET_METHODS)
+    return next((each for each in methods if callable(each)), None)
 
 
 def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -16,6 +16,7 @@ from flk_runtime.contract import user_env
 from flk_runtime.contract.strategies import parse_strategy
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.blocks import Blocks, find_blocks, shardable_blocks
+from flk_runtime.parallel.initialize import Initializer, initialize, meta_names
 from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.parallel.precision import Precision
@@ -60,6 +61,7 @@ class ParallelArgs(TypedDict, total=False):
     compile: bool | str
     shard_size: int | None
     find_unused_parameters: bool
+    init: Initializer | None
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class ParallelOptions:
     compile: bool | str = False
     shard_size: int | None = None
     find_unused_parameters: bool = False
+    init: Initializer | None = None
 
 
 Planner = Callable[[nn.Module, Sequence[Optimizer], ParallelOptions], None]
@@ -141,7 +144,11 @@ def parallelize(
             shard_size=shard_size,
         )
 
-    return rebind_optimizers(optimizers, model, apply, strict=strategy != "none")
+    unset = meta_names(model)
+    parallel = rebind_optimizers(optimizers, model, apply, strict=strategy != "none")
+    if options.init is not None and unset:
+        initialize(parallel, options.init, unset, broadcast=strategy != "none")
+    return parallel
 
 
 def _parallelize(
@@ -154,9 +161,9 @@ def _parallelize(
     world_size: int,
     shard_size: int,
 ) -> ParallelModel:
-    kind = STRATEGIES[strategy]
+    kind, init_follows = STRATEGIES[strategy], options.init is not None
     if not kind.shards and options.precision is None:
-        Materializer(model, (), device).run(lambda module: None, broadcast=False)
+        Materializer(model, (), device, init_follows=init_follows).run(lambda module: None, broadcast=False)
         model.to(device)  # some modules (nn.LSTM) rearrange their parameters when they are moved
         if strategy == "none" or world_size == 1:
             return ParallelModel(model)
@@ -178,6 +185,7 @@ def _parallelize(
         reshards=kind.reshards,
         precision=options.precision,
         find_unused_parameters=options.find_unused_parameters,
+        init_follows=init_follows,
     )
 
 

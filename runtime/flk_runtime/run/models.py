@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, cast
 
 from torch import nn
 from torch.optim import Optimizer
@@ -13,15 +12,20 @@ from torch.optim import Optimizer
 from flk_runtime.checkpoint import OptimizerState, Stateful
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel import STRATEGIES, ParallelModel, ParallelOptions, adopt_optimizer, find_blocks, parallelize
+from flk_runtime.parallel import (
+    STRATEGIES,
+    ParallelModel,
+    ParallelOptions,
+    adopt_optimizer,
+    find_blocks,
+    load_weights,
+    parallelize,
+)
 from flk_runtime.preflight.options import compare_options
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.metrics import Metrics
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
-
-if TYPE_CHECKING:
-    from flk_runtime.checkpoint.load import SavedCheckpoint
 
 
 class Models:
@@ -95,16 +99,13 @@ class Models:
 
     def load_weights(self, path: str | os.PathLike[str], model: nn.Module | None) -> None:
         """Load the weights at ``path`` into one model. Collective."""
-        from flk_runtime.checkpoint.files import Weights
-        from flk_runtime.checkpoint.load import SavedObject
-
         parallel, steps = self.select(model, "load_weights"), self._steps
         if steps.outer and steps.done:
             raise SetupError(
                 f"load_weights after step {steps.done} would undo what the workers of strategy diloco have learned: "
                 "call it only while run.steps is 0"
             )
-        parallel.state.read(SavedObject(cast("SavedCheckpoint", Weights(os.fspath(path))), "model", {}))
+        load_weights(parallel, path)
         if steps.outer:
             steps.outer.restart()
 

@@ -78,11 +78,11 @@ class Run:
 
         Collective. Call the returned module, and neither its ``forward`` nor one of its children. Rank 0's parameters
         and buffers are sent to all ranks (except under strategy none). A model on the meta device is materialized block
-        by block, with the values that ``reset_parameters`` of its modules sets. ``optimizer`` is one or a list of
-        several: the same objects, with the same groups. All are saved in checkpoints, and restored if the run was
-        resumed. An optimizer of the model that was made before and not passed raises SetupError at its step if the
-        strategy shards. After the call each rank draws different random numbers. Several models can be parallelized,
-        each with its own optimizers.
+        by block, with the values that ``reset_parameters`` of its modules and then ``init`` set. ``optimizer`` is one
+        or a list of several: the same objects, with the same groups. All are saved in checkpoints, and restored if the
+        run was resumed. An optimizer of the model that was made before and not passed raises SetupError at its step if
+        the strategy shards. After the call each rank draws different random numbers. Several models can be
+        parallelized, each with its own optimizers.
 
         - ``precision``: dtypes of the computation and of the reduction; the optimizer works in the model's own.
         - ``blocks``: modules that are sharded, recomputed and compiled one by one: classes, their names, or a minimum
@@ -91,6 +91,8 @@ class Run:
         - ``compile``: compile each block with torch.compile; a string is the name of the backend.
         - ``shard_size``: number of ranks in a shard group of a hybrid strategy. Default: the ranks of one node.
         - ``find_unused_parameters``: ranks do not all use the same parameters in a forward pass.
+        - ``init``: for a model on the meta device, a function that is called with it once it is sharded, and sets the
+          values of parameters and buffers; or the path of weights, as of `load_weights`.
 
         Raises SetupError, before any communication, if these do not fit each other or the model, and CheckpointError if
         the checkpoint is of another model.

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -42,6 +44,46 @@ def test_tied_and_frozen_parameters_and_attributes_stay() -> None:
     assert not model[0].weight.is_meta
     assert not model[0].weight.requires_grad
     assert model[0].weight.mark == "kept"
+
+
+def test_parameters_that_are_tied_around_a_block_stay_tied() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+    model[2].weight = model[0].weight
+    Materializer(model, [model[1]], CPU).run(lambda unit: None, broadcast=False)
+    assert model[0].weight is model[2].weight
+
+
+def test_what_a_constructor_sets_after_reset_parameters_is_refused_without_an_initializer() -> None:
+    for change in (
+        lambda model: nn.init.normal_(model[0].weight, std=0.02),
+        lambda model: model[1].bias.add_(1),
+        lambda model: model.apply(lambda module: nn.init.zeros_(module.bias) if hasattr(module, "bias") else None),
+        lambda model: model.load_state_dict({name: torch.ones_like(each) for name, each in model.state_dict().items()}),
+    ):
+        with torch.device("meta"), torch.no_grad():
+            model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+            change(model)
+        with pytest.raises(SetupError, match=r"constructor sets it after reset_parameters\(\)"):
+            Materializer(model, [], CPU).run(lambda unit: None, broadcast=False)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Transformer(8, 2, 1, 1, 8, batch_first=True),
+        lambda: nn.LSTM(3, 3, 2, bidirectional=True, proj_size=2),
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.PReLU(), nn.GroupNorm(2, 4)),
+        lambda: nn.Sequential(nn.Bilinear(2, 3, 4), nn.EmbeddingBag(5, 3, padding_idx=1), nn.RMSNorm(3)),
+        lambda: nn.MultiheadAttention(8, 2, kdim=4, vdim=6, add_bias_kv=True),
+        lambda: nn.Sequential(nn.ConvTranspose1d(2, 4, 3), nn.InstanceNorm1d(4, affine=True, track_running_stats=True)),
+    ],
+)
+def test_modules_of_torch_need_no_initializer(make: Callable[[], nn.Module]) -> None:
+    with torch.device("meta"):
+        model = make()
+    Materializer(model, [], CPU).run(lambda unit: None, broadcast=False)
+    assert not any(each.isnan().any() for each in model.state_dict().values())
 
 
 class Unset(nn.Module):
