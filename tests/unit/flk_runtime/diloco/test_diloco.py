@@ -104,9 +104,17 @@ def test_compression(dtype: str, error: float, count: int) -> None:
 
 def test_compression_of_zeros_and_of_what_fp16_does_not_have() -> None:
     assert not decode(encode(torch.zeros(7), "int8"), "int8", 7).any()
-    assert decode(encode(torch.tensor([1e9]), "fp16"), "fp16", 1).isfinite().all()
+    assert decode(encode(torch.tensor([1e9]), "fp16"), "fp16", 1).item() == pytest.approx(1e9, rel=2**-11)
+    assert not decode(encode(torch.zeros(7), "fp16"), "fp16", 7).any()
     with pytest.raises(ValueError, match="3 bytes are not 2 values of fp16"):
         decode(b"abc", "fp16", 2)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-4, 1e-7, 2e-8, 1e-20, 1e-36])
+def test_fp16_keeps_the_digits_of_small_values(size: float) -> None:
+    values = torch.randn(3000, generator=torch.Generator().manual_seed(1)) * size
+    found = decode(encode(values, "fp16"), "fp16", 3000)
+    assert ((found - values).abs() <= values.abs() * 2**-11 + values.abs().max() * 2**-39).all()
 
 
 def test_what_int8_loses_is_sent_later() -> None:
