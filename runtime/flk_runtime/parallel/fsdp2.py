@@ -14,9 +14,11 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import reshard
+from flk_runtime.parallel.blocks import shardable_blocks
 from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.parallel.precision import Precision
+from flk_runtime.system import pytree
 
 CAN_FIND_UNUSED = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
 
@@ -46,15 +48,20 @@ class FSDP2Model(ParallelModel):
         def shard(block: nn.Module) -> None:
             root = block is model
             if precision:
-                _cast_buffers(block, precision.buffer)
+                _cast_buffers(block, precision)
             fully_shard(
                 block,
                 mesh=mesh,
                 reshard_after_forward=reshards and not root,
-                mp_policy=_mixed_precision(precision, root) if precision else MixedPrecisionPolicy(),
+                mp_policy=_mixed_precision(precision, block, root) if precision else MixedPrecisionPolicy(),
             )
 
-        Materializer(model, blocks, device, init_follows=init_follows).run(shard, broadcast=True)
+        in_float32 = [each for each in model.modules() if precision and precision.computes_in_float32(each)]
+        for each in in_float32:
+            if precision and not any(True for _ in each.parameters()):  # which fully_shard does not cast for
+                _cast_calls(each, precision)
+        units = shardable_blocks(model, dict.fromkeys([*blocks, *in_float32]))
+        Materializer(model, units, device, init_follows=init_follows).run(shard, broadcast=True)
         super().__init__(model)
         self._fsdp_modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
         self._keeps_full = not reshards
@@ -91,20 +98,35 @@ class FSDP2Model(ParallelModel):
         return _shard_like(parameter, full)
 
 
-def _mixed_precision(precision: Precision, root: bool) -> MixedPrecisionPolicy:
+def _mixed_precision(precision: Precision, block: nn.Module, root: bool) -> MixedPrecisionPolicy:
+    """The dtypes of a block. What it computes in float32 and returns stays so, such as a loss of its router."""
+    in_float32 = precision.computes_in_float32(block)
     return MixedPrecisionPolicy(
-        param_dtype=precision.param,
+        param_dtype=torch.float32 if in_float32 else precision.param,
         reduce_dtype=precision.reduce,
-        output_dtype=precision.output if root else precision.param,
+        output_dtype=precision.output if root else precision.param if in_float32 else None,
         cast_forward_inputs=True,
     )
 
 
-def _cast_buffers(block: nn.Module, dtype: torch.dtype) -> None:
+def _cast_buffers(block: nn.Module, precision: Precision) -> None:
     for module in block.modules():
+        dtype = torch.float32 if precision.computes_in_float32(module) else precision.buffer
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_floating_point():
                 module._buffers[name] = buffer.to(dtype)
+
+
+def _cast_calls(module: nn.Module, precision: Precision) -> None:
+    """Have ``module`` compute in float32, as fully_shard does for one with parameters."""
+
+    def cast(tree: Any, dtype: torch.dtype) -> Any:
+        return pytree.map_leaves(
+            tree, lambda leaf: leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+        )
+
+    module.register_forward_pre_hook(lambda module, args, kwargs: cast((args, kwargs), torch.float32), with_kwargs=True)
+    module.register_forward_hook(lambda module, args, output: cast(output, precision.param))
 
 
 def _gather(value: torch.Tensor) -> torch.Tensor:

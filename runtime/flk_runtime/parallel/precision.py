@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import torch
+from torch import nn
 
 from flk_runtime.errors import SetupError
 
@@ -13,8 +14,10 @@ from flk_runtime.errors import SetupError
 class Precision:
     """The dtypes of mixed-precision training. Master weights and optimizer state stay in the model's own dtype.
 
-    Every dtype is explicit, because what torch takes for None differs between its versions.
-    Raises SetupError for anything but a floating-point dtype.
+    Every dtype is explicit, because what torch takes for None differs between its versions. ``float32``: classes of
+    modules, or their names, that compute in float32 from inputs cast to it, and whose outputs are cast to ``param``;
+    derived classes too. Batch norms do by default, since they keep their statistics in float32.
+    Raises SetupError for anything but a floating-point dtype, or but classes and names.
     """
 
     param: torch.dtype = torch.bfloat16  # of parameters, inputs and activations in forward and backward passes
@@ -22,8 +25,17 @@ class Precision:
     buffer: torch.dtype = torch.float32  # of floating-point buffers
     output: torch.dtype = torch.float32  # of the model's floating-point outputs; bfloat16 has too few digits for a loss
 
+    float32: tuple[type[nn.Module] | str, ...] = ("_BatchNorm",)  # the base class of torch's batch norms
+
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not isinstance(value, torch.dtype) or not value.is_floating_point:
+            if field.name == "float32":
+                if not isinstance(value, tuple) or not all(isinstance(each, (str, type)) for each in value):
+                    raise SetupError(f"Precision(float32={value!r}): expected a tuple of classes of modules, or names")
+            elif not isinstance(value, torch.dtype) or not value.is_floating_point:
                 raise SetupError(f"Precision({field.name}={value!r}): expected a floating-point dtype of torch")
+
+    def computes_in_float32(self, module: nn.Module) -> bool:
+        """Whether ``module`` is of one of the classes that do."""
+        return any(wanted in (kind, kind.__name__) for wanted in self.float32 for kind in type(module).__mro__)
