@@ -84,7 +84,7 @@ COVERED = {
         "flk_runtime.data.uneven_inputs flk_runtime.parallel.ddp flk_runtime.parallel.fsdp2 "
         "flk_runtime.parallel.model flk_runtime.parallel.precision flk_runtime.parallel.strategies"
     ),
-    "tests/local/test_streams.py": "flk_runtime.shared.memory_messages",
+    "tests/local/test_streams.py": "flk_runtime.shared.memory_messages flk_runtime.wire.answers",
     "tests/local/test_weights.py": (
         "flk_runtime.checkpoint.files.export flk_runtime.checkpoint.files.safetensors "
         "flk_runtime.checkpoint.files.weights"
