@@ -1,7 +1,7 @@
 """The launcher, ``python -m flk_runtime``: the parent process of the ranks of one pod.
 
-The launchers of all pods of a job send each other messages (`transport`). The one of pod 0 decides (`coordinator`):
-which attempt runs, why it ended, what follows. Each launcher starts the ranks of its pod (`ranks`, `forkserver`,
+The launchers of all pods of a job send each other messages (`transport`). The launcher of pod 0 decides (`coordinator`)
+which attempt runs, why it ended, and what follows. Each launcher starts the ranks of its pod (`ranks`, `forkserver`,
 `worker`), passes on their output (`logs`, `output`), says how they failed (`rank_failure`), holds checkpoints in memory
 (`replication`), takes stacks when they hang (`hangs`), reports (`records`) and ends with an exit code of the contract.
 `agent` is the loop that connects these modules, and `start` the entry point.

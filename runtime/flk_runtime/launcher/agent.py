@@ -84,7 +84,7 @@ class Agent:
         self.finished: list[Failure] = []  # its ranks that ended with code 0, which is a failure only if others fail
         self.stop_signal: int | None = None  # the signal that stops this launcher
         self.stop_at = 0.0  # time by which it stops, also if other pods have not ended; time.monotonic
-        self.draining: bool | None = None  # the leader has not let this launcher end yet; None: it was not asked
+        self.draining: bool | None = None  # the leader has not released this launcher yet; None: it was not asked
         self.preemption: PodPreemption | None = None  # of this attempt
         self.end: Failure | None = None  # why the attempt ended
         self.final_record: JobRecord | None = None
@@ -321,8 +321,8 @@ class Agent:
     def _must_wait(self) -> bool:
         """Whether this launcher, told to stop, has to wait, though its ranks have ended.
 
-        It waits until the ranks of all pods have ended, because pod 0 leads until then, and until pods that stay hold
-        the shards of a checkpoint that would be lost with this one.
+        It waits until the ranks of all pods have ended, because pod 0 leads until then. It also waits until pods that
+        stay hold the shards of a checkpoint that would be lost with this pod.
         """
         if self._overdue:
             return False
@@ -358,7 +358,10 @@ class Agent:
             self.member.report_failure(attempt, failure)
 
     def _report_restored(self, attempt: AttemptStarted) -> None:
-        """Tell the leader, once, where the ranks of this attempt began, if they say so; it is the same in all pods."""
+        """Tell the leader, once, after which step the ranks of this attempt began, if they say so.
+
+        The step is the same in all pods.
+        """
         page = next((rank.progress for rank in self.ranks if rank.progress.restored >= 0), None)
         if page is None:
             return
@@ -370,7 +373,7 @@ class Agent:
             self.records.write_running(attempt.history)
 
     def _orphans_have_ended(self) -> bool:
-        """Kill what the ranks have left behind, and return whether the launcher may go on: it is gone, or stays."""
+        """Kill the processes that ranks have left. Returns whether the launcher may go on: they are gone, or stay."""
         if not (self.attempt_over or self.final_record or self.stop_signal is not None):
             return False
         now = time.monotonic()

@@ -83,7 +83,7 @@ class ClusterRecord:
                 )
 
     def flush(self, seconds: float) -> None:
-        """Wait until the latest record is written, for so many seconds at most."""
+        """Wait at most ``seconds`` until the latest record is written."""
         with self._condition:
             self._condition.wait_for(lambda: not self._changed or self._told, seconds)
 
@@ -131,7 +131,7 @@ class ClusterRecord:
         return ""
 
     def _oldest(self, own: str, size: int) -> list[str]:
-        """Return the keys of the entries that have to go so that one of this size fits."""
+        """Return the keys of the oldest entries, as many as have to be removed so that an entry of this size fits."""
         data: dict[str, str] = json.loads(self._request("GET")).get("data") or {}
         entries = {key: text for key, text in data.items() if key != own}
         total = size + sum(len(key) + len(text.encode()) for key, text in entries.items())

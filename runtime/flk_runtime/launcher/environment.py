@@ -12,7 +12,7 @@ from flk_runtime.system import host
 
 
 def rank_environment(settings: Settings, attempt: AttemptStarted, local_rank: int, error_folder: str) -> dict[str, str]:
-    """The variables of one rank: those of torchrun, so that its scripts run unchanged, and those of flk's library.
+    """The variables of one rank: torchrun's variables, so that its scripts run unchanged, and flk's own.
 
     For names and meaning see torch/distributed/elastic/agent/server/local_elastic_agent.py. The folder of the rank's
     error file and progress page is made in ``error_folder``.

@@ -2,8 +2,8 @@
 
 An import of torch takes a second of CPU time for each rank and attempt; a fork takes a few milliseconds. The server is
 not the launcher itself, because it must have neither threads nor open stores: ranks inherit only the imported modules.
-What these have drawn at random when they were imported, each rank draws anew. The server never uses CUDA, because CUDA
-cannot be used after a fork.
+Modules draw random values when they are imported; each rank draws these values anew. The server never uses CUDA,
+because CUDA cannot be used after a fork.
 
 With FLK_START=spawn, or if the imported modules make a fork unsafe, the server is a new Python interpreter and starts
 another new one for each rank.
@@ -240,10 +240,10 @@ def _run_forked(command: Sequence[str]) -> int:
 
 
 def draw_anew() -> None:
-    """Draw what modules drew at random when they were imported, before the fork: all ranks and attempts share it.
+    """Draw anew the random values that modules drew at their import, which all ranks and attempts share after the fork.
 
     Python draws anew after a fork for ``random``, and so do ``tempfile`` and ``uuid``; torch seeds the generators of
-    GPUs when it first uses them. What cannot be drawn again is the seed of Python's hashes.
+    GPUs when it first uses them. The seed of Python's hashes cannot be drawn again.
     """
     if torch := sys.modules.get("torch"):
         torch.default_generator.seed()
@@ -286,9 +286,9 @@ def _count_threads(process: Path) -> int:
 def preload(script: Path | None, strategy: str = "") -> None:
     """Import the modules that the ranks will need. Modules that are not installed are skipped, except torch itself.
 
-    The modules that optimizers need are imported if the text of ``script`` contains ``optim`` or there is no script;
-    those for sharding if the script contains ``shard`` or the job's ``strategy`` shards or may do so; those of flk's
-    library if the script contains ``flk_runtime``.
+    The modules that optimizers need are imported if the text of ``script`` contains ``optim`` or there is no script.
+    The modules for sharding are imported if the script contains ``shard`` or the job's ``strategy`` shards or may do
+    so. The modules of flk's library are imported if the script contains ``flk_runtime``.
     """
     text = script.read_bytes() if script else b"optim"
     may_shard = strategy == AUTO or ("shard" in strategy and strategy != "no_shard")

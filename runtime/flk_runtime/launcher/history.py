@@ -1,4 +1,4 @@
-"""The history of a job's attempts, and the record of the job that is made of it."""
+"""The history of a job's attempts, and the job record that is made of the history."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def bad_nodes(history: Sequence[Attempt]) -> list[str]:
 
 
 def progress(history: Sequence[Attempt]) -> tuple[int, bool]:
-    """Sort key of histories of one job: the one that knows more is greater."""
+    """Sort key of histories of one job: the history with more knowledge is greater."""
     return (history[-1].number, history[-1].ended is not None) if history else (-1, False)
 
 
@@ -42,7 +42,7 @@ def shorten(history: Sequence[Attempt]) -> list[Attempt]:
 def after_kill(entry: KeptRecord, pod_name: str) -> list[Attempt]:
     """The attempts of a job whose launchers were all killed while they ran; empty if they have ended otherwise.
 
-    ``entry`` is what they had kept, and ``pod_name`` the name of pod 0. Its step is the last that was kept.
+    ``entry`` is the record that they had kept, and ``pod_name`` the name of pod 0. Its step is the last that was kept.
     """
     if entry.record.outcome != "running" or not entry.record.attempts:
         return []
@@ -69,7 +69,7 @@ def new_record(
     limits: Limits,
     no_retry_reason: str = "",
 ) -> JobRecord:
-    """The job record with what the history has used of the limits."""
+    """The job record, with the restarts and disruptions that the history has used of the limits."""
     last = history[-1] if history else None
     return JobRecord(
         outcome,

@@ -19,10 +19,10 @@ _RESTART_DELAY = 1.0  # seconds
 
 
 class HubProcess:
-    """`python -m flk_runtime.diloco`. It is started again when it dies: the workers connect anew and lose nothing."""
+    """The process `python -m flk_runtime.diloco`. If it dies, it is started again, and the workers connect anew."""
 
     def __init__(self, settings: Settings, environ: Mapping[str, str], log: Callable[[str], None]) -> None:
-        """Start it. It listens on this machine only if its address is there and no secret was given for other jobs."""
+        """Start the hub. It listens on loopback only if its address is there and other jobs have no secret for it."""
         self._others = bool(environ.get(pod_env.MEET_SECRET))  # workers may know of it that it has not met
         host = "127.0.0.1" if environ.get(pod_env.MEET, "").startswith("127.") and not self._others else ""
         self._command = [sys.executable, "-u", "-m", "flk_runtime.diloco", "--listen", f"{host}:{settings.hub_port}"]
@@ -39,7 +39,7 @@ class HubProcess:
 
     @property
     def pids(self) -> list[int]:
-        """Its process id, if it runs."""
+        """The process id of the hub, if it runs."""
         return [self._process.pid] if self._process else []
 
     def close(self, code: int) -> None:

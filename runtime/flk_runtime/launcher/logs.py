@@ -14,7 +14,7 @@ from pathlib import Path
 _LINE_END = re.compile(rb"\r\n|\n|\r(?!$)")
 _CHUNK = 1 << 16  # bytes that are read at once
 _PIPE_LIMIT = 1 << 20  # bytes that a pipe can contain (pipe(7): pipe-max-size)
-LINES_PER_WRITE = 50  # after as many lines at most, the lines are counted, which may write a job record
+LINES_PER_WRITE = 50  # lines after which at the latest the lines are counted, which may write a job record
 TAIL_LINES, TAIL_LINE_LIMIT = 80, 400  # last lines of a stream that are kept, and bytes of each
 LINE_LIMIT = 1 << 16  # bytes; a longer line is split, so that memory stays bounded
 
@@ -98,7 +98,7 @@ class RankPipes:
 
     @property
     def output_ends(self) -> list[int]:
-        """Those of stdout and stderr that are still open for reading."""
+        """The descriptors of stdout and stderr that are still open for reading."""
         return [fd for fd, target in self._targets.items() if target]
 
     @property

@@ -1,4 +1,4 @@
-"""MetricsPage: what a launcher knows of its job, over HTTP in the text format of Prometheus.
+"""MetricsPage: a launcher's metrics of its job, over HTTP in the text format of Prometheus.
 
 Every launcher serves it at /metrics of the port FLK_METRICS_PORT, if that is set. The page is made when it is asked
 for, in a thread of its own, from values that the launcher's loop has left; the job does not depend on it.
@@ -40,7 +40,7 @@ class MetricsPage:
                 self.wfile.write(text)
 
             def log_message(self, *arguments: object) -> None:
-                """Print nothing: the log is that of the training."""
+                """Print nothing: the log is for the training."""
 
         try:
             self._server = _Server(("", settings.metrics_port), Handler)

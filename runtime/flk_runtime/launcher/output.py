@@ -1,4 +1,4 @@
-"""Output of the launcher: a thread writes it, so that a reader that stalls stops neither signals nor the rendezvous."""
+"""Output of the launcher: a thread writes it, so that a stalled reader blocks neither signals nor the rendezvous."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 _FULL = 1 << 20  # bytes that wait to be written, above which the ranks' output is no longer read
 _FREE = _FULL // 4  # bytes below which it is read again
-_LIMIT = 1 << 24  # bytes above which output is dropped: what ended ranks have left, in many attempts
+_LIMIT = 1 << 24  # bytes above which output is dropped: ranks of many attempts may have left that much
 _CHUNK = 1 << 16  # bytes of one write
-_RECENT = 30  # pieces of output that are kept; each holds whole lines
+_RECENT = 30  # latest writes that are kept; each holds whole lines
 
 
 class Output:
@@ -24,7 +24,7 @@ class Output:
         self._stderr = stderr
         self._has_room = has_room
         self._waiting: collections.deque[tuple[int, bytes]] = collections.deque()  # descriptor and data
-        self._size = 0  # bytes in it, and those that are being written
+        self._size = 0  # bytes that wait or are being written
         self._dropped = 0  # bytes
         self._recent: collections.deque[bytes] = collections.deque(maxlen=_RECENT)
         self._changed = threading.Condition()
@@ -41,7 +41,7 @@ class Output:
         self._put(self._stderr, data)
 
     def flush(self, timeout: float) -> bool:
-        """Wait until everything is written, for at most ``timeout`` seconds. Returns whether it is."""
+        """Wait at most ``timeout`` seconds until everything is written. Returns whether everything is."""
         with self._changed:
             return self._changed.wait_for(lambda: self._size == 0, timeout)
 

@@ -48,7 +48,7 @@ class Preemption:
     """The preemption of an attempt as the leader sees it: which pods have reported, and which have ended."""
 
     def __init__(self, pods: Iterable[int], cause: Failure) -> None:
-        """``pods`` are those of the attempt; ``cause`` says which pod has to stop, and why."""
+        """``pods`` are the pods of the attempt; ``cause`` says which pod has to stop, and why."""
         self._cause = cause
         self._running = set(pods)
         self._silent = set(pods)  # have not reported the boundaries of their ranks
@@ -83,7 +83,7 @@ class Preemption:
     def lose(self, pod: int) -> bool:
         """Note that the launcher of a pod is gone, and return whether the attempt has to end now.
 
-        Ranks that got SIGTERM may still save on their own. Ranks that save together cannot without those of this pod.
+        Ranks that got SIGTERM may still save on their own. Ranks that save together cannot without this pod's ranks.
         """
         if pod not in self._running:
             return False
@@ -116,7 +116,7 @@ class Preemption:
 
 
 class PodPreemption:
-    """One launcher's part in a preemption: what it writes into the progress pages of its ranks, and reads there."""
+    """A preemption as one launcher sees it: it writes to the progress pages of its ranks, and reads them."""
 
     def __init__(self, pages: Iterable[ProgressPage], now: float) -> None:
         """Set ``hold`` in the pages. ``now`` is in seconds, as in `boundaries`."""
@@ -130,7 +130,8 @@ class PodPreemption:
     def boundaries(self, now: float) -> list[Boundary] | None:
         """The boundaries to report, once, when every rank has found ``hold`` or has written how far it came before.
 
-        A processor may read ``hold`` before its write of the boundary is visible to others. So they are read later.
+        A processor may read ``hold`` before its write of the boundary is visible to others. So the boundaries are read
+        later.
         """
         if self.settled_at is None or now < self.settled_at:
             return None

@@ -15,8 +15,8 @@ _STDERR_LINES = 20  # that are kept
 _NOISE = re.compile(
     r'\s*$|Extension modules: |  File ".*flk_runtime/(launcher/\w+|__main__)\.py"|  File "<frozen runpy>"'
 )
-# Lines on stderr of a process that a signal has ended, from the most to the least telling: of std::terminate, of Python
-# or the C library before they abort (not faulthandler's name of the signal), and the innermost frame.
+# Lines on stderr of a process that a signal has ended, from the most to the least telling: a line of std::terminate,
+# a line of Python or the C library before they abort (not faulthandler's name of the signal), the innermost frame.
 _LAST_WORDS = (
     re.compile(r"\s*what\(\): "),
     re.compile(r"Fatal Python error: (?!Aborted|Segmentation fault|Bus error|Floating point|Illegal instruction)"),
@@ -24,7 +24,7 @@ _LAST_WORDS = (
     re.compile(r"(double free or corruption|corrupted |(free|malloc|realloc|munmap_chunk|malloc_consolidate)\(\): )"),
     re.compile(r'  File ".+", line \d+ in '),
 )
-_CRASH = re.compile(r"^(terminate called |Fatal Python error: )", re.MULTILINE)  # what a process writes that aborts
+_CRASH = re.compile(r"^(terminate called |Fatal Python error: )", re.MULTILINE)  # a process that aborts writes this
 _TRAILING_LINES = 2  # that may follow the traceback which ended a process
 _REPORTED_FIELDS = ("type", "message", "traceback", "time", "exit_code")
 

@@ -44,7 +44,7 @@ class RankProcess:
 
     @property
     def crashing(self) -> bool:
-        """Whether it aborts, so that a signal which ends it sooner is not how it failed."""
+        """Whether the rank aborts, so that a signal which ends it sooner is not the cause of its failure."""
         return is_crash(self.pipes.stderr_tail)
 
     def terminate(self, number: int, timeout: float) -> None:
@@ -141,7 +141,7 @@ class Ranks:
         return rank
 
     def pause_or_resume(self) -> None:
-        """Read the ranks' output only while it can be passed on. A rank that writes more waits, and nothing else does.
+        """Read the ranks' output only while it can be passed on. Only a rank that writes more waits then.
 
         Call when the launcher's output has room again.
         """
@@ -165,7 +165,7 @@ class Ranks:
         return from_report(self.new_failure(Kind.EXCEPTION, rank), report) if report is not None else None
 
     def remove(self, pid: int) -> RankProcess | None:
-        """Remove a rank whose process has ended: kill what it has left, and pass on the rest of its output."""
+        """Remove a rank whose process has ended: kill processes that it left, and pass on the rest of its output."""
         rank = self._by_pid.pop(pid, None)
         if rank:
             rank.kill()  # first, because a process that writes without end may hold the pipes
@@ -175,10 +175,10 @@ class Ranks:
         return rank
 
     def kill_orphans(self) -> bool:
-        """Kill what the ranks have left, also in sessions of its own. Call without ranks; returns whether all is gone.
+        """Kill the processes that ranks have left, also in sessions of their own. Returns whether all are gone.
 
-        It may hold a GPU or a port that the next attempt needs. Python's resource trackers have time to end themselves,
-        so that the shared memory of killed ranks does not stay.
+        Call it when no rank runs. Such a process may hold a GPU or a port that the next attempt needs. Python's
+        resource trackers have time to end themselves, so that the shared memory of killed ranks does not stay.
         """
         now = time.monotonic()
         self._spare_trackers_until = self._spare_trackers_until or now + _TRACKERS_TIMEOUT

@@ -28,7 +28,7 @@ class Records:
     def __init__(
         self, settings: Settings, write: Callable[[bytes], None], last_lines: Callable[[int], list[str]]
     ) -> None:
-        """``write`` writes to the launcher's stderr and returns at once; ``last_lines`` gives what was written last."""
+        """``write`` writes to the launcher's stderr and returns at once; ``last_lines`` returns the latest lines."""
         self._settings = settings
         self._write = write
         self._kept = ClusterRecord(settings, last_lines, self.log) if settings.records and settings.pod == 0 else None
@@ -37,12 +37,12 @@ class Records:
         self._lines = 0  # of the ranks, since the latest record was written
 
     def log(self, text: str) -> None:
-        """Write a line of the launcher's own to stderr."""
+        """Write a line of the launcher itself to stderr."""
         prefix = log_format.LAUNCHER_PREFIX.format(index=self._settings.pod_in_job)
         self._write(f"{prefix}{text}\n".encode(errors="replace"))
 
     def write(self, record: JobRecord) -> None:
-        """Write the record as a line of the log."""
+        """Write the job record as a line of the log."""
         self._latest = record
         self.log(log_format.RECORD_MARKER + record.to_json())
         if self._kept:
@@ -51,12 +51,12 @@ class Records:
             self._metrics.put_record(record)
 
     def former(self) -> list[Attempt]:
-        """The attempts of this job that no launcher knows any more, since all were killed. Asks the cluster."""
+        """The attempts of this job that no launcher knows any more, since all were killed. They are in the cluster."""
         entry = self._kept.read() if self._kept else None
         return after_kill(entry, self._settings.pod_name) if entry else []
 
     def keep_progress(self, pages: Iterable[ProgressPage]) -> None:
-        """Show in the metrics how far these ranks are, and now and then keep in the cluster how far the first is."""
+        """Show the progress of these ranks in the metrics, and now and then keep the first rank's in the cluster."""
         found = list(pages)
         if self._metrics:
             self._metrics.put_progress(found)
@@ -64,7 +64,7 @@ class Records:
             self._kept.put_progress(found[0])
 
     def mark_attempt(self, number: int) -> None:
-        """Write that an attempt begins, so that every later line of this pod's log is known to be of it."""
+        """Write that an attempt begins, so that readers of the log know to which attempt each later line belongs."""
         self.log(f"{log_format.ATTEMPT_MARKER}{number}")
 
     def write_running(self, history: Sequence[Attempt]) -> None:
@@ -84,7 +84,7 @@ class Records:
             self.write(self._latest)
 
     def finish(self, record: JobRecord, *, leader: bool) -> int:
-        """Write the record of a job that has ended; the ``leader`` writes it into its log too. Returns its code."""
+        """Write the record of a job that has ended; the ``leader`` logs it too. Returns the launcher's exit code."""
         write_termination_message(self._settings.termination_log, record)
         if record.outcome == "replaced" and record.failure:
             self.log(f"leaving, so that another pod replaces this one: {record.failure.summary}")

@@ -20,7 +20,7 @@ _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 
 @dataclass(frozen=True)
 class Limits:
-    """What a job may use, for the restart policy. Times are in seconds."""
+    """The limits of a job for the restart policy. Times are in seconds."""
 
     restarts: int = pod_env.RESTARTS.default
     disruptions: int = pod_env.DISRUPTIONS.default
@@ -81,7 +81,7 @@ class Settings:
 
     @property
     def pod_in_job(self) -> int:
-        """Index of this pod among those of all workers, for people."""
+        """Index of this pod among the pods of all workers, for people."""
         return self.first_pod + self.pod
 
     @property

@@ -1,4 +1,4 @@
-"""What wakes the launcher's loop: signals, and events that threads of the rendezvous post."""
+"""Wakeup: signals, and events that threads of the rendezvous post, wake the launcher's loop."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Wakeup:
         self.starting = True  # while it is true, a signal ends the process at once
 
     def install(self) -> None:
-        """Handle the launcher's signals. Process 1 of a container ignores those that it does not handle."""
+        """Handle the launcher's signals. Process 1 of a container ignores signals without a handler."""
         for number in HANDLED_SIGNALS:
             signal.signal(number, self._handle)
 

@@ -14,7 +14,7 @@ from flk_runtime.errors import SetupError
 def unpack(source: Path, target: Path, expected: str) -> int:
     """Put the code in ``source`` into ``target`` and return the number of files. Raises SetupError.
 
-    ``source`` contains an archive in pieces, code.tar.gz.000, code.tar.gz.001, …, or the files themselves, as the Helm
+    ``source`` contains a split archive, code.tar.gz.000, code.tar.gz.001, …, or the files themselves, as the Helm
     chart mounts them. ``expected`` is a SHA-256 in hex: of the whole archive, or of the output of ``sha256sum`` for the
     files in the order of their names. A container that was restarted may call it again with the same target.
     """

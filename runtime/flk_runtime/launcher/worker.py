@@ -29,8 +29,8 @@ def run(command: Sequence[str]) -> int:
     """Run the user's script or module (``-m``, name) with its arguments, and return the exit code of this process.
 
     An exception is reported to the launcher at once, while all connections are open. The peers notice a broken
-    connection later, so their reports come after that of the root cause. An exception in a process that
-    the script has forked is not reported: the rank itself goes on.
+    connection later, so their reports come after the report of the root cause. An exception in a process that the
+    script has forked is not reported: the rank itself goes on.
     """
     rank = os.getpid()
     faulthandler.enable(all_threads=False)  # a fatal signal leaves the Python stack on stderr
@@ -72,7 +72,7 @@ def keep_destroyed_groups() -> None:
     """Patch torch so that process groups which the script destroys live until this process ends with os._exit.
 
     The destructor of a gloo group waits, while it holds Python's GIL, for a thread that may need the GIL. torch 2.13
-    hung there about once in a few hundred jobs. The last reference may be that of a DistributedDataParallel, so the
+    hung there about once in a few hundred jobs. A DistributedDataParallel may hold the last reference, so the
     destructor may run at the end of any function of the script.
     """
     if _C10D in sys.modules:

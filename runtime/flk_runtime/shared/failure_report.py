@@ -31,7 +31,7 @@ _WRAPPED = re.compile(r"Caught \w+ (in .+)\.\nOriginal ")  # torch/_utils.py, Ex
 def describe(error: BaseException) -> dict[str, Any]:
     """The exception as fields of a Failure. Raises nothing, whatever methods the exception has.
 
-    Type and message of a group are those of the first exception in it that counts most.
+    A group has the type and the message of the first exception in it that counts most.
     """
     kind = faults.kind_of(error)
     leaves = faults.leaves(error)
@@ -65,7 +65,7 @@ def _traceback_of(error: BaseException) -> str:
 
 
 def _has_secondary_cause(error: BaseException, seen: frozenset[int] = frozenset()) -> bool:
-    """Return whether the exception, or one that it was raised from, is secondary; of a group, whether all in it are.
+    """Return whether the exception, or one that it was raised from, is secondary. A group is if all in it are.
 
     ``seen`` has the ids of the exceptions that led here: one of a group may have been raised again, from its group.
     """

@@ -13,7 +13,7 @@ from flk_runtime.wire import Done, Failed, Registry, Session
 
 @dataclass(frozen=True)
 class Rank:
-    """First message of a connection."""
+    """First message of a connection: the rank that has opened it."""
 
     attempt: int
     rank: int
@@ -36,19 +36,19 @@ class Finish:
 
 @dataclass(frozen=True)
 class GetRestorable:
-    """Which checkpoint is restored. The answer is `ToRestore`."""
+    """Ask which checkpoint is restored. The answer is `ToRestore`."""
 
 
 @dataclass(frozen=True)
 class GetHeader:
-    """The header of the shard that ``rank`` wrote. The answer is `Header`."""
+    """Ask for the header of the shard that ``rank`` wrote. The answer is `Header`."""
 
     rank: int
 
 
 @dataclass(frozen=True)
 class GetFile:
-    """The file of the shard that ``rank`` wrote, fetched from another pod if need be. The answer is `Files`."""
+    """Ask for the file of the shard that ``rank`` wrote, fetched from another pod if needed. The answer is `Files`."""
 
     rank: int
 
@@ -82,7 +82,7 @@ class Restorable:
 
 @dataclass(frozen=True)
 class ToRestore:
-    """What is restored; None: nothing."""
+    """The checkpoint that is restored; None: there is none."""
 
     checkpoint: Restorable | None
 
@@ -93,5 +93,5 @@ MESSAGES: Final[Registry[Rank | Request | Answer]] = Registry([Rank, *get_args(R
 
 
 def session(*, serves: bool) -> Session:
-    """One end of a connection. Whoever can open the socket may use it, so there is no secret."""
+    """One end of a connection. Every process that can open the socket may use it, so there is no secret."""
     return Session("", ["memory"], serves=serves, other="the rank" if serves else "the launcher")

@@ -1,12 +1,12 @@
 """Observer of a rank: lets the launcher see the rank's Python stacks, and the collectives that it waits in.
 
-Two parts, because each works where the other cannot:
+The observer does this in two ways, because each works where the other cannot:
 
 - A signal makes faulthandler write the stacks of all threads into a file. It needs neither Python's lock (GIL) nor an
   import, so it works while native code holds the GIL and while imports wait for each other.
 - A thread answers on a Unix socket with what torch's flight recorder knows: the number of the latest collective of
-  each process group, and those that have not ended. A few times a second it also notes whether a collective is pending,
-  which says how much of its time a rank waits for the others.
+  each process group, and the collectives that have not ended. A few times a second it also notes whether a collective
+  is pending, which says how much of its time a rank waits for the others.
 
 The launcher passes the path of both in FLK_OBSERVER.
 """
@@ -41,7 +41,7 @@ def stack_signal() -> int:
 
 
 def start() -> None:
-    """Start to observe this process, if the launcher has asked for it. Problems are ignored: a rank runs without."""
+    """Start to observe this process, if the launcher has asked for it. Errors are ignored: a rank runs without it."""
     path = os.environ.get(pod_env.OBSERVER)
     if not path:
         return
@@ -116,7 +116,7 @@ def _sample(page: ProgressPage, before: dict[str, Any]) -> dict[str, Any]:
 
 
 def collectives() -> dict[str, Any]:
-    """What the flight recorder knows: ``groups`` (name → number of the latest collective) and ``pending`` collectives.
+    """The flight recorder's ``groups`` (name → number of the latest collective) and ``pending`` collectives.
 
     Empty without process groups, and with a torch that records nothing.
     """

@@ -1,4 +1,4 @@
-"""Shard files: the share of a checkpoint that one rank holds, as one file that ranks and launchers read alike.
+"""Shard files: one rank's shard of a checkpoint as one file, which ranks and launchers read alike.
 
 A checkpoint of a job with N ranks consists of N shards. A shard is written into a file in tmpfs that is made once and
 used again. What does not change from save to save is written once::
@@ -39,7 +39,7 @@ _CHECKSUM: Final = struct.Struct("<I")
 
 
 class ShardError(CheckpointError):
-    """A file that is not a whole, undamaged shard."""
+    """A file does not hold a whole, undamaged shard."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class ShardPreamble(NamedTuple):
     """The beginning of a shard file. Places and lengths are in bytes."""
 
     step: int
-    number: int  # of the save in its attempt
+    number: int  # the number of the save in its attempt
     world_size: int
     rank: int
     header_begin: int
@@ -139,8 +139,9 @@ class ShardFile:
     def __init__(self, path: str | Path | None, entries: Sequence[Entry], metadata: Mapping[str, Any]) -> None:
         """Open or make the file, reserve room for the preamble and the tensors, and write the header.
 
-        ``entries`` are those of the tensors. ``path`` None: memory of this process that no other process reads. Raises
-        OSError, also where the file system has no room: a write to a page that cannot be had would kill the process.
+        ``entries`` are the entries of the tensors. ``path`` None: memory of this process that no other process reads.
+        Raises OSError, also where the file system has no room: a write to a page that cannot be had would kill the
+        process.
         """
         self.entries, self.metadata = tuple(entries), metadata
         if path is None:
@@ -170,7 +171,7 @@ class ShardFile:
     def finish(self, *, step: int, number: int, world_size: int, rank: int, values: bytes) -> ShardHeader:
         """Write plain values behind the header, and mark the file as ready to be sealed. Returns all that is in it.
 
-        ``number``: of the save among those of all ranks in this attempt, since several may be after the same step.
+        ``number``: the number of the save in this attempt, since several saves may be after the same step.
         Raises OSError if the file system has no room.
         """
         begin = sum(self._header[:2])
@@ -260,7 +261,7 @@ def verify(memory: mmap.mmap | memoryview | bytes) -> ShardPreamble:
 
 
 def check_data(preamble: ShardPreamble, found: int) -> None:
-    """Raise ShardError unless the checksum ``found`` is that of the shard's data."""
+    """Raise ShardError unless ``found`` is the checksum of the shard's data that ``preamble`` states."""
     if found != preamble.checksum:
         raise ShardError("its data has another checksum than its beginning names")
 

@@ -3,9 +3,10 @@
 `leader` decides and sends messages (`launcher.transport`). It has no sockets, threads or clock of its own. It asks:
 
 - `membership`: which pods train in the next attempt
-- `drain`: what launchers that have to stop transfer before they end
-- `root_cause`: which failure led to all others
+- `drain`: which shards the launchers that have to stop transfer before they end
 - `policy`: whether another attempt follows
+
+`root_cause` of `flk_runtime.contract.failure` chooses the failure that led to all others.
 """
 
 import time

@@ -44,12 +44,12 @@ class Drain:
 
     @property
     def pods(self) -> set[int]:
-        """The pods of these launchers."""
+        """The pods whose launchers have to stop and are still connected."""
         return set(self._pods)
 
     @property
     def unfinished(self) -> bool:
-        """Whether a launcher may not end yet."""
+        """Whether a launcher that has to stop may not end yet."""
         return not all(draining.released for draining in self._pods.values())
 
     def transferred(self, pod: int) -> None:
@@ -60,10 +60,10 @@ class Drain:
             draining.target = None
 
     def decide(self, staying: Mapping[int, Inventory | None]) -> list[tuple[int, Transfer | Release]]:
-        """What launchers do next, given the memory of the pods that stay. Returns messages with their receivers.
+        """Decide what the launchers that have to stop do next, given the memory of the pods that stay.
 
-        Of several launchers that hold a shard, the first transfers it. The shards are spread over the pods that stay.
-        The leader's own launcher is released last.
+        Returns messages with their receivers. Of several launchers that hold a shard, the first transfers it. The
+        shards are spread over the pods that stay. The leader's own launcher is released last.
         """
         messages: list[tuple[int, Transfer | Release]] = []
         needed = self._needed(staying)
@@ -81,7 +81,7 @@ class Drain:
         return messages
 
     def _needed(self, staying: Mapping[int, Inventory | None]) -> dict[int, list[ShardId]]:
-        """The shards that each launcher has to transfer: those of the newest whole checkpoint that would be lost."""
+        """The shards that each launcher has to transfer so that the newest whole checkpoint is not lost."""
         leaving = {pod: draining.inventory for pod, draining in self._pods.items()}
         restore = newest_whole({pod: each for pod, each in {**staying, **leaving}.items() if each})
         needed: dict[int, list[ShardId]] = {}
@@ -91,7 +91,7 @@ class Drain:
         return needed
 
     def _target(self, draining: _DrainingPod, staying: Mapping[int, Inventory | None]) -> int | None:
-        """The pod that takes the shards of a launcher, to which the fewest others transfer; None: there is none."""
+        """The pod that takes the shards of a launcher: one to which the fewest others transfer; None: there is none."""
         used = [other.target for other in self._pods.values()]
         able = [pod for pod, inventory in staying.items() if inventory and pod not in draining.tried]
         return min(able, key=lambda pod: (used.count(pod), pod), default=None)

@@ -66,7 +66,7 @@ class _Phase(enum.Enum):
 
 
 class Leader:
-    """State of the job as the launcher of pod 0 knows it.
+    """The leader: the state of the job as the launcher of pod 0 knows it, and the decisions about it.
 
     Times are in seconds by the clock of the caller, which passes ``now``.
     """
@@ -80,9 +80,9 @@ class Leader:
         now: float,
         former: Sequence[Attempt] = (),
     ) -> None:
-        """``send`` sends a message to a pod, if that is connected. ``serve_ranks_store`` replaces the ranks' store.
+        """``send`` sends a message to a pod, if the pod is connected. ``former``: attempts that no member may know.
 
-        It returns the port of the new one. ``former`` are attempts of the job, in case that no member knows them.
+        ``serve_ranks_store`` replaces the ranks' store and returns the port of the new store.
         """
         self._settings = settings
         self._send = send
@@ -96,20 +96,20 @@ class Leader:
         self._drain = Drain()
         self._keeps_memory = False  # the latest attempt keeps checkpoints in memory
         self._admitted: dict[int, str] = {}  # incarnations that take part in the latest attempt
-        self._places: dict[int, tuple[str, str]] = {}  # names of pod and node of those
+        self._places: dict[int, tuple[str, str]] = {}  # names of pod and node of the admitted pods
         self._done: set[int] = set()  # pods whose ranks have all ended with success
         self._left: set[int] = set()  # pods that know how the job ended
         self._history = list(former)
         self._failures: list[Failure] = []  # in the latest attempt, of all pods
-        self._closed: set[int] = set()  # pods whose launchers have closed the connection in it, without a failure
+        self._closed: set[int] = set()  # pods whose connections were closed in the latest attempt, without a failure
         self._secondary: Failure | None = None  # has been reported and will end the attempt
         self._preemption: Preemption | None = None  # of the running attempt
-        self._urgent = False  # it happens because a pod has to stop
-        self._end_at = 0.0  # time at which it does
+        self._urgent = False  # the preemption happens because a pod has to stop
+        self._end_at = 0.0  # time at which the secondary failure ends the attempt
         self._record: JobRecord | None = None
         self._join_deadline = self._progress_at = self._joining_since = now
         self._call_until: float | None = None  # when the next attempt starts with the members that have joined by then
-        self._start_at: float | None = None  # when it starts, after a delay; the members are known
+        self._start_at: float | None = None  # when the next attempt starts, after a delay; its members are known
         self._hang_detector = HangDetector(
             settings.hang_timeout,
             Stragglers(settings.slow_factor, settings.slow_window),
@@ -123,14 +123,14 @@ class Leader:
     # What happens ------------------------------------------------------------------------------------------------
 
     def connected(self, pod: int, incarnation: str) -> None:
-        """A launcher of this pod has connected and authenticated itself. The former one has been disconnected."""
+        """Note that a launcher of this pod has connected and authenticated itself. The former one is disconnected."""
         self._connected[pod] = incarnation
         self._left.discard(pod)
 
     def disconnected(self, pod: int, reason: str, now: float, *, closed: bool = False) -> None:
-        """The connection to this pod's launcher broke, or its lease expired, as ``reason`` says.
+        """Note that the connection to this pod's launcher broke, or its lease expired, as ``reason`` says.
 
-        ``closed``: the other end has closed it, as its host does when the launcher is killed.
+        ``closed``: the other end has closed the connection, as its host does when the launcher is killed.
         """
         if closed and all(failure.pod != pod for failure in self._failures):
             self._closed.add(pod)
@@ -267,7 +267,7 @@ class Leader:
             self._start_at = None
 
     def _start_drain(self, pod: int, memory: Inventory, now: float) -> None:
-        """Make a leaving launcher transfer the shards that only it holds, before the next attempt starts."""
+        """Have a launcher that has to stop transfer the shards that only it holds, before the next attempt starts."""
         if self._phase is _Phase.DONE:
             if self._record:
                 self._send(pod, JobEnded(self._record))
@@ -284,7 +284,7 @@ class Leader:
         self._start_if_ready(now)
 
     def _advance_drain(self) -> None:
-        """Send the launchers that have to stop what they do next, if it is known what the others hold."""
+        """Tell the launchers that have to stop what they do next, if it is known which shards the others hold."""
         if self._phase is _Phase.RUNNING:
             staying = {}  # the pods that train hold what the attempt needs
         elif self._connected.keys() <= self._joined.keys() | self._drain.pods:
@@ -309,7 +309,7 @@ class Leader:
             self._finish_joining(now)
 
     def _finish_joining(self, now: float) -> None:
-        """Enough members have joined, or the time for it is over: start an attempt, or end the job."""
+        """Start an attempt or end the job, since enough members have joined or the time for it is over."""
         self._start_at = self._call_until = None
         if self._history:
             self._history[-1] = self._with_root_cause(self._history[-1])
@@ -466,7 +466,7 @@ class Leader:
 
     @property
     def _stop_kind(self) -> Kind:
-        """Kind of the failure of a pod that had to stop."""
+        """The kind of the failure of a pod that had to stop."""
         return Kind.RESIZED if self._settings.elastic else Kind.PREEMPTED
 
     @property
@@ -490,7 +490,7 @@ class Leader:
         return replace(attempt, failure=root_cause(seen), step=max(known, default=None))
 
     def _described(self, failure: Failure) -> Failure:
-        """The failure, with the names of a pod that the leader lost, and what is known of it by now."""
+        """``failure`` with the names of a pod that the leader lost, and with facts that are known by now."""
         pod = failure.pod
         if failure.kind is not Kind.LOST or failure.pod_name:
             return failure

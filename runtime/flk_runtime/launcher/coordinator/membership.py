@@ -42,15 +42,15 @@ class Membership:
         self._expected.discard(pod)
 
     def start_round(self) -> None:
-        """The latest attempt has ended: its pods may join the next one, but not those that had to stop."""
+        """Note that the latest attempt has ended: its pods may join the next one, unless they had to stop."""
         self._expected = set(self.current) - self.leaving
         self._enough_since = None
 
     def ready_at(self, joined: Collection[int], connected: Collection[int], now: float) -> float | None:
         """The time at which an attempt can start with the pods that have ``joined``; None: more must join.
 
-        It waits for pods that are ``connected`` and still end their ranks. Once there are enough pods, it waits the
-        time of the last call for those that were in the latest attempt: one that was lost may be back soon.
+        The leader waits for pods that are ``connected`` and still end their ranks. Once there are enough pods, it waits
+        the time of the last call for the other pods of the latest attempt: a pod that was lost may be back soon.
         """
         if len(joined) < self._settings.least_pods:
             self._enough_since = None
@@ -67,7 +67,7 @@ class Membership:
         """The pods of the next attempt, in the order of their ranks. The others that have joined are spares.
 
         Pods that were in the latest attempt come first, and pods on ``bad_nodes`` last. If the number of pods stays the
-        same, each pod keeps its ranks, and a new one gets those of the pod that it replaces.
+        same, each pod keeps its ranks, and a new pod gets the ranks of the pod that it replaces.
         """
 
         def preference(pod: int) -> tuple[bool, bool, bool, int]:
@@ -82,9 +82,9 @@ class Membership:
         return chosen
 
     def grows_at(self, waiting: Mapping[int, float]) -> float | None:
-        """The time at which the pods that are ``waiting`` are admitted; the values are the times since when they wait.
+        """The time at which the pods that are ``waiting`` are admitted; None: none waits, or none may be added.
 
-        None: the attempt has all the pods that it may have, or none waits.
+        The values of ``waiting`` are the times since when the pods wait.
         """
         room = self._settings.most_pods - len(self.current)
         if room <= 0 or not waiting:

@@ -19,9 +19,9 @@ QUICK: Final = 60.0  # seconds; an attempt that failed sooner and without progre
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows the last attempt of a history."""
+    """A decision: whether and when another attempt follows the last one of a history."""
 
-    restarts: int = 0  # used, that of the next attempt included
+    restarts: int = 0  # used, the restart for the next attempt included
     disruptions: int = 0
     delay: float = 0.0  # seconds from the end of the last attempt until the next one may start
     no_retry_reason: str = ""  # why no attempt follows; empty: one follows
@@ -44,7 +44,7 @@ def needs_new_pod(failure: Failure) -> bool:
 
 
 def decide(history: Sequence[Attempt], limits: Limits) -> Decision:
-    """What follows the last attempt of ``history``, which may have been shortened at its beginning."""
+    """Decide what follows the last attempt of ``history``, which may have been shortened at its beginning."""
     if not history:
         return Decision()
     last = history[-1]

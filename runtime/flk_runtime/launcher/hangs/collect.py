@@ -1,7 +1,7 @@
 """Take snapshots of this pod's ranks: their stacks by a signal, their collectives by a socket, native calls by py-spy.
 
-Nothing here waits long for a rank that does not answer: a rank that is stopped, or that holds Python's lock in native
-code, is what these snapshots have to show.
+Nothing here waits long for a rank that does not answer: these snapshots have to show ranks that are stopped, or that
+hold Python's lock in native code.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _take_one(target: Target, pod: int, pod_name: str, node: str, folder: str) -
 
 
 def parse_stacks(text: str, folder: str = "") -> list[tuple[Frame, ...]]:
-    """The stacks of all threads in what faulthandler has written, without that of the observer's own thread."""
+    """The stacks of all threads in the text of faulthandler, without the stack of the observer's own thread."""
     stacks: list[list[Frame]] = []
     in_launcher = False  # the frames that started the script, and those outside of them
     for line in text.splitlines():
@@ -119,7 +119,7 @@ def cpu_seconds(pid: int) -> float:
     for each in (pid, *_descendants(pid)):
         with contextlib.suppress(OSError, IndexError, ValueError):
             fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-            ticks += sum(int(value) for value in fields[11:15])  # utime, stime, and those of children that have ended
+            ticks += sum(int(value) for value in fields[11:15])  # utime, stime, and both for ended children
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -140,7 +140,7 @@ def _listdir(path: str) -> list[str]:
 
 
 def _ask_for_stacks(pid: int, stacks: Path) -> str:
-    """What the process writes into the file after the signal; empty if it does not handle the signal or is stopped."""
+    """The text that a process writes to ``stacks`` after the signal; empty if it is stopped or has no handler."""
     if not _handles_signal(pid) or process_state(pid) == "T":
         return ""
     begin = _size(stacks)
@@ -166,7 +166,7 @@ def _ask_for_stacks(pid: int, stacks: Path) -> str:
 
 
 def _handles_signal(pid: int) -> bool:
-    """Return whether the process has a handler for the signal, which would end it otherwise."""
+    """Return whether the process has a handler for the signal; without one the signal would end it."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             name, _, value = line.partition(":")
@@ -201,7 +201,7 @@ def _ask_for_collectives(path: str) -> dict[str, Any] | None:
 
 
 def _native_stack(pid: int) -> str:
-    """What py-spy says of a process, with native calls; empty if it is not installed or not permitted."""
+    """The stack of a process with native calls, from py-spy; empty if py-spy is not installed or not permitted."""
     program = shutil.which("py-spy")
     if not program:
         return ""

@@ -1,4 +1,4 @@
-"""Stacks on demand: whoever is in the pod asks the launcher for the stacks of all ranks of the job.
+"""Stacks on demand: a process in the pod asks the launcher for the stacks of all ranks of the job.
 
 ``kill -QUIT`` makes the launcher print them into its log. ``python -m flk_runtime stacks``, in the same container,
 prints them as JSON; `flk stacks` runs it in a pod. It finds the launcher by a Unix socket in the launcher's folder.
@@ -27,7 +27,7 @@ _TIMEOUT: Final = 30.0  # seconds in which the leader answers
 
 
 class Control:
-    """Answers those who ask this launcher for stacks."""
+    """Answers processes that ask this launcher for stacks."""
 
     def __init__(self, folder: str, want_stacks: Callable[[str], None], log: Callable[[str], None]) -> None:
         """``folder`` is the launcher's temporary folder. ``want_stacks`` asks the leader; `answer` gets its report."""
@@ -46,7 +46,7 @@ class Control:
         self._want_stacks(_LOG)
 
     def answer(self, asker: str, found: dict[str, Any]) -> None:
-        """Give a report to the one who has asked for it."""
+        """Give a report to its asker."""
         if asker == _LOG:
             for line in report.lines_of(found):
                 self._log(line)

@@ -38,7 +38,10 @@ class _Collection:
 
 
 class HangDetector:
-    """Has no clock or sockets of its own: its callers pass the time in ``now`` and messages in both directions."""
+    """Finds hangs and slow ranks from the heartbeats of all pods.
+
+    It has no clock or sockets of its own: its callers pass the time in ``now`` and messages in both directions.
+    """
 
     def __init__(
         self,
@@ -70,14 +73,14 @@ class HangDetector:
         self._slow_at = 0.0  # time of the latest change
 
     def attempt_started(self, number: int, places: Mapping[int, tuple[str, str]], now: float) -> None:
-        """An attempt starts on these pods, whose names and nodes are ``places``."""
+        """Note that an attempt starts on these pods, whose names and nodes are ``places``."""
         self.attempt_ended()
         self._attempt = number
         self._places = dict(places)
         self._look_at = now + watchdog.interval(self._limit)
 
     def attempt_ended(self) -> None:
-        """No attempt runs."""
+        """Note that no attempt runs."""
         self._attempt = -1
         self._statuses.clear()
         self._stragglers.clear()
@@ -86,7 +89,7 @@ class HangDetector:
             self._collection = None
 
     def heartbeat(self, pod: int, status: PodStatus) -> None:
-        """Note what a pod says of its ranks."""
+        """Note the status of a pod's ranks."""
         if status.attempt == self._attempt and pod in self._places:
             self._statuses[pod] = status.ranks
 

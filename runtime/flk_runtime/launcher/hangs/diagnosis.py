@@ -39,7 +39,7 @@ _BACKWARD = "_engine_run_backward"
 class Diagnosis:
     """Why ranks wait for each other."""
 
-    ranks: tuple[int, ...]  # whose behaviour differs from that of the others; all ranks if none differs
+    ranks: tuple[int, ...]  # that behave differently from the others; all ranks if none does
     predicate: str  # of these ranks: "did not reach all_reduce 812; it waits in its DataLoader"
     collective: str = ""  # that the others wait in
 

@@ -22,7 +22,7 @@ _THREADS: Final = 2  # other threads of a group's first rank
 
 
 def lines_of(report: Mapping[str, Any]) -> list[str]:
-    """The report for people of what `to_dict` returns: the cause, and the first groups of equal stacks."""
+    """The report for people, made of the result of `to_dict`: the cause, and the first groups of equal stacks."""
     groups = report["groups"]
     result = [report["cause"] or "no rank runs"]
     for group in groups[:_GROUPS]:

@@ -1,4 +1,4 @@
-"""What a rank was doing at one moment, as data that launchers send to each other: `Snapshot`."""
+"""Snapshot: the activity of a rank at one moment, as data that launchers send to each other."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class CpuMeter:
         self.busy_time = now
 
     def update(self, now: float, seconds: float) -> None:
-        """``seconds`` is the CPU time so far of the process and those that it started."""
+        """``seconds`` is the CPU time so far of the process and of the processes that it started."""
         if now <= self._time:
             return
         if seconds - self._seconds >= _BUSY * (now - self._time):

@@ -1,4 +1,4 @@
-"""Exchange of shards with the launchers of other pods: copies that come in, and shards that are needed to restore."""
+"""Exchange of shards with the launchers of other pods: receives copies, and fetches shards that ranks restore."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Exchange:
             peer.send(Done())
 
     def _take(self, peer: Peer, shard: ShardId, length: int, keep: CheckpointId | None) -> None:
-        """Receive a copy of a shard. A shard that is cut off or damaged on its way is not kept."""
+        """Receive a copy of a shard. A shard that arrives cut off or damaged is not kept."""
         answer: Done | Failed = Done()
         slot = None
         try:
@@ -148,7 +148,7 @@ class Exchange:
 
 
 class Fetcher:
-    """Gets shards of the checkpoint to restore from other pods, each once however many ranks ask for it."""
+    """Fetches shards of the checkpoint to restore from other pods, each once, even if several ranks ask for it."""
 
     def __init__(
         self, settings: Settings, store: ShardStore, addresses: Callable[[int], tuple[str, int]], own_ranks: range
@@ -159,7 +159,7 @@ class Fetcher:
         self._checked: set[ShardId] = set()
 
     def fetch(self, shard: ShardId, holders: list[int]) -> None:
-        """Have the store hold an undamaged shard. Raises OSError or NoRoomError, of the last holder that was asked."""
+        """Have the store hold an undamaged shard. Raises OSError or NoRoomError of the last holder that was asked."""
         with self._lock:
             if not self._holds(shard):
                 others = [pod for pod in holders if pod != self._settings.pod]
@@ -167,7 +167,7 @@ class Fetcher:
             self._checked.add(shard)
 
     def _holds(self, shard: ShardId) -> bool:
-        """Whether the store holds a shard; it is undamaged."""
+        """Whether the store holds a shard, and the shard is undamaged."""
         with self._store.reading(shard) as memory:
             if memory is None:
                 return False

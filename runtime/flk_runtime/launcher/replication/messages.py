@@ -1,7 +1,7 @@
 """Messages about shards of checkpoints between two launchers, on connections of their own.
 
-So a large shard delays neither heartbeats nor signals. Each message of the end that connects is a request, and the
-other end sends one answer.
+A large shard on such a connection delays neither heartbeats nor signals. Each message of the end that connects is a
+request, and the other end sends one answer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Reserve:
 
 @dataclass(frozen=True)
 class Put:
-    """Hold a copy of a shard, which follows. The answer is `Done`."""
+    """Hold the copy of a shard that follows. The answer is `Done`."""
 
     shard: ShardId
     keep: CheckpointId | None  # the latest checkpoint of the attempt that is known to be whole
@@ -40,21 +40,21 @@ class Put:
 
 @dataclass(frozen=True)
 class GetHeader:
-    """The header of a shard. The answer is `Header`."""
+    """Ask for the header of a shard. The answer is `Header`."""
 
     shard: ShardId
 
 
 @dataclass(frozen=True)
 class Get:
-    """A shard. The answer is `Content`."""
+    """Ask for a shard. The answer is `Content`."""
 
     shard: ShardId
 
 
 @dataclass(frozen=True)
 class Content:
-    """A shard, which follows."""
+    """The shard that was asked for follows."""
 
 
 Request = Reserve | Put | GetHeader | Get
@@ -65,7 +65,7 @@ T = TypeVar("T", Done, Header, Content)
 
 
 class RefusedError(StorageError, ConnectionError):
-    """The other launcher does not do what it was asked; a repetition does not help."""
+    """The other launcher refuses a request; a repetition does not help."""
 
 
 def connect(address: tuple[str, int], settings: Settings) -> Peer:
@@ -76,7 +76,7 @@ def connect(address: tuple[str, int], settings: Settings) -> Peer:
 
 
 def expect(peer: Peer, kind: type[T]) -> tuple[T, int]:
-    """The answer of the other launcher and the length of the shard behind it. Raises RefusedError for `Failed`."""
+    """The answer of the other launcher and the length of the shard that follows. Raises RefusedError for `Failed`."""
     answer, length = peer.receive()
     if isinstance(answer, Failed):
         raise RefusedError(answer.reason)

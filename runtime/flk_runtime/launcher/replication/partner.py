@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Partner:
-    """Sends shards to the partner. Any thread may call the methods; each that runs has a connection of its own."""
+    """Sends shards to the partner. Any thread may call the methods; each call has a connection of its own."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Partner:
         partner: tuple[int, tuple[str, int]] | None,
         log: Callable[[str], None],
     ) -> None:
-        """``partner`` is its pod and address; None: there is none, and nothing is sent."""
+        """``partner`` is the partner's pod and address; None: there is no partner, and nothing is sent."""
         self._settings, self._store, self._partner, self._log = settings, store, partner, log
         self._lock = threading.Lock()
         self._idle: list[Peer] = []
@@ -40,7 +40,7 @@ class Partner:
         self._complained = False
 
     def send(self, shard: ShardId, keep: CheckpointId | None = None) -> bool:
-        """Send a copy of a shard that the store holds; whether the partner has it now.
+        """Send a copy of a shard that the store holds. Returns whether the partner has the copy now.
 
         ``keep`` is the latest checkpoint of this attempt that is known to be whole.
         """
@@ -66,7 +66,7 @@ class Partner:
             self._idle.clear()
 
     def _exchange(self, action: Callable[[Peer], T]) -> T | None:
-        """Do something with a connection to the partner, and return what that returns; None: it is not reached.
+        """Call ``action`` with a connection to the partner, and return its result; None: the partner is not reached.
 
         Tries again for the time of a lease, and then says why not.
         """

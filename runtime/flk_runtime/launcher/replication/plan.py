@@ -1,4 +1,4 @@
-"""What the leader decides about checkpoints in memory: which one is restored, and who holds copies.
+"""The leader's plan for checkpoints in memory: which checkpoint is restored, and which pods hold copies.
 
 Pure functions and data. A checkpoint is whole when the shards of all its ranks are held by members of the attempt, and
 all shards were written in the same attempt, so shards of two states never meet.
@@ -19,7 +19,7 @@ class CheckpointId(NamedTuple):
     written_in: str  # identifies the attempt that wrote it, among the attempts of all jobs
     step: int  # optimizer steps that it was taken after
     world_size: int  # number of its shards
-    number: int  # of the save in that attempt: several may be after the same step
+    number: int  # the number of the save in that attempt: several saves may be after the same step
 
 
 class ShardId(NamedTuple):
@@ -31,7 +31,7 @@ class ShardId(NamedTuple):
 
 @dataclass(frozen=True)
 class Inventory:
-    """What a launcher says about its memory when it joins an attempt."""
+    """The shards in the memory of a pod, and its launcher's address; sent when the launcher joins an attempt."""
 
     host: str = ""  # address at which other launchers reach it
     port: int = 0
@@ -48,16 +48,16 @@ class Restore:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What all launchers do about checkpoints in memory in one attempt."""
+    """The plan for checkpoints in memory in one attempt, the same for all launchers."""
 
-    attempt_id: str  # identifies the attempt among those of all jobs, also if the leader was replaced
+    attempt_id: str  # identifies the attempt among the attempts of all jobs, also if the leader was replaced
     addresses: dict[int, tuple[str, int]]  # of the pods' launchers: host, port
     partners: dict[int, int]  # which pod gets copies of a pod's shards; empty in a job of one pod
     restore: Restore | None = None
 
 
 def newest_whole(inventories: Mapping[int, Inventory]) -> Restore | None:
-    """The newest checkpoint of which these pods together hold all shards; None if there is none."""
+    """The newest whole checkpoint: these pods together hold all its shards. None if there is none."""
     holders: dict[CheckpointId, dict[int, list[int]]] = {}
     for pod, inventory in sorted(inventories.items()):
         for shard in inventory.shards:
@@ -66,7 +66,7 @@ def newest_whole(inventories: Mapping[int, Inventory]) -> Restore | None:
     if not whole:
         return None
     latest = {each.written_in: each for each in sorted(whole, key=lambda each: each.number)}  # of each attempt
-    # Those of two attempts after the same step are of the same training: the one with more copies is safer.
+    # Two attempts' checkpoints after the same step are of the same training: the one with more copies is safer.
     best = max(latest.values(), key=lambda each: (each.step, sum(map(len, holders[each].values())), each.written_in))
     return Restore(best, [holders[best][rank] for rank in range(best.world_size)])
 
@@ -106,10 +106,10 @@ def unreplicated(restore: Restore, pod: int) -> list[ShardId]:
 def make_plan(
     attempt_id: str, inventories: Mapping[int, Inventory | None], nodes: Mapping[int, str]
 ) -> tuple[MemoryPlan | None, str]:
-    """What the pods of an attempt do about checkpoints in memory, and a line about what is lost; it may be empty.
+    """The plan of an attempt for checkpoints in memory, and a line about lost shards, which may be empty.
 
-    ``nodes`` are those of the pods that take part. ``inventories`` may be of more: a pod that waits can give the shards
-    that it holds. There is no plan if a pod that takes part keeps no checkpoints in memory.
+    ``nodes`` are the nodes of the pods that take part. ``inventories`` may be of more pods: a pod that waits can give
+    the shards that it holds. There is no plan if a pod that takes part keeps no checkpoints in memory.
     """
     known = {pod: inventory for pod, inventory in inventories.items() if inventory}
     without = [pod for pod in nodes if pod not in known]

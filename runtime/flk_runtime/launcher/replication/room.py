@@ -15,10 +15,10 @@ _MOUNTS: Final = Path("/proc/self/mounts")
 
 
 def limit(folder: str, wanted: int | None) -> int:
-    """Bytes that the shards in ``folder`` may take: what was ``wanted``, else half of what there is.
+    """Bytes that the shards in ``folder`` may take: ``wanted`` if it is given, else half of the memory that there is.
 
-    That is the size of the file system, or the memory limit of the container if it is lower: files in memory count
-    as memory of the container, and a container that exceeds its limit is killed.
+    This memory is the size of the file system, or the memory limit of the container if it is lower: files in memory
+    count as memory of the container, and a container that exceeds its limit is killed.
     """
     if wanted is not None:
         return wanted
@@ -53,6 +53,6 @@ def _mount(folder: str, mounts: Path) -> tuple[str, str]:
 
 
 def own_folder(root: str, job: str, uid: str, pod: int) -> Path:
-    """The folder of one pod's launcher. Its path is short, since that of a socket has at most 107 characters."""
+    """The folder of one pod's launcher. Its path is short, since a socket's path has at most 107 characters."""
     name = hashlib.sha256(f"{job} {uid}".encode()).hexdigest()[:12]
     return Path(root, f"flk-{name}-{pod}")

@@ -1,4 +1,4 @@
-"""The launcher's part in checkpoints in memory, for one pod: it holds, copies, serves and fetches shards."""
+"""MemoryService: holds, replicates, serves and fetches the shards of checkpoints in memory for one pod."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _FREE_TIMEOUT: Final = 30.0  # seconds until a thread of the attempt before uses
 
 
 class _Attempt:
-    """What belongs to one attempt."""
+    """The state of the service in one attempt."""
 
     def __init__(self, number: int, plan: MemoryPlan, partner: Partner, fetcher: Fetcher, ranks: range) -> None:
         self.number, self.plan, self.partner, self.fetcher, self.ranks = number, plan, partner, fetcher, ranks
         self.restoring = set(ranks)
-        self.restored_copied = threading.Event()  # the partner has what it has to get of the restored checkpoint
+        self.restored_copied = threading.Event()  # the partner has its copies of the restored checkpoint
         self.reserved: dict[int, int] = {}  # bytes of each file for shards, by rank
         self.logged_bytes = 0  # that its checkpoints take in each pod, as the log says
 
@@ -85,7 +85,7 @@ class MemoryService:
         failed: Callable[[BaseException], None],
         log: Callable[[str], None],
     ) -> MemoryService | None:
-        """The service, with the shards that an earlier launcher of this pod has left. None if there is to be none."""
+        """The service, with the shards that an earlier launcher of this pod has left; None if it keeps none."""
         root = settings.memory_root
         if not root or settings.memory_limit == 0:
             return None
@@ -103,7 +103,7 @@ class MemoryService:
             return None
 
     def inventory(self) -> Inventory:
-        """What this launcher holds, for the leader."""
+        """The shards that this launcher holds, for the leader."""
         settings = self._settings
         address = settings.pod_ip or host.source_address(settings.rendezvous_host)
         return Inventory(address, int(self._listener.getsockname()[1]), self._store.shards())
@@ -173,7 +173,7 @@ class MemoryService:
     def transfer(
         self, pod: int, address: tuple[str, int], shards: list[ShardId], done: Callable[[int, list[ShardId]], None]
     ) -> None:
-        """Send shards to the launcher of a pod that stays, because this one ends.
+        """Send shards to the launcher of a pod that stays, because this launcher ends.
 
         ``done`` is called in another thread with the pod and the shards that it holds now.
         """
@@ -256,7 +256,7 @@ class MemoryService:
             return Failed(f"cannot get the part of rank {rank} from {_pods(holders)}: {why}")
 
     def _restored(self, attempt: _Attempt, rank: int) -> Answer:
-        """The rank has restored what it needs."""
+        """Note that a rank has restored all it needs."""
         attempt.restoring.discard(rank)
         if not attempt.restoring:
             self._store.drop_fetched()
@@ -291,7 +291,7 @@ class MemoryService:
         )
 
     def _finish(self, attempt: _Attempt, path: Path, whole: tuple[int, int] | None) -> Answer:
-        """The shard that a rank has written is whole: hold it, and answer when the partner has a copy, if it can."""
+        """Hold the shard that a rank has finished, and answer when the partner has a copy, if it can."""
         try:
             shard = self._store.seal(path, attempt.plan.attempt_id)
         except (ShardError, ValueError) as error:

@@ -74,7 +74,7 @@ class ShardStore:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def load(self, log: Callable[[str], None]) -> None:
-        """Find the shards that an earlier launcher of this pod has left, and remove what is not a whole one."""
+        """Find the shards that an earlier launcher of this pod has left, and remove files without a whole shard."""
         for path in sorted(self.folder.glob(f"*{_SUFFIX}")):
             self._next = max(self._next, int(path.stem) + 1)
             try:
@@ -118,7 +118,7 @@ class ShardStore:
     # Writing -----------------------------------------------------------------------------------------------------
 
     def reserve(self, rank: int, size: int, timeout: float) -> list[Path]:
-        """Make the two files for the shards of a rank, of ``size`` bytes each; one that holds a shard comes last.
+        """Make the two files for the shards of a rank, of ``size`` bytes each; a file that holds a shard comes last.
 
         Waits until the launcher does not write into them any more. Raises NoRoomError if they do not fit, and
         TimeoutError.
@@ -193,7 +193,7 @@ class ShardStore:
     # What may go -------------------------------------------------------------------------------------------------
 
     def keep_only(self, checkpoint: CheckpointId | None, *, attempt: str) -> None:
-        """Free all files but those of one checkpoint; None: all files. No rank of this pod runs.
+        """Free all files except the files of one checkpoint; None: all files. No rank of this pod runs.
 
         From now on ranks write in the attempt with the ID ``attempt``; empty: none does. Other checkpoints of the
         attempt before are not held any more, also if a copy arrives later.
@@ -209,7 +209,7 @@ class ShardStore:
     def settle(self, checkpoint: CheckpointId, ranks: set[int]) -> None:
         """Free the files of older checkpoints, since all pods hold this one.
 
-        Of the ranks in ``ranks`` shards will be held here; free files of others are removed.
+        Shards of the ranks in ``ranks`` will be held here; free files of other ranks are removed.
         """
         with self._changed:
             self._settle(checkpoint)
@@ -245,7 +245,7 @@ class ShardStore:
         return next((slot for slot in self._slots if slot.held() == shard), None)
 
     def _slot_for(self, rank: int, keep: CheckpointId | None, length: int) -> Slot | None:
-        """A file for a copy that nobody uses: one without a shard, or else one with a shard of no whole checkpoint."""
+        """An unused file for a copy: a file without a shard, or else a file whose shard is of no whole checkpoint."""
         unused = [slot for slot in self._own(rank) if not (slot.written or slot.readers)]
         for slot in unused:
             if slot.held() is None:
@@ -255,7 +255,7 @@ class ShardStore:
         return next((slot for slot in unused if slot.shard and slot.shard.checkpoint not in (keep, self._kept)), None)
 
     def _wait(self, ready: Callable[[], T | None], timeout: float, rank: int) -> T:
-        """Wait until ``ready`` returns what is true."""
+        """Wait until ``ready`` returns a true value, and return that value."""
         result = self._changed.wait_for(ready, timeout)
         if not result:
             raise TimeoutError(f"no file for rank {rank} became free within {timeout:.0f} s")
@@ -266,7 +266,7 @@ class ShardStore:
             raise AttemptEndedError
 
     def _settle(self, checkpoint: CheckpointId) -> None:
-        """Free the files of checkpoints that are older than this one of the running attempt: all but its later ones.
+        """Free the files of checkpoints that are older than this one: all except later ones of the running attempt.
 
         Only ranks and `begin` write into the files: a rank may have begun to do so.
         """
@@ -316,7 +316,7 @@ class ShardStore:
     def _grow(self, slot: Slot, size: int) -> None:
         if size > len(slot.memory):
             self._allocate(slot.path, len(slot.memory), size)
-            slot.memory = _map(slot.path)  # whoever reads the file has the old mapping of the same memory
+            slot.memory = _map(slot.path)  # readers of the file have the old mapping of the same memory
 
     def _allocate(self, path: Path, has: int, size: int) -> None:
         """Have a file take ``size`` bytes of memory now: a write to a page that is not there kills a rank."""
@@ -331,7 +331,7 @@ class ShardStore:
 
 
 def check_shard(preamble: ShardPreamble, shard: ShardId) -> None:
-    """Raise ShardError if ``preamble`` is not that of this shard."""
+    """Raise ShardError if ``preamble`` is not the preamble of this shard."""
     if _id_of(preamble) != shard:
         raise ShardError(f"it is the part of rank {preamble.rank} of {preamble.world_size} after step {preamble.step}")
 

@@ -2,17 +2,16 @@
 
 The launcher of pod 0 leads. Its `Server` accepts connections from the launchers of all pods, also from its own. They
 are its members. Each `Member` holds one TCP connection, on which both sides send messages (`messages`), one line of
-JSON each (`connection`), with an authentication code (`launcher.authentication`). The leader
-(`launcher.coordinator.leader`) decides:
+JSON each, with an authentication code (`flk_runtime.wire`). The leader (`launcher.coordinator.leader`) decides:
 
 - When all members have sent Join, it sends AttemptStarted with the number of the attempt and the address of a TCPStore
   of torch for the ranks (`store`), which is new for each attempt.
 - The first FailureReport, a connection that breaks and a lease that expires end the attempt: AttemptEnded. If the first
-  failure is a consequence of another one, the leader waits for a better one for at most half a second.
+  failure is a consequence of another one, the leader waits at most half a second for a failure that is not.
 - A PreemptionRequest, of a pod that has received SIGTERM, has all ranks save after the same step and end (see
   `launcher.preemption`). The attempt is over when the ranks of all pods have ended.
 - A launcher that has to stop sends DrainRequest before it ends. The leader has it send the shards of a checkpoint in
-  memory that only such launchers hold to a pod that stays (Transfer), and then lets it end (Release). See
+  memory that only such launchers hold to a pod that stays (Transfer), and then releases it (Release). See
   `launcher.coordinator.drain`.
 - Each member ends its ranks and joins again, with all failures that it saw. The leader chooses the cause among them.
 - SuccessReports of all pods, a failure after which no attempt may follow, or a pod that never joins end the job:
@@ -22,8 +21,8 @@ The leader also watches for hangs and slow ranks (`launcher.hangs`): heartbeats 
 StacksRequested asks each member for their stacks, because the job hangs or because somebody sent StacksWanted.
 
 Members and leader send heartbeats, and give a connection up on which nothing has arrived for the time of a lease. A
-member that loses its connection ends its ranks and connects again, however often, also to a new leader in the place of
-one that was lost. It then sends the history of attempts, so numbers and restarts continue.
+member that loses its connection ends its ranks and connects again, each time, also to a new leader after the old one
+was lost. It then sends the history of attempts, so numbers and restarts continue.
 
 Server and Member run in one thread each and post events to the loop of `launcher.agent`, which is their only user.
 torch is imported when the ranks' store is opened.

@@ -83,7 +83,7 @@ class _NoLeaderError(ConnectionError):
 
 
 class Member:
-    """A launcher's part in the rendezvous. Every method returns at once; a thread does the rest and posts events.
+    """A launcher as a member of the rendezvous. Every method returns at once; a thread does the rest and posts events.
 
     After each AttemptStarted exactly one event says that the attempt is over (AttemptEnded, LeaderLost or JobEnded).
     """
@@ -96,7 +96,7 @@ class Member:
         log: Callable[[str], None],
         inventory: Callable[[], Inventory | None],
     ) -> None:
-        """``port`` is the leader's. ``post`` receives the events; ``log`` writes a line to the pod's log.
+        """``port`` is the leader's port. ``post`` receives the events; ``log`` writes a line to the pod's log.
 
         ``inventory`` says which checkpoints in memory this pod holds.
         """
@@ -130,7 +130,7 @@ class Member:
         self._put(FailureReport(attempt.number, _bounded([failure])[0]))
 
     def wait_until_sent(self, seconds: float) -> None:
-        """Wait until all that was put before has been sent, for so many seconds at most."""
+        """Wait at most ``seconds`` until all messages that were put before have been sent."""
         sent = threading.Event()
         self._put(sent)
         sent.wait(seconds)
@@ -144,7 +144,7 @@ class Member:
         self._put(PreemptionRequest(attempt.number, failure))
 
     def report_boundaries(self, attempt: AttemptStarted, boundaries: list[Boundary]) -> None:
-        """Say how far the ranks of this pod have come, after PreemptionStarted."""
+        """Report the boundaries that the ranks of this pod have reached, after PreemptionStarted."""
         self._put(BoundaryReport(attempt.number, boundaries))
 
     def report_ranks_ended(self, attempt: AttemptStarted, saved: int | None) -> None:
@@ -152,7 +152,7 @@ class Member:
         self._put(RanksEnded(attempt.number, saved))
 
     def report_restored(self, attempt: AttemptStarted, step: int, source: str) -> None:
-        """Say after which step the ranks have begun, and from what."""
+        """Say after which step the ranks have begun, and from which source."""
         self._put(Restored(attempt.number, step, source))
 
     def join_next_round(self, failures: list[Failure], step: int | None) -> None:
@@ -295,7 +295,7 @@ class Member:
                 self._log(f"ignored a message of the launcher of pod 0: {message.reason}")
 
     def _handle_loss(self, error: OSError) -> None:
-        """The connection broke: the attempt is over for this pod, because its ranks cannot be told anything."""
+        """End the attempt for this pod, since the connection broke and its ranks cannot be told anything."""
         reason = error.strerror or str(error)
         self._log(f"lost the connection to the launcher of pod 0 ({reason}); connecting again")
         if self._attempt:

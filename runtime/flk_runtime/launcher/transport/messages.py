@@ -27,7 +27,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Join:
-    """The member is ready for the next attempt: no rank of the last one runs any more."""
+    """The member is ready for the next attempt: no rank of the last attempt runs any more."""
 
     pod_name: str
     node: str
@@ -62,7 +62,7 @@ class PreemptionRequest:
 
 @dataclass(frozen=True)
 class BoundaryReport:
-    """How far the ranks of this pod have come. Follows `PreemptionStarted`."""
+    """The boundaries that the ranks of this pod have reached. Follows `PreemptionStarted`."""
 
     attempt: int
     boundaries: list[Boundary]
@@ -78,7 +78,7 @@ class RanksEnded:
 
 @dataclass(frozen=True)
 class Restored:
-    """Where the ranks of this attempt have begun: after ``step``, from what ``source`` names."""
+    """The ranks of this attempt have begun after ``step``, with the state that ``source`` names."""
 
     attempt: int
     step: int
@@ -115,7 +115,7 @@ class StacksReport:
 
 @dataclass(frozen=True)
 class StacksWanted:
-    """Somebody wants to see the stacks of all ranks of the job."""
+    """A process or a person asks for the stacks of all ranks of the job."""
 
     asker: str  # a name for `StacksGathered`
 
@@ -148,7 +148,7 @@ class AttemptStarted:
     master_address: str  # MASTER_ADDR
     master_port: int  # MASTER_PORT
     history: list[Attempt]  # the latest attempts, this one included
-    group_rank: int = 0  # of this pod among those that take part, from 0: its ranks follow those of the pods before it
+    group_rank: int = 0  # of this pod among the pods that take part, from 0: their ranks have this order
     pods: int = 1  # how many take part
     memory: MemoryPlan | None = None  # None: no checkpoints are kept in memory
 
@@ -216,7 +216,7 @@ class StacksRequested:
 
 @dataclass(frozen=True)
 class StacksGathered:
-    """The stacks of all ranks of the job, for somebody who has asked for them."""
+    """The stacks of all ranks of the job, for the asker that `StacksWanted` named."""
 
     asker: str
     report: dict[str, Any]  # of flk_runtime.launcher.hangs.report.to_dict
@@ -224,7 +224,7 @@ class StacksGathered:
 
 @dataclass(frozen=True)
 class SlowRanksChanged:
-    """Other ranks are slow than before. For the launcher of pod 0, which writes the job's record."""
+    """The slow ranks have changed. For the launcher of pod 0, which writes the job's record."""
 
     slow: list[SlowRank]
 

@@ -21,7 +21,7 @@ from flk_runtime.wire import Connection, Refused, Unreadable, VersionError, list
 from flk_runtime.wire.listener import LOOPBACK
 
 _AUTHENTICATION_TIMEOUT = 10.0  # seconds in which a connection must have authenticated itself
-_STRANGERS = 256  # connections beside those of all pods that may be open at once; the oldest is closed for a new one
+_STRANGERS = 256  # open connections beyond one for each pod; the oldest is closed for a new one
 _SWEEP_INTERVAL = 1.0  # seconds between two looks at all leases
 _LOG_INTERVAL = 10.0  # seconds between two lines about connections that were dropped
 _BIND_TIMEOUT = 60.0  # seconds to wait for a port that is taken, for instance by a launcher that is ending
@@ -44,7 +44,7 @@ class _Peer:
 
 
 class Leader(Protocol):
-    """What the server needs of `flk_runtime.launcher.coordinator.leader.Leader`, which says what each method does."""
+    """The methods of `flk_runtime.launcher.coordinator.leader.Leader` that the server calls; see there."""
 
     def connected(self, pod: int, incarnation: str) -> None: ...
     def disconnected(self, pod: int, reason: str, now: float, *, closed: bool = False) -> None: ...
@@ -104,8 +104,8 @@ class Server:
                     self._accept()
                 else:
                     self._handle_io(key.data, mask)
-            # Leases are looked at after all that has arrived has been read. So nobody loses one because this process
-            # was stopped for a while.
+            # Leases are checked after all messages that have arrived are read. So no member loses its lease because
+            # this process was stopped for a while.
             now = time.monotonic()
             if now >= sweep_at:
                 self._sweep(now)
