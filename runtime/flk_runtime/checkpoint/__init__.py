@@ -1,10 +1,10 @@
-"""Checkpoints: each rank copies its share of the state into memory, and a thread writes it while training goes on.
+"""Checkpoints: each rank copies its shard of the state into memory, and a thread writes it while training goes on.
 
-`CheckpointManager` knows what is in a checkpoint and when it is restored, `save` makes one, `storage` is where it is,
-`load` and `shard` read. `Stateful` and `DistributedStateful` are the protocols of what can be saved. `flk_runtime.run`
-and `flk_runtime.parallel` import this package. It imports torch, the loaders and the process group, and nothing of how
-a model is parallelized. What needs torch.distributed.checkpoint, which takes long to import, is imported when a run has
-checkpoints.
+`CheckpointManager` knows the content of a checkpoint and when it is restored. `save` makes a checkpoint, `storage`
+keeps it, `load` and `shard` read it. `Stateful` and `DistributedStateful` are the protocols of objects that can be
+saved. `flk_runtime.run` and `flk_runtime.parallel` import this package. It imports torch, the loaders and the process
+group, and no module that parallelizes a model. Modules that need torch.distributed.checkpoint, which takes long to
+import, are imported when a run has checkpoints.
 """
 
 from flk_runtime.checkpoint.adapters import (

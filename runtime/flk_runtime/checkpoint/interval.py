@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-COMPUTED = -1  # what ``save_every`` is where the interval is computed
+COMPUTED = -1  # the value of ``save_every`` where the interval is computed
 NODE_MTTF = 30 * 86400.0  # seconds from one failure of a node to its next, before the job has seen any
 _TRIAL_STEPS = 10  # between the first saves, which measure the cost
 _TRIALS = 2  # the first save costs more than later ones, because it makes the plan

@@ -1,4 +1,4 @@
-"""Loading: what a checkpoint holds, and reading of the chunks that this rank needs, by torch's rules for resharding."""
+"""Loading: reads the chunks of a checkpoint that this rank needs, by torch's rules for resharding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Open = Callable[[str, int, int], BinaryIO]  # (file, begin, length) → a stream
 class SavedCheckpoint:
     """A checkpoint that can be read: which tensors and values it holds, and `read`, which reads chunks of them.
 
-    ``place`` is what messages call it. Each rank reads on its own, without communication.
+    ``place`` is its name in messages. Each rank reads on its own, without communication.
     """
 
     def __init__(self, place: str, reader: StorageReader) -> None:
@@ -102,7 +102,7 @@ class SavedObject:
         self.plain = plain  # as in `flk_runtime.checkpoint.state.State`
 
     def entry_not_in(self, state: Container[Any]) -> str | None:
-        """The first entry of a saved module that ``state``, the keys of a module's, does not have; None: all are."""
+        """The first entry of a saved module that is not in ``state``, the keys of a module's state; None: all are."""
         for full, path in self.checkpoint.names((self.name,)):
             if len(path) == 2 and path[1] not in state:
                 return full.removeprefix(self.name + ".")

@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from flk_runtime.checkpoint.storage import Destination
     from flk_runtime.shared.shard_file import ShardHeader
 
-_IN_MEMORY = "the memory of the pods"  # what messages call checkpoints there
+_IN_MEMORY = "the memory of the pods"  # the name in messages for checkpoints there
 
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """Where checkpoints are, and what is done with them there."""
+    """Options of checkpoints: their place, how many stay, and whether one is restored."""
 
     place: str | None  # a folder or an address; None: there is none
     seed: int  # of the run; a rank derives the seed of its own random numbers from it
-    metadata: Mapping[str, Any]  # what writes the checkpoints
+    metadata: Mapping[str, Any]  # of the writer of the checkpoints: job, code, versions
     timeout: float  # seconds that a rank waits for the file of another
     keep: int = 2  # the newest checkpoints that stay
     keep_every: int = 0  # checkpoints whose step is a multiple of this stay too; 0: none
-    resume: bool = True  # whether a checkpoint that is there is restored
+    resume: bool = True  # whether an existing checkpoint is restored
     in_memory: bool = True  # the memory of the pods is used too; it has room for checkpoints of one place
     goes_back: bool = False
     """This process has saved there before. Then only storage is read, since launchers offer the checkpoint with which
@@ -51,7 +51,7 @@ class CheckpointOptions:
 class CheckpointManager:
     """Restores registered objects from the newest checkpoint until the first step, and writes checkpoints.
 
-    Checkpoints are kept in the memory of the pods too, where flk's launcher offers that, and the newer one is restored.
+    Checkpoints are kept in the memory of the pods too, where flk's launcher offers that. The newer of both is restored.
     ``log`` prints a line on rank 0. ``on_saved`` is called with the step of each checkpoint that is complete: in
     another thread if it is in storage, or else by `poll`, `save` or `wait`. The constructor, `register` and `save` are
     collective.
@@ -238,7 +238,7 @@ class CheckpointManager:
         return self._saver is not None and "model" in self._objects
 
     def save(self, steps: int) -> None:
-        """Save what was reached after ``steps`` optimizer steps. Call only if `can_save`. Collective.
+        """Save the state after ``steps`` optimizer steps. Call only if `can_save`. Collective.
 
         Returns when the state is copied; a thread writes it. Raises CheckpointError on all ranks if the write before
         this one failed, and that or SetupError if a state cannot be saved.
@@ -257,9 +257,9 @@ class CheckpointManager:
         self.has_saved = True
 
     def _collect(self) -> tuple[dict[str, State], dict[str, Any], RuntimeFailure | None]:
-        """What this rank saves: what goes into the common state, its own states, and why one of them cannot be saved.
+        """This rank's share of the common state, its own states, and the reason why one cannot be saved.
 
-        The reason is None if all can. States are by name.
+        The reason is None if all states can be saved. States are by name.
         """
         main = process_group.rank() == 0
         states: dict[str, State] = {}

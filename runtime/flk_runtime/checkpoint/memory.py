@@ -29,7 +29,7 @@ class PodMemory:
     """Checkpoints in the memory of the pods, as one rank uses them. Only one thread may call the methods.
 
     To save: `reserve` once. Then write a shard to the file at `path` and call `finish`. Before the next shard, all
-    ranks tell each other what `is_held` says, and call `settle`.
+    ranks tell each other the result of `is_held`, and call `settle`.
     """
 
     def __init__(self, path: str, attempt: int, rank: int) -> None:
@@ -42,7 +42,7 @@ class PodMemory:
         self._paths: list[Path] = []  # of the two files for this rank's shards; the next shard goes to the first
         self._size = 0  # bytes that each of them has
         self._latest = (-1, 0)  # step of the latest shard, and the number of its save
-        self._kept: tuple[int, int] | None = None  # these of the latest checkpoint of this attempt that all pods hold
+        self._kept: tuple[int, int] | None = None  # both of this attempt's latest checkpoint that all pods hold
 
     @classmethod
     def of_this_rank(cls, rank: int) -> PodMemory | None:
@@ -53,7 +53,7 @@ class PodMemory:
     # Saving
 
     def reserve(self, size: int) -> str:
-        """Make room for shards of ``size`` bytes, with their headers. Returns why there is none; empty: there is."""
+        """Make room for shards of ``size`` bytes, with their headers. Returns why there is no room; empty: there is."""
         answer = self._ask(messages.Reserve(size))
         if isinstance(answer, Files):
             self._paths = self._paths or [Path(path) for path in answer.paths]
@@ -73,7 +73,7 @@ class PodMemory:
     def finish(self, step: int, number: int) -> None:
         """Have the launcher hold the shard in the file at `path`, and copy it to another pod. Returns at once.
 
-        ``step`` and ``number`` are those of the shard.
+        ``step`` is the step of the shard, and ``number`` the number of its save.
         """
         self._latest = (step, number)
         self._send(messages.Finish(str(self.path), self._kept))
@@ -82,7 +82,7 @@ class PodMemory:
     def is_held(self, *, wait: bool) -> bool | None:
         """Whether this pod, and its partner if it can, hold the shard that was finished last.
 
-        None: it is not decided yet, and not to ``wait``. False also if none was finished, or `skip` was called. Raises
+        None: it is not known yet, and ``wait`` is false. False also if none was finished, or `skip` was called. Raises
         CheckpointError if the launcher does not answer.
         """
         if self._waiting:
@@ -103,8 +103,8 @@ class PodMemory:
     def settle(self, *, whole: bool) -> None:
         """Go on to the next shard. ``whole``: all ranks have said that their latest shard is held.
 
-        So the checkpoint is whole, and the next shard goes to the file of the one before it. Else the next shard
-        replaces the latest one.
+        If so, the checkpoint is whole, and the next shard goes to the file of the checkpoint before it. Else the next
+        shard replaces the latest one.
         """
         if whole:
             self._kept = self._latest

@@ -31,7 +31,7 @@ from flk_runtime.shared.shard_file import Entry, ShardError, ShardHeader
 
 
 class ChunkReader(StorageReader):
-    """What flk's readers of checkpoints share: they load item by item, at once, and keep torch's plan as it is."""
+    """The base class of flk's readers: they load item by item, at once, and keep torch's plan as it is."""
 
     def reset(self, checkpoint_id: Any = None) -> None:
         pass
@@ -68,9 +68,9 @@ class ChunkReader(StorageReader):
 class ShardsReader(ChunkReader):
     """Reads a checkpoint whose shards are files. Each shard is opened when its data is needed first.
 
-    ``headers`` are those of all shards, in any order. ``open_shard(rank)`` returns the path of the shard that this rank
-    wrote, a whole and undamaged file on this machine; it may fetch the file first. Raises ShardError if the shards are
-    not those of one whole checkpoint.
+    ``headers`` are the headers of all shards, in any order. ``open_shard(rank)`` returns the path of the shard that
+    this rank wrote, a whole and undamaged file on this machine; it may fetch the file first. Raises ShardError if the
+    shards are not all shards of one whole checkpoint.
     """
 
     def __init__(self, headers: Iterable[ShardHeader], open_shard: Callable[[int], Path]) -> None:

@@ -1,4 +1,4 @@
-"""The state of an object as a checkpoint takes it: chunks of tensors, and what is left without the tensors."""
+"""The state of an object as a checkpoint takes it: chunks of tensors, and the plain state without the tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REFERENCE = "flk.tensor"  # the key of the dictionary that stands for a tensor i
 
 
 class Chunk(NamedTuple):
-    """The box of a full tensor that this rank holds: the whole tensor, or a part of one that is sharded."""
+    """The box of a full tensor that this rank holds: the whole tensor, or a box of a sharded one."""
 
     path: Path
     tensor: torch.Tensor  # the values of the box, on any device
@@ -31,10 +31,9 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class State:
-    """The part of an object's state that this rank offers to a checkpoint.
+    """The chunks and the plain state of an object that this rank offers to a checkpoint.
 
-    A chunk that several ranks offer is written by one of them. ``plain`` is what is left without the tensors; rank 0's
-    is saved.
+    One of the ranks that offer a chunk writes it. ``plain`` is the state without the tensors; rank 0's is saved.
     """
 
     chunks: list[Chunk]

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Stateful(Protocol):
-    """An object with a state, such as a learning rate scheduler or a loader. `is_replicated` says whose is saved.
+    """An object with a state, such as a learning rate scheduler or a loader. `is_replicated` says whose state is saved.
 
     The state consists of tensors, numbers, strings, None, lists, tuples and dictionaries. The name and the methods are
-    those of `torch.distributed.checkpoint.stateful.Stateful`.
+    the same as in `torch.distributed.checkpoint.stateful.Stateful`.
     """
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -110,11 +110,11 @@ class DistributedStateful(ABC):
 
     @abstractmethod
     def save_state(self, name: str) -> State:
-        """What this rank holds of the state, with paths that begin with ``name``. No communication, no copies."""
+        """The state that this rank holds, with paths that begin with ``name``. No communication, no copies."""
 
     @abstractmethod
     def load_state(self, saved: SavedObject) -> None:
-        """Read this rank's part of the state. Raises CheckpointError or ValueError if it does not fit."""
+        """Read this rank's chunks of the state. Raises CheckpointError or ValueError if it does not fit."""
 
     def reload_hyperparameters(self, saved: SavedObject) -> None:  # noqa: B027
         """Restore the hyperparameters in ``saved`` again, since an object that was made later may have changed them.

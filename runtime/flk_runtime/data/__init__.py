@@ -1,4 +1,4 @@
-"""Data: loaders that give each rank its share of every step, shards of sequences, and batches of uneven number.
+"""Data: loaders that give each rank its share of every step, shards of sequences, and ranks with uneven batches.
 
 `run` imports this package, and `flk_runtime` exports `Loader` and `shard` from it. It needs torch; loaders of map-style
 datasets and `shard` work without a process group.

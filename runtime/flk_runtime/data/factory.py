@@ -17,9 +17,9 @@ from flk_runtime.errors import SetupError
 def make_loader(
     dataset: Any, context: LoaderContext, *, shuffle: bool | None, split: bool, **options: Any
 ) -> EpochLoader:
-    """The loader for this kind of dataset; ``options`` are those of `Loader` and `IterableLoader`.
+    """The loader for this kind of dataset; ``options`` are the options of `Loader` and `IterableLoader`.
 
-    Raises SetupError for what is not a dataset, and for options that do not fit its kind.
+    Raises SetupError for an object that is not a dataset, and for options that do not fit its kind.
     """
     if isinstance(dataset, DataLoader):
         raise SetupError("a DataLoader is not a dataset: pass its dataset, and its options to the loader")

@@ -3,7 +3,7 @@
 The stream has one order, in which element i goes to rank i mod world size; so a position in it is the number of
 elements that all ranks together have consumed, and means the same at another number of ranks. Every rank reads the
 whole stream and keeps its own elements, unless the data can be read in parts: Hugging Face datasets whose shards can be
-divided evenly among the ranks. Then the order is that of the parts, one element of each in turn.
+divided evenly among the ranks. Then the order takes one element of each part in turn.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class IterableLoader(EpochLoader):
 
     Iterating is collective: before each step the ranks agree that all have a batch (one all-reduce of 16 bytes). If one
     has none, the epoch ends on all ranks, and rank 0 prints what is left over. With ``split=False`` the data is split
-    over ranks and workers already. ``options`` are those of DataLoader. Raises SetupError for options that the loader
+    over ranks and workers already. ``options`` are DataLoader's options. Raises SetupError for options that the loader
     sets itself, for a dataset that would be split twice, and on all ranks for an epoch with too few samples.
     """
 
@@ -86,7 +86,7 @@ class IterableLoader(EpochLoader):
         self._next_epoch()
 
     def _rest(self) -> Iterator[Any]:
-        """What is left of the epoch, from the dataset or from where the last iteration has been left."""
+        """The rest of the epoch, from the dataset or from where the last iteration has been left."""
         if self._left and self._left[0] == (self.epoch, self.consumed):
             return self._left[1]
         left, self._left = self._left, None
@@ -141,7 +141,7 @@ class IterableLoader(EpochLoader):
 
     @property
     def _split_by(self) -> dict[str, Any]:
-        """What the order of data with ``split=False`` depends on, so that a position means the same."""
+        """The settings that decide the order of data with ``split=False``, and so the meaning of a position."""
         return {
             "ranks": self._world_size,
             "batch_size": self._context.batch_size,
@@ -150,7 +150,7 @@ class IterableLoader(EpochLoader):
         }
 
     def _all_ready(self, ready: bool, samples: int) -> tuple[bool, int]:
-        """Whether all ranks have a batch, and the number of samples of those that have one. Collective."""
+        """Whether all ranks have a batch, and the number of samples of the ranks that have one. Collective."""
         if self._world_size == 1:
             return ready, samples
         total = torch.tensor([int(ready), samples], device=comm_device(torch.device("cpu")))
@@ -172,7 +172,7 @@ class IterableLoader(EpochLoader):
 
 
 class _SplitDataset(IterableDataset[Any]):
-    """Wraps an iterable that is split already, for DataLoader. ``position`` holds the epoch, and what is consumed."""
+    """Wraps an iterable that is split already, for DataLoader. ``position``: the epoch, and the samples consumed."""
 
     def __init__(self, dataset: Any, position: torch.Tensor) -> None:
         self._dataset, self._position = dataset, position

@@ -1,4 +1,4 @@
-"""EpochLoader: the interface of loaders, with an epoch, a position in it, and loops over what is left to train on.
+"""EpochLoader: the interface of loaders, with an epoch, a position in it, and loops over the epochs or steps left.
 
 A position is the number of samples of the epoch that all ranks together have consumed, so it means the same at any
 number of ranks.
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LoaderContext:
-    """What a loader needs to know about its run and its rank."""
+    """The facts about a run and a rank that a loader needs."""
 
     batch_size: int  # samples per rank and step; of an elastic job when all ranks are there
     rank: int
@@ -48,7 +48,7 @@ class LoaderContext:
         return self.batch_size * (self.full_world_size or self.world_size)
 
     def share(self, samples: int, own: float) -> StepShare:
-        """What this rank was given of a step of ``samples``."""
+        """This rank's share of a step of ``samples``."""
         return StepShare(samples, own, count_pieces(samples, self.world_size, self.batch_size))
 
 
@@ -56,7 +56,7 @@ class EpochLoader:
     """A loader of one rank's batches, which can be resumed. Made by `Run.loader`.
 
     ``epoch`` counts from 0; ``consumed`` is the number of samples of this epoch that all ranks together have been
-    given. Iterating yields what is left of the current epoch, then goes to the next epoch.
+    given. Iterating yields the rest of the current epoch, then goes to the next epoch.
     """
 
     def __init__(self, context: LoaderContext) -> None:
@@ -79,7 +79,7 @@ class EpochLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position from `state_dict`; the seed is part of it, since it determines the order.
 
-        Raises CheckpointError if the position is one in other data.
+        Raises CheckpointError if the position is in other data.
         """
         raise NotImplementedError
 
@@ -108,7 +108,7 @@ class EpochLoader:
         self._context.on_end()
 
     def _timed(self, source: Iterable[T]) -> Iterator[T]:
-        """Yield what ``source`` yields, and add to `waited` the time that it takes."""
+        """Yield the items of ``source``, and add to `waited` the time that they take."""
         items = iter(source)
         while True:
             began = time.perf_counter()

@@ -34,7 +34,7 @@ def step_sizes(samples: int, world_size: int, full: int, *, drop_last: bool) -> 
 
 
 def rank_share(size: int, world_size: int, rank: int) -> tuple[int, int]:
-    """The part [begin, end) of a step of ``size`` samples for a rank: contiguous, the first ranks have one more.
+    """The range [begin, end) of a rank's samples in a step of ``size``: contiguous, the first ranks have one more.
 
     Every rank needs at least one sample for its gradient. There are fewer samples than ranks only if an epoch is
     resumed with more ranks; then several ranks get the same sample, which counts once for the position.
@@ -47,7 +47,7 @@ def rank_share(size: int, world_size: int, rank: int) -> tuple[int, int]:
 
 
 def own_samples(size: int, world_size: int, rank: int) -> float:
-    """How many samples of a step of ``size`` a rank has; one that several ranks get counts in equal parts."""
+    """The number of a rank's samples in a step of ``size``; a sample of several ranks counts in equal fractions."""
     begin, end = rank_share(size, world_size, rank)
     if size >= world_size:
         return end - begin
@@ -64,7 +64,7 @@ def epoch_order(samples: int, seed: int, epoch: int, *, shuffle: bool) -> torch.
 class Loader(EpochLoader):
     """Batches of this rank's share of a map-style dataset, as tensors on the run's device. Made by `Run.loader`.
 
-    ``options`` are those of DataLoader. Raises SetupError for a dataset without length and index, for one that is too
+    ``options`` are DataLoader's options. Raises SetupError for a dataset without length and index, for one that is too
     small, and for options that the loader sets itself.
     """
 

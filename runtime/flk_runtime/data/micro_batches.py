@@ -1,7 +1,7 @@
-"""Micro-batches: pieces of a rank's batch that fit its memory, and their weights in the mean over the global batch.
+"""Micro-batches: parts of a rank's batch that fit its memory, and their weights in the mean over the global batch.
 
 A step of a job with fewer ranks than usual can have as many samples as before. Then each rank takes more of them, not
-all ranks take equally many, and a rank computes them in several pieces, one after the other.
+all ranks take equally many, and a rank computes them in several micro-batches, one after the other.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from flk_runtime.system import pytree
 
 @dataclass(frozen=True)
 class StepShare:
-    """What one rank was given of the samples of a step."""
+    """One rank's share of the samples of a step."""
 
     samples: int  # of the step, over all ranks
-    own: float  # of them that this rank was given; a sample that several ranks were given counts in parts
+    own: float  # samples that this rank was given; a sample that several ranks were given counts in equal fractions
     pieces: int  # micro-batches in which every rank computes its samples
 
     @property
@@ -46,14 +46,14 @@ def count_pieces(samples: int, world_size: int, batch_size: int) -> int:
 
 
 def split(batch: Any, pieces: int, samples: int) -> Iterator[tuple[Any, float]]:
-    """Yield ``pieces`` parts of a batch of ``samples``, each with the fraction of the samples that are in it.
+    """Yield ``pieces`` micro-batches of a batch of ``samples``, each with its fraction of the samples.
 
-    ``batch`` is a pytree. What has an entry for each sample is split: tensors and arrays by their first dimension, and
-    lists and tuples; the rest is the same in each part. If nothing has, as where ``collate_fn`` packs samples into
-    fewer rows, the first dimension that all tensors share is split. A list of as many tensors as there are samples,
-    each with that first dimension, counts as a list of fields, as torch's default_collate makes it. Where there are
-    fewer samples than parts, the last parts are the first sample with the fraction 0. Raises SetupError if nothing can
-    be split, or if it is not clear what.
+    ``batch`` is a pytree. Leaves with an entry for each sample are split: tensors and arrays by their first dimension,
+    and lists and tuples. The other leaves are the same in each micro-batch. If no leaf has an entry for each sample, as
+    where ``collate_fn`` packs samples into fewer rows, the first dimension that all tensors share is split. A list of
+    as many tensors as there are samples, each with that first dimension, counts as a list of fields, as torch's
+    default_collate makes it. Where there are fewer samples than micro-batches, the last micro-batches are the first
+    sample with the fraction 0. Raises SetupError if nothing can be split, or if it is not clear what.
     """
     if pieces == 1 or samples == 1:
         yield batch, 1.0
@@ -72,7 +72,7 @@ def split(batch: Any, pieces: int, samples: int) -> Iterator[tuple[Any, float]]:
 
 
 def _size(batch: Any, samples: int) -> int:
-    """The number of entries of what is split: ``samples``, or else that of all tensors."""
+    """The number of entries of the leaves that are split: ``samples``, or else the first dimension of all tensors."""
     leaves: list[Any] = []
     pytree.map_leaves(batch, leaves.append, lambda value: _is_column(value, samples))
     if any(_has_length(leaf, samples) for leaf in leaves):

@@ -1,4 +1,4 @@
-"""shard(): one rank's contiguous piece of a sequence, for scripts that load, evaluate or preprocess on their own."""
+"""shard(): one rank's contiguous shard of a sequence, for scripts that load, evaluate or preprocess on their own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def shard_range(length: int, rank: int, world_size: int) -> range:
 
 
 class DataShard(Sequence[Any]):
-    """A view of one rank's part of ``data``, made by `shard`. Elements are read when they are indexed."""
+    """A view of one rank's shard of ``data``, made by `shard`. Elements are read when they are indexed."""
 
     def __init__(self, data: Indexed, indices: range) -> None:
         self._data = data
@@ -60,11 +60,11 @@ class DataShard(Sequence[Any]):
 
 
 def shard(data: Indexed, rank: int | None = None, world_size: int | None = None) -> DataShard:
-    """This rank's contiguous piece of ``data``; each element is in the shard of one rank.
+    """This rank's contiguous shard of ``data``; each element is in the shard of one rank.
 
     Sizes differ by at most one. With fewer elements than ranks, the last ranks' shards are empty, so a loop that
-    contains a collective needs `Run.loader` instead. ``rank`` and ``world_size`` are by default those of the process
-    group. This is DistributedDataContainer of Lux.jl's DistributedUtils.
+    contains a collective needs `Run.loader` instead. ``rank`` and ``world_size`` are by default the process group's.
+    This is DistributedDataContainer of Lux.jl's DistributedUtils.
 
     Raises SetupError for data without length and index, for a shard, for a rank outside of [0, world_size), and where
     there is neither a process group nor both numbers.

@@ -76,7 +76,7 @@ class ShareReader(IterableDataset[ReadShare]):
 
     @property
     def start(self) -> tuple[int, bool, Any]:
-        """What an iteration starts with besides its position. Workers know what it was when they were started."""
+        """The state besides the position with which an iteration starts. Workers know the state of their own start."""
         return self._parts, self._even, self._data
 
     def advance(self, epoch: int, consumed: int, state: Any, *, even: bool) -> None:
@@ -89,7 +89,7 @@ class ShareReader(IterableDataset[ReadShare]):
         self._parts, self._even, self._data = self._native_parts(), True, None
 
     def state_dict(self) -> dict[str, Any]:
-        """What a position needs besides epoch and samples consumed."""
+        """The state that belongs to a position besides epoch and samples consumed."""
         return {"parts": self._parts, "even": self._even, "data": self._data[2] if self._data else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -50,7 +50,7 @@ def _next(iterator: Iterator[T]) -> tuple[T | None, bool]:
 
 
 def _sentence(steps: int, left_by_rank: list[tuple[int, bool]]) -> str:
-    """What rank 0 reports; ``left_by_rank`` has the batches left on each rank, and whether that number is exact."""
+    """The report of rank 0; ``left_by_rank`` has the batches left on each rank, and whether that number is exact."""
     ended = [str(rank) for rank, (count, _) in enumerate(left_by_rank) if not count]
     left = [
         f"{'' if known else 'at least '}{count} on rank {rank}"

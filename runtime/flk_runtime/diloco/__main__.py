@@ -67,7 +67,7 @@ def _arguments() -> Any:
     parser.add_argument("--certificate", metavar="FILE", help="certificate chain for TLS, PEM")
     parser.add_argument("--key", metavar="FILE", help="private key of the certificate, PEM")
     parser.add_argument("--until-eof", action="store_true", help=argparse.SUPPRESS)
-    # Workers may come though this hub has met none: those of other sites, or of the hub that ran before it.
+    # Workers may come though this hub has met none: workers of other sites, or of the hub that ran before it.
     parser.add_argument("--others", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 

@@ -53,9 +53,9 @@ def encoded_size(dtype: str, count: int) -> int:
 
 
 class ErrorFeedback:
-    """Encodes vectors and adds to each what the encoding of the one before has lost (Seide et al., Interspeech 2014).
+    """Encodes vectors, and adds to each the error of the encoding before it (Seide et al., Interspeech 2014).
 
-    ``residual`` is that loss, float32 of shape (n,). Only int8 has one: fp16 keeps each value to 1 in
+    ``residual`` is that error, float32 of shape (n,). Only int8 has one: fp16 keeps each value to 1 in
     2,000, down to a billionth of the largest in its block.
     """
 

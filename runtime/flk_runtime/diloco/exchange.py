@@ -1,4 +1,4 @@
-"""Exchange: the connection of a worker's rank 0 to the hub, which threads keep up; and that of a worker alone."""
+"""Exchange: connects a worker's rank 0 to the hub, in threads; and stands in for the hub where a worker is alone."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _CLOSE_TIMEOUT = 10.0  # seconds in which the last messages are sent
 
 
 class Exchange(Protocol):
-    """Sends a worker's outer gradients, and receives averages and parameters in the order of the hub."""
+    """The interface of exchanges: sends outer gradients, receives averages and parameters in the order of the hub."""
 
     @property
     def sent(self) -> int:
@@ -191,7 +191,7 @@ class HubExchange:
         sock: socket.socket | TlsSocket = tcp
         try:
             if self._membership.ca:
-                # Whoever has a certificate of this authority and the secret is the hub, under whatever name.
+                # A server with a certificate of this authority and the secret is the hub, under any name.
                 context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
                 context.check_hostname = False
                 context.load_verify_locations(self._membership.ca)

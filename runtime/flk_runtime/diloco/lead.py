@@ -1,4 +1,4 @@
-"""Lead: what rank 0 of a worker does alone: the outer optimizer, and the messages to and from the hub."""
+"""Lead: the outer optimizer and the connection to the hub, which rank 0 of a worker has alone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Lead:
         self.outer = OuterOptimizer(start, options)
         self.outer.versions = list(versions)
         self.workers = 1  # that take part, as the hub last said
-        self._fresh = True  # the parameters are those before the first round
+        self._fresh = True  # no round has changed the parameters yet
         self._results: dict[int, Data] = {}  # averages that are not applied yet, by fragment
         self._begun = False
         self._joining = False  # this worker has to catch up before it takes part
@@ -104,7 +104,7 @@ class Lead:
             self._exchange.close()
 
     def _poll(self, ready: Callable[[], bool]) -> str:
-        """Handle what the hub sends, for a second or until there is an outcome."""
+        """Handle the hub's messages, for a second or until there is an outcome."""
         until = time.monotonic() + _POLL
         while self._exchange:
             if not self._joining and ready():

@@ -12,7 +12,7 @@ LEASE: Final = 15.0  # seconds of silence after which a worker or the hub is los
 
 @dataclass(frozen=True)
 class Hello:
-    """First message of a worker."""
+    """First message of a worker: its model, its options, and how far it is."""
 
     worker: int
     layout: dict[str, Any]  # model and options, which all workers have in common
@@ -48,7 +48,7 @@ class Alive:
 
 @dataclass(frozen=True)
 class Begin:
-    """Rounds begin, with so many workers: send contributions."""
+    """Rounds begin, with ``workers`` workers: send contributions."""
 
     workers: int
 
@@ -60,7 +60,7 @@ class Give:
 
 @dataclass(frozen=True)
 class State:
-    """All parameters of another worker, for one that is behind."""
+    """All parameters of another worker, for a worker that is behind."""
 
     versions: list[int]
     workers: int

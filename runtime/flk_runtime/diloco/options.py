@@ -1,4 +1,4 @@
-"""Options of DiLoCo as data, and what the environment says about this worker and where the workers meet."""
+"""Options of DiLoCo as data, and the membership of this worker, which the environment describes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from flk_runtime.errors import SetupError
 class DiLoCo:
     """How the workers of strategy diloco train together; pass it to `flk_runtime.init` as ``diloco=``.
 
-    The defaults of the outer optimizer are those of DiLoCo (Douillard et al., arXiv 2311.08105, section 3.1). Fragments
-    and delay are those of Streaming DiLoCo (arXiv 2501.18512, sections 2.2 and 2.3).
+    The outer optimizer has DiLoCo's defaults (Douillard et al., arXiv 2311.08105, section 3.1). Fragments and delay
+    work as in Streaming DiLoCo (arXiv 2501.18512, sections 2.2 and 2.3).
     """
 
     inner: str = "ddp"  # strategy of the ranks within a worker

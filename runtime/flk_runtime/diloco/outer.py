@@ -33,7 +33,7 @@ class OuterOptimizer:
             self._sgd.state[values]["momentum_buffer"] = momentum
 
     def outer_gradient(self, fragment: int, local: torch.Tensor) -> bytes:
-        """What this worker sends: the agreed parameters minus ``local``, its own, float32 of shape (size,); encoded."""
+        """The encoded outer gradient: the agreed parameters minus this worker's, ``local``, float32 of shape (size,)."""
         return self._feedback[fragment].encode(self.parameters[fragment] - local)
 
     def apply(self, fragment: int, average: bytes | bytearray) -> None:
@@ -49,7 +49,7 @@ class OuterOptimizer:
         return b"".join(compression.encode(values, "fp32") for values in (*self.parameters, *self._momenta))
 
     def from_bytes(self, data: bytes | bytearray, versions: Sequence[int]) -> None:
-        """Take over what `to_bytes` of another worker returned. Raises ValueError if the length does not fit."""
+        """Take over the result of another worker's `to_bytes`. Raises ValueError if the length does not fit."""
         tensors = [*self.parameters, *self._momenta]
         flat = compression.decode(data, "fp32", sum(map(len, tensors)))
         for own, received in zip(tensors, torch.split(flat, [len(values) for values in tensors]), strict=True):
@@ -68,7 +68,7 @@ class OuterOptimizer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned. Raises ValueError if the state is of other fragments or options."""
+        """Restore a result of `state_dict`. Raises ValueError if the state is of other fragments or options."""
         own = self.state_dict()
         for key in ("parameters", "momenta", "residuals"):
             if [len(values) for values in state[key]] != [len(values) for values in own[key]]:

@@ -1,6 +1,6 @@
 """Rounds: who takes part in each round of the outer optimizer, and when a round is complete. Without sockets.
 
-The hub keeps no parameters. A worker that joins gets them from another one, and then the averages that have followed;
+The hub keeps no parameters. A worker that joins gets them from another worker, and then the averages of later rounds;
 it takes part from the next boundary between two rounds on. So a hub that starts anew loses nothing.
 """
 
@@ -20,7 +20,7 @@ Send = Callable[[FromHub, bytes], None]
 
 @dataclass(frozen=True)
 class Limits:
-    """What `Rounds` waits for: seconds, and the number of workers that begin together."""
+    """The limits of `Rounds`: times to wait in seconds, and the number of workers that begin together."""
 
     workers: int
     wait: float
@@ -42,7 +42,7 @@ class Member:
 
 @dataclass
 class _Round:
-    """A round that has begun: what it makes, and the contributions so far by worker."""
+    """A round that has begun: the version that it makes, and the contributions so far by worker."""
 
     version: int
     began: float
@@ -50,12 +50,12 @@ class _Round:
 
 
 class Rounds:
-    """The state of the hub. Not thread-safe. ``log`` is called with a line; times are the caller's, in seconds."""
+    """The rounds and the workers of a hub. Not thread-safe. ``log`` takes a line; callers pass times in seconds."""
 
     def __init__(
         self, limits: Limits, sizes: Sequence[int], dtype: str, now: float, log: Callable[[str], None]
     ) -> None:
-        """``sizes`` are the numbers of elements of the fragments, ``dtype`` that of outer gradients."""
+        """``sizes`` are the numbers of elements of the fragments, ``dtype`` is the dtype of outer gradients."""
         self._limits, self._sizes, self._dtype, self._log = limits, list(sizes), dtype, log
         self._members: dict[int, Member] = {}  # by worker
         self._current = [0] * len(sizes)  # versions of the fragments that rounds have made
@@ -123,7 +123,7 @@ class Rounds:
         self._finish_if_complete(fragment, now)
 
     def give(self, worker: int, versions: list[int], data: bytes | bytearray) -> None:
-        """Pass on the parameters that a worker was asked for to those that wait for them."""
+        """Pass on the parameters of the worker that was asked for them to the workers that wait for them."""
         if worker != self._donor:
             return
         self._donor = None
@@ -135,7 +135,7 @@ class Rounds:
                     self._send_result(member, fragment, joins=False)
 
     def tick(self, now: float) -> list[int]:
-        """Begin without workers that have not come, and return those that are too late for a round."""
+        """Begin without workers that have not come, and return the workers that are too late for a round."""
         if not self.active:
             self._found(now)
         late: set[int] = set()
@@ -145,17 +145,17 @@ class Rounds:
         return sorted(late)
 
     def _found(self, now: float) -> None:
-        """Begin with the workers that are here, if all are or the others have had enough time."""
+        """Begin with the connected workers, if all are connected or the others have had enough time."""
         since = now if self._idle_since is None else self._idle_since
         here = list(self._members.values())
         if not here or (len(here) < self._limits.workers and now - since < self._limits.wait):
             return
         best = max(here, key=lambda member: (sum(member.versions), -member.worker))
-        if best.versions != self._current:  # the hub is new, or none of those that were further has come back
+        if best.versions != self._current:  # the hub is new, or no worker that was further has come back
             self._current, self._last = list(best.versions), [b""] * len(self._sizes)
         self._digest, self._idle_since = best.digest, None
         self._log(f"begin with {len(here)} of {self._limits.workers} workers, at round {max(self._current)}")
-        for member in here:  # rounds wait for those that are behind, too: nobody has gone on yet
+        for member in here:  # rounds wait for workers that are behind, too: none has gone on yet
             member.active, member.synced = True, False
             member.behind = (member.versions, member.digest) != (best.versions, best.digest)
         for member in here:
@@ -175,7 +175,7 @@ class Rounds:
         if donors:
             self._donor = donors[0].worker
             donors[0].send(Give(), b"")
-        elif self.active:  # those that had the parameters were lost before they gave them
+        elif self.active:  # the workers with the parameters were lost before they gave them
             for member in self.active:
                 member.active = False
             self._idle_since = now

@@ -1,4 +1,4 @@
-"""Hub: the TCP server at which the workers meet. It passes on what `Rounds` decides."""
+"""Hub: the TCP server to which the workers connect. It sends the messages that `Rounds` decides on."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ class _Peer:
         self._queue.put((message, data))
 
     def close(self) -> None:
-        """Close the connection after what was posted is sent."""
+        """Close the connection after all posted messages are sent."""
         self._queue.put(None)
 
     def _send(self) -> None:

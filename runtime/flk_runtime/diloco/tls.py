@@ -18,7 +18,7 @@ _PIECE: Final = 1 << 16  # bytes that are sent under the lock at once
 
 
 class TlsSocket:
-    """The part of a socket's interface that `flk_runtime.wire.Stream` uses, over an SSLSocket that has shaken hands."""
+    """A socket with the methods that `flk_runtime.wire.Stream` uses, over an SSLSocket after its handshake."""
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
         self._socket = sock
@@ -27,7 +27,7 @@ class TlsSocket:
         sock.setblocking(False)
 
     def settimeout(self, seconds: float | None) -> None:
-        """Raise TimeoutError from later calls after so many seconds without progress; None: never."""
+        """Raise TimeoutError from later calls after ``seconds`` without progress; None: never."""
         self._timeout = seconds
 
     def setsockopt(self, level: int, option: int, value: int) -> None:

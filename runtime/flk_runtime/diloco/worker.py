@@ -34,7 +34,7 @@ class OuterLoop:
     def __init__(
         self, parallel: ParallelModel, blocks: Sequence[nn.Module], options: DiLoCo, membership: Membership, steps: int
     ) -> None:
-        """``blocks`` are those of `fragments.split`; ``steps`` were made before."""
+        """``blocks`` are passed to `fragments.split`; ``steps`` were made before."""
         self._parallel, self._options, self._membership = parallel, options, membership
         self._fragments = fragments.split(parallel, blocks, options.fragments)
         self._schedule = fragments.Schedule(options.every, options.delay, len(self._fragments))
@@ -84,7 +84,7 @@ class OuterLoop:
         return steps
 
     def step(self, steps: int) -> int:
-        """Send and apply what is due after ``steps`` inner steps. Returns the steps that are done then.
+        """Send and apply the fragments that are due after ``steps`` inner steps. Returns the steps that are done then.
 
         They are more than before if this worker was behind the others and has caught up.
         """
@@ -111,7 +111,7 @@ class OuterLoop:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """For the line of metrics: the round, the workers that take part, and the megabytes on the wire; on rank 0."""
+        """The round, the workers that take part, and the megabytes on the wire, for the line of metrics; on rank 0."""
         if not self._lead:
             return {}
         wire = round(self._lead.wire_bytes / 1e6, 3)

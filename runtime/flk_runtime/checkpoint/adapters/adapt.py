@@ -17,7 +17,7 @@ from flk_runtime.errors import SetupError
 
 
 def adapt(name: str, thing: Any, modules: Modules) -> Stateful | TorchState:
-    """The state of ``thing``, which is saved under ``name`` together with these modules.
+    """The adapter of ``thing``, which is saved under ``name`` together with these modules.
 
     Raises SetupError if it cannot be saved, or is an optimizer of parameters that are in none of the modules.
     """

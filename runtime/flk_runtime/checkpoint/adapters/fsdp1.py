@@ -1,6 +1,6 @@
 """The state of a module that a script has wrapped in FSDP1, and of its optimizer, through torch's own functions.
 
-Only FSDP1 can cut its flat parameters into those of the module.
+Only FSDP1 can cut its flat parameters into the parameters of the module.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def has_fsdp1(module: nn.Module) -> bool:
-    """Whether a part of ``module`` is wrapped in FSDP1."""
+    """Whether ``module`` or a submodule is wrapped in FSDP1."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # takes long to import, and is if the module is wrapped
     return fsdp is not None and any(isinstance(each, fsdp.FullyShardedDataParallel) for each in module.modules())
 
@@ -102,6 +102,6 @@ class FSDP1OptimizerState(TorchState):
 
 
 def _chunks(tensors: dict[Path, torch.Tensor]) -> list[Chunk]:
-    """What this rank offers of ``tensors``: its shards, and on rank 0 what is not sharded."""
+    """The chunks that this rank offers of ``tensors``: its shards, and on rank 0 the tensors that are not sharded."""
     main = process_group.rank() == 0
     return [chunk for path, value in tensors.items() if main or is_sharded(value) for chunk in chunks_of(path, value)]

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class ModuleState(TorchState):
     """The state of a module, by the names of the user's module.
 
-    Each rank offers its part of what is sharded, and of DDP's parameters, which are equal on all ranks. All else, as
-    DDP's buffers, is saved by rank 0.
+    Each rank offers its chunks of sharded tensors, and of DDP's parameters, which are equal on all ranks. Rank 0 saves
+    all other tensors, such as DDP's buffers.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -46,7 +46,7 @@ class ModuleState(TorchState):
         self.read(saved)
 
     def read(self, saved: SavedObject) -> None:
-        """As `load_state`, where ``saved`` may have entries that the module does not have."""
+        """Load as `load_state` does, where ``saved`` may have entries that the module does not have."""
         state = self._state()
         tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
         saved.checkpoint.read([chunk for key in tensors for chunk in chunks_of((saved.name, key), tensors[key])])

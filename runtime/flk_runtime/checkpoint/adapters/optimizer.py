@@ -2,10 +2,10 @@
 
 ``state.NAME.KEY`` is a tensor, and so is a number or None, since rank 0 need not have the state of each parameter. All
 else is plain: ``param_groups``, ``values`` by name and key, and ``numbers``, the keys whose values are numbers or None.
-The names and the tensors are those of torch.distributed.checkpoint.state_dict. A parameter without state, because it
-had no gradient yet, has none in the checkpoint and none after it is restored. What an optimizer holds for no parameter
-is saved by rank 0: ``shared``, the other keys of the optimizer's state, and ``extra``, what its state_dict() returns
-beside the entries that torch's optimizers have.
+The names and the tensors are the same as in torch.distributed.checkpoint.state_dict. A parameter without state, because
+it had no gradient yet, has no state in the checkpoint and none after it is restored. Rank 0 saves the state that
+belongs to no parameter: ``shared``, the other keys of the optimizer's state, and ``extra``, the entries of its
+state_dict() that torch's optimizers do not have.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _READ: dict[torch.dtype, Callable[[Any], Any]] = {
 
 
 def trained_modules(optimizer: Optimizer, modules: Modules) -> tuple[Modules, int]:
-    """The modules whose parameters ``optimizer`` has, one if that has them all; and how many it has of no module."""
+    """The modules whose parameters ``optimizer`` has, one if it has all; and how many parameters are in no module."""
     wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     own: dict[str, set[int]] = {}
     for key, module in modules.items():
@@ -155,13 +155,13 @@ class OptimizerState(TorchState):
         return self._names
 
     def _chunks_of(self, path: Path, parameter: nn.Parameter, value: torch.Tensor) -> list[Chunk]:
-        """What this rank offers of ``value``, which belongs to ``parameter``."""
+        """The chunks that this rank offers of ``value``, which belongs to ``parameter``."""
         offers = self._equal or is_sharded(parameter) or is_sharded(value) or process_group.rank() == 0
         return chunks_of(path, value) if offers else []
 
 
 class _Content(NamedTuple):
-    """What an optimizer saves."""
+    """The content of an optimizer that is saved."""
 
     groups: list[dict[str, Any]]
     state: Mapping[Any, Any]  # by parameters, and by other keys of the optimizer's own
@@ -169,9 +169,10 @@ class _Content(NamedTuple):
 
 
 def _read(optimizer: Optimizer) -> _Content:
-    """What ``optimizer`` holds, or what its state_dict() returns if that is another one than torch's.
+    """The content of ``optimizer``, or of its state_dict() if it has another state_dict() than torch's.
 
-    That of a wrapper has the state of the optimizer inside. Raises CheckpointError if it has another form than torch's.
+    The state_dict() of a wrapper has the state of the optimizer inside. Raises CheckpointError if it has another form
+    than torch's.
     """
     if not _has_own_state_dict(optimizer):
         return _Content(optimizer.param_groups, optimizer.state, {})
@@ -223,16 +224,16 @@ def _parameter_dtypes(saved: SavedObject) -> dict[str, set[torch.dtype]]:
 def load_as_saved(
     optimizer: Optimizer, state: dict[str, Any], parameters: Sequence[nn.Parameter], *, cast: Container[int] = ()
 ) -> None:
-    """Call ``optimizer.load_state_dict(state)``, and put back what torch's changes there.
+    """Call ``optimizer.load_state_dict(state)``, and put back the values that torch's method changes.
 
-    That casts the tensors of a parameter to its dtype, which is right for the parameters with numbers in ``cast`` only,
-    and makes a text the text of a generator. ``parameters`` are in the order of their numbers in ``state``.
+    The method casts the tensors of a parameter to its dtype, which is right only for the parameters with numbers in
+    ``cast``, and makes a text the text of a generator. ``parameters`` are in the order of their numbers in ``state``.
     """
     entries = state["state"]
     optimizer.load_state_dict(state)
     casts = type(optimizer).load_state_dict is Optimizer.load_state_dict
     for number, parameter in enumerate(parameters):
-        loaded = optimizer.state.get(parameter, {})  # that of a wrapper may be empty
+        loaded = optimizer.state.get(parameter, {})  # the state of a wrapper may be empty
         for key in entries.get(number, {}).keys() & loaded.keys():
             value, found = entries[number][key], loaded[key]
             if isinstance(value, torch.Tensor) and isinstance(found, torch.Tensor):
@@ -265,7 +266,7 @@ def split_values(
 
 
 def join_values(entries: dict[str, dict[str, Any]], plain: Mapping[str, Any]) -> None:
-    """Add to the tensors of each parameter what `split_values` has taken out of its state."""
+    """Add to the tensors of each parameter the values that `split_values` has taken out of its state."""
     for key in plain.get("numbers", {}):
         for entry in entries.values():
             value = entry.get(key)  # of other parameters it may be a tensor of the optimizer's

@@ -1,4 +1,4 @@
-"""What DDP, FSDP and torch.compile change about the names and the tensors of a module."""
+"""Names and tensors of a module without the changes of DDP, FSDP and torch.compile."""
 
 from __future__ import annotations
 

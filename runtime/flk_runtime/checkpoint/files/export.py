@@ -68,7 +68,7 @@ def import_weights(file: str, checkpoint: str) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``export CHECKPOINT FILE`` or ``import FILE CHECKPOINT``; returns an `ExitCode`."""
+    """Run ``export CHECKPOINT FILE`` or ``import FILE CHECKPOINT``; returns an `ExitCode`."""
     parser = argparse.ArgumentParser(prog="python -m flk_runtime")
     commands = parser.add_subparsers(dest="command", required=True)
     places = "folder of a checkpoint or of all, or s3://BUCKET/PREFIX"

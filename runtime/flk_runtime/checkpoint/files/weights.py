@@ -1,4 +1,4 @@
-"""Weights: the tensors of a model in a file or folder, of which each rank reads what it needs."""
+"""Weights: the tensors of a model in a file or folder, of which each rank reads the chunks that it needs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _KEYS = ("model", "state_dict", "module")  # under which a file of torch.save ma
 class Weights:
     """The weights at a path, under the names of the model.
 
-    The path is that of a safetensors file or of a file of torch.save, of a folder of Hugging Face's or of
-    torch.distributed.checkpoint, of a checkpoint of flk, or of the folder or address of flk's checkpoints, of which the
-    last good one counts. Raises CheckpointError if it is none of these.
+    The path leads to a safetensors file, a file of torch.save, a folder of Hugging Face's or of
+    torch.distributed.checkpoint, a checkpoint of flk, or the folder or address of flk's checkpoints, of which the last
+    good one counts. Raises CheckpointError if it leads to none of these.
     """
 
     def __init__(self, path: str) -> None:

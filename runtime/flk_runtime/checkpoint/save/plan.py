@@ -1,8 +1,8 @@
 """The plan of a save: which rank writes which chunk, and where the chunk is in the rank's shard file.
 
-As the DefaultSavePlanner of torch.distributed.checkpoint does, a chunk that several ranks hold is written by one of
-them, and these writes are spread evenly. Unlike it, a large chunk is cut into rows that several ranks write. The plan
-is made once for a structure and serves all saves until names, shapes, dtypes or the sharding change.
+As with the DefaultSavePlanner of torch.distributed.checkpoint, one of the ranks that hold a chunk writes it, and these
+writes are spread evenly. Unlike there, a large chunk is cut into rows that several ranks write. The plan is made once
+for a structure and serves all saves until names, shapes, dtypes or the sharding change.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flk_runtime.shared.shard_file import DATA_BEGIN, Entry, align
 
 
 class Described(NamedTuple):
-    """A chunk without its values: what ranks tell each other."""
+    """A chunk without its values, as ranks describe it to each other."""
 
     path: Path
     dtype: str
@@ -40,7 +40,7 @@ class Write(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What this rank writes in every save of one structure."""
+    """The chunks and rows that this rank writes in every save of one structure."""
 
     writes: list[Write]
     entries: list[Entry]  # of the writes, in their order
@@ -63,7 +63,7 @@ def describe(chunks: Sequence[Chunk]) -> list[Described]:
 
 
 def make_plan(structure: list[Described]) -> Plan:
-    """Agree on who writes what. ``structure`` is this rank's. Collective.
+    """Agree on which rank writes which chunks. ``structure`` is this rank's. Collective.
 
     Raises CheckpointError on all ranks if the chunks of all ranks together are not the whole of each tensor.
     """
@@ -92,7 +92,7 @@ def make_plan(structure: list[Described]) -> Plan:
 
 
 def assign(structures: Sequence[Sequence[Described]]) -> list[list[Write]]:
-    """The writes of each rank, from what each rank holds. Raises CheckpointError as `make_plan` does."""
+    """The writes of each rank, from the chunks that each rank holds. Raises CheckpointError as `make_plan` does."""
     holders: dict[Described, list[tuple[int, int]]] = {}  # of each chunk: ranks, and its index there
     for rank, structure in enumerate(structures):
         for index, described in enumerate(structure):
@@ -123,7 +123,7 @@ def assign(structures: Sequence[Sequence[Described]]) -> list[list[Write]]:
 
 
 def rows(described: Described, write: Write) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The offsets in the full tensor and the size of what ``write`` writes."""
+    """The offsets in the full tensor and the size of the rows that ``write`` writes."""
     if not described.size:
         return described.offsets, described.size
     begin, *offsets = described.offsets

@@ -30,18 +30,18 @@ _GLOBAL = re.compile(r"GLOBAL (\S+)")  # in torch's message: the class that weig
 _GROWTH = 1 << 16  # bytes that the plain values may grow by until more memory is reserved
 _POLL = 0.1  # seconds
 _PAUSE = 2.0  # until the write begins, in times of the copy: other ranks on these cores may still be copying
-_GOES_ON, _PLANS, _FAILED = range(3)  # what a rank says before a save; the largest counts
+_GOES_ON, _PLANS, _FAILED = range(3)  # answer of a rank before a save; the largest answer counts
 _numbers = itertools.count(1)  # of the saves of this process, which are the same on all ranks
 
 
 class Saver:
-    """Saves what the ranks hold: `save` copies and returns, and a thread writes to storage.
+    """Saves the state of all ranks: `save` copies and returns, and a thread writes to storage.
 
     The copy is a shard file in the memory of the pod where its launcher keeps checkpoints (``memory``), else memory of
-    this process. Without a ``destination`` nothing is written to storage.
-    ``metadata`` says what writes the checkpoints. ``timeout``: seconds that a rank waits in the background for another.
-    ``on_saved(step)`` is called when a checkpoint is complete: in storage, by the thread, or else in memory, by `poll`,
-    `save` or `wait`. ``warn`` is called with the reason where one failed and training goes on.
+    this process. Without a ``destination`` nothing is written to storage. ``metadata`` describes the writer of the
+    checkpoints. ``timeout``: seconds that a rank waits in the background for another. ``on_saved(step)`` is called when a
+    checkpoint is complete: in storage, by the thread, or else in memory, by `poll`, `save` or `wait`. ``warn`` is
+    called with the reason where a save failed and training goes on.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class Saver:
     ) -> None:
         """Copy ``chunks`` and ``plain`` of this rank, and write them in the background. Collective.
 
-        A write that is still going on is awaited first. Raises CheckpointError on all ranks if that one failed, if the
-        chunks are not whole tensors, or if ``plain`` holds what cannot be read back; and a rank's ``problem``, which is
-        why these are not the whole state.
+        The write of the save before is awaited first. Raises CheckpointError on all ranks if that write failed, if the
+        chunks are not whole tensors, or if ``plain`` holds values that cannot be read back. Raises a rank's ``problem``
+        too: the reason why the chunks and ``plain`` are not the whole state.
         """
         number = next(_numbers)
         error, lost = self._join(), self._loss()
-        # What `describe` tells, as it is at hand.
+        # The facts that `describe` tells, from the attributes of the chunks.
         layout = [(each.path, each.tensor.dtype, each.shape, each.offsets, each.tensor.shape) for each in chunks]
         changed = self._staging is None or layout != self._layout
         failed = error is not None and not self._passes(error)
@@ -129,7 +129,7 @@ class Saver:
     def wait(self) -> None:
         """Wait until the latest save is complete.
 
-        Raises CheckpointError if it failed: on all ranks alike if it is in storage, else on those that have no shard.
+        Raises CheckpointError if it failed: on all ranks alike if it is in storage, else on the ranks without a shard.
         """
         error, lost = self._join(), self._loss()
         if error is not None:
@@ -138,7 +138,7 @@ class Saver:
             raise StorageError(lost)
 
     def _join(self) -> BaseException | None:
-        """Wait until the latest save is complete in storage; what prevented it, else None."""
+        """Wait until the latest save is complete in storage. Returns the error that prevented it, else None."""
         if self._thread is not None:
             self._awaited.set()
             self._thread.join()
@@ -173,7 +173,7 @@ class Saver:
         return passing and isinstance(error, CheckpointError)
 
     def _plan(self, structure: list[Described], values: int) -> None:
-        """Agree with the other ranks on who writes what. ``values``: bytes of the plain values. Collective."""
+        """Agree on which rank writes which chunks. ``values``: bytes of the plain values. Collective."""
         plan = make_plan(structure)
         if self._staging is not None:
             self._staging.close()

@@ -17,7 +17,7 @@ from flk_runtime.shared.shard_file import Entry, ShardFile, ShardHeader, shard_s
 
 
 class StagedShard:
-    """One copy of this rank's share of a checkpoint: `copy` fills it, and then it can be read."""
+    """One copy of this rank's shard of a checkpoint: `copy` fills it, and then it can be read."""
 
     def __init__(self, path: FilePath | None, plan: Plan, metadata: Mapping[str, Any]) -> None:
         """``path``: a file in tmpfs; None: memory of this process. Raises OSError if there is no room."""
@@ -33,9 +33,9 @@ class StagedShard:
     def copy(
         self, chunks: Sequence[Chunk], values: bytes, *, step: int, number: int, world_size: int, rank: int
     ) -> ShardHeader:
-        """Copy this rank's writes out of ``chunks``, and plain ``values``. The device has done it at return.
+        """Copy this rank's writes out of ``chunks``, and plain ``values``. Returns when the device has copied them.
 
-        ``number`` is that of the save. Raises OSError if there is no room for the values.
+        ``number`` is the number of the save. Raises OSError if there is no room for the values.
         """
         self._file.begin()
         sources = [cut(chunks[write.chunk].tensor, write) for write in self.plan.writes]
@@ -56,10 +56,10 @@ class StagedShard:
 
 
 class Staging:
-    """The copies of this rank's share of one structure, each in a file that is used again and again."""
+    """The copies of this rank's shard of one structure, each in a file that is used for many saves."""
 
     def __init__(self, plan: Plan, metadata: Mapping[str, Any]) -> None:
-        """``metadata`` says what writes the shards."""
+        """``metadata`` describes the writer of the shards."""
         self.plan, self._metadata = plan, metadata
         self._shards: dict[FilePath | None, StagedShard] = {}
         self._size = shard_size(plan.entries, metadata)

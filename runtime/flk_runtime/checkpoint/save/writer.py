@@ -1,8 +1,8 @@
 """Writing a stored checkpoint in the background: each rank its own file, then rank 0 makes the checkpoint visible.
 
-The files are those of `torch.distributed.checkpoint.FileSystemWriter`, so torch reads them without flk. The ranks tell
-each other through the process group's store, because a collective in the background could run beside one of the
-training.
+The files have the format of `torch.distributed.checkpoint.FileSystemWriter`, so torch reads them without flk. The ranks
+tell each other through the process group's store, because a collective in the background could run beside a collective
+of the training.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _READ_LIMIT = 5.0  # seconds that rank 0 gives the others to read the result of 
 
 
 class Retention:
-    """Which checkpoints stay: the newest ``last``, and those of which the step is a multiple of ``every``."""
+    """Which checkpoints stay: the newest ``last``, and the checkpoints whose step is a multiple of ``every``."""
 
     def __init__(self, last: int = 2, every: int = 0) -> None:
         self.last, self.every = last, every
 
     def outdated(self, steps: list[int], newest: int) -> list[int]:
-        """The steps to remove, of those up to the newest."""
+        """The steps among ``steps`` to remove; none is after ``newest``."""
         older = sorted(step for step in steps if step <= newest)
         return [step for step in older[: -self.last] if not (self.every and step % self.every == 0)]
 
@@ -108,7 +108,7 @@ class StorageWriter:
         return {"file": file, "stored": stored, "entries": [vars(entry) for entry in entries]}
 
     def _complete(self, key: str, header: ShardHeader) -> dict[str, Any] | None:
-        """Make the checkpoint visible once all ranks have written theirs; what prevented it, else None."""
+        """Make the checkpoint visible when all ranks have written their files. Returns what prevented it, else None."""
         place = self.destination.locate(header.step)
         answers = []
         for rank in range(header.world_size):
@@ -160,7 +160,7 @@ class StorageWriter:
 
 
 class _CountedStream(io.RawIOBase):
-    """A stream that counts what goes through it and computes its checksum."""
+    """A stream that counts its bytes and computes their checksum."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -193,7 +193,7 @@ class _CountedStream(io.RawIOBase):
 
 
 def _contents(shard: StagedShard, header: ShardHeader) -> Iterator[tuple[Entry, Any]]:
-    """What a rank's file holds: tensors and values, and bytes that are the result of torch.save already.
+    """The content of a rank's file: tensors and values, and bytes that are the result of torch.save already.
 
     The plain values are in it twice: as flk reads them, and each by its name, as torch's loader looks for them.
     """

@@ -1,6 +1,6 @@
 """Checkpoints in storage: a folder or S3, where a checkpoint becomes visible only when it is whole.
 
-`open_destination` makes the place of a path or an address, `find_newest` finds what to resume from. Only
+`open_destination` opens a folder or an address, `find_newest` finds the checkpoint to resume from. Only
 `flk_runtime.checkpoint` imports this package.
 """
 

@@ -1,4 +1,4 @@
-"""Destination: what a place for checkpoints can do, and `open_destination`, which makes one of a path or an address."""
+"""Destination: the interface of a place for checkpoints, and `open_destination`, which opens a path or an address."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Destination(Protocol):
     A checkpoint that is being written has a ``token`` beside its step, so that two attempts never write into one.
     """
 
-    place: str  # what messages call it
+    place: str  # its name in messages
     passing_errors: bool  # whether an error may pass, so that training goes on after a save that failed
 
     def prepare(self) -> None: ...

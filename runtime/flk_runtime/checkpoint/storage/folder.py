@@ -64,7 +64,7 @@ class FolderDestination:
         return None
 
     def locate(self, step: int) -> str:
-        """What messages call a checkpoint."""
+        """The name of a checkpoint in messages: its path."""
         return str(self._folder(step))
 
     @contextlib.contextmanager
@@ -144,7 +144,7 @@ def open_section(path: Path, begin: int = 0, length: int = -1) -> BinaryIO:
 
 
 class _Section(io.RawIOBase):
-    """A part of a file. What is read goes straight into the reader's buffer."""
+    """A section of a file. Its bytes are read straight into the reader's buffer."""
 
     def __init__(self, path: Path, begin: int, length: int) -> None:
         self._file = io.FileIO(path)

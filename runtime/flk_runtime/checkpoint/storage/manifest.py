@@ -32,7 +32,7 @@ class StoredFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a stored checkpoint consists of."""
+    """The files and the writer of a stored checkpoint."""
 
     step: int
     world_size: int  # number of ranks that wrote it

@@ -182,7 +182,7 @@ class S3Destination:
 
 
 class _Copying:
-    """A stream that gives copies to another, which keeps what it gets until that is sent."""
+    """A stream that writes copies to another stream, which keeps its buffers until they are sent."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
