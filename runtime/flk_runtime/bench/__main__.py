@@ -1,4 +1,4 @@
-"""``python -m flk_runtime.bench REQUEST script.py args``: what the ranks of `flk bench` run.
+"""``python -m flk_runtime.bench REQUEST script.py args``: the program that the ranks of `flk bench` run.
 
 REQUEST is a JSON object: strategies (empty: all that differ on these nodes), steps, and timeout, the seconds that a
 case may take. Rank 0 prints lines of progress, and at the end one line with the result: BENCH_MARKER of
@@ -64,7 +64,7 @@ class Benchmark:
         return {"collectives": ended.result, "transport": used, "warnings": [found] if found else []}
 
     def _measure(self, strategy: str) -> dict[str, Any]:
-        """Measure one strategy; the result is that of the slowest rank."""
+        """Measure one strategy; the result is the slowest rank's result."""
         request = {"strategy": strategy, "steps": self._request["steps"]}
         ended = self._cases.run(
             "flk_runtime.bench.script",

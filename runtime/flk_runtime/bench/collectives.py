@@ -1,8 +1,8 @@
 """``python -m flk_runtime.bench.collectives OUTPUT``: measure collectives of several sizes. Collective.
 
 The result is a list: kind, ranks, stride (distance between the ranks of a group), and sizes: the bytes of the whole
-tensor with the seconds that the collective takes. Groups are those of the strategies: all ranks, the ranks of a node,
-and ranks with the same place on their nodes.
+tensor with the seconds that the collective takes. The groups are the strategies' groups: all ranks, the ranks of a
+node, and ranks with the same place on their nodes.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class _Text(str, enum.Enum):
 
 
 class Kind(_Text):
-    """What happened. The values stand in records, so they stay as they are."""
+    """The kind of a failure: what happened. The values are in records, so they stay as they are."""
 
     USAGE = "usage"
     MISMATCH = "mismatch"
@@ -72,7 +72,7 @@ class Retry(_Text):
 
 
 class Budget(_Text):
-    """What a next attempt uses."""
+    """The budget that a next attempt uses."""
 
     NONE = ""
     RESTARTS = "restarts"  # few: for failures of the training code
@@ -93,8 +93,8 @@ class Meaning:
     predicate: str = ""
     message_is_predicate: bool = False  # the message, if there is one, takes the place of the predicate
     reason: str = ""  # why a failure that nobody retries is final
-    same: tuple[str, ...] = ()  # fields that are equal in two failures of this kind that count as the same
-    final_after: int = 0  # the same failure so many times in a row without progress is final; 0: never
+    same: tuple[str, ...] = ()  # two failures of this kind with these fields equal count as the same
+    final_after: int = 0  # times in a row without progress after which the same failure is final; 0: never
     delay: float = 0.0  # seconds before the attempt that follows the first such failure
     node_at_fault: bool = False  # it may be the fault of the node
     secondary: bool = False  # a consequence of another rank's failure, whenever there is one
@@ -196,7 +196,7 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
         "a pod joins an elastic job, or leaves it after SIGTERM",
         5, _INFRASTRUCTURE, _LAUNCHER, predicate="joined or left", message_is_predicate=True,
     ),
-    # A part of a checkpoint in memory cannot be read when its pod is lost, and a save fails when a rank has failed.
+    # A shard of a checkpoint in memory cannot be read when its pod is lost, and a save fails when a rank has failed.
     Kind.STORAGE: Meaning(
         "a checkpoint cannot be read or written now: a time-out, a server that refuses, no memory for a copy",
         6, _INFRASTRUCTURE, _LAUNCHER, _DISRUPTIONS, "raised {type}", same=_ERROR, final_after=_TEN_TIMES,
@@ -209,7 +209,7 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
         "a rank ends with 0 before the others",
         8, _TRAINING, _LAUNCHER, _RESTARTS, "ended with exit code 0 before the other ranks", final_after=_TWICE,
     ),
-    Kind.TIMEOUT: Meaning(  # the rank that gives up closes its connections, so it counts before those that lose them
+    Kind.TIMEOUT: Meaning(  # the rank that gives up closes its connections, so it counts before ranks that lose them
         "a collective of ranks that still run times out",
         9, _TRAINING, _LAUNCHER, _RESTARTS, same=_ERROR, final_after=_TWICE, secondary=True,
     ),
@@ -275,7 +275,7 @@ class Failure:
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """What the same failure has again. Process ids, ports and addresses in messages may differ."""
+        """A value that is equal for the same failure. Process ids, ports and addresses in messages may differ."""
         values = [getattr(self, name) for name in self.kind.meaning.same]
         return (self.kind, *(_VARYING.sub("#", each)[:_COMPARED] if isinstance(each, str) else each for each in values))
 

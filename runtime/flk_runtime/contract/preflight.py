@@ -23,7 +23,7 @@ PREFLIGHT_CHECKS: Final = (
 
 
 def parse_preflight(text: str) -> frozenset[str]:
-    """Return the checks that a value of FLK_PREFLIGHT switches off: none for on, all for off, or those of a list.
+    """Return the checks that a value of FLK_PREFLIGHT switches off: none for on, all for off, or a list of checks.
 
     Raises ValueError if the value is neither on nor off nor a list of checks, each with a minus sign before its name.
     """

@@ -1,4 +1,4 @@
-"""Records: what the launchers know of a job, its attempts and slow ranks."""
+"""Records: data of the launchers about a job, its attempts and slow ranks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SlowRank:
     rank: int
     pod_name: str
     node: str
-    factor: float  # its work in a step, divided by that of the median rank
+    factor: float  # its work in a step, divided by the work of the median rank
 
     @property
     def summary(self) -> str:

@@ -33,7 +33,7 @@ class OuterOptimizer:
             self._sgd.state[values]["momentum_buffer"] = momentum
 
     def outer_gradient(self, fragment: int, local: torch.Tensor) -> bytes:
-        """The encoded outer gradient: the agreed parameters minus this worker's, ``local``, float32 of shape (size,)."""
+        """The encoded outer gradient: the agreed parameters minus this worker's ``local``, float32, shape (size,)."""
         return self._feedback[fragment].encode(self.parameters[fragment] - local)
 
     def apply(self, fragment: int, average: bytes | bytearray) -> None:

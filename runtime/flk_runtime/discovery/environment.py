@@ -32,7 +32,7 @@ def discover(environ: Environ | None = None) -> RankInfo:
 
 
 def _resolve(present: list[Launcher], environ: Environ) -> RankInfo:
-    """The RankInfo that counts among those of several launchers, given from the innermost to the outermost."""
+    """The RankInfo that counts where several launchers have one; they are given from the innermost to the outermost."""
     infos: dict[Launcher, RankInfo] = {}
     errors = []
     for launcher in present:

@@ -15,7 +15,7 @@ _STEPS_WITHOUT_SRUN = frozenset({"4294967290", "4294967291"})
 
 
 def read_numbers(launcher: Launcher, environ: Environ) -> RankInfo:
-    """From four numbers (rank, local rank and the two sizes), and the nodes' numbers where the launcher sets them."""
+    """Read four numbers (rank, local rank and the two sizes), and the nodes' numbers where the launcher sets them."""
     if environ.get(launcher.world_size) == "1":  # then the other three are known
         environ = {launcher.rank: "0", launcher.local_rank: "0", launcher.local_world_size: "1", **environ}
     names = (launcher.rank, launcher.local_rank, launcher.world_size, launcher.local_world_size)
@@ -28,7 +28,7 @@ def read_numbers(launcher: Launcher, environ: Environ) -> RankInfo:
 
 
 def read_torchrun(launcher: Launcher, environ: Environ) -> RankInfo:
-    """As `read_numbers`, but with --virtual-local-rank, where LOCAL_RANK is 0 everywhere, by the rank on its node."""
+    """Read as `read_numbers`; with --virtual-local-rank, where LOCAL_RANK is 0 everywhere, by the rank on its node."""
     info = read_numbers(launcher, environ)
     position = info.rank - info.node_rank * info.local_world_size
     if info.local_rank == 0 and info.even and 0 <= position < info.local_world_size:
@@ -37,7 +37,7 @@ def read_torchrun(launcher: Launcher, environ: Environ) -> RankInfo:
 
 
 def read_slurm(launcher: Launcher, environ: Environ) -> RankInfo:
-    """A task of srun. Nodes may have different numbers of tasks, and ranks may be dealt to the nodes cyclically."""
+    """Read a task of srun. Nodes may have different numbers of tasks, and ranks may go to the nodes cyclically."""
     tasks = first_set(environ, "SLURM_STEP_TASKS_PER_NODE", launcher.local_world_size)
     launcher = replace(
         launcher, world_size=first_set(environ, "SLURM_STEP_NUM_TASKS", launcher.world_size), local_world_size=tasks
@@ -55,7 +55,7 @@ def read_slurm(launcher: Launcher, environ: Environ) -> RankInfo:
 
 
 def read_pod(launcher: Launcher, environ: Environ) -> RankInfo:
-    """A pod whose script is started without a launcher: the pod's number is the rank if the pod has one process."""
+    """Read a pod whose script is started without a launcher: with one process the pod's number is the rank."""
     shown = show(launcher, environ, "PET_NNODES", "PET_NPROC_PER_NODE")
     names = (launcher.rank, launcher.world_size, launcher.nodes)
     require(launcher, environ, names, "the operator", "PET_NNODES", "PET_NPROC_PER_NODE")
@@ -90,7 +90,7 @@ def is_deepspeed(environ: Environ) -> bool:
 
 
 def is_set_by_hand(environ: Environ) -> bool:
-    """Whether somebody set torch.distributed's variables, and not an operator those of a pod or DeepSpeed its own."""
+    """Whether torch.distributed's variables were set by hand, not by an operator in a pod or by DeepSpeed."""
     if is_deepspeed(environ):
         return False
     return "LOCAL_RANK" in environ or (

@@ -1,7 +1,7 @@
 """Slurm's compact lists: the hosts of a job (``a[1-3,07],b12``) and the tasks on each node (``2(x3),1``).
 
-A short list can name millions of hosts, so names are generated one at a time. The syntax is that of `scontrol show
-hostnames` and of the variables in srun's manual page.
+A short list can name millions of hosts, so names are generated one at a time. The syntax is the same as in `scontrol
+show hostnames` and in the variables of srun's manual page.
 """
 
 from __future__ import annotations

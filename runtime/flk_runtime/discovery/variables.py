@@ -80,7 +80,7 @@ def require(launcher: Launcher, environ: Environ, names: tuple[str, ...], setter
 
 
 def show(launcher: Launcher, environ: Environ, *more: str) -> str:
-    """``RANK=5, LOCAL_RANK=1, …``: those of the launcher's variables, and of ``more``, that are set."""
+    """``RANK=5, LOCAL_RANK=1, …``: the launcher's variables, and the variables in ``more``, that are set."""
     names = (launcher.marker, launcher.rank, launcher.local_rank, launcher.world_size, launcher.local_world_size, *more)
     return ", ".join(f"{name}={environ[name]}" for name in dict.fromkeys(names) if name in environ)
 

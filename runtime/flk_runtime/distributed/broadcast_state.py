@@ -1,6 +1,6 @@
 """synchronize(): broadcast the state of models and optimizers, so that all ranks hold the same.
 
-DistributedDataParallel and a loaded checkpoint do this by themselves. Name and meaning are those of
+DistributedDataParallel and a loaded checkpoint do this by themselves. Name and meaning are the same as for
 DistributedUtils.synchronize!! in Lux.jl (FluxMPI.synchronize! before).
 """
 

@@ -81,7 +81,7 @@ def all_reduce(tree: T, op: str = "sum") -> T:
 
 
 def reduce(tree: T, op: str = "sum", root: int = 0) -> T:
-    """As `all_reduce`, but only rank ``root`` gets the result; the others get their own leaves back. Collective."""
+    """Reduce as `all_reduce`, but only rank ``root`` gets the result; the others get their own leaves. Collective."""
     return _reduced("reduce", tree, op, root)
 
 
@@ -91,7 +91,7 @@ def is_numeric(value: object) -> bool:
 
 
 def broadcast_tensors(tensors: Sequence[torch.Tensor], root: int) -> None:
-    """Copy the elements of rank ``root``'s tensors into those of every rank. Collective.
+    """Copy the elements of rank ``root``'s tensors into the tensors of every rank. Collective.
 
     Shapes, dtypes and devices must be the same on all ranks; they are not compared.
     """

@@ -39,7 +39,7 @@ def check_consistent(call: str, lines: Sequence[Line]) -> None:
     gathered = [torch.empty_like(own_digest) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, own_digest)
     digests = [int(one) for one in gathered]
-    usual, _ = Counter(digests).most_common(1)[0]  # of several, that of the lowest rank
+    usual, _ = Counter(digests).most_common(1)[0]  # of several, the digest of the lowest rank
     first, other = digests.index(usual), next(rank for rank, one in enumerate(digests) if one != usual)
     contents = [list(lines)], [list(lines)]
     for content, rank in zip(contents, (first, other), strict=True):

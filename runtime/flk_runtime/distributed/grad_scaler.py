@@ -1,4 +1,4 @@
-"""torch's GradScaler unscales the gradients that a step uses: those that a DistributedOptimizer has averaged.
+"""torch's GradScaler unscales the gradients that a DistributedOptimizer has averaged, which a step uses.
 
 GradScaler divides the gradients by the loss scale before it calls the optimizer's step, and has no hook there. So its
 `unscale_`, which its `step` calls too, is replaced by one that waits for the averages first. An overflow on one rank is

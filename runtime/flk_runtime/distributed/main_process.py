@@ -21,7 +21,7 @@ def main_process_first(local: bool = False) -> Iterator[None]:
     own disk. The block must not call a collective, and may take as long as a collective may (`init`'s timeout).
 
     An exception in the block of a first rank is raised there, and every other rank raises PeerError with its text.
-    Raises SetupError without a process group. The name is that of Hugging Face Accelerate's context manager.
+    Raises SetupError without a process group. The name is the same as in Hugging Face Accelerate.
     """
     if not dist.is_initialized():
         raise SetupError("main_process_first needs the process group: call flk_runtime.init() before")

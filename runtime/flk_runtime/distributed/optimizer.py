@@ -139,8 +139,8 @@ class DistributedOptimizer(Optimizer):
     def synchronize(self) -> None:
         """Replace all gradients by their mean over the ranks. Collective; the next `step` does not repeat it.
 
-        Call it after the last backward pass of a step. Raises SetupError inside `no_sync`. The name is that of
-        Horovod's method.
+        Call it after the last backward pass of a step. Raises SetupError inside `no_sync`. Horovod's method has the
+        same name.
         """
         if self._held:
             raise SetupError("synchronize() or step() inside no_sync(): leave no_sync() before the last backward pass")
@@ -185,7 +185,7 @@ class DistributedOptimizer(Optimizer):
             bucket.waiting = len(bucket.parameters)
 
     def _add_parameters(self) -> None:
-        """Put parameters that require gradients into buckets: all at first, later those of a new or unfrozen group."""
+        """Put parameters that require gradients into buckets: all at first, later a new or unfrozen group's."""
         if self._reducer.world_size == 1:
             return
         trained = (p for group in self.param_groups for p in group["params"] if p.requires_grad)
@@ -220,7 +220,7 @@ class DistributedOptimizer(Optimizer):
             )
         if self._counts[parameter] == self._passes:
             bucket.waiting -= 1
-        # In the order of the buckets, which is the same on all ranks; synchronize() sends those that are left.
+        # In the order of the buckets, which is the same on all ranks; synchronize() sends the buckets that are left.
         while self._sent < len(self._buckets) and not self._buckets[self._sent].waiting:
             self._send()
 

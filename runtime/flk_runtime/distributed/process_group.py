@@ -79,7 +79,7 @@ def maximum(*values: int) -> list[int]:
 
 
 def begin_maximum(*values: int) -> Callable[[], list[int]]:
-    """Begin to compute what `maximum` returns; the function that is returned waits for it. Collective."""
+    """Begin to compute the result of `maximum`; the returned function waits for it. Collective."""
     if world_size() == 1:
         return lambda: list(values)
     found = torch.tensor(values, device=comm_device(_CPU))
@@ -121,8 +121,8 @@ def mean(value: float, weight: float) -> float:
 class Timeouts:
     """The timeout of collectives: ``first`` seconds until the first step is done, then ``step`` seconds if given.
 
-    The first step compiles, allocates and connects; later steps take the same time each, so a short timeout finds one
-    that hangs (torchtitan, torchtitan/distributed/utils.py, set_pg_timeouts). Methods are collective.
+    The first step compiles, allocates and connects; later steps take the same time each, so a short timeout finds a
+    step that hangs (torchtitan, torchtitan/distributed/utils.py, set_pg_timeouts). Methods are collective.
     """
 
     def __init__(self, first: float, step: float | None) -> None:
@@ -160,7 +160,7 @@ def can_set_timeout() -> bool:
 
 
 def _groups() -> list[Any]:
-    """All groups that this rank is a member of, including those of device meshes."""
+    """All groups that this rank is a member of, including the groups of device meshes."""
     return [group for group in distributed_c10d._world.pg_map if not distributed_c10d._rank_not_in_group(group)]
 
 

@@ -1,8 +1,8 @@
 """Model FLOPs utilisation (MFU): the fraction of the devices' peak FLOP/s that the model's own FLOPs use.
 
 MFU = model FLOPs of a step × steps per second ÷ (devices × peak), as in PaLM (arXiv 2204.02311, appendix B). Model
-FLOPs are the matrix products and convolutions of one forward and backward pass. What is recomputed to save memory
-(activation checkpointing, the scores in the backward pass of fused attention) is not counted; it only takes time.
+FLOPs are the matrix products and convolutions of one forward and backward pass. Operations that are repeated to save
+memory (activation checkpointing, the scores in the backward pass of fused attention) are not counted.
 
 The FLOPs are counted once, by torch's FlopCounterMode, on a copy of the model without data (device meta), called as the
 model was called in the first step. So the counter does not slow the training down, and sharding, compilation and fused

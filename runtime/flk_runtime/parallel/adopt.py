@@ -15,7 +15,7 @@ from flk_runtime.parallel.model import ParallelModel
 def adopt_optimizer(
     name: str, optimizer: Optimizer, models: Mapping[str, ParallelModel], *, shards: bool
 ) -> Optimizer | OptimizerState:
-    """The state of ``optimizer`` by the parameters of those of ``models`` that it trains, which are attached to it.
+    """The state of ``optimizer`` by the parameters of the ``models`` that it trains, which are attached to it.
 
     The optimizer itself if it trains other parameters too. Raises SetupError then if the strategy ``shards``, since
     rank 0 has the state of its own shards only, and for an optimizer of parameters that `parallelize` has replaced.

@@ -41,8 +41,8 @@ class FSDP2Model(ParallelModel):
         """Shard ``model`` in place, each of ``blocks`` on its own. Collective.
 
         ``mesh`` has the dimension shard, or replicate and shard. ``reshards``: free a block's full parameters after its
-        forward pass. Those outside of blocks are kept, since the backward pass needs them first. ``init_follows``: the
-        model's own initialization sets what modules do not.
+        forward pass. Parameters outside of blocks are kept, since the backward pass needs them first.
+        ``init_follows``: the model's own initialization sets the tensors that modules do not set.
         """
 
         def shard(block: nn.Module) -> None:
@@ -99,7 +99,7 @@ class FSDP2Model(ParallelModel):
 
 
 def _mixed_precision(precision: Precision, block: nn.Module, root: bool) -> MixedPrecisionPolicy:
-    """The dtypes of a block. What it computes in float32 and returns stays so, such as a loss of its router."""
+    """The dtypes of a block. Outputs that it computes in float32 stay float32, such as a loss of its router."""
     in_float32 = precision.computes_in_float32(block)
     return MixedPrecisionPolicy(
         param_dtype=torch.float32 if in_float32 else precision.param,

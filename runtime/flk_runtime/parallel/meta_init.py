@@ -18,12 +18,12 @@ class Materializer:
     """Materializes a model block by block, so that no rank ever holds all of it on its device.
 
     A tensor on the meta device gets memory, and its values from ``reset_parameters`` of its module. Modules are reset
-    in the order of registration, inner ones first, as their constructors would do it, so that the values are those of a
-    model built on a real device. A tied parameter is reset by each of its modules, and the last one's values stay. Then
-    everything is moved to ``device``. The name is torchdistX's ``materialize_module``.
+    in the order of registration, inner ones first, as their constructors would do it, so that the values are the same
+    as in a model built on a real device. A tied parameter is reset by each of its modules, and the last one's values
+    stay. Then everything is moved to ``device``. The name is torchdistX's ``materialize_module``.
 
     ``blocks`` are the modules that are sharded on their own, beside the model itself. ``init_follows``: the model's own
-    initialization will set what no ``reset_parameters`` sets, and what the model's constructor has changed.
+    initialization will set tensors that no ``reset_parameters`` sets or that the model's constructor has changed.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Materializer:
             module._buffers[name] = tensor
 
     def _check_values(self, modules: Collection[int]) -> None:
-        """Raise SetupError if memory of ``modules``, ids of those of a block, was not set as meant.
+        """Raise SetupError if memory of ``modules``, the ids of a block's modules, was not set as meant.
 
         Forget its tensors, which must not outlive their block. One outside of the block may still be tied to another.
         """

@@ -1,4 +1,4 @@
-"""rebind_optimizers: gives optimizers the sharded parameters in place of those that they were made with."""
+"""rebind_optimizers(): gives optimizers the sharded parameters in place of the parameters they were made with."""
 
 from __future__ import annotations
 

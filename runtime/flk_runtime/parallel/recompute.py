@@ -15,8 +15,8 @@ def recompute_activations(module: nn.Module) -> None:
     """Drop the activations inside ``module`` after each forward pass and compute them again in the backward pass.
 
     The module gets a ``forward`` of its own; its class, the names of its parameters and its hooks stay, and it can be
-    copied and pickled. `nn.Module.compile` may follow. The method is that of Chen et al., "Training Deep Nets with
-    Sublinear Memory Cost" (arXiv 1604.06174), as implemented by torch.utils.checkpoint without reentrant autograd.
+    copied and pickled. `nn.Module.compile` may follow. The method is by Chen et al., "Training Deep Nets with Sublinear
+    Memory Cost" (arXiv 1604.06174), as implemented by torch.utils.checkpoint without reentrant autograd.
 
     Raises SetupError if the module already has a ``forward`` that is not its class's.
     """

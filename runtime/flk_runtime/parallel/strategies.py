@@ -1,4 +1,4 @@
-"""Strategies: a table of what the ranks shard and replicate, and `parallelize`, which applies one to a model."""
+"""Strategies: a table of strategies that shard and replicate, and `parallelize`, which applies one to a model."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Strategy:
     reshards: bool = False  # full parameters of a block are freed after its forward pass and gathered for the backward
 
 
-# The names are those of torch's ShardingStrategy, in lower case. The sharding is ZeRO's, stages 2 and 3 (Rajbhandari et
-# al., arXiv 1910.02054), and hybrid sharding that of PyTorch FSDP (Zhao et al., arXiv 2304.11277, section 3.2.2).
+# The names are from torch's ShardingStrategy, in lower case. The sharding is ZeRO's, stages 2 and 3 (Rajbhandari
+# et al., arXiv 1910.02054), and hybrid sharding is PyTorch FSDP's (Zhao et al., arXiv 2304.11277, section 3.2.2).
 STRATEGIES = {
     "none": Strategy(),
     "ddp": Strategy(),
@@ -114,7 +114,7 @@ def parallelize(
 ) -> ParallelModel:
     """Shard or replicate ``model`` over all ranks, and give ``optimizers`` the parameters of the result. Collective.
 
-    ``world_size`` is the number of ranks, ``local_world_size`` the number of those on this rank's node. Raises
+    ``world_size`` is the number of ranks, ``local_world_size`` the number of ranks on this rank's node. Raises
     SetupError, on all ranks and before any communication, if the options contradict each other or do not fit the model.
     """
     if _planner is not None:
@@ -229,7 +229,7 @@ def _check_optimizers(optimizers: Sequence[Optimizer], strategy: str, options: P
 
 
 def _shard_size(strategy: str, given: int | None, world_size: int, local_world_size: int) -> int:
-    """The number of ranks in a shard group: by default all, or those of a node for a hybrid strategy."""
+    """The number of ranks in a shard group: by default all ranks, or a node's ranks for a hybrid strategy."""
     kind = STRATEGIES[strategy]
     if given is not None and not kind.replicates:
         hybrids = ", ".join(name for name, each in STRATEGIES.items() if each.replicates)

@@ -1,4 +1,4 @@
-"""``python -m flk_runtime.plan REQUEST script.py args``: what `flk plan` runs in a Python that has torch.
+"""``python -m flk_runtime.plan REQUEST script.py args``: the program that `flk plan` runs in a Python with torch.
 
 REQUEST is a JSON object: nodes, ranks (of each node), gpu_type (or device and memory, as torch tells them), fabric,
 and output, the file for the result. measured: results of `flk bench`, whose calibration is used on the same hardware.

@@ -1,4 +1,4 @@
-"""Calibration: what `flk bench` has measured on some hardware, in place of published figures.
+"""Calibration: figures that `flk bench` has measured on some hardware, in place of published figures.
 
 The computation is scaled so that a step without communication takes as long as it was measured to take. The time of a
 collective is a latency and a bandwidth that are fitted to measured times of several sizes.
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 @dataclass(frozen=True)
 class Link:
-    """How long a collective takes: ``latency`` seconds, and for each byte of the whole tensor ``per_byte`` seconds."""
+    """Time of a collective: ``latency`` seconds, and ``per_byte`` seconds for each byte of the whole tensor."""
 
     latency: float
     per_byte: float

@@ -12,13 +12,13 @@ from flk_runtime.plan.communication import Cluster
 from flk_runtime.plan.plan import identity, predictions_as_written
 from flk_runtime.plan.predict import Prediction
 
-_AS_FAST: Final = 1.01  # a strategy that communicates less is chosen if it takes at most so many times as long
+_AS_FAST: Final = 1.01  # a strategy that communicates less is chosen if it takes at most this factor longer
 
 
 def choose(captured: CapturedModel, cluster: Cluster, measured: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The strategy, and the reason in words.
+    """The strategy that auto stands for, and the reason in words.
 
-    ``measured`` are results of `flk bench`; those of the same model and hardware win over predictions. Raises
+    ``measured`` are results of `flk bench`. Results of the same model and hardware win over predictions. Raises
     SetupError if the script's options fit no strategy.
     """
     hybrid = captured.options.shard_size is not None  # the option of hybrid strategies
@@ -50,7 +50,7 @@ def _matching(measured: Sequence[Mapping[str, Any]], of: Mapping[str, Any]) -> d
 
 
 def _answer(seconds: Mapping[str, float], how: str, tight: Sequence[Prediction]) -> dict[str, str]:
-    """The fastest strategy; of those that are as fast, the first, which communicates least."""
+    """The fastest strategy. Of several that are as fast, the first, which communicates least."""
     fastest = min(seconds.values())
     strategy = next(name for name, value in seconds.items() if value <= fastest * _AS_FAST)
     others = [f"{name} {_time(value)}" for name, value in seconds.items() if name != strategy]

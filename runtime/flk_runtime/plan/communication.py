@@ -18,7 +18,7 @@ from flk_runtime.plan.state import Unit
 
 @dataclass(frozen=True)
 class Cluster:
-    """The ranks and what connects them."""
+    """The ranks and the networks that connect them."""
 
     nodes: int
     gpus: int  # of each node; one rank for each
@@ -40,7 +40,7 @@ class Cluster:
         """Bytes per second that a rank of such a ring sends.
 
         A ring through several nodes with several ranks in each uses all their network cards side by side. Rings with
-        one rank in each node share the cards with those of the node's other ranks, so each has one.
+        one rank in each node share the cards with the rings of the node's other ranks, so each has one.
         """
         if self.is_inside(ranks, stride):
             return self.gpu.link * LINK_EFFICIENCY
@@ -49,7 +49,7 @@ class Cluster:
 
 
 class When(enum.Enum):
-    """What has to wait for a collective."""
+    """The computation that has to wait for a collective."""
 
     FORWARD = "the unit's forward pass"
     BACKWARD = "the unit's backward pass"
@@ -57,7 +57,7 @@ class When(enum.Enum):
 
 
 class Kind(enum.Enum):
-    """What a collective does."""
+    """The kind of a collective."""
 
     ALL_GATHER = "all-gather"
     REDUCE_SCATTER = "reduce-scatter"

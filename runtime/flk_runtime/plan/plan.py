@@ -27,7 +27,7 @@ _STRATEGIES = ("ddp", "shard_grad_op", "full_shard", "hybrid_shard", "hybrid_sha
 
 
 def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
-    """The plan as plain data. Its rows are predictions: those that fit, fastest first, then the others by memory."""
+    """The plan as plain data. Its rows are predictions that fit, fastest first, then the others by memory."""
     units = _units(captured)
     names = _strategies(captured, cluster)
     rows = [predict(name, work, cluster) for work in _workloads(captured, cluster, units) for name in names]
@@ -97,7 +97,7 @@ def _as_written(captured: CapturedModel, cluster: Cluster, work: Workload) -> li
 
 
 def identity(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
-    """What results of `flk bench` are kept by: a hash of the model and its work in a step, and the hardware."""
+    """The key of results of `flk bench`: a hash of the model and its work in a step, and the hardware."""
     trace = captured.trace
     assert trace is not None  # noqa: S101
     digest = hashlib.sha256(f"{trace.model_flops} {captured.options}".encode())
@@ -107,7 +107,7 @@ def identity(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
 
 
 def hardware_of(cluster: Cluster) -> dict[str, Any]:
-    """What a calibration holds for."""
+    """The hardware for which a calibration holds."""
     return {"gpu": cluster.gpu.name, "nodes": cluster.nodes, "ranks": cluster.gpus, "fabric": cluster.fabric}
 
 
@@ -124,7 +124,7 @@ def _units(captured: CapturedModel) -> list[Unit]:
 
 
 def _work_as_written(captured: CapturedModel, cluster: Cluster) -> Workload:
-    """What a rank does in a step, with the precision and the recomputation that the script has."""
+    """The work of a rank in a step, with the precision and the recomputation that the script has."""
     return next(_workloads(captured, cluster, _units(captured)))
 
 

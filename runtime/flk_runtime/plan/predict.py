@@ -29,7 +29,7 @@ class Wire:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What one strategy needs and takes. Bytes are those of rank 0, which has the largest shards."""
+    """Memory and time that one strategy needs. Bytes are rank 0's, which has the largest shards."""
 
     strategy: str
     precision: str
@@ -68,7 +68,7 @@ class Workload:
 
 
 def predict(strategy: str, work: Workload, cluster: Cluster, *, shard_size: int | None = None) -> Prediction:
-    """Predict one strategy. ``shard_size``: ranks in a shard group of a hybrid strategy; default: those of a node."""
+    """Predict one strategy. ``shard_size``: ranks in a shard group of a hybrid strategy; default: a node's ranks."""
     kind = STRATEGIES[strategy]
     shards = shard_count(strategy, cluster, shard_size)
     state = model_state(work.units, shards)

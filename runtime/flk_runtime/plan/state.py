@@ -37,7 +37,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Unit:
-    """The parameters that are gathered and reduced together: those of a block, or all that are in no block."""
+    """Parameters that are gathered and reduced together: the parameters of a block, or all that are in no block."""
 
     block: int  # index of the block; -1 for the rest
     parameters: tuple[Parameter, ...]
@@ -62,7 +62,7 @@ class State:
 
 
 def units_of(model: nn.Module, blocks: Sequence[nn.Module], *optimizers: Optimizer) -> list[Unit]:
-    """The units of ``model``: those of its blocks in their order, then the rest."""
+    """The units of ``model``: the units of its blocks in their order, then the rest."""
     states = {key: sizes for each in optimizers for key, sizes in optimizer_states(each).items()}
     units: list[Unit] = []
     seen: set[int] = set()

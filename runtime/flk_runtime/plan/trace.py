@@ -1,9 +1,9 @@
 """Trace: the operations of one training step on fake tensors, summed up block by block.
 
-The forward and backward passes run on tensors that have shapes and no data. The trace records for each part of the step
-(a block's forward pass, its backward pass, what lies between) how much memory is live, its FLOPs and its time on a GPU.
-Identical blocks are run once: the others repeat what was recorded. So a model of a hundred layers takes little longer
-than one of two.
+The forward and backward passes run on tensors that have shapes and no data. The trace records for each segment of the
+step (a block's forward pass, its backward pass, the operations between two of them) how much memory is live, its FLOPs
+and its time on a GPU. Identical blocks are run once: the others repeat the recorded segments. So a model of a hundred
+layers takes little longer than one of two.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from flk_runtime.plan.hardware import Gpu
 from flk_runtime.system import pytree
 
-OUTSIDE: Final = -1  # index of what is in the model and in no block
-LOSS: Final = -2  # index of what is done with the model's outputs
+OUTSIDE: Final = -1  # index of operations that are in the model and in no block
+LOSS: Final = -2  # index of operations on the model's outputs
 _ATTENTION: Final = "scaled_dot_product"  # in the names of attention's operations
 _POSITION: Final = re.compile("layer|idx|index|number|_id$")  # attributes with a block's place among the blocks
 
@@ -42,7 +42,7 @@ class Segment:
     begin: int = 0  # live bytes at its beginning
     peak: int = 0  # most live bytes during it
     end: int = 0  # live bytes at its end
-    model_flops: int = 0  # without those that recomputation repeats
+    model_flops: int = 0  # without the FLOPs that recomputation repeats
     seconds: float = 0.0  # estimated time on the GPU
 
 
@@ -72,7 +72,7 @@ class StepTrace:
 
     @property
     def model_flops(self) -> int:
-        """FLOPs of the forward and backward passes, without those that recomputation repeats."""
+        """FLOPs of the forward and backward passes, without the FLOPs that recomputation repeats."""
         return sum(segment.model_flops for segment in self.segments)
 
     @property
@@ -92,7 +92,7 @@ class _Recorded:
 
 @dataclass
 class _Template:
-    """What was recorded of a block, for others that are identical."""
+    """The recorded segments of a block, for other blocks that are identical."""
 
     outputs: Any  # with a `_Shape` in place of each tensor
     forward: _Recorded
@@ -101,7 +101,7 @@ class _Template:
 
 @dataclass
 class _Repeated:
-    """A segment that was not run: it is like that of the template."""
+    """A segment that was not run: it is like the segment of the template."""
 
     block: int
     backward: bool
@@ -152,7 +152,7 @@ class Tracer:
             self._finish()
 
     def result(self) -> StepTrace:
-        """What was recorded, with the memory of all blocks, also of those that were not run."""
+        """The recorded trace, with the memory of all blocks, also of blocks that were not run."""
         segments = []
         live = 0
         for each in self._segments:
@@ -185,7 +185,7 @@ class Tracer:
         self._current = _Recorded(OUTSIDE, current.backward)
 
     def _call(self, index: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A block's forward pass: recorded, or repeated from that of an identical block."""
+        """A block's forward pass: recorded, or repeated from the forward pass of an identical block."""
         if not torch.is_grad_enabled() or self._current.backward:  # the second: a recomputation around the block
             return forward(*args, **kwargs)
         key = _signature(index, self._blocks[index], args, kwargs)
@@ -235,7 +235,7 @@ class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._seconds = 0.0
 
     def start_segment(self) -> tuple[int, int, int, float]:
-        """Set the counters back. Returns what they were: peak and change of the live bytes, model FLOPs, seconds."""
+        """Set the counters back. Returns their values: peak and change of the live bytes, model FLOPs, seconds."""
         counted = self._peak - self._begin, self._live - self._begin, self._flops, self._seconds
         self._begin = self._peak = self._live
         self._flops, self._seconds = 0, 0.0
@@ -270,7 +270,7 @@ class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[int, int]:
-    """FLOPs of an operation, and those that its kernel does: causal attention skips half of the scores.
+    """FLOPs of an operation, and the FLOPs of its kernel: causal attention skips half of the scores.
 
     By convention (PaLM, arXiv 2204.02311, appendix B) causal attention counts as if all scores were computed.
     """
@@ -346,7 +346,7 @@ def _mark(tree: Any, called: Callable[[], Any]) -> Any:
 
 
 def _signature(index: int, block: nn.Module, args: Any, kwargs: Any) -> Hashable:
-    """What decides what a block does: its classes, sizes and settings, and the shapes of its inputs.
+    """A key that is equal for identical blocks: classes, sizes and settings, and the shapes of the inputs.
 
     Its own number, which many blocks keep under a name such as ``layer_idx``, does not count.
     """

@@ -28,7 +28,7 @@ _LINGER = 5.0  # seconds that a failing rank waits for the others to read the fa
 
 @dataclass(frozen=True)
 class PreflightResult:
-    """What rank 0 found; the same on every rank."""
+    """The result of rank 0's comparison, the same on every rank."""
 
     faults: list[str]
     warnings: list[str]
@@ -69,7 +69,7 @@ def exchange_reports(
 def _lead(
     store: Any, own: RankReport, timeout: float, deadline: float, skipped: Collection[str]
 ) -> tuple[PreflightResult, list[RankReport]]:
-    """Rank 0: wait for all reports, compare them, publish the result."""
+    """Wait on rank 0 for all reports, compare them, and publish the result."""
     interval, next_comparison = _POLL_MIN, time.monotonic() + _COMPARE_EVERY
     faults: list[str] = []
     waiting = Waiting(deadline)
@@ -94,7 +94,7 @@ def _lead(
 
 
 def _follow(store: Any, own: RankReport, timeout: float, deadline: float, *, first: bool) -> PreflightResult:
-    """Every other rank: wait for the result. The ``first`` rank that has joined says that rank 0 is missing."""
+    """Wait on every other rank for the result. The ``first`` rank that has joined says that rank 0 is missing."""
     me = f"rank {own.rank} on node {own.node}"
     try:
         waiting = Waiting(deadline)

@@ -1,4 +1,4 @@
-"""RankReport: what one rank knows about itself, its node and its network, for the preflight to compare."""
+"""RankReport: one rank's facts about itself, its node and its network, for the preflight to compare."""
 
 from __future__ import annotations
 

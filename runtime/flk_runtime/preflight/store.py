@@ -57,7 +57,7 @@ def serve() -> Any:
 
 
 def open_store(info: RankInfo, address: str, port: int, deadline: float) -> Any:
-    """Rank 0's part: serve the store, after a check that the other ranks will find it at ``address``.
+    """Serve the store on rank 0, after a check that the other ranks will find it at ``address``.
 
     Raises SetupError where the port is in use or the address is another node's, and RendezvousError where the name does
     not resolve by the deadline (a time of time.monotonic()).

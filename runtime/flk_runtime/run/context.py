@@ -1,4 +1,4 @@
-"""RunContext: what all parts of a run know: its options, and this rank's place among the others."""
+"""RunContext: the options of a run and this rank's place in it, for all modules of the package."""
 
 from __future__ import annotations
 

@@ -13,5 +13,5 @@ run: Run | None = None
 
 
 def checkpoints() -> CheckpointManager | None:
-    """What saves the run's state; None if there is no run."""
+    """The checkpoint manager of the run; None if there is no run."""
     return run._saves.manager if run else None

@@ -79,7 +79,7 @@ def _run_preflight(store: Any, own: RankReport, options: RunOptions, timeout: fl
 
 
 def rank_report(rank_info: RankInfo, options: RunOptions) -> RankReport:
-    """This rank's report for the preflight check, which compares those of all ranks."""
+    """This rank's report for the preflight check, which compares the reports of all ranks."""
     return RankReport(
         rank=rank_info.rank,
         world_size=rank_info.world_size,

@@ -51,7 +51,7 @@ def init(
     - ``strategy``: how `Run.parallelize` shares a model; default $FLK_STRATEGY, else ddp. auto: rank 0 plans the
       script in another process, or uses results of `flk bench`, and chooses for all ranks.
     - ``diloco``: options of strategy diloco, which trains several workers, each with an inner strategy; default
-      $FLK_DILOCO, else those of `flk_runtime.DiLoCo`.
+      $FLK_DILOCO, else the defaults of `flk_runtime.DiLoCo`.
     - ``seed``: default $FLK_SEED, else 0. Python's, NumPy's and torch's generators are seeded alike on all ranks until
       `Run.parallelize`, so that all ranks build the same model, and differently afterwards.
     - ``checkpoint``: folder of checkpoints that all ranks see, or ``s3://BUCKET/PREFIX``; default $FLK_CHECKPOINT, else

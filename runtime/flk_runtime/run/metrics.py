@@ -1,4 +1,4 @@
-"""Metrics: what a run measures between two lines of metrics."""
+"""Metrics: the measurements of a run between two lines of metrics."""
 
 from __future__ import annotations
 

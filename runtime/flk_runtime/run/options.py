@@ -1,4 +1,4 @@
-"""RunOptions: what a run is started with, made once from the arguments of `init` and the environment."""
+"""RunOptions: the options of a run, made once from the arguments of `init` and the environment."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SHIPPED_ON_REQUEST: Final = {AUTO: "flk_runtime.plan", DILOCO: "flk_runtime.dil
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a run is started with: the arguments of `init`, completed from the environment and checked."""
+    """The options of a run: the arguments of `init`, completed from the environment and checked."""
 
     strategy: str = "ddp"  # of the ranks of the process group
     diloco: DiLoCo | None = None  # they are one of several workers

@@ -1,4 +1,4 @@
-"""Run: what a training script uses to parallelize, load data, count steps, log and save, from `init` to `close`."""
+"""Run: a training run, with which a script parallelizes, loads data, counts steps, logs and saves."""
 
 from __future__ import annotations
 
@@ -132,10 +132,10 @@ class Run:
         """Save ``thing``, such as a learning rate scheduler, in checkpoints under ``name``. Collective.
 
         Rank 0's state is saved or each rank's own: see `flk_runtime.per_rank`. It is restored now if the run was
-        resumed from a checkpoint that has it. An optimizer that was made after `parallelize`, of parameters of what
-        that returned, is saved as one that was passed to it. Raises SetupError if the name is taken, if the checkpoint
-        has it and the first step has been made, or if an optimizer holds other parameters beside sharded ones;
-        CheckpointError if its state does not fit.
+        resumed from a checkpoint that has it. An optimizer that was made after `parallelize`, of parameters of the
+        returned module, is saved as if it had been passed to it. Raises SetupError if the name is taken, if the
+        checkpoint has it and the first step has been made, or if an optimizer holds other parameters beside sharded
+        ones; CheckpointError if its state does not fit.
         """
         self._models.register(name, thing)
 
@@ -158,9 +158,9 @@ class Run:
         rank's batch is larger, and `micro_batches` splits it. No sample is dropped (unless ``drop_last``) or repeated.
         ``dataset`` is map-style or iterable; a map-style one is shuffled unless ``shuffle=False``, an iterable keeps
         its order, and ``split=False`` declares that it is already split over ranks and workers. The position is saved
-        in checkpoints under ``name`` (default: by the order of calls); that of a loader that is made after the first
-        step without a name, for an evaluation, is not. ``options`` are those of torch.utils.data.DataLoader:
-        num_workers, collate_fn, pin_memory, …
+        in checkpoints under ``name`` (default: by the order of calls). The position of a loader that is made after the
+        first step without a name, for an evaluation, is not saved. ``options`` are the options of
+        torch.utils.data.DataLoader: num_workers, collate_fn, pin_memory, …
 
         Raises SetupError if the dataset is too small or an option contradicts the loader, and CheckpointError if the
         checkpoint's position is of another dataset.
@@ -194,8 +194,8 @@ class Run:
     def backward(self, loss: torch.Tensor) -> None:
         """Compute the gradients of ``loss``, the mean over this rank's latest batch or micro-batch.
 
-        It is weighted so that the ranks' mean gradient is that of the mean over the global batch, also where ranks have
-        different numbers of samples; ``loss.backward()`` weights all ranks alike.
+        It is weighted so that the ranks' mean gradient is the gradient of the mean over the global batch, also where
+        ranks have different numbers of samples; ``loss.backward()`` weights all ranks alike.
         """
         self._batches.backward(loss)
 

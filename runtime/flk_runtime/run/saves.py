@@ -21,7 +21,7 @@ from flk_runtime.system import rng
 
 
 class Saves:
-    """Writes the checkpoints of a run, every so many steps, at its end and when the script asks for it."""
+    """Writes the checkpoints of a run: every ``save_every`` steps, at its end, and when the script asks for one."""
 
     def __init__(self, context: RunContext) -> None:
         """Resume from the newest checkpoint, if there is one. Collective."""
@@ -48,7 +48,7 @@ class Saves:
         context.page.restored = self.manager.steps
 
     def save(self, steps: int, *, wait: bool = False) -> None:
-        """Save what was reached after ``steps`` steps, if there is a place and a model. Collective."""
+        """Save the state after ``steps`` steps, if there is a place and a model. Collective."""
         if self.manager.can_save:
             self._context.page.phase = Phase.SAVING
             with self.timeouts.long():  # a rank may wait for its last write for longer than a step
@@ -58,7 +58,7 @@ class Saves:
             self._context.page.phase = Phase.TRAINING
 
     def save_after_step(self, steps: int) -> None:
-        """Save if it is time for that after the step. Collective where it saves."""
+        """Save if a save is due after the step. Collective where it saves."""
         every = self._context.options.save_every
         if self._auto:
             self._save_when_due(self._auto, steps)
@@ -109,7 +109,7 @@ class Saves:
 
 
 def _metadata(strategy: str) -> dict[str, str]:
-    """What writes the checkpoints of this run."""
+    """The writer of this run's checkpoints: job, code, versions and strategy."""
     return {
         "job": os.environ.get(user_env.JOB, ""),
         "code": report.code_version(),

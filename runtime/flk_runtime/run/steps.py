@@ -1,4 +1,4 @@
-"""Steps: counts optimizer steps, and does what is due after each: a line of metrics, a checkpoint, an early stop."""
+"""Steps: counts optimizer steps; after a step it may print metrics, write a checkpoint, or stop early."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Steps:
         self.outer: OuterLoop | None = None
 
     def begin_rounds(self, outer: OuterLoop) -> None:
-        """Have the steps be those of a worker of strategy diloco. Collective."""
+        """Make these steps the steps of a worker of strategy diloco. Collective."""
         self.outer = outer
         self.done = outer.begin(self.done)
 

@@ -22,8 +22,9 @@ _ERRNOS: Final = {
     errno.ESTALE: Kind.IO,
     errno.EADDRINUSE: Kind.ADDRESS,
 }
-# Parts of messages of torch and CUDA. Those of CUDA are the texts of cudaGetErrorString for errors of the device or its
-# driver: 46, 100, 214, 220, 714, 721, 802. Errors that a kernel may cause too (an illegal address) are not among them.
+# Parts of messages of torch and CUDA. CUDA's messages are the texts of cudaGetErrorString for errors of the device or
+# its driver: 46, 100, 214, 220, 714, 721, 802. Errors that a kernel may cause too (an illegal address) are not among
+# them.
 _WORDS: Final = {
     Kind.GPU: (
         "CUDA-capable device(s) is/are busy or unavailable",
@@ -57,7 +58,7 @@ def kind_of(error: BaseException) -> Kind:
 def full_file_system(error: BaseException) -> str:
     """The end of an error message that names a file system without space, with its size; empty if none is found.
 
-    It is the one of the exception's file, else one of those that training writes to.
+    It is the file system of the exception's file, else one that training writes to.
     """
     names = [link.filename for link in chain(error) if isinstance(link, OSError) and isinstance(link.filename, str)]
     for name in [*names, os.environ.get(user_env.CHECKPOINT, ""), os.getcwd(), tempfile.gettempdir(), _SHM]:
@@ -75,12 +76,12 @@ def full_file_system(error: BaseException) -> str:
 
 
 def chain(error: BaseException) -> list[BaseException]:
-    """The exception, those in its group, and those that they were raised from, as a traceback shows them."""
+    """The exception, the exceptions in its group, and all that these were raised from, as a traceback shows them."""
     return _reached(error, lambda link: [*members(link), *_raised_from(link)])
 
 
 def causes(error: BaseException) -> list[BaseException]:
-    """The exception, and those that it was raised from, without those in groups."""
+    """The exception, and the exceptions that it was raised from, without the members of groups."""
     return _reached(error, _raised_from)
 
 
@@ -102,7 +103,7 @@ def _raised_from(error: BaseException) -> list[BaseException]:
 
 
 def _reached(error: BaseException, after: Callable[[BaseException], Sequence[BaseException]]) -> list[BaseException]:
-    """The exception, those that come after it, those after them and so on: each once, also where they form a circle."""
+    """The exception and all exceptions that ``after`` reaches from it: each once, also where they form a circle."""
     found: dict[int, BaseException] = {}
     rest = [error]
     while rest:

@@ -50,7 +50,7 @@ def visible_devices(environ: Mapping[str, str]) -> tuple[str, str | None]:
 
 
 def gpu_count(environ: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> int:
-    """Number of GPUs that this container may use: those that a variable shows (VISIBLE_DEVICES), else device files.
+    """Number of GPUs that this container may use: the GPUs in a variable (VISIBLE_DEVICES), else the device files.
 
     The device files are NVIDIA's, or AMD's render nodes where there is its compute driver (/dev/kfd).
     """
@@ -220,9 +220,9 @@ def kill_group(group: int) -> None:
 def kill_adopted(keep: Iterable[int], *, spare_trackers: bool) -> int:
     """Send SIGKILL to all child processes of this process but ``keep``. Returns how many there were.
 
-    After `adopt_orphans` they are what other processes have left behind, also in a session of their own. The children
-    of those that end become children of this process, so call it again until it returns 0. ``spare_trackers``: let
-    Python's resource trackers, which count too, end by themselves (see `kill_group`).
+    After `adopt_orphans` they are processes that others have left behind, also in a session of their own. When one of
+    them ends, its children become children of this process, so call it again until it returns 0. ``spare_trackers``:
+    let Python's resource trackers, which count too, end by themselves (see `kill_group`).
     """
     children: set[int] = set()
     for thread in Path("/proc/self/task").glob("*/children"):  # of each thread (needs CONFIG_PROC_CHILDREN)

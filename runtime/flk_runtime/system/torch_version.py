@@ -12,7 +12,7 @@ OLDEST: Final = (2, 6)
 
 
 def check_torch(version: str = torch.__version__) -> None:
-    """Raise SetupError if ``version``, by default that of the torch in use, is older than OLDEST."""
+    """Raise SetupError if ``version``, by default the version of the torch in use, is older than OLDEST."""
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise SetupError(f"torch {version} is too old: flk needs torch {oldest} or newer; use an image that has it")

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Done:
-    """It is done."""
+    """Answer: the request is done."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """It was not done."""
+    """Answer: the request was not done."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Refused:
-    """The receiver has to leave: it cannot take part."""
+    """Answer: the receiver cannot take part and has to leave."""
 
     reason: str

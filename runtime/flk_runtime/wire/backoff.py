@@ -15,7 +15,7 @@ class Backoff:
         self._delay = first
 
     def next(self) -> float:
-        """The seconds until the next try: half to one and a half of what would be the delay without a random part."""
+        """The seconds until the next try: half to one and a half of the delay without the random part."""
         delay, self._delay = self._delay, min(2 * self._delay, self._longest)
         return delay * (0.5 + self._uniform())
 

@@ -1,4 +1,4 @@
-"""A non-blocking end of a connection: messages over a socket that a loop selects."""
+"""Connection: a non-blocking end of a connection, with messages over a socket that a loop selects."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Connection(Generic[M]):
         self.flush()
 
     def flush(self) -> None:
-        """Send what is left of former messages, as far as the kernel takes it now."""
+        """Send the rest of former messages, as far as the kernel takes it now."""
         with contextlib.suppress(BlockingIOError):
             while self._unsent:
                 self._unsent = self._unsent[self.socket.send(self._unsent[:_CHUNK]) :]
@@ -58,8 +58,8 @@ class Connection(Generic[M]):
     def receive(self, now: float) -> Iterator[M | Unreadable]:
         """Read what has arrived, and yield the messages that are complete.
 
-        Raises VersionError, StrangerError for what lacks the right authentication code, and ConnectionError at the end
-        of the stream and for what is too long or no greeting.
+        Raises VersionError, StrangerError for frames without the right authentication code, and ConnectionError at the
+        end of the stream, for frames that are too long, and for bytes that are no greeting.
         """
         try:
             data = self.socket.recv(_CHUNK)

@@ -21,12 +21,12 @@ _Reader = Callable[[Any], Any]
 
 
 class MessageError(RuntimeFailure):
-    """What was received is not a message of the set."""
+    """The received data is not a message of the set."""
 
 
 @dataclass(frozen=True)
 class Unreadable:
-    """In the place of a message of an authenticated end that this version of flk cannot read."""
+    """Stands for a message of an authenticated end that this version of flk cannot read."""
 
     reason: str
 
@@ -59,7 +59,7 @@ def _plain(value: Any) -> Any:
 
 @functools.cache
 def _reader(hint: Any) -> _Reader:
-    """What makes a value with this annotation of plain JSON. It raises one of the errors that `decode` expects."""
+    """A function that makes a value with this annotation of plain JSON. It raises the errors that `decode` expects."""
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
         return lambda value: value

@@ -3,7 +3,7 @@
 Each end sends a greeting at once. It names the version of the protocol, shows to which purpose and job the end belongs
 and that it knows the secret of the job, and has a nonce. The layout of greetings is the same in all versions. The key
 of the connection is derived from the secret and both nonces. Each later frame carries a code (HMAC-SHA256, RFC 2104)
-that covers its direction and its number. So nobody without the secret can pretend to be a part of the job, or insert,
+that covers its direction and its number. So nobody without the secret can pretend to belong to the job, or insert,
 change, repeat or reorder frames. HMAC-SHA256 is used for bulk data too: processors compute SHA-256 in hardware, several
 times as fast as BLAKE2.
 """
@@ -100,7 +100,7 @@ class Session:
         return frame + code
 
     def lengths(self, data: bytes | bytearray) -> tuple[int, int]:
-        """The lengths of a frame, without its bulk data, and of that. Raises ConnectionError if it is too long."""
+        """The lengths of a frame without its bulk data, and of the bulk data. Raises ConnectionError if too long."""
         length, data_length = LENGTHS.unpack_from(data)
         limit = _LIMIT if self.authenticated else _FIRST_LIMIT
         if length > limit:

@@ -1,4 +1,4 @@
-"""A blocking end of a connection, for threads: messages, and bulk data behind them."""
+"""Stream: a blocking end of a connection, for threads, with messages and bulk data behind them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PIECE: Final = 1 << 20  # bytes that are sent or received at once; they stay in
 
 
 class Socket(Protocol):
-    """What a stream needs of a socket. `flk_runtime.diloco.tls.TlsSocket` has it too."""
+    """The methods of a socket that a stream calls. `flk_runtime.diloco.tls.TlsSocket` has them too."""
 
     def settimeout(self, seconds: float | None, /) -> None: ...
     def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
@@ -56,7 +56,7 @@ class Stream(Generic[M]):
             raise
 
     def set_timeout(self, seconds: float | None) -> None:
-        """Raise TimeoutError after so many seconds without progress; None: wait for ever."""
+        """Raise TimeoutError after ``seconds`` without progress; None: wait for ever."""
         self._socket.settimeout(seconds)
 
     def send(self, message: M, data: bytes | bytearray | memoryview = b"") -> None:
@@ -86,7 +86,7 @@ class Stream(Generic[M]):
             raise ConnectionError(f"{self._session.other} sent what is {error}") from None
 
     def receive_data(self, *buffers: memoryview) -> Iterator[memoryview]:
-        """Fill ``buffers``, one after the other, with the bulk data, and yield each piece when it has arrived.
+        """Fill ``buffers``, one after the other, with the bulk data, and yield each section when it has arrived.
 
         The data may be used only when the iterator has ended, which raises StrangerError if the data was changed.
         """
@@ -155,5 +155,5 @@ class Stream(Generic[M]):
 
 
 def reason(error: OSError) -> str:
-    """What went wrong, in a few words."""
+    """The reason of an error, in a few words."""
     return os.strerror(error.errno) if error.errno else str(error)

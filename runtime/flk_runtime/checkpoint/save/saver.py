@@ -39,8 +39,8 @@ class Saver:
 
     The copy is a shard file in the memory of the pod where its launcher keeps checkpoints (``memory``), else memory of
     this process. Without a ``destination`` nothing is written to storage. ``metadata`` describes the writer of the
-    checkpoints. ``timeout``: seconds that a rank waits in the background for another. ``on_saved(step)`` is called when a
-    checkpoint is complete: in storage, by the thread, or else in memory, by `poll`, `save` or `wait`. ``warn`` is
+    checkpoints. ``timeout``: seconds that a rank waits in the background for another. ``on_saved(step)`` is called when
+    a checkpoint is complete: in storage, by the thread, or else in memory, by `poll`, `save` or `wait`. ``warn`` is
     called with the reason where a save failed and training goes on.
     """
 
