@@ -82,7 +82,7 @@ def _chosen(rank_info: RankInfo, device: torch.device, limit: float) -> Choice:
 def run_plan(
     rank_info: RankInfo, device: torch.device, command: list[str], limit: float = TIMEOUT, **request: Any
 ) -> dict[str, Any]:
-    """Plan ``command`` for the ranks and the devices of this run, and return what `flk_runtime.plan` writes.
+    """Plan ``command`` for the ranks and the devices of this run, and return the result of `flk_runtime.plan`.
 
     ``limit`` is the time in seconds that this may take, and ``request`` is added to what the planner is given. Raises
     SetupError if the script cannot be planned.

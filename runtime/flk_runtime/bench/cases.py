@@ -34,7 +34,7 @@ _LINES: Final = 200  # of a failed case's output that are shown
 
 @dataclass(frozen=True)
 class Ended:
-    """How a case ended on one rank: the result that it has written, or the error; and what it has printed."""
+    """The end of a case on one rank: the result that it has written, or the error; and its output."""
 
     result: Any
     error: str
@@ -82,7 +82,7 @@ class Cases:
         return Ended(found, "", lines)
 
     def shared(self, name: str, value: Callable[[], str]) -> str:
-        """What ``value`` returns on rank 0, on all ranks. Collective."""
+        """The result of ``value`` on rank 0, on all ranks. Collective."""
         if self._info.rank == 0:
             self._store.set(name, value())
         self._store.wait([name], timedelta(seconds=self._timeout))

@@ -114,7 +114,7 @@ class SavedObject:
 
 
 class _ChunkPlanner(LoadPlanner):
-    """Plans to read the boxes of some chunks, however the checkpoint has cut the tensors."""
+    """Plans to read some chunks, also where the checkpoint has cut the tensors into other chunks."""
 
     def __init__(self, saved: SavedCheckpoint, chunks: Sequence[Chunk], values: Sequence[str]) -> None:
         self._saved = saved

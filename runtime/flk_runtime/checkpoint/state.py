@@ -87,7 +87,7 @@ class ChunkCache:
     def chunks(
         self, tensors: Mapping[Path, torch.Tensor], make: Callable[[Path, torch.Tensor], list[Chunk]]
     ) -> list[Chunk]:
-        """What ``make`` returns for each of the tensors; the same list if it is of the same memory as the last one."""
+        """The chunks that ``make`` returns for each tensor; the same list while the tensors keep their memory."""
         places = places_of(tensors.values())
         made_of = None if places is None else (list(tensors), places)
         if made_of is None or made_of != self._made_of:
@@ -97,7 +97,7 @@ class ChunkCache:
 
 
 def places_of(tensors: Iterable[torch.Tensor]) -> list[Any] | None:
-    """Where tensors are in memory, and as what; None if one is sparse or of a subclass, such as a DTensor.
+    """Addresses and layouts of tensors in memory; None if one is sparse or of a subclass, such as a DTensor.
 
     As long as an alias of each of them exists, nothing else gets its place: tensors with equal places are the same.
     """

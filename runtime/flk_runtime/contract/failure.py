@@ -64,7 +64,7 @@ class Kind(_Text):
 
 
 class Retry(_Text):
-    """Who makes the next attempt possible."""
+    """The process that makes the next attempt possible."""
 
     NOBODY = ""
     LAUNCHER = "launcher"  # all ranks start again in the same pods
@@ -81,7 +81,7 @@ class Budget(_Text):
 
 @dataclass(frozen=True)
 class Meaning:
-    """What one kind of failure means."""
+    """The meaning of one kind of failure: a row of the table."""
 
     what: str  # what happened, as the documentation says it
     precedence: int  # of several failures the one with the lowest number is the cause, whatever the clocks say
@@ -297,7 +297,7 @@ class Failure:
 
     @property
     def _predicate(self) -> str:
-        """What the rank or pod did."""
+        """The predicate of a sentence about the rank or pod."""
         text = self.kind.meaning.predicate
         if not text:
             text = "raised {type}" if self.type else Kind.SIGNAL.meaning.predicate if self.signal else _EXITED

@@ -135,7 +135,7 @@ def entry_key(job: str, uid: str) -> str:
 
 @dataclass(frozen=True)
 class KeptRecord:
-    """What the launcher of pod 0 keeps of a job in the cluster, for when its pods are gone: one entry of RECORDS."""
+    """The entry of a job in RECORDS: the launcher of pod 0 keeps it in the cluster, for when the pods are gone."""
 
     job: str
     uid: str  # of the job; empty: not known

@@ -9,8 +9,8 @@ DILOCO: Final = "diloco"
 # Strategies of ranks that train one model. Those from no_shard on are named as in torch's FSDP ShardingStrategy;
 # no_shard is the same as ddp.
 INNER_STRATEGIES: Final = ("ddp", "no_shard", "shard_grad_op", "full_shard", "hybrid_shard", "hybrid_shard_zero2")
-# Values of --strategy. auto has the ranks choose one of those before it at their start. diloco trains several workers,
-# each with an inner strategy.
+# Values of --strategy. auto has the ranks choose one of the values before it at their start. diloco trains several
+# workers, each with an inner strategy.
 STRATEGIES: Final = ("none", *INNER_STRATEGIES, AUTO, DILOCO)
 OUTER_DTYPES: Final = ("fp32", "fp16", "int8")  # of what the workers of strategy diloco send to each other
 

@@ -200,7 +200,7 @@ class HubExchange:
             with self._lock:
                 if self._closing:
                     raise ConnectionError("closing")
-                while not self._outgoing.empty():  # what is left of the former connection
+                while not self._outgoing.empty():  # messages for the former connection
                     self._outgoing.get()
                 self._begun = False
                 worker = self._membership.worker

@@ -1,4 +1,4 @@
-"""Rounds: who takes part in each round of the outer optimizer, and when a round is complete. Without sockets.
+"""Rounds: which workers take part in each round of the outer optimizer, and when a round is complete. Without sockets.
 
 The hub keeps no parameters. A worker that joins gets them from another worker, and then the averages of later rounds;
 it takes part from the next boundary between two rounds on. So a hub that starts anew loses nothing.

@@ -10,7 +10,7 @@ from flk_runtime.discovery.variables import Environ, Launcher, checked, first_se
 from flk_runtime.errors import DiscoveryError
 
 START_WITH_LAUNCHER = "start the script with `torchrun script.py` or `python -m flk_runtime script.py`"
-# Ids of the Slurm steps that run a job's batch script or an interactive shell: srun did not start those (slurm.h).
+# Ids of the Slurm steps that run a job's batch script or an interactive shell, which srun did not start (slurm.h).
 _STEPS_WITHOUT_SRUN = frozenset({"4294967290", "4294967291"})
 
 

@@ -105,7 +105,7 @@ def broadcast_tensors(tensors: Sequence[torch.Tensor], root: int) -> None:
 
 
 def describe(tensor: torch.Tensor) -> str:
-    """Dtype, shape and device type of a tensor: what must be the same on all ranks."""
+    """Dtype, shape and device type of a tensor, which must be the same on all ranks."""
     if is_lazy(tensor):
         return "a tensor"
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)} on {tensor.device.type}"

@@ -64,7 +64,7 @@ class Prefixer:
         self._write(lines)
 
     def end(self) -> None:
-        """Write what is left if the stream has ended without a newline."""
+        """Write the last line if the stream has ended without a newline."""
         if self._rest:
             self._write([self._rest.rstrip(b"\r")])
             self._rest = b""
@@ -107,13 +107,13 @@ class RankPipes:
         return self._stderr.tail
 
     def close_write_ends(self) -> None:
-        """Close the launcher's copies of what the rank writes to. Call when the rank has started."""
+        """Close the launcher's copies of the rank's ends of the pipes. Call when the rank has started."""
         for fd in self.write_ends:
             os.close(fd)
         self.write_ends.clear()
 
     def read(self, fd: int) -> bool:
-        """Pass on what a pipe contains now. Returns False at its end."""
+        """Pass on the bytes that a pipe contains now. Returns False at its end."""
         try:
             data = os.read(fd, _CHUNK)
         except BlockingIOError:
@@ -126,7 +126,7 @@ class RankPipes:
         return bool(data)
 
     def read_rest_and_close(self, fd: int) -> None:
-        """Pass on what a pipe still contains, and close it. Another process may still write into it."""
+        """Pass on the bytes that a pipe still contains, and close it. Another process may still write into it."""
         for _ in range(_PIPE_LIMIT // _CHUNK):
             if not is_readable(fd) or not self.read(fd):
                 break

@@ -100,7 +100,7 @@ class Preemption:
 
     @property
     def failure(self) -> Failure:
-        """Why the attempt ended: the pod that had to stop, and what was saved. Read it when the preemption is over."""
+        """Why the attempt ended: which pod had to stop, and whether all ranks saved. Read it when `over` is true."""
         if self.target is None or self.target == NO_STEP:
             return self._cause
         result = f"saved after step {self.target}"

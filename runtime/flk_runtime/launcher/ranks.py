@@ -130,7 +130,7 @@ class Ranks:
         self._by_pid[pid] = RankProcess(rank, pid, pipes, page, environment)
 
     def read(self, fd: int) -> RankProcess | None:
-        """Pass on what a rank has written into the pipe ``fd``. Returns the rank, or None if it has ended."""
+        """Pass on output that a rank has written to the pipe ``fd``. Returns the rank, or None if it has ended."""
         rank = next((rank for rank in self if fd in rank.pipes.read_ends), None)
         if rank:
             rank.output_time = time.monotonic()

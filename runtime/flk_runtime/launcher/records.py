@@ -23,7 +23,7 @@ _LAST_STOPPED = 2.5  # and after SIGTERM, within the grace period of the pod
 
 
 class Records:
-    """Writes what one launcher reports: lines for people, and records of the job for programs."""
+    """Writes the reports of one launcher: lines for people, and records of the job for programs."""
 
     def __init__(
         self, settings: Settings, write: Callable[[bytes], None], last_lines: Callable[[int], list[str]]

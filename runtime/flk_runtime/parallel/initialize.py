@@ -82,7 +82,7 @@ def initialize(parallel: ParallelModel, init: Initializer, names: Collection[str
 
 
 def load_weights(parallel: ParallelModel, path: str | os.PathLike[str]) -> None:
-    """Load the weights at ``path`` into a model; each rank reads what it needs. Collective."""
+    """Load the weights at ``path`` into a model; each rank reads the chunks that it needs. Collective."""
     from flk_runtime.checkpoint.files import Weights
     from flk_runtime.checkpoint.load import SavedObject
 

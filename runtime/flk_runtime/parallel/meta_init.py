@@ -84,7 +84,7 @@ class Materializer:
                 reset()
 
     def _allocate(self, module: nn.Module, name: str, meta: torch.Tensor, never_set: bool) -> None:
-        """Give a meta tensor memory, filled with NaN to notice what is not set. A tied tensor gets it once."""
+        """Give a meta tensor memory, filled with NaN so that unset values are noticed. A tied tensor gets it once."""
         if id(meta) not in self._materialized:
             tensor = torch.empty_like(meta, device=self._device, requires_grad=False)
             if tensor.is_floating_point():

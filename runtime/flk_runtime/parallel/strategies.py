@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Strategy:
-    """What a strategy does with a model's parameters, gradients and optimizer state."""
+    """A strategy: whether it shards and replicates a model's parameters, gradients and optimizer state."""
 
     shards: bool = False  # they are split over the ranks of a shard group
     replicates: bool = False  # there are several shard groups, each with all of the model
@@ -83,7 +83,7 @@ _planner: Planner | None = None
 
 @contextlib.contextmanager
 def planned_by(planner: Planner) -> Iterator[None]:
-    """Inside, `parallelize` applies nothing and calls ``planner`` with what it would apply: a script is planned."""
+    """Inside, `parallelize` applies nothing and calls ``planner`` with its arguments: a script is planned."""
     global _planner
     _planner = planner
     try:

@@ -251,9 +251,9 @@ class _WithoutData(TorchFunctionMode):
 
 @contextlib.contextmanager
 def _dropout_of_gpus() -> Iterator[None]:
-    """Have dropout keep what it keeps on a GPU.
+    """Have dropout keep the same tensors as on a GPU.
 
-    That is a mask of one byte for each element. Attention's kernels draw the mask again in the backward pass, while
+    It keeps a mask of one byte for each element. Attention's kernels draw the mask again in the backward pass, while
     torch's attention on a CPU takes a slow path for dropout, which keeps all scores.
     """
     drop, attention = F.dropout, F.scaled_dot_product_attention

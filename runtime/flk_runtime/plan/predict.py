@@ -154,7 +154,7 @@ class _Memory:
             self.pools = compute + self._outputs() + all_gradients
 
     def _in_use(self, segment: Segment) -> int:
-        """Bytes of full parameters: of the segment's block, of the next one, and of what is in no block."""
+        """Bytes of full parameters: the segment's block, the next block, and the parameters in no block."""
         root = self._full.get(OUTSIDE, 0)
         place = self._place.get(segment.block)
         last = len(self._order) - 1
@@ -184,9 +184,9 @@ def _communication(sent: Sequence[Collective], work: Workload, cluster: Cluster)
     """Bytes that a rank sends in one step, and the seconds by which communication makes the step longer.
 
     Collectives run one after the other, beside the computation. A block's parameters are gathered while the block
-    before it computes, so the first gathering has nothing to hide behind. Gradients are sent while the next blocks of
-    the backward pass compute, so the last ones have nothing to hide behind. A collective that computation hides makes
-    it slower, since it takes some of the GPU's processors.
+    before it computes, so no computation overlaps with the first all-gather. Gradients are sent while the next blocks
+    of the backward pass compute, so no computation overlaps with the last ones. A collective slows down the computation
+    that it overlaps with, since it takes some of the GPU's processors.
     """
     inside = sum(each.sent for each in sent if cluster.is_inside(each.ranks, each.stride))
     wire = Wire(inside, sum(each.sent for each in sent) - inside)
@@ -211,7 +211,7 @@ def _communication(sent: Sequence[Collective], work: Workload, cluster: Cluster)
 
 
 def _copied_bytes(each: Collective) -> float:
-    """Bytes that FSDP reads and writes to split what was gathered into parameters, or to line gradients up to be sent.
+    """Bytes that FSDP reads and writes to split gathered data into parameters, or to copy gradients into a buffer.
 
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (copy-out of the all-gather, copy-in of the
     reduce-scatter). DDP's gradients lie in its buckets.

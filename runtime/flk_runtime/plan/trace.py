@@ -32,7 +32,7 @@ _POSITION: Final = re.compile("layer|idx|index|number|_id$")  # attributes with 
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a step: the forward or backward pass of one block, or what lies between two of them.
+    """A segment of a step: the forward or backward pass of one block, or the operations between two of them.
 
     Bytes are of activations and temporary tensors: neither parameters nor their gradients.
     """
@@ -53,7 +53,7 @@ class StepTrace:
     segments: tuple[Segment, ...]
 
     def with_loss_of(self, other: StepTrace) -> StepTrace:
-        """This trace, with what ``other`` did between the model's forward and backward passes in place of its own."""
+        """This trace, with the loss of ``other``: its operations between the model's forward and backward passes."""
         loss = [segment for segment in other.segments if segment.block == LOSS]
         before = [each for each in self.segments if not each.backward and each.block != LOSS]
         after = [each for each in self.segments if each.backward and each.block != LOSS]
@@ -116,7 +116,7 @@ class _Repeated:
 
 
 class Tracer:
-    """Records a step. Use `recording` around the passes; `result` returns what was recorded."""
+    """Records a step. Use `recording` around the passes; `result` returns the trace."""
 
     def __init__(self, model: nn.Module, blocks: Sequence[nn.Module], gpu: Gpu) -> None:
         """``blocks`` are the parts of the model that are recorded one by one."""

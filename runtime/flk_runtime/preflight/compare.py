@@ -106,7 +106,7 @@ def _describe_absent(absent: Sequence[int], world_size: int, size: int) -> str:
 
 
 def warnings(reports: Sequence[RankReport]) -> list[str]:
-    """Sentences for what may fail later and does not prevent the start."""
+    """Sentences about problems that may show later and do not prevent the start."""
     lines = []
     small = [report for report in reports if 0 <= report.shm < DOCKER_SHM and not _uses_shm(report)]
     if small:

@@ -1,4 +1,4 @@
-"""compare_options(): before ranks exchange a model or data, compare what the script asks for on each of them.
+"""compare_options(): before ranks exchange a model or data, compare the options of the script on all ranks.
 
 Needs an open process group.
 """

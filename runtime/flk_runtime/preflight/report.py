@@ -162,7 +162,7 @@ def _is_loopback(name: str) -> bool:
 
 
 def _gloo_default() -> str:
-    """The address that gloo uses by default: what the host name resolves to (IPv4 or IPv6), else the loopback address.
+    """The address that gloo uses by default: the host name's address (IPv4 or IPv6), else the loopback address.
 
     As in torch, ProcessGroupGloo::createDefaultDevice (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp).
     """

@@ -99,7 +99,7 @@ def open_store(info: RankInfo, address: str, port: int, deadline: float) -> Any:
 
 
 def own_address() -> str:
-    """An address of this node for other nodes: the default route's source, else what the host name resolves to."""
+    """An address of this node for other nodes: the default route's source, else the host name's address."""
     for outside in ("203.0.113.1", "2001:db8::1"):  # reserved for documentation (RFC 5737, RFC 3849); nothing is sent
         source = host.source_address(outside)
         if source:
@@ -142,7 +142,7 @@ def _tcp_store(address: str, port: int, timeout: float, *, serve: bool = False) 
 
 
 def _connection_error(info: RankInfo, address: str, port: int, error: Exception) -> str:
-    """What failed, why, and what to do: one sentence."""
+    """One sentence that says which step failed, why, and what to do."""
     me = f"rank {info.rank} on node {node_name()} did not reach the master {address}:{port}"
     if isinstance(error, socket.gaierror):
         return (

@@ -68,7 +68,7 @@ class Saves:
             self.manager.poll()
 
     def save_progress(self, steps: int) -> None:
-        """Save what is not saved yet. Collective."""
+        """Save progress since the latest save, if there is any. Collective."""
         if self.manager.has_progress_since_save(steps):
             self.save(steps)
 

@@ -38,7 +38,7 @@ class Steps:
     def record(
         self, loss: torch.Tensor | float | None, values: dict[str, Any], *, samples: int, epoch: int | None
     ) -> None:
-        """Count a step, which took ``samples`` samples on all ranks together, and do what is due. Collective."""
+        """Count a step, which took ``samples`` samples on all ranks together, and do all that is due. Collective."""
         first = not self.began
         if first:
             self._saves.manager.finish_restoring()
@@ -61,7 +61,7 @@ class Steps:
             self._stop()
 
     def finish(self) -> None:
-        """Save what is not saved yet, and wait until it is. Collective."""
+        """Save progress since the latest save, if there is any, and wait until it is saved. Collective."""
         self._saves.save_progress(self.done)
         self._saves.complete()
 

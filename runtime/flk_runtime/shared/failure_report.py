@@ -74,7 +74,7 @@ def _has_secondary_cause(error: BaseException, seen: frozenset[int] = frozenset(
             return False
         seen |= {id(link)}
         if faults.members(link):
-            # What the group was raised from is often one of its own, which must not speak for the others.
+            # A group is often raised from one of its own exceptions, which does not decide for the others.
             return all(_has_secondary_cause(leaf, seen) for leaf in faults.leaves(link))
         if is_secondary(type(link).__name__, text_of(link)):
             return True
@@ -82,7 +82,7 @@ def _has_secondary_cause(error: BaseException, seen: frozenset[int] = frozenset(
 
 
 def send(report: dict[str, Any]) -> None:
-    """Send a report, as from `describe`, to flk's launcher and to torchrun, whichever there is."""
+    """Send a report, as from `describe`, to flk's launcher and to torchrun, where they have started this rank."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         pipe = int(os.environ[pod_env.REPORT_FD])
         write_all(pipe, json.dumps(report).encode() + b"\n")

@@ -55,7 +55,7 @@ class GetFile:
 
 @dataclass(frozen=True)
 class Restored:
-    """This rank has restored what it needs. The answer is `Done`."""
+    """This rank has restored all it needs. The answer is `Done`."""
 
 
 @dataclass(frozen=True)

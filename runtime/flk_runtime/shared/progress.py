@@ -23,7 +23,7 @@ _WEIGHT: Final = 0.1  # of the latest step in the mean step time
 
 
 class Phase(enum.IntEnum):
-    """What a rank is doing, as far as flk's library knows."""
+    """The phase that a rank is in, as far as flk's library knows."""
 
     STARTING = 0  # the script has not called `flk_runtime.init`, and perhaps never does
     RENDEZVOUS = 1  # the ranks meet, compare their settings and open the process group
@@ -63,7 +63,7 @@ class ProgressPage:
 
     # The rank writes these.
     phase = _Int(0)  # a Phase
-    step = _Int(1)  # optimizer steps done, those before a resume included; -1: no step in this attempt
+    step = _Int(1)  # optimizer steps done, steps before a resume included; -1: no step in this attempt
     step_time = _Float(2)  # when the latest step was done; 0: no step in this attempt
     step_seconds = _Float(3)  # duration of a step, as an exponentially weighted mean; 0: fewer than two steps
     heartbeat_time = _Float(4)  # of the latest call of `heartbeat`; 0: none

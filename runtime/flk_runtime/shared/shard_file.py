@@ -67,7 +67,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class ShardHeader:
-    """What a shard file holds, and who wrote it."""
+    """The header of a shard file: its content, and the rank and the step that it is of."""
 
     step: int  # optimizer steps that the checkpoint was taken after
     world_size: int  # number of shards of the checkpoint
@@ -81,7 +81,7 @@ class ShardHeader:
 
     @classmethod
     def from_json(cls, text: bytes) -> ShardHeader:
-        """Raises ShardError if ``text`` is not what `to_json` returns."""
+        """The header that `to_json` has written. Raises ShardError if ``text`` is no header."""
         with _refusing():
             data = json.loads(text)
             return cls(entries=tuple(map(Entry.from_dict, data.pop("entries"))), **data)
@@ -100,7 +100,7 @@ class ShardPreamble(NamedTuple):
     values_begin: int
     values_length: int
     attempt: bytes = b""  # ID of the attempt that wrote the shard, in ASCII; empty until the shard is sealed
-    checksum: int = 0  # CRC-32 of what is between the preamble and `end`
+    checksum: int = 0  # CRC-32 of the bytes between the preamble and `end`
 
     @property
     def end(self) -> int:
@@ -114,7 +114,7 @@ class ShardPreamble(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes, magic: bytes = _SEALED) -> ShardPreamble:
-        """Raises ShardError if ``data`` is not the whole preamble of a sealed shard, or of an open one."""
+        """Read the preamble of a sealed shard, or of an open one. Raises ShardError if ``data`` is not a whole one."""
         if len(data) < DATA_BEGIN:
             raise ShardError(f"it has {len(data)} bytes, fewer than the beginning of a part")
         found, version, *fields = _LAYOUT.unpack_from(data)

@@ -56,7 +56,7 @@ class Connection(Generic[M]):
                 self._unsent = self._unsent[self.socket.send(self._unsent[:_CHUNK]) :]
 
     def receive(self, now: float) -> Iterator[M | Unreadable]:
-        """Read what has arrived, and yield the messages that are complete.
+        """Read the bytes that have arrived, and yield the messages that are complete.
 
         Raises VersionError, StrangerError for frames without the right authentication code, and ConnectionError at the
         end of the stream, for frames that are too long, and for bytes that are no greeting.

@@ -54,7 +54,7 @@ class Session:
         self._serves = serves
         self._ends = (b"server", b"client") if serves else (b"client", b"server")
         self._nonce = secrets.token_bytes(16)
-        self._keys = (b"", b"")  # of what is sent and of what is received
+        self._keys = (b"", b"")  # of sent and of received data
         self._sent = self._received = 0  # codes
         self.greeting = _GREETING.pack(_MAGIC, VERSION, self._job, self._proof(self._ends[0]), self._nonce)
 

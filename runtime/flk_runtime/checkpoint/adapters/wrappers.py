@@ -30,7 +30,7 @@ def is_sharded(value: Any) -> bool:
 
 
 def user_name(module: nn.Module, name: str) -> str:
-    """The name of an entry of ``module`` without what DDP, torch.compile and activation checkpointing have added."""
+    """The user's name of an entry of ``module``, without the parts of wrappers: DDP, torch.compile, recomputation."""
     if "module" not in name and "_orig_mod" not in name:
         return name
     return ".".join(_user_parts(module, name.replace(_CHECKPOINT_WRAPPER, "").split(".")))

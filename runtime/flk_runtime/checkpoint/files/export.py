@@ -19,7 +19,7 @@ from flk_runtime.contract import VERSION
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.errors import CheckpointError
 
-_TIMEOUT = 60.0  # seconds; one process waits for nobody
+_TIMEOUT = 60.0  # seconds; a single process waits for no other rank
 
 
 def export_weights(checkpoint: str, file: str | os.PathLike[str]) -> int:

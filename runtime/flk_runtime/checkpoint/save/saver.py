@@ -67,7 +67,7 @@ class Saver:
         self._staging: Staging | None = None
         self._layout: list[Any] = []  # of the chunks of the latest plan
         self._thread: threading.Thread | None = None
-        self._awaited = threading.Event()  # whether somebody waits for the thread
+        self._awaited = threading.Event()  # whether a caller waits for the write
         self._step: int | None = None  # of the save that is not known to be complete in memory
         self._watcher: threading.Thread | None = None
         self._lock = threading.Lock()  # for `poll`, which another thread may call while this one waits
@@ -245,7 +245,7 @@ class Saver:
         return buffer.getvalue()
 
     def _write(self, writer: StorageWriter, shard: StagedShard, header: ShardHeader, pause: float) -> None:
-        """In the background: write the shard to storage, after ``pause`` seconds unless somebody waits for it."""
+        """Write the shard to storage in the background, after ``pause`` seconds unless a caller waits for it."""
         self._awaited.wait(pause)
         try:
             writer.write(shard, header)

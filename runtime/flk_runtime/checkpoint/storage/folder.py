@@ -29,7 +29,7 @@ class FolderDestination:
         self.place = str(path)
 
     def prepare(self) -> None:
-        """Make the folder, write a probe, and remove what killed processes have left. Only rank 0 calls this."""
+        """Make the folder, write a probe, and remove files that killed processes have left. Only rank 0 calls this."""
         probe = self.path / f".step-probe-{os.getpid()}.tmp"
         try:
             self.path.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The manifest of a stored checkpoint: its files with their sizes and checksums, and what wrote it.
+"""The manifest of a stored checkpoint: its files with their sizes and checksums, and its writer.
 
 It is the file that is written last, so a checkpoint without one is not whole.
 """

@@ -64,7 +64,7 @@ class S3Destination:
         )
 
     def prepare(self) -> None:
-        """Write a probe, and remove what uploads that were killed have left. Only rank 0 calls this."""
+        """Write a probe, and remove files that killed uploads have left. Only rank 0 calls this."""
         try:
             self._put(".probe", b"flk")
             with _errors():

@@ -35,7 +35,7 @@ class Drain:
         self._pods: dict[int, _DrainingPod] = {}
 
     def add(self, pod: int, inventory: Inventory) -> None:
-        """Note that the launcher of a pod has to stop, and what its memory holds."""
+        """Note that the launcher of a pod has to stop, and the inventory of its memory."""
         self._pods[pod] = _DrainingPod(inventory)
 
     def remove(self, pod: int) -> None:

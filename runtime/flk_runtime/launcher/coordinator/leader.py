@@ -196,7 +196,7 @@ class Leader:
                 self._hang_detector.want_stacks((pod, asker), now)
 
     def tick(self, now: float) -> None:
-        """Do what is due at this time."""
+        """Do all that is due at the time ``now``."""
         hang = self._hang_detector.tick(now)
         if hang and self._is_current(hang.attempt):
             self._end_attempt(hang, now)
@@ -375,7 +375,7 @@ class Leader:
             self._send(pod, AttemptStarted(number, address, port, self._history, group_rank, len(pods), memory))
 
     def _plan_memory(self, pods: list[int]) -> MemoryPlan | None:
-        """Choose the checkpoint in memory from which the attempt of these pods starts, and who holds the next ones."""
+        """Choose the checkpoint in memory from which the attempt of these pods starts, and the partners in it."""
         inventories = {pod: join.memory for pod, join in self._joined.items()}
         plan, loss = make_plan(uuid.uuid4().hex, inventories, {pod: self._joined[pod].node for pod in pods})
         if loss:
@@ -460,7 +460,7 @@ class Leader:
 
     @property
     def _drains_follow(self) -> bool:
-        """Whether a pod that has to stop has not yet said what its memory holds. It says so or disconnects."""
+        """Whether a pod that has to stop has not yet sent its inventory. It sends it or disconnects."""
         silent = self._membership.leaving - self._joined.keys() - self._drain.pods
         return self._keeps_memory and not silent.isdisjoint(self._connected)
 

@@ -94,7 +94,7 @@ def _take_one(target: Target, pod: int, pod_name: str, node: str, folder: str) -
 def parse_stacks(text: str, folder: str = "") -> list[tuple[Frame, ...]]:
     """The stacks of all threads in the text of faulthandler, without the stack of the observer's own thread."""
     stacks: list[list[Frame]] = []
-    in_launcher = False  # the frames that started the script, and those outside of them
+    in_launcher = False  # the frames that started the script, and all frames outside of them
     for line in text.splitlines():
         if line.startswith(("Thread ", "Current thread ")):
             stacks.append([])

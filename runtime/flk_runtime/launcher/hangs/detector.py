@@ -1,4 +1,4 @@
-"""The leader's side of hangs and slow ranks: watches what all pods report, and gathers the stacks of all ranks."""
+"""The leader's side of hangs and slow ranks: watches the reports of all pods, and gathers the stacks of all ranks."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class HangDetector:
             collection.snapshots.append(replace(snapshot, main=first.main, threads=(), workers=first.workers))
 
     def tick(self, now: float) -> Failure | None:
-        """Do what is due. Returns the failure of a job that hangs."""
+        """Do all that is due. Returns the failure of a job that hangs."""
         if self._collection and (not self._collection.asked or now >= self._collection.deadline):
             return self._finish_collection(now)
         if self._attempt < 0 or now < self._look_at:

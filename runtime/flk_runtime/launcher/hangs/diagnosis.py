@@ -60,7 +60,7 @@ def diagnose(snapshots: Sequence[Snapshot], *, hung: bool = False) -> Diagnosis:
 
 
 def activity(snapshot: Snapshot) -> str:
-    """What the rank does, as the predicate of a sentence."""
+    """The activity of a rank, as the predicate of a sentence."""
     if snapshot.state == "T":
         return "is stopped (SIGSTOP)"
     if snapshot.state == "D":
@@ -110,7 +110,7 @@ def _by_flight_recorder(snapshots: Sequence[Snapshot], hung: bool) -> Diagnosis 
     for snapshot in snapshots:
         for pending in snapshot.pending[:1]:
             waiting.setdefault((pending.group, pending.number), {})[snapshot.rank] = pending
-    # The collective that most ranks wait in; of those, the one that was begun first.
+    # The collective that most ranks wait in; of several, the collective that was begun first.
     for (group, number), ranks in sorted(waiting.items(), key=lambda item: (-len(item[1]), item[0][1])):
         usual = collections.Counter(pending.name for pending in ranks.values()).most_common(1)[0][0]
         awaited = next(pending for pending in ranks.values() if pending.name == usual)
@@ -167,7 +167,7 @@ def _by_stacks(snapshots: Sequence[Snapshot]) -> Diagnosis:
 
 
 def _aside(missing: Sequence[Snapshot]) -> str:
-    """What the missing ranks do instead, if they all do the same."""
+    """The activity of the missing ranks, if it is the same for all."""
     told = {activity(each) for each in missing}
     if len(told) > 1:
         return ""

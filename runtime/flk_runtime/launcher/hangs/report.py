@@ -59,7 +59,7 @@ def to_dict(snapshots: Sequence[Snapshot], diagnosis: Diagnosis, silent: Sequenc
 
 
 def stack_lines(snapshot: Snapshot) -> list[str]:
-    """The stack of a rank, innermost call first, with what it started and native calls where they are known."""
+    """The stack of a rank, innermost call first, with the processes that it started, and native calls where known."""
     result = _indented(snapshot.main) or ["  no Python stack"]
     for thread in snapshot.threads[:_THREADS] if not in_collective(snapshot) else ():
         result += ["  another thread:", *_indented(thread, "  ")]

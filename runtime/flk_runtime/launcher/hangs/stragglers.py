@@ -28,7 +28,7 @@ class Stragglers:
         self._seen: deque[tuple[float, Mapping[int, RankStatus]]] = deque()
 
     def update(self, now: float, statuses: Sequence[RankStatus]) -> dict[int, float]:
-        """Add what all ranks report at the time ``now``. Returns the slow ranks, each with its factor."""
+        """Add the statuses of all ranks at the time ``now``. Returns the slow ranks, each with its factor."""
         current = {status.rank: status for status in statuses}
         self._seen.append((now, current))
         while len(self._seen) > 1 and now - self._seen[1][0] >= self._window:

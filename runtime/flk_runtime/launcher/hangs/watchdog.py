@@ -1,4 +1,4 @@
-"""Decide whether a job hangs: a pure function of what all ranks last did.
+"""Decide whether a job hangs: a pure function of the status of all ranks.
 
 A rank makes progress when it makes a step, calls `flk_runtime.heartbeat`, writes a line of output, or begins or ends a
 collective. Two cases need more than that:

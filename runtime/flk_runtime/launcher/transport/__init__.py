@@ -18,7 +18,7 @@ JSON each, with an authentication code (`flk_runtime.wire`). The leader (`launch
   JobEnded, which members answer with Leave.
 
 The leader also watches for hangs and slow ranks (`launcher.hangs`): heartbeats carry the progress of a pod's ranks, and
-StacksRequested asks each member for their stacks, because the job hangs or because somebody sent StacksWanted.
+StacksRequested asks each member for their stacks, because the job hangs or because a member sent StacksWanted.
 
 Members and leader send heartbeats, and give a connection up on which nothing has arrived for the time of a lease. A
 member that loses its connection ends its ranks and connects again, each time, also to a new leader after the old one

@@ -1,4 +1,4 @@
-"""Messages of the rendezvous: what launchers send each other, and the events for a launcher's own loop."""
+"""Messages that launchers send each other in the rendezvous, and events for a launcher's own loop."""
 
 from __future__ import annotations
 
