@@ -18,7 +18,7 @@ PIPE_CLOSED = 141  # exit code that a shell shows for a program that SIGPIPE has
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line (default: that of this process) and return its exit code."""
+    """Run a command line (default: the arguments of this process) and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     _guard_streams()
     try:
@@ -50,7 +50,7 @@ def report(error: FlkError) -> None:
 
 
 def _flush() -> int:
-    """Write what is left of the output, and return the exit code of that."""
+    """Write the buffered output, and return the exit code that the write leads to."""
     try:
         sys.stdout.flush()
     except FlkError as error:
@@ -62,7 +62,7 @@ def _flush() -> int:
 
 
 def _guard_streams() -> None:
-    """Put /dev/null in the place of streams that were closed. Have the others end in no traceback if they fail."""
+    """Open /dev/null in place of closed standard streams, and keep failing ones from ending in a traceback."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - used until the process ends
@@ -74,7 +74,7 @@ def _guard_streams() -> None:
 
 
 def _with_raw(stream: io.TextIOWrapper, raw: Any) -> io.TextIOWrapper:
-    """Return a stream like another one whose bytes go to ``raw``."""
+    """Return a copy of a text stream that writes its bytes to ``raw``."""
     with contextlib.suppress(OSError):
         stream.flush()
     return io.TextIOWrapper(
@@ -87,7 +87,7 @@ def _with_raw(stream: io.TextIOWrapper, raw: Any) -> io.TextIOWrapper:
 
 
 class _Stdout(io.FileIO):
-    """The bytes of stdout. That they cannot be written is told apart from all other errors of the system."""
+    """The raw stdout. A failed write raises FlkError, so it cannot be confused with another OSError."""
 
     def write(self, data: Any) -> int:
         """Write bytes. Raises FlkError, or BrokenPipeError where the reader has ended."""
@@ -106,10 +106,10 @@ class _Stdout(io.FileIO):
 
 
 class _Stderr(io.FileIO):
-    """The bytes of stderr. What cannot be written is lost: it changes neither what a command does nor its exit code."""
+    """The raw stderr. A failed write is ignored: it changes neither what a command does nor its exit code."""
 
     def write(self, data: Any) -> int:
-        """Write bytes, if somebody reads them."""
+        """Write bytes, or drop them if the write fails."""
         try:
             return super().write(data)
         except OSError:

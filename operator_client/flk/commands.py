@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Connection:
-    """What a command line says about the cluster: the context, the kubeconfig and the user; empty for the defaults."""
+    """The cluster that a command line chooses: the context, the kubeconfig and the user; empty for the defaults."""
 
     context: str = ""
     kubeconfig: str = ""

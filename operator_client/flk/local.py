@@ -92,7 +92,7 @@ class LocalRun:
                 self._kill()
 
     def _environment(self, scratch: Path) -> dict[str, str]:
-        """Return the variables that all launchers share: those of the shell, without those of another launcher."""
+        """Return the variables that all launchers share: the shell's, except those that another launcher has set."""
         job = self._job
         values = {k: v for k, v in os.environ.items() if not user_env.is_reserved(k) or k == "PYTHONUNBUFFERED"}
         missing = [name for name in job.secrets if name not in values]
@@ -122,7 +122,7 @@ class LocalRun:
         return values
 
     def _meeting(self) -> dict[str, str]:
-        """Return where the workers of strategy diloco meet: at this job's hub, or at that of another one."""
+        """Return the variables that say where DiLoCo's workers meet: at this job's hub or at another job's."""
         if self._job.strategy != DILOCO:
             return {}
         diloco = self._job.diloco

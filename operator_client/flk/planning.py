@@ -20,7 +20,7 @@ from flk.terminal import printable
 
 @dataclass(frozen=True)
 class Row:
-    """What one strategy needs and takes. Bytes are those of rank 0, seconds those of one step."""
+    """Memory, communication and time of one strategy. Bytes are for rank 0, seconds for one step."""
 
     strategy: str
     precision: str  # "as written" in the script, or bf16

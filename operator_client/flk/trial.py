@@ -1,4 +1,4 @@
-"""Start the pods of a job for a moment, without its script: what no reading of objects can show.
+"""Start the pods of a job briefly, without its script, to test what reading objects of the API cannot show.
 
 The ranks of `flk_runtime.check` meet and do one all-reduce. That needs the operator, a node for each pod, the image
 with Python and torch, the volumes, the names of the pods, and the network between them.

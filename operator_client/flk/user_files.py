@@ -9,12 +9,12 @@ from pathlib import Path
 
 
 def state_folder() -> Path:
-    """Return the folder of what flk keeps for this user: ``$XDG_STATE_HOME/flk``, by default ``~/.local/state/flk``."""
+    """Return the folder of flk's state files: ``$XDG_STATE_HOME/flk``, by default ``~/.local/state/flk``."""
     return _folder("XDG_STATE_HOME", ".local/state")
 
 
 def cache_folder() -> Path:
-    """Return the folder of what flk can make anew: ``$XDG_CACHE_HOME/flk``, by default ``~/.cache/flk``."""
+    """Return the folder of flk's cache: ``$XDG_CACHE_HOME/flk``, by default ``~/.cache/flk``."""
     return _folder("XDG_CACHE_HOME", ".cache")
 
 

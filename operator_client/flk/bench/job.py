@@ -12,10 +12,10 @@ from flk_runtime.contract.strategies import INNER_STRATEGIES, parse_strategy
 
 
 def bench_job(job: Job, strategies: Sequence[str], *, steps: int, timeout: int) -> Job:
-    """Return a job in the same pods that measures ``strategies`` (none: all that differ there) with the job's script.
+    """Return a job that measures ``strategies`` with the script of ``job``, in the same number of pods.
 
-    ``steps`` are measured, after the warm-up; each strategy may take ``timeout`` seconds. Raises UsageError if a
-    strategy cannot be measured.
+    Without ``strategies`` the job measures all that differ in these pods. ``steps`` are measured, after the warm-up;
+    each strategy may take ``timeout`` seconds. Raises UsageError if a strategy cannot be measured.
     """
     names = []
     for text in strategies:

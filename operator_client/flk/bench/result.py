@@ -64,7 +64,7 @@ class BenchResult:
         return {name: each["seconds"] for name, each in self.data["strategies"].items() if "seconds" in each}
 
     def _summary(self) -> dict[str, Any]:
-        """What planning and strategy auto use."""
+        """Return the part of the result that planning and strategy auto read."""
         return {name: self.data[name] for name in _NEEDED} | {"seconds": self._seconds()}
 
 

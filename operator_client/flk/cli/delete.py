@@ -77,7 +77,7 @@ def delete(
 def _selection(
     names: list[str], everything: bool, selector: str | None, finished: bool, older_than: int | None
 ) -> Selection | None:
-    """Return what chooses the jobs, None if their names do. Raises UsageError for neither and for both."""
+    """Return the selection that the options describe; None for names. Raises UsageError for both and for neither."""
     from flk.jobs.lifecycle.deletion import Selection
 
     if selector is not None and not selector.strip():

@@ -31,8 +31,8 @@ def exec_(
 ) -> int:
     """Run a command in the container of a rank, and exit with its exit code.
 
-    On a terminal the command gets one too, so `flk exec JOB` opens a shell. Elsewhere its input, output and errors are
-    those of flk.
+    On a terminal the command gets one too, so `flk exec JOB` opens a shell. Elsewhere it shares
+    flk's input, output and errors.
     """
     from flk.kube.sockets import STDERR, RemoteCommand
     from flk.observe.client import EXEC, JobClient

@@ -91,7 +91,7 @@ def with_global_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _hidden(parameter: inspect.Parameter) -> inspect.Parameter:
-    """Return the option without its place in the help: that of `flk` itself lists it."""
+    """Return the option, hidden in the subcommand's help: the help of `flk` lists it."""
     kind, option = get_args(parameter.annotation)
     hidden = copy.copy(option)
     hidden.hidden = True
@@ -124,7 +124,7 @@ class _Observer:
         self._shown: set[str] = set()
 
     def close(self) -> None:
-        """Print nothing more: threads of a command that has ended may still be sending a request."""
+        """Stop printing: threads of a command that has ended may still be sending a request."""
         self._verbose = self._show_kubectl = False
 
     def __call__(self, exchange: Exchange) -> None:

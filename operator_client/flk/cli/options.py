@@ -124,7 +124,7 @@ def _command_options(  # its signature is what `takes_job` adds to a command bef
 
 @functools.cache
 def _job_parameters() -> dict[str, inspect.Parameter]:
-    """The parameters of a command that takes a job. Those of the job's fields are generated from its model."""
+    """Return the parameters of a command that takes a job; the flags of the job's fields come from FLAGS_FILE."""
     first = dict(inspect.signature(_command_options, eval_str=True).parameters)
     last = {"no_ship": first.pop("no_ship")}
     flags = json.loads(FLAGS_FILE.read_text())
@@ -153,7 +153,7 @@ def takes_job(function: Callable[..., Any]) -> Callable[..., Any]:
 def with_signature(
     function: Callable[..., Any], command: Callable[..., Any], parameters: Iterable[inspect.Parameter]
 ) -> Callable[..., Any]:
-    """Give ``command``, which is called in place of ``function``, the parameters that Typer makes options of."""
+    """Return ``command`` with the name and help of ``function`` and with ``parameters``, which Typer makes options."""
     keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
     command.__name__, command.__doc__ = function.__name__, function.__doc__
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}

@@ -19,7 +19,7 @@ def run(
 ) -> int:
     """Train on this machine, with the environment of the pods: one launcher for each replica.
 
-    The exit code is that of the job. Ctrl-C ends all processes, a second Ctrl-C kills them.
+    The exit code is the job's. Ctrl-C ends all processes, a second Ctrl-C kills them.
     """
     from flk.local import LocalRun, as_check, checkpoint_place
 

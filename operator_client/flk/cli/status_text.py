@@ -164,7 +164,7 @@ def _measured(progress: Progress | None) -> list[str]:
 
 
 def _reason(pod: PodState, state: State, wide: bool) -> str:
-    """Return why a pod does not run; without the message if that of the job's cause is the same."""
+    """Return why a pod does not run; without its message if the job's cause, shown above, concerns the pod."""
     if not wide and state.cause and pod.name in state.cause.pods:
         return pod.reason
     last = pod.message.strip().splitlines()[-1] if pod.message.strip() else ""

@@ -26,7 +26,7 @@ _ANY: Final = re.compile(".*")
 
 @dataclass(frozen=True)
 class Found:
-    """What the function of a cause has found. Its fields are those of Finding."""
+    """What the function of a cause has found. The fields mean the same as in Finding."""
 
     sentence: str
     remedy: str
@@ -39,7 +39,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Trace:
-    """Where a cause has left its mark: the pods that it concerns, the evidence, and the words in it that matter."""
+    """The match of a cause: the pods that it concerns, the evidence, and the words in the evidence that matter."""
 
     pods: Sequence[str]
     evidence: Sequence[Evidence]
@@ -60,7 +60,7 @@ Tell = Callable[[JobView, Trace], str]
 
 
 def tell(locate: Locate, sentence: Tell, remedy: Tell) -> Find:
-    """Return the function of a cause that is there where a trace of it is located."""
+    """Return a Find that calls ``locate`` and, if it returns a trace, describes the trace as the cause."""
 
     def find(view: JobView) -> Found | None:
         trace = locate(view)
@@ -79,8 +79,8 @@ class Cause:
     remedy: str  # what to do, for the page of the cause
     find: Find = field(repr=False)
     exit_code: ExitCode = ExitCode.INFRASTRUCTURE
-    grace: float = 0.0  # seconds in which whoever has to act may still do so, and it does not yet count as stuck
-    cured_by: str = ""  # what may still make it go away without a change, as a noun; empty: nothing does
+    grace: float = 0.0  # seconds before it counts as stuck, so that people or controllers can still act
+    cured_by: str = ""  # what may resolve it without a change to the job, as a noun; empty: nothing does
 
     def finding(self, view: JobView) -> Finding | None:
         """Return what this cause finds in the objects of a job, None if it is not there."""
@@ -103,12 +103,12 @@ class Cause:
 
 
 def trace(view: JobView, pods: Sequence[PodState], path: str, *texts: str) -> Trace:
-    """Return the trace of pods whose reason and message, which were read from the field ``path``, show a cause."""
+    """Return the trace of pods whose reason and message show a cause. These were read from the field ``path``."""
     return Trace(names(pods), [pod_evidence(view, pods[0], path)], texts)
 
 
 def waiting(reasons: Sequence[str], pattern: re.Pattern[str] = _ANY) -> Locate:
-    """Return what finds the pods whose container waits for one of some reasons, with a message that matches."""
+    """Return a Locate for pods whose container waits with one of ``reasons`` and a message that matches ``pattern``."""
 
     def locate(view: JobView) -> Trace | None:
         pods = [pod for pod in view.pods if pod.stuck and pod.reason in reasons and pattern.search(pod.message)]

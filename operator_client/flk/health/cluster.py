@@ -1,4 +1,4 @@
-"""What was read of a cluster before a job exists, what the job asks for, and what a check finds."""
+"""The input and the results of the checks before a job exists: Cluster, Pods, Result and Unreadable."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """Something that was not read: because it does not exist (``missing``), or because of an error."""
+    """An object or a list that could not be read: it does not exist (``missing``), or the request failed."""
 
     reason: str
     missing: bool = False
@@ -45,7 +45,7 @@ class Unreadable:
 
 @dataclass(frozen=True)
 class Cluster:
-    """What was read of a cluster and of one namespace in it. Objects are dicts of the API's JSON."""
+    """Everything that was read of a cluster and of one namespace in it. Objects are dicts of the API's JSON."""
 
     namespace: str
     commands: Commands  # makes the commands that are suggested
@@ -61,7 +61,7 @@ class Cluster:
     # Only with a job: the objects that its pods name, by kind and name, as ("secrets", "wandb").
     named: Mapping[tuple[str, str], Object | Unreadable] = field(default_factory=dict)
     target: Target = DEFAULT  # what jobs become
-    gang: Gang | None = None  # who starts their pods together
+    gang: Gang | None = None  # the gang scheduler of the job
     runtime: Object | Unreadable | None = None  # flk's ClusterTrainingRuntime; None: the target needs none
     admission: Object | Unreadable | None = None  # a pod of the job as the API server would admit it; None: not tried
 

@@ -163,7 +163,7 @@ def _operator_not_running(view: JobView) -> Found | None:
 
 
 def _away(view: JobView) -> Found | None:
-    """Return that the Deployment of a controller of the job has no pod that is ready, as far as it could be read."""
+    """Find a controller of the job whose Deployment could be read and has no ready pod."""
     for controller in CONTROLLERS[view.target.name]:
         deployments = view.around.controllers.get(controller.check, ())
         troubles = [trouble(controller, deployment) for deployment in deployments]
@@ -192,7 +192,7 @@ def _untouched(view: JobView) -> Evidence:
 
 
 def _absence(pod: PodState) -> Evidence:
-    """Return that a pod does not exist, or has ended and is still there."""
+    """Return the evidence that a pod does not exist, or that it has ended and was not replaced."""
     if pod.phase == PodPhase.MISSING:
         return Evidence(f"pod {pod.name}", "it does not exist")
     text = f"it has ended ({pod.reason or f'exit code {pod.exit_code}'}) and was not replaced"

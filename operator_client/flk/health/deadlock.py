@@ -1,4 +1,4 @@
-"""Cause of jobs that hold nodes for a part of their pods and keep each other from the rest."""
+"""Cause Deadlocked: several jobs each hold nodes for a part of their pods, and block each other's remaining pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cause of a job that was deleted before it had ended. It is found in what was kept of the job."""
+"""The cause of a job that was deleted before it had ended. It is found in the archive of the job."""
 
 from __future__ import annotations
 

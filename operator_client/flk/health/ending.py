@@ -25,8 +25,8 @@ _TERMINATED: Final = "status.containerStatuses[pytorch].state.terminated"
 def job_failure(view: JobView) -> Failure | None:
     """Return the failure that ended the job; None if it has not failed, or if nothing is known.
 
-    Without a record of flk's launcher it is the first exception in the logs of all pods that is not a consequence of
-    another rank's end, else what the containers show.
+    Without a record of flk's launcher it is the first exception in the logs that is not a consequence of another
+    rank's end. Without such an exception it is the failure that the containers show.
     """
     if not view.failed:
         return None

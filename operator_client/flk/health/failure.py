@@ -21,8 +21,8 @@ _LAUNCHER_CODES: Final = (ExitCode.USAGE, ExitCode.TRAINING, ExitCode.INFRASTRUC
 def root_failure(view: JobView) -> Failure | None:
     """Return the failure that led to all others, None if nothing is known.
 
-    The cause that a launcher has recorded counts before what the containers show. A launcher that only knows that the
-    others were lost, or that the connection to them broke, has recorded no cause.
+    The cause that a launcher has recorded wins over the failures that the containers show. A launcher that only knows
+    that the others were lost, or that the connection to them broke, has recorded no cause.
     """
     recorded = [r.failure for r in view.records if r.outcome == "failed" and r.failure]
     shown = [failure for p in view.pods if p.failed_permanently and not p.record and (failure := p.failure)]

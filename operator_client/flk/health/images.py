@@ -39,10 +39,11 @@ _QUOTED: Final = re.compile(r"(?:dial tcp: )?(lookup \S+(?: on \S+)?: no such ho
 
 
 def _pulling(words: tuple[str, ...] = ("",), *, without: tuple[str, ...] = ()) -> Locate:
-    """Return what finds the pods that cannot pull their image, if anything that is said about it has one of the words.
+    """Return a Locate for pods that cannot pull their image, where the messages contain one of ``words``.
 
     The kubelet alternates between ErrImagePull, which says why, and ImagePullBackOff, which need not. The event Failed
-    has the reason too. The texts of the trace are all that is said, and the image.
+    has the reason too. The messages must contain none of ``without``. The texts of the trace are the messages in one
+    string, and the image.
     """
 
     def locate(view: JobView) -> Trace | None:

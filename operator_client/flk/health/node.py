@@ -1,4 +1,4 @@
-"""Nodes: pods that have lost their node, or that their node or the scheduler has ended."""
+"""Nodes: pods that have lost their node, and pods that their node or the scheduler has ended."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def node_lost(view: JobView) -> Found | None:
 
 
 def _not_ready(view: JobView, pod: PodState) -> Evidence | None:
-    """Return that the node controller has marked a running pod as not ready, which it does where the node is silent."""
+    """Return the event that a pod is not ready, which the node controller writes if the node is silent; None without it."""
     if pod.phase not in (PodPhase.RUNNING, PodPhase.TERMINATING):
         return None
     for event in reversed(view.pod_events.get(pod.name, [])):

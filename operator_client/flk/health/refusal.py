@@ -15,7 +15,7 @@ READ: Final = "flk reads the event FailedCreatePod (or FailedCreate) of the job.
 
 
 def refusal(pattern: re.Pattern[str]) -> Locate:
-    """Return what finds the last refusal whose message matches a pattern."""
+    """Return a Locate for the last refusal whose message matches ``pattern``."""
 
     def locate(view: JobView) -> Trace | None:
         for event in reversed(view.refusals):
@@ -29,10 +29,10 @@ def refusal(pattern: re.Pattern[str]) -> Locate:
 
 
 def refused(pattern: re.Pattern[str], sentence: Tell, remedy: Tell) -> Find:
-    """Return the function of a cause that refusals have which match a pattern."""
+    """Return a Find for a cause of refusals whose message matches ``pattern``."""
     return tell(refusal(pattern), lambda view, trace: f"{not_created(view, trace)}: {sentence(view, trace)}", remedy)
 
 
 def not_created(view: JobView, trace: Trace) -> str:
-    """Return how many pods are refused, as a sentence begins."""
+    """Return the beginning of a sentence that says how many pods are refused."""
     return f"{plural(len(trace.pods), 'pod')} of {len(view.pods)} cannot be created"

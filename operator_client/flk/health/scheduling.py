@@ -126,7 +126,7 @@ def _nobody_allowed(nodes: Sequence[Object], spec: Object) -> tuple[str, str]:
 
 
 def _code(resource: str) -> str:
-    """Return the code of the cause that pods have for whom no node has enough of a resource."""
+    """Return the code of the cause of pods that find no node with enough of a resource."""
     return next(code for code, (_, _, matches) in _RESOURCES.items() if matches(resource))
 
 
@@ -173,7 +173,7 @@ def _taint_of_chosen_nodes(view: JobView, spec: Object) -> str | None:
 
 
 def _refused_by_nodes(kind: str, matches: Callable[[str], bool] = lambda detail: True) -> Locate:
-    """Return what finds pods that the closest nodes cannot take for a kind of reason: its text, detail and taint."""
+    """Return a Locate for pods that the closest nodes refuse for this kind of reason; texts: reason and detail."""
 
     def locate(view: JobView) -> Trace | None:
         found = unschedulable(view)
@@ -186,7 +186,7 @@ def _refused_by_nodes(kind: str, matches: Callable[[str], bool] = lambda detail:
 
 
 def _with_field(locate: Locate, path: str, text: str) -> Locate:
-    """Return what adds a field of the pod to what is located."""
+    """Return a Locate that adds a field of the first pod to the evidence of ``locate``."""
 
     def extended(view: JobView) -> Trace | None:
         found = locate(view)
@@ -197,7 +197,7 @@ def _with_field(locate: Locate, path: str, text: str) -> Locate:
 
 
 def _insufficient(flag: str, matches: Callable[[str], bool]) -> Callable[[JobView], Found | None]:
-    """Return the function of the causes that pods have for which no node has enough of a resource."""
+    """Return a Find for pods that ask for more of a resource than any node has."""
     locate = _refused_by_nodes("resource", matches)
 
     def find(view: JobView) -> Found | None:
@@ -231,7 +231,7 @@ def _insufficient(flag: str, matches: Callable[[str], bool]) -> Callable[[JobVie
 
 
 def _as_written(spec: Object, resource: str) -> str:
-    """Return how much of a resource the first container asks for that names it, as its manifest has it."""
+    """Return the amount of a resource in the first container that requests it, as the manifest writes it."""
     for container in spec.get("containers") or []:
         resources = container.get("resources") or {}
         for amounts in (resources.get("requests") or {}, resources.get("limits") or {}):

@@ -80,7 +80,7 @@ def _states(view: JobView, name: str) -> list[tuple[str, Object]]:
 
 
 def _failed_start(pattern: re.Pattern[str]) -> Locate:
-    """Return what finds the failed starts whose message matches a pattern, with the time of the first one."""
+    """Return a Locate for failed starts whose message matches ``pattern``, with the time of the first one."""
 
     def locate(view: JobView) -> Trace | None:
         found = [(name, match, item) for name, text, item in _starts(view) if (match := pattern.search(text))]

@@ -29,7 +29,7 @@ from flk.health.scheduling import UNSCHEDULABLE
 from flk.observe.model import Finding
 from flk.observe.view import JobView
 
-# What is checked of a cluster, and with a job of what the job needs, in the order in which it is told.
+# The checks of a cluster and, given a job, of the job's needs, in the order of the report.
 OF_CLUSTER: Final[tuple[Callable[[Cluster], Iterator[Result]], ...]] = (
     controllers.before,
     rights.before,
@@ -43,8 +43,7 @@ OF_JOB: Final[tuple[Callable[[Cluster, Pods], Iterator[Result]], ...]] = (
     volumes.before,
     scheduling.before,
 )
-# Of each group only the first cause that is found counts: the one that says most comes first, and the last one takes
-# what the others do not know.
+# Of each group only the first cause that is found counts: the most specific one comes first, the most general one last.
 GROUPS: Final[tuple[tuple[Cause, ...], ...]] = (
     (*queue.CAUSES, *gang.CAUSES),
     deadlock.CAUSES,
@@ -60,16 +59,16 @@ GROUPS: Final[tuple[tuple[Cause, ...], ...]] = (
 )
 CAUSES: Final[tuple[Cause, ...]] = tuple(cause for group in GROUPS for cause in group)
 
-# Ends that say little. What kept a pod away, or what ended it from outside, explains them.
+# Ends without an explanation of their own. A cause that kept a pod away, or ended it from outside, explains them.
 _ABSENT: Final = ("RendezvousTimeout", "PodLost", "FailedWithoutTrace")
 _SHALLOW: Final = ("ExitedWithCode", "KilledBySignal", "Failed")
-# What kept a job from running says more than that it is gone.
+# A cause that kept the job from running explains more than the deletion.
 LATER: Final = tuple(cause.code for cause in deletion.CAUSES)
 _FROM_OUTSIDE: Final = ("Evicted", "Preempted", "NodeLost")
 
 
 def examine(cluster: Cluster, pods: Pods | None) -> list[Result]:
-    """Return what every check of a cluster finds, and with the pods of a job also what every check of it finds."""
+    """Return the results of all checks of a cluster and, given the pods of a job, of all checks of the job."""
     results = [result for check in OF_CLUSTER for result in check(cluster)]
     if pods is None:
         return results
@@ -82,10 +81,10 @@ def examine(cluster: Cluster, pods: Pods | None) -> list[Result]:
 def find(view: JobView) -> list[Finding]:
     """Return the causes that are found in a view, the one to report first.
 
-    Of each group only the first row that matches counts, because later rows say less of the same. A job that has failed
-    is explained by its end, unless that says little: then by what kept a pod away, or ended it from outside. In a job
-    that has not ended, what does not resolve by itself comes before what does. Of a job that is gone, or whose pods
-    are, a cause that was found before comes first: what it was read from may be gone too.
+    Of each group only the first row that matches counts, because later rows are less specific. The end of a failed job
+    is its cause, unless the end has no explanation of its own: then a cause that kept a pod away, or ended it from
+    outside, comes first. In a job that has not ended, causes that do not resolve by themselves come first. If the job
+    or its pods are gone, an archived cause comes first: the objects that it was read from may be gone too.
     """
     if view.succeeded and not view.failed:
         return []

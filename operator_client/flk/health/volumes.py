@@ -100,7 +100,7 @@ def _written(pods: Pods, claim: str) -> bool:
 
 
 def _unscheduled(pattern: re.Pattern[str]) -> Locate:
-    """Return what finds the pods of which the scheduler says something that matches a pattern."""
+    """Return a Locate for pending pods whose scheduler message matches ``pattern``."""
 
     def locate(view: JobView) -> Trace | None:
         waiting = [pod for pod in view.pods if pod.phase == PodPhase.PENDING and pod.message]
@@ -182,7 +182,7 @@ def _mount_events(view: JobView) -> Iterator[tuple[PodState, Object, str]]:
 
 
 def _unmounted(pattern: re.Pattern[str]) -> Locate:
-    """Return what finds the first pod with a volume that cannot be mounted for a reason that matches a pattern."""
+    """Return a Locate for the first pod with a volume that cannot be mounted, where the reason matches ``pattern``."""
 
     def locate(view: JobView) -> Trace | None:
         for pod, event, text in _mount_events(view):
@@ -194,7 +194,7 @@ def _unmounted(pattern: re.Pattern[str]) -> Locate:
 
 
 def _source_missing(*, code: bool) -> Locate:
-    """Return what finds the pods that wait for a Secret or ConfigMap: the one with the job's code, or another one."""
+    """Return a Locate for pods that wait for a Secret or ConfigMap: with the job's code (``code``), or another one."""
 
     def locate(view: JobView) -> Trace | None:
         for pod, event, text in _mount_events(view):

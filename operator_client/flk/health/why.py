@@ -57,7 +57,7 @@ class Report:
     summary: str  # one sentence: the cause, that nothing is wrong, or that the cause is unknown
     known: bool  # whether the cause is known, or nothing is wrong
     stuck: bool = False  # the job does not go on by itself
-    place: str = ""  # where that was kept which does not exist any more: "on this machine"; empty: all of it exists
+    place: str = ""  # where the objects are archived that do not exist any more: "on this machine"; empty: all exist
     seen: float | None = None  # when the job was seen last, in seconds since the epoch, if there is a place
     others: list[Other] = field(default_factory=list)
     examined: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Choose what `auto` leaves open, from what the cluster serves: the target, and who starts pods together."""
+"""Choose the target and the gang scheduler where a job says `auto`, from the APIs that the cluster serves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _target(client: JobClient) -> str:
 
 
 def _gang(client: JobClient, job: Job) -> str:
-    """Return the first scheduler of gangs that the cluster has. A TrainJob cannot name its pods' scheduler."""
+    """Return the first gang scheduler that the cluster has. A TrainJob gets none: it cannot name a scheduler."""
     if job.target == "trainjob":
         return NONE
     for name, gang in GANGS.items():
@@ -52,7 +52,7 @@ def _has_runtime(client: JobClient) -> bool:
 
 
 def _found(client: JobClient, target: Target) -> Object | None:
-    """Return what the API server has there; None if there is nothing or the user may not see it."""
+    """Return the object at a path of the API; None if there is none or the user may not read it."""
     try:
         return client.api.call("get", target)
     except ForbiddenError:

@@ -1,4 +1,4 @@
-"""Read what the checks before a job need of a cluster: many small requests at once, each of which may be refused."""
+"""Read a cluster for the checks before a job: many small requests at once, each of which may be refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
-    """Return what there is to know of the cluster and of the client's namespace; with ``pods`` also of what they name.
+    """Return the cluster and the client's namespace as the checks need them; with ``pods`` also the objects they name.
 
     Raises UnreachableError and NoConfigError if the API server does not answer or refuses the credentials. Whatever
     else cannot be read becomes Unreadable.
@@ -121,7 +121,7 @@ def _storage_classes(objects: Mapping[tuple[str, str], Object | Unreadable]) -> 
 
 
 def _rights(client: JobClient, rights: Sequence[Right]) -> dict[Right, bool] | Unreadable:
-    """Ask for every right that flk's commands need, and for that to create pods, with which a pod can be tried."""
+    """Ask for every right that flk's commands need, and for the right to create pods, which a trial of a pod needs."""
     questions = [*rights, ("create", "pods")]
     with ThreadPoolExecutor(_THREADS) as pool:
         answers = list(pool.map(lambda question: _may(client, *question), questions))
@@ -156,8 +156,8 @@ def _admission(
 ) -> Object | Unreadable:
     """Have the API server check a pod of the job, without creating it.
 
-    What the pod names and the cluster lacks is left out: the API server would refuse the pod for it, and not say what
-    else is wrong.
+    References to objects that the cluster lacks are left out: the API server would refuse the pod for them, and not say
+    what else is wrong.
     """
     absent = {name for (_, name), item in named.items() if isinstance(item, Unreadable) and item.missing}
     spec = {key: value for key, value in pods.spec.items() if key not in _NAMING or value not in absent}

@@ -27,7 +27,7 @@ LINE_LIMIT: Final = 1000  # characters of a line
 
 
 class Recorder:
-    """Collects what is seen of one job. Several threads may use one recorder.
+    """Archives the observations and the last log lines of one job. Several threads may use one recorder.
 
     A state folder that cannot be written does not disturb the command: ``note`` is called once with the reason.
     """
@@ -45,7 +45,7 @@ class Recorder:
         self._next_write = 0.0
 
     def observe(self, seen: Observation, state: State | None = None) -> None:
-        """Take over what is new, and write it now and then. A job that is gone stays as it was seen last."""
+        """Record an observation, and write the archive periodically. A job that is gone stays as it was seen last."""
         with self._lock:
             if seen.job is not None and seen.gone is None:
                 self._take_job(seen.job)
@@ -67,7 +67,7 @@ class Recorder:
                 self._write()
 
     def add_line(self, pod: str, line: str) -> None:
-        """Take over a line of a pod's log."""
+        """Add a line of a pod's log."""
         with self._lock:
             lines = self._lines.setdefault(pod, deque())
             lines.append(line[:LINE_LIMIT])
@@ -76,7 +76,7 @@ class Recorder:
             self._changed = True
 
     def set_lines(self, pod: str, lines: Sequence[str]) -> None:
-        """Take over the end of a pod's log in place of what was kept of it."""
+        """Replace the kept lines of a pod's log by these."""
         with self._lock:
             self._lines[pod] = deque([line[:LINE_LIMIT] for line in lines[-self._lines_of_a_pod :]])
             self._changed = True
@@ -143,7 +143,7 @@ class Recorder:
         self._take_cause(state)
 
     def _take_cause(self, state: State) -> None:
-        """Take over the cause of a state, unless it can only say less than the one that is archived."""
+        """Archive the cause of a state, unless the archived cause says more."""
         before = self._observed.cause
         if state.phase in (Phase.TERMINATING, Phase.DELETED):
             return  # the cause is what was wrong before
@@ -186,5 +186,5 @@ def _lacks_pods(state: State) -> bool:
 
 
 def _summary(cause: FoundCause | None) -> tuple[str, ...]:
-    """Return what of a cause does not count up."""
+    """Return phase, code and sentence of a cause: the part that no counter changes."""
     return (cause.phase, cause.finding.code, cause.finding.sentence) if cause else ()

@@ -53,8 +53,10 @@ class Submission:
 
 
 def prepare(job: Job, root: Path, client: JobClient) -> Submission:
-    """Do everything but the creation. The only requests to the cluster read the namespace's defaults, and what it
-    serves if the job leaves that open.
+    """Return a submission that is ready to be created.
+
+    The only requests to the cluster read the namespace's defaults and, if target or gang is ``auto``, which APIs the
+    cluster serves.
     """
     job = chosen(client, defaults.apply(job, defaults.parse(client.list_defaults()))).named()
     bundle = make_bundle(job, root)
@@ -82,8 +84,9 @@ def objects_with_uid(job: Object) -> list[Object]:
 def submit(job: Job, root: str | Path = ".", *, namespace: str | None = None, context: str | None = None) -> JobHandle:
     """Create ``job`` in a cluster and return a handle on it.
 
-    The files that the job needs are looked up below ``root``. ``context`` and ``namespace`` default to those of the
-    kubeconfig. Raises UsageError if the job or its files cannot be submitted, ApiError if the API server refuses it.
+    The files that the job needs are looked up below ``root``. ``context`` and ``namespace`` default to the current
+    context of the kubeconfig and its namespace. Raises UsageError if the job or its files cannot be submitted,
+    ApiError if the API server refuses it.
     """
     return prepare(job, Path(root), JobClient.connect(context, namespace)).create()
 

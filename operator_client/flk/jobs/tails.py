@@ -13,7 +13,7 @@ from flk.observe.client import JobClient
 from flk.targets import CONTAINERS
 from flk_runtime.contract import log_format
 
-MAX_PODS: Final = 64  # pods of one job whose logs are read: those that failed before those that succeeded
+MAX_PODS: Final = 64  # pods of one job whose logs are read: failed pods before successful ones
 THREADS: Final = 4
 IDLE: Final = 5.0  # seconds without a byte after which a log is given up
 

@@ -46,7 +46,7 @@ class RetryPolicy:
 
     @classmethod
     def within(cls, seconds: float | None) -> RetryPolicy:
-        """Return the policy for requests that may take so many seconds with all attempts; 0 means without a limit."""
+        """Return the policy that limits a call to ``seconds`` in total, retries included; 0 means no limit."""
         if seconds is None:
             return cls()
         limit = seconds or 86_400.0

@@ -174,7 +174,7 @@ def _impersonation(context: Context) -> urllib3.HTTPHeaderDict:
     """Return the headers for `as`, `as-uid`, `as-groups` and `as-user-extra` of a kubeconfig's user."""
     user, headers = dict(context.user), urllib3.HTTPHeaderDict()
     options = connection_options().connection
-    if options.user or options.groups:  # as kubectl: they count instead of those of the kubeconfig
+    if options.user or options.groups:  # as in kubectl: they replace the kubeconfig's user and groups
         user |= {"as": options.user or user.get("as"), "as-groups": options.groups or user.get("as-groups")}
     if user.get("as"):
         headers.add("Impersonate-User", str(user["as"]))

@@ -1,4 +1,4 @@
-"""The kubectl command that does what a request does, for people who want to repeat it by hand."""
+"""The kubectl command that is equivalent to a request, for people who want to repeat the request by hand."""
 
 from __future__ import annotations
 

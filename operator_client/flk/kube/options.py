@@ -1,4 +1,4 @@
-"""ConnectionOptions: what a command line says about all connections, beside the kubeconfig; kubectl's global flags.
+"""ConnectionOptions: the options of a command line for all connections, as kubectl's global flags have them.
 
 They are set once, before the first connection, and hold for the whole process.
 """

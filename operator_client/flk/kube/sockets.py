@@ -1,6 +1,6 @@
 """WebSockets of the API server: commands in containers (`exec`) and connections to pods (`port-forward`).
 
-The first byte of each message is the number of a channel. The protocols are those of kubectl:
+The first byte of each message is the number of a channel. kubectl uses the same protocols:
 https://kubernetes.io/docs/reference/using-api/api-concepts and, for v5, KEP-4006.
 """
 

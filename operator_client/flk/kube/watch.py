@@ -52,7 +52,7 @@ def list_and_watch(
 ) -> Iterator[Listed | Changed]:
     """Yield the collection and then its changes, without end.
 
-    Raises the error of the first list at once, and later what has failed for ``outage`` seconds without an answer in
+    Raises the error of the first list at once. Later errors are raised after ``outage`` seconds without an answer in
     between. A request that is refused is tried again for a shorter time.
     """
     version, listed, failures = "", False, 0

@@ -1,6 +1,6 @@
 """The environment variables that all ranks of a job share, in every pod and under `flk run`.
 
-`flk.manifest.pod` adds the variables of a pod, and the launcher those of torchrun.
+`flk.manifest.pod` adds the variables of a pod, and the launcher adds torchrun's variables.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which of the user's files travel with a job.
 
 In a git checkout: the tracked files below the folder as they are in the work tree, and Python files that git neither
-tracks nor ignores. Elsewhere: all files below the folder, except hidden files and what tools put there. The patterns of
+tracks nor ignores. Elsewhere: all files below the folder, except hidden files and the folders of tools. The patterns of
 `ship` add files to either. Files whose names look like keys or passwords, and links to files outside of the folder,
 travel only if `ship` lists them by name.
 """

@@ -59,7 +59,7 @@ def pod_template(job: Job, bundle: Bundle, config_maps: list[str], namespace: st
 
 
 def chosen_target(job: Job) -> Target:
-    """Return what the job becomes. Raises UsageError for ``auto``, which only a cluster can answer."""
+    """Return the target of the job. Raises UsageError for ``auto``, which only a cluster can resolve."""
     name = job.target_or_default
     if name == AUTO:
         raise UsageError(

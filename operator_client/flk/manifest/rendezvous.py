@@ -10,7 +10,7 @@ from flk.spec.job import Job
 from flk_runtime.contract import pod_env, pod_layout
 
 _UID, _SECRET = "uid", "secret"  # keys of the Secret
-# Ports for pods that use the network of their node: below those of Services (NodePort) and of outgoing connections.
+# Ports for pods that use the network of their node: below the ports of Services (NodePort) and outgoing connections.
 _NODE_PORTS: Final = range(24_000, 29_000)
 
 

@@ -18,7 +18,7 @@ _WORDS: Final = frozenset(
     {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "none", "nan", "inf", "infinity"}
 )
 
-_Base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # that of libyaml is many times faster
+_Base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the dumper of libyaml is many times faster
 
 
 class _Dumper(_Base):  # type: ignore[misc]

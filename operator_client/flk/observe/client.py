@@ -142,7 +142,7 @@ class JobClient:
         return [_with_kind(job, target) for job in found if _is_training_job(target, job)]
 
     def list_pods(self, job: str) -> list[Object]:
-        """Return the pods with the name of a job. Those of an earlier job of that name may be among them."""
+        """Return the pods with the name of a job. Pods of an earlier job of that name may be among them."""
         selector = self.target_of(job).pod_selector(job)
         return self.api.list_all(self.target(PODS), {"labelSelector": selector})[0]
 
@@ -208,8 +208,8 @@ class JobClient:
     def stream_log(self, pod: Object, idle: float, **options: Any) -> AbstractContextManager[Iterator[bytes]]:
         """Stream the lines of a pod's training container.
 
-        ``options`` are those of the API (follow, tailLines, …). None leaves one out. Raises UnreachableError when
-        nothing comes for ``idle`` seconds.
+        ``options`` are the API's options for logs (follow, tailLines, …); a value of None leaves one out. Raises
+        UnreachableError when nothing comes for ``idle`` seconds.
         """
         given = {key: value for key, value in options.items() if value is not None and value is not False}
         query = {key: "true" if value is True else str(value) for key, value in given.items()}

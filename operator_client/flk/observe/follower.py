@@ -58,7 +58,7 @@ class Follower:
         """Yield the job after every change and at least every ``interval`` seconds.
 
         Ends when the job was deleted and none of its pods is left. Raises JobNotFoundError if there is no such job at
-        the beginning, and what the watches raise.
+        the beginning, and passes on the errors of the watches.
         """
         while True:
             changed = self._apply_changes(interval)

@@ -1,7 +1,7 @@
 """Which requests would tell more about a job, and what their answers add to its observation: pure functions.
 
-A job that runs undisturbed needs its launchers' record, and nothing beside the job and its pods otherwise. Of a job in
-trouble, events are needed first, and then the objects that these point to.
+A job that runs undisturbed needs only the job, its pods and its launchers' record. A job in trouble needs its events
+first, and then the objects that the events point to.
 """
 
 from __future__ import annotations

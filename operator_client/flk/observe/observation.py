@@ -1,4 +1,4 @@
-"""Observation: what was seen of one job until one moment, as it was: what is followed, archived and interpreted."""
+"""Observation: everything that was read of one job until one moment. It is followed, archived and interpreted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOG_LINES: Final = 40  # last lines of a log that are searched for a cause
 
 @dataclass(frozen=True)
 class Need:
-    """One request that tells more about a job: what is read, and of which object."""
+    """One request for more about a job: what to read, and of which object."""
 
     what: str  # "events", "log", or the field of Observation that the answer goes to
     name: str = ""  # of the object, or of the pod; empty: all of them
@@ -39,7 +39,7 @@ class StateChange:
 
 @dataclass(frozen=True)
 class FoundCause:
-    """The cause of a job's state, with its evidence. What it was read from may be gone when somebody asks for it."""
+    """The cause of a job's state, with its evidence. The objects that it was read from may be gone later."""
 
     time: float  # when it was seen last
     phase: str  # of the job then
@@ -48,11 +48,11 @@ class FoundCause:
 
 @dataclass(frozen=True)
 class Observation:
-    """What was seen of one job until one moment, as it was.
+    """Everything that was read of one job until one moment.
 
-    Times are in seconds since the epoch, by the API server's clock. Objects are those of the API. A mapping without an
-    entry means that the object was not read or does not exist; ``missing`` names those that the API server does not
-    have, as ``persistentvolumeclaims/data``.
+    Times are in seconds since the epoch, by the API server's clock. Objects are the API's objects, unchanged. A mapping
+    without an entry means that the object was not read or does not exist; ``missing`` names the objects that the API
+    server does not have, as ``persistentvolumeclaims/data``.
     """
 
     job: Object | None  # as it was seen last; None: no object of it was seen, only what the launchers have archived
@@ -77,8 +77,8 @@ class Observation:
     unreadable: frozenset[str] = frozenset()  # what the user may not read: "nodes"
     answered: frozenset[Need] = frozenset()  # the requests that were made for this observation
     # From an archive:
-    place: str = ""  # where that is kept which does not exist any more: "on this machine"; empty: all of it exists
-    archived: float = 0.0  # when that was seen last which does not exist any more
+    place: str = ""  # where the objects are archived that do not exist any more: "on this machine"; empty: all exist
+    archived: float = 0.0  # when the objects were seen last that do not exist any more
     states: Sequence[StateChange] = ()  # oldest first
     cause: FoundCause | None = None  # of the last state before the deletion; None: nothing was wrong
 
@@ -94,14 +94,14 @@ class Observation:
 
 
 def from_archive(archived: Observation) -> Observation:
-    """Return what is archived of a job that is gone as what is known of it now."""
+    """Return an archived observation as the current observation of a job that is gone."""
     gone = archived.time if archived.gone is None else archived.gone
     seen = archived.cause.time if archived.cause else archived.time
     return replace(archived, gone=gone, archived=seen, logs=_ends(archived))
 
 
 def with_archive(seen: Observation, archived: Observation) -> Observation:
-    """Return what is seen of a job that exists with the pods, events, lines and the record that only an archive has."""
+    """Return this observation of an existing job with the pods, events, lines and record that only an archive has."""
     pods = {pod["metadata"]["name"]: pod for pod in (*archived.pods, *seen.pods)}
     known = {event["metadata"]["name"] for event in seen.events}
     events = [event for event in archived.events if event["metadata"]["name"] not in known]
@@ -125,7 +125,7 @@ def _ends(archived: Observation) -> Mapping[str, Sequence[str]]:
 
 
 def unnamed_pod(index: int) -> str:
-    """Return what stands for the name of a pod of a job without an object: nothing tells its name."""
+    """Return a placeholder for the name of a pod of a job without an object, from which the name would follow."""
     return f"pod {index}"
 
 

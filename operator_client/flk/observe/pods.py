@@ -65,7 +65,7 @@ def was_killed_without_reason(pod: Object, since: float) -> bool:
     """Return whether the container got SIGKILL after ``since`` and in the pod nothing but its memory limit explains it.
 
     containerd reports OOMKilled only if it hears of the kernel's kill before it handles the end of the container, else
-    Error. Whoever else sends SIGKILL leaves a trace: a reason in the status of the pod (Evicted), a condition
+    Error. Any other sender of SIGKILL leaves a trace: a reason in the status of the pod (Evicted), a condition
     (DisruptionTarget), a deletion, or an event of the kubelet (Killing), which the caller looks for.
     """
     status = pod.get("status") or {}

@@ -1,4 +1,4 @@
-"""Reader: makes the requests that an observation needs, none of them again within some seconds."""
+"""Reader: sends the requests that an observation needs, and repeats none of them within some seconds."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Reader:
         self._backoffs = {True: _Backoff(*RECORD_EVERY), False: _Backoff(*EVENTS_EVERY)}  # by: of the launchers
 
     def complete(self, seen: Observation) -> Observation:
-        """Return the observation of a job that exists with what else is needed to say how it stands."""
+        """Return the observation of an existing job together with the answers to the requests that it needs."""
         before, self._answers = self._answers, {}
         due: dict[bool, bool] = {}
         while wanted := needs(seen):
@@ -186,7 +186,7 @@ class Reader:
 
 
 class _Backoff:
-    """When something is read again: after a pause that doubles, up to a longest one, while the pods do not change."""
+    """Says when to read something again: after a pause that doubles, up to a maximum, while the pods do not change."""
 
     def __init__(self, shortest: float, longest: float) -> None:
         self._shortest, self._longest = shortest, longest
@@ -195,7 +195,7 @@ class _Backoff:
         self._read = -longest
 
     def due(self, pods: Iterable[Object]) -> bool:
-        """Return whether it is read now. ``pods`` are those of the job."""
+        """Return whether the next read is due. ``pods`` are the pods of the job."""
         phases = frozenset((pod["metadata"]["uid"], (pod.get("status") or {}).get("phase", "")) for pod in pods)
         if phases != self._pods:
             self._pods, self._pause = phases, self._shortest

@@ -38,7 +38,7 @@ class JobView:
     """What an observation of a job means: its pods, its events, the launchers' records and the objects around it."""
 
     def __init__(self, seen: Observation, commands: Commands | None = None) -> None:
-        """``commands`` makes the commands that are suggested; by default, those of the job's namespace."""
+        """``commands`` makes the commands that are suggested; by default, commands for the job's namespace."""
         self.around = seen
         self.job: Object = seen.job or {}  # empty if only the launchers' record is left
         self.events, self.now, self.gone = seen.events, seen.time, seen.gone
@@ -119,7 +119,7 @@ class JobView:
 
     @cached_property
     def resizable(self) -> bool:
-        """Whether other pods may train than those with the lowest indexes: the job is elastic or has spares."""
+        """Whether pods without the lowest indexes may train: the job is elastic or has spares."""
         return bool(self._setting(MIN_PODS) or self.spares)
 
     @property
@@ -141,7 +141,7 @@ class JobView:
 
     @property
     def record(self) -> JobRecord | None:
-        """The record that knows of most attempts, and among these one that knows the end."""
+        """The record with the most attempts, and among equal ones a record that has the job's end."""
         return max(
             self.records,
             key=lambda r: (r.attempts[-1].number if r.attempts else -1, r.outcome in ("failed", "succeeded")),

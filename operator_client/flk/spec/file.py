@@ -19,7 +19,7 @@ SIZE_LIMIT: Final = 1_000_000  # bytes; a job file is a page
 _VALUE_LIMIT: Final = 50_000  # values, aliases included: a few nested aliases can expand to more than the memory holds
 _DEPTH_LIMIT: Final = 100  # nested mappings and lists
 
-_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # that of libyaml is many times faster
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the loader of libyaml is many times faster
 
 
 class _Loader(_Base):  # type: ignore[misc]
@@ -58,7 +58,7 @@ for _tag, _pattern, _first in (
 def read(path: str, *, hint: str = "") -> dict[str, Any]:
     """Return the mapping in a YAML file, or on stdin for ``-``. Raises UsageError with the line for anything else.
 
-    ``hint`` is that of the error for a file that does not exist.
+    ``hint`` is the hint of the error for a file that does not exist.
     """
     return mapping(_text(path, hint), source_name(path))
 
@@ -74,7 +74,7 @@ def source_name(path: str) -> str:
 
 
 def mapping(text: str, source: str) -> dict[str, Any]:
-    """Return the mapping that YAML text describes; that of an empty text is empty. ``source`` names it in errors."""
+    """Return the mapping that YAML text describes, empty for an empty text. ``source`` names the text in errors."""
     try:
         _check_depth(text, source)
         data = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader

@@ -55,7 +55,7 @@ def pod_name(target: str, job: str, index: int | str) -> str:
 
 
 def longest(job: str, replicas: int, target: str = "pytorchjob") -> str:
-    """Return the longest name that is derived from a job's name: that of its last pod, and of its Service."""
+    """Return the longest name that is derived from a job's name: the name of its last pod, and of its Service."""
     wanted = AUTO_TARGET_NAMES if target == AUTO else target
     return pod_name(wanted, job, replicas - 1) + _SUFFIXES.get(wanted, "")
 

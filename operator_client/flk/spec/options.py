@@ -14,7 +14,7 @@ from flk_runtime.contract.variable import Variable
 
 
 class Form(enum.Enum):
-    """What the text of a flag is, and so where its value goes."""
+    """The form of a flag's text, which decides where its value goes."""
 
     TEXT = enum.auto()  # the field's value
     NUMBER = enum.auto()  # the field's value, a whole number
@@ -57,7 +57,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The name of the flag as that of a parameter: ``save_every`` for --save-every."""
+        """The name of the flag as a parameter of a function: ``save_every`` for --save-every."""
         return self.flags[0].removeprefix("--").replace("-", "_")
 
     @property

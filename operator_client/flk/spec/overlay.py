@@ -67,7 +67,7 @@ def load_job(
     """Return the job that ``flags``, the job file and ``environment`` describe, and the folder that contains its code.
 
     ``flags`` maps the names of flags (``save_every`` for --save-every, ``words`` for the positional arguments) to their
-    text, or None. ``notify`` is called with what was chosen without being named. Raises UsageError.
+    text, or None. ``notify`` is called with a sentence about a choice that flk has made itself. Raises UsageError.
     """
     source = flags["file"]
     if source is None and Path(JOB_FILE).is_file():
@@ -82,7 +82,7 @@ def load_job(
 
 
 def lay_over(fields: dict[str, Any], flags: Mapping[str, Any], environment: Mapping[str, str]) -> Overlay:
-    """Lay all flags but those of the command over the fields of a job file. Raises UsageError for a malformed flag."""
+    """Lay all flags, except the command's, over the fields of a job file. Raises UsageError for a malformed flag."""
     overlay = Overlay(fields)
     if fields.get("image") is None:
         overlay.set(["image"], environment.get(IMAGE_VARIABLE) or None, f"${IMAGE_VARIABLE}")

@@ -53,7 +53,7 @@ CONTROLLERS: Final[Mapping[str, Sequence[Controller]]] = {
 
 @dataclass(frozen=True)
 class Trouble:
-    """Why a controller does nothing: its Deployment has no pod that is ready."""
+    """Why a controller does not work: its Deployment has no ready pod."""
 
     found: str  # what follows the name of the controller: "is scaled to 0 pods"
     field: str  # path in the Deployment
@@ -62,7 +62,7 @@ class Trouble:
 
 
 def trouble(controller: Controller, deployment: Object) -> Trouble | None:
-    """Return why a controller with this Deployment does nothing, None if it has a pod that is ready."""
+    """Return why a controller with this Deployment does not work, None if it has a ready pod."""
     name, where = deployment["metadata"]["name"], f"-n {deployment['metadata']['namespace']}"
     wanted = int((deployment.get("spec") or {}).get("replicas", 1))
     ready = int((deployment.get("status") or {}).get("readyReplicas") or 0)

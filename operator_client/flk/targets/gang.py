@@ -55,7 +55,7 @@ NONE: Final = "none"
 
 
 def pod_groups(job: Job, in_namespace: Object) -> list[Object]:
-    """Return the PodGroup of a job whose pods start together; nothing for others."""
+    """Return the PodGroup of a job that has a gang scheduler, in a list; an empty list for other jobs."""
     gang = _gang(job)
     if gang is None:
         return []
@@ -64,7 +64,7 @@ def pod_groups(job: Job, in_namespace: Object) -> list[Object]:
 
 
 def gang_of(manifest: Object) -> Gang | None:
-    """Return who starts the pods of a job's object together, from what flk has recorded in it; None for nobody."""
+    """Return the gang scheduler of a job's object, from the job that flk has recorded in it; None for none."""
     try:
         spec = json.loads((manifest["metadata"].get("annotations") or {}).get(labels.SPEC) or "{}")
     except ValueError:
@@ -83,7 +83,7 @@ def add_gang(template: Object, job: Job) -> None:
 
 
 def _gang(job: Job) -> Gang | None:
-    """Return who starts the pods of a job together. One pod needs nobody."""
+    """Return the gang scheduler of a job; None without one, and for one pod. Raises UsageError for ``auto``."""
     name = job.gang or NONE
     if name == AUTO:
         raise UsageError(

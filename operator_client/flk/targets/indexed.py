@@ -1,7 +1,7 @@
-"""What the targets share whose pods belong to an indexed Job of Kubernetes: its spec, and how its pods are found.
+"""IndexedTarget: the common part of the targets whose pods belong to an indexed Job of Kubernetes.
 
-The launchers start the ranks again while pods live. The Job has to bring back pods that were lost, and to leave alone
-those that have ended for good: that is its pod failure policy.
+The launchers start the ranks again while their pods run. The Job has to recreate pods that were lost, and must not
+recreate pods whose end is final: its pod failure policy says so.
 """
 
 from __future__ import annotations

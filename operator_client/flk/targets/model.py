@@ -1,4 +1,4 @@
-"""Target: what flk knows of one kind of object that a job can become, from its manifest to its status."""
+"""Target: the adapter interface for one kind of object that a job can become, from its manifest to its status."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REPLACED: Final = "Replaced"  # restart policy of pods that their controller rep
 
 @dataclass(frozen=True)
 class Parts:
-    """What a manifest is made of: the job, its metadata and the template of its pods."""
+    """The input of a manifest: the job, its metadata and the template of its pods."""
 
     job: Job
     metadata: Object
@@ -73,7 +73,7 @@ class Target(ABC):
 
     @abstractmethod
     def pod_host(self, job: str, pod: int | str) -> str:
-        """Return the name by which pods reach the pod with an index, or with what stands for it."""
+        """Return the name by which pods reach the pod with an index, or with a placeholder for the index."""
 
     # Reading
 

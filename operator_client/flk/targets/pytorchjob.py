@@ -79,7 +79,7 @@ class PyTorchJob(Target):
         }
 
     def pod_name(self, job: str, role: str, number: int | str) -> str:
-        """Return the name of a pod, which is that of its Service too."""
+        """Return the name of a pod, which is the name of its Service too."""
         return f"{job}-{role.lower()}-{number}" if role != WORKER else names.pod_name(self.name, job, number)
 
     def position(self, pod: Object) -> tuple[str, int]:

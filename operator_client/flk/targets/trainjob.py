@@ -1,7 +1,7 @@
 """TrainJob: the target of Kubeflow Trainer 2, with a ClusterTrainingRuntime of flk's own.
 
-A TrainJob holds what differs between jobs, and the runtime what all have in common. The runtime's Job brings back pods
-as those of the other targets do.
+A TrainJob holds what differs between jobs, and the runtime what all have in common. The runtime's Job recreates lost
+pods under the same rules as the other targets.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def _dry_run(client: JobClient, manifest: Object) -> Object:
 
 
 def _check_on_server(client: JobClient, manifests: Sequence[Object]) -> None:
-    """Have the API server check one manifest of each kind, so that what it refuses is refused before anything exists.
+    """Have the API server check one manifest of each kind, so that a refusal comes before anything is created.
 
     The job's name is not checked here: `create_job` finds out whose the existing job is.
     """

@@ -1,4 +1,4 @@
-"""Delete jobs by name or by what they have in common, and wait until nothing of them is left."""
+"""Delete jobs by name or by their properties, and wait until their pods are gone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ENDED: Final = (Phase.SUCCEEDED, Phase.FAILED)
 
 @dataclass(frozen=True)
 class Selection:
-    """Which jobs of a namespace to delete: those for which everything that is set is true."""
+    """Which jobs of a namespace to delete: a job has to meet every condition that is set."""
 
     selector: str | None = None  # of labels, as kubectl's
     finished: bool = False  # only jobs that have succeeded or failed

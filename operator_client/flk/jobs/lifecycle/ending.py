@@ -24,9 +24,9 @@ def watch_pods_end(
     awaited: str,
     overdue: str,
 ) -> Iterator[Observation]:
-    """Yield what is seen of a job (name and UID) while its pods end; the caller stops when it has seen enough.
+    """Yield observations of a job (name and UID) while its pods end, until the caller stops.
 
-    ``report`` is called now and then with the number of pods left and ``awaited``, what they still do. Raises
+    ``report`` is called periodically with the number of pods left and ``awaited``, what they still do. Raises
     WaitTimeoutError, which begins with ``overdue``, once time.monotonic() has reached ``until``.
     """
     reported = time.monotonic()

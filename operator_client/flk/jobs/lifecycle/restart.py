@@ -133,7 +133,7 @@ def _mounted(job: Object) -> list[str]:
 
 
 def _manifest(item: Object, new_submission: bool = False) -> Object:
-    """Return an object as it was created: without status and what the API server has added."""
+    """Return an object as it was created: without its status and without the fields that the API server has added."""
     made = {key: copy.deepcopy(value) for key, value in item.items() if key not in ("metadata", "status")}
     metadata = {key: copy.deepcopy(item["metadata"][key]) for key in _KEPT_METADATA if key in item["metadata"]}
     annotations: dict[str, Any] = metadata.get("annotations") or {}

@@ -132,7 +132,7 @@ def wait_for_pods_to_end(
 
 
 def stopping_hint(client: JobClient) -> str:
-    """Return how a job is stopped that Kueue manages."""
+    """Return a hint that says how to stop a job that Kueue manages."""
     shown = client.commands.kubectl("get workloads.kueue.x-k8s.io")
     return f"{shown} shows its Workload, whose spec.active: false stops it"
 

@@ -1,4 +1,4 @@
-"""Show the logs that are there now, pod by pod, and what is kept of pods that are gone."""
+"""Show the logs that are there now, pod by pod, and the archived lines of pods that are gone."""
 
 from __future__ import annotations
 

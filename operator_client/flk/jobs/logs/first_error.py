@@ -49,9 +49,9 @@ class _Output:
 def first_error(client: JobClient, name: str, options: LogOptions) -> Generator[LogLine, None, None]:
     """Yield the lines of the rank that failed first, around its error, then notes about the errors of other ranks.
 
-    The launchers' record says which rank it was. Without one, the first error in the logs counts that is not a
-    consequence of a peer's end. Of pods that are gone, the lines count that flk has kept. Raises JobNotFoundError if
-    there is no such job and nothing is kept of one.
+    The launchers' record says which rank it was. Without a record it is the rank with the first error in the logs that
+    is not a consequence of a peer's end. For pods that are gone, flk searches the lines that it has kept. Raises
+    JobNotFoundError if there is no such job and nothing is kept of one.
     """
     outputs, failure = _read(client, name, options)
     first = _of_failure(outputs, failure) or min(

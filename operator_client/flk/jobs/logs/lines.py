@@ -84,7 +84,7 @@ class LineFilter:
         return self.index_of(pod["metadata"]["name"])
 
     def order(self, pod: Object) -> tuple[int, str]:
-        """Return what pods are sorted by: their index, and the older of one index first."""
+        """Return the sort key of a pod: its index, then its age, older pods first."""
         return self.index(pod), str(pod["metadata"].get("creationTimestamp"))
 
     def base_name(self, name: str) -> str:
@@ -92,7 +92,7 @@ class LineFilter:
         return name if name in self._indexes else self._target.base_name(name)
 
     def index_of(self, name: str) -> int:
-        """Return the position of the pod of that name in its job; the number of pods if it is none of them."""
+        """Return the position of the pod of that name in its job; the number of pods for any other name."""
         return self._indexes.get(self.base_name(name), len(self._indexes))
 
     def wants(self, pod: Object) -> bool:
@@ -121,7 +121,7 @@ class LineFilter:
 
 
 class PodLines:
-    """Parses the log of one pod, line by line: the attempt of a line is known from those before it."""
+    """Parses the log of one pod, line by line: the attempt of a line follows from the lines before it."""
 
     def __init__(self, chosen: LineFilter, name: str, index: int) -> None:
         self._chosen, self._name, self._index = chosen, name, index

@@ -24,7 +24,7 @@ class _Container(enum.Enum):
 
 
 class PodLog:
-    """The log of one pod, read request by request. The chosen lines go to ``put``, and all texts to ``keep``.
+    """Reads the log of one pod, request by request. The chosen lines go to ``put``, and all texts to ``keep``.
 
     ``fresh`` is False for a pod that replaces another: its log is read from the start, whatever the options say.
     """

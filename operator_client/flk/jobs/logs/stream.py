@@ -28,9 +28,9 @@ from flk_runtime.contract.log_format import parse_record
 from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.record import JobRecord
 
-FOLLOWED: Final = 200  # pods whose logs are followed at once, each over a connection; those of others are polled
+FOLLOWED: Final = 200  # pods whose logs are followed at once, each over a connection; the logs of other pods are polled
 QUEUED: Final = 5000  # lines that may wait to be printed
-_INTERVAL: Final = 0.3  # seconds between two looks at a job in which nothing changes
+_INTERVAL: Final = 0.3  # seconds between two observations of a job in which nothing changes
 _AFTER_END: Final = 30.0  # seconds after the job's end in which the last lines must come
 _PER_POLLED: Final = 0.1  # seconds more for each pod that is polled
 _WAITING: Final = (Phase.PENDING, Phase.STUCK, Phase.QUEUED, Phase.SUSPENDED)
@@ -46,7 +46,7 @@ def follow(
 ) -> Generator[LogLine, None, None]:
     """Yield all lines of a job, those that are there first, until it has ended and its last line has come.
 
-    What is seen is archived; ``note`` is called if that is impossible. Raises JobNotFoundError if there is no
+    The observations are archived; ``note`` is called if that is impossible. Raises JobNotFoundError if there is no
     such job, and WaitTimeoutError after ``timeout`` seconds.
     """
     lines = _merged(client, name, options, timeout, note)
@@ -89,7 +89,7 @@ def _merged(
 
 
 class _Merger:
-    """A thread that follows a job and has the log of every pod read that it gets."""
+    """A thread that follows a job and starts a reader for the log of every pod."""
 
     def __init__(self, client: JobClient, name: str, options: LogOptions, recorder: Recorder) -> None:
         self.lines: queue.Queue[LogLine] = queue.Queue(QUEUED)
@@ -205,7 +205,7 @@ class _Merger:
             self._recorder.add_line(pod, line)
 
     def _note(self, key: str, text: str) -> None:
-        """Pass a note on, unless one with this key was."""
+        """Pass a note on, unless a note with this key was passed on before."""
         if key not in self._noted:
             self._noted.add(key)
             self._put([LogLine(text, note=True)])

@@ -33,8 +33,8 @@ def run_time_text(state: State) -> str:
 def raise_for_state(state: State, client: JobClient, timeout: float | None = None, *, goal: Goal | None = None) -> None:
     """Return if the job has succeeded; else raise the error that has the exit code of the contract.
 
-    ``timeout`` is the time in seconds that flk has waited for a job that has not finished, and ``goal`` what it has
-    waited for, if not for its end.
+    ``timeout`` is the time in seconds that flk has waited for a job that has not finished, and ``goal`` the goal of the
+    wait, if it was not the job's end.
     """
     name, command = state.name, client.commands.flk
     if state.phase == Phase.SUCCEEDED:

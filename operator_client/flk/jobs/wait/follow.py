@@ -69,8 +69,8 @@ def wait_for(
 ) -> Waited:
     """Follow a job until it ends, reaches the goal, gets stuck (with ``fail_fast``) or ``timeout`` seconds are over.
 
-    ``report`` is called with every state that is news, ``watch`` with every state of a job that goes on, ``note`` with
-    what flk says of itself. Raises JobNotFoundError if there is no such job at the beginning.
+    ``report`` is called with every state worth a line, ``watch`` with every state of a job that goes on, ``note`` with
+    messages of flk about itself. Raises JobNotFoundError if there is no such job at the beginning.
     """
     failed_at: float | None = None
     current: State | None = None

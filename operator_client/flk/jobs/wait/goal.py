@@ -37,11 +37,11 @@ class Goal:
 
     @property
     def is_deletion(self) -> bool:
-        """Whether the goal is that the job is deleted, which a job may still reach that has ended."""
+        """Whether the goal is the deletion of the job, which a job that has ended may still reach."""
         return self.phase == Phase.DELETED
 
     def is_met(self, state: State, job: Object | None) -> bool:
-        """Return whether the job is where it should be. ``job`` is None once it was deleted."""
+        """Return whether the job has reached the goal. ``job`` is None once it was deleted."""
         if self.is_deletion:
             return job is None
         if self.phase is not None:

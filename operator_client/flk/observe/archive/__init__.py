@@ -1,4 +1,4 @@
-"""The archive of jobs: what is known of a job when its pods or the job itself are gone.
+"""The archive of jobs: observations and records that outlive the pods of a job and the job itself.
 
 While flk follows a job, it archives what it sees in the user's state folder (`flk.observe.archive.local`), and the
 launchers archive their record in a ConfigMap (`flk.observe.archive.records`). `find` reads both.

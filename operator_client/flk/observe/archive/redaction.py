@@ -25,7 +25,7 @@ def kept_job(job: Object) -> Object:
 
 
 def _redact(node: Any) -> None:
-    """Replace what may be secret in everything below a node that has an environment or a command, as containers do."""
+    """Replace values that may be secret in the environments and commands anywhere below a node."""
     if isinstance(node, list):
         for item in node:
             _redact(item)
@@ -52,7 +52,7 @@ def kept_pod(pod: Object) -> Object:
 
 
 def kept_event(event: Object) -> Object:
-    """Return an event without what only the API server needs."""
+    """Return an event without the metadata that only the API server needs."""
     return {key: value for key, value in event.items() if key != "metadata"} | {
         "metadata": {"name": event.get("metadata", {}).get("name", "")}
     }
