@@ -4,10 +4,10 @@
 
 The ranks train a model under DDP on this machine; the state is its parameters and AdamW's averages. In each round
 every way of saving is measured once, as the time until the slowest rank may go on. Goals: at most 0.05 of torch.save on
-rank 0 while the others wait, at most that of a hand-written torch.distributed.checkpoint.async_save, and at most 1.3
-times what the ranks take to copy as many bytes from memory to memory, which nothing that copies can beat. The memory
-that a save adds to a rank is compared with the rank's share of the state, goal 2.2. Resuming from the checkpoint is
-compared with torch.load on rank 0 and a broadcast, goal 1.0.
+rank 0 while the others wait, at most the time of a hand-written torch.distributed.checkpoint.async_save, and at most
+1.3 times the time in which the ranks copy as many bytes from memory to memory, a lower bound for every way that copies.
+The memory that a save adds to a rank is compared with the rank's share of the state, goal 2.2. Resuming from the
+checkpoint is compared with torch.load on rank 0 and a broadcast, goal 1.0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compare the held-out loss of DiLoCo with that of DDP after the same tokens, in many rounds of a small GPT.
+"""Compare the held-out losses of DiLoCo and DDP after the same number of tokens, in many rounds of a small GPT.
 
     python benchmarks/diloco_loss.py [--rounds 6] [--steps 2000] [--first 500]
 

@@ -2,9 +2,9 @@
 
     python benchmarks/elastic.py [--rounds 6] [--cluster flk]
 
-The time is that from the last step before to the first step after, which all ranks have finished, by the clock of pod
-0. An elastic job changes between 4 and 3 pods by `flk scale`; the time in which a new pod starts does not count, since
-the others train meanwhile. In a job of 2 pods with a spare, the pod beside pod 0 is killed. Both keep checkpoints in
+The time begins at the last step before the change and ends when all ranks have finished the first step after it, by
+the clock of pod 0. An elastic job changes between 4 and 3 pods by `flk scale`; the time in which a new pod starts does
+not count, since the others train meanwhile. In a job of 2 pods with a spare, the pod beside pod 0 is killed. Both keep checkpoints in
 memory. Goals: at most 5 s for a change of size, and at most 1 s for the spare. It needs what submit.py needs.
 """
 
@@ -75,7 +75,7 @@ class Training:
         self._cluster, self.name = cluster, name
 
     def next_stop(self, after: int, pods: int) -> Stop:
-        """The stop before the first attempt of so many pods that follows attempt number ``after``. Waits for it."""
+        """Wait for the first attempt of so many pods after attempt number ``after``. Returns the stop before it."""
         deadline = time.monotonic() + LIMIT
         while time.monotonic() < deadline:
             pod = f"pod/{self.name}-worker-0"
@@ -102,7 +102,7 @@ def training(cluster: Cluster, options: Sequence[str]) -> Iterator[Training]:
 
 
 def change_size(cluster: Cluster, options: Sequence[str], rounds: int) -> tuple[list[float], list[float]]:
-    """Seconds of the changes from 4 to 3 pods, and of those back."""
+    """Seconds of the changes from 4 to 3 pods, and of the changes back."""
     down, up = [], []
     with training(cluster, ["--elastic", "3:4", *options]) as job:
         stop = job.next_stop(-1, 4)

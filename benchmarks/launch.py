@@ -20,7 +20,7 @@ from measure import progress
 THREADS: Final = {"OMP_NUM_THREADS": "1"}  # the ranks share the cores of one machine
 RESULT: Final = "BENCHMARK_RESULT"  # environment variable: the file that rank 0 writes its measurements to
 RESILIENCY: Final = "nvidia-resiliency-ext==0.4.1"
-# What it needs beside torch, which is not installed a second time.
+# Its dependencies except torch, which is not installed a second time.
 RESILIENCY_NEEDS: Final = ("defusedxml", "nvidia-ml-py", "packaging", "psutil>=6", "pynvml>=12", "pyyaml")
 
 
@@ -32,7 +32,7 @@ class Process:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def start(self, folder: Path, **options: Any) -> subprocess.Popen[Any]:
-        """Start it in ``folder``. ``options`` are those of subprocess.Popen."""
+        """Start it in ``folder``. ``options`` are passed to subprocess.Popen."""
         environment = os.environ | THREADS | dict(self.variables)
         return subprocess.Popen(self.command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, **options)
 
@@ -42,7 +42,7 @@ Launcher = Callable[[Sequence[str], int, int, int], list[Process]]
 
 
 def flk(script: Sequence[str], ranks: int, launchers: int = 1, restarts: int = 0) -> list[Process]:
-    """flk's launcher as a pod starts it. ``ranks`` are those of all launchers together."""
+    """flk's launcher as a pod starts it. ``ranks`` is the number of ranks of all launchers together."""
     shared = {
         "FLK_PODS": str(launchers),
         "FLK_PROCESSES": str(ranks // launchers),
@@ -102,7 +102,7 @@ def with_packages(folder: Path) -> str:
 
 @functools.cache
 def packages_folder(peer: str, needs: tuple[str, ...]) -> Path | None:
-    """The folder with a peer and what it needs beside torch, installed on the first call.
+    """The folder with a peer and its dependencies except torch, installed on the first call.
 
     It lies in the user's cache folder and is found through PYTHONPATH, so that the environment of flk stays as it is.
     Returns None, and prints a line on stderr, if the installation fails.

@@ -1,4 +1,4 @@
-"""Paired measurements: run the things to compare in alternating order, and report their ratio against a goal.
+"""Paired measurements: run both sides of a comparison in alternating order, and report their ratio against a goal.
 
 Each benchmark measures flk and a named peer in the same rounds. The ratio is taken round by round, so that the load of
 the machine, which changes over minutes, affects both sides of a ratio alike. The result is the median of these ratios

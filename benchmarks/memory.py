@@ -4,10 +4,10 @@
 
 Two launchers run on this machine, as two pods would, and hold copies of each other's parts. First, four ranks train a
 model under DDP and save once, and then one of them is killed. The time from the kill until all ranks have the state
-again is compared with that of the same job with a folder in place of the memory; the folder's files are in the page
+again is compared with the time of the same job with a folder in place of the memory; the folder's files are in the page
 cache, which is the best case of a volume. Goal: at most the folder's time. Second, the GPT example on two ranks saves
-in every step, with the default model and with a larger one. Its steps per second are compared with those of a run
-without checkpoints. Goal: at least 0.9.
+in every step, with the default model and with a larger one. Its steps per second are compared with a run without
+checkpoints. Goal: at least 0.9.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 Both sides train the same model in the same processes, in alternating order: a round is --steps steps of each. Short
 rounds make both sides see the same load of the machine. flk neither logs nor saves in these rounds.
 
-A second comparison is of flk's defaults under ddp: a line of metrics every 10 steps, a checkpoint every 100. The loop
+A second comparison has flk's defaults under ddp: a line of metrics every 10 steps, a checkpoint every 100. The loop
 by hand does the same work: it averages the loss over the ranks and prints it every 10 steps, and rank 0 saves model and
 optimizer with torch.save every 100. Here a round is 100 steps.
 

@@ -1,4 +1,4 @@
-"""Compare what `flk plan` predicts with published runs, and measure what planning a large model takes.
+"""Compare predictions of `flk plan` with published runs, and measure time and memory of planning a large model.
 
     python benchmarks/plan.py [--rounds 6]
 
@@ -72,7 +72,7 @@ def bench(model: str, steps: int) -> dict[str, tuple[float, float]]:
 
 
 def longest_order(times: Sequence[tuple[float, float]]) -> int:
-    """The most of these (measured, predicted) that are in the same order by both, up to times that count as equal."""
+    """The size of the largest subset of (measured, predicted) that both put in the same order, up to equal times."""
 
     def agree(one: tuple[float, float], other: tuple[float, float]) -> bool:
         ratios = [second / first for first, second in zip(one, other, strict=True)]
@@ -107,7 +107,7 @@ def main() -> int:
 
 
 def compare_published(report: measure.Report, rounds: int) -> None:
-    """Compare with published runs, and what planning takes with its limits."""
+    """Compare predictions with published runs, and the time and memory of planning with their limits."""
     large = [plan("70b", 1024, 1)[1:] for _ in range(rounds)]
     for number, (what, unit, limit) in enumerate((("wall time", "s", SECONDS), ("peak memory", "MB", MEGABYTES))):
         found = [each[number] for each in large]

@@ -2,9 +2,9 @@
 
     python benchmarks/rendezvous.py [--rounds 6] [--launchers 1000]
 
-One process is the leader. Another one simulates the launchers of all pods: each has a connection of its own, says who
-it is, joins, and learns of the attempt. Then one of them reports a failure, all learn of that, join again and learn of
-the next attempt. The peer is torch's TCPStore with what each launcher and the leader would write and read there: one
+One process is the leader. Another one simulates the launchers of all pods: each opens a connection, authenticates,
+joins, and learns of the attempt. Then one of them reports a failure, all learn of it, join again and learn of the next
+attempt. The peer is torch's TCPStore with the keys that each launcher and the leader would write and read there: one
 connection, a key for joining, and a key for the decision. The store neither authenticates nor watches its clients, and
 resolves the name of each of them when it connects.
 Growth is the ratio of the figures of flk with all launchers and with a tenth of them. Goals: no later start than with
@@ -46,8 +46,8 @@ class Figures(NamedTuple):
 
     start: float  # seconds until all launchers have connected and know of the attempt
     restart: float  # seconds from the report of a failure until all know of the next attempt
-    memory: float  # MiB that the leader has grown by
-    descriptors: float  # that the leader has opened
+    memory: float  # growth of the leader's memory in MiB
+    descriptors: float  # descriptors that the leader has opened
 
 
 def main() -> int:
@@ -83,7 +83,7 @@ def main() -> int:
 
 
 def serve_flk(launchers: int) -> int:
-    """Be the leader of so many launchers until stdin ends."""
+    """Run the leader of so many launchers until stdin ends."""
     import torch.distributed  # noqa: F401 - as in the launcher, before the attempt starts
 
     settings = Settings(
@@ -162,7 +162,7 @@ def exchange(selector: selectors.BaseSelector, launchers: int, kind: type[Messag
 
 
 def serve_store(launchers: int) -> int:
-    """Be the leader that reads and writes the store, until stdin ends."""
+    """Run the store, and read and write it as the leader does, until stdin ends."""
     store = new_store(0, serve=True)
     print(store.port, flush=True)
     for attempt in range(2):

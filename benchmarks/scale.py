@@ -1,8 +1,8 @@
-"""Measure what one rank of 100,000 needs to shard a model and make a step, with flk and with torch alone.
+"""Measure time and memory in which one rank of 100,000 shards a model and makes a step, with flk and with torch alone.
 
     python benchmarks/scale.py [--rounds 10] [--ranks 100000]
 
-Each side is a process of its own, and the one of torch does not import flk_runtime. Both use torch's fake backend,
+Each side runs in its own process, and torch's process does not import flk_runtime. Both use torch's fake backend,
 which has as many ranks as it is told and moves no data, as rank 0 of a hybrid mesh with shard groups of 8 ranks. The
 time is CPU time (nothing waits here) from the process group to the end of the first step, without imports; the memory
 is the peak of the process with all that it has imported. Goal: at most 1.1 times torch's.
@@ -33,7 +33,7 @@ BLOCKS, WIDTH = 4, 256
 
 
 def import_flk() -> None:
-    """Import what a script under flk has imported when its model is sharded."""
+    """Import the modules that a script under flk has imported when its model is sharded."""
     import flk_runtime.parallel.fsdp2
     import flk_runtime.run.init  # noqa: F401
 
@@ -50,7 +50,7 @@ def shard_with_flk(
 
 
 def import_torch() -> None:
-    """Import what a script with torch alone has imported when its model is sharded."""
+    """Import the modules that a script with torch alone has imported when its model is sharded."""
     import torch.distributed.device_mesh
     import torch.distributed.fsdp  # noqa: F401
 

@@ -4,7 +4,7 @@
 
 Four hosts, network namespaces of this machine whose links tc limits, run the bundled GPT with two ranks each: as one
 DDP job of 8 ranks, and as 4 workers of DiLoCo with the inner strategy full_shard. All runs see the same number of
-tokens. Then they run it with one rank each, under flk's DiLoCo and that of torchft 0.2.0, which is installed into the
+tokens. Then they run it with one rank each, under flk's DiLoCo and torchft 0.2.0's, which is installed into the
 user's cache folder if that is possible. Both send float32 every 50 steps. Bytes are what the hosts' interfaces have
 sent. It needs root, ip, iptables and tc.
 Goals of DiLoCo: more tokens per second than DDP, at most 1/100 of its bytes per step in fp16 with a round of 50 steps
@@ -36,7 +36,7 @@ from tests.support.network import Host, network
 
 HOSTS, BLOCK = 4, 64
 TORCHFT = "torchft==0.2.0"
-# What it needs beside torch, which is not installed a second time.
+# Its dependencies except torch, which is not installed a second time.
 TORCHFT_NEEDS = ("opentelemetry-exporter-otlp-proto-http>=1.39", "opentelemetry-sdk>=1.39")
 AS_GOOD = measure.at_most(1.01)
 FASTER = measure.at_least(1)

@@ -5,8 +5,8 @@
 Both start the same script as processes of this machine; flk's launcher runs as it does in a pod. The time ends when the
 last rank has finished. There are two scripts: one only opens the process group and does an all-reduce; the other also
 trains a DistributedDataParallel model for one step with an optimizer, which imports much more of torch. Each script is
-measured on 1, 2, 4 … cores, up to those of the machine. Goal: at most a quarter of torchrun's time for 8 ranks. Fewer
-ranks gain less from sharing one import of torch; --goal sets their goal.
+measured on 1, 2, 4 … cores, up to all cores of the machine. Goal: at most a quarter of torchrun's time for 8 ranks.
+Fewer ranks gain less from sharing one import of torch; --goal sets their goal.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Cluster:
         self.environment = kept | {"KUBECONFIG": str(folder / "kubeconfig"), "HOME": str(folder)}
 
     def run(self, command: Sequence[str], stdin: str | None = None) -> str:
-        """The stdout of a command that must succeed; SystemExit with its stderr otherwise."""
+        """Run a command that must succeed and return its stdout. Raises SystemExit with its stderr otherwise."""
         done = subprocess.run(
             command, cwd=self.folder, env=self.environment, input=stdin, capture_output=True, text=True, timeout=LIMIT
         )

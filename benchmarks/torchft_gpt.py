@@ -2,8 +2,8 @@
 
     python benchmarks/torchft_gpt.py WORKER WORKERS ADDRESS LIGHTHOUSE EVERY [arguments of the example]
 
-ADDRESS is this worker's own, and LIGHTHOUSE that of worker 0, which coordinates. Model, data, inner and outer optimizer
-are those of the example under flk. Worker 0 prints the held-out loss in the form of flk's metric lines.
+ADDRESS is this worker's address, and LIGHTHOUSE the address of worker 0, which coordinates. Model, data, inner and
+outer optimizer are the same as in the example under flk. Worker 0 prints the held-out loss in the form of flk's metric lines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torchft.process_group import ProcessGroupGloo
 
 from example import encode_text, load_example
 
-PORT = 29510  # of the lighthouse; the worker's store has the next one
+PORT = 29510  # port of the lighthouse; the worker's store has the next one
 LIMIT = timedelta(seconds=600)
 
 

@@ -43,12 +43,12 @@ class _Marked(Job):
 
 
 def options() -> str:
-    """The text of files/options.json: the marks, and what else the templates have to know of options and targets."""
+    """The text of files/options.json: the marks, and the data about options and targets that the templates read."""
     marks, durations = _marks()
     defaults = Job.model_construct().model_dump(mode="json")
     data = {
         "marks": marks,
-        "numbers": {  # marks of what is computed
+        "numbers": {  # marks of computed values
             "created": _CREATED,
             "most": _MOST,
             "least": _LEAST,
@@ -104,13 +104,13 @@ def _marks() -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def _base(marks: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a job with nothing but what every job has."""
+    """The fields that every job has."""
     always = ("name", "image", "replicas", "strategy", "restarts", "disruptions", "grace")
     return {name: marks[name] for name in always} | {"command": [], "checkpoint": Checkpoint(address="s3://marked")}
 
 
 def _options(marks: dict[str, Any]) -> Iterator[tuple[str, str | None, dict[str, Any], dict[str, Any]]]:
-    """Each option that adds something: its path, the end of its value, and the fields of a job without and with it.
+    """Each option that adds fields: its path, the end of its value, and the fields of a job without and with it.
 
     The end is empty if every value adds the same, and None where a missing value adds something.
     """
@@ -135,7 +135,7 @@ def _options(marks: dict[str, Any]) -> Iterator[tuple[str, str | None, dict[str,
 def _objects(target: str, fields: dict[str, Any]) -> Object:
     """The template of the pods, the job's object without it, its Service and its PodGroup.
 
-    Only the template for what the target refuses: the chart refuses it too.
+    For fields that the target refuses, only the template is returned: the chart refuses them too.
     """
     job = _Marked.model_construct(**fields, target=target)
     template = pod_template(job, _RUNTIME, [f"{job.name}-runtime-0"])

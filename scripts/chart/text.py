@@ -9,7 +9,7 @@ WIDTH: Final = 120  # columns
 
 
 def compact_json(value: Any, indent: str = "") -> str:
-    """JSON with everything on one line that has room there, and lists of numbers, which fill pages otherwise."""
+    """JSON in which every part that fits stands on one line, and so does every list of numbers."""
     line = json.dumps(value, ensure_ascii=False)
     numbers = isinstance(value, list) and all(isinstance(item, int) for item in value)
     if len(indent) + len(line) <= WIDTH or numbers or not isinstance(value, dict | list) or not value:

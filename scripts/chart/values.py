@@ -66,7 +66,7 @@ def values_text() -> str:
 
 
 def described() -> Iterator[tuple[str, Schema]]:
-    """Every value that has a description: its path, and its schema."""
+    """Yield path and schema of every value that has a description."""
     return _all_described(schema(), "")
 
 

@@ -51,13 +51,13 @@ _CHANGING: Final = (
     (r"^\s*PyTorchJob \S+: status\.conditions\[Failed\].*", ""),  # the operator writes it after the launchers' record
     (r'^\s*job "\S+" is failing because .*', ""),
 )
-# What the pages show as ada@lab and lab.
+# The user and the host that the pages show as ada@lab and lab.
 _HOST: Final = re.escape(socket.gethostname())
 _OWNER: Final = rf"\b{re.escape(getpass.getuser())}@{_HOST}\b"
 
 
 def normalized(output: str) -> list[str]:
-    """The different lines of ``output``, sorted, with everything replaced that another run may print otherwise."""
+    """The distinct lines of ``output``, sorted, with placeholders for all that may differ between runs."""
     lines = set()
     for line in output.splitlines():
         for pattern, name in _CHANGING:
@@ -79,7 +79,7 @@ class Session:
         self.environment |= {"COLUMNS": "100", "KUBECONFIG": str(kubeconfig or folder / "no-kubeconfig")}
 
     def run(self, command: str) -> str:
-        """What the command prints, on stdout and stderr together. The namespace counts as ``team``, as on the pages."""
+        """Run a command and return what it prints on stdout and stderr, with the namespace shown as ``team``."""
         if self.namespace:
             command = re.sub(rf"(?<![\w./-]){NAMESPACE}(?![\w./-])", self.namespace, command)
         done = subprocess.run(
@@ -101,7 +101,7 @@ class Session:
 
 
 def run_page(page: Path, where: Sequence[str], *, check: bool, cluster: tuple[Path, str] | None = None) -> int:
-    """Run the commands of one page; the number of its blocks that show something else than was printed.
+    """Run the commands of one page, and return the number of blocks whose text differs from the printed output.
 
     ``cluster`` is a kubeconfig file and the namespace that its context points to. Without it, a page with commands for
     a cluster gets a namespace of its own.
@@ -139,7 +139,7 @@ def run_page(page: Path, where: Sequence[str], *, check: bool, cluster: tuple[Pa
 
 
 def report(block: Block, shown: Sequence[Command], printed: Sequence[Command]) -> int:
-    """Print how the output differs from the page; 1 where it does."""
+    """Print how the output differs from the page. Returns 1 if it differs, else 0."""
     wrong = 0
     for before, now in zip(shown, printed, strict=True):
         old, new = normalized(before.output), normalized(now.output)

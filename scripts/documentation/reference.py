@@ -1,4 +1,4 @@
-"""Write what is generated from the code: the flags of a job, which the command line reads, and `docs/reference`.
+"""Write the files that are generated from the code: the flags of a job for the command line, and `docs/reference`.
 
     python -m scripts.documentation.reference [--check]
 
@@ -186,7 +186,7 @@ _RETRIES: Final = {
 }
 
 
-# What happens before there is a launcher that could record a failure, or to the launcher itself.
+# Failures of the launcher, and failures before there is a launcher that could record one.
 _WITHOUT_RECORD: Final = [
     (
         "the launcher itself fails, by a bug of flk",

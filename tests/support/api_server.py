@@ -24,12 +24,12 @@ TOKEN = "a-very-secret-token"
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to one request instead of, or after, its being done."""
+    """A fault of one request: what the server does in place of handling it, or after that."""
 
     status: int = 0  # answered with this status; 0: the connection is closed without an answer
     body: bytes | dict[str, Any] = b""
     headers: dict[str, str] = field(default_factory=dict)
-    done: bool = False  # it is done all the same
+    done: bool = False  # the request is handled all the same
     hang: bool = False  # no answer until the server ends
 
 
@@ -64,7 +64,7 @@ class FakeApiServer:
         self.date = ""  # the header Date of answers, by which clients know the server's clock
         self.created: Callable[[dict[str, Any]], None] = lambda item: None  # called with each object that is created
         self.heard: Callable[[Message], None] = lambda headers: None  # called with the headers of each request
-        self.documents: dict[str, dict[str, Any]] = {}  # fixed answers by path, such as those of API discovery
+        self.documents: dict[str, dict[str, Any]] = {}  # fixed answers by path, such as the documents of API discovery
         self.refused: dict[str, tuple[int, str]] = {}  # by path: status and message of the error that it always gets
         self.requests: list[Request] = []
         self.version = 100
@@ -114,7 +114,7 @@ class FakeApiServer:
         return [request.path for request in self.requests if request.method == method]
 
     def add(self, kind: str, item: dict[str, Any]) -> dict[str, Any]:
-        """Put an object of a kind (``pytorchjobs``, ``pods``, …) into namespace team."""
+        """Put an object of a kind (``pytorchjobs``, ``pods``, …) into the namespace ``team``."""
         collection = next(path for path in self.objects if path.endswith(f"/{kind}"))
         return self._create(collection, item)
 
@@ -204,7 +204,7 @@ class FakeApiServer:
             del self.objects[collection][name]
 
     def _do_in_another_namespace(self, request: Request, namespace: str, path: str) -> tuple[int, Any]:
-        """What the API server answers about a namespace that does not exist."""
+        """Answer a request about a namespace that does not exist."""
         here = request.path.replace(f"/namespaces/{namespace}/", "/namespaces/team/")
         name = here.rpartition("/")[2]
         if here not in self.objects and here.rpartition("/")[0] not in self.objects:

@@ -1,4 +1,4 @@
-"""The causes that tests produce in a cluster: how to make each, and what flk must say about it."""
+"""The causes that tests produce in a cluster: how to produce each, and what flk must say about it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Expected:
     evidence: str
     remedy: str
     exit_code: int = ExitCode.INFRASTRUCTURE
-    stuck: bool = True  # `flk wait` ends by itself; else the job waits for something that may come
+    stuck: bool = True  # `flk wait` ends by itself; otherwise the cause may resolve, and flk keeps waiting
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def job(
     run_policy: Object | None = None,
     labels: Object | None = None,
 ) -> Object:
-    """A PyTorchJob as somebody writes it who does not know flk. IMAGE stands for the image of the tests."""
+    """A PyTorchJob as written without flk. IMAGE stands for the image of the tests."""
     training = {
         "name": "pytorch",
         "image": image,

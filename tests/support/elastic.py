@@ -1,4 +1,4 @@
-"""A training script for tests of elastic jobs, which writes down the samples of each step, and a reader of that."""
+"""A training script for tests of elastic jobs that records the samples of each step, and a reader of the records."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def last_step(folder: Path) -> int:
 def samples_by_step(folder: Path) -> dict[int, list[int]]:
     """The samples that each step has taken, over all ranks.
 
-    An attempt that begins at a step has forgotten that step and the later ones of the attempts before it.
+    An attempt that begins at a step discards that step and all later steps of the attempts before it.
     """
     steps: dict[int, list[int]] = {}
     files = sorted(folder.glob("took.*"), key=lambda path: int(path.name.split(".")[1]))

@@ -27,7 +27,7 @@ def program(*names: str, says: str = "") -> str | None:
 
 
 def said(command: Sequence[str]) -> str:
-    """What a command prints on stdout and stderr."""
+    """Return what a command prints on stdout and stderr."""
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     return done.stdout + done.stderr
 
@@ -72,7 +72,7 @@ def pip_install(target: Path, *what: str, env: Mapping[str, str] = {}) -> str:
 
 
 def needed(find: Callable[[], Any], *packages: str) -> Any:
-    """What ``find`` returns, after the installation of ``packages`` if it returns nothing before."""
+    """Return the result of ``find``, after the installation of ``packages`` if it was empty before."""
     found = find()
     if not found:
         reason = from_debian(*packages)

@@ -1,4 +1,4 @@
-"""PyTorchJobs with their pods and events, as the API server has them, for tests of what flk says about them."""
+"""PyTorchJobs with their pods and events, as the API server has them, for tests of status and diagnosis."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class JobBuilder:
         return states.derive(self.view())
 
     def seen(self, **around: Any) -> Observation:
-        """What is seen of the job, with the objects around it."""
+        """The observation of the job, with the objects around it."""
         pods = list(self.pods.values())
         own = {"events": self.events, "record": self.record, "replaced_pods": self.replaced_pods}
         return Observation(self.job, pods, NOW, **own, **around)

@@ -1,4 +1,4 @@
-"""Scripts that keep checkpoints in memory, and the loss of the pods that hold these."""
+"""Scripts that keep checkpoints in memory, and the deletion of the pods that hold them."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ SAVES_TWICE = """
 
 
 def own_loop(saves: str, init: str = GLOO) -> str:
-    """A script with a loop of its own, which says what it restores. If that is nothing, it saves and waits."""
+    """A script with a loop of its own, which says what it restores. Without a checkpoint, it saves and waits."""
     return textwrap.dedent(_BEGIN.replace("{init}", init) + saves + _END)
 
 
@@ -132,7 +132,7 @@ def folder_of(root: Path, pod: int) -> Path:
 
 
 def delete_pods(job: Pods, root: Path, *pods: int) -> None:
-    """Do to pods what their deletion does: the launcher ends at once, and its memory is gone."""
+    """Simulate the deletion of pods: the launcher ends at once, and its memory is gone."""
     for pod in pods:
         job.running[pod].kill()
     for pod in pods:

@@ -33,7 +33,7 @@ class Host:
         return ["ip", "netns", "exec", self.name]
 
     def cut(self, other: Host | None = None, *, receives: bool = True, sends: bool = True) -> None:
-        """Drop all packets from and to another host, or all hosts, without telling anybody."""
+        """Drop all packets from and to another host, or all hosts, silently."""
         if receives:
             self._tables("-A", "INPUT", *(["-s", other.address] if other else []), "-i", "eth0", "-j", "DROP")
         if sends:

@@ -17,7 +17,7 @@ from tests.support.processes import until
 
 END = 120  # seconds for a job of a few steps, on a machine that does other things too
 
-# Each rank writes its process id to a file in each step, so that a test sees that it has made a step.
+# Each rank writes its process id to a file in each step, so that a test can wait for a step.
 TRAIN = """
     import os, pathlib, sys, time
     import torch, torch.distributed as dist
@@ -37,8 +37,8 @@ TRAIN = """
 """
 
 
-# What the process of a launcher runs that is forked from a process with torch: `python -m flk_runtime` without the
-# start of the interpreter and the imports.
+# The code of a launcher that is forked from a process with torch: `python -m flk_runtime` without the start of the
+# interpreter and the imports.
 FORKED = """
 import multiprocessing, os, signal, sys
 multiprocessing.set_start_method(None, force=True)  # the script may choose; here it was forkserver

@@ -1,4 +1,4 @@
-"""Processes that tests start: their results, their ends, and waiting for what they do."""
+"""Processes that tests start: their results and ends, and waiting for their effects."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def until(
     every: float = 0.02,
     context: Callable[[], str] = str,
 ) -> Any:
-    """Wait until a condition returns something true, and return that.
+    """Wait until a condition returns a true value, and return the value.
 
     Fails the test after ``seconds``, with ``what`` and what ``context`` returns then (the logs, for instance).
     """

@@ -43,7 +43,7 @@ class _Proxy:
 
 
 class CuttingProxy(_Proxy):
-    """Forwards TCP connections to an address, and cuts each of them, without a word, after ``seconds``."""
+    """Forwards TCP connections to an address, and cuts each of them silently after ``seconds``."""
 
     def __init__(self, target: tuple[str, int], seconds: float) -> None:
         self._seconds = seconds

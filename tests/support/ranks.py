@@ -27,7 +27,7 @@ PRELOAD = [
 ]
 PATIENCE = 120.0  # seconds that a script may take, for all its ranks together
 
-# What a rank's process runs. Its output goes to a file, and a warning ends it. A rank that hangs prints the stacks of
+# The code of a rank's process. Its output goes to a file, and a warning ends it. A rank that hangs prints the stacks of
 # its threads before it is killed.
 BOOT = """
 import faulthandler, os, runpy, sys, warnings
@@ -86,9 +86,10 @@ class Ranks:
     ) -> list[Ended]:
         """Run the script as ``world_size`` ranks and return how each ended, in the order of ranks.
 
-        ``environment`` is added to the variables of all ranks, ``of_rank`` to those of the rank with this number. A
-        world of one gets none of torchrun's variables. The test fails if a rank does not end within ``patience``, and,
-        unless ``failing``, if one ends with another code than 0. No rank is left when this returns or raises.
+        ``environment`` is added to the variables of all ranks, ``of_rank`` to the variables of the rank with this
+        number. A world of one gets none of torchrun's variables. The test fails if a rank does not end within
+        ``patience``, and, unless ``failing``, if one ends with another code than 0. No rank is left when this returns
+        or raises.
         """
         self._runs += 1
         path = self.folder / "script.py"

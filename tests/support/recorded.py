@@ -46,7 +46,7 @@ FOLDER = Path(__file__).parents[1] / "unit" / "flk" / "health" / "causes"
 
 
 def save(view: JobView, path: Path) -> None:
-    """Write what a view was made of."""
+    """Write the observation that a view was made of."""
     seen = view.around
     around = {name: getattr(seen, name) for name in AROUND}
     lists = {name: sorted(value) for name, value in around.items() if isinstance(value, frozenset)}
@@ -74,7 +74,7 @@ def load(path: Path) -> JobView:
 
 
 def _without_noise(value: Any) -> Any:
-    """Leave out what no cause reads and what is long: who changed which field, images of nodes, the shipped job."""
+    """Leave out long data that no cause reads: managed fields, images of nodes, the shipped job."""
     if isinstance(value, list):
         return [_without_noise(item) for item in value]
     if isinstance(value, dict):

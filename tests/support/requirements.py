@@ -1,4 +1,4 @@
-"""What a test needs beyond Python: what it may change on this machine to get it, and how it skips without it.
+"""The requirements of tests beyond Python: what may be changed on this machine for them, and how tests skip without.
 
 Without these variables nothing is installed and no cluster is created or used. `make test` sets the first two.
 

@@ -65,7 +65,7 @@ def running_slurm() -> Iterator[Slurm]:
 
 
 def configure_slurm(folder: Path, node: str, release: str, controller_port: int, node_port: int) -> Path:
-    """Write what the daemons read: no cgroups, no accounting, and more tasks than processors."""
+    """Write the configuration of the daemons: no cgroups, no accounting, and more tasks than processors."""
     for inner in ("state", f"spool/{node}"):
         (folder / inner).mkdir(parents=True)
     key = folder / "munge.key"

@@ -111,7 +111,7 @@ def tell(key, value):
 """
 
 
-# An optimizer whose state holds more than tensors, as that of many libraries. Its script imports torch.
+# An optimizer whose state holds more than tensors, as in many libraries. Its script imports torch.
 COUNTING = """
 class Counting(torch.optim.Optimizer):
     with_text = True  # torch's FSDP1 changes texts
@@ -139,7 +139,7 @@ class Counting(torch.optim.Optimizer):
 """
 
 
-# Optimizers with a state that is below no parameter. All divide the learning rate by the number of steps. A script
+# Optimizers with a state that belongs to no parameter. All divide the learning rate by the number of steps. A script
 # imports torch before.
 COUNTING_ELSEWHERE = """
 class Simple(torch.optim.Optimizer):

@@ -13,7 +13,7 @@ PATIENCE = 30.0  # real seconds after which the clock moves although a thread st
 class VirtualClock:
     """Seconds that pass only while the main thread waits, and only when all other threads wait too.
 
-    ``monotonic``, ``time`` and ``sleep`` stand for those of the module ``time``.
+    ``monotonic``, ``time`` and ``sleep`` replace the functions of the module ``time``.
     """
 
     def __init__(self, start: float) -> None:
@@ -60,7 +60,7 @@ class VirtualClock:
             self._changed.notify_all()
 
     def queue(self) -> Any:
-        """Return what stands for the module ``queue``: a get that would wait moves the clock instead."""
+        """Return a replacement for the module ``queue``, in which a get that would wait moves the clock instead."""
         clock = self
 
         class Queue(queue.SimpleQueue):  # type: ignore[type-arg]

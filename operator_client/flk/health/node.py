@@ -116,7 +116,7 @@ def node_lost(view: JobView) -> Found | None:
 
 
 def _not_ready(view: JobView, pod: PodState) -> Evidence | None:
-    """Return the event that a pod is not ready, which the node controller writes if the node is silent; None without it."""
+    """Return the event NodeNotReady of a pod, which the node controller writes if the node is silent."""
     if pod.phase not in (PodPhase.RUNNING, PodPhase.TERMINATING):
         return None
     for event in reversed(view.pod_events.get(pod.name, [])):
