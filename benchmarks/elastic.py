@@ -4,8 +4,9 @@
 
 The time begins at the last step before the change and ends when all ranks have finished the first step after it, by
 the clock of pod 0. An elastic job changes between 4 and 3 pods by `flk scale`; the time in which a new pod starts does
-not count, since the others train meanwhile. In a job of 2 pods with a spare, the pod beside pod 0 is killed. Both keep checkpoints in
-memory. Goals: at most 5 s for a change of size, and at most 1 s for the spare. It needs what submit.py needs.
+not count, since the others train meanwhile. In a job of 2 pods with a spare, the pod beside pod 0 is killed. Both keep
+checkpoints in memory. Goals: at most 5 s for a change of size, and at most 1 s for the spare. It needs the same cluster
+and image as submit.py.
 """
 
 from __future__ import annotations

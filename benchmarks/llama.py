@@ -3,7 +3,8 @@
     flk plan benchmarks/llama.py --replicas 1 --gpu 8 --gpu-type h100-96gb -- --size 8b
 
 The shapes are the same as in the published models. Rotary embeddings and norms compute in float32 with separate
-kernels, as torch did then. Recomputation is selective: attention and every second matrix product are kept, everything else is computed again.
+kernels, as torch did then. Recomputation is selective: attention and every second matrix product are kept, everything
+else is computed again.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
 
 It is compared with the start of the same job: the time from the end of `flk submit`, when the pods may be created, to
 the first step of all ranks. Once the last pod is deleted, and once pod 0, which serves the rendezvous. Goal: at most
-2.5 times the start: the old pod has to end first. It needs what submit.py needs.
+2.5 times the start: the old pod has to end first. It needs the same cluster and image as
+submit.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     python benchmarks/torchft_gpt.py WORKER WORKERS ADDRESS LIGHTHOUSE EVERY [arguments of the example]
 
 ADDRESS is this worker's address, and LIGHTHOUSE the address of worker 0, which coordinates. Model, data, inner and
-outer optimizer are the same as in the example under flk. Worker 0 prints the held-out loss in the form of flk's metric lines.
+outer optimizer are the same as in the example under flk. Worker 0 prints the held-out loss in the form of flk's metric
+lines.
 """
 
 from __future__ import annotations

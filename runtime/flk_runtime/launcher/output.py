@@ -29,7 +29,7 @@ class Output:
         self._recent: collections.deque[bytes] = collections.deque(maxlen=_RECENT)
         self._changed = threading.Condition()
         self.is_full = False
-        """Whether whoever can wait should wait before it writes more."""
+        """Whether the buffer is full; callers that can block should wait."""
         threading.Thread(target=self._run, name="output", daemon=True).start()
 
     def write_stdout(self, data: bytes) -> None:
