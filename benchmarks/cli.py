@@ -133,7 +133,7 @@ def ended_pod(index: int, job_uid: str) -> dict[str, Any]:
 
 
 def discovery() -> dict[str, dict[str, Any]]:
-    """What an API server says of its resources; kubectl asks for it once, and keeps it in files."""
+    """The API discovery documents of a server; kubectl asks for them once, and keeps them in files."""
 
     def resources(group: str, plural: str, kind: str) -> dict[str, Any]:
         resource = {"name": plural, "singularName": kind.lower(), "namespaced": True, "kind": kind, "verbs": ["list"]}

@@ -84,7 +84,7 @@ class Sides:
         return self.loader
 
     def log(self, loss: torch.Tensor) -> None:
-        """What a loop by hand does after each step: count it, and print the mean loss every LOG_EVERY steps."""
+        """Count a step, and print the mean loss every LOG_EVERY steps, as a loop by hand does after each step."""
         self.steps += 1
         if self.steps % LOG_EVERY == 0:
             mean = loss.detach().clone()

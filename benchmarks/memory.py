@@ -1,4 +1,4 @@
-"""Measure checkpoints in the memory of pods: restoring from them, and what a save in every step costs.
+"""Measure checkpoints in the memory of pods: the time to restore from them, and the cost of a save in every step.
 
     python benchmarks/memory.py [--rounds 6] [--gigabytes 1.0]
 
@@ -107,7 +107,7 @@ def seconds_to_restore(gigabytes: float, *, memory: bool) -> float:
 
 
 def lines(folder: Path, kind: str) -> list[float] | None:
-    """What all ranks have written, or None until they have."""
+    """The lines of all ranks, or None until each rank has written its line."""
     texts = [file.read_text() for file in folder.glob(f"{kind}.*")]
     whole = [float(text) for text in texts if text.endswith("\n")]
     return whole if len(whole) == RANKS else None

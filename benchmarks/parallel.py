@@ -118,7 +118,7 @@ def step_by_hand(case: Case, device: torch.device, folder: Path) -> Callable[[],
 
 
 def log_and_save(model: nn.Module, optimizer: torch.optim.Optimizer, file: Path) -> Callable[[torch.Tensor], None]:
-    """What a loop by hand calls after each step to log the mean loss and to save on rank 0, as often as flk does."""
+    """Log the mean loss and save on rank 0, as often as flk does; a loop by hand calls this after each step."""
     steps = 0
     temporary = file.with_suffix(".temporary")
 

@@ -2,7 +2,7 @@
 
     python benchmarks/plan.py [--rounds 6]
 
-The runs are those that torchtitan publishes for Llama 3.1 8B: FSDP2 in bf16, sequences of 8,192 tokens, two in a
+The runs are torchtitan's published runs of Llama 3.1 8B: FSDP2 in bf16, sequences of 8,192 tokens, two in a
 micro-batch, selective recomputation, on H100s with 96 GB (torchtitan, benchmarks/llama3_h100_202412_torchtitan.md). No
 constant of the planner is fitted to them. What is compared is the deviation: the larger of prediction and publication
 over the smaller. Goals: at most 1.1 for memory, 1.2 for tokens per second. Planning a model of 70 billion parameters on

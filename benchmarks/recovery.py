@@ -76,7 +76,7 @@ def seconds_to_recover(launcher: launch.Launcher, ranks: int, launchers: int) ->
             killed = time.time()
             os.kill(max(first), signal.SIGKILL)
             second = until(lambda: steps(folder, "second", ranks, 1))
-            if launcher is launch.flk:  # torchrun now and then ends with 1 although all its ranks have ended well
+            if launcher is launch.flk:  # torchrun sometimes ends with 1 although all its ranks have ended well
                 codes = [job.wait(LIMIT) for job in jobs]
                 if any(codes):
                     raise SystemExit(f"flk ended with {codes}")
@@ -89,7 +89,7 @@ def steps(folder: Path, attempt: str, ranks: int, least: int) -> dict[int, list[
     """The times of the steps of an attempt by process, or None until all ranks have made ``least`` steps."""
     found: dict[int, list[float]] = {}
     for file in folder.glob(f"{attempt}.*"):
-        lines = file.read_text().split("\n")[:-1]  # what follows the last line break is not yet a whole line
+        lines = file.read_text().split("\n")[:-1]  # the text after the last line break is not a complete line yet
         if len(lines) >= least:
             found[int(file.suffix[1:])] = [float(line) for line in lines]
     return found if len(found) >= ranks else None

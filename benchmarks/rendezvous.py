@@ -42,7 +42,7 @@ LIMIT = 300.0  # seconds for one step
 
 
 class Figures(NamedTuple):
-    """What one measurement found."""
+    """The result of one measurement."""
 
     start: float  # seconds until all launchers have connected and know of the attempt
     restart: float  # seconds from the report of a failure until all know of the next attempt

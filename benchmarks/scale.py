@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 GOAL = measure.at_most(1.1)
-Sharded = tuple["nn.Module", "Optimizer", Callable[[], None]]  # and what a script calls after a step
+Sharded = tuple["nn.Module", "Optimizer", Callable[[], None]]  # and the function that a script calls after a step
 LOCAL = 8  # ranks per node, and per shard group
 BLOCKS, WIDTH = 4, 256
 
@@ -41,7 +41,7 @@ def import_flk() -> None:
 def shard_with_flk(
     model: nn.Module, optimizer: Optimizer, ranks: int
 ) -> tuple[nn.Module, Optimizer, Callable[[], None]]:
-    """Shard the model with flk. Returns it with its optimizer, and what a script calls after a step."""
+    """Shard the model with flk. Returns it with its optimizer, and the function that a script calls after a step."""
     import flk_runtime
 
     run = flk_runtime.init(strategy="hybrid_shard", log_every=0)

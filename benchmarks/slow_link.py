@@ -53,7 +53,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What the output calls it."""
+        """The name of the case in the output."""
         return f"{self.strategy} {self.options}".strip()
 
 

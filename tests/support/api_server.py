@@ -59,7 +59,7 @@ class FakeApiServer:
             "/api/v1/namespaces/team/events": {},
         }
         self.watches: dict[str, deque[list[bytes]]] = {path: deque() for path in self.objects}
-        self.logs: dict[str, deque[bytes]] = {}  # by pod: what each request for its log gets
+        self.logs: dict[str, deque[bytes]] = {}  # by pod: the answers to successive requests for its log
         self.written: dict[str, str] = {}  # by pod: the log that every request gets, where ``logs`` has nothing
         self.date = ""  # the header Date of answers, by which clients know the server's clock
         self.created: Callable[[dict[str, Any]], None] = lambda item: None  # called with each object that is created

@@ -15,7 +15,7 @@ IDLE = "import time; time.sleep(3600)"
 
 @dataclass(frozen=True)
 class Expected:
-    """What flk must say: the code, and words of the sentence, of the evidence and of the remedy."""
+    """The expected diagnosis: the code, and words of the sentence, of the evidence and of the remedy."""
 
     code: str
     sentence: str

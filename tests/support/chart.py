@@ -1,4 +1,4 @@
-"""What the chart renders for values, without a cluster."""
+"""Render the chart for values, without a cluster."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Build:
             target = Path(name, "site")
             for more in (
                 ["--no-deps", "--no-build-isolation", f"horovod=={HOROVOD}"],
-                ["cloudpickle", "psutil", "pyyaml", "packaging", "cffi"],  # what it needs, and not another torch
+                ["cloudpickle", "psutil", "pyyaml", "packaging", "cffi"],  # its dependencies, and not another torch
             ):
                 if reason := pip_install(target, *more, env=BUILD_FLAGS | {"CXX": str(compiler)}):
                     return reason

@@ -10,7 +10,7 @@ from tests.support.pods import Pods
 
 PORT = 29400
 LEASE = 3.0  # seconds
-# Ranks that do not talk to each other: what ends an attempt here is the rendezvous alone.
+# Ranks that do not talk to each other: only the rendezvous ends an attempt here.
 SCRIPT = """
     import os, pathlib, time
 

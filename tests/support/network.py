@@ -29,7 +29,7 @@ class Host:
 
     @property
     def prefix(self) -> list[str]:
-        """What a command begins with that runs on this host."""
+        """The first words of a command that runs on this host."""
         return ["ip", "netns", "exec", self.name]
 
     def cut(self, other: Host | None = None, *, receives: bool = True, sends: bool = True) -> None:

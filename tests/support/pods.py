@@ -129,7 +129,7 @@ class Pods:
             "OMP_NUM_THREADS": "1",
             **variables,
         }
-        self.prefixes: dict[int, list[str]] = {}  # what the command of a pod begins with
+        self.prefixes: dict[int, list[str]] = {}  # the first words of the command of a pod
         self.variables_of: dict[int, dict[str, str]] = {}  # variables of one pod
         self.running: dict[int, Running] = {}
         self.logs: dict[int, list[Path]] = {index: [] for index in range(pods)}

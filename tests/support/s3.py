@@ -61,7 +61,7 @@ class S3Server:
         self.process.wait()
 
 
-# What the proxy answers in place of the server: status and body.
+# Answers of the proxy in place of the server: status and body.
 ANSWERS = {
     "unavailable": (503, b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"),
     "expired": (400, b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"),

@@ -232,5 +232,5 @@ class Master(torch.optim.Optimizer):
 
 
 def told(ended: Any) -> dict[str, Any]:
-    """What a rank printed with the script's ``tell``."""
+    """The values that a rank printed with the script's ``tell``."""
     return dict(json.loads(line[2:]) for line in ended.lines if line.startswith("= "))

@@ -25,7 +25,7 @@ _NEEDED: Final = ("model", "hardware", "calibration", "time")  # of a result, so
 
 @dataclass(frozen=True)
 class BenchResult:
-    """What the ranks have measured and predicted, as plain data."""
+    """Measurements and predictions of the ranks, as plain data."""
 
     data: Mapping[str, Any]
 

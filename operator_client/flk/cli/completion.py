@@ -8,7 +8,7 @@ import typer
 
 from flk.errors import FlkError
 
-TIMEOUT: Final = 1.0  # seconds for the API server: nobody waits longer for a completion
+TIMEOUT: Final = 1.0  # seconds for the API server: a completion must not take longer
 
 
 def job_names(context: typer.Context) -> list[str]:

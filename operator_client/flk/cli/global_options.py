@@ -1,7 +1,7 @@
-"""kubectl's global options, before and after the subcommand: which cluster, as whom, and what is shown of requests.
+"""kubectl's global options, before and after the subcommand: the cluster, the user, and the display of requests.
 
 `takes_global_options` gives them to `flk` itself, `with_global_options` to each subcommand that talks to a cluster.
-What stands after the subcommand wins.
+Options after the subcommand win.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _REASON: Final = 60  # characters of a pod's reason where the width is not known
 
 
 def status_text(state: State, client: JobClient, *, wide: bool) -> str:
-    """Return what `flk status` prints. ``wide`` shows all pods, a row for each rank, and messages in full."""
+    """Return the output of `flk status`. ``wide`` shows all pods, a row for each rank, and messages in full."""
     now, commands = client.now(), client.commands
     lines = [
         f"{state.name}   {state.phase}{_since(state, now)}   in namespace {state.namespace}",
@@ -82,7 +82,7 @@ def _since(state: State, now: float) -> str:
 
 
 def _used(state: State) -> str:
-    """Return what the job has used of its restarts and disruptions."""
+    """Return how many restarts and disruptions the job has used."""
     if state.max_restarts is None:
         return ""
     return (

@@ -1,7 +1,7 @@
-"""What keeps a job from running, and what ended it: one file for each subject, of pure functions.
+"""Checks and diagnosis: why a job does not run and why it ended, as pure functions in one file for each subject.
 
-Each subject knows what is checked in a cluster before a job exists (`flk doctor`, `flk submit --check`), and what is
-found in the objects of a job afterwards (`flk why`, `status`, `wait`). Nothing here sends a request or prints:
+Each subject has the checks of a cluster before a job exists (`flk doctor`, `flk submit --check`), and the causes that
+are found in the objects of a job afterwards (`flk why`, `status`, `wait`). Nothing here sends a request or prints:
 `flk.jobs` reads the objects.
 """
 

@@ -21,7 +21,7 @@ _WEBHOOK: Final = re.compile(
 _WEBHOOKS: Final = "validatingwebhookconfigurations,mutatingwebhookconfigurations"
 _WEBHOOK_DOWN: Final = re.compile(r'failed calling webhook "([^"]+)": (.*)')
 REFUSED: Final = "PodRefused"
-_NO_DRY_RUN: Final = "does not support dry run"  # what the API server says of such a webhook
+_NO_DRY_RUN: Final = "does not support dry run"  # the API server's message about such a webhook
 _ANY: Final = re.compile(r"(?:.*?(?:is forbidden|is invalid): )?(.+)")
 
 

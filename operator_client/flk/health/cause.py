@@ -1,4 +1,4 @@
-"""Cause: one row of the table of causes, and what its function finds in the objects of a job."""
+"""Cause: one row of the table of causes, and Found: the result of its function for the objects of a job."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ANY: Final = re.compile(".*")
 
 @dataclass(frozen=True)
 class Found:
-    """What the function of a cause has found. The fields mean the same as in Finding."""
+    """The result of the function of a cause. The fields mean the same as in Finding."""
 
     sentence: str
     remedy: str
@@ -83,7 +83,7 @@ class Cause:
     cured_by: str = ""  # what may resolve it without a change to the job, as a noun; empty: nothing does
 
     def finding(self, view: JobView) -> Finding | None:
-        """Return what this cause finds in the objects of a job, None if it is not there."""
+        """Return the finding of this cause in the objects of a job, None if the job does not have this cause."""
         found = self.find(view)
         if found is None:
             return None

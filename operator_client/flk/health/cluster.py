@@ -21,12 +21,12 @@ class Level(str, Enum):
     OK = "ok"
     WARNING = "warning"  # the job can run, but perhaps not now or not well
     FAILED = "failed"  # the job cannot run
-    UNKNOWN = "unknown"  # what the check needs could not be read
+    UNKNOWN = "unknown"  # the objects that the check needs could not be read
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one check found, in one sentence, and what to do about it."""
+    """The result of one check: its level, one sentence, and a remedy."""
 
     check: str
     level: Level
@@ -60,14 +60,14 @@ class Cluster:
     running: Sequence[Object] | Unreadable  # pods of all namespaces that have not ended
     # Only with a job: the objects that its pods name, by kind and name, as ("secrets", "wandb").
     named: Mapping[tuple[str, str], Object | Unreadable] = field(default_factory=dict)
-    target: Target = DEFAULT  # what jobs become
+    target: Target = DEFAULT  # the target of jobs
     gang: Gang | None = None  # the gang scheduler of the job
     runtime: Object | Unreadable | None = None  # flk's ClusterTrainingRuntime; None: the target needs none
     admission: Object | Unreadable | None = None  # a pod of the job as the API server would admit it; None: not tried
 
 
 class Pods:
-    """What a job asks for: the pods of a job's manifest, which are all equal."""
+    """The requests and references of a job's pods, read from its manifest; all pods are equal."""
 
     def __init__(self, manifest: Object) -> None:
         self.manifest = manifest
@@ -86,7 +86,7 @@ class Pods:
 
     @cached_property
     def requests(self) -> Amounts:
-        """What the scheduler reserves for one pod."""
+        """The amounts that the scheduler reserves for one pod."""
         return requests(self.spec)
 
     @property

@@ -22,7 +22,7 @@ _INSTALL: Final = {
 }
 _SKEW: Final = 60.0  # seconds: from here on ages and timeouts are misleading
 _TESTED: Final = {"operator": "1.9.4"}
-# What versions of a controller before the given one lack, and whether jobs can run without it.
+# Features that a controller lacks before the given version, and whether jobs can run without them.
 _LACKS: Final[Mapping[str, Sequence[tuple[tuple[int, ...], Level, str]]]] = {
     "operator": (
         ((1, 7, 0), Level.FAILED, "it does not know runPolicy.suspend, with which every job of flk begins"),
@@ -98,7 +98,7 @@ def _check_runtime(cluster: Cluster) -> Iterator[Result]:
 
 
 def _check_controllers(cluster: Cluster) -> Iterator[Result]:
-    """Check that the controllers that create the pods run, and what their versions lack."""
+    """Check that the controllers that create the pods run, and that their versions have the features that flk needs."""
     for controller in CONTROLLERS[cluster.target.name]:
         deployments = cluster.controllers[controller.check]
         if isinstance(deployments, Unreadable):

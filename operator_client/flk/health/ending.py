@@ -1,4 +1,4 @@
-"""Causes of jobs that have failed: what ended the first rank or pod."""
+"""Causes of failed jobs: the reason why the first rank or pod ended."""
 
 from __future__ import annotations
 

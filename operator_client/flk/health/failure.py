@@ -41,7 +41,7 @@ def with_memory_limit(failure: Failure | None, view: JobView) -> Failure | None:
         failure.kind in (Kind.LOST, Kind.CONTAINER_KILLED, Kind.SIGNAL, Kind.KILLED)
         and view.killed_by_memory_limit(name, since)
     )
-    # What a launcher has seen of a rank it knows by itself, and an exit code of a rank says nothing of a container.
+    # A launcher has seen the end of its ranks itself. An exit code of a rank says nothing about a container.
     of_container = failure.kind is Kind.LOST or (failure.exit_code == SIGKILLED and not _is_recorded(failure, view))
     unexplained = failure.kind is Kind.CONTAINER_KILLED or (of_container and view.killed_without_reason(name, since))
     if failure.kind is not Kind.OOM and (known or unexplained):

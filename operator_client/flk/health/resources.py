@@ -1,4 +1,4 @@
-"""Resources: what pods request, what nodes offer, and which nodes may run which pods."""
+"""Resources: the requests of pods, the capacity of nodes, and which nodes may run which pods."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def is_accelerator(name: str) -> bool:
 
 
 def requests(spec: Object) -> Amounts:
-    """Return what the scheduler reserves for a pod: its requests, which are the limits where only these are set."""
+    """Return the amounts that the scheduler reserves for a pod: its requests; if only limits are set, its limits."""
     total: Amounts = {}
     for container in spec.get("containers") or []:
         resources = container.get("resources") or {}
@@ -47,7 +47,7 @@ def requests(spec: Object) -> Amounts:
 
 
 def allocatable(node: Object) -> Amounts:
-    """Return what a node offers to pods."""
+    """Return the allocatable resources of a node."""
     return {name: quantity(value) for name, value in ((node.get("status") or {}).get("allocatable") or {}).items()}
 
 

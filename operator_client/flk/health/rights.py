@@ -22,7 +22,7 @@ def rights_for(target: Target, gang: Gang | None = None) -> Rights:
     jobs = f"{target.plural}.{target.group}"
     follow = [("list", jobs), ("watch", jobs), ("list", "pods"), ("watch", "pods"), ("get", "pods/log")]
     state = [("get", jobs), ("list", "pods"), ("list", "events"), ("get", "pods/log")]
-    # What a job owns beside ConfigMaps and Secrets.
+    # The objects that a job owns beside ConfigMaps and Secrets.
     owned = ["services"] if target.name == "job" else []
     groups = [f"podgroups.{gang.api_version.partition('/')[0]}"] if gang else []
     owned += groups

@@ -94,7 +94,7 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
 
 
 def _used_by_node(cluster: Cluster) -> dict[str, Amounts] | None:
-    """Return what the pods of each node request; None if the pods of all namespaces cannot be read."""
+    """Return the requests of the pods on each node; None if the pods of all namespaces cannot be read."""
     if isinstance(cluster.running, Unreadable):
         return None
     used: dict[str, Amounts] = {}
@@ -158,7 +158,7 @@ def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, Evidence] 
 
 
 def scheduling_evidence(view: JobView, pod: PodState) -> Evidence:
-    """Return what the scheduler says about a pod."""
+    """Return the scheduler's message about a pod as evidence."""
     condition = conditions(view.objects[pod.name]).get("PodScheduled") or {"type": "PodScheduled"}
     return condition_evidence(f"pod {pod.name}", condition, pod.message)
 
@@ -433,7 +433,7 @@ CAUSES: Final = (
         cured_by="the controller that has set the gate",
     ),
 )
-# A group of its own, which counts only where no other cause concerns the pod: what a volume prevents says more.
+# A group of its own, which counts only if no other cause concerns the pod: a cause about a volume is more specific.
 UNSCHEDULABLE: Final = Cause(
     "Unschedulable",
     "No node can take the pods",

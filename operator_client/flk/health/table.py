@@ -1,4 +1,4 @@
-"""The tables of what is checked before a job exists and of the causes that are found afterwards, by subject."""
+"""The tables of the checks before a job exists and of the causes that are found afterwards, by subject."""
 
 from __future__ import annotations
 

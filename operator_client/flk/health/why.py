@@ -1,4 +1,4 @@
-"""Report: the answer of `flk why`: the cause, what else was found and why it is not the cause, what was examined."""
+"""Report: the answer of `flk why`: the cause, why other findings are not the cause, and the examined objects."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Other:
 
 @dataclass(frozen=True)
 class Report:
-    """What `flk why` says about a job."""
+    """The answer of `flk why` about a job."""
 
     job: str
     namespace: str
@@ -93,7 +93,7 @@ def report(view: JobView) -> Report:
 
 
 def examined(view: JobView) -> list[str]:
-    """Return what was read of a job, for the case that no cause was found."""
+    """Return a list of the objects that were read of a job, for the case that no cause was found."""
     conditions = ", ".join(view.conditions) or "none"
     counts: dict[str, int] = {}
     for pod in view.pods:

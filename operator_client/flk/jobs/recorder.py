@@ -1,4 +1,4 @@
-"""Recorder: archives what is seen of one job while flk follows it, in the user's state folder."""
+"""Recorder: archives the observations of one job in the user's state folder while flk follows the job."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from flk.observe.model import PodPhase
 from flk.observe.observation import FoundCause, Observation, StateChange
 from flk.targets import target_of
 
-WRITE_EVERY: Final = 5.0  # seconds between two writes of what has changed
-WRITE_SHARE: Final = 20  # and at least so many times what the last write took, for jobs of many pods
+WRITE_EVERY: Final = 5.0  # seconds between two writes of changes
+WRITE_SHARE: Final = 20  # and at least so many times the duration of the last write, for jobs of many pods
 MAX_STATES, MAX_EVENTS, MAX_REPLACED = 500, 500, 500  # the newest are kept
 MAX_LINES: Final = 20_000  # lines of all pods together
 LINES_OF_A_POD: Final = (5, 200)  # fewest and most lines of one pod

@@ -77,7 +77,7 @@ def objects_with_uid(job: Object) -> list[Object]:
     variables = roles[0].template["spec"]["containers"][0].get("env") or []
     keeps_record = any(variable.get("name") == RECORDS for variable in variables)  # by the job's UID
     if sum(role.count for role in roles) == 1 and not keeps_record and "elasticPolicy" not in job["spec"]:
-        return []  # its launcher has nobody to recognise
+        return []  # there is no other launcher to authenticate
     return [manifest.rendezvous_secret(job, secrets.token_urlsafe(32))]
 
 

@@ -1,4 +1,4 @@
-"""TailReader: reads the last lines of pods that have ended, for the archive of a job whose log nobody follows."""
+"""TailReader: reads the last lines of pods that have ended, for the archive of a job whose log is not followed."""
 
 from __future__ import annotations
 

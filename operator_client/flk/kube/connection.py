@@ -85,7 +85,7 @@ def _content(entry: Mapping[str, Any], key: str) -> bytes:
 
 
 def _load_certificate(tls: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """Load a client certificate. Python reads certificates from files only, so a private one exists for a moment."""
+    """Load a client certificate. Python reads certificates from files only, so a private file exists briefly."""
     descriptor, path = tempfile.mkstemp(prefix="flk-")  # readable by this user only
     try:
         with os.fdopen(descriptor, "wb") as file:

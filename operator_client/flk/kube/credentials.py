@@ -33,7 +33,7 @@ _REREAD: Final = 60.0  # seconds after which a token file is read again
 
 @dataclass(frozen=True)
 class Credential:
-    """What authenticates requests until ``expires``, in seconds since the epoch."""
+    """A token or client certificate that is valid until ``expires``, in seconds since the epoch."""
 
     authorization: str = ""  # value of the Authorization header
     certificate: tuple[bytes, bytes] | None = None  # client certificate and key, in PEM

@@ -69,7 +69,7 @@ def error_from_connection(error: HTTPError, context: Context) -> ApiError:
     if isinstance(error, LocationParseError):
         return NoConfigError(f"the server {context.server!r} of context {context.name} is not an address")
     if is_final(error):
-        reason = _innermost(error).partition(" (_ssl.c:")[0]  # the line of Python's source helps nobody
+        reason = _innermost(error).partition(" (_ssl.c:")[0]  # without the line of Python's source
         if "WRONG_VERSION_NUMBER" in reason or "RECORD_LAYER_FAILURE" in reason:  # by the version of OpenSSL
             return UnreachableError(
                 f"the server {context.server} of context {context.name} does not speak TLS",

@@ -39,7 +39,7 @@ class Context:
     cluster: Mapping[str, Any]
     user: Mapping[str, Any] = field(repr=False)
     files: tuple[Path, ...] = ()
-    # What the command line has chosen, for the commands that are suggested.
+    # The choices of the command line, for the commands that are suggested.
     connection: Connection = field(default_factory=Connection)
 
     @property

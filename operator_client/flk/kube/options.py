@@ -15,7 +15,7 @@ from flk.kube.resources import Target
 
 @dataclass(frozen=True)
 class Exchange:
-    """A request and what became of it. Neither headers nor answers are in it, as these may hold secrets."""
+    """A request and its outcome, without headers and answers, which may hold secrets."""
 
     verb: str
     target: Target

@@ -47,7 +47,7 @@ class Resource:
 
 @dataclass(frozen=True)
 class Target:
-    """What a request is about. Without a namespace: all namespaces; without a name: the collection."""
+    """The object or collection of a request. Without a namespace: all namespaces; without a name: the collection."""
 
     resource: Resource
     namespace: str | None = None

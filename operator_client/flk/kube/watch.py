@@ -68,7 +68,7 @@ def list_and_watch(
                 for line in lines:
                     event = _parsed(line)
                     if event is None:
-                        break  # cut or garbled: what follows cannot be trusted
+                        break  # cut or garbled: the rest of the stream cannot be trusted
                     kind, item = event
                     if kind == "ERROR":
                         version = _version_after_error(item, version)

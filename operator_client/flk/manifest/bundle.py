@@ -28,7 +28,7 @@ _SHOWN: Final = 3  # files in a message
 
 @dataclass(frozen=True)
 class Bundle:
-    """What travels with a job. An empty bundle: the image contains the code and the runtime."""
+    """The archives that travel with a job. An empty bundle: the image contains the code and the runtime."""
 
     runtime: bytes | None = None  # an archive that Python can run
     code: bytes | None = None  # a tar.gz archive of the user's files

@@ -32,7 +32,7 @@ START: Final = (
     """"failure":{"kind":"usage","pod":%s,"pod_name":"%s","node":"%s","message":"the image has no %s"}}' """
     '"$FLK_POD_INDEX" "$FLK_POD_NAME" "$FLK_NODE_NAME" "$1" >"$FLK_TERMINATION_LOG"; exit 2'
 )
-# What a pod needs to ask the API server. It is not at the path that Kubernetes uses, where every library would find it.
+# Token, certificate and namespace for the API server. They are not at Kubernetes' path, where every library would look.
 _API_SOURCES: Final[list[dict[str, Any]]] = [
     {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}},
     {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}], "optional": True}},

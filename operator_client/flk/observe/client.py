@@ -102,7 +102,7 @@ class JobClient:
         )
 
     def target_of(self, name: str) -> targets.Target:
-        """Return what kind of object a job is. Raises JobNotFoundError if there is none."""
+        """Return the target of a job, by the kind of its object. Raises JobNotFoundError if there is no such job."""
         return self._targets.get(name) or targets.target_of(self.get_job(name))
 
     def list_jobs(

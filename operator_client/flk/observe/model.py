@@ -1,4 +1,4 @@
-"""PodPhase, PodState, Evidence and Finding: the pods of a job and what was found out about them, as plain data."""
+"""PodPhase, PodState, Evidence and Finding: the pods of a job and the findings about them, as plain data."""
 
 from __future__ import annotations
 

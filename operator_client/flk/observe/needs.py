@@ -1,4 +1,4 @@
-"""Which requests would tell more about a job, and what their answers add to its observation: pure functions.
+"""Choose the requests that would tell more about a job, and add their answers to its observation: pure functions.
 
 A job that runs undisturbed needs only the job, its pods and its launchers' record. A job in trouble needs its events
 first, and then the objects that the events point to.
@@ -26,7 +26,7 @@ STUCK_PODS: Final = 3  # pods whose events are read, so that a thousand pending 
 FOREIGN_LOGS: Final = 32  # pods of a job without flk's launcher whose logs are searched
 FOREIGN_LINES: Final = 400  # last lines of each of these logs
 RECORD_LINES: Final = log_format.RECORD_INTERVAL + 100  # last lines of pod 0's log, among which there is a record
-OF_LAUNCHERS: Final = ("record", "peer")  # what is read of jobs that run undisturbed, too
+OF_LAUNCHERS: Final = ("record", "peer")  # read for jobs that run undisturbed, too
 
 _WAITING: Final = re.compile(r"pods have joined; waiting for pods? (\d+)")
 _UNFINISHED: Final = (PodPhase.MISSING, PodPhase.PENDING, PodPhase.STARTING, PodPhase.UNKNOWN)
@@ -34,7 +34,7 @@ _UNFINISHED: Final = (PodPhase.MISSING, PodPhase.PENDING, PodPhase.STARTING, Pod
 
 @dataclass(frozen=True)
 class Answer:
-    """What a request has found."""
+    """The answer to one request."""
 
     items: Sequence[Object] = ()
     lines: Sequence[str] = ()  # of a log

@@ -61,7 +61,7 @@ class Observation:
     replaced_pods: Mapping[str, Object] = field(default_factory=dict)  # by name: pods that ended and were recreated
     events: Sequence[Object] = ()  # of the job and its pods, oldest first
     record: JobRecord | None = None  # the launchers' last one
-    entry: KeptRecord | None = None  # what the launchers have archived of a job that has no object
+    entry: KeptRecord | None = None  # the record that the launchers have archived of a job that has no object
     gone: float | None = None  # when the job was deleted; None if it exists
     name_reused: bool = False  # another job has the name now
     # Read only where a pod or the job is in trouble:
@@ -74,7 +74,7 @@ class Observation:
     logs: Mapping[str, Sequence[str]] = field(default_factory=dict)  # last lines of pods, by pod name
     progress: Sequence[Progress] = ()  # of the ranks that print metrics
     missing: frozenset[str] = frozenset()
-    unreadable: frozenset[str] = frozenset()  # what the user may not read: "nodes"
+    unreadable: frozenset[str] = frozenset()  # kinds that the user may not read: "nodes"
     answered: frozenset[Need] = frozenset()  # the requests that were made for this observation
     # From an archive:
     place: str = ""  # where the objects are archived that do not exist any more: "on this machine"; empty: all exist

@@ -36,7 +36,7 @@ def existing_pod(
     # With the policy ExitCode a pod comes back that has no exit code, or one of 128 and more.
     recreated = restart_policy == EXIT_CODE and (code is None or code >= _FIRST_SIGNAL)
     recreated = recreated or restart_policy == REPLACED
-    stopped = bool(pod["metadata"].get("deletionTimestamp"))  # whoever deleted it ended it: it did not fail by itself
+    stopped = bool(pod["metadata"].get("deletionTimestamp"))  # the deletion ended it: it did not fail by itself
     return PodState(
         index=index,
         name=pod["metadata"]["name"],

@@ -1,4 +1,4 @@
-"""JobView: what the objects of a job mean at one moment."""
+"""JobView: the interpretation of a job's objects at one moment."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _POD_NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
 
 
 class JobView:
-    """What an observation of a job means: its pods, its events, the launchers' records and the objects around it."""
+    """The interpretation of an observation: the job's pods, its events, the launchers' records and related objects."""
 
     def __init__(self, seen: Observation, commands: Commands | None = None) -> None:
         """``commands`` makes the commands that are suggested; by default, commands for the job's namespace."""

@@ -1,4 +1,4 @@
-"""What the user asks for, as data: the job, its file and flags, and the defaults of a namespace.
+"""The user's request as data: the job, its file and flags, and the defaults of a namespace.
 
 This package reads files and no network. `flk.manifest`, `flk.local`, `flk.jobs` and `flk.cli` import it; of flk it
 imports only `flk.labels`, `flk.units` and `flk.errors`. The names below are imported at first use, because pydantic is

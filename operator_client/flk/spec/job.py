@@ -1,4 +1,4 @@
-"""The job: what the user asks for, from flags and flk.yaml, checked completely.
+"""The model of a job: the user's request from flags and flk.yaml, checked completely.
 
 The API server accepts what these checks accept, so a mistake is reported before anything is created. The model is the
 only description of the job file: its JSON schema and the file that `flk init` writes come from it.
@@ -489,7 +489,7 @@ class Job(Part):
 
     @property
     def target_or_default(self) -> str:
-        """What the job becomes in the cluster: ``auto``, or the name of a target."""
+        """The kind of object that the job becomes in the cluster: ``auto``, or the name of a target."""
         return self.target or DEFAULT_TARGET
 
     def named(self) -> Job:

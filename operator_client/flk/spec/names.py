@@ -42,7 +42,7 @@ IMAGE: Final = re.compile(
 OWN_KEYS: Final = (*labels.MANAGED_BY, labels.QUEUE, labels.QUEUE_PRIORITY)
 _KUEUE: Final = "kueue.x-k8s.io/"
 OWN_PREFIXES: Final = ("flk.dev/", "training.kubeflow.org/")
-# What each target puts between the name of a job and the index of a pod.
+# The text that each target puts between the name of a job and the index of a pod.
 _POD_NAMES: Final = {"pytorchjob": "-worker-", "trainjob": "-node-0-", "jobset": "-worker-0-", "job": "-"}
 _SUFFIXES: Final = {"trainjob": "-xxxxx", "jobset": "-xxxxx"}  # which JobSet's checks count as part of the name
 AUTO_TARGET_NAMES: Final = "jobset"  # the target with the longest names

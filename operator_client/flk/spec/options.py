@@ -38,7 +38,7 @@ class Option:
     help: str = ""  # of the flag; empty: the field's description
     example: str = ""  # value that the flk.yaml of `flk init` shows in a comment
     variable: Variable[Any] | None = None  # the ranks read a value other than None from it
-    empty: str = ""  # what an empty value of the chart means, where it does not mean what leaving out the field means
+    empty: str = ""  # meaning of an empty value of the chart, if it differs from a field that is left out
     not_in_chart: str = ""  # why the chart has no value for the field; empty: it has job.FIELD
 
 

@@ -121,7 +121,7 @@ def _lay_option(overlay: Overlay, row: Row, given: Any, environment: Mapping[str
 def _command(
     words: list[str], module: str | None, written: Any, source: str | None, notify: Callable[[str], None]
 ) -> tuple[Any, Path]:
-    """Return what to run and the folder that contains it: from the flags, else the job file, else the example."""
+    """Return the command and the folder that contains its code: from the flags, else the job file, else the example."""
     here = Path.cwd()
     if module is not None:
         return ["-m", module, *words], here

@@ -1,4 +1,4 @@
-"""The controllers that create the pods of jobs, as a table by target, and what keeps one of them from working."""
+"""The controllers that create the pods of jobs, as a table by target, and why a controller does not work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gang scheduling: what makes a scheduler start all pods of a job together or none, as a table of schedulers."""
+"""Gang scheduling: a table of the schedulers that start all pods of a job together or none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Gang:
-    """One scheduler: the kind of its group of pods, the group's spec, and what names the group in a pod."""
+    """One gang scheduler: the API of its PodGroup, the group's spec, and the fields that name the group in a pod."""
 
     api_version: str
     spec: Callable[[Job], Object]

@@ -32,7 +32,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Replicas:
-    """The pods of one role in a job: how many there are, their template, and what follows their end."""
+    """The pods of one role in a job: their number, their template, and their restart policy."""
 
     count: int
     template: Object

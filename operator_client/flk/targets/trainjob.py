@@ -148,7 +148,7 @@ def training_runtime() -> Object:
 
 
 def runtime_template() -> Object:
-    """Return the runtime's pod template: what `flk.manifest.pod` sets in all jobs and a TrainJob cannot set."""
+    """Return the runtime's pod template: fields that `flk.manifest.pod` sets in all jobs and a TrainJob cannot set."""
     return {
         "spec": {
             "automountServiceAccountToken": False,

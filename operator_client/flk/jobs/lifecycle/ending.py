@@ -12,7 +12,7 @@ from flk.observe.follower import Follower
 from flk.observe.observation import Observation
 from flk_runtime.contract.ranges import plural
 
-REPORT_EVERY: Final = 5.0  # seconds between two reports of what is awaited
+REPORT_EVERY: Final = 5.0  # seconds between two reports while flk waits
 
 
 def watch_pods_end(

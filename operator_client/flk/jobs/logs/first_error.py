@@ -24,7 +24,7 @@ from flk_runtime.contract.ranges import numbered, plural
 LINES: Final = 2000  # last lines of each pod that are searched
 PODS: Final = 256  # pods whose logs are searched, those that failed first
 BEFORE, AFTER = 20, 100  # lines that are shown before the error, and from its beginning
-WITHOUT_ERROR: Final = 40  # last lines of a rank that ended without a word
+WITHOUT_ERROR: Final = 40  # last lines of a rank that ended without an error message
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _of_failure(outputs: list[_Output], failure: Failure | None) -> _Output | No
 
 
 def _read(client: JobClient, name: str, options: LogOptions) -> tuple[list[_Output], Failure | None]:
-    """Return what each rank has printed in its last attempt, and the failure that the job's state names."""
+    """Return the output of each rank in its last attempt, and the failure that the job's state names."""
     lines: dict[str, list[LogLine]] = defaultdict(list)
     plain = replace(options, ranks=frozenset(), grep=None, tail=LINES, previous=False)
     try:

@@ -27,7 +27,7 @@ class _Group:
 
 
 class Folder:
-    """Holds lines for a moment and joins equal ones. The lines of each rank keep their order."""
+    """Holds lines briefly and joins equal ones. The lines of each rank keep their order."""
 
     def __init__(self, *, delay: float = DELAY, held: int = HELD, clock: Callable[[], float] = time.monotonic) -> None:
         self._delay, self._held, self._clock = delay, held, clock

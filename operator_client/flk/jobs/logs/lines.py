@@ -41,7 +41,7 @@ class LogLine:
 
     message: str
     note: bool = False
-    tag: str = ""  # "[rank 3] ": what the launcher puts before each line; "[pod 1] " for its own
+    tag: str = ""  # "[rank 3] ": the launcher's prefix of each line; "[pod 1] " for its own lines
     rank: int | None = None
     pod: str = ""  # name of the pod
     index: int = 0  # of the pod

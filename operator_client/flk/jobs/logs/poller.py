@@ -41,7 +41,7 @@ class Poller:
             self._changed.notify()
 
     def hurry(self) -> None:
-        """Read all logs at once: the job has ended, and what is left are last lines."""
+        """Read all logs at once: the job has ended, and only the last lines are missing."""
         with self._changed:
             if not self._hurry:
                 self._hurry = True

@@ -40,7 +40,7 @@ class PodLog:
         fresh: bool,
         keep: Callable[[str, str], None] = lambda pod, line: None,
     ) -> None:
-        self.error: Exception | None = None  # what has ended the reading early
+        self.error: Exception | None = None  # the error that has ended the reading early
         self.complete = False  # whether no line can come any more
         self.name = str(pod["metadata"]["name"])
         self._client, self._pod, self._put, self._closed, self._keep = client, pod, put, closed, keep

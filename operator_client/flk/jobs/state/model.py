@@ -1,4 +1,4 @@
-"""Phase, State and AttemptState: what flk reports about a job, as plain data."""
+"""Phase, State and AttemptState: the state of a job as flk reports it, as plain data."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Waited:
 
 
 def get_state(client: JobClient, name: str, note: Callable[[str], None] = lambda text: None) -> State:
-    """Return the state of a job now; of a job that is gone, what flk has kept, and ``note`` is called.
+    """Return the state of a job now. For a job that is gone, return the archived state and call ``note``.
 
     Raises JobNotFoundError if there is no job and nothing is kept of one.
     """
@@ -96,7 +96,7 @@ def wait_for(
 
 
 def follow_states(client: JobClient, name: str) -> Iterator[State]:
-    """Yield the states of a job, at least one a second, until it was deleted. What is seen is archived."""
+    """Yield the states of a job, at least one a second, until it was deleted. All observations are archived."""
     return (state for state, _ in _states(client, name, None, None, lambda text: None))
 
 
@@ -105,7 +105,7 @@ def _states(
 ) -> Generator[tuple[State, Object | None], None, None]:
     """Yield the states of a job, each with its object, at least one a second.
 
-    Ends when the job was deleted, and when the time is over. What is seen is archived.
+    Ends when the job was deleted, and when the time is over. All observations are archived.
     """
     until = None if timeout is None else time.monotonic() + timeout
     reader, recorder = Reader(client), Recorder(client, note)

@@ -18,7 +18,7 @@ __all__ = ["LocalArchive", "find"]
 
 
 def find(client: JobClient, name: str, uid: str | None = None) -> Observation | None:
-    """Return what is archived of the job with that UID, or of the newest job of that name; None if nothing is.
+    """Return the archived observation of the job with that UID, or of the newest job of that name; None without one.
 
     Where state folder and cluster both know the same job, the newer record and the newer lines count.
     """

@@ -15,7 +15,7 @@ SCHEMA: Final = "flk.dev/evidence/v1"
 
 
 def to_json(seen: Observation) -> str:
-    """Return what is archived of an observation as one line of JSON."""
+    """Return the archived part of an observation as one line of JSON."""
     data = {
         "schema": SCHEMA,
         "job": seen.job,
@@ -33,7 +33,7 @@ def to_json(seen: Observation) -> str:
 
 
 def from_json(text: str | bytes) -> Observation:
-    """Return what `to_json` has written. Raises ValueError for anything else."""
+    """Return the observation that `to_json` has written. Raises ValueError for anything else."""
     try:
         return _from_dict(json.loads(text))
     except (KeyError, TypeError, AttributeError) as error:

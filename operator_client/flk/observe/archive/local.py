@@ -31,7 +31,7 @@ _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class LocalArchive:
-    """What is archived on this machine of the jobs of one namespace of a cluster."""
+    """The archive on this machine for the jobs of one namespace of a cluster."""
 
     def __init__(self, client: JobClient, root: Path | None = None) -> None:
         """``root`` is the folder of all jobs; the user's state folder by default."""
@@ -40,7 +40,7 @@ class LocalArchive:
         self.folder = self.root / server / _safe(client.namespace)
 
     def find(self, name: str, uid: str | None = None) -> Observation | None:
-        """Return what is archived of the job with that UID, or the newest of that name; None if there is none.
+        """Return the archived observation of the job with that UID, or of the newest of that name; None without one.
 
         A damaged file counts as none.
         """
@@ -57,7 +57,7 @@ class LocalArchive:
         return None
 
     def write(self, seen: Observation) -> None:
-        """Archive what was seen of a job, in place of what was archived of it before. Raises OSError."""
+        """Archive the observation of a job in place of an earlier one. Raises OSError."""
         path = self.folder / f"{_safe(seen.name)}@{_safe(seen.uid)}{_SUFFIX}"
         write_whole(path, gzip.compress(to_json(seen).encode(), 6, mtime=0))
 

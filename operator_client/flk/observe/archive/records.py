@@ -1,4 +1,4 @@
-"""Read what the launchers have archived of a job in a ConfigMap of its namespace."""
+"""Read the record that the launchers have archived of a job in a ConfigMap of its namespace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FIRST_POD: Final = unnamed_pod(0)
 
 
 def find_record(client: JobClient, name: str, uid: str | None = None) -> Observation | None:
-    """Return what the launchers have archived of a job; None if that is nothing, or if it may not be read."""
+    """Return the record that the launchers have archived of a job; None without one, and if it may not be read."""
     try:
         found = client.api.list_all(client.target(CONFIG_MAPS), {"labelSelector": f"{labels.RECORDS}=true"})[0]
     except FlkError:
