@@ -83,8 +83,9 @@ def find(view: JobView) -> list[Finding]:
 
     Of each group only the first row that matches counts, because later rows are less specific. The end of a failed job
     is its cause, unless the end has no explanation of its own: then a cause that kept a pod away, or ended it from
-    outside, comes first. In a job that has not ended, causes that do not resolve by themselves come first. If the job
-    or its pods are gone, an archived cause comes first: the objects that it was read from may be gone too.
+    outside, comes first. In a job that has not ended, causes that do not resolve by themselves come first, and what
+    ended a pod from outside comes before what its replacement waits for. If the job or its pods are gone, an archived
+    cause comes first: the objects that it was read from may be gone too.
     """
     if view.succeeded and not view.failed:
         return []
@@ -104,7 +105,7 @@ def find(view: JobView) -> list[Finding]:
     if before is not None:
         return sorted(found, key=lambda finding: (finding is not before, finding.code in LATER))
     if not view.failed:
-        return sorted(found, key=lambda finding: (finding.code in LATER, finding.resolves_itself))
+        return sorted(found, key=lambda f: (f.code in LATER, f.resolves_itself, f.code not in _FROM_OUTSIDE))
     codes = {cause.code for cause in ending.CAUSES}
     end = next((finding for finding in found if finding.code in codes), None)
     return sorted(found, key=lambda finding: (not _explains(finding, end), finding is not end))

@@ -221,6 +221,13 @@ def test_cause(code: str) -> None:
     assert found.evidence
 
 
+def test_a_preempted_pod_whose_replacement_has_no_place_was_preempted() -> None:
+    job = unscheduled("2 Insufficient flk.dev/seat").event("Preempted", "Preempted by pod 4711", "Pod", POD)
+    first, second = find(job.view())
+    assert (first.code, second.code) == ("Preempted", "NotEnoughOfResource")
+    assert first.pods == second.pods == [POD]
+
+
 def test_a_pod_that_was_created_again_twice_is_in_no_loop() -> None:
     assert [finding.code for finding in find(restarted(2).view())] == []
 
