@@ -21,7 +21,7 @@ INFO = RankInfo(rank=3, world_size=4, local_rank=1, local_world_size=2, nodes=2)
         ("gpt-0", socket.gaierror(-2, "unknown"), "does not resolve there (unknown)"),
         ("192.0.2.1", ConnectionRefusedError(), "the host answers, but nothing listens at port 29500"),
         ("127.0.0.1", ConnectionRefusedError(), "every node's own loopback address"),
-        ("192.0.2.1", store.NotAStoreError(), "choose another MASTER_PORT"),
+        ("192.0.2.1", store._NotAStoreError(), "choose another MASTER_PORT"),
         ("192.0.2.1", TimeoutError(), "a firewall between the nodes drops packets"),
         ("192.0.2.1", OSError(113, "No route to host"), "there is no route to it (No route to host)"),
         ("192.0.2.1", RuntimeError("bad magic\nmore"), "bad magic; another program may use the port"),
