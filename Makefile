@@ -49,7 +49,7 @@ check: $(INSTALLED) ## What a change must pass beside the tests; HELM=skip leave
 	$(BIN)/lint-imports --no-cache
 ifneq ($(HELM),skip)
 	@command -v $(HELM) >/dev/null || { echo "make check: helm is not installed, so charts/flk cannot be checked: install helm, or leave the chart out with HELM=skip" >&2; exit 2; }
-	$(BIN)/python -m scripts.chart
+	$(BIN)/python -m scripts.chart archive
 	$(HELM) lint --strict charts/flk
 endif
 
@@ -87,7 +87,7 @@ gpu: $(INSTALLED) ## What one NVIDIA GPU can show: tests, and figures for docs/c
 dist: $(INSTALLED) ## The wheel, the source archive and the chart, into dist/
 	rm -rf dist
 	$(BIN)/uv build --quiet --out-dir dist
-	$(BIN)/python -m scripts.chart
+	$(BIN)/python -m scripts.chart archive
 	$(HELM) package charts/flk --destination dist
 	@ls -l dist
 

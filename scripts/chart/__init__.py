@@ -1,7 +1,8 @@
 """The files of the chart that are generated: `python -m scripts.chart` writes them.
 
 All but the archive of the runtime are under version control, and a test compares them. The archive changes with every
-module of the runtime: `make chart` makes it before Helm reads `charts/flk`.
+module of the runtime: `make chart` makes it before Helm reads `charts/flk`. `make check` makes
+only the archive, so that the test sees a stale file.
 """
 
 from __future__ import annotations

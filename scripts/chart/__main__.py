@@ -1,5 +1,10 @@
-"""`python -m scripts.chart`."""
+"""`python -m scripts.chart` writes the generated files of the chart; with the argument `archive` only the archive."""
 
-from scripts.chart import generate
+import sys
 
-generate()
+from scripts.chart import generate, prepare
+
+if sys.argv[1:] == ["archive"]:
+    prepare()
+else:
+    generate()

@@ -1,4 +1,4 @@
-"""JSON as the generated files have it."""
+"""The layout of JSON in the generated files of the chart."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from flk.spec import defaults as namespace_defaults
 from flk.spec.job import DEFAULT_IMAGE, Job
 from flk.spec.options import rows
 from flk.targets import TARGETS
-from flk_runtime.contract import pod_env
+from flk_runtime.contract import pod_env, user_env
 from scripts.chart import FILES
 from scripts.chart.values import described
 from tests.support.chart import CHART, ROOT, template
@@ -118,6 +118,13 @@ def test_values_have_the_defaults_of_their_schema_and_fit_it() -> None:
         for name in path.split("."):
             found = found[name]
         assert "default" not in value or found == value["default"], path
+
+
+def test_the_schema_refuses_the_reserved_names_of_variables() -> None:
+    check = jsonschema.Draft7Validator(SCHEMA)
+    names = [*user_env.RESERVED_NAMES, *(f"{prefix}X" for prefix in user_env.RESERVED_PREFIXES), *user_env.SETTABLE]
+    for name in map(str, [*names, "LR", "RANKS", "MY_RANK", "PETS"]):
+        assert check.is_valid({"job": {"env": {name: "1"}}}) != user_env.is_reserved(name), name
 
 
 def test_the_chart_offers_all_options_but_those_that_say_why_not() -> None:
