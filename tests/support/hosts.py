@@ -63,5 +63,5 @@ class Hosts(Pods):
         """The pod whose loss ended this attempt."""
         failure = self.record().attempts[attempt].failure
         assert failure is not None
-        assert failure.kind in ("lost", "container_killed"), failure
+        assert failure.kind == "lost", failure
         return failure.pod
