@@ -6,6 +6,7 @@ ones, and an optimizer skips a parameter without a gradient.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import torch
@@ -15,18 +16,20 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from flk_runtime.errors import SetupError
 
 _MARK = "_flk_replaced"  # attribute of a replaced parameter: its name in the model
-_watching = False
 
 
 def mark(parameters: Mapping[str, torch.Tensor | None]) -> None:
     """Have the steps of all optimizers that hold one of ``parameters``, by names in their model, be refused."""
-    global _watching
     for name, parameter in parameters.items():
         if parameter is not None:
             setattr(parameter, _MARK, name)
-            if not _watching:
-                _watching = True
-                register_optimizer_step_pre_hook(lambda optimizer, *_: refuse(optimizer))
+            _watch_steps()
+
+
+@functools.cache
+def _watch_steps() -> None:
+    """Have the steps of all optimizers be checked. A second call does nothing."""
+    register_optimizer_step_pre_hook(lambda optimizer, *_: refuse(optimizer))
 
 
 def name_of(tensor: torch.Tensor) -> str | None:
