@@ -127,6 +127,6 @@ def test_the_template_runs_exactly_the_script(script: str) -> None:
     assert split_command(data["command"]) == [script]
 
 
-@pytest.mark.parametrize("script", ["train.py", "train", "./src/my-train_2.py", "/work/train.py", "ä.py"])
+@pytest.mark.parametrize("script", ["train.py", "train", "./src/my-train_2.py", "/flk/work/train.py", "ä.py"])
 def test_the_template_shows_a_plain_name_as_it_is(script: str) -> None:
     assert f"\ncommand: {script}\n" in schema.template(script, 1, with_schema=False)

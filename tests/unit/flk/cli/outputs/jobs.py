@@ -17,9 +17,9 @@ from tests.support.jobs import MADE, NOW, JobBuilder
 START = NOW - 60  # when everything was created
 TRACEBACK = """\
 Traceback (most recent call last):
-  File "/work/train.py", line 31, in <module>
+  File "/flk/work/train.py", line 31, in <module>
     main()
-  File "/work/train.py", line 24, in main
+  File "/flk/work/train.py", line 24, in main
     loss = model(batch)
 ValueError: expected 512 features, got 511
 """

@@ -215,7 +215,7 @@ Thread 0x00007e (most recent call first):
   File "/gone/lib/python3.11/threading.py", line 327 in wait
 
 Current thread 0x00007d (most recent call first):
-  File "/work/site-packages/torch/nn/module.py", line ??? in forward
+  File "/usr/lib/site-packages/torch/nn/module.py", line ??? in forward
   File "/code/train.py", line 4 in <module>
   File "/opt/flk_runtime/launcher/worker.py", line 110 in _run
   File "/opt/flk_runtime/launcher/forkserver.py", line 200 in _become_rank
