@@ -10,10 +10,14 @@ import, are imported when a run has checkpoints.
 from flk_runtime.checkpoint.adapters import (
     ModuleState,
     OptimizerState,
+    is_sharded,
     load_as_saved,
+    module_state,
+    optimizer_state,
     parameters_of,
     reshard,
     trained_modules,
+    user_name,
 )
 from flk_runtime.checkpoint.manager import CheckpointManager, CheckpointOptions
 from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful
@@ -25,8 +29,12 @@ __all__ = [
     "ModuleState",
     "OptimizerState",
     "Stateful",
+    "is_sharded",
     "load_as_saved",
+    "module_state",
+    "optimizer_state",
     "parameters_of",
     "reshard",
     "trained_modules",
+    "user_name",
 ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from flk_runtime.checkpoint.adapters import module_state
 from flk_runtime.checkpoint.memory import PodMemory
 from flk_runtime.checkpoint.state import State, split_tensors
 from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful, is_replicated
@@ -328,7 +329,7 @@ def _progress(steps: int, states: Mapping[str, Any]) -> Any:
 
 def _mismatch(model: nn.Module, saved: SavedObject) -> str | None:
     """The first difference between ``model`` and its saved state; None if there is none."""
-    own = model.state_dict()
+    own = module_state(model).entries()
     checkpoint = saved.checkpoint
     for name, value in own.items():
         shape = checkpoint.shape(f"{saved.name}.{name}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from flk_runtime.checkpoint import user_name
 from flk_runtime.parallel import ParallelModel
 
 
@@ -68,7 +69,10 @@ def split(parallel: ParallelModel, blocks: Sequence[nn.Module], count: int) -> l
     number_of = {id(block): number for number, block in enumerate(blocks)}
     for path, module in parallel.model.named_modules():
         if id(module) in number_of:
-            inside |= dict.fromkeys((f"{path}.{name}" for name, _ in module.named_parameters()), number_of[id(module)])
+            inside |= dict.fromkeys(
+                (user_name(parallel.model, f"{path}.{name}") for name, _ in module.named_parameters()),
+                number_of[id(module)],
+            )
     units: dict[int | str, list[str]] = {}
     for name in parameters:
         units.setdefault(inside.get(name, name), []).append(name)

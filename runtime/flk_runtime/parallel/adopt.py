@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import OptimizerState, trained_modules
+from flk_runtime.checkpoint import DistributedStateful, optimizer_state, trained_modules
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import replaced
 from flk_runtime.parallel.model import ParallelModel
@@ -14,7 +14,7 @@ from flk_runtime.parallel.model import ParallelModel
 
 def adopt_optimizer(
     name: str, optimizer: Optimizer, models: Mapping[str, ParallelModel], *, shards: bool
-) -> Optimizer | OptimizerState:
+) -> Optimizer | DistributedStateful:
     """The state of ``optimizer`` by the parameters of the ``models`` that it trains, which are attached to it.
 
     The optimizer itself if it trains other parameters too. Raises SetupError then if the strategy ``shards``, since
@@ -33,4 +33,4 @@ def adopt_optimizer(
         return optimizer
     for key in trained:
         models[key].attach(optimizer)
-    return OptimizerState(optimizer, trained)
+    return optimizer_state(name, optimizer, trained)

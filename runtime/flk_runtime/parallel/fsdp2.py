@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from flk_runtime.checkpoint import reshard
 from flk_runtime.parallel.blocks import shardable_blocks
 from flk_runtime.parallel.meta_init import Materializer
-from flk_runtime.parallel.model import ParallelModel
+from flk_runtime.parallel.model import ParallelModel, full
 from flk_runtime.parallel.precision import Precision
 from flk_runtime.system import pytree
 
@@ -83,16 +83,13 @@ class FSDP2Model(ParallelModel):
             if self._keeps_full:  # one all-gather then serves all passes
                 module.set_reshard_after_backward(enabled, recurse=False)
 
-    def clip_grad_norm(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
-        return _gather(super().clip_grad_norm(max_norm, norm_type, error_if_nonfinite))
-
     def attach(self, optimizer: Optimizer) -> None:
         # A forward pass after the last backward pass (an evaluation) leaves full parameters, at least of the outermost
         # module, which the optimizer step would not change.
         optimizer.register_step_pre_hook(lambda *_: reshard(self.model))
 
     def full_tensor(self, parameter: nn.Parameter) -> torch.Tensor | None:
-        return _gather(parameter.detach())
+        return full(parameter.detach())
 
     def local_shard(self, parameter: nn.Parameter, full: torch.Tensor) -> torch.Tensor:
         return _shard_like(parameter, full)
@@ -127,11 +124,6 @@ def _cast_calls(module: nn.Module, precision: Precision) -> None:
 
     module.register_forward_pre_hook(lambda module, args, kwargs: cast((args, kwargs), torch.float32), with_kwargs=True)
     module.register_forward_hook(lambda module, args, output: cast(output, precision.param))
-
-
-def _gather(value: torch.Tensor) -> torch.Tensor:
-    full: torch.Tensor = value.full_tensor() if isinstance(value, DTensor) else value
-    return full
 
 
 def _shard_like(like: Any, full: torch.Tensor) -> torch.Tensor:

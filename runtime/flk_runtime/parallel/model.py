@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import ModuleState, parameters_of
+from flk_runtime.checkpoint import module_state, parameters_of
 
 
 class ParallelModel:
@@ -20,7 +21,7 @@ class ParallelModel:
     def __init__(self, model: nn.Module, module: nn.Module | None = None) -> None:
         self.model = model  # the user's
         self.module = module or model  # what the user calls in its place: the wrapper, if there is one
-        self.state = ModuleState(self.module)  # what checkpoints save
+        self.state = module_state(self.module)  # what checkpoints save
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """A context in which backward passes accumulate gradients without communication."""
@@ -32,7 +33,8 @@ class ParallelModel:
         Returns the norm before, a tensor of shape () that is the same on all ranks. Raises RuntimeError if
         ``error_if_nonfinite`` and the norm is NaN or infinite.
         """
-        return nn.utils.clip_grad_norm_(self.model.parameters(), max_norm, norm_type, error_if_nonfinite)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_norm, norm_type, error_if_nonfinite)
+        return full(norm)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that the optimizer takes, by the names of the user's model. A tied parameter has several."""
@@ -48,3 +50,9 @@ class ParallelModel:
     def local_shard(self, parameter: nn.Parameter, full: torch.Tensor) -> torch.Tensor:
         """This rank's shard of ``full``, a tensor of the shape of the full parameter that every rank has."""
         return full
+
+
+def full(value: Any) -> torch.Tensor:
+    """A full tensor, gathered from the shards of a DTensor. Collective among its ranks."""
+    found: torch.Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return found

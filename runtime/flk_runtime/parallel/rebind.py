@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import OptimizerState, load_as_saved
+from flk_runtime.checkpoint import OptimizerState, load_as_saved, parameters_of
 from flk_runtime.errors import CheckpointError, SetupError
 from flk_runtime.parallel import replaced
 from flk_runtime.parallel.model import ParallelModel
@@ -28,7 +28,7 @@ def rebind_optimizers(
     Raises SetupError if ``strict`` and an optimizer holds parameters that are not the model's (before ``parallelize``
     is called), if one keeps parameters outside of its groups, or if its state cannot be sharded.
     """
-    before = {name: weakref.ref(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
+    before = {name: weakref.ref(parameter) for name, parameter in parameters_of(model).items()}
     names = [_parameter_names(optimizer, model, strict=strict) for optimizer in optimizers]
     states = [optimizer.state_dict() if optimizer.state else None for optimizer in optimizers]
     for optimizer in optimizers:
@@ -84,7 +84,7 @@ def _shard(optimizer: Optimizer, parallel: ParallelModel, state: dict[str, Any])
 def _parameter_names(optimizer: Optimizer, model: nn.Module, *, strict: bool) -> list[list[str | nn.Parameter]]:
     """The parameters of each group of the optimizer: by name, or the parameter itself if it is not the model's."""
     names: dict[int, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
+    for name, parameter in parameters_of(model).items():
         names.setdefault(id(parameter), name)
     groups: list[list[str | nn.Parameter]] = []
     for number, group in enumerate(optimizer.param_groups):

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from flk_runtime.checkpoint import is_sharded
 from flk_runtime.contract import user_env
 from flk_runtime.contract.strategies import parse_strategy
 from flk_runtime.errors import SetupError
@@ -162,6 +163,8 @@ def _parallelize(
     shard_size: int,
 ) -> ParallelModel:
     kind, init_follows = STRATEGIES[strategy], options.init is not None
+    if strategy == "none" and _parallelized_by_script(model):
+        return ParallelModel(model)  # and it stays where the script has put it
     if not kind.shards and options.precision is None:
         Materializer(model, (), device, init_follows=init_follows).run(lambda module: None, broadcast=False)
         model.to(device)  # some modules (nn.LSTM) rearrange their parameters when they are moved
@@ -203,18 +206,22 @@ def _check_options(strategy: str, options: ParallelOptions) -> None:
 def _check_model(model: nn.Module, strategy: str) -> None:
     if strategy == "none":
         return
-    for name, module in model.named_modules():
-        if any(kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch.") for kind in type(module).__mro__):
-            raise SetupError(
-                f"{name or 'the model'} is already wrapped in {type(module).__name__}: pass the model that is not "
-                "wrapped, or use strategy none"
-            )
+    if found := _parallelized_by_script(model):
+        raise SetupError(f"{found}: pass the model that is not wrapped, or use strategy none")
     if STRATEGIES[strategy].shards:
         for name, parameter in model.named_parameters():
             if parameter.dim() == 0:
                 raise SetupError(
                     f"{name!r} is a scalar, which strategy {strategy} cannot shard: give it the shape (1,)"
                 )
+
+
+def _parallelized_by_script(model: nn.Module) -> str:
+    """What torch has wrapped or sharded in ``model`` already, in words; empty if there is nothing."""
+    for name, module in model.named_modules():
+        if any(kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch.") for kind in type(module).__mro__):
+            return f"{name or 'the model'} is already wrapped in {type(module).__name__}"
+    return next((f"{name!r} is already sharded" for name, each in model.named_parameters() if is_sharded(each)), "")
 
 
 def _check_optimizers(optimizers: Sequence[Optimizer], strategy: str, options: ParallelOptions) -> None:

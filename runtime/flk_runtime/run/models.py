@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import OptimizerState, Stateful
+from flk_runtime.checkpoint import DistributedStateful, Stateful, optimizer_state
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import (
@@ -62,7 +62,7 @@ class Models:
         manager.register(name, parallel.state)
         for position, optimizer in enumerate(optimizers):
             own = f"optimizer-{number}-{position}" if position else f"optimizer-{number}" if number else "optimizer"
-            manager.register(own, OptimizerState(optimizer, {name: parallel.module}))
+            manager.register(own, optimizer_state(own, optimizer, {name: parallel.module}))
         if context.options.diloco:
             from flk_runtime.diloco.worker import OuterLoop
 
@@ -75,7 +75,7 @@ class Models:
 
     def register(self, name: str, thing: Stateful) -> None:
         """Save ``thing`` under ``name``; an optimizer by the parameters of the models. Collective."""
-        saved: Stateful | OptimizerState = thing
+        saved: Stateful | DistributedStateful = thing
         if isinstance(thing, Optimizer):
             shards = STRATEGIES[self._context.options.strategy].shards
             saved = adopt_optimizer(name, thing, self._models, shards=shards)

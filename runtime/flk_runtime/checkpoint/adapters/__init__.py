@@ -5,11 +5,11 @@ modules; runs and `flk_runtime.save` use both alike. `fsdp1` calls torch's own f
 wrapped in FSDP1. All names are the same as in torch.distributed.checkpoint.state_dict: the names of the user's module.
 """
 
-from flk_runtime.checkpoint.adapters.adapt import adapt
+from flk_runtime.checkpoint.adapters.adapt import adapt, module_state, optimizer_state
 from flk_runtime.checkpoint.adapters.module import ModuleState
 from flk_runtime.checkpoint.adapters.optimizer import OptimizerState, load_as_saved, trained_modules
 from flk_runtime.checkpoint.adapters.torch_state import Modules, TorchState
-from flk_runtime.checkpoint.adapters.wrappers import parameters_of, reshard
+from flk_runtime.checkpoint.adapters.wrappers import is_sharded, parameters_of, reshard, user_name
 
 __all__ = [
     "ModuleState",
@@ -17,8 +17,12 @@ __all__ = [
     "OptimizerState",
     "TorchState",
     "adapt",
+    "is_sharded",
     "load_as_saved",
+    "module_state",
+    "optimizer_state",
     "parameters_of",
     "reshard",
     "trained_modules",
+    "user_name",
 ]

@@ -1,4 +1,4 @@
-"""adapt(): the adapter of an object that a script saves."""
+"""The adapters of modules and optimizers; and adapt(), the adapter of any object that a script saves."""
 
 from __future__ import annotations
 
@@ -16,13 +16,33 @@ from flk_runtime.checkpoint.stateful import Stateful, Values
 from flk_runtime.errors import SetupError
 
 
+def module_state(module: nn.Module) -> ModuleState:
+    """The state of a module, however it is wrapped."""
+    return FSDP1ModuleState(module) if has_fsdp1(module) else ModuleState(module)
+
+
+def optimizer_state(name: str, optimizer: Optimizer, modules: Modules) -> OptimizerState | FSDP1OptimizerState:
+    """The state of ``optimizer``, which is saved under ``name``, by the names of the parameters of ``modules``.
+
+    Raises SetupError if they are several, and one is wrapped in FSDP1.
+    """
+    if not any(has_fsdp1(module) for module in modules.values()):
+        return OptimizerState(optimizer, modules)
+    if len(modules) == 1:
+        return FSDP1OptimizerState(modules, optimizer)
+    raise SetupError(
+        f"{name} is an optimizer of {len(modules)} modules, {' and '.join(modules)}, and FSDP1 wraps one of them: make "
+        "an optimizer for each, or put them into one module"
+    )
+
+
 def adapt(name: str, thing: Any, modules: Modules) -> Stateful | TorchState:
     """The adapter of ``thing``, which is saved under ``name`` together with these modules.
 
     Raises SetupError if it cannot be saved, or is an optimizer of parameters that are in none of the modules.
     """
     if isinstance(thing, nn.Module):
-        return FSDP1ModuleState(thing) if has_fsdp1(thing) else ModuleState(thing)
+        return module_state(thing)
     if isinstance(thing, Optimizer):
         return _adapt_optimizer(name, thing, modules)
     if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
@@ -43,11 +63,4 @@ def _adapt_optimizer(name: str, optimizer: Optimizer, modules: Modules) -> Torch
             f"{name} is an optimizer of {count_parameters(optimizer)} parameters, and {missing} of them are in none of "
             "the modules: pass their module too"
         )
-    if not any(has_fsdp1(module) for module in trained.values()):
-        return OptimizerState(optimizer, trained)
-    if len(trained) == 1:
-        return FSDP1OptimizerState(trained, optimizer)
-    raise SetupError(
-        f"{name} is an optimizer of {len(trained)} modules, {' and '.join(trained)}, and FSDP1 wraps one of them: make "
-        "an optimizer for each, or put them into one module"
-    )
+    return optimizer_state(name, optimizer, trained)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from flk_runtime.checkpoint.adapters.module import ModuleState
 from flk_runtime.checkpoint.adapters.optimizer import checking_groups, count_parameters, join_values, split_values
 from flk_runtime.checkpoint.adapters.torch_state import Modules, TorchState
 from flk_runtime.checkpoint.adapters.wrappers import is_sharded
@@ -28,34 +29,18 @@ def has_fsdp1(module: nn.Module) -> bool:
     return fsdp is not None and any(isinstance(each, fsdp.FullyShardedDataParallel) for each in module.modules())
 
 
-class FSDP1ModuleState(TorchState):
+class FSDP1ModuleState(ModuleState):
     """The state of a module that is wrapped in FSDP1. Reading it is collective."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-
-    def is_of(self, thing: Any, modules: Modules) -> bool:
-        return thing is self._module
-
-    def save_state(self, name: str) -> State:
-        state = self._state()
-        plain = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
-        return State(_chunks({(name, key): value for key, value in state.items() if key not in plain}), plain)
-
-    def load_state(self, saved: SavedObject) -> None:
-        from torch.distributed.checkpoint.state_dict import set_model_state_dict
-
-        state = self._state()
-        if unexpected := saved.entry_not_in(state):
-            raise ValueError(f"unexpected key {unexpected!r}: the module has no such entry")
-        tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
-        saved.checkpoint.read([chunk for key in tensors for chunk in chunks_of((saved.name, key), tensors[key])])
-        set_model_state_dict(self._module, {**state, **{key: saved.plain[key] for key in state if key not in tensors}})
-
-    def _state(self) -> dict[str, Any]:
+    def entries(self) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
         return dict(get_model_state_dict(self._module))
+
+    def _set(self, state: dict[str, Any], plain: dict[str, Any]) -> None:
+        from torch.distributed.checkpoint.state_dict import set_model_state_dict
+
+        set_model_state_dict(self._module, {**state, **plain})
 
 
 class FSDP1OptimizerState(TorchState):

@@ -33,7 +33,7 @@ class ModuleState(TorchState):
         return thing is self._module
 
     def save_state(self, name: str) -> State:
-        state = self._state()
+        state = self.entries()
         tensors: dict[Path, torch.Tensor] = {
             (name, key): value for key, value in state.items() if isinstance(value, torch.Tensor)
         }
@@ -41,26 +41,30 @@ class ModuleState(TorchState):
         return State(self._cache.chunks(tensors, self._chunks_of), plain)
 
     def load_state(self, saved: SavedObject) -> None:
-        if unexpected := saved.entry_not_in(self._state()):
+        if unexpected := saved.entry_not_in(self.entries()):
             raise ValueError(f"unexpected key {unexpected!r}: the module has no such entry")
         self.read(saved)
 
     def read(self, saved: SavedObject) -> None:
         """Load as `load_state` does, where ``saved`` may have entries that the module does not have."""
-        state = self._state()
+        state = self.entries()
         tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
         saved.checkpoint.read([chunk for key in tensors for chunk in chunks_of((saved.name, key), tensors[key])])
-        # Most tensors are the module's own, and are set now. The module takes the others itself.
+        self._set(state, {key: saved.plain[key] for key in state if key not in tensors})
+
+    def entries(self) -> dict[str, Any]:
+        """The tensors and values that are saved, by the names of the user's module."""
+        reshard(self._module)
+        return {user_name(self._module, name): value for name, value in self._module.state_dict().items()}
+
+    def _set(self, state: dict[str, Any], plain: dict[str, Any]) -> None:
+        """Have the module take ``plain``, and the tensors of ``state`` that are not its own. The others are set."""
         own = {_address(each) for each in (*self._module.parameters(), *self._module.buffers())}
-        rest = {key: value for key, value in tensors.items() if _address(value) not in own}
-        rest |= {key: saved.plain[key] for key in state if key not in tensors}
+        tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+        rest = {key: value for key, value in tensors.items() if _address(value) not in own} | plain
         if rest:
             names = {user_name(self._module, each): each for each in self._module.state_dict()}
             self._module.load_state_dict({names[key]: value for key, value in rest.items()}, strict=False)
-
-    def _state(self) -> dict[str, Any]:
-        reshard(self._module)
-        return {user_name(self._module, name): value for name, value in self._module.state_dict().items()}
 
     def _chunks_of(self, path: Path, value: torch.Tensor) -> list[Chunk]:
         offers = path[1] in self._equal or is_sharded(value) or process_group.rank() == 0
