@@ -35,6 +35,7 @@ class Found:
     since: float = 0.0  # 0: the time of the earliest evidence, else the creation of the job
     resolves_itself: bool | None = None  # None: as the table says
     exit_code: ExitCode | None = None  # None: as the table says
+    grace: float | None = None  # None: as the table says
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Cause:
             pods=list(found.pods),
             since=found.since or min(times, default=view.created),
             resolves_itself=itself,
-            grace=self.grace,
+            grace=self.grace if found.grace is None else found.grace,
             exit_code=int(self.exit_code if found.exit_code is None else found.exit_code),
         )
 

@@ -24,6 +24,9 @@ _CLAIM_MISSING: Final = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 _CLAIM_DELETED: Final = re.compile(r'persistentvolumeclaim "([^"]+)" is being deleted')
 _CLAIM_UNBOUND: Final = re.compile("unbound immediate PersistentVolumeClaims")
 _OTHER_NODE: Final = re.compile("volume node affinity conflict|PersistentVolume's node affinity")
+_PROVISIONER_WORKS: Final = ("ExternalProvisioning", "Provisioning")
+_PROVISIONER_GRACE: Final = 900.0  # seconds: file systems of clouds take up to ten minutes
+_PROVISIONER_FAILS_GRACE: Final = 300.0  # seconds: a provisioner tries again after a failure
 _MULTI_ATTACH: Final = re.compile(r'Multi-Attach error for volume "([^"]+)"')
 _MOUNT_OBJECT: Final = re.compile(r'(configmap|secret) "([^"]+)" not found')
 
@@ -133,7 +136,9 @@ def _claim_unbound(view: JobView) -> Found | None:
         storage = str(spec.get("storageClassName") or "")
         text = f"{phase}, storage class {storage or '(none)'}, {', '.join(spec.get('accessModes') or [])}"
         created = timestamp(claim["metadata"].get("creationTimestamp"))
-        said = [e for e in view.events if _about(e) == ("PersistentVolumeClaim", name)][-1:]
+        about = [e for e in view.events if _about(e) == ("PersistentVolumeClaim", name)]
+        failures = [e for e in about if e.get("reason") == "ProvisioningFailed"]
+        said = (failures or about)[-1:]
         why = one_line(said[0].get("message")) if said else "no volume matches it"
         return Found(
             f"{found} cannot be scheduled: the PersistentVolumeClaim {name} has no volume (storage class "
@@ -147,6 +152,7 @@ def _claim_unbound(view: JobView) -> Found | None:
                 *map(event_evidence, said),
             ],
             found.pods,
+            grace=_provisioner_grace(about, failures),
         )
     return Found(
         f"{found} cannot be scheduled: {', '.join(claims) or 'a claim'} has no volume",
@@ -154,6 +160,13 @@ def _claim_unbound(view: JobView) -> Found | None:
         found.evidence,
         found.pods,
     )
+
+
+def _provisioner_grace(events: Sequence[Object], failures: Sequence[Object]) -> float | None:
+    """Return the seconds that a claim's provisioner gets by the claim's events; None where none works on the claim."""
+    if not any(event.get("reason") in _PROVISIONER_WORKS for event in events):
+        return None
+    return _PROVISIONER_FAILS_GRACE if failures else _PROVISIONER_GRACE
 
 
 def _about(event: Object) -> tuple[object, object]:
@@ -250,7 +263,8 @@ CAUSES: Final = (
         "ClaimUnbound",
         "A PersistentVolumeClaim has no volume",
         "The claim exists, and no volume is bound to it: its storage class may not exist, or may have no room. "
-        f"{_SCHEDULED} The events of the claim say why.",
+        f"{_SCHEDULED} The events of the claim say why. A provisioner that works on the claim has 15 minutes before "
+        "the job is Stuck, and 5 minutes once an attempt of it has failed.",
         "Correct the storage class of the claim, or have a volume provided.",
         _claim_unbound,
         grace=60,

@@ -63,6 +63,29 @@ def test_grace_comes_before_stuck() -> None:
     assert derive(view).phase == Phase.STUCK
 
 
+@pytest.mark.parametrize(
+    ("reasons", "grace", "said"),
+    [
+        ([], 60, "no volume matches it"),
+        (["ProvisioningFailed"], 60, "ProvisioningFailed"),  # the API server's own word: there is no such class
+        (["ExternalProvisioning", "Provisioning"], 900, "Provisioning"),
+        (["Provisioning", "ProvisioningFailed", "ExternalProvisioning"], 300, "ProvisioningFailed"),
+    ],
+)
+def test_a_provisioner_gets_the_time_that_a_file_system_takes(reasons: list[str], grace: float, said: str) -> None:
+    view = recorded.load(recorded.FOLDER / "claim-unbound.json")
+    about = {"kind": "PersistentVolumeClaim", "name": "unbound"}
+    others = [event for event in view.events if event["involvedObject"]["kind"] != "PersistentVolumeClaim"]
+    view.events = [*others, *({"involvedObject": about, "reason": word, "message": word} for word in reasons)]
+    cause = find(view)[0]
+    assert (cause.code, cause.grace) == ("ClaimUnbound", grace)
+    assert cause.sentence.endswith(f"(storage class nowhere): {said}")
+    view.now = cause.since + grace - 1
+    assert derive(view).phase == Phase.PENDING
+    view.now = cause.since + grace
+    assert derive(view).phase == Phase.STUCK
+
+
 def test_pods_that_a_limit_range_refuses_are_not_blamed_on_the_operator() -> None:
     view = recorded.load(recorded.FOLDER / "limit-range.json")
     assert "conditions" not in view.status
