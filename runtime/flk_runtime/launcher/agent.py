@@ -6,14 +6,15 @@ reports. The threads of the rendezvous only post events.
 
 from __future__ import annotations
 
+import enum
+import math
 import os
 import selectors
 import signal
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from flk_runtime.contract import pod_env
-from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.pod_layout import INTERRUPT_GRACE
 from flk_runtime.contract.ranges import plural
@@ -25,6 +26,7 @@ from flk_runtime.launcher.hangs.watch import Watch
 from flk_runtime.launcher.hub import HubProcess
 from flk_runtime.launcher.logs import is_readable
 from flk_runtime.launcher.output import Output
+from flk_runtime.launcher.pod_attempt import PodAttempt
 from flk_runtime.launcher.preemption import NO_STEP, PodPreemption
 from flk_runtime.launcher.ranks import RankProcess, Ranks
 from flk_runtime.launcher.records import Records
@@ -50,11 +52,34 @@ from flk_runtime.launcher.transport import (
 from flk_runtime.system import host
 
 TERMINATE_TIMEOUT = 1.0  # seconds between SIGTERM and SIGKILL at the end of an attempt: ranks hang in a collective
-ORPHANS_TIMEOUT, ORPHANS_POLL = 5.0, 0.005  # seconds for processes that ranks have left to end after SIGKILL
 LAST_WAIT = 2.0  # seconds in which a launcher that has to stop exchanges its last messages with the leader
 EXIT_TIMEOUT = 5.0  # seconds that a rank may take to end after it has reported an exception or written that it aborts
-# Kinds of failures that are probably how a script answers SIGTERM.
-_ANSWERS = (Kind.EXCEPTION, Kind.EXIT, Kind.USAGE, Kind.MISMATCH, Kind.STORAGE)
+
+
+class _Phase(enum.Enum):
+    """The phase of the launcher's loop.
+
+    RUNNING follows JOINING when the leader starts an attempt. ENDING follows when the attempt is over in all pods, the
+    leader is lost, or the job has ended. When the ranks of this pod have ended, JOINING follows, or the loop ends.
+    """
+
+    JOINING = enum.auto()  # no rank runs; an attempt follows, or the end of the job
+    RUNNING = enum.auto()  # an attempt runs; the ranks of this pod may have ended
+    ENDING = enum.auto()  # the attempt or the job is over in all pods, and the ranks of this pod are being ended
+
+
+@dataclass
+class _Stop:
+    """The signal that stops this launcher, in any phase. The launcher does not join again, and ends after its ranks."""
+
+    signal: int
+    at: float  # time by which the launcher ends, also if other pods have not; time.monotonic
+    draining: bool | None = None  # the leader has not released this launcher yet; None: it was not asked
+
+    @property
+    def by_user(self) -> bool:
+        """Whether it is Ctrl-C, after which nothing is saved."""
+        return self.signal == signal.SIGINT
 
 
 class Agent:
@@ -67,28 +92,18 @@ class Agent:
         self.settings = settings
         self.wakeup = wakeup
         self.server = server
-        self.started = time.monotonic()
+        self.deadline = time.monotonic() + settings.deadline if settings.deadline else math.inf
         self.selector = selectors.DefaultSelector()
         self.selector.register(wakeup.socket, selectors.EVENT_READ)
         self.selector.register(server.socket, selectors.EVENT_READ)
         self.records = Records(settings, output.write_stderr, output.last_lines)
         self.hub = HubProcess(settings, os.environ, self.records.log) if settings.hub_port else None
         self.ranks = Ranks(settings, server, self.selector, output, error_folder, self.records.count_lines, self.hub)
-        self.attempt: AttemptStarted | None = None
-        self.attempt_over = False  # it ended for all pods; this pod's ranks are being terminated
-        self.failures: list[Failure] = []  # of this pod in this attempt
-        self.step: int | None = None  # most steps that a rank of this pod that has ended had done in this attempt
+        self.phase = _Phase.JOINING
+        self.attempt: PodAttempt | None = None  # the latest one
+        self.stop: _Stop | None = None
         self.saved: bool | None = None  # a rank of this pod has saved through flk, or restored; None: none has ended
-        self.restored = False  # the leader knows where this attempt began
-        self.report_due = False  # all ranks have ended, and the leader does not know yet
-        self.finished: list[Failure] = []  # its ranks that ended with code 0, which is a failure only if others fail
-        self.stop_signal: int | None = None  # the signal that stops this launcher
-        self.stop_at = 0.0  # time by which it stops, also if other pods have not ended; time.monotonic
-        self.draining: bool | None = None  # the leader has not released this launcher yet; None: it was not asked
-        self.preemption: PodPreemption | None = None  # of this attempt
-        self.end: Failure | None = None  # why the attempt ended
-        self.final_record: JobRecord | None = None
-        self.orphans_until: float | None = None  # processes that the ranks have left are ending; time.monotonic
+        self.final_record: JobRecord | None = None  # of a job that has ended
         self.rendezvous = None
         if settings.pod == 0:
             self.rendezvous = coordinator.serve(settings, wakeup.post, self.records.log, self.records.former())
@@ -109,7 +124,8 @@ class Agent:
         if self.rendezvous:
             self.rendezvous.start()
         self.member.start()
-        while True:
+        code = None
+        while code is None:
             rank_ended = False
             for key, _ in self.selector.select(self._select_timeout()):
                 if key.fileobj is self.wakeup.socket:
@@ -128,46 +144,53 @@ class Agent:
                 self._handle_event(self.wakeup.events.get())
             self._handle_timeouts()
             host.reap_orphans()
-            if not self.ranks and self._orphans_have_ended():
-                if self.final_record:
-                    return self._finish(self.final_record)
-                if self.stop_signal is not None and not self._must_wait():
-                    history = self.attempt.history if self.attempt else []
-                    return self.records.finish_stopped(self.stop_signal, self.end, history)
-                if self.attempt_over and self.stop_signal is None:
-                    self.attempt_over, self.attempt, self.preemption = False, None, None
-                    # A rank that ends early with success breaks the connections of the others.
-                    self.member.join_next_round([*self.failures, *self.finished], self.step)
+            code = self._go_on()
+        return code
+
+    def _go_on(self) -> int | None:
+        """When no process of this pod's ranks is left: join the next attempt, or return the launcher's exit code."""
+        attempt, ended = self.attempt, self.phase is _Phase.ENDING
+        if self.ranks or not (ended or self.stop) or not self.ranks.orphans_have_ended():
+            return None
+        if self.final_record:
+            return self._finish(self.final_record)
+        if self.stop:
+            return None if self._must_wait(self.stop) else self._finish_stopped(self.stop)
+        if attempt:
+            self.phase = _Phase.JOINING
+            self.member.join_next_round(attempt.all_failures, attempt.step)
+        return None
 
     # Events of the rendezvous ------------------------------------------------------------------------------------
 
     def _handle_event(self, event: Event) -> None:
+        running = self._running
         match event:
             case AttemptStarted():
                 self._start_attempt(event)
-            case PreemptionStarted() if self.attempt and not self.attempt_over:
-                if self.preemption is None:
-                    self.preemption = PodPreemption([rank.progress for rank in self.ranks], time.monotonic())
+            case PreemptionStarted() if running:
+                if running.preemption is None:
+                    running.preemption = PodPreemption([rank.progress for rank in self.ranks], time.monotonic())
                 if event.urgent:
                     self.ranks.kill_within(self.settings.grace)
                 if self.rendezvous:
                     self.records.log(f"{event.failure.summary}; all ranks have to end")
-            case SaveAt() if self.preemption and not self.attempt_over:
-                self._stop_ranks(self.preemption, event.step)
+            case SaveAt() if running and running.preemption:
+                self._stop_ranks(running.preemption, event.step)
             case Transfer() if self.memory:
                 self.memory.transfer(event.pod, (event.host, event.port), event.shards, self.member.report_transferred)
-            case Release():
-                self.draining = False
-            case AttemptEnded():
-                self.end = event.failure
-                self._terminate_ranks()
-                if self.rendezvous and self.attempt and event.failure:
+            case Release() if self.stop:
+                self.stop.draining = False
+            case AttemptEnded() if running:
+                running.end = event.failure
+                self._end_ranks()
+                if self.rendezvous:
                     # The cause is chosen when all pods have reported. The line of the next attempt names it.
                     cause = "" if event.failure.secondary else f": {event.failure.summary}"
-                    self.records.log(f"attempt {self.attempt.number + 1} ended{cause}")
-            case LeaderLost():
-                self.failures.append(event.failure)
-                self._terminate_ranks()
+                    self.records.log(f"attempt {running.started.number + 1} ended{cause}")
+            case LeaderLost() if running:
+                running.failures.append(event.failure)
+                self._end_ranks()
             case StacksRequested():
                 self.watch.take_stacks(event.number)
             case StacksGathered():
@@ -176,15 +199,13 @@ class Agent:
                 self.records.write_slow(event.slow)
             case JobEnded():
                 self.final_record = event.record
-                self._terminate_ranks()
+                self._end_ranks()
             case ThreadFailed():
                 raise event.error
 
     def _start_attempt(self, attempt: AttemptStarted) -> None:
-        self.attempt, self.failures, self.finished, self.attempt_over = attempt, [], [], False
-        self.step, self.restored, self.report_due = None, False, False
-        self.preemption = self.end = None
-        if self.stop_signal is not None:
+        self.phase, self.attempt = _Phase.RUNNING, PodAttempt(attempt)
+        if self.stop:
             return
         settings = self.settings
         self.records.mark_attempt(attempt.number + 1)
@@ -205,11 +226,11 @@ class Agent:
             variables = {pod_env.MEMORY: self.memory.socket} if attempt.memory else {}
         self.ranks.start(attempt, variables)
 
-    def _terminate_ranks(self) -> None:
-        """End the ranks of this pod, because the attempt is over in all pods."""
-        self.attempt_over = True
-        if self.preemption:
-            self.preemption.release()
+    def _end_ranks(self) -> None:
+        """End the ranks of this pod, because the attempt or the job is over in all pods."""
+        self.phase = _Phase.ENDING
+        if self.attempt and self.attempt.preemption:
+            self.attempt.preemption.release()
         for rank in self.ranks:
             if rank.failure is not None or rank.terminated:
                 continue  # it has been told to end, and has time for it
@@ -226,7 +247,7 @@ class Agent:
         if step == NO_STEP:
             preemption.release()
             self.ranks.kill_within(self.settings.grace)
-            self.ranks.terminate_within_grace(self.stop_signal or signal.SIGTERM)
+            self.ranks.terminate_within_grace(self.stop.signal if self.stop else signal.SIGTERM)
         else:
             preemption.stop_at(step)
 
@@ -245,53 +266,46 @@ class Agent:
             rank.kill_at = time.monotonic() + EXIT_TIMEOUT
 
     def _handle_rank_exit(self, pid: int, status: int) -> None:
-        rank = self.ranks.remove(pid)
-        if rank is None:
+        rank, attempt = self.ranks.remove(pid), self.attempt
+        if rank is None or attempt is None:
             return
         self._handle_report(rank)
-        if rank.progress.step >= 0:
-            self.step = max(self.step or 0, rank.progress.step)
+        attempt.end_rank(rank.progress)
         self.saved = bool(self.saved) or rank.progress.saved >= 0 or rank.progress.restored > 0
         code = os.waitstatus_to_exitcode(status)
         if code == 0 and not rank.terminated:
-            self.finished.append(self.ranks.failure_of_exit(rank, 0))
-        elif code != 0 and rank.failure is None and not self._stopped_as_told(rank, code):
+            attempt.finished.append(self.ranks.failure_of_exit(rank, 0))
+        elif code != 0 and rank.failure is None and not attempt.stopped_as_told(rank.progress, code):
             self._handle_failure(rank, self.ranks.failure_of_exit(rank, code))
-        self.report_due = not self.ranks
+        attempt.ranks_ended = not self.ranks
 
-    def _report_end_of_ranks(self) -> None:
-        """Tell the leader that all ranks of this pod have ended well.
+    def _report_end_of_ranks(self, attempt: PodAttempt) -> None:
+        """Tell the leader that all ranks of this pod have ended, unless one has failed.
 
         If they have saved to end, the partner must have its copies first: the memory of this pod may be gone soon.
         """
-        attempt = self._healthy_attempt()
-        if attempt and len(self.finished) == self.settings.processes:
-            self.member.report_success(attempt)
-        elif attempt and self.preemption:
+        if not attempt.failures and len(attempt.finished) == self.settings.processes:
+            self.member.report_success(attempt.started)
+        elif not attempt.failures and attempt.preemption:
             if self.memory and self.memory.busy and not self._overdue:
                 return
-            self.member.report_ranks_ended(attempt, self.preemption.saved)
-        self.report_due = False
+            self.member.report_ranks_ended(attempt.started, attempt.preemption.saved)
+        attempt.ranks_ended = False
 
     def _handle_failure(self, rank: RankProcess, failure: Failure) -> None:
-        if self.stop_signal == signal.SIGINT or self.attempt is None or rank.ended_by_launcher(failure):
+        attempt = self.attempt
+        if attempt is None or (self.stop and self.stop.by_user) or rank.ended_by_launcher(failure):
             return  # the launcher has ended this rank
-        if rank.terminated and failure.kind in _ANSWERS and not self._has_failed_alike(failure):
-            failure = replace(failure, kind=Kind.STOPPED)
-        rank.failure = failure
-        if rank.terminated and self.preemption:
+        rank.failure = attempt.judge_terminated(failure) if rank.terminated else failure
+        if rank.terminated and attempt.preemption:
             return  # a rank may end in any way after SIGTERM: the attempt ends when all have
-        self.failures.append(failure)
-        if not self.attempt_over:
-            self.member.report_failure(self.attempt, failure)
+        self._fail(attempt, rank.failure)
 
-    def _has_failed_alike(self, failure: Failure) -> bool:
-        """Whether another rank has failed in the same way, so that SIGTERM is not why this one failed."""
-        known = [*self.failures, self.end] if self.end else self.failures
-        return any(failure.signature == each.signature for each in known)
-
-    def _stopped_as_told(self, rank: RankProcess, code: int) -> bool:
-        return code == ExitCode.PREEMPTED and self.preemption is not None and self.preemption.stopped(rank.progress)
+    def _fail(self, attempt: PodAttempt, failure: Failure) -> None:
+        """Note a failure of this pod, and report it to the leader while the attempt runs."""
+        attempt.failures.append(failure)
+        if self.phase is _Phase.RUNNING:
+            self.member.report_failure(attempt.started, failure)
 
     # Signals and timeouts ----------------------------------------------------------------------------------------
 
@@ -299,26 +313,24 @@ class Agent:
         if number == STACKS_SIGNAL:
             self.control.print_stacks()
             return
-        if self.stop_signal is not None:
+        if self.stop:
             if number == signal.SIGINT:  # Ctrl-C again; the kubelet may repeat SIGTERM, while the ranks save
                 self.ranks.kill()
             return
-        self.stop_signal = number
-        if number != signal.SIGINT:
-            self.stop_at = time.monotonic() + self.settings.grace + LAST_WAIT
-        if self.attempt is None or self.attempt_over or not self.ranks:
+        now, running = time.monotonic(), self._running
+        self.stop = _Stop(number, now if number == signal.SIGINT else now + self.settings.grace + LAST_WAIT)
+        if running is None or not self.ranks:
             return
         message = f"received {signal.Signals(number).name}"
-        if number == signal.SIGINT:
-            self.member.report_failure(self.attempt, replace(self.ranks.new_failure(Kind.LOST), message=message))
+        if self.stop.by_user:
+            self.member.report_failure(running.started, replace(self.ranks.new_failure(Kind.LOST), message=message))
             self.ranks.terminate(number, min(self.settings.grace, INTERRUPT_GRACE))
         else:
             self.ranks.kill_within(self.settings.grace)
-            self.member.request_preemption(
-                self.attempt, replace(self.ranks.new_failure(Kind.PREEMPTED), message=message)
-            )
+            failure = replace(self.ranks.new_failure(Kind.PREEMPTED), message=message)
+            self.member.request_preemption(running.started, failure)
 
-    def _must_wait(self) -> bool:
+    def _must_wait(self, stop: _Stop) -> bool:
         """Whether this launcher, told to stop, has to wait, though its ranks have ended.
 
         It waits until the ranks of all pods have ended, because pod 0 leads until then. It also waits until pods that
@@ -326,38 +338,42 @@ class Agent:
         """
         if self._overdue:
             return False
-        if self.preemption is not None and not self.attempt_over:
+        if self._running and self._running.preemption:
             return True
-        if self.draining is None:
-            self.draining = self.stop_signal != signal.SIGINT and self.member.request_drain()
-        return self.draining
+        if stop.draining is None:
+            stop.draining = not stop.by_user and self.member.request_drain()
+        return stop.draining
 
     @property
     def _overdue(self) -> bool:
-        return self.stop_signal is not None and time.monotonic() >= self.stop_at
+        return self.stop is not None and time.monotonic() >= self.stop.at
 
     def _handle_timeouts(self) -> None:
         self.ranks.kill_overdue()
-        self.failures += self.ranks.abandon_unkillable()
-        if self.attempt and self.preemption and not self.attempt_over:
-            boundaries = self.preemption.boundaries(time.monotonic())
-            if boundaries is not None:
-                self.member.report_boundaries(self.attempt, boundaries)
-        if self.report_due:
-            self._report_end_of_ranks()
-        if self.attempt and not self.attempt_over and time.monotonic() >= self.watch.due:
-            self.watch.update(self.attempt.number, self.ranks)
-            self.records.keep_progress(rank.progress for rank in self.ranks)
-        if self.attempt and not self.restored:
-            self._report_restored(self.attempt)
-        attempt, deadline = self._healthy_attempt(), self.settings.deadline
-        if attempt and deadline and time.monotonic() - self.started >= deadline:
-            message = f"{deadline:g} s since the launcher started"
-            failure = replace(self.ranks.new_failure(Kind.DEADLINE), message=message)
-            self.failures.append(failure)
-            self.member.report_failure(attempt, failure)
+        attempt = self.attempt
+        if attempt is None:
+            return
+        attempt.failures += self.ranks.abandon_unkillable()
+        if self.phase is _Phase.RUNNING:
+            self._watch_attempt(attempt)
+        if not attempt.restored:
+            self._report_restored(attempt)
 
-    def _report_restored(self, attempt: AttemptStarted) -> None:
+    def _watch_attempt(self, attempt: PodAttempt) -> None:
+        """Report to the leader what is due of the attempt that runs."""
+        boundaries = attempt.preemption.boundaries(time.monotonic()) if attempt.preemption else None
+        if boundaries is not None:
+            self.member.report_boundaries(attempt.started, boundaries)
+        if attempt.ranks_ended:
+            self._report_end_of_ranks(attempt)
+        if time.monotonic() >= self.watch.due:
+            self.watch.update(attempt.started.number, self.ranks)
+            self.records.keep_progress(rank.progress for rank in self.ranks)
+        if not attempt.failures and time.monotonic() >= self.deadline:
+            message = f"{self.settings.deadline:g} s since the launcher started"
+            self._fail(attempt, replace(self.ranks.new_failure(Kind.DEADLINE), message=message))
+
+    def _report_restored(self, attempt: PodAttempt) -> None:
         """Tell the leader, once, after which step the ranks of this attempt began, if they say so.
 
         The step is the same in all pods.
@@ -365,52 +381,44 @@ class Agent:
         page = next((rank.progress for rank in self.ranks if rank.progress.restored >= 0), None)
         if page is None:
             return
-        self.restored = True
+        attempt.restored = True
         source = SOURCES[page.restored_from]
-        self.member.report_restored(attempt, page.restored, source)
+        self.member.report_restored(attempt.started, page.restored, source)
         attempt.history[-1] = replace(attempt.history[-1], restored=page.restored, restored_from=source)
         if self.rendezvous:
             self.records.write_running(attempt.history)
-
-    def _orphans_have_ended(self) -> bool:
-        """Kill the processes that ranks have left. Returns whether the launcher may go on: they are gone, or stay."""
-        if not (self.attempt_over or self.final_record or self.stop_signal is not None):
-            return False
-        now = time.monotonic()
-        if self.ranks.kill_orphans():
-            self.orphans_until = None
-        elif self.orphans_until is None:
-            self.orphans_until = now + ORPHANS_TIMEOUT
-        return self.orphans_until is None or now >= self.orphans_until
 
     def _select_timeout(self) -> float | None:
         """Seconds until the next timeout; 0 if a rank has ended while others were started, None without timeouts."""
         if self.server.pending:
             return 0.0
-        if self.orphans_until is not None:
-            return ORPHANS_POLL
-        times = [self.ranks.next_kill, self.preemption.settled_at if self.preemption else None]
-        if self.stop_signal is not None and not self.ranks:
-            times.append(self.stop_at)
-        if self.attempt and not self.attempt_over:
-            times.append(self.watch.due)
-        if self.settings.deadline and self._healthy_attempt():
-            times.append(self.started + self.settings.deadline)
-        return min((max(0.0, due - time.monotonic()) for due in times if due is not None), default=None)
+        times = [self.ranks.next_kill]
+        if self.stop and not self.ranks:
+            times.append(self.stop.at)
+        if running := self._running:
+            times += [self.watch.due, running.preemption.settled_at if running.preemption else None]
+            times += [] if running.failures else [self.deadline]
+        due = min((each for each in times if each is not None), default=math.inf)
+        return None if due == math.inf else max(0.0, due - time.monotonic())
 
-    def _healthy_attempt(self) -> AttemptStarted | None:
-        """The attempt, if it is running and nothing has failed in this pod."""
-        return None if self.attempt_over or self.failures else self.attempt
+    @property
+    def _running(self) -> PodAttempt | None:
+        """The attempt that runs."""
+        return self.attempt if self.phase is _Phase.RUNNING else None
 
     # The end -----------------------------------------------------------------------------------------------------
 
     def fail_without_server(self, error: ServerDiedError) -> int:
         """End this launcher after the fork server has died, and the ranks with it. Returns the exit code."""
-        failure = self.ranks.failure_of_server(str(error))
-        if self.attempt:
-            self.member.report_failure(self.attempt, failure)
+        failure, attempt = self.ranks.failure_of_server(str(error)), self.attempt
+        if attempt:
+            self.member.report_failure(attempt.started, failure)
             self.member.wait_until_sent(LAST_WAIT)  # else the leader takes this launcher for killed
-        return self.records.finish_without_ranks(failure, self.attempt.history if self.attempt else [])
+        return self.records.finish_without_ranks(failure, attempt.history if attempt else [])
+
+    def _finish_stopped(self, stop: _Stop) -> int:
+        end, history = (self.attempt.end, self.attempt.history) if self.attempt else (None, [])
+        return self.records.finish_stopped(stop.signal, end, history)
 
     def _finish(self, record: JobRecord) -> int:
         code = self.records.finish(record, leader=self.rendezvous is not None)

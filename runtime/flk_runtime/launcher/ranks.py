@@ -25,6 +25,7 @@ from flk_runtime.shared.progress import ProgressPage
 from flk_runtime.system import host
 
 _TRACKERS_TIMEOUT = 2.0  # seconds for Python's resource trackers to end after what they track; it takes milliseconds
+_ORPHANS_TIMEOUT, _ORPHANS_POLL = 5.0, 0.005  # seconds for processes that ranks have left to end after SIGKILL
 
 
 @dataclass
@@ -96,7 +97,8 @@ class Ranks:
         self._by_pid: dict[int, RankProcess] = {}
         self._attempt = 0  # number of the last one
         self._oom_kills = 0  # of processes of this container that were killed before this attempt, or are reported
-        self._spare_trackers_until: float | None = None  # by time.monotonic; None: no orphans are known
+        self._orphans_since: float | None = None  # by time.monotonic; None: no orphans are known
+        self._orphans_at: float | None = None  # when to look at them again
 
     def __iter__(self) -> Iterator[RankProcess]:
         return iter(self._by_pid.values())
@@ -108,7 +110,7 @@ class Ranks:
         """Start all ranks of this pod, with these variables beside their own. Raises ServerDiedError."""
         self._attempt = attempt.number
         self._oom_kills = host.oom_kills()
-        self._spare_trackers_until = None
+        self._orphans_since = self._orphans_at = None
         for local_rank in range(self._settings.processes):
             self._start_one(attempt, local_rank, variables)
 
@@ -174,19 +176,21 @@ class Ranks:
                 rank.pipes.read_rest_and_close(fd)
         return rank
 
-    def kill_orphans(self) -> bool:
+    def orphans_have_ended(self) -> bool:
         """Kill the processes that ranks have left, also in sessions of their own. Returns whether all are gone.
 
-        Call it when no rank runs. Such a process may hold a GPU or a port that the next attempt needs. Python's
-        resource trackers have time to end themselves, so that the shared memory of killed ranks does not stay.
+        Call it when no rank runs. Such a process may hold a GPU or a port that the next attempt needs. If SIGKILL does
+        not end it, it is given up after 5 s and counts as gone. Python's resource trackers have time to end themselves,
+        so that the shared memory of killed ranks does not stay.
         """
         now = time.monotonic()
-        self._spare_trackers_until = self._spare_trackers_until or now + _TRACKERS_TIMEOUT
+        since = self._orphans_since or now
         keep = [self._server.pid, *(self._hub.pids if self._hub else ())]
-        if host.kill_adopted(keep, spare_trackers=now < self._spare_trackers_until):
-            return False
-        self._spare_trackers_until = None
-        return True
+        found = host.kill_adopted(keep, spare_trackers=now < since + _TRACKERS_TIMEOUT)
+        self._orphans_since = since if found else None
+        waits = found and now < since + _ORPHANS_TIMEOUT
+        self._orphans_at = now + _ORPHANS_POLL if waits else None
+        return not waits
 
     def failure_of_exit(self, rank: RankProcess, code: int) -> Failure:
         """The failure of a removed rank that has reported none: ``code`` is its exit code, negative for a signal."""
@@ -258,7 +262,7 @@ class Ranks:
 
     @property
     def next_kill(self) -> float | None:
-        """Time at which `kill_overdue` or `abandon_unkillable` has something to do; None if nothing is planned."""
-        times = [rank.kill_at for rank in self]
+        """Time at which a method that kills or gives up processes has something to do; None if nothing is planned."""
+        times = [self._orphans_at, *(rank.kill_at for rank in self)]
         times += [rank.killed_at + self._settings.kill_timeout for rank in self if rank.killed_at is not None]
         return min((due for due in times if due is not None), default=None)

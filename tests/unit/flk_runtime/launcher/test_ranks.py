@@ -1,8 +1,9 @@
-"""How ranks of a pod have ended, by what the kernel counts."""
+"""How ranks of a pod have ended, by what the kernel counts, and the processes that they leave."""
 
 from __future__ import annotations
 
 import signal
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +15,18 @@ from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import AttemptStarted
 from flk_runtime.system import host
 
+NOTHING: Any = None
+
+
+def make_ranks() -> Ranks:
+    server: Any = SimpleNamespace(pid=0)
+    return Ranks(Settings(("train.py",), processes=0), server, NOTHING, NOTHING, "", lambda lines: None, NOTHING)
+
 
 def test_each_kill_at_the_memory_limit_is_the_end_of_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     kills = 3  # in former attempts
     monkeypatch.setattr(host, "oom_kills", lambda: kills)
-    nothing: Any = None
-    ranks = Ranks(Settings(("train.py",), processes=0), nothing, nothing, nothing, "", lambda lines: None, nothing)
+    ranks = make_ranks()
 
     def kind(number: int, code: int) -> Kind:
         ended: Any = SimpleNamespace(
@@ -38,3 +45,27 @@ def test_each_kill_at_the_memory_limit_is_the_end_of_one_rank(monkeypatch: pytes
     kills += 1  # a process that a rank has started
     ranks.start(AttemptStarted(2, "", 0, []), {})
     assert kind(0, -signal.SIGKILL) is Kind.KILLED
+
+
+def test_processes_that_sigkill_does_not_end_are_given_up_until_the_next_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, left = 1000.0, True
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(host, "kill_adopted", lambda keep, *, spare_trackers: left)
+    ranks = make_ranks()
+    assert not ranks.orphans_have_ended()
+    now = 1004.9
+    assert not ranks.orphans_have_ended()
+    assert ranks.next_kill is not None
+    assert ranks.next_kill < 1005
+    now = 1005.0
+    assert ranks.orphans_have_ended()
+    assert ranks.next_kill is None, "the loop does not look for them any more"
+    now = 1007.0
+    assert ranks.orphans_have_ended(), "a launcher that waits for others does not wait for them again"
+    ranks.start(AttemptStarted(1, "", 0, []), {})
+    assert not ranks.orphans_have_ended(), "the next attempt's ranks may have left others"
+    left = False
+    assert ranks.orphans_have_ended()
+    assert ranks.next_kill is None

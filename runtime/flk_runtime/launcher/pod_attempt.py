@@ -1,0 +1,57 @@
+"""PodAttempt: the state of one attempt in one pod, and how the launcher judges the ends of the pod's ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.record import Attempt
+from flk_runtime.launcher.preemption import PodPreemption
+from flk_runtime.launcher.transport import AttemptStarted
+from flk_runtime.shared.progress import ProgressPage
+
+# Kinds of failures that are probably how a script answers SIGTERM.
+_ANSWERS = (Kind.EXCEPTION, Kind.EXIT, Kind.USAGE, Kind.MISMATCH, Kind.STORAGE)
+
+
+@dataclass
+class PodAttempt:
+    """One attempt as the launcher of one pod knows it. Each attempt has a new one."""
+
+    started: AttemptStarted
+    failures: list[Failure] = field(default_factory=list)  # of this pod
+    finished: list[Failure] = field(default_factory=list)  # ranks that ended with code 0: failures only if others fail
+    step: int | None = None  # most steps that a rank of this pod that has ended had done
+    restored: bool = False  # the leader knows where the attempt began
+    ranks_ended: bool = False  # all have, and the leader does not know yet
+    preemption: PodPreemption | None = None
+    end: Failure | None = None  # why the attempt ended in all pods
+
+    @property
+    def history(self) -> list[Attempt]:
+        """The latest attempts of the job, this one included."""
+        return self.started.history
+
+    @property
+    def all_failures(self) -> list[Failure]:
+        """What this pod reports when it joins again: a rank that ends early with success breaks others' connections."""
+        return [*self.failures, *self.finished]
+
+    def end_rank(self, page: ProgressPage) -> None:
+        """Note how far the rank with this page had come when it ended."""
+        if page.step >= 0:
+            self.step = max(self.step or 0, page.step)
+
+    def judge_terminated(self, failure: Failure) -> Failure:
+        """The failure of a rank that the launcher had told to end: STOPPED, if SIGTERM is probably why it failed.
+
+        SIGTERM is not why, if another rank has failed in the same way.
+        """
+        known = [*self.failures, self.end] if self.end else self.failures
+        alike = any(failure.signature == each.signature for each in known)
+        return failure if alike or failure.kind not in _ANSWERS else replace(failure, kind=Kind.STOPPED)
+
+    def stopped_as_told(self, page: ProgressPage, code: int) -> bool:
+        """Whether the rank with this page has ended with this code because it was told to save and end."""
+        return code == ExitCode.PREEMPTED and self.preemption is not None and self.preemption.stopped(page)
