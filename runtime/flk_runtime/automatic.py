@@ -26,7 +26,8 @@ from flk_runtime.system import host, trial
 from flk_runtime.system.text import last_line
 
 TIMEOUT: Final = 300.0  # seconds that the plan may take
-_DEFAULT: Final = "ddp"
+_ALONE: Final = "ddp"  # of one rank, and of trials
+_UNPLANNED: Final = "full_shard"  # it needs least memory
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,10 @@ def choose(rank_info: RankInfo, device: torch.device, timeout: float) -> str:
     """The strategy that auto stands for in this run. The process group is open; its collectives may take ``timeout``
     seconds. Collective.
 
-    Rank 0 prints it with the reason. If the script cannot be planned, it is ddp. In a trial it is ddp, too.
+    Rank 0 prints it with the reason. If the script cannot be planned, it is full_shard. In a trial it is ddp.
     """
     if trial.is_trial():
-        return _DEFAULT
+        return _ALONE
     choice = process_group.on_main(lambda: _kept(rank_info) or _chosen(rank_info, device, min(TIMEOUT, timeout / 2)))
     if process_group.rank() == 0:
         print(f"flk: strategy {choice.strategy}, chosen by auto: {choice.reason}", file=sys.stderr, flush=True)
@@ -64,13 +65,14 @@ def _kept(rank_info: RankInfo) -> Choice | None:
 
 def _chosen(rank_info: RankInfo, device: torch.device, limit: float) -> Choice:
     if rank_info.world_size == 1:
-        strategy, reason = _DEFAULT, "there is one rank"
+        strategy, reason = _ALONE, "there is one rank"
     else:
         try:
             found = run_plan(rank_info, device, trial.script_command(), limit, choose=True)
             strategy, reason = found["strategy"], found["reason"]
         except RuntimeFailure as error:
-            strategy, reason = _DEFAULT, f"no plan, because {error}; set another with --strategy or FLK_STRATEGY"
+            reason = f"it needs least memory, and there is no plan, because {error}; set another with --strategy"
+            strategy = _UNPLANNED
     choice = Choice(strategy, reason, rank_info.world_size, rank_info.local_world_size)
     path = os.environ.get(pod_env.CHOICE)
     if path:
@@ -97,7 +99,7 @@ def run_plan(
             "measured": _measured(),
             "output": str(result),
         }
-        environment = trial.trial_environment() | {"CUDA_VISIBLE_DEVICES": ""}
+        environment = trial.trial_environment()
         environment.pop(pod_env.GPUS, None)
         with output.open("wb") as sink:
             try:

@@ -48,12 +48,14 @@ def test_ranks_choose_a_strategy_and_keep_it_over_attempts(flk: Flk) -> None:
     assert done.stdout.count(f"trains with {strategy}") == 4
 
 
-def test_a_script_that_cannot_be_planned_trains_with_ddp(flk: Flk) -> None:
+def test_a_script_that_cannot_be_planned_trains_with_full_shard(flk: Flk) -> None:
     done = flk("run", "train.py", "--processes", "2", "--strategy", "auto", "--", "no-plan")
     assert done.code == 0, done.stderr
-    assert "flk: strategy ddp, chosen by auto: no plan, because the script failed while it was planned" in done.stderr
-    assert "ValueError: the data is not here; set another with --strategy or FLK_STRATEGY" in done.stderr
-    assert done.stdout.count("trains with ddp") == 2
+    assert (
+        "flk: strategy full_shard, chosen by auto: it needs least memory, and there is no plan, because" in done.stderr
+    )
+    assert "ValueError: the data is not here; set another with --strategy" in done.stderr
+    assert done.stdout.count("trains with full_shard") == 2
 
 
 def test_one_rank_needs_no_plan(flk: Flk) -> None:

@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import resource
-import runpy
 import statistics
 import sys
 import time
@@ -25,6 +24,7 @@ from flk_runtime.errors import RuntimeFailure, SetupError
 from flk_runtime.run import current
 from flk_runtime.run import steps as steps_of_run
 from flk_runtime.run.run import Run
+from flk_runtime.system import trial
 
 WARMUP = 3  # steps that are not measured: they compile, allocate and connect
 
@@ -78,13 +78,7 @@ def measure(command: Sequence[str], strategy: str, steps: int) -> dict[str, Any]
     clock = _Clock(strategy, steps)
     steps_of_run.after_step = clock.tick
     try:
-        if command[0] == "-m":
-            sys.argv = list(command[1:])
-            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
-        else:
-            sys.argv = list(command)
-            sys.path.insert(0, os.path.dirname(os.path.realpath(command[0])))
-            runpy.run_path(command[0], run_name="__main__")
+        trial.run_script(command)
     except _Done:
         pass
     except SystemExit as error:

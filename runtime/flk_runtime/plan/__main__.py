@@ -15,9 +15,10 @@ from typing import Any
 
 from flk_runtime.contract import user_env
 from flk_runtime.errors import RuntimeFailure
-from flk_runtime.plan.capture import capture, open_group
+from flk_runtime.plan.capture import capture
 from flk_runtime.plan.choice import choose
 from flk_runtime.plan.communication import Cluster
+from flk_runtime.plan.group import open_group
 from flk_runtime.plan.hardware import FABRICS, find_gpu, gpu_of_type
 from flk_runtime.plan.plan import calibrated, make_plan, predict_measured
 
@@ -46,6 +47,7 @@ def _plan(request: dict[str, Any], command: list[str]) -> dict[str, Any]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "1",
         user_env.TRIAL: "1",
+        "CUDA_VISIBLE_DEVICES": "",  # the plan is made on the CPU
     }
     measured = request.get("measured") or []
     if "calibration" not in request:

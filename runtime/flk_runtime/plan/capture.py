@@ -1,15 +1,13 @@
 """Capture: runs a training script up to its first step, without memory for its model, and traces that step.
 
-The script runs as rank 0 of the planned job on a process group that sends nothing. Its parameters are fake tensors:
-they have a shape and no data. Data and everything else are real. When the optimizer makes its first step, the script
-ends.
+The script runs as rank 0 of the planned job, in a process group whose other ranks do the same as this one. Its
+parameters are fake tensors: they have a shape and no data. Data and everything else are real. When the optimizer makes
+its first step, the script ends.
 """
 
 from __future__ import annotations
 
 import contextlib
-import runpy
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
@@ -32,8 +31,10 @@ from flk_runtime.parallel.blocks import find_blocks
 from flk_runtime.parallel.recompute import recompute_activations
 from flk_runtime.plan.hardware import Gpu
 from flk_runtime.plan.trace import StepTrace, Tracer
-from flk_runtime.system import pytree
+from flk_runtime.run import current
+from flk_runtime.system import pytree, trial
 
+_NOT_CALLED = "the script did not call run.parallelize: plan takes the model and the optimizer from that call"
 _FAKE = "_flk_fake"  # attribute of a parameter: the one without data that modules have in its place
 
 
@@ -62,29 +63,22 @@ def capture(command: Sequence[str], gpu: Gpu) -> CapturedModel:
     session = _Session(gpu)
     with session.patches():
         try:
-            _run(command)
+            trial.run_script(command)
         except _StepDone:
             pass
         except SystemExit as error:
             if error.code not in (None, 0):
                 raise SetupError(f"the script ended with exit code {error.code} before its first step") from None
+        except Exception:
+            if session.captured is None and current.run is None:
+                raise SetupError(_NOT_CALLED) from None  # such as a script with torch's own wrappers
+            raise
     captured = session.captured
     if captured is None:
-        raise SetupError(
-            "the script did not call run.parallelize: plan takes the model and the optimizer from that call"
-        )
+        raise SetupError(_NOT_CALLED)
     if captured.trace is None:
         raise SetupError("the script ended before its optimizer made a step: plan traces the first step")
     return captured
-
-
-def _run(command: Sequence[str]) -> None:
-    if command[0] == "-m":
-        sys.argv = list(command[1:])
-        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = list(command)
-        runpy.run_path(command[0], run_name="__main__")
 
 
 class _Session:
@@ -95,17 +89,22 @@ class _Session:
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.captured: CapturedModel | None = None
         self._tracer: Tracer | None = None
+        self._training = True  # the mode of the model in its latest call; one from Transformers may train in another
         self._recording = contextlib.ExitStack()
-        self._hooks: list[Any] = []
+        self._hook: Any = None  # of the model's calls
 
     @contextlib.contextmanager
     def patches(self) -> Iterator[None]:
         """The context in which a script runs."""
         # torch annotates that the hook returns None, and documents that it may return a parameter.
-        hook = register_module_parameter_registration_hook(self._fake_parameter)  # type: ignore[arg-type]
+        hooks = [
+            register_module_parameter_registration_hook(self._fake_parameter),  # type: ignore[arg-type]
+            register_optimizer_step_pre_hook(self._before_step),
+        ]
         with (
             strategies.planned_by(self._capture),
             _WithoutData(),
+            _of_the_plan(),
             _dropout_of_gpus(),
             warnings.catch_warnings(),
         ):
@@ -115,7 +114,8 @@ class _Session:
                 yield
             finally:
                 self._recording.close()
-                hook.remove()
+                for hook in hooks:
+                    hook.remove()
 
     def _fake_parameter(self, module: nn.Module, name: str, given: nn.Parameter | None) -> nn.Parameter | None:
         """Return the fake parameter that a module gets in place of one with data; it is one for all modules."""
@@ -124,7 +124,7 @@ class _Session:
         fake: nn.Parameter | None = getattr(given, _FAKE, None)
         if fake is None:
             with self._mode:
-                data = torch.empty(given.shape, dtype=given.dtype)
+                data = torch.empty(given.shape, dtype=given.dtype, device="cpu")  # also of one on the meta device
             fake = nn.Parameter(data, given.requires_grad)
             vars(fake).update(vars(given))
             setattr(given, _FAKE, fake)
@@ -133,20 +133,23 @@ class _Session:
     def _capture(self, model: nn.Module, optimizers: Sequence[Optimizer], options: ParallelOptions) -> None:
         if self.captured is not None:
             raise SetupError("plan works for a script that parallelizes one model, and this one parallelizes several")
-        blocks = find_blocks(model, options.blocks)
-        self.captured = CapturedModel(model, optimizers, options, blocks)
-        self._hooks = [model.register_forward_pre_hook(self._before_forward, with_kwargs=True)]
-        if not optimizers:
-            raise SetupError(
-                "run.parallelize was called without an optimizer: plan needs it, for the memory of its state"
-            )
-        self._hooks += [each.register_step_pre_hook(self._before_step) for each in optimizers]
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.is_meta:
+                    module._buffers[name] = torch.zeros_like(buffer, device="cpu")
+        self.captured = CapturedModel(model, optimizers, options, find_blocks(model, options.blocks))
+        self._hook = model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
 
     def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         captured = self.captured
         assert captured is not None  # noqa: S101
-        if not (model.training and torch.is_grad_enabled()):
+        if not torch.is_grad_enabled():
             return
+        if self._tracer is not None and model.training and not self._training:
+            self._recording.close()  # what was recorded was an evaluation
+            self._tracer = None
+            captured.calls.clear()
+        self._training = model.training
         captured.calls.append((args, kwargs))
         if self._tracer is None:
             self._tracer = Tracer(model, captured.blocks, self._gpu)
@@ -156,14 +159,26 @@ class _Session:
             )
             self._recording.enter_context(self._tracer.recording())
 
-    def _before_step(self, *_: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         captured = self.captured
-        if captured is not None and self._tracer is not None:
+        if captured is None:
+            raise SetupError(_NOT_CALLED)
+        if not captured.optimizers and _trains(optimizer, captured.model):
+            captured.optimizers = [optimizer]
+        if optimizer in captured.optimizers and self._tracer is not None:
             self._recording.close()
-            for hook in self._hooks:
-                hook.remove()
+            self._hook.remove()
             captured.trace = self._tracer.result()
             raise _StepDone
+
+
+def _trains(optimizer: Optimizer, model: nn.Module) -> bool:
+    """Whether an optimizer that was not given to `parallelize` trains ``model``. Raises SetupError if only a part."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    if held & trained and not trained <= held:
+        raise SetupError("several optimizers train the model: pass them to run.parallelize, so that plan knows them")
+    return bool(held & trained)
 
 
 def retrace(captured: CapturedModel, gpu: Gpu, *, precision: Precision | None, recompute: bool) -> StepTrace:
@@ -244,9 +259,33 @@ class _WithoutData(TorchFunctionMode):
     """Answers 0 where a script reads the value of a fake tensor."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _READS and isinstance(args[0], FakeTensor):
-            return _READS[func]
+        if args and isinstance(args[0], FakeTensor):
+            if func in _READS:
+                return _READS[func]
+            if func in _CHECKS:
+                return torch.ones((), dtype=torch.bool).expand(args[0].shape)
+            if func in _COPIES:
+                return _COPIES[func](torch.zeros(args[0].shape, dtype=args[0].dtype))
         return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _of_the_plan() -> Iterator[None]:
+    """Have the script use the process group of the plan, and convert modules with fake parameters."""
+    open_real, swap_real = dist.init_process_group, torch.utils.swap_tensors
+
+    def swap(first: torch.Tensor, second: torch.Tensor) -> None:
+        if isinstance(first, FakeTensor):
+            first.data = second.data  # torch refuses a swap of fake tensors, which have weak references
+        else:
+            swap_real(first, second)  # type: ignore[no-untyped-call]
+
+    dist.init_process_group = lambda *args, **options: None
+    torch.utils.swap_tensors = swap
+    try:
+        yield
+    finally:
+        dist.init_process_group, torch.utils.swap_tensors = open_real, swap_real
 
 
 @contextlib.contextmanager
@@ -280,10 +319,9 @@ _READS: dict[Callable[..., Any], Any] = {
     torch.Tensor.__int__: 0,
     torch.Tensor.__bool__: False,
 }
-
-
-def open_group(world_size: int) -> None:
-    """Open a process group of ``world_size`` ranks of which only this one, rank 0, exists."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+_CHECKS = (torch.isfinite, torch.Tensor.isfinite)  # 0 is finite
+_COPIES: dict[Callable[..., Any], Callable[[torch.Tensor], Any]] = {
+    torch.Tensor.numpy: torch.Tensor.numpy,
+    torch.Tensor.tolist: torch.Tensor.tolist,
+    torch.Tensor.__format__: lambda zeros: "0",
+}

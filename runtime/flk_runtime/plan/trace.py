@@ -128,9 +128,9 @@ class Tracer:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Record the operations in this context. The parameters' gradients are dropped as they become ready."""
+        """Record the operations in this context. The parameters' gradients are replaced by ones that do not count."""
         hooks: list[Any] = [
-            each.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
+            each.register_post_accumulate_grad_hook(functools.partial(_set_gradient, torch.empty_like(each)))  # type: ignore[no-untyped-call]
             for each in self._model.parameters()
             if each.requires_grad
         ]
@@ -218,7 +218,9 @@ class Tracer:
             self._current = _Recorded(OUTSIDE, backward)
 
         add(backward=False)
-        outputs = cast(Any, _Repeat.apply)(lambda: add(backward=True), shapes, *inputs)
+        # A parameter is an input too, so that the outputs need gradients as a block's do whose inputs are data.
+        trained = sorted((each for each in self._blocks[index].parameters() if each.requires_grad), key=torch.numel)[:1]
+        outputs = cast(Any, _Repeat.apply)(lambda: add(backward=True), shapes, *trained, *inputs)
         replaced = iter(outputs)
         return pytree.map_leaves(template.outputs, lambda leaf: next(replaced) if isinstance(leaf, _Shape) else leaf)
 
@@ -369,8 +371,8 @@ def _signature(index: int, block: nn.Module, args: Any, kwargs: Any) -> Hashable
     return tuple(parts)
 
 
-def _drop_gradient(parameter: torch.Tensor) -> None:
-    parameter.grad = None
+def _set_gradient(gradient: torch.Tensor, parameter: torch.Tensor) -> None:
+    parameter.grad = gradient
 
 
 def _is_tensor(value: Any) -> bool:

@@ -7,8 +7,9 @@ reads nor writes checkpoints in it.
 from __future__ import annotations
 
 import os
+import runpy
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from flk_runtime.contract import pod_env, user_env
@@ -50,3 +51,14 @@ def script_command() -> list[str]:
     if not os.path.isfile(sys.argv[0]):
         raise SetupError("this Python runs no script that could be run a second time")
     return list(sys.argv)
+
+
+def run_script(command: Sequence[str]) -> None:
+    """Run ``script.py args``, or ``-m module args``, in this process as Python would run it."""
+    if command[0] == "-m":
+        sys.argv = list(command[1:])
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(command)
+        sys.path.insert(0, os.path.dirname(os.path.realpath(command[0])))
+        runpy.run_path(command[0], run_name="__main__")

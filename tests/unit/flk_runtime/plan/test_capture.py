@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +13,45 @@ from torch.nn import functional
 
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelOptions, parallelize
-from flk_runtime.plan.capture import _Session
+from flk_runtime.plan.capture import CapturedModel, _Session, capture
 from flk_runtime.plan.hardware import GPUS
 
 ALONE: dict[str, Any] = {"device": torch.device("cpu"), "world_size": 1, "local_world_size": 1}
+BEGIN = """
+import sys, torch
+from torch import nn
+from flk_runtime.parallel import ParallelOptions, parallelize
+
+def block():
+    return nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
+
+def shard(model, *optimizers, **options):
+    alone = {"device": torch.device("cpu"), "world_size": 1, "local_world_size": 1}
+    return parallelize(model, optimizers, "ddp", ParallelOptions(**options), **alone).module
+"""
+MODEL = """
+model = nn.Sequential(*(block() for _ in range(3)))
+x = torch.randn(4, 8)
+"""
+STEP = """
+model(x).square().mean().backward()
+optimizer.step()
+raise AssertionError("the script went on after its first step")
+"""
+
+
+@pytest.fixture
+def captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Captures a script that begins with BEGIN."""
+    monkeypatch.setattr("sys.argv", [])
+    monkeypatch.syspath_prepend(tmp_path)  # it restores the path, which the script changes too
+
+    def run(script: str) -> CapturedModel:
+        path = tmp_path / "train.py"
+        path.write_text(BEGIN + script)
+        return capture([str(path)], GPUS["h100"])
+
+    return run
 
 
 def test_modules_have_parameters_without_data_and_share_those_that_the_script_shares() -> None:
@@ -47,3 +83,86 @@ def test_parallelize_applies_nothing_in_a_script_that_is_planned() -> None:
         with pytest.raises(SetupError, match="parallelizes several"):
             parallelize(model, [optimizer], "full_shard", ParallelOptions(), **ALONE)
     assert parallelize(nn.Linear(2, 2), [], "none", ParallelOptions(), **ALONE).module is not model
+
+
+ADAMW = "optimizer = torch.optim.AdamW(model.parameters())\n"
+SCRIPTS = {
+    "a model on the meta device": """
+with torch.device("meta"):
+    model = nn.Sequential(block(), block(), nn.BatchNorm1d(8))
+x = torch.randn(4, 8)
+"""
+    + ADAMW
+    + "shard(model, optimizer, init=lambda model: None)"
+    + STEP,
+    "a model that is moved and converted": MODEL
+    + ADAMW
+    + "model.to('cpu').bfloat16()\nassert optimizer.param_groups[0]['params'][0].dtype == torch.bfloat16\n"
+    + "x = x.bfloat16()\nshard(model, optimizer)"
+    + STEP,
+    "an optimizer made after parallelize": MODEL + "shard(model)\n" + ADAMW + STEP,
+    "values of tensors that are read": MODEL
+    + ADAMW
+    + """
+shard(model, optimizer)
+loss = model(x).square().mean()
+assert torch.isfinite(loss) and loss.isfinite().all() and not torch.isnan(loss)
+assert f"{loss:.3f}" == "0" and loss.detach().numpy() == 0 and loss.tolist() == 0.0
+"""
+    + STEP,
+    "a model that stays in evaluation mode": MODEL + ADAMW + "model.eval()\nshard(model, optimizer)" + STEP,
+    "gradients that are used": MODEL
+    + ADAMW
+    + """
+shard(model, optimizer)
+scaler = torch.amp.GradScaler("cpu")
+scaler.scale(model(x).square().mean()).backward()
+scaler.unscale_(optimizer)
+assert nn.utils.clip_grad_norm_(model.parameters(), 1.0).shape == ()
+scaler.step(optimizer)
+raise AssertionError("the script went on after its first step")
+""",
+    "a step of another optimizer, and a module beside the script": MODEL
+    + ADAMW
+    + """
+import beside
+shard(model, optimizer)
+other = torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1)
+other.step()
+"""
+    + STEP,
+    "a process group that the script opens": """
+torch.distributed.init_process_group("nccl")
+"""
+    + MODEL
+    + ADAMW
+    + "shard(model, optimizer)"
+    + STEP,
+}
+
+
+@pytest.mark.parametrize("what", SCRIPTS)
+def test_a_script_is_captured_with(what: str, captured: Any, tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("")
+    found = captured(SCRIPTS[what])
+    assert len(found.optimizers) == 1
+    assert found.trace.model_flops > 0
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        MODEL + ADAMW + STEP,
+        "raise RuntimeError('as torch does where a wrapper gets no data')",
+        "",
+    ],
+)
+def test_a_script_without_parallelize_ends_at_its_first_step_with_the_reason(script: str, captured: Any) -> None:
+    with pytest.raises(SetupError, match=r"the script did not call run\.parallelize"):
+        captured(script)
+
+
+def test_a_model_of_several_optimizers_that_parallelize_does_not_know_is_refused(captured: Any) -> None:
+    script = MODEL + "shard(model)\noptimizer = torch.optim.AdamW(model[0].parameters())\n" + STEP
+    with pytest.raises(SetupError, match=r"several optimizers train the model"):
+        captured(script)

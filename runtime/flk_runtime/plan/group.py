@@ -1,0 +1,54 @@
+"""Group: a process group of a script that is planned. Only rank 0 exists, and the others do the same as it does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FakeWork
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+_NAME = "flk_plan"
+
+
+class _Alike(dist.ProcessGroup):
+    """Collectives as if all ranks gave what this rank gives."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]
+        self._size = size
+
+    @property
+    def group_name(self) -> Any:
+        return _NAME
+
+    def getBackendName(self) -> str:
+        return _NAME
+
+    def size(self) -> int:
+        return self._size
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]
+        if opts is None or opts.reduceOp == dist.ReduceOp.SUM:
+            for each in tensors:
+                each.mul_(self._size)
+        return FakeWork()
+
+    def allgather(self, gathered: list[list[torch.Tensor]], given: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]
+        for results, own in zip(gathered, given, strict=True):
+            for each in results:
+                each.copy_(own)
+        return FakeWork()
+
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]
+        return FakeWork()
+
+    def barrier(self, opts: Any = None) -> Any:
+        return FakeWork()
+
+
+def open_group(world_size: int) -> None:
+    """Open the process group of ``world_size`` ranks, of which this one is rank 0."""
+    dist.Backend.register_backend(_NAME, lambda store, rank, size, timeout: _Alike(rank, size), devices=["cpu"])
+    dist.init_process_group(_NAME, store=FakeStore(), rank=0, world_size=world_size)
