@@ -154,8 +154,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from flk_runtime.parallel import ParallelOptions
-from flk_runtime.plan.capture import CapturedModel, open_group, retrace
+from flk_runtime.plan.capture import CapturedModel, retrace
 from flk_runtime.plan.communication import Cluster
 from flk_runtime.plan.hardware import GPUS
 from flk_runtime.plan.predict import Workload, predict
@@ -210,7 +211,7 @@ def planned(precision, name):
     tell("same", [[each.peak, each.model_flops] for each in found])
     return predict(name, work, cluster).live
 
-open_group(8)
+dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
 mesh = init_device_mesh("cpu", (8,))
 for precision in (None, flk.Precision()):
     for name in ("full_shard", "shard_grad_op"):

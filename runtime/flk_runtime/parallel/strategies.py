@@ -78,13 +78,13 @@ class ParallelOptions:
     init: Initializer | None = None
 
 
-Planner = Callable[[nn.Module, Sequence[Optimizer], ParallelOptions], None]
+Planner = Callable[[nn.Module, Sequence[Optimizer], ParallelOptions], ParallelModel]
 _planner: Planner | None = None
 
 
 @contextlib.contextmanager
 def planned_by(planner: Planner) -> Iterator[None]:
-    """Inside, `parallelize` applies nothing and calls ``planner`` with its arguments: a script is planned."""
+    """Inside, `parallelize` applies nothing, and ``planner`` answers with its arguments: a script is planned."""
     global _planner
     _planner = planner
     try:
@@ -119,8 +119,7 @@ def parallelize(
     SetupError, on all ranks and before any communication, if the options contradict each other or do not fit the model.
     """
     if _planner is not None:
-        _planner(model, optimizers, options)
-        return ParallelModel(model)
+        return _planner(model, optimizers, options)
     _check_options(strategy, options)
     _check_model(model, strategy)
     _check_optimizers(optimizers, strategy, options)

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel import ParallelOptions, Precision, strategies
+from flk_runtime.parallel import ParallelModel, ParallelOptions, Precision, strategies
 from flk_runtime.parallel.blocks import find_blocks
 from flk_runtime.parallel.recompute import recompute_activations
 from flk_runtime.plan.hardware import Gpu
@@ -40,14 +40,16 @@ _FAKE = "_flk_fake"  # attribute of a parameter: the one without data that modul
 
 @dataclass
 class CapturedModel:
-    """A model that the script has parallelized, and the first step that was traced."""
+    """A model that the script has parallelized, and its first step, of which the first micro-batch was traced."""
 
     model: nn.Module
     optimizers: Sequence[Optimizer]
     options: ParallelOptions
     blocks: list[nn.Module]
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)  # of the first step
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)  # of the first micro-batch
     trace: StepTrace | None = None
+    synced: list[bool] = field(default_factory=lambda: [True])  # for each micro-batch: its gradients are communicated
+    autocast: torch.dtype | None = None  # in which the model was called
 
 
 class _StepDone(BaseException):
@@ -130,7 +132,7 @@ class _Session:
             setattr(given, _FAKE, fake)
         return fake
 
-    def _capture(self, model: nn.Module, optimizers: Sequence[Optimizer], options: ParallelOptions) -> None:
+    def _capture(self, model: nn.Module, optimizers: Sequence[Optimizer], options: ParallelOptions) -> ParallelModel:
         if self.captured is not None:
             raise SetupError("plan works for a script that parallelizes one model, and this one parallelizes several")
         for module in model.modules():
@@ -139,25 +141,48 @@ class _Session:
                     module._buffers[name] = torch.zeros_like(buffer, device="cpu")
         self.captured = CapturedModel(model, optimizers, options, find_blocks(model, options.blocks))
         self._hook = model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+        return _Planned(model, self._no_sync)
+
+    @contextlib.contextmanager
+    def _no_sync(self) -> Iterator[None]:
+        """Record of which micro-batches the gradients are not communicated: their backward pass is in this context."""
+        assert self.captured is not None  # noqa: S101
+        synced, first = self.captured.synced, self._micro_batches
+        yield
+        synced[first : self._micro_batches] = [False] * (self._micro_batches - first)
+
+    @property
+    def _micro_batches(self) -> int:
+        """The number of micro-batches whose backward pass has begun."""
+        if self.captured is None or self._tracer is None:
+            return 0
+        return len(self.captured.synced) - (not self._tracer.backward_began)
 
     def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         captured = self.captured
         assert captured is not None  # noqa: S101
-        if not torch.is_grad_enabled():
+        recomputes = torch._C._current_graph_task_id() >= 0
+        if recomputes or not torch.is_grad_enabled():
             return
         if self._tracer is not None and model.training and not self._training:
             self._recording.close()  # what was recorded was an evaluation
             self._tracer = None
-            captured.calls.clear()
+            captured.calls, captured.synced = [], [True]
         self._training = model.training
-        captured.calls.append((args, kwargs))
         if self._tracer is None:
             self._tracer = Tracer(model, captured.blocks, self._gpu)
+            if torch.is_autocast_enabled("cpu"):
+                captured.autocast = torch.get_autocast_dtype("cpu")
             options = captured.options
             self._recording.enter_context(
                 _as_trained(model, captured.blocks, precision=options.precision, recompute=options.recompute)
             )
             self._recording.enter_context(self._tracer.recording())
+        elif self._tracer.backward_began:
+            self._tracer.begin_micro_batch()
+            captured.synced.append(True)
+        if len(captured.synced) == 1:
+            captured.calls.append((args, kwargs))
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         captured = self.captured
@@ -172,6 +197,17 @@ class _Session:
             raise _StepDone
 
 
+class _Planned(ParallelModel):
+    """A model of a planned script."""
+
+    def __init__(self, model: nn.Module, no_sync: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+        super().__init__(model)
+        self._no_sync = no_sync
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        return self._no_sync()
+
+
 def _trains(optimizer: Optimizer, model: nn.Module) -> bool:
     """Whether an optimizer that was not given to `parallelize` trains ``model``. Raises SetupError if only a part."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -182,9 +218,8 @@ def _trains(optimizer: Optimizer, model: nn.Module) -> bool:
 
 
 def retrace(captured: CapturedModel, gpu: Gpu, *, precision: Precision | None, recompute: bool) -> StepTrace:
-    """Trace the captured step in another precision, or with recomputation. Needs the model as the script made it."""
+    """Trace the first micro-batch in another precision, or with recomputation."""
     model, blocks = captured.model, captured.blocks
-    args, kwargs = captured.calls[0]
     parameter = next(model.parameters())
     assert isinstance(parameter.data, FakeTensor)  # noqa: S101
     tracer = Tracer(model, blocks, gpu)
@@ -193,9 +228,10 @@ def retrace(captured: CapturedModel, gpu: Gpu, *, precision: Precision | None, r
         _dropout_of_gpus(),
         _as_trained(model, blocks, precision=precision, recompute=recompute),
         parameter.data.fake_mode,
+        torch.autocast("cpu", captured.autocast, enabled=captured.autocast is not None),
         tracer.recording(),
     ):
-        outputs = model(*args, **kwargs)
+        outputs = [model(*args, **kwargs) for args, kwargs in captured.calls]
         ends = [leaf for leaf in pytree.leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         torch.autograd.backward(ends, [torch.empty_like(each) for each in ends])
     assert captured.trace is not None  # noqa: S101

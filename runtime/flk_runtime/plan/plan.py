@@ -39,7 +39,7 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
         f"{gpu.bandwidth / 1e12:.3g} TB/s",
         f"each GPU sends {gpu.link / 1e9:.0f} GB/s inside of a node, {network / 1e9:.4g} GB/s to other nodes, and "
         f"collectives reach {LINK_EFFICIENCY:.0%} of it",
-        "one micro-batch per step, no compilation, and data that is always ready",
+        f"{_micro_batches(captured.synced)}, no compilation, and data that is always ready",
     ]
     if gpu.overlaps:
         share = f"{COLLECTIVE_PROCESSORS:.0%} of a GPU's processors from the computation beside it"
@@ -100,7 +100,8 @@ def identity(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
     """The key of results of `flk bench`: a hash of the model and its work in a step, and the hardware."""
     trace = captured.trace
     assert trace is not None  # noqa: S101
-    digest = hashlib.sha256(f"{trace.model_flops} {captured.options}".encode())
+    options = replace(captured.options, init=None)  # which the time of a step does not depend on
+    digest = hashlib.sha256(f"{trace.model_flops} {captured.synced} {options}".encode())
     for name, each in captured.model.named_parameters():
         digest.update(f"{name} {tuple(each.shape)} {each.dtype} {each.requires_grad}\n".encode())
     return {"model": digest.hexdigest()[:16], "hardware": hardware_of(cluster)}
@@ -148,6 +149,7 @@ def _workloads(captured: CapturedModel, cluster: Cluster, units: list[Unit]) -> 
                 recompute,
                 precision.param.itemsize if precision else None,
                 precision.reduce.itemsize if precision else None,
+                captured.synced,
             )
 
 
@@ -174,6 +176,12 @@ def _as_dict(row: Prediction) -> dict[str, Any]:
         "mfu": row.mfu,
         "largest_batch": row.largest_batch,
     }
+
+
+def _micro_batches(synced: Sequence[bool]) -> str:
+    if len(synced) == 1:
+        return "one micro-batch per step"
+    return f"{len(synced)} micro-batches per step, each like the first, of which {sum(synced)} send their gradients"
 
 
 def _describe(cluster: Cluster) -> str:

@@ -56,7 +56,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Workload:
-    """A traced step, and the dtypes in which parameters are used and gradients are summed."""
+    """A traced micro-batch of a step, and the dtypes in which parameters are used and gradients are summed."""
 
     units: Sequence[Unit]
     trace: StepTrace
@@ -65,6 +65,7 @@ class Workload:
     recompute: bool
     parameter_size: int | None = None  # bytes of an element of a gathered parameter; None: as it is kept
     reduce_size: int | None = None  # bytes of an element of a gradient that is summed; None: as the parameter is kept
+    synced: Sequence[bool] = (True,)  # for each micro-batch of a step: its gradients are communicated
 
 
 def predict(strategy: str, work: Workload, cluster: Cluster, *, shard_size: int | None = None) -> Prediction:
@@ -77,13 +78,19 @@ def predict(strategy: str, work: Workload, cluster: Cluster, *, shard_size: int 
     needed = memory.pools if cluster.gpu.overlaps else memory.peak  # a CPU has neither streams nor pools
     total = int((held + needed) / (1 - FRAGMENTATION))
     usable = cluster.gpu.memory - RESERVED
-    sent = collectives(strategy, work.units, cluster.world_size, shards, work.parameter_size, work.reduce_size)
-    wire, exposed = _communication(list(sent), work, cluster)
+    sent = list(collectives(strategy, work.units, cluster.world_size, shards, work.parameter_size, work.reduce_size))
+    inside = between = exposed = 0.0
+    for number, synced in enumerate(work.synced):
+        gathers = kind.reshards or number == 0 or work.synced[number - 1]  # else the parameters are still there
+        wire, longer = _communication(
+            [each for each in sent if (synced if each.when is When.OPTIMIZER else gathers)], work, cluster
+        )
+        inside, between, exposed = inside + wire.inside, between + wire.between, exposed + longer
     # The optimizer reads parameters, gradients and its state, and writes parameters and its state.
     update = 2 * (state.parameters + state.optimizer) + state.gradients
     factor = cluster.calibration.compute
     update_seconds = factor * update / (cluster.gpu.bandwidth * MEMORY_EFFICIENCY)
-    compute = factor * work.trace.seconds
+    compute = factor * work.trace.seconds * len(work.synced)
     step = compute + exposed + update_seconds
     activations = work.trace.peak
     free = usable - (total - activations / (1 - FRAGMENTATION))
@@ -98,11 +105,11 @@ def predict(strategy: str, work: Workload, cluster: Cluster, *, shard_size: int 
         held + memory.peak,
         total,
         total <= usable,
-        wire,
+        Wire(inside, between),
         compute,
         exposed,
         update_seconds,
-        None if cluster.gpu.flops else work.trace.model_flops / step / cluster.gpu.peak(work.dtype),
+        None if cluster.gpu.flops else work.trace.model_flops * len(work.synced) / step / cluster.gpu.peak(work.dtype),
         max(0.0, free * (1 - FRAGMENTATION) / activations),
     )
 
@@ -135,6 +142,10 @@ class _Memory:
         self._held = list(itertools.accumulate((self._full[block] for block in self._order), initial=0))
         all_gradients = sum(own.values())
         gradients = 0  # of the blocks whose backward pass is over
+        kept = 0  # gradients of earlier micro-batches
+        if len(work.synced) > 1 and sharded:
+            trained = sum(each.trained_bytes(work.reduce_size) for each in work.units)
+            kept, gradients = (0, all_gradients) if all(work.synced) else (trained, 0)
         compute = 0  # peak of the pool of the stream that computes
         for segment in work.trace.segments:
             gathered = output = summed = 0
@@ -144,9 +155,9 @@ class _Memory:
             elif segment.backward:
                 gradients = all_gradients  # views of DDP's buckets, which are there from the beginning
             self.gathered, self.buffers = max(self.gathered, gathered), max(self.buffers, output + summed)
-            self.peak = max(self.peak, segment.peak + gathered + output + summed + gradients)
-            compute = max(compute, segment.peak + gathered + summed)
-            if sharded and segment.backward:
+            self.peak = max(self.peak, segment.peak + gathered + output + summed + gradients + kept)
+            compute = max(compute, segment.peak + gathered + summed + kept)
+            if sharded and segment.backward and len(work.synced) == 1:
                 gradients += own.get(segment.block, 0)
         self.peak = max(self.peak, all_gradients)
         self.pools = self.peak
@@ -181,7 +192,7 @@ class _Memory:
 
 
 def _communication(sent: Sequence[Collective], work: Workload, cluster: Cluster) -> tuple[Wire, float]:
-    """Bytes that a rank sends in one step, and the seconds by which communication makes the step longer.
+    """Bytes that a rank sends for one micro-batch, and the seconds by which communication makes it longer.
 
     Collectives run one after the other, beside the computation. A block's parameters are gathered while the block
     before it computes, so no computation overlaps with the first all-gather. Gradients are sent while the next blocks

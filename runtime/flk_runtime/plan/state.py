@@ -51,6 +51,10 @@ class Unit:
         """Bytes of all parameters, in their own dtype or in one with elements of ``dtype_size`` bytes."""
         return sum(each.numel * (dtype_size or each.size) for each in self.parameters)
 
+    def trained_bytes(self, dtype_size: int | None = None) -> int:
+        """Bytes of all parameters that have gradients, as `full_bytes` counts them."""
+        return sum(each.numel * (dtype_size or each.size) for each in self.parameters if each.trained)
+
 
 @dataclass(frozen=True)
 class State:

@@ -125,6 +125,17 @@ class Tracer:
         self._segments: list[_Recorded | _Repeated] = []
         self._current = _Recorded(OUTSIDE, backward=False)
         self._templates: dict[Hashable, _Template] = {}
+        self._end: int | None = None  # number of segments of the first micro-batch, once the second has begun
+
+    @property
+    def backward_began(self) -> bool:
+        """Whether the latest micro-batch is in its backward pass, or after it."""
+        return self._current.backward
+
+    def begin_micro_batch(self) -> None:
+        """Begin another micro-batch of the step. Only the first one is part of the trace."""
+        self._begin(OUTSIDE, backward=False)
+        self._end = self._end or len(self._segments)
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -152,10 +163,10 @@ class Tracer:
             self._finish()
 
     def result(self) -> StepTrace:
-        """The recorded trace, with the memory of all blocks, also of blocks that were not run."""
+        """The trace of the first micro-batch, with the memory of all blocks, also of blocks that were not run."""
         segments = []
         live = 0
-        for each in self._segments:
+        for each in self._segments[: self._end]:
             model = each.model if isinstance(each, _Repeated) else each
             segments.append(
                 Segment(

@@ -14,11 +14,13 @@ from torch.nn import functional
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelOptions, parallelize
 from flk_runtime.plan.capture import CapturedModel, _Session, capture
+from flk_runtime.plan.communication import Cluster
 from flk_runtime.plan.hardware import GPUS
+from flk_runtime.plan.plan import make_plan
 
 ALONE: dict[str, Any] = {"device": torch.device("cpu"), "world_size": 1, "local_world_size": 1}
 BEGIN = """
-import sys, torch
+import contextlib, torch
 from torch import nn
 from flk_runtime.parallel import ParallelOptions, parallelize
 
@@ -27,7 +29,7 @@ def block():
 
 def shard(model, *optimizers, **options):
     alone = {"device": torch.device("cpu"), "world_size": 1, "local_world_size": 1}
-    return parallelize(model, optimizers, "ddp", ParallelOptions(**options), **alone).module
+    return parallelize(model, optimizers, "ddp", ParallelOptions(**options), **alone)
 """
 MODEL = """
 model = nn.Sequential(*(block() for _ in range(3)))
@@ -166,3 +168,66 @@ def test_a_model_of_several_optimizers_that_parallelize_does_not_know_is_refused
     script = MODEL + "shard(model)\noptimizer = torch.optim.AdamW(model[0].parameters())\n" + STEP
     with pytest.raises(SetupError, match=r"several optimizers train the model"):
         captured(script)
+
+
+ACCUMULATE = (
+    MODEL
+    + ADAMW
+    + """
+parallel = shard(model, optimizer)
+def micro_batch(**changes):
+    model(x, **changes).square().mean().backward()
+"""
+)
+UNSYNCED = "with parallel.no_sync():\n    "
+STEPS = {
+    "one": ("micro_batch()", [True]),
+    "plain": ("for _ in range(3): micro_batch()", [True, True, True]),
+    "no_sync each": (f"for _ in range(2):\n    {UNSYNCED}    micro_batch()\nmicro_batch()", [False, False, True]),
+    "no_sync around": (f"{UNSYNCED}for _ in range(2): micro_batch()\nmicro_batch()", [False, False, True]),
+    "no_sync backward": (f"y = model(x).sum()\n{UNSYNCED}y.backward()\nmicro_batch()", [False, True]),
+    "two calls": ("(model(x) + model(x)).square().mean().backward()", [True]),
+    "an evaluation before": ("model.eval()\nmodel(x)\nmodel.train()\nmicro_batch()", [True]),
+}
+
+
+def rows(found: CapturedModel) -> dict[tuple[str, str, bool], dict[str, Any]]:
+    plan = make_plan(found, Cluster(1, 8, GPUS["h100"], 1e9))
+    return {(row["strategy"], row["precision"], row["recompute"]): row for row in plan["rows"]}
+
+
+@pytest.mark.parametrize("what", STEPS)
+def test_micro_batches_of_a_step_are_found(what: str, captured: Any) -> None:
+    script, synced = STEPS[what]
+    found = captured(f"{ACCUMULATE}\n{script}\noptimizer.step()")
+    assert found.synced == synced
+    calls = 2 if what == "two calls" else 1
+    assert len(found.calls) == calls
+    product = 2 * 4 * 8 * 32  # each of 6 linear layers makes three, and the first one has no gradient of its input
+    assert found.trace.model_flops == calls * (3 * 6 - 1) * product
+
+
+def test_all_rows_count_all_micro_batches(captured: Any) -> None:
+    steps = {name: rows(captured(f"{ACCUMULATE}\n{STEPS[name][0]}\noptimizer.step()")) for name in STEPS}
+    one = steps["one"]
+    assert len(one) == 3 * 2 * 2
+    for name in ("plain", "no_sync each"):
+        for key, row in steps[name].items():
+            assert row["compute_seconds"] == pytest.approx(3 * one[key]["compute_seconds"])
+    sent = {name: {key[0]: row["wire_inside"] for key, row in rows.items()} for name, rows in steps.items()}
+    alone = sent["one"]
+    for name in alone:
+        assert sent["plain"][name] == pytest.approx(3 * alone[name])
+    # Without a synchronization ddp sends nothing, and full_shard gathers: twice a block, once what is in no block.
+    assert sent["no_sync each"]["ddp"] == alone["ddp"]
+    assert sent["no_sync each"]["shard_grad_op"] == alone["shard_grad_op"]
+    assert sent["no_sync each"]["full_shard"] == pytest.approx(alone["full_shard"] * (3 * 2 + 1) / 3)
+    for key, row in steps["no_sync each"].items():
+        assert (row["total"] > steps["plain"][key]["total"]) == (key[0] != "ddp"), key
+
+
+def test_a_step_in_autocast_is_predicted_so_in_all_rows(captured: Any) -> None:
+    script = f"{ACCUMULATE}\nwith torch.autocast('cpu', torch.bfloat16): y = model(x)\n"
+    found = rows(captured(f"{script}y.square().mean().backward()\noptimizer.step()"))
+    plain, again = (found["ddp", "as written", recompute]["compute_seconds"] for recompute in (False, True))
+    assert again > plain
