@@ -50,8 +50,8 @@ COVERED = {
         "flk_runtime.launcher.metrics_page flk_runtime.metrics.logging flk_runtime.metrics.shares"
     ),
     "tests/local/test_network_faults.py": (
-        "flk_runtime.launcher.transport.member flk_runtime.launcher.transport.server "
-        "flk_runtime.launcher.transport.store flk_runtime.launcher.transport.thread"
+        "flk_runtime.launcher.transport.member flk_runtime.launcher.transport.store "
+        "flk_runtime.launcher.transport.thread"
     ),
     "tests/local/test_optimizer.py": (
         "flk_runtime.distributed.buckets flk_runtime.distributed.main_process flk_runtime.distributed.optimizer "

@@ -211,7 +211,7 @@ class Agent:
         self.records.mark_attempt(attempt.number + 1)
         if self.rendezvous:
             self.records.write_running(attempt.history)
-            size = f"{plural(attempt.pods * settings.processes, 'rank')} on {plural(attempt.pods, 'pod')}"
+            size = f"{plural(len(attempt.pods) * settings.processes, 'rank')} on {plural(len(attempt.pods), 'pod')}"
             cause = attempt.history[-2].failure if len(attempt.history) > 1 else None
             reason = f", after {cause.summary}" if cause else ""
             if self.saved is False and not (attempt.memory and attempt.memory.restore):
@@ -221,8 +221,7 @@ class Agent:
             self.records.log(f"attempt {attempt.number + 1}: {size}{reason}")
         variables: dict[str, str] = {}
         if self.memory:
-            first = attempt.rank(settings.processes, 0)
-            self.memory.start(attempt.number, attempt.memory, range(first, first + settings.processes))
+            self.memory.start(attempt.number, attempt.memory, attempt.ranks(settings.pod, settings.processes))
             variables = {pod_env.MEMORY: self.memory.socket} if attempt.memory else {}
         self.ranks.start(attempt, variables)
 

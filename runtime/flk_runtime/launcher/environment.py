@@ -17,8 +17,8 @@ def rank_environment(settings: Settings, attempt: AttemptStarted, local_rank: in
     For names and meaning see torch/distributed/elastic/agent/server/local_elastic_agent.py. The folder of the rank's
     error file and progress page is made in ``error_folder``.
     """
-    rank = str(attempt.rank(settings.processes, local_rank))
-    world_size = str(attempt.pods * settings.processes)
+    rank = str(attempt.ranks(settings.pod, settings.processes)[local_rank])
+    world_size = str(len(attempt.pods) * settings.processes)
     folder = Path(error_folder, f"attempt_{attempt.number}", str(local_rank))
     folder.mkdir(parents=True, exist_ok=True)
     return {
@@ -26,8 +26,8 @@ def rank_environment(settings: Settings, attempt: AttemptStarted, local_rank: in
         "WORLD_SIZE": world_size,
         "LOCAL_RANK": str(local_rank),
         "LOCAL_WORLD_SIZE": str(settings.processes),
-        "GROUP_RANK": str(attempt.group_rank),
-        "GROUP_WORLD_SIZE": str(attempt.pods),
+        "GROUP_RANK": str(attempt.pods.index(settings.pod)),
+        "GROUP_WORLD_SIZE": str(len(attempt.pods)),
         "ROLE_NAME": "default",
         "ROLE_RANK": rank,
         "ROLE_WORLD_SIZE": world_size,

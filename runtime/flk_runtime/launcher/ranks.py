@@ -116,7 +116,7 @@ class Ranks:
 
     def _start_one(self, attempt: AttemptStarted, local_rank: int, variables: Mapping[str, str]) -> None:
         settings = self._settings
-        rank = attempt.rank(settings.processes, local_rank)
+        rank = attempt.ranks(settings.pod, settings.processes)[local_rank]
         prefix = log_format.RANK_PREFIX.format(rank=settings.first_pod * settings.processes + rank)
         pipes = RankPipes(
             Prefixer(prefix, self._output.write_stdout, self._count_lines),

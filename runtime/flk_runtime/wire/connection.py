@@ -43,7 +43,11 @@ class Connection(Generic[M]):
 
     def send(self, message: M) -> None:
         """Send a message, or as much of it as the kernel takes now."""
-        frame = self.session.seal(self._registry.encode(message))
+        self.send_encoded(self._registry.encode(message))
+
+    def send_encoded(self, message: bytes) -> None:
+        """Send a message that the registry has encoded, as `send` does. It may be sent on many connections."""
+        frame = self.session.seal(message)
         if len(self._unsent) + len(frame) > _UNSENT_LIMIT:
             raise ConnectionError(f"{self.session.other} did not read {len(self._unsent)} bytes")
         self._unsent += frame

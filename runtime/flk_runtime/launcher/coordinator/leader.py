@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from flk_runtime.contract.exit_codes import ExitCode
@@ -74,13 +74,13 @@ class Leader:
     def __init__(
         self,
         settings: Settings,
-        send: Callable[[int, Message], None],
+        send: Callable[[Collection[int], Message], None],
         serve_ranks_store: Callable[[], int],
         log: Callable[[str], None],
         now: float,
         former: Sequence[Attempt] = (),
     ) -> None:
-        """``send`` sends a message to a pod, if the pod is connected. ``former``: attempts that no member may know.
+        """``send`` sends a message to pods, if they are connected. ``former``: attempts that no member may know.
 
         ``serve_ranks_store`` replaces the ranks' store and returns the port of the new store.
         """
@@ -113,9 +113,9 @@ class Leader:
         self._hang_detector = HangDetector(
             settings.hang_timeout,
             Stragglers(settings.slow_factor, settings.slow_window),
-            request=lambda pod, number: send(pod, StacksRequested(number)),
-            answer=lambda asker, report: send(asker[0], StacksGathered(asker[1], report)),
-            show_slow=lambda slow: send(0, SlowRanksChanged(slow)),
+            request=lambda pod, number: send([pod], StacksRequested(number)),
+            answer=lambda asker, report: send([asker[0]], StacksGathered(asker[1], report)),
+            show_slow=lambda slow: send([0], SlowRanksChanged(slow)),
             log=log,
         )
         self._start_joining(now)
@@ -247,7 +247,7 @@ class Leader:
     def _join(self, pod: int, join: Join, now: float) -> None:
         if self._phase is _Phase.DONE:
             if self._record:
-                self._send(pod, JobEnded(self._record))
+                self._send([pod], JobEnded(self._record))
             return
         self._joined[pod] = join
         if self._phase is _Phase.RUNNING:
@@ -270,7 +270,7 @@ class Leader:
         """Have a launcher that has to stop transfer the shards that only it holds, before the next attempt starts."""
         if self._phase is _Phase.DONE:
             if self._record:
-                self._send(pod, JobEnded(self._record))
+                self._send([pod], JobEnded(self._record))
             return
         self._membership.leave(pod)
         self._drain.add(pod, memory)
@@ -292,7 +292,7 @@ class Leader:
         else:
             return
         for pod, message in self._drain.decide(staying):
-            self._send(pod, message)
+            self._send([pod], message)
 
     def _start_if_ready(self, now: float) -> None:
         """Start the next attempt, or note when it may start, if enough members have joined."""
@@ -343,7 +343,7 @@ class Leader:
         for pod, failure in unusable.items():
             self._joined.pop(pod)
             record = new_record("replaced", ExitCode.UNUSABLE, failure, self._history, self._settings.limits)
-            self._send(pod, JobEnded(record))
+            self._send([pod], JobEnded(record))
         return bool(unusable)
 
     def _start_attempt(self, decision: Decision, now: float) -> None:
@@ -371,8 +371,7 @@ class Leader:
         self._waiting = dict.fromkeys(self._joined, now)
         address = "127.0.0.1" if settings.pods == 1 else settings.pod_ip or settings.rendezvous_host
         port = self._serve_ranks_store()
-        for group_rank, pod in enumerate(pods):
-            self._send(pod, AttemptStarted(number, address, port, self._history, group_rank, len(pods), memory))
+        self._send(pods, AttemptStarted(number, address, port, self._history, pods, memory))
 
     def _plan_memory(self, pods: list[int]) -> MemoryPlan | None:
         """Choose the checkpoint in memory from which the attempt of these pods starts, and the partners in it."""
@@ -397,7 +396,7 @@ class Leader:
             self._preemption = Preemption(self._admitted.keys() - self._done, failure)
         if first or (urgent and not self._urgent):
             self._urgent = urgent
-            self._send_to_all(PreemptionStarted(self._history[-1].number, failure, urgent))
+            self._send(self._admitted, PreemptionStarted(self._history[-1].number, failure, urgent))
 
     def _grows_at(self) -> float | None:
         """The time at which pods that wait are admitted to the attempt that runs; None if that is not planned."""
@@ -419,7 +418,7 @@ class Leader:
 
     def _send_target(self, step: int | None) -> None:
         if step is not None:
-            self._send_to_all(SaveAt(self._history[-1].number, step))
+            self._send(self._admitted, SaveAt(self._history[-1].number, step))
 
     def _handle_ranks_end(self, pod: int, saved: int | None, now: float) -> None:
         if self._preemption:
@@ -427,17 +426,13 @@ class Leader:
             if self._preemption.over:
                 self._end_attempt(self._preemption.failure, now)
 
-    def _send_to_all(self, message: Message) -> None:
-        for pod in self._admitted:
-            self._send(pod, message)
-
     def _end_attempt(self, failure: Failure, now: float) -> None:
         self._failures.append(failure)
         if self._preemption:
             self._failures.append(self._preemption.failure)
             self._preemption = None
         self._history = self._ended(failure)
-        self._send_to_all(AttemptEnded(failure.attempt, failure))
+        self._send(self._admitted, AttemptEnded(failure.attempt, failure))
         self._hang_detector.attempt_ended()
         self._membership.start_round()
         self._start_joining(now)
@@ -446,8 +441,7 @@ class Leader:
         self._phase = _Phase.DONE
         self._record = record
         self._hang_detector.attempt_ended()
-        for pod in list(self._connected):
-            self._send(pod, JobEnded(record))
+        self._send(self._connected, JobEnded(record))
 
     # Facts -------------------------------------------------------------------------------------------------------
 

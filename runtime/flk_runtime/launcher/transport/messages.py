@@ -148,13 +148,13 @@ class AttemptStarted:
     master_address: str  # MASTER_ADDR
     master_port: int  # MASTER_PORT
     history: list[Attempt]  # the latest attempts, this one included
-    group_rank: int = 0  # of this pod among the pods that take part, from 0: their ranks have this order
-    pods: int = 1  # how many take part
+    pods: list[int]  # that take part, in the order of their ranks
     memory: MemoryPlan | None = None  # None: no checkpoints are kept in memory
 
-    def rank(self, processes: int, local_rank: int) -> int:
-        """The rank of the process with this local rank in this pod; each pod has ``processes`` ranks."""
-        return self.group_rank * processes + local_rank
+    def ranks(self, pod: int, processes: int) -> range:
+        """The ranks of a pod that takes part; each pod has ``processes`` ranks."""
+        first = self.pods.index(pod) * processes
+        return range(first, first + processes)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,11 +61,11 @@ class Server:
     def __init__(
         self,
         settings: Settings,
-        lead: Callable[[Callable[[int, Message], None], Callable[[], int]], Leader],
+        lead: Callable[[Callable[[Collection[int], Message], None], Callable[[], int]], Leader],
         post: Callable[[Event], None],
         log: Callable[[str], None],
     ) -> None:
-        """``lead`` makes the leader of functions that send a message to a pod, and that replace the ranks' store.
+        """``lead`` makes the leader of functions that send a message to pods, and that replace the ranks' store.
 
         ``post`` receives the thread's exception, if it ends with one; ``log`` writes a line to the pod's log.
         """
@@ -170,7 +170,7 @@ class Server:
                 self._log(f"ignored a message of pod {peer.pod}: {message.reason}")
             return
         if isinstance(message, Heartbeat):
-            self._send_to(peer, Heartbeat())
+            self._send_to([peer], Heartbeat())
         self._leader.received(peer.pod, message, now)
 
     def _handle_hello(self, peer: _Peer, message: Message | Unreadable, now: float) -> None:
@@ -199,29 +199,30 @@ class Server:
                 self._refuse(former, f"another launcher has taken the place of pod {hello.pod}", now)
         peer.pod, peer.hello = hello.pod, hello
         self._members[hello.pod] = peer
-        self._send_to(peer, Welcome(self._identity))
+        self._send_to([peer], Welcome(self._identity))
         self._leader.connected(hello.pod, hello.incarnation)
 
     def _refuse(self, peer: _Peer, reason: str, now: float) -> None:
         """Tell a launcher that it is not admitted. It closes the connection when it has read that."""
-        self._send_to(peer, Refused(reason))
+        self._send_to([peer], Refused(reason))
         peer.refused, peer.pod, peer.opened = reason, None, now
 
     # Sending and closing -----------------------------------------------------------------------------------------
 
-    def _send(self, pod: int, message: Message) -> None:
-        peer = self._members.get(pod)
-        if peer:
-            self._send_to(peer, message)
+    def _send(self, pods: Collection[int], message: Message) -> None:
+        self._send_to([self._members[pod] for pod in pods if pod in self._members], message)
 
-    def _send_to(self, peer: _Peer, message: Message) -> None:
-        if peer.broken:
-            return
-        try:
-            peer.connection.send(message)
-            self._watch(peer)
-        except OSError as error:
-            self._break(peer, _reason(error), closed=was_closed(error))
+    def _send_to(self, peers: Collection[_Peer], message: Message) -> None:
+        """Send a message, which is encoded once: the plan of checkpoints in memory grows with the number of pods."""
+        content = MESSAGES.encode(message)
+        for peer in peers:
+            if peer.broken:
+                continue
+            try:
+                peer.connection.send_encoded(content)
+                self._watch(peer)
+            except OSError as error:
+                self._break(peer, _reason(error), closed=was_closed(error))
 
     def _watch(self, peer: _Peer) -> None:
         """Wait for the socket to become writable, as long as there is something to write."""

@@ -112,7 +112,7 @@ def test_a_pod_that_stops_when_the_next_attempt_has_started_hands_over_too(job: 
     assert job.sent[3][-1] == Release()
     start = started(job, 0)
     assert start is not None
-    assert start.pods == 2
+    assert start.pods == [0, 1]
     ended = start.history[-2].failure
     assert ended is not None
     assert (ended.kind, ended.summary) == ("resized", "worker-3 on node received SIGTERM")

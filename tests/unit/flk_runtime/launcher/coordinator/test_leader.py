@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -46,6 +46,7 @@ class Job:
     ) -> None:
         self.now = 1000.0
         self.sent: dict[int, list[Message]] = {pod: [] for pod in range(pods)}
+        self.calls: list[Message] = []
         self.log: list[str] = []
         self.ports: Iterator[int] = iter(range(5000, 6000))
         settings = Settings(
@@ -61,8 +62,10 @@ class Job:
         )
         self.leader = Leader(settings, self.send, lambda: next(self.ports), self.log.append, self.now, former)
 
-    def send(self, pod: int, message: Message) -> None:
-        self.sent[pod].append(message)
+    def send(self, pods: Collection[int], message: Message) -> None:
+        self.calls.append(message)
+        for pod in pods:
+            self.sent[pod].append(message)
 
     def connect(self, *pods: int, incarnation: str = "first") -> None:
         for pod in pods:
@@ -127,7 +130,8 @@ def test_an_attempt_starts_when_all_members_have_joined(job: Job) -> None:
     job.join(1)
     start = job.latest(1)
     assert (start.number, start.master_address, start.master_port) == (0, "10.0.0.1", 5000)
-    assert [(job.latest(pod).group_rank, job.latest(pod).pods) for pod in (0, 1, 2)] == [(0, 3), (1, 3), (2, 3)]
+    assert [list(start.ranks(pod, 2)) for pod in start.pods] == [[0, 1], [2, 3], [4, 5]]
+    assert job.calls == [start], "one message for all pods, which is encoded once"
     assert start.history[0].pods == "0-2"
 
 

@@ -1,0 +1,72 @@
+"""The server of the rendezvous, with members on real connections and a leader of the test's own."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Collection
+
+import pytest
+
+from flk_runtime.launcher.replication.plan import MemoryPlan
+from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.transport import AttemptStarted, Server
+from flk_runtime.launcher.transport.messages import MESSAGES, Hello, Message
+from flk_runtime.wire import Connection
+
+PODS = 3
+ADDRESSES = {pod: ("10.0.0.1", 40000 + pod) for pod in range(PODS)}
+STARTED = AttemptStarted(0, "10.0.0.1", 29500, [], list(range(PODS)), MemoryPlan("a", ADDRESSES, {0: 1, 1: 2, 2: 0}))
+
+
+class Starter:
+    """A leader that starts an attempt when all pods are connected."""
+
+    all_know_the_end = False
+
+    def __init__(self, send: Callable[[Collection[int], Message], None]) -> None:
+        self.send = send
+        self.pods: set[int] = set()
+
+    def connected(self, pod: int, incarnation: str) -> None:
+        self.pods.add(pod)
+        if len(self.pods) == PODS:
+            self.send(self.pods, STARTED)
+
+    def disconnected(self, pod: int, reason: str, now: float, *, closed: bool = False) -> None: ...
+    def received(self, pod: int, message: Message, now: float) -> None: ...
+    def tick(self, now: float) -> None: ...
+    def due(self) -> float | None: ...
+
+
+def connect(port: int, pod: int) -> Connection[Message]:
+    """Connect as the launcher of a pod."""
+    sock = socket.create_connection(("127.0.0.1", port))
+    session = Settings(("train.py",), pod=pod, pods=PODS).session(serves=False)
+    member = Connection(sock, session, MESSAGES, 15.0, 0.0)
+    sock.settimeout(60)
+    while not session.met:
+        list(member.receive(0.0))
+    member.send(Hello(pod, f"{pod}", 0.0))
+    return member
+
+
+def test_the_start_of_an_attempt_is_encoded_once_for_all_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan of checkpoints in memory grows with the number of pods, and so does the number of its receivers."""
+    encoded, encode = [], MESSAGES.encode
+
+    def counted(message: Message) -> bytes:
+        encoded.append(message)
+        return encode(message)
+
+    monkeypatch.setattr(MESSAGES, "encode", counted)
+    failures: list[object] = []
+    server = Server(Settings(("train.py",), pods=PODS), lambda send, store: Starter(send), failures.append, print)
+    server.start()
+    members = [connect(server.port, pod) for pod in range(PODS)]
+    for member in members:
+        received: list[object] = []
+        while STARTED not in received:
+            received += member.receive(0.0)
+        member.close()
+    assert encoded.count(STARTED) == 1
+    assert failures == []
