@@ -285,6 +285,8 @@ class Leader:
 
     def _advance_drain(self) -> None:
         """Tell the launchers that have to stop what they do next, if it is known which shards the others hold."""
+        if not self._drain.unfinished:
+            return
         if self._phase is _Phase.RUNNING:
             staying = {}  # the pods that train hold what the attempt needs
         elif self._connected.keys() <= self._joined.keys() | self._drain.pods:
