@@ -95,7 +95,7 @@ def serve_flk(launchers: int) -> int:
         secret="secret",
         limits=Limits(restarts=5, backoff=0),
     )
-    server = coordinator.serve(settings, print, lambda text: None, [])
+    server = coordinator.serve(settings, print, lambda text: None)
     server.start()
     print(server.port, flush=True)
     sys.stdin.read()

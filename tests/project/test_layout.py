@@ -49,10 +49,7 @@ COVERED = {
     "tests/local/test_metrics_page.py": (
         "flk_runtime.launcher.metrics_page flk_runtime.metrics.logging flk_runtime.metrics.shares"
     ),
-    "tests/local/test_network_faults.py": (
-        "flk_runtime.launcher.transport.member flk_runtime.launcher.transport.store "
-        "flk_runtime.launcher.transport.thread"
-    ),
+    "tests/local/test_network_faults.py": "flk_runtime.launcher.transport.store flk_runtime.launcher.transport.thread",
     "tests/local/test_optimizer.py": (
         "flk_runtime.distributed.buckets flk_runtime.distributed.main_process flk_runtime.distributed.optimizer "
         "flk_runtime.distributed.reducer"

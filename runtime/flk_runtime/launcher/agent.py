@@ -106,7 +106,7 @@ class Agent:
         self.final_record: JobRecord | None = None  # of a job that has ended
         self.rendezvous = None
         if settings.pod == 0:
-            self.rendezvous = coordinator.serve(settings, wakeup.post, self.records.log, self.records.former())
+            self.rendezvous = coordinator.serve(settings, wakeup.post, self.records.log)
         port = self.rendezvous.port if self.rendezvous else settings.rendezvous_port
         self.memory = MemoryService.open(
             settings,
@@ -115,7 +115,7 @@ class Agent:
             log=self.records.log,
         )
         inventory = self.memory.inventory if self.memory else lambda: None
-        self.member = Member(settings, port, wakeup.post, self.records.log, inventory)
+        self.member = Member(settings, port, wakeup.post, self.records.log, inventory, self.records.former)
         self.control = Control(error_folder, self.member.want_stacks, self.records.log)
         self.watch = Watch(settings, self.member.post_status, self.member.report_stacks)
 

@@ -51,7 +51,7 @@ class Records:
             self._metrics.put_record(record)
 
     def former(self) -> list[Attempt]:
-        """The attempts of this job that no launcher knows any more, since all were killed. They are in the cluster."""
+        """Read from the cluster the attempts of this job that no launcher knows any more, since all were killed."""
         entry = self._kept.read() if self._kept else None
         return after_kill(entry, self._settings.pod_name) if entry else []
 

@@ -10,9 +10,8 @@
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from flk_runtime.contract.record import Attempt
 from flk_runtime.launcher.coordinator.leader import Leader
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import Event, Server
@@ -20,8 +19,6 @@ from flk_runtime.launcher.transport import Event, Server
 __all__ = ["Leader", "serve"]
 
 
-def serve(
-    settings: Settings, post: Callable[[Event], None], log: Callable[[str], None], former: Sequence[Attempt]
-) -> Server:
+def serve(settings: Settings, post: Callable[[Event], None], log: Callable[[str], None]) -> Server:
     """A server of the rendezvous whose members a new `Leader` leads. Arguments as for `Server` and `Leader`."""
-    return Server(settings, lambda send, store: Leader(settings, send, store, log, time.monotonic(), former), post, log)
+    return Server(settings, lambda send, store: Leader(settings, send, store, log, time.monotonic()), post, log)

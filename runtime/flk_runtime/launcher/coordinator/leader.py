@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import time
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from flk_runtime.contract.exit_codes import ExitCode
@@ -78,9 +78,8 @@ class Leader:
         serve_ranks_store: Callable[[], int],
         log: Callable[[str], None],
         now: float,
-        former: Sequence[Attempt] = (),
     ) -> None:
-        """``send`` sends a message to pods, if they are connected. ``former``: attempts that no member may know.
+        """``send`` sends a message to pods, if they are connected.
 
         ``serve_ranks_store`` replaces the ranks' store and returns the port of the new store.
         """
@@ -99,7 +98,7 @@ class Leader:
         self._places: dict[int, tuple[str, str]] = {}  # names of pod and node of the admitted pods
         self._done: set[int] = set()  # pods whose ranks have all ended with success
         self._left: set[int] = set()  # pods that know how the job ended
-        self._history = list(former)
+        self._history: list[Attempt] = []
         self._failures: list[Failure] = []  # in the latest attempt, of all pods
         self._closed: set[int] = set()  # pods whose connections were closed in the latest attempt, without a failure
         self._secondary: Failure | None = None  # has been reported and will end the attempt
@@ -254,11 +253,22 @@ class Leader:
             if pod not in self._admitted:  # else it had succeeded, and lost its connection afterwards
                 self._waiting[pod] = now
             return
-        if not self._admitted:  # a leader that was restarted has no history; members that were there before send theirs
-            self._history = max(join.history, self._history, key=progress)
-            self._membership.resume(self._history[-1].pods if self._history else "")
+        if not self._admitted and join.history:
+            self._learn(pod, join.history, now)
         self._failures += join.failures
         self._start_if_ready(now)
+
+    def _learn(self, pod: int, history: list[Attempt], now: float) -> None:
+        """Take over the history that a member has sent, unless a former one says more: this leader has none.
+
+        The launcher of pod 0 is as new as the leader, and may know it from the cluster. Another member was there.
+        """
+        if (progress(history), pod != 0) <= (progress(self._history), False):
+            return
+        self._history = history
+        self._membership.resume(history[-1].pods)
+        if not decide(history, self._settings.limits).restart:
+            self._join_deadline = now + _LAST_REPORTS_TIMEOUT
 
     def _unjoin(self, pod: int) -> None:
         """Note that a member is not ready for the next attempt any more."""

@@ -95,10 +95,12 @@ class Member:
         post: Callable[[Event], None],
         log: Callable[[str], None],
         inventory: Callable[[], Inventory | None],
+        former: Callable[[], list[Attempt]],
     ) -> None:
         """``port`` is the leader's port. ``post`` receives the events; ``log`` writes a line to the pod's log.
 
-        ``inventory`` says which checkpoints in memory this pod holds.
+        ``inventory`` says which checkpoints in memory this pod holds. ``former`` reads attempts that no launcher may
+        know any more. The thread calls it before it connects, since it may take seconds.
         """
         self._settings = settings
         self._port = port
@@ -109,6 +111,7 @@ class Member:
         self._history_from = ""  # the leader that sent the history
         self._history: list[Attempt] = []
         self._inventory = inventory
+        self._former = former
         self._failures: list[Failure] = []  # in the last attempt
         self._step: int | None = None  # that its ranks had done
         self._ready = True  # for the next attempt: no rank runs
@@ -198,6 +201,7 @@ class Member:
     # The thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        self._history = self._former()
         while not self._over:
             connection = None
             try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 import pytest
@@ -42,7 +42,6 @@ class Job:
         disruptions: int = 100,
         least: int = 0,
         spares: int = 0,
-        former: Sequence[Attempt] = (),
     ) -> None:
         self.now = 1000.0
         self.sent: dict[int, list[Message]] = {pod: [] for pod in range(pods)}
@@ -60,7 +59,7 @@ class Job:
             join_timeout=join_timeout,
             lease=15.0,
         )
-        self.leader = Leader(settings, self.send, lambda: next(self.ports), self.log.append, self.now, former)
+        self.leader = Leader(settings, self.send, lambda: next(self.ports), self.log.append, self.now)
 
     def send(self, pods: Collection[int], message: Message) -> None:
         self.calls.append(message)
@@ -252,22 +251,37 @@ def test_a_launcher_that_has_said_why_it_ends_was_not_killed(job: Job) -> None:
 
 
 def test_a_job_whose_only_container_was_killed_goes_on_with_its_record() -> None:
-    """No launcher is left that knows the history. The record in the cluster has it."""
+    """No launcher is left that knows the history. The new one has read it in the cluster."""
     killed = Failure(Kind.CONTAINER_KILLED, 0, attempt=4)
-    job = Job(1, former=[Attempt(3, 1.0, 2.0, RAISED, 1, step=3), Attempt(4, 3.0, 4.0, killed, 2, 5, 7)])
-    started = job.start()
+    job = Job(1)
+    job.connect(0)
+    job.join(0, history=[Attempt(3, 1.0, 2.0, RAISED, 1, step=3), Attempt(4, 3.0, 4.0, killed, 2, 5, 7)])
+    started = job.latest(0)
     assert (started.number, started.history[-1].restarts, started.history[-1].disruptions) == (5, 2, 6)
-    again = Job(1, former=[*started.history[:-1], replace(started.history[-1], failure=killed, ended=5.0, step=7)])
-    again.arrive(0)
+    again = Job(1)
+    again.connect(0)
+    again.join(0, history=[*started.history[:-1], replace(started.history[-1], failure=killed, ended=5.0, step=7)])
     assert again.ended().no_retry_reason == "not retried: failed twice at step 7 with the same error"
 
 
-def test_members_know_more_than_the_record_in_the_cluster() -> None:
-    job = Job(2, former=[Attempt(4, 3.0, 4.0, Failure(Kind.CONTAINER_KILLED, 0, attempt=4))])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_members_know_more_than_the_record_in_the_cluster(order: tuple[int, int]) -> None:
+    job = Job(2)
     job.connect(0, 1)
-    job.join(0)
-    job.join(1, history=[Attempt(4, 3.0, 4.0, RAISED)])
+    killed = Failure(Kind.CONTAINER_KILLED, 0, attempt=4)
+    for pod in order:
+        job.join(pod, history=[Attempt(4, 3.0, 4.0, RAISED if pod else killed)])
     assert job.latest(0).history[0].failure == RAISED
+
+
+def test_a_leader_that_learns_of_a_final_failure_waits_for_no_pod_that_is_gone() -> None:
+    job = Job(2, restarts=0)
+    job.connect(0)
+    job.join(0, history=[Attempt(4, 3.0, 4.0, RAISED)])
+    job.wait(4.9)
+    assert job.sent[0] == []
+    job.wait(0.2)
+    assert job.ended().failure == RAISED
 
 
 def test_a_node_that_is_lost_is_the_cause_though_its_peers_are_heard_first(job: Job) -> None:

@@ -1,0 +1,53 @@
+"""A member of the rendezvous, with a server on a real connection and a leader of the test's own."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.record import Attempt
+from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.transport import Event, Member, Server
+from flk_runtime.launcher.transport.messages import Join, Message
+
+HISTORY = [Attempt(0, 1.0, 2.0, Failure(Kind.CONTAINER_KILLED, 0))]
+
+
+class Listener:
+    """A leader that only keeps the messages of members that join."""
+
+    all_know_the_end = False
+
+    def __init__(self) -> None:
+        self.joined: queue.SimpleQueue[Join] = queue.SimpleQueue()
+
+    def received(self, pod: int, message: Message, now: float) -> None:
+        if isinstance(message, Join):
+            self.joined.put(message)
+
+    def connected(self, pod: int, incarnation: str) -> None: ...
+    def disconnected(self, pod: int, reason: str, now: float, *, closed: bool = False) -> None: ...
+    def tick(self, now: float) -> None: ...
+    def due(self) -> float | None: ...
+
+
+def test_the_attempts_of_former_launchers_are_read_beside_the_launchers_loop() -> None:
+    """Where the API server does not answer it takes seconds, in which the launcher handles signals."""
+    leader = Listener()
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    readers: list[threading.Thread] = []
+
+    def read() -> list[Attempt]:
+        readers.append(threading.current_thread())
+        return HISTORY
+
+    settings = Settings(("train.py",))
+    server = Server(settings, lambda send, store: leader, events.put, print)
+    server.start()
+    member = Member(settings, server.port, events.put, print, lambda: None, read)
+    member.start()
+    assert leader.joined.get(timeout=60).history == HISTORY
+    assert len(readers) == 1
+    assert threading.main_thread() not in readers
+    assert events.empty()
