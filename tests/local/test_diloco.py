@@ -132,6 +132,93 @@ def test_rounds_of_one_step_of_sgd_equal_gradient_averaging(ranks: Ranks, worker
         assert each["values"] == pytest.approx(averaged[0]["values"], abs=1e-6)
 
 
+EXPORT = """
+import os, torch, torch.distributed as dist, flk_runtime as flk
+from torch import nn
+from flk_runtime.checkpoint.files import Weights
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(7, 7), nn.Tanh()) for _ in range(2))
+        self.first, self.last = nn.Linear(7, 7, bias=False), nn.Linear(7, 7)
+        self.last.weight = self.first.weight
+        self.register_buffer("count", torch.zeros(1))
+    def forward(self, x):
+        self.count += 1
+        for block in (self.first, *self.blocks, self.last):
+            x = block(x)
+        return x
+
+def step(model, optimizer, number):
+    # all ranks take the same batch
+    optimizer.zero_grad()
+    model(torch.randn(4, 7, generator=torch.Generator().manual_seed(number))).square().mean().backward()
+    optimizer.step()
+
+def build():
+    torch.manual_seed(3)
+    model = Net()
+    return model, torch.optim.AdamW(model.parameters(), lr=0.05)
+
+def go(name, steps, **options):
+    place = f"{os.environ['BASE']}/{name}"
+    with flk.init(strategy="diloco", device="cpu", log_every=0, checkpoint=place, diloco=flk.DiLoCo(**options)) as run:
+        model, optimizer = run.parallelize(*build())
+        while run.steps < steps:
+            step(model, optimizer, run.steps)
+            run.step()
+        run.export(f"{place}.safetensors")
+        dist.barrier()
+    weights = Weights(f"{place}.safetensors")
+    return {name: weights.tensor(name) for name in weights.names()}
+
+def simulate(steps, every, delay, lr, momentum):
+    # one worker, as in the papers: after each step its parameters, and the agreed ones
+    model, optimizer = build()
+    agreed = [p.detach().clone() for p in model.parameters()]
+    outer = torch.optim.SGD(agreed, lr=lr, momentum=momentum, nesterov=momentum > 0)
+    seen = []
+    for number in range(steps):
+        step(model, optimizer, number)
+        if (number + 1) % every == 0:
+            gradients = [own - local.detach() for own, local in zip(agreed, model.parameters())]
+        if number + 1 >= every + delay and (number + 1 - delay) % every == 0:
+            for own, gradient in zip(agreed, gradients):
+                own.grad = gradient
+            outer.step()
+            with torch.no_grad():
+                for own, local in zip(agreed, model.parameters()):
+                    local.copy_(local * 0.5 + own * 0.5 if delay else own)
+        names = [name for name, _ in model.named_parameters()]
+        copies = {name: own.clone() for name, own in zip(names, agreed)}
+        seen.append(copies | {"last.weight": copies["first.weight"], "count": model.count.clone()})
+    return seen
+
+inner = os.environ["INNER"]
+plan = {"every": 3, "delay": 2, "lr": 0.7, "momentum": 0.9}
+found, expected = go("delay", 10, **plan, dtype="fp32", inner=inner), simulate(10, **plan)[-1]
+assert found.keys() == expected.keys()
+assert all(torch.equal(found[name], value) for name, value in expected.items())
+assert not torch.equal(found["count"], torch.zeros(1))
+
+plan = {"every": 4, "lr": 1.0, "momentum": 0.0}
+found = go("fragments", 7, **plan, dtype="fp32", fragments=2, inner=inner)
+model, optimizer = build()
+copies = []
+for number in range(7):
+    step(model, optimizer, number)
+    copies.append({name: p.detach().clone() for name, p in model.named_parameters()})
+dates = {name: [n for n, copy in enumerate(copies) if torch.allclose(copy[name], found[name])] for name in copies[0]}
+assert {date for (date,) in dates.values()} == {3, 5}, dates  # the last rounds of the fragments are after steps 4 and 6
+"""
+
+
+@pytest.mark.parametrize(("world_size", "inner"), [(1, "ddp"), (2, "full_shard")])
+def test_an_export_has_what_the_workers_agreed_on(ranks: Ranks, tmp_path: Path, world_size: int, inner: str) -> None:
+    ranks(EXPORT, world_size, {"BASE": str(tmp_path), "INNER": inner})
+
+
 def test_loaded_weights_are_what_the_workers_agree_on(workers: Workers, tmp_path: Path) -> None:
     """Nothing is learned, so the rounds have nothing to add to the weights."""
     path = tmp_path / "weights.pt"

@@ -50,12 +50,20 @@ class OuterLoop:
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        return self._lead.outer.state_dict() if self._lead else {}
+        return self._lead.outer.state_dict() | {"names": self._all_names()} if self._lead else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._lead:
             self._lead.restore(state)
         self._versions = list(state["versions"])
+
+    def _all_names(self) -> list[list[list[str]]]:
+        """The names of each parameter of each fragment, by which weights are read from a checkpoint."""
+        trained = fragments.trained(self._parallel)
+        names: dict[int, list[str]] = {}
+        for name, parameter in self._parallel.parameters().items():  # a tied parameter has several
+            names.setdefault(id(parameter), []).append(name)
+        return [[names[id(trained[name])] for name in part.names] for part in self._fragments]
 
     # Rounds
 

@@ -237,7 +237,8 @@ class Run:
     def export(self, file: str | os.PathLike[str]) -> None:
         """Save now, and write the model in that checkpoint to one safetensors file on rank 0. Collective.
 
-        Raises CheckpointError if there is no place for checkpoints, or the file cannot be written.
+        Under strategy diloco the trained parameters are those on which the workers agreed in the latest round. Raises
+        CheckpointError if there is no place for checkpoints, or the file cannot be written.
         """
         self._saves.export(self.steps, file)
 

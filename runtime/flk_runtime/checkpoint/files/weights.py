@@ -12,9 +12,10 @@ import torch
 
 from flk_runtime.checkpoint.files import safetensors
 from flk_runtime.checkpoint.load import METADATA, FilesReader, SavedCheckpoint
-from flk_runtime.checkpoint.state import Chunk
+from flk_runtime.checkpoint.state import Chunk, name_of
 from flk_runtime.checkpoint.storage import open_destination, open_section
 from flk_runtime.errors import CheckpointError
+from flk_runtime.shared.shard_file import value_name
 
 _INDEX = "*.safetensors.index.json"  # of Hugging Face: which tensor is in which file of a folder
 _KEYS = ("model", "state_dict", "module")  # under which a file of torch.save may have the weights
@@ -25,7 +26,8 @@ class Weights:
 
     The path leads to a safetensors file, a file of torch.save, a folder of Hugging Face's or of
     torch.distributed.checkpoint, a checkpoint of flk, or the folder or address of flk's checkpoints, of which the last
-    good one counts. Raises CheckpointError if it leads to none of these.
+    good one counts. Raises CheckpointError if it leads to none of these. Of a worker of strategy diloco, the trained
+    parameters are those on which the workers had agreed.
     """
 
     def __init__(self, path: str) -> None:
@@ -33,10 +35,12 @@ class Weights:
         self._checkpoint = _open_checkpoint(path)
         self._prefix = ""
         self._tensors: dict[str, torch.Tensor] = {}
+        self._agreed: dict[str, Chunk] = {}
         if self._checkpoint is None:
             self._tensors = _read_files(FilePath(path))
         elif any(each[0] == "model" for _, each in self._checkpoint.names()):
             self._prefix = "model."
+            self._agreed = _find_agreed(self._checkpoint)
 
     def names(self) -> Iterator[str]:
         """The names of the tensors."""
@@ -59,6 +63,11 @@ class Weights:
         if self._checkpoint is None:
             return self._tensors[name]
         full = self._prefix + name
+        if name in self._agreed:
+            dtype, shape = self.kind(name)
+            flat = self._agreed[name]._replace(tensor=torch.empty(torch.Size(shape).numel()))
+            self._checkpoint.read([flat])
+            return flat.tensor.view(shape).to(dtype)
         return self._checkpoint.tensors([full])[full]
 
     def read(self, chunks: Sequence[Chunk], values: Sequence[str] = ()) -> dict[str, Any]:
@@ -69,10 +78,13 @@ class Weights:
         if missing:
             raise CheckpointError(f"{self.place} holds no tensor {missing[0]!r}")
         if self._checkpoint is not None:
-            prefixed = [Chunk((self._prefix + each.name,), each.tensor, each.shape, each.offsets) for each in own]
-            return self._checkpoint.read(prefixed)
+            plain = [each for each in own if each.name not in self._agreed]
+            self._checkpoint.read(
+                [Chunk((self._prefix + each.name,), each.tensor, each.shape, each.offsets) for each in plain]
+            )
+            own = [each for each in own if each.name in self._agreed]
         for chunk in own:
-            full = self._tensors[chunk.name]
+            full = self.tensor(chunk.name)
             if tuple(full.shape) != chunk.shape:
                 raise CheckpointError(
                     f"{chunk.name!r} has the shape {tuple(full.shape)} in {self.place}, and {chunk.shape} here"
@@ -81,6 +93,21 @@ class Weights:
                 full = full.narrow(dimension, begin, length)
             chunk.tensor.copy_(full)
         return {}
+
+
+def _find_agreed(checkpoint: SavedCheckpoint) -> dict[str, Chunk]:
+    """The flat tensor, and the place in it, of each parameter on which workers of strategy diloco have agreed."""
+    own = value_name(0)
+    objects = checkpoint.value(own)["objects"] if checkpoint.has(own) else {}
+    found: dict[str, Chunk] = {}
+    for number, fragment in enumerate(objects.get("diloco", {}).get("names", ())):
+        path, begin = ("diloco", "parameters", number), 0
+        for names in fragment:
+            shape = checkpoint.shape(f"model.{names[0]}") or ()
+            flat = Chunk(path, torch.empty(0), checkpoint.shape(name_of(path)) or (), (begin,))
+            found |= dict.fromkeys(names, flat)
+            begin += torch.Size(shape).numel()
+    return found
 
 
 def _open_checkpoint(path: str) -> SavedCheckpoint | None:
