@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -85,3 +86,68 @@ def test_a_model_without_parameters(ranks: Ranks) -> None:
     """
     for ended in ranks(script, 2):
         assert "no parameter of the model requires a gradient" in ended.output
+
+
+# The layers run in another order than that in which they are registered. Each is as large as DDP's first bucket.
+BUCKETS = """
+import os, warnings, torch, torch.distributed as dist, flk_runtime as flk
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(512, 512) for _ in range(4))
+    def forward(self, x):
+        for number in (2, 0, 3, 1):
+            x = self.layers[number](x).tanh()
+        return x
+
+def steps(model, optimizer, first, last, after=lambda: None):
+    # the buckets of each step: the indices of their parameters
+    indices = {id(p): number for number, p in enumerate(model.parameters())}
+    def hook(seen, bucket):
+        seen[-1].append([indices[id(p)] for p in bucket.parameters()])
+        sums = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+        return sums.then(lambda done: done.value()[0] / dist.get_world_size())
+    seen = []
+    model.register_comm_hook(seen, hook)
+    for step in range(first, last):
+        seen.append([])
+        optimizer.zero_grad()
+        x = torch.randn(2, 512, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+        model(x).square().mean().backward()
+        optimizer.step()
+        after()
+    return seen
+
+def build():
+    torch.manual_seed(0)
+    model = Net()
+    return model, torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+
+def go(folder, last, find_unused=False):
+    place = os.environ["BASE"] + folder
+    with flk.init(strategy="ddp", device="cpu", log_every=0, save_every=0, checkpoint=place) as run:
+        model, optimizer = run.parallelize(*build(), find_unused_parameters=find_unused)
+        seen = steps(model, optimizer, run.steps, last, run.step)
+        return seen, torch.cat([p.detach().flatten() for p in model.parameters()])
+
+dist.init_process_group("gloo")
+model, optimizer = build()
+expected = steps(nn.parallel.DistributedDataParallel(model), optimizer, 0, 4)
+assert expected[0] != expected[1] == expected[2]
+whole, values = go("whole", 4)
+assert whole == expected, whole
+begun, _ = go("resumed", 1)
+resumed, again = go("resumed", 4)
+assert begun + resumed == expected, (begun, resumed)
+assert torch.equal(values, again)
+fixed = go("unused", 1, find_unused=True)[0]  # torch keeps the buckets if there may be unused parameters
+assert go("unused", 3, find_unused=True)[0] == fixed * 2
+dist.destroy_process_group()
+"""
+
+
+def test_buckets_are_those_of_torch_also_after_a_restart(ranks: Ranks, tmp_path: Path) -> None:
+    ended = ranks(BUCKETS, 3, {"BASE": f"{tmp_path}/"})
+    assert "flk.order" not in ended[0].output

@@ -19,10 +19,11 @@ from flk_runtime.checkpoint.adapters import (
     trained_modules,
     user_name,
 )
-from flk_runtime.checkpoint.manager import CheckpointManager, CheckpointOptions
+from flk_runtime.checkpoint.manager import INTERNAL, CheckpointManager, CheckpointOptions
 from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful
 
 __all__ = [
+    "INTERNAL",
     "CheckpointManager",
     "CheckpointOptions",
     "DistributedStateful",

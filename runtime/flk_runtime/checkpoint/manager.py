@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from flk_runtime.checkpoint.storage import Destination
     from flk_runtime.shared.shard_file import ShardHeader
 
+INTERNAL = "flk."
+"""The beginning of the names of flk's own objects. Which of them a checkpoint has depends on the strategy, so no line is
+printed about one that is missing or left over."""
 _IN_MEMORY = "the memory of the pods"  # the name in messages for checkpoints there
 
 
@@ -178,7 +181,7 @@ class CheckpointManager:
             raise SetupError(f"{name!r} is in the checkpoint that was resumed: register it before the first step")
         self._objects[name] = thing
         if name not in self._unclaimed:
-            if self._checkpoint is not None:
+            if self._checkpoint is not None and not name.startswith(INTERNAL):
                 self._log(f"flk: {name!r} is not in the checkpoint {self._checkpoint.place}, and begins anew")
             return
         self._unclaimed.discard(name)
@@ -223,7 +226,7 @@ class CheckpointManager:
                 f"the checkpoint {place} holds a model, but this script registers none: call parallelize before the "
                 "first step"
             )
-        for name in sorted(self._unclaimed):
+        for name in sorted(each for each in self._unclaimed if not each.startswith(INTERNAL)):
             self._log(f"flk: ignoring {name!r} in the checkpoint {place}: this script does not register it")
         self._restored, self._own, self._own_of_rank_0, self._checkpoint = {}, {}, {}, None
         if self._memory:

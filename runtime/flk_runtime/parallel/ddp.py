@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
+from flk_runtime.checkpoint import parameters_of
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.model import ParallelModel
 
@@ -33,32 +37,72 @@ class DDPModel(ParallelModel):
             gradient_as_bucket_view=True,
             find_unused_parameters=find_unused_parameters,
         )
-        _finalize_buckets(module, device)
         super().__init__(model, module)
+        self.beside = {"order": GradientOrder(module, device)}
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         return self.module.no_sync()
 
 
-def _finalize_buckets(module: DistributedDataParallel, device: torch.device) -> None:
-    """Make DDP assign gradients to buckets for good, by a forward and backward pass of a substitute for the model.
+class GradientOrder:
+    """The order in which gradients became ready in the first backward pass. It is a `flk_runtime.checkpoint.Stateful`.
 
-    DDP assigns them again after its first backward pass. The first step of a resumed run would therefore sum gradients
-    in another order than the same step of a run that was not interrupted, and from three ranks on the results would
-    differ in the last bit.
+    DDP assigns gradients to buckets when it is made, and again in this order before its second forward pass. A run that
+    is resumed needs those buckets from its first step on: in other buckets, the sums of three ranks or more differ in
+    the last bit.
     """
-    model = module.module
-    if any(getattr(child, "sparse", False) for child in model.modules()):
-        return  # an embedding with sparse gradients: DDP would not accept the substitute's dense ones
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    module.module = _ZeroGradients(parameters, list(model.buffers()))
-    try:
-        with torch.enable_grad():
-            module(torch.zeros((), device=device)).backward()
-    finally:
-        module.module = model
-    for parameter in parameters:
-        parameter.grad = None
+
+    def __init__(self, module: DistributedDataParallel, device: torch.device) -> None:
+        """``device`` is the device of the parameters of ``module``, which has not been called yet."""
+        self._module, self._device = module, device
+        self._names: list[str] = []
+        self._hooks: list[RemovableHandle] = []
+        if not module.find_unused_parameters:  # else DDP keeps the buckets that it began with
+            for name, parameter in self._trained().items():
+                hook = functools.partial(self._note, name)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The names of the parameters in this order; none until all have got a gradient."""
+        return {"names": [] if self._hooks else self._names}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Make DDP assign gradients to buckets in a saved order, by a pass of a model's substitute. Collective."""
+        trained = self._trained()
+        if self._module.find_unused_parameters or set(state["names"]) != trained.keys():
+            return
+        if any(getattr(child, "sparse", False) for child in self._module.modules()):
+            return  # an embedding with sparse gradients: DDP would not accept the substitute's dense ones
+        self._names = state["names"]
+        self._finish()
+        model = self._module.module
+        self._module.module = _ZeroGradients([trained[name] for name in reversed(self._names)], list(model.buffers()))
+        try:
+            with torch.enable_grad():
+                self._module(torch.zeros((), device=self._device)).backward()
+        finally:
+            self._module.module = model
+        for parameter in trained.values():
+            parameter.grad = None
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        """The parameters that have a gradient, by the names of the user's model."""
+        found: dict[int, tuple[str, nn.Parameter]] = {}
+        for name, parameter in parameters_of(self._module).items():
+            if parameter.requires_grad:
+                found.setdefault(id(parameter), (name, parameter))
+        return dict(found.values())
+
+    def _note(self, name: str, _: torch.Tensor) -> None:
+        if self._module.require_backward_grad_sync:
+            self._names.append(name)
+            if len(self._names) == len(self._hooks):
+                self._finish()
+
+    def _finish(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
 
 class _ZeroGradients(nn.Module):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import module_state, parameters_of
+from flk_runtime.checkpoint import Stateful, module_state, parameters_of
 
 
 class ParallelModel:
@@ -22,6 +23,7 @@ class ParallelModel:
         self.model = model  # the user's
         self.module = module or model  # what the user calls in its place: the wrapper, if there is one
         self.state = module_state(self.module)  # what checkpoints save
+        self.beside: Mapping[str, Stateful] = {}  # what they save beside it, and may lack
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """A context in which backward passes accumulate gradients without communication."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import DistributedStateful, Stateful, optimizer_state
+from flk_runtime.checkpoint import INTERNAL, DistributedStateful, Stateful, optimizer_state
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import (
@@ -57,9 +57,11 @@ class Models:
             world_size=context.world_size,
             local_world_size=context.rank_info.local_world_size,
         )
-        self._metrics.utilisation.watch(parallel.module, options.precision.param if options.precision else None)
         self._models[name] = parallel
         manager.register(name, parallel.state)
+        for key, thing in parallel.beside.items():
+            manager.register(f"{INTERNAL}{key}.{name}", thing)
+        self._metrics.utilisation.watch(parallel.module, options.precision.param if options.precision else None)
         for position, optimizer in enumerate(optimizers):
             own = f"optimizer-{number}-{position}" if position else f"optimizer-{number}" if number else "optimizer"
             manager.register(own, optimizer_state(own, optimizer, {name: parallel.module}))
