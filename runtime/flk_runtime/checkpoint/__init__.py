@@ -20,6 +20,7 @@ from flk_runtime.checkpoint.adapters import (
     user_name,
 )
 from flk_runtime.checkpoint.manager import INTERNAL, CheckpointManager, CheckpointOptions
+from flk_runtime.checkpoint.state import State, chunks_of
 from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful
 
 __all__ = [
@@ -29,7 +30,9 @@ __all__ = [
     "DistributedStateful",
     "ModuleState",
     "OptimizerState",
+    "State",
     "Stateful",
+    "chunks_of",
     "is_sharded",
     "load_as_saved",
     "module_state",

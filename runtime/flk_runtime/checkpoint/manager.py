@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from flk_runtime.shared.shard_file import ShardHeader
 
 INTERNAL = "flk."
-"""The beginning of the names of flk's own objects. Which of them a checkpoint has depends on the strategy, so no line is
-printed about one that is missing or left over."""
+"""The beginning of the names of flk's own objects. A checkpoint has them or not, depending on the strategy, so no
+line is printed about one that is missing or left over."""
 _IN_MEMORY = "the memory of the pods"  # the name in messages for checkpoints there
 
 

@@ -87,10 +87,4 @@ def split(parallel: ParallelModel, blocks: Sequence[nn.Module], count: int) -> l
 
 def trained(parallel: ParallelModel) -> dict[str, nn.Parameter]:
     """The trained floating-point parameters by the names of the user's model. A tied one has its first name."""
-    found: dict[str, nn.Parameter] = {}
-    seen: set[int] = set()
-    for name, parameter in parallel.parameters().items():
-        if parameter.requires_grad and parameter.is_floating_point() and id(parameter) not in seen:
-            seen.add(id(parameter))
-            found[name] = parameter
-    return found
+    return {name: each for name, each in parallel.trained().items() if each.is_floating_point()}

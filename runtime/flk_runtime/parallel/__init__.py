@@ -7,6 +7,7 @@ them take long to import.
 """
 
 from flk_runtime.parallel.adopt import adopt_optimizer
+from flk_runtime.parallel.average import Average
 from flk_runtime.parallel.blocks import Blocks, find_blocks
 from flk_runtime.parallel.initialize import load_weights
 from flk_runtime.parallel.model import ParallelModel
@@ -15,6 +16,7 @@ from flk_runtime.parallel.strategies import STRATEGIES, ParallelArgs, ParallelOp
 
 __all__ = [
     "STRATEGIES",
+    "Average",
     "Blocks",
     "ParallelArgs",
     "ParallelModel",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from flk_runtime.checkpoint import parameters_of
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.model import ParallelModel
 
@@ -38,7 +38,7 @@ class DDPModel(ParallelModel):
             find_unused_parameters=find_unused_parameters,
         )
         super().__init__(model, module)
-        self.beside = {"order": GradientOrder(module, device)}
+        self.beside = {"order": GradientOrder(module, self.trained(), device)}
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         return self.module.no_sync()
@@ -52,13 +52,15 @@ class GradientOrder:
     the last bit.
     """
 
-    def __init__(self, module: DistributedDataParallel, device: torch.device) -> None:
-        """``device`` is the device of the parameters of ``module``, which has not been called yet."""
-        self._module, self._device = module, device
+    def __init__(
+        self, module: DistributedDataParallel, trained: Mapping[str, nn.Parameter], device: torch.device
+    ) -> None:
+        """``trained``: the parameters of ``module`` that have a gradient, on ``device``. It has not been called yet."""
+        self._module, self._trained, self._device = module, trained, device
         self._names: list[str] = []
         self._hooks: list[RemovableHandle] = []
         if not module.find_unused_parameters:  # else DDP keeps the buckets that it began with
-            for name, parameter in self._trained().items():
+            for name, parameter in trained.items():
                 hook = functools.partial(self._note, name)
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
@@ -68,7 +70,7 @@ class GradientOrder:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Make DDP assign gradients to buckets in a saved order, by a pass of a model's substitute. Collective."""
-        trained = self._trained()
+        trained = self._trained
         if self._module.find_unused_parameters or set(state["names"]) != trained.keys():
             return
         if any(getattr(child, "sparse", False) for child in self._module.modules()):
@@ -84,14 +86,6 @@ class GradientOrder:
             self._module.module = model
         for parameter in trained.values():
             parameter.grad = None
-
-    def _trained(self) -> dict[str, nn.Parameter]:
-        """The parameters that have a gradient, by the names of the user's model."""
-        found: dict[int, tuple[str, nn.Parameter]] = {}
-        for name, parameter in parameters_of(self._module).items():
-            if parameter.requires_grad:
-                found.setdefault(id(parameter), (name, parameter))
-        return dict(found.values())
 
     def _note(self, name: str, _: torch.Tensor) -> None:
         if self._module.require_backward_grad_sync:

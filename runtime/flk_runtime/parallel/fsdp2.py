@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import reshard
+from flk_runtime.errors import SetupError
 from flk_runtime.parallel.blocks import shardable_blocks
 from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel, full
@@ -64,6 +65,8 @@ class FSDP2Model(ParallelModel):
         Materializer(model, units, device, init_follows=init_follows).run(shard, broadcast=True)
         super().__init__(model)
         self._fsdp_modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        for kind in {type(module) for module in self._fsdp_modules}:
+            kind.__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]
         self._keeps_full = not reshards
         if find_unused_parameters:
             for module in self._fsdp_modules:
@@ -93,6 +96,13 @@ class FSDP2Model(ParallelModel):
 
     def local_shard(self, parameter: nn.Parameter, full: torch.Tensor) -> torch.Tensor:
         return _shard_like(parameter, full)
+
+
+def _refuse_copy(module: nn.Module, memo: Any) -> None:
+    raise SetupError(
+        f"a {type(module).__name__} is sharded and cannot be copied: use run.average() in place of AveragedModel, or "
+        "copy the model before parallelize, and parallelize both"
+    )
 
 
 def _mixed_precision(precision: Precision, block: nn.Module, root: bool) -> MixedPrecisionPolicy:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import Stateful, module_state, parameters_of
+from flk_runtime.checkpoint import ModuleState, Stateful, module_state, parameters_of
 
 
 class ParallelModel:
@@ -41,6 +41,19 @@ class ParallelModel:
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that the optimizer takes, by the names of the user's model. A tied parameter has several."""
         return parameters_of(self.module)
+
+    @property
+    def named(self) -> bool:
+        """Whether the parameters have the shapes of the user's model, or shards of them."""
+        return type(self.state) is ModuleState
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters that require a gradient, by the names of the user's model. A tied one has its first name."""
+        found: dict[int, tuple[str, nn.Parameter]] = {}
+        for name, parameter in self.parameters().items():
+            if parameter.requires_grad:
+                found.setdefault(id(parameter), (name, parameter))
+        return dict(found.values())
 
     def attach(self, optimizer: Optimizer) -> None:
         """Hook: called once ``optimizer`` holds the parameters of `parameters`. The default does nothing."""

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import INTERNAL, DistributedStateful, Stateful, optimizer_state
+from flk_runtime.checkpoint import INTERNAL, DistributedStateful, Stateful, module_state, optimizer_state
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import (
     STRATEGIES,
+    Average,
     ParallelModel,
     ParallelOptions,
     adopt_optimizer,
@@ -34,6 +35,7 @@ class Models:
     def __init__(self, context: RunContext, steps: Steps, saves: Saves, metrics: Metrics) -> None:
         self._context, self._steps, self._saves, self._metrics = context, steps, saves, metrics
         self._models: dict[str, ParallelModel] = {}  # by the names under which they are saved
+        self._averages = 0
 
     def parallelize(self, model: nn.Module, optimizers: Sequence[Optimizer], options: ParallelOptions) -> nn.Module:
         """Apply the strategy, restore model and optimizers, and return the module to call. Collective."""
@@ -75,12 +77,21 @@ class Models:
         manager.start_rank_rng()
         return parallel.module
 
+    def average(self, decay: float, model: nn.Module | None) -> Average:
+        """A moving average of the parameters of one model, which is saved and restored. Collective."""
+        average = Average(self.select(model, "average"), decay)
+        self._saves.manager.register(f"average-{self._averages}" if self._averages else "average", average)
+        self._averages += 1
+        return average
+
     def register(self, name: str, thing: Stateful) -> None:
         """Save ``thing`` under ``name``; an optimizer by the parameters of the models. Collective."""
         saved: Stateful | DistributedStateful = thing
         if isinstance(thing, Optimizer):
             shards = STRATEGIES[self._context.options.strategy].shards
             saved = adopt_optimizer(name, thing, self._models, shards=shards)
+        elif isinstance(thing, nn.Module):
+            saved = module_state(thing)
         self._saves.manager.register(name, saved)
 
     @contextlib.contextmanager

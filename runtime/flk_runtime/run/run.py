@@ -18,7 +18,7 @@ from flk_runtime.discovery import RankInfo
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.metrics import logging
-from flk_runtime.parallel import ParallelArgs, ParallelOptions
+from flk_runtime.parallel import Average, ParallelArgs, ParallelOptions
 from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.metrics import Metrics
@@ -127,6 +127,17 @@ class Run:
         choice is ambiguous, and RuntimeError if ``error_if_nonfinite`` and the norm is NaN or infinite.
         """
         return self._models.select(model, "clip_grad_norm").clip_grad_norm(max_norm, norm_type, error_if_nonfinite)
+
+    def average(self, decay: float = 0.999, *, model: nn.Module | None = None) -> Average:
+        """An exponential moving average (EMA) of the trained parameters of a model, under any strategy. Collective.
+
+        Call ``update()`` of it after each optimizer.step(), and evaluate in ``with average.applied():``. The values are
+        those of torch's AveragedModel with get_ema_multi_avg_fn(decay), which cannot copy a sharded model. It is saved
+        in checkpoints, and restored if the run was resumed. ``model`` selects one of several parallelized models.
+        Raises SetupError if that is ambiguous, or ``decay`` is not between 0 and 1; CheckpointError if its state does
+        not fit.
+        """
+        return self._models.average(decay, model)
 
     def register(self, name: str, thing: Stateful) -> None:
         """Save ``thing``, such as a learning rate scheduler, in checkpoints under ``name``. Collective.

@@ -1,0 +1,92 @@
+"""Average: an exponential moving average of the parameters of a model, which may be sharded."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from flk_runtime.checkpoint import DistributedStateful, State, chunks_of, is_sharded
+from flk_runtime.distributed import process_group
+from flk_runtime.errors import CheckpointError, SetupError
+from flk_runtime.parallel.model import ParallelModel
+
+if TYPE_CHECKING:
+    from flk_runtime.checkpoint.load import SavedObject
+
+
+class Average(DistributedStateful):
+    """An exponential moving average of the trained parameters of a model. Made by `Run.average`.
+
+    The values are those of torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn: the first update copies the
+    parameters, and each later one keeps a share ``decay`` of the average. Each rank averages what it holds, without
+    communication. Buffers are not averaged.
+    """
+
+    def __init__(self, parallel: ParallelModel, decay: float) -> None:
+        """Raises SetupError if ``decay`` is not between 0 and 1, or FSDP1 has flattened the parameters."""
+        if not 0 <= decay <= 1:
+            raise SetupError(f"decay={decay!r}: expected a number from 0 to 1")
+        if not parallel.named:
+            raise SetupError("an average needs the parameters of the model, which FSDP1 flattens: use FSDP2")
+        self._parallel, self._decay = parallel, decay
+        self._updates, self._is_applied = 0, False
+        self._averages = {name: each.detach().clone() for name, each in parallel.trained().items()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Add the parameters to the average. Call it after optimizer.step(). Raises SetupError inside `applied`."""
+        if self._is_applied:
+            raise SetupError("update of an average that is applied: leave the block of applied() before")
+        averages, parameters = zip(*self._pairs(), strict=True)
+        if self._updates:
+            torch._foreach_lerp_(averages, parameters, 1 - self._decay)
+        else:
+            torch._foreach_copy_(averages, parameters)
+        self._updates += 1
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """In the block the model has the averages as its parameters, for an evaluation. Train and save outside."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def save_state(self, name: str) -> State:
+        if self._is_applied:
+            raise CheckpointError("cannot save while an average is applied: leave the block of applied() before")
+        offered = [
+            (key, value) for key, value in self._averages.items() if is_sharded(value) or process_group.rank() == 0
+        ]
+        chunks = [chunk for key, value in offered for chunk in chunks_of((name, "parameters", key), value)]
+        return State(chunks, {"updates": self._updates})
+
+    def load_state(self, saved: SavedObject) -> None:
+        names = {str(path[2]) for _, path in saved.checkpoint.names((saved.name, "parameters"))}
+        if unexpected := sorted(names - self._averages.keys()):
+            raise ValueError(f"unexpected average of {unexpected[0]!r}: the model does not train it")
+        paths = {key: (saved.name, "parameters", key) for key in self._averages}
+        saved.checkpoint.read([chunk for key, path in paths.items() for chunk in chunks_of(path, self._averages[key])])
+        self._updates = saved.plain["updates"]
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for average, parameter in self._pairs():
+            before = parameter.clone()
+            parameter.copy_(average)
+            average.copy_(before)
+        self._is_applied = not self._is_applied
+
+    def _pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """This rank's share of each average and of its parameter."""
+        parameters = self._parallel.parameters()
+        return [(_local(average), _local(parameters[name])) for name, average in self._averages.items()]
+
+
+def _local(value: Any) -> torch.Tensor:
+    local: torch.Tensor = value.to_local() if is_sharded(value) else value
+    return local.detach()
