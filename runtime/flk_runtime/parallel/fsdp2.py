@@ -34,6 +34,7 @@ class FSDP2Model(ParallelModel):
         mesh: DeviceMesh,
         device: torch.device,
         *,
+        broadcast: bool,
         reshards: bool,
         precision: Precision | None,
         find_unused_parameters: bool,
@@ -41,6 +42,7 @@ class FSDP2Model(ParallelModel):
     ) -> None:
         """Shard ``model`` in place, each of ``blocks`` on its own. Collective.
 
+        ``broadcast``: send rank 0's values to all ranks before.
         ``mesh`` has the dimension shard, or replicate and shard. ``reshards``: free a block's full parameters after its
         forward pass. Parameters outside of blocks are kept, since the backward pass needs them first.
         ``init_follows``: the model's own initialization sets the tensors that modules do not set.
@@ -62,7 +64,7 @@ class FSDP2Model(ParallelModel):
             if precision and not any(True for _ in each.parameters()):  # which fully_shard does not cast for
                 _cast_calls(each, precision)
         units = shardable_blocks(model, dict.fromkeys([*blocks, *in_float32]))
-        Materializer(model, units, device, init_follows=init_follows).run(shard, broadcast=True)
+        Materializer(model, units, device, init_follows=init_follows).run(shard, broadcast=broadcast)
         super().__init__(model)
         self._fsdp_modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for kind in {type(module) for module in self._fsdp_modules}:

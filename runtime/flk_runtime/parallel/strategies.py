@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
@@ -120,8 +121,8 @@ def parallelize(
     """
     if _planner is not None:
         return _planner(model, optimizers, options)
-    _check_options(strategy, options)
-    _check_model(model, strategy)
+    _check_precision(options.precision)
+    _check_model(model, strategy, options)
     _check_optimizers(optimizers, strategy, options)
     shard_size = _shard_size(strategy, options.shard_size, world_size, local_world_size)
     blocks = find_blocks(model, options.blocks)
@@ -182,8 +183,9 @@ def _parallelize(
     return fsdp2.FSDP2Model(
         model,
         blocks,
-        _device_mesh(device, world_size, shard_size),
+        _own_mesh(device) if strategy == "none" else _device_mesh(device, world_size, shard_size),
         device,
+        broadcast=strategy != "none",
         reshards=kind.reshards,
         precision=options.precision,
         find_unused_parameters=options.find_unused_parameters,
@@ -191,19 +193,16 @@ def _parallelize(
     )
 
 
-def _check_options(strategy: str, options: ParallelOptions) -> None:
-    if options.precision is not None and not isinstance(options.precision, Precision):
-        raise SetupError(f"precision={options.precision!r}: expected a flk_runtime.Precision")
-    if strategy == "none":
-        for name in ("precision", "find_unused_parameters"):
-            if getattr(options, name):
-                raise SetupError(
-                    f"{name} has no effect under strategy none, which does not wrap the model: leave it out"
-                )
+def _check_precision(precision: object) -> None:
+    if precision is not None and not isinstance(precision, Precision):
+        raise SetupError(f"precision={precision!r}: expected a flk_runtime.Precision")
 
 
-def _check_model(model: nn.Module, strategy: str) -> None:
+def _check_model(model: nn.Module, strategy: str, options: ParallelOptions) -> None:
     if strategy == "none":
+        found = options.precision is not None and _parallelized_by_script(model)
+        if found:
+            raise SetupError(f"{found}, and precision= would have no effect on it: give its wrapper the dtypes")
         return
     if found := _parallelized_by_script(model):
         raise SetupError(f"{found}: pass the model that is not wrapped, or use strategy none")
@@ -237,9 +236,6 @@ def _check_optimizers(optimizers: Sequence[Optimizer], strategy: str, options: P
 def _shard_size(strategy: str, given: int | None, world_size: int, local_world_size: int) -> int:
     """The number of ranks in a shard group: by default all ranks, or a node's ranks for a hybrid strategy."""
     kind = STRATEGIES[strategy]
-    if given is not None and not kind.replicates:
-        hybrids = ", ".join(name for name, each in STRATEGIES.items() if each.replicates)
-        raise SetupError(f"shard_size={given} has no effect under strategy {strategy}, only under {hybrids}")
     if not kind.shards:
         return 1
     if not kind.replicates:
@@ -259,3 +255,11 @@ def _device_mesh(device: torch.device, world_size: int, shard_size: int) -> Devi
         return init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
     shape = (world_size // shard_size, shard_size)
     return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
+
+
+def _own_mesh(device: torch.device) -> DeviceMesh:
+    """A mesh of this rank alone."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    return DeviceMesh.from_group(group, device.type, mesh_dim_names=("shard",))

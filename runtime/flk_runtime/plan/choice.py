@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from flk_runtime.errors import SetupError
-from flk_runtime.parallel.strategies import STRATEGIES
 from flk_runtime.plan.capture import CapturedModel
 from flk_runtime.plan.communication import Cluster
 from flk_runtime.plan.plan import identity, predictions_as_written
@@ -18,14 +16,9 @@ _AS_FAST: Final = 1.01  # a strategy that communicates less is chosen if it take
 def choose(captured: CapturedModel, cluster: Cluster, measured: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The strategy that auto stands for, and the reason in words.
 
-    ``measured`` are results of `flk bench`. Results of the same model and hardware win over predictions. Raises
-    SetupError if the script's options fit no strategy.
+    ``measured`` are results of `flk bench`. Results of the same model and hardware win over predictions.
     """
-    hybrid = captured.options.shard_size is not None  # the option of hybrid strategies
-    found = predictions_as_written(captured, cluster)
-    rows = {row.strategy: row for row in found if STRATEGIES[row.strategy].replicates or not hybrid}
-    if not rows:
-        raise SetupError(f"shard_size={captured.options.shard_size} needs several nodes with several ranks each")
+    rows = {row.strategy: row for row in predictions_as_written(captured, cluster)}
     steps = _matching(measured, identity(captured, cluster))
     seconds = {name: steps[name] for name in rows if name in steps}
     if len(seconds) > 1:

@@ -89,7 +89,7 @@ class Run:
           number of parameters. Default: the modules of a repeated class in a ModuleList, ModuleDict or Sequential.
         - ``recompute``: drop the activations of blocks and compute them again in the backward pass.
         - ``compile``: compile each block with torch.compile; a string is the name of the backend.
-        - ``shard_size``: number of ranks in a shard group of a hybrid strategy. Default: the ranks of one node.
+        - ``shard_size``: number of ranks in a shard group under a hybrid strategy. Default: the ranks of one node.
         - ``find_unused_parameters``: ranks do not all use the same parameters in a forward pass.
         - ``init``: for a model on the meta device, a function that is called with it once it is sharded, and sets the
           values of parameters and buffers; or the path of weights, as of `load_weights`.

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelOptions
 from flk_runtime.plan.capture import CapturedModel
 from flk_runtime.plan.choice import choose
@@ -83,11 +82,12 @@ def test_of_two_that_are_as_fast_it_is_what_communicates_less() -> None:
     assert choose(model, cluster, [result(model, cluster, ddp=0.2, full_shard=0.1999)])["strategy"] == "ddp"
 
 
-def test_the_options_of_the_script_limit_the_choice() -> None:
-    assert choose(captured(ParallelOptions(shard_size=4)), on(2, 8), [])["strategy"].startswith("hybrid_shard")
+def test_the_model_limits_the_choice() -> None:
     assert choose(captured(scalar=True), on(1, 8, memory=2 * GIB), [])["strategy"] == "ddp"
-    with pytest.raises(SetupError, match="shard_size=4 needs several nodes"):
-        choose(captured(ParallelOptions(shard_size=4)), on(1, 8), [])
+
+
+def test_an_option_of_some_strategies_leaves_the_choice_of_others() -> None:
+    assert choose(captured(ParallelOptions(shard_size=4)), on(1, 8), [])["strategy"] == "ddp"
 
 
 @pytest.mark.parametrize(
