@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from typing import Final
 
-from flk.observe.pods import SIGKILLED
+from flk.observe.pods import SIGKILLED, one_line
 from flk.observe.view import JobView
 from flk.units import timestamp
 from flk_runtime.contract.exit_codes import ExitCode
@@ -32,7 +33,10 @@ def root_failure(view: JobView) -> Failure | None:
 
 
 def with_memory_limit(failure: Failure | None, view: JobView) -> Failure | None:
-    """Return the failure as out of memory if the kernel has killed the launcher too, so that no record says so."""
+    """Return the failure as out of memory if the kernel has killed the launcher too, so that no record says so.
+
+    A container whose kill an event or its pod explains was lost.
+    """
     if failure is None:
         return None
     name = failure.pod_name or next((pod.name for pod in view.pods if pod.index == failure.pod), "")
@@ -43,8 +47,11 @@ def with_memory_limit(failure: Failure | None, view: JobView) -> Failure | None:
     )
     # A launcher has seen the end of its ranks itself. An exit code of a rank says nothing about a container.
     of_container = failure.kind is Kind.LOST or (failure.exit_code == SIGKILLED and not _is_recorded(failure, view))
-    unexplained = failure.kind is Kind.CONTAINER_KILLED or (of_container and view.killed_without_reason(name, since))
-    if failure.kind is not Kind.OOM and (known or unexplained):
+    killed = failure.kind is Kind.CONTAINER_KILLED or (of_container and view.got_sigkill(name, since))
+    outside = view.outside_end(name, since, failure.time or math.inf) if killed and not known else ""
+    if outside and failure.kind is Kind.CONTAINER_KILLED:
+        return replace(failure, kind=Kind.LOST, pod_name=name, message=f"was killed ({one_line(outside)})")
+    if failure.kind is not Kind.OOM and (known or (killed and not outside)):
         failure = replace(failure, kind=Kind.OOM, pod_name=name, message="")
     if failure.kind is Kind.OOM and not failure.message:
         limit = view.memory_limit(name)

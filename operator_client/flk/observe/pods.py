@@ -14,6 +14,7 @@ from flk_runtime.contract.record import JobRecord
 _NORMAL: Final = frozenset({"ContainerCreating", "PodInitializing"})  # reasons to wait that are no trouble
 _FIRST_SIGNAL: Final = 128  # exit codes above it are 128 + the signal
 SIGKILLED: Final = 137  # the exit code of a container that SIGKILL has ended
+CLOCK_SKEW: Final = 5.0  # seconds by which the clocks of nodes may differ
 
 
 def missing_pod(index: int, name: str, ranks: list[int], refusal: Object | None) -> PodState:
@@ -61,20 +62,34 @@ def was_killed_by_memory_limit(pod: Object) -> bool:
     return any(end.get("reason") == "OOMKilled" for end in _ends(pod))
 
 
-def was_killed_without_reason(pod: Object, since: float) -> bool:
-    """Return whether the container got SIGKILL after ``since`` and in the pod nothing but its memory limit explains it.
+def got_sigkill(pod: Object, since: float) -> bool:
+    """Return whether the container has a memory limit and got SIGKILL after ``since`` for a reason that is not shown.
 
     containerd reports OOMKilled only if it hears of the kernel's kill before it handles the end of the container, else
-    Error. Any other sender of SIGKILL leaves a trace: a reason in the status of the pod (Evicted), a condition
-    (DisruptionTarget), a deletion, or an event of the kubelet (Killing), which the caller looks for.
+    Error.
     """
-    status = pod.get("status") or {}
     # For a container that the kubelet cannot find it writes this exit code too, with reason ContainerStatusUnknown.
     killed = [end for end in _ends(pod) if (end.get("exitCode"), end.get("reason")) == (SIGKILLED, "Error")]
-    if not memory_limit(pod) or all(timestamp(end.get("finishedAt")) < since for end in killed):
-        return False
-    disrupted = "DisruptionTarget" in conditions(pod)
-    return not (status.get("reason") or disrupted or pod["metadata"].get("deletionTimestamp"))
+    return bool(memory_limit(pod)) and any(timestamp(end.get("finishedAt")) >= since for end in killed)
+
+
+def outside_end(pod: Object, since: float, until: float) -> str:
+    """Return what the pod says of an end from outside between these times; empty: nothing.
+
+    It is a reason in its status (Evicted), a condition (DisruptionTarget), or a deletion. A deletion kills the
+    container only when its grace period is over, which is the time that the pod names.
+    """
+    status, found = pod.get("status") or {}, conditions(pod)
+    ends = [timestamp(end.get("finishedAt")) for end in _ends(pod)]
+    ended = max(ends) or timestamp((found.get("Ready") or {}).get("lastTransitionTime")) or until
+    if not since <= ended <= until:
+        return ""
+    if status.get("reason"):
+        return f"{status['reason']}: {status.get('message', '')}"
+    disruption, deleted = found.get("DisruptionTarget"), timestamp(pod["metadata"].get("deletionTimestamp"))
+    if disruption and timestamp(disruption.get("lastTransitionTime")) <= ended + CLOCK_SKEW:
+        return f"{disruption.get('reason')}: {disruption.get('message', '')}"
+    return "it was deleted" if 0 < deleted <= ended + CLOCK_SKEW else ""
 
 
 def _ends(pod: Object) -> list[Object]:

@@ -15,12 +15,14 @@ from flk.kube import Object
 from flk.observe.model import PodPhase, PodState
 from flk.observe.observation import Observation, event_time, unnamed_pod
 from flk.observe.pods import (
+    CLOCK_SKEW,
     SIGKILLED,
     existing_pod,
+    got_sigkill,
     memory_limit,
     missing_pod,
+    outside_end,
     was_killed_by_memory_limit,
-    was_killed_without_reason,
 )
 from flk.targets import DEFAULT, WORKER, Target, target_of
 from flk.units import timestamp
@@ -30,7 +32,8 @@ from flk_runtime.contract.record import JobRecord, KeptRecord
 from flk_runtime.contract.user_env import JOB
 
 CONTROLLER_DELAY: Final = 15.0  # seconds after a job's creation in which its controller should have seen it
-_CLOCK_SKEW: Final = 5.0  # seconds by which the clocks of nodes may differ
+# Reasons of events about pods whose containers get SIGKILL, if they do not end before.
+_OUTSIDE_ENDS: Final = ("Killing", "Evicted", "Preempted", "TaintManagerEviction")
 _POD_NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
 
 
@@ -266,16 +269,24 @@ class JobView:
         # The operator deletes such a pod at once. Only its event remains.
         return any(event.get("reason") == "OOMKilled" for event in self._ends_of(pod_name, since))
 
-    def killed_without_reason(self, pod_name: str, since: float) -> bool:
-        """Return whether a pod got SIGKILL after ``since`` and nothing but its memory limit explains that."""
-        events = self.pod_events.get(pod_name, ())
-        if any(event.get("reason") == "Killing" and _is_after(event, since) for event in events):
-            return False  # the kubelet has killed the container
-        if any(was_killed_without_reason(pod, since - _CLOCK_SKEW) for pod in self._pods_named(pod_name)):
+    def got_sigkill(self, pod_name: str, since: float) -> bool:
+        """Return whether a pod with a memory limit got SIGKILL after ``since`` for a reason that is not shown."""
+        if any(got_sigkill(pod, since - CLOCK_SKEW) for pod in self._pods_named(pod_name)):
             return True
         ends = [event for event in self._ends_of(pod_name, since) if event.get("reason") == "Error"]
         killed = any(f" exitCode: {SIGKILLED} " in str(event["message"]) for event in ends)
         return killed and bool(self.memory_limit(pod_name))
+
+    def outside_end(self, pod_name: str, since: float, until: float) -> str:
+        """Return what explains that a pod's container got SIGKILL between these times; empty: its memory limit may.
+
+        Every sender of SIGKILL but the kernel at the memory limit leaves a trace: an event, or one in the pod.
+        """
+        since, until = since - CLOCK_SKEW, until + CLOCK_SKEW
+        for event in self.pod_events.get(pod_name, ()):
+            if event.get("reason") in _OUTSIDE_ENDS and since <= event_time(event) <= until:
+                return f"{event['reason']}: {event.get('message', '')}"
+        return next(filter(None, (outside_end(pod, since, until) for pod in self._pods_named(pod_name))), "")
 
     def _pods_named(self, pod_name: str) -> Iterator[Object]:
         """The pod of this name, and the one that it has replaced."""
@@ -368,4 +379,4 @@ def _involved(event: Object, key: str) -> Any:
 
 
 def _is_after(event: Object, since: float) -> bool:
-    return event_time(event) >= since - _CLOCK_SKEW
+    return event_time(event) >= since - CLOCK_SKEW

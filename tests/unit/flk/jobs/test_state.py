@@ -237,6 +237,65 @@ def test_container_that_was_killed_twice_and_whose_pods_left_no_trace() -> None:
     assert "nothing else explains its SIGKILL; the limit is 512Mi" in state.message
 
 
+def killed_container() -> JobBuilder:
+    """A job that has ended because a launcher was killed with its container, at 00:00:29 by the leader's clock."""
+    killed = replace(LOST, kind=Kind.CONTAINER_KILLED, message="")
+    return JobBuilder(memory="512Mi").all("ended", 104, record(killed).to_json()).condition("Failed")
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("Killing", "Stopping container pytorch"),
+        ("Evicted", "The node was low on resource: ephemeral-storage."),
+        ("TaintManagerEviction", "Marking for deletion Pod team/gpt-worker-2"),
+    ],
+)
+def test_container_whose_kill_an_event_explains_was_not_killed_by_the_memory_limit(reason: str, message: str) -> None:
+    killed = killed_container()
+    assert killed.state().reason == "OutOfMemory"
+    killed.event(reason, message, "Pod", "gpt-worker-2", at="2026-01-01T00:00:28Z")
+    state = killed.state()
+    assert (state.code, state.reason) == (ExitCode.INFRASTRUCTURE, "PodLost")
+    assert f"gpt-worker-2 was killed ({reason}: {message})" in state.message
+    assert state.attempts[-1].cause == f"gpt-worker-2 was killed ({reason}: {message})"
+
+
+def test_container_that_a_preemption_killed_was_not_killed_by_the_memory_limit() -> None:
+    killed = killed_container().event("Preempted", "by pod 7", "Pod", "gpt-worker-2", at="2026-01-01T00:00:28Z")
+    state = killed.state()
+    assert (state.reason, state.attempts[-1].cause) == ("Preempted", "gpt-worker-2 was killed (Preempted: by pod 7)")
+
+
+@pytest.mark.parametrize(
+    ("name", "at"), [("gpt-worker-2", "2026-01-01T00:00:50Z"), ("gpt-worker-1", "2026-01-01T00:00:28Z")]
+)
+def test_event_of_another_time_or_pod_does_not_explain_a_kill(name: str, at: str) -> None:
+    """When the job has ended its operator deletes the pods that still run."""
+    killed = killed_container().event("Killing", "Stopping container pytorch", "Pod", name, at=at)
+    assert killed.state().reason == "OutOfMemory"
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        ({"reason": "Evicted", "message": "low on memory"}, "Evicted: low on memory"),
+        (
+            {"conditions": [{"type": "DisruptionTarget", "reason": "DeletionByTaintManager", "message": "NoExecute"}]},
+            "DeletionByTaintManager: NoExecute",
+        ),
+    ],
+)
+def test_container_whose_pod_was_ended_from_outside_was_not_killed_by_the_memory_limit(
+    status: dict[str, Any], text: str
+) -> None:
+    killed = killed_container()
+    pod = JobBuilder(memory="512Mi").ended(2, 137, at=28).pods[2]
+    pod["status"] |= status
+    killed.replaced_pods["gpt-worker-2"] = pod
+    assert f"gpt-worker-2 was killed ({text})" in killed.state().message
+
+
 def test_memory_kill_of_long_ago_is_not_todays_cause() -> None:
     lost = JobBuilder().all("ended", 104, record(LOST).to_json()).condition("Failed")
     text = "Error pod gpt-worker-2 container pytorch exitCode: 137 terminated message: "
@@ -279,8 +338,10 @@ def test_deleted_pod_that_did_not_end_in_its_grace_period() -> None:
     replaced = JobBuilder(memory="512Mi").ended(2, 137).pods[2]
     lost.replaced_pods["gpt-worker-2"] = replaced
     assert lost.state().reason == "OutOfMemory"
-    replaced["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:20Z"
+    replaced["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:30Z"  # the end of the grace period
     assert lost.state().reason == "PodLost"
+    replaced["metadata"]["deletionTimestamp"] = "2026-01-01T00:01:00Z"  # the operator has deleted the killed pod
+    assert lost.state().reason == "OutOfMemory"
 
 
 def without_limit(job: JobBuilder) -> None:
