@@ -8,6 +8,7 @@ depends on it: without the right, or without an API server, the job runs on.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import ssl
@@ -31,6 +32,7 @@ _RETRY: Final = 30.0  # seconds after a write that failed
 _TIMEOUT: Final = 5.0  # seconds for one request
 _LINES, _LINE_LIMIT = 30, 300  # last lines that are kept, and characters of each
 LIMIT: Final = 900_000  # bytes of all entries: an object of the API may have 1 MiB
+_ERRORS: Final = (OSError, http.client.HTTPException, ValueError, KeyError)  # of a request and of its answer
 
 
 class ClusterRecord:
@@ -91,7 +93,7 @@ class ClusterRecord:
         """The entry that former launchers of this job have kept; None if there is none, or it cannot be read now."""
         if not self._settings.job_uid:
             return None  # it may be another job's of the same name
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        with contextlib.suppress(*_ERRORS):
             data: dict[str, str] = json.loads(self._request("GET")).get("data") or {}
             return KeptRecord.from_json(data.get(entry_key(self._settings.job, self._settings.job_uid), ""))
         return None
@@ -126,7 +128,7 @@ class ClusterRecord:
         except urllib.error.HTTPError as error:
             self._made_room = False  # it may have become full
             return f"the API server answers {error.code} {error.reason}"
-        except (OSError, ValueError, KeyError) as error:  # URLError is an OSError
+        except _ERRORS as error:  # URLError is an OSError
             return str(getattr(error, "reason", None) or error)
         return ""
 
@@ -144,7 +146,7 @@ class ClusterRecord:
         return found
 
     def _request(self, method: str, body: Any = None) -> bytes:
-        """Send a request about the ConfigMap, and return the answer. Raises OSError, KeyError."""
+        """Send a request about the ConfigMap, and return the answer. Raises one of _ERRORS."""
         folder = self._folder
         host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
         host = f"[{host}]" if ":" in host else host

@@ -46,6 +46,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     class Handler(BaseHTTPRequestHandler):
         data: ClassVar[dict[str, str]] = {}
         refused = 0
+        cut = 0  # bytes that an answer lacks at its end
         seen: ClassVar[list[tuple[str, str, str]]] = []
 
         def answer(self) -> None:
@@ -59,7 +60,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
                         self.data[name] = text
             answer = json.dumps({"data": self.data}).encode()
             self.send_response(self.refused or 200)
-            self.send_header("Content-Length", str(len(answer)))
+            self.send_header("Content-Length", str(len(answer) + self.cut))
             self.end_headers()
             self.wfile.write(answer)
 
@@ -144,6 +145,16 @@ def test_no_attempts_are_read_of_another_job_or_without_an_answer(server: Any, k
     assert kept.read() is not None
     server.refused = 403
     assert kept.read() is None
+
+
+def test_an_answer_that_is_cut_off_is_no_answer(server: Any, keeper: Any) -> None:
+    server.cut = 1
+    kept, log = keeper()
+    assert kept.read() is None
+    kept.put_record(RUNNING)
+    kept.flush(8.0)
+    (line,) = log
+    assert line.startswith("the record of the job is not kept in ConfigMap records: IncompleteRead(")
 
 
 def test_the_oldest_records_make_room(server: Any, keeper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
