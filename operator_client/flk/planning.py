@@ -59,6 +59,7 @@ class Plan:
     memory: int
     rows: list[Row]
     assumptions: list[str]
+    warnings: list[str]
     output: dict[str, Any]  # everything, as plain data
 
     @property
@@ -112,5 +113,6 @@ def make_plan(job: Job, folder: Path, gpu_type: str, measured: Sequence[Mapping[
         data["memory"],
         [Row.from_dict(row) for row in data["rows"]],
         data["assumptions"],
+        data["warnings"],
         data,
     )

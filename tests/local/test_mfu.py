@@ -15,7 +15,7 @@ SCRIPT = """
     import flk_runtime as flk
     from flk_runtime.metrics import mfu
 
-    mfu.PEAKS = (("cpu", 2, 2, 1),)  # TFLOP/s
+    mfu.PEAKS = (("cpu", 2, 2, 2, 1),)  # TFLOP/s
     clock = [0.0]
     time.perf_counter = lambda: clock[0]
     options = json.loads(os.environ["OPTIONS"])

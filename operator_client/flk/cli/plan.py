@@ -63,6 +63,7 @@ def _text(plan: Plan, *, all_rows: bool) -> list[str]:
     if len(shown) < len(plan.rows):
         lines.append(f"and {len(plan.rows) - len(shown)} more rows (-o wide shows all)")
     lines += ["", _recommendation(plan, best), ""]
+    lines += [f"warning: {text}" for text in plan.warnings]
     return lines + [f"assumes: {text}" for text in plan.assumptions]
 
 

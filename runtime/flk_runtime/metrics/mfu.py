@@ -12,6 +12,7 @@ kernels do not change what it counts.
 from __future__ import annotations
 
 import copy
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,35 +22,55 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from flk_runtime.system import pytree
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
-# Published peaks in TFLOP/s, dense (without structured sparsity): of bfloat16 and float16; of float32 computed in TF32;
-# of float32 itself. None: not published, or not looked up. The first entry whose words are all in the device's name is
-# used. Sources: the vendors' data sheets; bfloat16 as in torchtitan/tools/utils.py.
-PEAKS: tuple[tuple[str, float, float | None, float | None], ...] = (
-    ("GB300", 2500, 1250, None),
-    ("GB200", 2500, 1250, None),
-    ("B300", 2250, 1125, None),
-    ("B200", 2250, 1125, None),
-    ("GH200", 989, 494, 67),
-    ("H200 NVL", 835, 417, 60),
-    ("H200", 989, 494, 67),
-    ("H100 NVL", 835, 417, 60),
-    ("H100 PCIe", 756, 378, 51),
-    ("H100", 989, 494, 67),
-    ("H20", 148, 74, 44),
-    ("A100", 312, 156, 19.5),
-    ("L40S", 362, 183, 91.6),
-    ("A6000", 154.85, 77.4, 38.7),
-    ("MI355X", 2500, None, None),
-    ("MI325X", 1300, None, 163.4),
-    ("MI300X", 1300, None, 163.4),
-    ("MI250X", 191.5, None, None),
+# Published peaks in TFLOP/s, dense (without structured sparsity): of bfloat16; of float16; of float32 computed in TF32;
+# of float32 itself. None: not published, or the device has no such units. One that has no TF32 computes in float32. The
+# first entry whose words are all in the device's name is used. Sources: the vendors' data sheets, for one GPU of the
+# tables for HGX B200 and B300, GB200 NVL72 and GB300 NVL72; bfloat16 as in torchtitan/tools/utils.py where that has it.
+PEAKS: tuple[tuple[str, float | None, float, float | None, float | None], ...] = (
+    ("GB300", 2500, 2500, 1250, 80),
+    ("GB200", 2500, 2500, 1250, 80),
+    ("B300", 2250, 2250, 1125, 75),
+    ("B200", 2250, 2250, 1125, 75),
+    ("GH200", 989, 989, 494, 67),
+    ("H200 NVL", 835, 835, 417, 60),
+    ("H200", 989, 989, 494, 67),
+    ("H100 NVL", 835, 835, 417, 60),
+    ("H100 PCIe", 756, 756, 378, 51),
+    ("H100", 989, 989, 494, 67),
+    ("H20", 148, 148, 74, 44),
+    ("A100", 312, 312, 156, 19.5),
+    ("A10", 125, 125, 62.5, 31.2),
+    ("A10G", 70, 70, 35, 35),
+    ("L40S", 362, 362, 183, 91.6),
+    ("L4", 121, 121, 60, 30.3),
+    ("A6000", 154.85, 154.85, 77.4, 38.7),
+    ("V100 PCIe", None, 112, 14, 14),
+    ("V100", None, 125, 15.7, 15.7),
+    ("T4", None, 65, 8.1, 8.1),
+    ("MI355X", 2500, 2500, None, 157.3),
+    ("MI325X", 1300, 1300, 653.7, 163.4),
+    ("MI300X", 1300, 1300, 653.7, 163.4),
+    ("MI250X", 191.5, 191.5, None, None),
 )
+# Operations of torch that multiply matrices, if flop_registry has no formula for them.
+_MULTIPLIES = re.compile("mm$|mm_|gemm|rnn|lstm|gru|attention")
+# Operations that multiply none: communication, and torch's own marks.
+_NAMESPACES = ("prim", "prims", "c10d", "_c10d_functional", "profiler")
+
+
+def uncounted(operation: Any) -> str:
+    """The name of an operation whose FLOPs torch cannot count, such as a custom kernel; empty for any other one."""
+    packet = operation._overloadpacket
+    name, namespace = str(packet), operation.namespace
+    if packet in flop_registry or namespace in _NAMESPACES:
+        return ""
+    return name if namespace != "aten" or _MULTIPLIES.search(name) else ""
 
 
 def peak(name: str, dtype: torch.dtype, *, tf32: bool = False) -> float | None:
@@ -57,13 +78,18 @@ def peak(name: str, dtype: torch.dtype, *, tf32: bool = False) -> float | None:
 
     ``tf32``: products of float32 tensors are computed in TF32.
     """
-    words = name.replace("-", " ").split()
-    for model, half, tensor_float, single in PEAKS:
-        if set(model.split()) <= set(words) and "MIG" not in words:  # MIG: an instance is a part of a device
-            chosen = {torch.bfloat16: half, torch.float16: half, torch.float32: tensor_float if tf32 else single}
+    for model, bfloat, half, tensor_float, single in PEAKS:
+        if is_device(model, name):
+            chosen = {torch.bfloat16: bfloat, torch.float16: half, torch.float32: tensor_float if tf32 else single}
             found = chosen.get(dtype)
             return None if found is None else found * 1e12
     return None
+
+
+def is_device(model: str, name: str) -> bool:
+    """Whether torch's ``name`` of a device has all words of ``model``. A MIG instance, a part of a device, is none."""
+    words = set(name.lower().replace("-", " ").split())
+    return set(model.lower().split()) <= words and "mig" not in words
 
 
 def skeleton(model: nn.Module) -> nn.Module:
@@ -81,7 +107,8 @@ def skeleton(model: nn.Module) -> nn.Module:
 def count(model: nn.Module, calls: Sequence[Call]) -> int:
     """Model FLOPs of the forward and backward passes of these calls of a `skeleton`, with arguments on device meta.
 
-    Raises ValueError if no output depends on a parameter, and what the model raises without data.
+    Raises ValueError if no output depends on a parameter, or the FLOPs of an operation cannot be counted, and what the
+    model raises without data.
     """
     counter = FlopCounterMode(display=False)
     again = _Recomputed(counter)
@@ -220,6 +247,8 @@ class _Recomputed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._counter = counter
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if unknown := uncounted(func):
+            raise ValueError(f"torch has no formula for {unknown}")
         # Checkpointing repeats its part of the forward pass with gradients enabled; backward operators run without.
         if not (self.backward and torch.is_grad_enabled()):
             return func(*args, **(kwargs or {}))

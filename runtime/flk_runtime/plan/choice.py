@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from flk_runtime.errors import SetupError
 from flk_runtime.plan.capture import CapturedModel
 from flk_runtime.plan.communication import Cluster
-from flk_runtime.plan.plan import identity, predictions_as_written
+from flk_runtime.plan.hardware import GPUS
+from flk_runtime.plan.plan import identity, predictions_as_written, strategies_of
 from flk_runtime.plan.predict import Prediction
 
 _AS_FAST: Final = 1.01  # a strategy that communicates less is chosen if it takes at most this factor longer
@@ -16,13 +18,18 @@ _AS_FAST: Final = 1.01  # a strategy that communicates less is chosen if it take
 def choose(captured: CapturedModel, cluster: Cluster, measured: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The strategy that auto stands for, and the reason in words.
 
-    ``measured`` are results of `flk bench`. Results of the same model and hardware win over predictions.
+    ``measured`` are results of `flk bench`. Results of the same model and hardware win over predictions. Raises
+    SetupError if there are none and the GPU has no figures.
     """
-    rows = {row.strategy: row for row in predictions_as_written(captured, cluster)}
     steps = _matching(measured, identity(captured, cluster))
-    seconds = {name: steps[name] for name in rows if name in steps}
+    seconds = {name: steps[name] for name in strategies_of(captured, cluster) if name in steps}
     if len(seconds) > 1:
         return _answer(seconds, "measured by flk bench", [])
+    if not cluster.gpu.is_known:
+        raise SetupError(
+            f"there are no figures for a {cluster.gpu.name}, only for {', '.join(GPUS)}: `flk bench` can measure it"
+        )
+    rows = {row.strategy: row for row in predictions_as_written(captured, cluster)}
     fits = {name: row.step_seconds for name, row in rows.items() if row.fits}
     tight = [row for row in rows.values() if not row.fits]
     if not fits:

@@ -34,21 +34,32 @@ FRAGMENTATION: Final = 0.05  # of the memory: what the caching allocator cannot 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A type of GPU. Sources of the figures: the vendors' data sheets."""
+    """A type of GPU. Sources of the figures: the vendors' data sheets. Without figures, times are 0."""
 
     name: str
     memory: int  # bytes
-    bandwidth: float  # of its memory, in bytes per second
-    link: float  # to the other GPUs of the node, one direction, in bytes per second
+    bandwidth: float = 0.0  # of its memory, in bytes per second
+    link: float = 0.0  # to the other GPUs of the node, one direction, in bytes per second
     flops: float | None = None  # of matrix products, in FLOP/s, where no peak is published
     overlaps: bool = True  # communication and computation go on at the same time
 
+    @property
+    def is_known(self) -> bool:
+        """Whether there are figures for it."""
+        return self.bandwidth > 0
+
+    def multiplies(self, dtype: torch.dtype) -> bool:
+        """Whether a peak of matrix products in ``dtype`` is known."""
+        return self.flops is not None or mfu.peak(self.name, dtype, tf32=mfu.uses_tf32()) is not None
+
     def peak(self, dtype: torch.dtype) -> float:
-        """Peak of matrix products in FLOP/s, in TF32 where torch uses it; of bfloat16 if none is published."""
-        if self.flops is not None:
-            return self.flops
-        found = mfu.peak(self.name, dtype, tf32=mfu.uses_tf32()) or mfu.peak(self.name, torch.bfloat16)
-        assert found is not None, f"{self.name} is in GPUS and has no peak"  # noqa: S101
+        """Peak of matrix products in FLOP/s, in TF32 where torch uses it. Raises SetupError if it is not known."""
+        found = self.flops or mfu.peak(self.name, dtype, tf32=mfu.uses_tf32())
+        if found is None:
+            raise SetupError(
+                f"there is no figure for matrix products in {str(dtype).removeprefix('torch.')} on GPUs of type "
+                f"{self.name}: use another dtype, or plan for another type"
+            )
         return found
 
     def seconds(self, flops: int, size: int, dtype: torch.dtype, *, attention: bool) -> float:
@@ -56,18 +67,30 @@ class Gpu:
 
         Source: Williams et al., "Roofline: An Insightful Visual Performance Model", CACM 52(4), 2009.
         """
+        if not self.is_known:
+            return 0.0
         efficiency = ATTENTION_EFFICIENCY if attention else MATMUL_EFFICIENCY
-        return LAUNCH_SECONDS + max(
-            flops / (self.peak(dtype) * efficiency), size / (self.bandwidth * MEMORY_EFFICIENCY)
-        )
+        compute = flops / (self.peak(dtype) * efficiency) if flops else 0.0
+        return LAUNCH_SECONDS + max(compute, size / (self.bandwidth * MEMORY_EFFICIENCY))
 
 
 def _gpu(name: str, gib: float, terabytes: float, gigabytes: float) -> Gpu:
     return Gpu(name, int(gib * GIB), terabytes * 1e12, gigabytes * 1e9)
 
 
-# By the name that users give: name for `flk_runtime.metrics.mfu.peak`, GiB, TB/s of memory, GB/s to GPUs of the node.
+# By the name that users give: name for `flk_runtime.metrics.mfu.peak`, GiB, TB/s of memory, GB/s to GPUs of the node,
+# over NVLink or Infinity Fabric, else over 16 lanes of PCIe 3 (16 GB/s), 4 (32) or 5 (64).
 GPUS: Final = {
+    "t4": _gpu("T4", 16, 0.32, 16),
+    "v100-16gb": _gpu("V100", 16, 0.9, 150),
+    "v100": _gpu("V100", 32, 0.9, 150),
+    "v100-pcie": _gpu("V100 PCIe", 32, 0.9, 16),
+    "l4": _gpu("L4", 24, 0.3, 32),
+    "a10": _gpu("A10", 24, 0.6, 32),
+    "a10g": _gpu("A10G", 24, 0.6, 32),
+    "a6000": _gpu("A6000", 48, 0.768, 32),
+    "a100-pcie-40gb": _gpu("A100 PCIe", 40, 1.555, 32),
+    "a100-pcie": _gpu("A100 PCIe", 80, 1.935, 32),
     "a100-40gb": _gpu("A100", 40, 1.555, 300),
     "a100": _gpu("A100", 80, 2.039, 300),
     "h100": _gpu("H100", 80, 3.35, 450),
@@ -98,15 +121,13 @@ def gpu_of_type(name: str) -> Gpu:
 def find_gpu(device: str, memory: int) -> Gpu:
     """The figures of a device by the name that torch has for it, with its own memory in bytes.
 
-    A device that is not in GPUS counts as an A100.
+    A device that is not in GPUS has no figures.
     """
     if device == "cpu":
         return Gpu("CPU", memory, **_CPU)
-    words = set(device.replace("-", " ").split())
-    known = [each for each in GPUS.values() if set(each.name.split()) <= words and "MIG" not in words]
+    known = [each for each in GPUS.values() if mfu.is_device(each.name, device)]
     if not known:
-        like = GPUS["a100"]
-        return replace(like, name=device, memory=memory, flops=like.peak(torch.bfloat16))
+        return Gpu(device, memory)
     nearest = min(known, key=lambda each: (-len(each.name.split()), abs(each.memory - memory)))
     return replace(nearest, memory=memory)
 

@@ -29,14 +29,15 @@ _STRATEGIES = ("ddp", "shard_grad_op", "full_shard", "hybrid_shard", "hybrid_sha
 def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
     """The plan as plain data. Its rows are predictions that fit, fastest first, then the others by memory."""
     units = _units(captured)
-    names = _strategies(captured, cluster)
+    names = strategies_of(captured, cluster)
     rows = [predict(name, work, cluster) for work in _workloads(captured, cluster, units) for name in names]
     rows.sort(key=lambda row: (not row.fits, row.step_seconds if row.fits else row.total))
     gpu, network = cluster.gpu, cluster.network
+    half = torch.bfloat16 if gpu.multiplies(torch.bfloat16) else torch.float16
+    peak = f"{gpu.peak(half) / 1e12:.0f} TFLOP/s in {'bf16' if half == torch.bfloat16 else 'fp16'}"
     assumptions = [
-        f"matrix products reach {MATMUL_EFFICIENCY:.0%} of {gpu.peak(torch.bfloat16) / 1e12:.0f} TFLOP/s in bf16, "
-        f"attention {ATTENTION_EFFICIENCY:.0%}; other kernels reach {MEMORY_EFFICIENCY:.0%} of "
-        f"{gpu.bandwidth / 1e12:.3g} TB/s",
+        f"matrix products reach {MATMUL_EFFICIENCY:.0%} of {peak}, attention {ATTENTION_EFFICIENCY:.0%}; other kernels "
+        f"reach {MEMORY_EFFICIENCY:.0%} of {gpu.bandwidth / 1e12:.3g} TB/s",
         f"each GPU sends {gpu.link / 1e9:.0f} GB/s inside of a node, {network / 1e9:.4g} GB/s to other nodes, and "
         f"collectives reach {LINK_EFFICIENCY:.0%} of it",
         f"{_micro_batches(captured.synced)}, no compilation, and data that is always ready",
@@ -54,7 +55,22 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
         "memory": gpu.memory,
         "rows": [_as_dict(row) for row in rows],
         "assumptions": assumptions,
+        "warnings": list(_warnings(captured, cluster)),
     }
+
+
+def _warnings(captured: CapturedModel, cluster: Cluster) -> Iterator[str]:
+    """What the rows leave out."""
+    assert captured.trace is not None  # noqa: S101
+    if found := sorted(captured.trace.uncounted):
+        yield (
+            f"torch has no formula for the FLOPs of {', '.join(found)}, so their computation takes no time here: "
+            "register one with torch.utils.flop_counter.register_flop_formula"
+        )
+    if captured.options.compile:
+        yield "compile= is not modelled: the times are of kernels that are not compiled"
+    if not cluster.gpu.multiplies(torch.bfloat16):
+        yield f"a {cluster.gpu.name} has no matrix products in bf16, so no row has precision=flk.Precision()"
 
 
 def predictions_as_written(captured: CapturedModel, cluster: Cluster) -> list[Prediction]:
@@ -71,19 +87,20 @@ def calibrated(cluster: Cluster, measured: Sequence[Mapping[str, Any]]) -> Clust
 
 
 def predict_measured(captured: CapturedModel, cluster: Cluster, measured: Mapping[str, Any]) -> dict[str, Any]:
-    """Predictions with the calibration of these measurements, and that calibration.
+    """Predictions with the calibration of these measurements, and that calibration. A GPU without figures has none.
 
     ``measured`` has alone, the seconds of a step without communication (None: not measured), and collectives.
     """
     calibration = Calibration.parse(measured)
     work = _work_as_written(captured, cluster)
-    if measured["alone"]:
+    known = cluster.gpu.is_known
+    if measured["alone"] and known:
         calibration = replace(calibration, compute=measured["alone"] / predict("none", work, cluster).step_seconds)
     cluster = replace(cluster, calibration=calibration)
     return {
         **identity(captured, cluster),
         "parameters": sum(unit.numel for unit in work.units),
-        "predicted": {row.strategy: _as_dict(row) for row in _as_written(captured, cluster, work)},
+        "predicted": {row.strategy: _as_dict(row) for row in _as_written(captured, cluster, work)} if known else {},
         "calibration": calibration.to_dict(),
     }
 
@@ -92,7 +109,7 @@ def _as_written(captured: CapturedModel, cluster: Cluster, work: Workload) -> li
     size = captured.options.shard_size
     return [
         predict(name, work, cluster, shard_size=size if STRATEGIES[name].replicates else None)
-        for name in _strategies(captured, cluster)
+        for name in strategies_of(captured, cluster)
     ]
 
 
@@ -112,7 +129,7 @@ def hardware_of(cluster: Cluster) -> dict[str, Any]:
     return {"gpu": cluster.gpu.name, "nodes": cluster.nodes, "ranks": cluster.gpus, "fabric": cluster.fabric}
 
 
-def _strategies(captured: CapturedModel, cluster: Cluster) -> list[str]:
+def strategies_of(captured: CapturedModel, cluster: Cluster) -> list[str]:
     """The strategies that the model allows and that differ from each other on these nodes."""
     hybrid = cluster.nodes > 1 and cluster.gpus > 1
     scalars = any(each.dim() == 0 for each in captured.model.parameters())  # they cannot be sharded
@@ -134,7 +151,7 @@ def _workloads(captured: CapturedModel, cluster: Cluster, units: list[Unit]) -> 
     assert trace is not None  # noqa: S101
     dtype = next(captured.model.parameters()).dtype
     precisions: dict[str, Precision | None] = {"as written": given.precision}
-    if given.precision is None and dtype == torch.float32:
+    if given.precision is None and dtype == torch.float32 and cluster.gpu.multiplies(torch.bfloat16):
         precisions["bf16"] = Precision()
     # A block with a forward of its own, as a script that recomputes by itself gives it, stays as it is.
     can_recompute = bool(captured.blocks) and not any("forward" in vars(block) for block in captured.blocks)

@@ -45,7 +45,7 @@ class Prediction:
     compute_seconds: float
     exposed_seconds: float  # by which communication, and copies to and from its buffers, make the step longer
     optimizer_seconds: float
-    mfu: float | None  # None: the device has no published peak
+    mfu: float | None  # None: the device has no published peak, or there are FLOPs that torch cannot count
     largest_batch: float  # the micro-batch that fits, as a multiple of the script's
 
     @property
@@ -109,7 +109,9 @@ def predict(strategy: str, work: Workload, cluster: Cluster, *, shard_size: int 
         compute,
         exposed,
         update_seconds,
-        None if cluster.gpu.flops else work.trace.model_flops * len(work.synced) / step / cluster.gpu.peak(work.dtype),
+        None
+        if cluster.gpu.flops or work.trace.uncounted
+        else work.trace.model_flops * len(work.synced) / step / cluster.gpu.peak(work.dtype),
         max(0.0, free * (1 - FRAGMENTATION) / activations),
     )
 

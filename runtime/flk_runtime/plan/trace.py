@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from flk_runtime.metrics import mfu
 from flk_runtime.plan.hardware import Gpu
 from flk_runtime.system import pytree
 
@@ -51,6 +52,7 @@ class StepTrace:
     """One forward and backward pass, in the order in which its parts ran."""
 
     segments: tuple[Segment, ...]
+    uncounted: frozenset[str] = frozenset()  # operations whose FLOPs torch cannot count
 
     def with_loss_of(self, other: StepTrace) -> StepTrace:
         """This trace, with the loss of ``other``: its operations between the model's forward and backward passes."""
@@ -63,7 +65,7 @@ class StepTrace:
             shift = live - segment.begin
             live = segment.end + shift
             moved.append(replace(segment, begin=segment.begin + shift, peak=segment.peak + shift, end=live))
-        return StepTrace((*before, *moved, *after))
+        return StepTrace((*before, *moved, *after), self.uncounted | other.uncounted)
 
     @property
     def peak(self) -> int:
@@ -180,7 +182,7 @@ class Tracer:
                 )
             )
             live += each.change
-        return StepTrace(tuple(segments))
+        return StepTrace(tuple(segments), frozenset(self._memory.uncounted))
 
     def _begin(self, block: int, *, backward: bool) -> _Recorded:
         """End the segment that runs, and begin another one."""
@@ -246,6 +248,7 @@ class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._sizes: dict[int, int] = {}  # bytes of each live storage, by the id of its Python object
         self._live = self._begin = self._peak = self._flops = 0
         self._seconds = 0.0
+        self.uncounted: set[str] = set()
 
     def start_segment(self) -> tuple[int, int, int, float]:
         """Set the counters back. Returns their values: peak and change of the live bytes, model FLOPs, seconds."""
@@ -269,6 +272,8 @@ class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 weakref.finalize(storage, self._free, key)
         self._peak = max(self._peak, self._live)
         flops, done = _flops(func, args, kwargs, out)
+        if not flops and (unknown := mfu.uncounted(func)):
+            self.uncounted.add(unknown)
         recomputed = self._is_backward() and torch.is_grad_enabled()
         if flops and not recomputed:
             self._flops += flops

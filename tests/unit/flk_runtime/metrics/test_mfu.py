@@ -117,7 +117,13 @@ def test_counting_draws_no_random_numbers() -> None:
         ("NVIDIA A1000 Laptop GPU", torch.bfloat16, None),
         ("NVIDIA GeForce RTX 4090", torch.bfloat16, None),
         ("NVIDIA H100 80GB HBM3", torch.float8_e4m3fn, None),
-        ("NVIDIA B200", torch.float32, None),
+        ("NVIDIA B200", torch.float32, 75),
+        ("Tesla T4", torch.bfloat16, None),
+        ("Tesla T4", torch.float16, 65),
+        ("Tesla V100-PCIE-16GB", torch.float16, 112),
+        ("NVIDIA A10", torch.bfloat16, 125),
+        ("NVIDIA A10G", torch.bfloat16, 70),
+        ("NVIDIA L4", torch.bfloat16, 121),
         ("cpu", torch.float32, None),
     ],
 )
@@ -144,7 +150,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU with a published peak: 1 TFLOP/s in float32, 2 in bfloat16."""
-    monkeypatch.setattr(mfu, "PEAKS", (("cpu", 2, 2, 1),))
+    monkeypatch.setattr(mfu, "PEAKS", (("cpu", 2, 2, 2, 1),))
 
 
 def meter(model: nn.Module, said: list[str], world_size: int = 1, dtype: torch.dtype | None = None) -> mfu.Meter:

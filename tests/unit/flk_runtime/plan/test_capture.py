@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from flk_runtime.errors import SetupError
+from flk_runtime.metrics import mfu
 from flk_runtime.parallel import ParallelOptions, parallelize
 from flk_runtime.plan.capture import CapturedModel, _Session, capture
 from flk_runtime.plan.communication import Cluster
@@ -231,3 +232,32 @@ def test_a_step_in_autocast_is_predicted_so_in_all_rows(captured: Any) -> None:
     found = rows(captured(f"{script}y.square().mean().backward()\noptimizer.step()"))
     plain, again = (found["ddp", "as written", recompute]["compute_seconds"] for recompute in (False, True))
     assert again > plain
+
+
+CUSTOM = """
+@torch.library.custom_op("flk_test::attend", mutates_args=())
+def attend(x: torch.Tensor) -> torch.Tensor:
+    return x @ x.T @ x
+
+attend.register_fake(torch.empty_like)
+attend.register_autograd(lambda ctx, gradient: gradient.clone())
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return attend(self.linear(x))
+
+model, x = Model(), torch.randn(4, 8)
+"""
+
+
+def test_a_kernel_whose_flops_are_unknown_is_a_warning(captured: Any) -> None:
+    found = captured(CUSTOM + ADAMW + "shard(model, optimizer)" + STEP)
+    plan = make_plan(found, Cluster(1, 8, GPUS["h100"], 1e9))
+    assert "no formula for the FLOPs of flk_test.attend, so" in plan["warnings"][0]
+    assert {row["mfu"] for row in plan["rows"]} == {None}
+    with pytest.raises(ValueError, match=r"torch has no formula for flk_test\.attend"):
+        mfu.count(mfu.skeleton(found.model), [((torch.empty(4, 8, device="meta"),), {})])

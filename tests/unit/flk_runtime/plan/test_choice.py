@@ -9,12 +9,13 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelOptions
 from flk_runtime.plan.capture import CapturedModel
 from flk_runtime.plan.choice import choose
 from flk_runtime.plan.communication import Cluster
 from flk_runtime.plan.hardware import find_gpu
-from flk_runtime.plan.plan import identity
+from flk_runtime.plan.plan import identity, make_plan, predict_measured
 from flk_runtime.plan.trace import Tracer
 
 GIB = 1 << 30
@@ -96,10 +97,37 @@ def test_an_option_of_some_strategies_leaves_the_choice_of_others() -> None:
         ("NVIDIA A100-SXM4-40GB", 40, "A100", 300e9),
         ("NVIDIA H100 NVL", 94, "H100 NVL", 300e9),
         ("NVIDIA H200", 141, "H200", 450e9),
-        ("NVIDIA GeForce RTX 4090", 24, "NVIDIA GeForce RTX 4090", 300e9),
+        ("NVIDIA A100-PCIE-40GB", 40, "A100 PCIe", 32e9),
+        ("Tesla V100-SXM2-16GB", 16, "V100", 150e9),
+        ("Tesla V100-PCIE-32GB", 32, "V100 PCIe", 16e9),
+        ("Tesla T4", 15, "T4", 16e9),
+        ("NVIDIA L4", 23, "L4", 32e9),
+        ("NVIDIA A10G", 23, "A10G", 32e9),
+        ("AMD Instinct MI300X", 192, "MI300X", 448e9),
     ],
 )
 def test_devices_are_found_by_their_names(device: str, gib: int, name: str, link: float) -> None:
     gpu = find_gpu(device, gib * GIB)
     assert (gpu.name, gpu.memory, gpu.link) == (name, gib * GIB, link)
-    assert gpu.peak(torch.bfloat16) > 1e14
+    assert gpu.peak(torch.float16) > 6e13
+    assert gpu.peak(torch.float32) > 8e12
+
+
+@pytest.mark.parametrize("device", ["NVIDIA GeForce RTX 4090", "NVIDIA A100-SXM4-80GB MIG 3g.40gb"])
+def test_an_unknown_gpu_is_refused_unless_flk_bench_has_measured_it(device: str) -> None:
+    cluster = Cluster(1, 8, find_gpu(device, 24 * GIB), 50e9)
+    model = captured()
+    with pytest.raises(SetupError, match=f"there are no figures for a {device}, only for t4, .*mi300x"):
+        choose(model, cluster, [])
+    assert choose(model, cluster, [result(model, cluster, ddp=0.3, full_shard=0.1)])["strategy"] == "full_shard"
+    calibrated = predict_measured(model, cluster, {"alone": 0.1, "collectives": []})
+    assert calibrated["predicted"] == {}
+    assert calibrated["hardware"]["gpu"] == device
+
+
+def test_rows_of_a_dtype_that_a_gpu_cannot_multiply_are_left_out() -> None:
+    plan = make_plan(captured(), Cluster(1, 8, find_gpu("Tesla T4", 16 * GIB), 1e9))
+    assert {row["precision"] for row in plan["rows"]} == {"as written"}
+    assert "a T4 has no matrix products in bf16" in plan["warnings"][0]
+    with pytest.raises(SetupError, match="no figure for matrix products in float64 on GPUs of type H100"):
+        H100.peak(torch.float64)
