@@ -17,6 +17,7 @@ COVERED = {
     "tests/cluster/test_exec.py": "flk.cli.exec flk.cli.port_forward",
     "tests/cluster/test_manifests.py": "flk.labels",
     "tests/local/test_automatic.py": "flk_runtime.automatic",
+    "tests/local/test_average.py": "flk_runtime.parallel.average",
     "tests/local/test_bench.py": (
         "flk.cli.bench flk_runtime.bench.__main__ flk_runtime.bench.cases flk_runtime.bench.collectives "
         "flk_runtime.bench.script"
