@@ -39,6 +39,12 @@ def batches(data: Any, size: int, worker: int, workers: int) -> Iterator[list[to
             yield [torch.stack(tensors) for tensors in zip(*pieces, strict=True)]
 
 
+def process_mean(losses: list[torch.Tensor], weight: list[int]) -> float:
+    """The weighted mean of ``losses``, as `Run.mean` in one process."""
+    weights = torch.tensor(weight, dtype=torch.float64)
+    return float((torch.stack(losses).double() * weights).sum() / weights.sum())
+
+
 def main() -> None:
     worker, workers, every = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[5])
     address, first = sys.argv[3:5]
@@ -56,7 +62,8 @@ def main() -> None:
     model = example.GPT(vocabulary, args.block, args.layers, args.heads, args.width, args.dropout)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
-    alone = SimpleNamespace(rank=0, world_size=1, device=torch.device("cpu"), mean=lambda value, weight: value)
+    evaluation = [(batch, len(batch[0])) for batch in torch.utils.data.DataLoader(held_out, batch_size=64)]
+    alone = SimpleNamespace(mean=process_mean)
     manager = Manager(
         pg=ProcessGroupGloo(timeout=LIMIT),
         load_state_dict=None,
@@ -76,7 +83,7 @@ def main() -> None:
     )
 
     def report(step: int) -> None:
-        loss = example.held_out_loss(model, held_out, alone)
+        loss = example.held_out_loss(model, evaluation, alone)
         if worker == 0:
             print(f"[rank 0] {json.dumps({'step': step, 'heldout_loss': loss})}", flush=True)
 

@@ -134,18 +134,15 @@ def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def held_out_loss(model: nn.Module, data: Pieces, run: flk.Run) -> float:
-    """The mean loss over all pieces in ``data``; each rank evaluates its share. Collective."""
+def held_out_loss(model: nn.Module, evaluation: flk.EvaluationLoader, run: flk.Run) -> float:
+    """The mean loss over all pieces of ``evaluation``; each rank evaluates its share. Collective."""
     model.eval()
-    share = [data[number] for number in range(run.rank, len(data), run.world_size)]
-    loss = 0.0
-    # Every rank makes the same number of passes, because the forward pass of a sharded model is collective.
-    for begin in range(0, -(-len(data) // run.world_size), 64):
-        batch = share[begin : begin + 64]
-        x, y = (torch.stack(tensors).to(run.device) for tensors in zip(*(batch or [data[0]]), strict=True))
-        loss += loss_of(model, x, y).item() * len(batch)
+    losses, counts = [], []
+    for (x, y), count in evaluation:
+        losses.append(loss_of(model, x, y))
+        counts.append(count)
     model.train()
-    return run.mean(loss / max(1, len(share)), weight=len(share))
+    return run.mean(losses, weight=counts)
 
 
 def main() -> None:
@@ -158,6 +155,7 @@ def main() -> None:
         pieces = range((len(text) - 1) // args.block)
         training = Pieces(characters, args.block, [n for n in pieces if n % HELD_OUT])
         held_out = Pieces(characters, args.block, [n for n in pieces if n % HELD_OUT == 0])
+        evaluation = run.evaluation(held_out, batch_size=64)
 
         model = GPT(len(letters), args.block, args.layers, args.heads, args.width, args.dropout)
         optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
@@ -169,7 +167,7 @@ def main() -> None:
             vocabulary=len(letters),
             data=hashlib.sha256(text.encode()).hexdigest()[:16],
             parameters=sum(parameter.numel() for parameter in model.parameters()),
-            heldout_loss=held_out_loss(model, held_out, run),
+            heldout_loss=held_out_loss(model, evaluation, run),
         )
         location = {"rank": run.rank, "device": str(run.device), "host": socket.gethostname()}
         sys.stdout.write(json.dumps(location) + "\n")  # one write, because all processes write at the same time
@@ -181,8 +179,8 @@ def main() -> None:
             optimizer.step()
             run.step(loss=loss)
             if args.evaluate_every and run.steps % args.evaluate_every == 0 and run.steps < args.steps:
-                run.log(heldout_loss=held_out_loss(model, held_out, run))
-        run.log(heldout_loss=held_out_loss(model, held_out, run))
+                run.log(heldout_loss=held_out_loss(model, evaluation, run))
+        run.log(heldout_loss=held_out_loss(model, evaluation, run))
 
 
 if __name__ == "__main__":

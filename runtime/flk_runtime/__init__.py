@@ -24,7 +24,7 @@ from flk_runtime.contract import VERSION as __version__
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.stateful import per_rank, replicated
-    from flk_runtime.data import Loader, shard
+    from flk_runtime.data import EvaluationLoader, Loader, shard
     from flk_runtime.diloco import DiLoCo
     from flk_runtime.discovery import RankInfo
     from flk_runtime.distributed import (
@@ -47,6 +47,7 @@ _MODULES = {
     "DiLoCo": "diloco",
     "DiscoveryError": "errors",
     "DistributedOptimizer": "distributed",
+    "EvaluationLoader": "data",
     "Loader": "data",
     "PeerError": "errors",
     "Precision": "parallel.precision",
@@ -73,6 +74,7 @@ __all__ = [
     "DiLoCo",
     "DiscoveryError",
     "DistributedOptimizer",
+    "EvaluationLoader",
     "Loader",
     "PeerError",
     "Precision",

@@ -4,6 +4,7 @@
 datasets and `shard` work without a process group.
 """
 
+from flk_runtime.data.evaluation import EvaluationLoader
 from flk_runtime.data.factory import length_of, make_loader, share_of_worker
 from flk_runtime.data.iterable import IterableLoader
 from flk_runtime.data.loader import EpochLoader, LoaderContext
@@ -15,6 +16,7 @@ from flk_runtime.data.uneven_inputs import join_batches
 __all__ = [
     "DataShard",
     "EpochLoader",
+    "EvaluationLoader",
     "IterableLoader",
     "Loader",
     "LoaderContext",

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from flk_runtime.data.loader import EpochLoader, LoaderContext, check_options, to_device
+from flk_runtime.data.loader import EpochLoader, LoaderContext, check_options
 from flk_runtime.data.reader import ShareReader, is_hugging_face, set_epoch
 from flk_runtime.distributed import comm_device
 from flk_runtime.errors import CheckpointError, SetupError
@@ -30,8 +30,9 @@ class IterableLoader(EpochLoader):
     """Batches of this rank's share of an iterable, as tensors on the run's device. Made by `Run.loader`.
 
     Iterating is collective: before each step the ranks agree that all have a batch (one all-reduce of 16 bytes). If one
-    has none, the epoch ends on all ranks, and rank 0 prints what is left over. With ``split=False`` the data is split
-    over ranks and workers already. ``options`` are DataLoader's options. Raises SetupError for options that the loader
+    has none, the epoch ends on all ranks, and rank 0 prints what is left over; in an evaluation the rank repeats its
+    latest batch, which counts 0, until no rank has another. With ``split=False`` the data is split over ranks and
+    workers already. ``options`` are DataLoader's options. Raises SetupError for options that the loader
     sets itself, for a dataset that would be split twice, and on all ranks for an epoch with too few samples.
     """
 
@@ -52,7 +53,7 @@ class IterableLoader(EpochLoader):
             self._reader.position.share_memory_()  # type: ignore[no-untyped-call]
         self._make_source: Callable[[], DataLoader[Any]] = lambda: DataLoader(
             self._reader if split else _SplitDataset(dataset, self._reader.position),
-            batch_size=None if split else context.batch_size,
+            batch_size=None if split else context.rank_size,
             collate_fn=collate,
             generator=self._generator,
             **{"pin_memory": context.device.type == "cuda", **({} if split else {"drop_last": drop_last}), **options},
@@ -60,28 +61,32 @@ class IterableLoader(EpochLoader):
         self._source = self._make_source()
         self._start = self._reader.start  # with which the persistent workers of the source iterate
         # What reads it stands where the last iteration was left: it cannot begin again, or does not in its workers.
-        self._keeps_place = self._persistent or (isinstance(dataset, Iterator) and not self._workers)
+        self._is_iterator = isinstance(dataset, Iterator)
+        self._keeps_place = self._persistent or (self._is_iterator and not self._workers)
         self._left: tuple[tuple[int, int], Iterator[Any]] | None = None  # epoch and samples consumed there, the rest
 
     def __iter__(self) -> Iterator[Any]:
         self._begin()
-        source = self._rest()
+        source, evaluates = self._rest(), self._context.evaluates
+        least = 1 if evaluates else self._world_size if self._split else 0
+        batch = None
         while True:
             found = next(source, None)
-            samples, state, batch = found or (0, None, None)
-            ready, total = self._all_ready(found is not None, samples)
-            first = self.consumed == 0
-            if first and (not ready or (self._split and total < self._world_size)):
+            samples, state, batch = found or (0, None, batch)
+            ranks, total = self._ready(found is not None, samples)
+            is_over = ranks < (1 if evaluates else self._world_size)
+            if is_over:
+                self._say_left_over(ranks, total)
+            if self.consumed == 0 and (ranks < self._world_size or total < least):
                 raise SetupError(self._too_few(total))
-            if not ready:
+            if is_over:
                 break
             self.consumed += total
             self._taken += 1
             self._reader.advance(self.epoch, self.consumed, state, even=total == self._step_size)
             if self._keeps_place:
                 self._left = (self.epoch, self.consumed), source
-            self._context.on_batch(self, self._context.share(total, samples))
-            yield to_device(batch, self._context.device)
+            yield self._give(batch, total, samples)
         self._left = None
         self._next_epoch()
 
@@ -104,7 +109,8 @@ class IterableLoader(EpochLoader):
         has = f"{self.name}: epoch {self.epoch} of the data has"
         if self._drop_last and self._split:
             return f"{has} fewer samples than a step of all ranks takes ({self._step_size}), and drop_last drops them"
-        hint = ": an iterator can be iterated over only once; pass an iterable" if self.epoch else ""
+        again = self.epoch or (self._is_iterator and not samples)
+        hint = ": an iterator can be iterated over only once; pass an iterable" if again else ""
         return f"{has} {samples} samples for {self._world_size} ranks{hint}"
 
     def state_dict(self) -> dict[str, Any]:
@@ -144,26 +150,28 @@ class IterableLoader(EpochLoader):
         """The settings that decide the order of data with ``split=False``, and so the meaning of a position."""
         return {
             "ranks": self._world_size,
-            "batch_size": self._context.batch_size,
+            "batch_size": self._context.rank_size,
             "num_workers": max(1, self._workers),
             "drop_last": self._drop_last,
         }
 
-    def _all_ready(self, ready: bool, samples: int) -> tuple[bool, int]:
-        """Whether all ranks have a batch, and the number of samples of the ranks that have one. Collective."""
+    def _ready(self, ready: bool, samples: int) -> tuple[int, int]:
+        """The number of ranks that have a batch, and the number of their samples. Collective."""
         if self._world_size == 1:
-            return ready, samples
+            return int(ready), samples
         total = torch.tensor([int(ready), samples], device=comm_device(torch.device("cpu")))
         dist.all_reduce(total)
         ranks, samples = total.tolist()
-        if 0 < ranks < self._world_size and self._rank == 0:
+        return ranks, samples
+
+    def _say_left_over(self, ranks: int, samples: int) -> None:
+        if ranks and self._rank == 0:
             print(
                 f"flk: {self.name}: epoch {self.epoch} ends after {self._taken} steps, because a rank has no more "
                 f"data; {ranks} of {self._world_size} ranks have at least {samples} samples left over",
                 file=sys.stderr,
                 flush=True,
             )
-        return ranks == self._world_size, samples
 
     def _next_epoch(self) -> None:
         super()._next_epoch()

@@ -24,7 +24,7 @@ T = TypeVar("T")
 class LoaderContext:
     """The facts about a run and a rank that a loader needs."""
 
-    batch_size: int  # samples per rank and step; of an elastic job when all ranks are there
+    batch_size: int  # samples of a rank's micro-batch
     rank: int
     world_size: int
     device: torch.device
@@ -32,22 +32,33 @@ class LoaderContext:
     name: str = "loader"
     steps_done: Callable[[], int] = lambda: 0  # optimizer steps of the run
     on_begin: Callable[[], None] = lambda: None  # called before the first batch of an iteration
-    on_batch: Callable[[EpochLoader, StepShare], None] = lambda loader, share: None  # called for each step
+    on_batch: Callable[[EpochLoader, StepShare, Any], None] = lambda loader, share, batch: None  # for each step
+    on_epoch_end: Callable[[EpochLoader], None] = lambda loader: None  # called after the last batch of an epoch
     on_end: Callable[[], None] = lambda: None  # called after the last epoch or step
     full_world_size: int = 0  # ranks whose batches together are a step, whatever the number of ranks is; 0: world_size
+    accumulate: int = 1  # micro-batches of a rank in a step; of an elastic job when all ranks are there
+    evaluates: bool = False  # ranks may have no samples in a step
 
     def __post_init__(self) -> None:
-        if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int) or self.batch_size < 1:
-            raise SetupError(
-                f"batch_size={self.batch_size!r}: expected a whole number, 1 or more (samples per rank and step)"
-            )
+        for name, what in (
+            ("batch_size", "samples per rank and micro-batch"),
+            ("accumulate", "micro-batches per step"),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise SetupError(f"{name}={value!r}: expected a whole number, 1 or more ({what})")
+
+    @property
+    def rank_size(self) -> int:
+        """Samples of a rank in a full step, where all ranks are there."""
+        return self.batch_size * self.accumulate
 
     @property
     def step_size(self) -> int:
         """Samples of a full step, over all ranks."""
-        return self.batch_size * (self.full_world_size or self.world_size)
+        return self.rank_size * (self.full_world_size or self.world_size)
 
-    def share(self, samples: int, own: float) -> StepShare:
+    def share(self, samples: int, own: int) -> StepShare:
         """This rank's share of a step of ``samples``."""
         return StepShare(samples, own, count_pieces(samples, self.world_size, self.batch_size))
 
@@ -82,6 +93,11 @@ class EpochLoader:
         Raises CheckpointError if the position is in other data.
         """
         raise NotImplementedError
+
+    def rewind(self) -> None:
+        """Go to the beginning of epoch 0."""
+        self._next_epoch()
+        self.epoch = 0
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the numbers of the epochs that are left of ``count``, from the current one on.
@@ -124,7 +140,14 @@ class EpochLoader:
         self._context.on_begin()
         self._generator.manual_seed(rng.derive_seed("workers", self._seed, self.epoch, self.consumed, self._rank))
 
+    def _give(self, batch: Any, samples: int, own: int) -> Any:
+        """The next batch, with ``own`` of the ``samples`` of its step, on the run's device."""
+        batch = to_device(batch, self._context.device)
+        self._context.on_batch(self, self._context.share(samples, own), batch)
+        return batch
+
     def _next_epoch(self) -> None:
+        self._context.on_epoch_end(self)
         self.epoch, self.consumed = self.epoch + 1, 0
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from flk_runtime.data.loader import EpochLoader, LoaderContext, check_options, to_device
+from flk_runtime.data.loader import EpochLoader, LoaderContext, check_options
 from flk_runtime.data.partition import DataShard, shard_range
 from flk_runtime.errors import CheckpointError, SetupError
 from flk_runtime.system import rng
@@ -46,12 +46,11 @@ def rank_share(size: int, world_size: int, rank: int) -> tuple[int, int]:
     return part.start, part.stop
 
 
-def own_samples(size: int, world_size: int, rank: int) -> float:
-    """The number of a rank's samples in a step of ``size``; a sample of several ranks counts in equal fractions."""
+def own_samples(size: int, world_size: int, rank: int) -> int:
+    """The number of a rank's samples in a step of ``size``; a sample of several ranks counts for the first of them."""
     begin, end = rank_share(size, world_size, rank)
-    if size >= world_size:
-        return end - begin
-    return 1 / sum(each * size // world_size == begin for each in range(world_size))
+    repeats = rank > 0 and rank_share(size, world_size, rank - 1)[0] == begin
+    return 0 if repeats else end - begin
 
 
 def epoch_order(samples: int, seed: int, epoch: int, *, shuffle: bool) -> torch.Tensor:
@@ -81,7 +80,7 @@ class Loader(EpochLoader):
         super().__init__(context)
         self._shuffle, self._drop_last = shuffle, drop_last
         self._samples = len(dataset)
-        least = context.step_size if drop_last else context.world_size
+        least = context.step_size if drop_last else 1 if context.evaluates else context.world_size
         if self._samples < least:
             unit = "a step of all ranks takes" if drop_last else "there are ranks"
             raise SetupError(f"{context.name}: the dataset has {self._samples} samples, fewer than {unit} ({least})")
@@ -101,9 +100,7 @@ class Loader(EpochLoader):
         for size, batch in zip(self._sizes(), self._timed(self._source), strict=True):
             # Counted here, and not by the batch sampler: DataLoader's workers sample ahead of what has been yielded.
             self.consumed += size
-            own = own_samples(size, self._world_size, self._rank)
-            self._context.on_batch(self, self._context.share(size, own))
-            yield to_device(batch, self._context.device)
+            yield self._give(batch, size, own_samples(size, self._world_size, self._rank))
         self._next_epoch()
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """Micro-batches: parts of a rank's batch that fit its memory, and their weights in the mean over the global batch.
 
-A step of a job with fewer ranks than usual can have as many samples as before. Then each rank takes more of them, not
-all ranks take equally many, and a rank computes them in several micro-batches, one after the other.
+A step has more samples than fit a rank's memory where gradients are accumulated, and in a job with fewer ranks than
+usual, whose steps have as many samples as before. Then a rank computes its samples in several micro-batches, one after
+the other. Not all ranks have equally many samples.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,13 +21,13 @@ class StepShare:
     """One rank's share of the samples of a step."""
 
     samples: int  # of the step, over all ranks
-    own: float  # samples that this rank was given; a sample that several ranks were given counts in equal fractions
+    own: int  # samples that this rank was given; 0 if it was given a sample that another rank has too
     pieces: int  # micro-batches in which every rank computes its samples
 
     @property
     def given(self) -> int:
         """The number of samples in this rank's batch."""
-        return max(1, math.ceil(self.own))
+        return max(1, self.own)
 
     def weight(self, world_size: int, fraction: float = 1.0) -> float:
         """The factor of the mean loss of ``fraction`` of this rank's samples.

@@ -8,13 +8,14 @@ from flk_runtime.distributed.broadcast_state import synchronize
 from flk_runtime.distributed.collectives import all_reduce, broadcast, reduce
 from flk_runtime.distributed.consistency import check_consistent
 from flk_runtime.distributed.main_process import main_process_first
-from flk_runtime.distributed.optimizer import DistributedOptimizer
+from flk_runtime.distributed.optimizer import DistributedOptimizer, averages
 from flk_runtime.distributed.process_group import Timeouts, comm_device
 
 __all__ = [
     "DistributedOptimizer",
     "Timeouts",
     "all_reduce",
+    "averages",
     "broadcast",
     "check_consistent",
     "comm_device",

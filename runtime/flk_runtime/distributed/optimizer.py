@@ -23,6 +23,13 @@ from flk_runtime.distributed.grad_scaler import watch_grad_scalers
 from flk_runtime.distributed.reducer import gradient_reducer
 from flk_runtime.errors import SetupError
 
+_made: weakref.WeakSet[DistributedOptimizer] = weakref.WeakSet()
+
+
+def averages(parameters: Iterable[torch.Tensor]) -> bool:
+    """Whether a DistributedOptimizer averages the gradient of one of ``parameters`` over several ranks."""
+    return any(each in optimizer._counts for optimizer in _made for each in parameters)
+
 
 class DistributedOptimizer(Optimizer):
     """Wraps ``optimizer``: `step` uses the mean of all ranks' gradients. Everything else is the wrapped optimizer's.
@@ -70,6 +77,7 @@ class DistributedOptimizer(Optimizer):
         self._held = False  # in no_sync()
         self._averaged = False  # synchronize() was called since the last step
         watch_grad_scalers()
+        _made.add(self)
         if self._reducer.world_size > 1:
             self._compare()
             self._add_parameters()

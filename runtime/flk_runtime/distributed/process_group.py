@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from flk_runtime.errors import RuntimeFailure
+from flk_runtime.errors import RuntimeFailure, SetupError
 
 T = TypeVar("T")
 
@@ -111,11 +111,33 @@ def all_gather(value: T) -> list[T]:
     return values
 
 
-def mean(value: float, weight: float) -> float:
-    """The weighted mean of all ranks' values (float64), on every rank; NaN if all weights are 0. Collective."""
-    total = torch.tensor([value * weight, weight], dtype=torch.float64, device=comm_device(_CPU))
+Numbers = float | torch.Tensor | Sequence[float | torch.Tensor]
+
+
+def mean(value: Numbers, weight: Numbers) -> float:
+    """The weighted mean of all ranks' values (float64), on every rank; NaN if all weights are 0. Collective.
+
+    A rank gives one value, or a sequence or a tensor of any number, with one weight for all or as many weights. Values
+    of weight 0 may be NaN. Raises SetupError for another number of weights.
+    """
+    values, weights = _flat(value), _flat(weight)
+    if weights.numel() not in (1, values.numel()):
+        raise SetupError(f"mean of {values.numel()} values with {weights.numel()} weights: give each value a weight")
+    weights = weights.expand_as(values)
+    total = torch.stack([torch.where(weights == 0, 0.0, values * weights).sum(), weights.sum()])
     dist.all_reduce(total)
     return float(total[0] / total[1])
+
+
+def _flat(numbers: Numbers) -> torch.Tensor:
+    """Float64 of shape (count,), on the device of collectives. All are copied at once."""
+    if isinstance(numbers, Sequence):
+        numbers = [each.detach() if isinstance(each, torch.Tensor) else each for each in numbers]
+        tensors = [each.reshape(()) for each in numbers if isinstance(each, torch.Tensor)]
+        numbers = (
+            torch.stack(tensors) if tensors and len(tensors) == len(numbers) else [float(each) for each in numbers]
+        )
+    return torch.as_tensor(numbers, dtype=torch.float64, device=comm_device(_CPU)).detach().reshape(-1)
 
 
 class Timeouts:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, TypeVar
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
-from flk_runtime.data import EpochLoader, LoaderContext, StepShare, length_of, make_loader, share_of_worker, split
+from flk_runtime.data import (
+    EpochLoader,
+    EvaluationLoader,
+    LoaderContext,
+    StepShare,
+    length_of,
+    make_loader,
+    share_of_worker,
+)
+from flk_runtime.errors import SetupError
 from flk_runtime.preflight.options import compare_options
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.metrics import Metrics
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
+from flk_runtime.system import pytree
 
 T = TypeVar("T")
 
@@ -28,8 +37,11 @@ class Batches:
         self._said_not_saved = False
         self._loader: EpochLoader | None = None  # the one that gave the latest batch
         self._samples = 0  # given by it since the latest step, to all ranks
-        self._share: StepShare | None = None  # this rank's share of the latest batch
-        self._fraction = 1.0  # of that batch that is in the current micro-batch
+        self.latest = StepShare(context.world_size, 1, 1)
+        """This rank's share of the step of the latest batch; where loaders gave none, all ranks count alike."""
+        self._in_use: dict[EpochLoader, StepShare] = {}  # of the loaders that have been read since the last step
+        self._step_ended = False  # since the latest batch
+        self._by_tensor: MutableMapping[torch.Tensor, StepShare] = WeakIdKeyDictionary()
 
     def make_loader(
         self,
@@ -38,6 +50,7 @@ class Batches:
         shuffle: bool | None,
         split: bool,
         drop_last: bool,
+        accumulate: int,
         seed: int | None,
         name: str | None,
         options: dict[str, Any],
@@ -57,11 +70,14 @@ class Batches:
             name,
             steps_done=lambda: self._steps.done,
             on_begin=manager.start_rank_rng,
-            on_batch=self._count_samples,
+            on_batch=self._note,
+            on_epoch_end=self._forget,
             on_end=lambda: self._saves.save_progress(self._steps.done),
             full_world_size=context.full_world_size if context.options.keep_batch else context.world_size,
+            accumulate=accumulate,
         )
         shared = {"batch_size": batch_size, "shuffle": shuffle, "split": split, "drop_last": drop_last}
+        shared["accumulate"] = accumulate
         if context.member.workers > 1 and split:
             dataset = share_of_worker(dataset, context.member.worker, context.member.workers)
         length = length_of(dataset) if split else None
@@ -77,39 +93,73 @@ class Batches:
             )
         return loader
 
+    def make_evaluation(self, dataset: Any, batch_size: int, split: bool, options: dict[str, Any]) -> EvaluationLoader:
+        """A loader as `Run.evaluation` describes it. Collective."""
+        context = self._context
+        loader_context = LoaderContext(
+            batch_size, context.rank, context.world_size, context.options.device, context.options.seed, "evaluation"
+        )
+        length = length_of(dataset) if split else None
+        compare_options("evaluation", {"batch_size": batch_size, "split": split, "length of the dataset": length})
+        return EvaluationLoader(dataset, loader_context, split=split, **options)
+
     @property
     def epoch(self) -> int | None:
         """The epoch of the loader that gave the latest batch; None if there was none."""
         return self._loader.epoch if self._loader else None
 
+    def take_samples(self) -> int:
+        """The number of samples that all ranks have got since the last call, which ends a step."""
+        samples, self._samples, self._step_ended = self._samples, 0, True
+        return samples
+
     @property
     def accumulation(self) -> int:
         """The number of micro-batches of the latest batch."""
-        return self._share.pieces if self._share else 1
+        return self._only(lambda share: share.pieces)
 
-    def take_samples(self) -> int:
-        """The number of samples that all ranks have got since the last call."""
-        samples, self._samples = self._samples, 0
-        return samples
+    def weight(self) -> float:
+        """The factor of the mean loss of the latest batch. Raises SetupError if loaders give batches that differ."""
+        return self._only(lambda share: share.weight(self._context.world_size))
 
-    def micro_batches(self, batch: T, no_sync: Callable[[], AbstractContextManager[None]]) -> Iterator[T]:
-        """The micro-batches of the latest ``batch``, all but the last one inside of ``no_sync``."""
-        samples = self._share.given if self._share else 1
-        for number, (part, fraction) in enumerate(split(batch, self.accumulation, samples), 1):
-            self._fraction = fraction
-            with contextlib.nullcontext() if number == self.accumulation else no_sync():
-                yield part
-        self._fraction = 1.0
+    def counts(self) -> bool:
+        """Whether the samples of the latest batch count for this rank. Raises SetupError as `weight` does."""
+        return self._only(lambda share: share.own > 0)
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """Compute the gradients of ``loss``, weighted by this rank's share of the global batch."""
-        weight = self._share.weight(self._context.world_size, self._fraction) if self._share else 1.0
-        (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
+    def share_of(self, batch: Any) -> StepShare:
+        """This rank's share of the step that ``batch`` is of, which its tensors tell; else that of the latest batch.
 
-    def _count_samples(self, loader: EpochLoader, share: StepShare) -> None:
-        self._share, self._fraction = share, 1.0
+        Raises SetupError if it is of several loaders, and their shares differ.
+        """
+        tensors = [leaf for leaf in pytree.leaves(batch) if isinstance(leaf, torch.Tensor)]
+        return self._only(lambda share: share, [self._by_tensor[each] for each in tensors if each in self._by_tensor])
+
+    def _only(self, read: Callable[[StepShare], T], shares: Sequence[StepShare] = ()) -> T:
+        """What ``read`` reads in all of ``shares``, by default the shares of all batches that are in use."""
+        shares = shares or list(self._in_use.values()) or [self.latest]
+        values = {read(share) for share in shares}
+        if len(values) > 1:
+            names = ", ".join(f"{loader.name} {share.samples}" for loader, share in self._in_use.items())
+            raise SetupError(
+                f"the loaders of this step give it different numbers of samples ({names}): take a loop over "
+                "micro_batches for each loader's batch, and call run.backward in it"
+            )
+        return values.pop()
+
+    def _note(self, loader: EpochLoader, share: StepShare, batch: Any) -> None:
+        if self._step_ended:
+            self._in_use.clear()
+            self._step_ended = False
+        self.latest = self._in_use[loader] = share
+        for leaf in pytree.leaves(batch):
+            if isinstance(leaf, torch.Tensor):
+                self._by_tensor[leaf] = share
         if loader is not self._loader:  # samples of an evaluation do not count for the next step
             self._loader, self._samples = loader, 0
         self._samples += share.samples
         self._metrics.shares.add_wait(loader.waited)
         loader.waited = 0.0
+
+    def _forget(self, loader: EpochLoader) -> None:
+        """The last batch of ``loader`` is not in use any more."""
+        self._in_use.pop(loader, None)

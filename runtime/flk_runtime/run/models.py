@@ -36,6 +36,8 @@ class Models:
         self._context, self._steps, self._saves, self._metrics = context, steps, saves, metrics
         self._models: dict[str, ParallelModel] = {}  # by the names under which they are saved
         self._averages = 0
+        self.is_held = False
+        """Whether backward passes communicate nothing now."""
 
     def parallelize(self, model: nn.Module, optimizers: Sequence[Optimizer], options: ParallelOptions) -> nn.Module:
         """Apply the strategy, restore model and optimizers, and return the module to call. Collective."""
@@ -97,10 +99,21 @@ class Models:
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """A context in which backward passes of all models accumulate gradients without communication."""
+        if self.is_held:  # in a context that goes on after this one
+            yield
+            return
         with contextlib.ExitStack() as stack:
             for parallel in self._models.values():
                 stack.enter_context(parallel.no_sync())
-            yield
+            self.is_held = True
+            try:
+                yield
+            finally:
+                self.is_held = False
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters of all models, as optimizers take them."""
+        return list(dict.fromkeys(each for model in self._models.values() for each in model.parameters().values()))
 
     def select(self, model: nn.Module | None, method: str) -> ParallelModel:
         """The parallelized model that is ``model``, or the only one. ``method`` needs it, and is named in the error."""

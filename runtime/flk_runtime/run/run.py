@@ -13,12 +13,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import Stateful
-from flk_runtime.data import EpochLoader, join_batches
+from flk_runtime.data import EpochLoader, EvaluationLoader, join_batches
 from flk_runtime.discovery import RankInfo
 from flk_runtime.distributed import process_group
+from flk_runtime.distributed.process_group import Numbers
 from flk_runtime.errors import SetupError
 from flk_runtime.metrics import logging
 from flk_runtime.parallel import Average, ParallelArgs, ParallelOptions
+from flk_runtime.run.backward import Backward
 from flk_runtime.run.batches import Batches
 from flk_runtime.run.context import RunContext
 from flk_runtime.run.metrics import Metrics
@@ -55,6 +57,7 @@ class Run:
         self._steps = Steps(context, self._saves, self._metrics)
         self._models = Models(context, self._steps, self._saves, self._metrics)
         self._batches = Batches(context, self._steps, self._saves, self._metrics)
+        self._backward = Backward(context, self._models, self._batches)
 
     @property
     def steps(self) -> int:
@@ -107,8 +110,9 @@ class Run:
     def no_sync(self) -> AbstractContextManager[None]:
         """A context in which backward passes accumulate gradients without communication.
 
-        Use it for all micro-batches of a step but the last, and divide each loss by the number of micro-batches. Under
-        the sharding strategies each rank holds full gradients meanwhile.
+        `micro_batches` uses it. In a loop without it, use it for all micro-batches of a step but the last, and divide
+        each loss by the number of micro-batches. Under the sharding strategies each rank holds full gradients
+        meanwhile.
         """
         return self._models.no_sync()
 
@@ -158,25 +162,51 @@ class Run:
         shuffle: bool | None = None,
         split: bool = True,
         drop_last: bool = False,
+        accumulate: int = 1,
         seed: int | None = None,
         name: str | None = None,
         **options: Any,
     ) -> EpochLoader:
-        """A loader of this rank's batches of ``batch_size`` samples, on its device. Collective.
+        """A loader of this rank's batches for training, shuffled and with the incomplete last batch. Collective.
 
-        Every step takes ``world_size * batch_size`` samples, and all ranks take the same number of steps. In an elastic
-        job it takes ``full_world_size * batch_size``, also with fewer ranks, unless the job scales its batch: then a
-        rank's batch is larger, and `micro_batches` splits it. No sample is dropped (unless ``drop_last``) or repeated.
-        ``dataset`` is map-style or iterable; a map-style one is shuffled unless ``shuffle=False``, an iterable keeps
-        its order, and ``split=False`` declares that it is already split over ranks and workers. The position is saved
-        in checkpoints under ``name`` (default: by the order of calls). The position of a loader that is made after the
-        first step without a name, for an evaluation, is not saved. ``options`` are the options of
-        torch.utils.data.DataLoader: num_workers, collate_fn, pin_memory, …
+        Defaults: a map-style ``dataset`` is shuffled anew in each epoch unless ``shuffle=False``, and an iterable keeps
+        its order. No sample is dropped unless ``drop_last=True``, so the last step of an epoch has fewer samples or a
+        few more. No sample is repeated, and all ranks take the same number of steps.
+
+        Every step takes ``world_size * batch_size * accumulate`` samples. With ``accumulate``, a batch is
+        ``accumulate`` micro-batches of ``batch_size`` samples, into which `micro_batches` splits it. In an elastic job
+        a step takes ``full_world_size * batch_size * accumulate`` samples, also with fewer ranks, unless the job scales
+        its batch: then a rank's batch has more micro-batches. ``split=False`` declares that an iterable is already
+        split over ranks and workers. The position is saved in checkpoints under ``name`` (default: by the order of
+        calls), except for a loader without a name that is made after the first step. ``options`` are the options of
+        torch.utils.data.DataLoader: num_workers, collate_fn, pin_memory, … Batches are on the run's device.
 
         Raises SetupError if the dataset is too small or an option contradicts the loader, and CheckpointError if the
         checkpoint's position is of another dataset.
         """
-        return self._batches.make_loader(dataset, batch_size, shuffle, split, drop_last, seed, name, options)
+        return self._batches.make_loader(
+            dataset, batch_size, shuffle, split, drop_last, accumulate, seed, name, options
+        )
+
+    def evaluation(self, dataset: Any, batch_size: int, *, split: bool = True, **options: Any) -> EvaluationLoader:
+        """A loader for an evaluation, which yields pairs of a batch and the number of its samples. Collective.
+
+        Each loop over it takes all of ``dataset`` in its order, each sample once over all ranks. All ranks get equally
+        many batches, on the run's device, so that the passes of a sharded model fit together. A rank without a sample
+        for a step gets a batch that counts already, with the number 0: for example where there are fewer samples than
+        ranks. `mean` ignores values of weight 0:
+
+            losses, counts = [], []
+            for (x, y), count in evaluation:
+                losses.append(loss_of(model, x, y))
+                counts.append(count)
+            loss = run.mean(losses, weight=counts)
+
+        It has no position: nothing is saved, and training goes on as without it, also between two micro-batches.
+        ``dataset``, ``split`` and ``options`` are those of `loader`; a batch may have one sample more than
+        ``batch_size``. Raises SetupError if there is no sample, or no data on a rank with ``split=False``.
+        """
+        return self._batches.make_evaluation(dataset, batch_size, split, options)
 
     def join_batches(self, batches: Iterable[T]) -> Iterator[T]:
         """Yield this rank's ``batches`` until one of the ranks has no more; then all ranks stop. Collective.
@@ -188,39 +218,64 @@ class Run:
 
     @property
     def accumulation(self) -> int:
-        """Number of micro-batches into which `micro_batches` splits the latest batch; the same on all ranks."""
+        """Number of micro-batches into which `micro_batches` splits the latest batch; the same on all ranks.
+
+        Raises SetupError if it differs between the loaders of the step.
+        """
         return self._batches.accumulation
 
     def micro_batches(self, batch: T) -> Iterator[T]:
-        """Yield parts of a loader's latest ``batch`` with at most ``batch_size`` samples each, for an elastic job.
+        """Yield the micro-batches of a loader's ``batch``, of about ``batch_size`` samples each.
 
-        Call `backward` with the mean loss of each part, and optimizer.step() after the last one. Gradients are
-        accumulated, and communicated in the last part only. With all ranks there is one part: the batch. The batch is a
-        pytree; tensors and lists with an entry for each sample are split. Collective: all ranks take as many parts.
+        There are ``accumulate`` of them, more in an elastic job that lacks ranks, fewer at the end of an epoch. Call
+        `backward` with the mean loss of each, and optimizer.step() after the loop. Gradients are accumulated, and
+        communicated in the last micro-batch only. The batch is a pytree; tensors and lists with an entry for each
+        sample are split. It is known by its tensors: of several loaders, each batch is split as its loader says. A
+        batch whose tensors the script has made itself counts as the latest one. Collective: all ranks take as many
+        micro-batches.
 
-        Raises SetupError if the batch must be split and nothing in it has an entry for each sample.
+        Raises SetupError if the batch must be split and nothing in it has an entry for each sample, if it is of several
+        loaders that differ, and inside of another loop over micro-batches.
         """
-        return self._batches.micro_batches(batch, self.no_sync)
+        return self._backward.micro_batches(batch)
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor, weight: torch.Tensor | float | None = None) -> None:
         """Compute the gradients of ``loss``, the mean over this rank's latest batch or micro-batch.
 
-        It is weighted so that the ranks' mean gradient is the gradient of the mean over the global batch, also where
-        ranks have different numbers of samples; ``loss.backward()`` weights all ranks alike.
+        It is weighted so that the optimizer gets the gradient of the mean over all ranks and micro-batches of the step.
+        ``weight`` is what this mean counts, such as the number of tokens that are not padding: a number or a tensor
+        with one element, which may differ between ranks and be 0. By default each sample counts as much, also where
+        ranks have different numbers of them; ``loss.backward()`` would weight all ranks alike. ``loss`` may be what
+        ``scaler.scale`` returns. If all weights are 0, so are the gradients. Where the weight is 0, ``loss`` may be
+        NaN, but not its gradient: cross_entropy is right without labels, a division by their number is not.
+
+        With a ``weight`` it is collective. The sum of the weights is added up over the ranks as a tensor on the device
+        of the run, so the host waits for no device: once in a step with one micro-batch, before the backward pass. With
+        several, it is known in the last one only. Until then the weights are divided by an estimate, the sum over the
+        ranks for the first micro-batch; after the last pass the gradients of all parallelized models are multiplied by
+        the estimate divided by the sum.
+
+        Raises SetupError with a ``weight`` in `no_sync`, for a second call for the same micro-batch, and in several
+        micro-batches without a parallelized model or with a DistributedOptimizer; and without one if the loaders of the
+        step give batches of different sizes and it is not called in a loop over `micro_batches`.
         """
-        self._batches.backward(loss)
+        self._backward.backward(loss, weight)
 
     def step(self, loss: torch.Tensor | float | None = None, **values: Any) -> None:
-        """Record one optimizer step (log, checkpoint). Call on all ranks after optimizer.step(). Collective.
+        """Count a step that the script's optimizer has made: call it after optimizer.step(), which it does not call.
+
+        Collective. It logs and saves what is due.
 
         Every ``log_every`` steps a line of metrics is printed on rank 0, with the mean of ``loss`` over the ranks that
         give one, and rank 0's ``values``; tensors have one element and are read only then. Every ``save_every`` steps
         a checkpoint is written. At the first step CheckpointError is raised if the checkpoint that was resumed holds a
-        model and none was parallelized, and SetupError after `close`; see also `save`.
+        model and none was parallelized, and SetupError after `close`, and if a loop over `micro_batches` was left
+        before its end; see also `save`.
 
         After a pod has received SIGTERM, all ranks save after the same step, and this raises SystemExit with code 143.
         """
         self._check_open("step")
+        self._backward.check_step()
         self._steps.record(loss, values, samples=self._batches.take_samples(), epoch=self._batches.epoch)
 
     def save(self, *, wait: bool = False) -> None:
@@ -283,10 +338,12 @@ class Run:
         """Wait for all ranks. Collective."""
         dist.barrier()
 
-    def mean(self, value: float, weight: float = 1.0) -> float:
+    def mean(self, value: Numbers, weight: Numbers = 1.0) -> float:
         """The mean of all ranks' ``value``, weighted by ``weight``, such as a number of samples. Collective.
 
-        The result is the same on all ranks, and NaN if all weights are 0.
+        A rank gives one value, or several as a sequence or a tensor, also none; and one weight for all of them or as
+        many weights. What has the weight 0 does not count, and may be NaN. The result is the same on all ranks, and NaN
+        if all weights are 0. Raises SetupError for another number of weights.
         """
         return process_group.mean(value, weight)
 

@@ -29,7 +29,7 @@ def shares_of_an_epoch(
     for rank in range(world_size):
         found: list[StepShare] = []
         context = LoaderContext(
-            batch_size, rank, world_size, CPU, 0, on_batch=lambda _, share, found=found: found.append(share),
+            batch_size, rank, world_size, CPU, 0, on_batch=lambda _, share, __, found=found: found.append(share),
             full_world_size=full,
         )  # fmt: skip
         loader = Loader(TensorDataset(torch.arange(samples)), context)
@@ -67,6 +67,29 @@ def test_the_weights_of_a_step_make_the_mean_over_its_samples(
                 total += share.weight(world_size, fraction) * values[part].mean().item() / world_size
         distinct = {i for taken, _ in step for i in taken}
         assert total == pytest.approx(values[sorted(distinct)].mean().item())
+
+
+def test_accumulated_micro_batches_are_one_batch_of_a_rank() -> None:
+    for make in (Loader, IterableLoader):
+        shares = {}
+        for rank in range(2):
+            found: list[StepShare] = []
+            context = LoaderContext(
+                3, rank, 2, CPU, 0, on_batch=lambda _, share, __, found=found: found.append(share), accumulate=2
+            )  # fmt: skip
+            if make is Loader:
+                data: Any = TensorDataset(torch.arange(29))
+                batches = [batch.tolist() for (batch,) in Loader(data, context, shuffle=False)]
+            else:
+                loader = IterableLoader(_Numbers(29), context)
+                loader._ready = lambda found, samples: (2, {6: 12, 3: 5, 2: 5}[samples])  # type: ignore[method-assign]
+                iterator = iter(loader)
+                batches = [next(iterator).tolist() for _ in range(3)]
+            shares[rank] = found, [len(batch) for batch in batches]
+        assert shares[0] == ([StepShare(12, 6, 2)] * 2 + [StepShare(5, 3, 1)], [6, 6, 3])
+        assert shares[1] == ([StepShare(12, 6, 2)] * 2 + [StepShare(5, 2, 1)], [6, 6, 2])
+    with pytest.raises(SetupError, match="accumulate=0: expected a whole number, 1 or more"):
+        LoaderContext(3, 0, 1, CPU, 0, accumulate=0)
 
 
 def test_the_number_of_micro_batches_is_that_of_the_rank_with_most_samples() -> None:
@@ -125,7 +148,13 @@ def test_a_batch_in_which_nothing_has_the_number_of_samples_cannot_be_split() ->
 def test_an_iterable_keeps_its_global_batch_too() -> None:
     found: list[StepShare] = []
     context = LoaderContext(
-        3, rank=0, world_size=1, device=CPU, seed=0, on_batch=lambda _, share: found.append(share), full_world_size=2
+        3,
+        rank=0,
+        world_size=1,
+        device=CPU,
+        seed=0,
+        on_batch=lambda _, share, __: found.append(share),
+        full_world_size=2,
     )
     stream = IterableLoader(_Numbers(20), context)
     assert [len(batch) for batch in stream] == [6, 6, 6, 2]

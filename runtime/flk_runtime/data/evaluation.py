@@ -1,0 +1,43 @@
+"""EvaluationLoader: batches of this rank's share of a dataset, for an evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from flk_runtime.data.factory import make_loader
+from flk_runtime.data.loader import EpochLoader, LoaderContext
+from flk_runtime.data.micro_batches import StepShare
+from flk_runtime.errors import SetupError
+
+
+class EvaluationLoader:
+    """Pairs of a batch of this rank and the number of its samples. Made by `Run.evaluation`.
+
+    Each iteration is over the whole dataset, from its beginning. Each sample counts once over all ranks, and all ranks
+    get equally many batches: a rank that has no sample left gets one that counts already, with the number 0.
+    """
+
+    def __init__(self, dataset: Any, context: LoaderContext, *, split: bool = True, **options: Any) -> None:
+        """``options`` are DataLoader's options. Raises SetupError as loaders do, and for shuffle and drop_last."""
+        for name in ("shuffle", "drop_last"):
+            if name in options:
+                raise SetupError(
+                    f"{name}= cannot be passed: an evaluation takes every sample once, in the data's order"
+                )
+        self._samples = 0  # of the latest batch
+        context = dataclasses.replace(context, evaluates=True, on_batch=self._note)
+        self._loader = make_loader(dataset, context, shuffle=False, split=split, **options)
+
+    def __len__(self) -> int:
+        """The number of batches, which is the same on all ranks. Raises TypeError for an iterable."""
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[tuple[Any, int]]:
+        self._loader.rewind()
+        for batch in self._loader:
+            yield batch, self._samples
+
+    def _note(self, loader: EpochLoader, share: StepShare, batch: Any) -> None:
+        self._samples = share.own

@@ -1,0 +1,45 @@
+"""Evaluation: every sample counts once over all ranks, which get equally many batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import TensorDataset
+
+from flk_runtime.data import EvaluationLoader, LoaderContext
+from flk_runtime.errors import SetupError
+
+CPU = torch.device("cpu")
+
+
+def evaluation(data: Any, rank: int, world_size: int, batch_size: int, **options: Any) -> EvaluationLoader:
+    return EvaluationLoader(data, LoaderContext(batch_size, rank, world_size, CPU, 0), **options)
+
+
+@given(samples=st.integers(1, 60), world_size=st.integers(1, 8), batch_size=st.integers(1, 5))
+def test_each_sample_counts_once_and_each_loop_begins_anew(samples: int, world_size: int, batch_size: int) -> None:
+    seen: list[int] = []
+    for rank in range(world_size):
+        loader = evaluation(TensorDataset(torch.arange(samples)), rank, world_size, batch_size)
+        next(iter(loader))
+        for _ in range(2):
+            batches = [(batch.tolist(), count) for (batch,), count in loader]
+            assert len(batches) == len(loader) == len(evaluation([0] * samples, 0, world_size, batch_size))
+            assert all(count in (0, len(batch)) and 1 <= len(batch) <= batch_size + 1 for batch, count in batches)
+        seen += [each for batch, count in batches if count for each in batch]
+    assert sorted(seen) == list(range(samples))
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(SetupError, match="shuffle= cannot be passed: an evaluation takes every sample once"):
+        evaluation([1, 2], 0, 1, 1, shuffle=True)
+    with pytest.raises(SetupError, match="the dataset has 0 samples"):
+        evaluation([], 0, 1, 1)
+    once = evaluation(iter([1, 2]), 0, 1, 1)
+    assert [count for _, count in once] == [1, 1]
+    with pytest.raises(SetupError, match="an iterator can be iterated over only once"):
+        list(once)
