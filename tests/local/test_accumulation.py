@@ -87,15 +87,13 @@ def test_accumulated_and_weighted_gradients_are_those_of_one_process_and_resume(
 size = int(os.environ.get("WORLD_SIZE", 1))
 with group():
     if size == 1:
-        for tokens in (True, False):
-            for clip in (None, 0.1):
-                tell(f"one {{tokens}} {{clip}}", one_process(8, tokens, clip))
+        for tokens, clip in ((True, None), (True, 0.1), (False, None)):
+            tell(f"one {{tokens}} {{clip}}", one_process(8, tokens, clip))
     for name in strategies(size):
-        for tokens in (True, False):
-            for clip in (None, 0.1):
-                with init(name) as run:
-                    pair = run.parallelize(*build(), **hybrid(name))
-                    tell(f"{{name}} {{tokens}} {{clip}}", accumulate(run, *pair, tokens=tokens, clip=clip))
+        for tokens, clip in ((True, 0.1), (False, None)):
+            with init(name) as run:
+                pair = run.parallelize(*build(), **hybrid(name))
+                tell(f"{{name}} {{tokens}} {{clip}}", accumulate(run, *pair, steps=5, tokens=tokens, clip=clip))
     name = "full_shard" if size % 2 else "ddp"
     with init(name, checkpoint={str(tmp_path)!r}) as run:
         first = run.steps
@@ -110,11 +108,11 @@ with group():
         expected |= {key.removeprefix("one "): found.pop(key) for key in list(found) if key.startswith("one ")}
         for key, losses in found.items():
             wanted = expected[key.partition(" ")[2]]
-            assert len(losses) == (8 if not key.startswith("resumed") else 2 * (1, 4, 2, 3).index(size) + 2)
+            assert len(losses) == (5 if not key.startswith("resumed") else 2 * (1, 4, 2, 3).index(size) + 2)
             for mine, one in zip(losses, wanted, strict=False):
                 assert mine is None or mine == pytest.approx(one, abs=1e-5), (size, key, losses, wanted)
         runs += len(found)
-    assert runs == 5 + 21 + 13 + 13
+    assert runs == 3 + 11 + 7 + 7
 
 
 def test_two_loaders_have_the_shares_that_they_gave(ranks: Ranks) -> None:
