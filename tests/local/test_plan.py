@@ -45,12 +45,14 @@ LOCAL = {"no_shard": 1, "hybrid_shard": 2, "hybrid_shard_zero2": 2}
 PREDICTED = """
 from torch._subclasses.fake_tensor import FakeTensorMode
 from flk_runtime.parallel.blocks import find_blocks
-from flk_runtime.plan.state import model_state, units_of
+from flk_runtime.plan.hardware import GPUS
+from flk_runtime.plan.state import model_state, optimizer_sizes, units_of
 
-def units(kind):
+def units(kind, precision=None):
     with FakeTensorMode():
         model = MAKE[kind]()
-        return units_of(model, find_blocks(model, None), torch.optim.AdamW(model.parameters()))
+        states = optimizer_sizes(torch.optim.AdamW(model.parameters()), GPUS["h100"]).states
+        return units_of(model, find_blocks(model, None), states, precision)
 
 def compare(measured, predicted):
     # Tell for each model, strategy and precision what was measured and what was predicted.
@@ -133,7 +135,7 @@ def measured(loss, optimizer):
 
 def predicted(kind, name, precision):
     sizes = (precision.param.itemsize, precision.reduce.itemsize) if precision else (None, None)
-    return sum(c.sent for c in collectives(name, units(kind), 4, LOCAL.get(name, 4), *sizes))
+    return sum(c.sent for c in collectives(name, units(kind, precision), 4, LOCAL.get(name, 4), *sizes))
 
 with group():
     compare(measured, predicted)
@@ -160,7 +162,7 @@ from flk_runtime.plan.capture import CapturedModel, retrace
 from flk_runtime.plan.communication import Cluster
 from flk_runtime.plan.hardware import GPUS
 from flk_runtime.plan.predict import Workload, predict
-from flk_runtime.plan.state import units_of
+from flk_runtime.plan.state import optimizer_sizes, units_of
 from flk_runtime.plan.trace import Tracer
 
 warnings.simplefilter("ignore")  # torch's tracker warns of its own calls
@@ -176,7 +178,7 @@ def tracked(precision, reshard):
         for block in [*model.blocks, model]:
             policy = MixedPrecisionPolicy()
             if precision:
-                output = precision.output if block is model else precision.param
+                output = precision.output if block is model else None
                 policy = MixedPrecisionPolicy(precision.param, precision.reduce, output)
             fully_shard(block, mesh=mesh, reshard_after_forward=reshard and block is not model, mp_policy=policy)
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
@@ -197,7 +199,7 @@ def planned(precision, name):
         model, words = Net(words=WORDS, width=256, blocks=6), torch.zeros(BATCH, dtype=torch.int64)
     optimizer = torch.optim.AdamW(model.parameters())
     blocks = list(model.blocks)
-    units = units_of(model, blocks, optimizer)
+    units = units_of(model, blocks, optimizer_sizes(optimizer, cluster.gpu).states, precision)
     found = []
     for repeated in (blocks, []):  # with blocks that repeat another one, and all of them run
         tracer = Tracer(model, repeated, cluster.gpu)

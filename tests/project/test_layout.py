@@ -185,7 +185,7 @@ COVERED = {
     "tests/unit/flk_runtime/launcher/test_settings.py": "flk_runtime.contract.pod_env",
     "tests/unit/flk_runtime/launcher/test_unpack.py": "flk_runtime.contract.pod_layout",
     "tests/unit/flk_runtime/plan/test_choice.py": (
-        "flk_runtime.plan.communication flk_runtime.plan.plan flk_runtime.plan.state flk_runtime.plan.trace"
+        "flk_runtime.plan.communication flk_runtime.plan.plan flk_runtime.plan.trace"
     ),
     "tests/unit/flk_runtime/plan/test_hardware.py": "flk_runtime.plan.predict",
     "tests/unit/flk_runtime/preflight/test_preflight.py": (

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from torch import nn
 
 from flk_runtime.errors import SetupError
+from flk_runtime.parallel.precision import Precision
 
 Blocks = type[nn.Module] | str | int | Iterable[type[nn.Module] | str]
 
@@ -54,6 +55,12 @@ def shardable_blocks(model: nn.Module, blocks: Iterable[nn.Module]) -> list[nn.M
         if inside and all(uses[key] == count for key, count in inside.items()):
             result.append(block)
     return result
+
+
+def sharded_units(model: nn.Module, blocks: Iterable[nn.Module], precision: Precision | None) -> list[nn.Module]:
+    """The modules that FSDP gathers and reduces one by one: blocks, and modules that compute in float32."""
+    in_float32 = [each for each in model.modules() if precision and precision.computes_in_float32(each)]
+    return shardable_blocks(model, dict.fromkeys([*blocks, *in_float32]))
 
 
 def _repeated(module: nn.Module) -> Iterator[nn.Module]:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import reshard
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel.blocks import shardable_blocks
+from flk_runtime.parallel.blocks import sharded_units
 from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel, full
 from flk_runtime.parallel.precision import Precision
@@ -63,7 +63,7 @@ class FSDP2Model(ParallelModel):
         for each in in_float32:
             if precision and not any(True for _ in each.parameters()):  # which fully_shard does not cast for
                 _cast_calls(each, precision)
-        units = shardable_blocks(model, dict.fromkeys([*blocks, *in_float32]))
+        units = sharded_units(model, blocks, precision)
         Materializer(model, units, device, init_follows=init_follows).run(shard, broadcast=broadcast)
         super().__init__(model)
         self._fsdp_modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
@@ -109,11 +109,10 @@ def _refuse_copy(module: nn.Module, memo: Any) -> None:
 
 def _mixed_precision(precision: Precision, block: nn.Module, root: bool) -> MixedPrecisionPolicy:
     """The dtypes of a block. Outputs that it computes in float32 stay float32, such as a loss of its router."""
-    in_float32 = precision.computes_in_float32(block)
     return MixedPrecisionPolicy(
-        param_dtype=torch.float32 if in_float32 else precision.param,
+        param_dtype=precision.param_dtype(block),
         reduce_dtype=precision.reduce,
-        output_dtype=precision.output if root else precision.param if in_float32 else None,
+        output_dtype=precision.output_dtype(block, root=root),
         cast_forward_inputs=True,
     )
 

@@ -39,3 +39,13 @@ class Precision:
     def computes_in_float32(self, module: nn.Module) -> bool:
         """Whether ``module`` is of one of the classes that do."""
         return any(wanted in (kind, kind.__name__) for wanted in self.float32 for kind in type(module).__mro__)
+
+    def param_dtype(self, module: nn.Module) -> torch.dtype:
+        """The dtype of the parameters and the inputs of a module that is sharded by itself."""
+        return torch.float32 if self.computes_in_float32(module) else self.param
+
+    def output_dtype(self, module: nn.Module, *, root: bool) -> torch.dtype | None:
+        """The dtype of the outputs of such a module, the whole model if ``root``; None: they stay as they are."""
+        if root:
+            return self.output
+        return self.param if self.computes_in_float32(module) else None

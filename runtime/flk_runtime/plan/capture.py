@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelModel, ParallelOptions, Precision, strategies
-from flk_runtime.parallel.blocks import find_blocks
+from flk_runtime.parallel.blocks import find_blocks, sharded_units
 from flk_runtime.parallel.recompute import recompute_activations
 from flk_runtime.plan.hardware import Gpu
 from flk_runtime.plan.trace import StepTrace, Tracer
@@ -249,20 +249,22 @@ def _as_trained(
                 recompute_activations(block)
                 stack.callback(block.__dict__.pop, "forward")
         if precision:
-            stack.enter_context(_parameters_in(model, precision.param))
-            for module in (*blocks, model):  # FSDP casts at the border of each block
-                output = precision.output if module is model else precision.param
-                for hook in _casts(module, precision.param, output):
+            stack.enter_context(_parameters_in(model, precision))
+            for module in (*sharded_units(model, blocks, precision), model):  # FSDP casts at the border of each unit
+                output = precision.output_dtype(module, root=module is model)
+                for hook in _casts(module, precision.param_dtype(module), output):
                     stack.callback(hook.remove)
         yield
 
 
 @contextlib.contextmanager
-def _parameters_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Give the model parameters of another dtype, as FSDP does in its passes."""
+def _parameters_in(model: nn.Module, precision: Precision) -> Iterator[None]:
+    """Give the model parameters of other dtypes, as FSDP does in its passes."""
     changed: list[tuple[nn.Module, str, nn.Parameter]] = []
     replaced: dict[int, nn.Parameter] = {}
+    exact = {id(inner) for each in model.modules() if precision.computes_in_float32(each) for inner in each.modules()}
     for module in model.modules():
+        dtype = torch.float32 if id(module) in exact else precision.param
         for name, each in module._parameters.items():
             if each is not None and each.is_floating_point() and each.dtype != dtype:
                 if id(each) not in replaced:
@@ -276,11 +278,13 @@ def _parameters_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
             module._parameters[name] = each
 
 
-def _casts(module: nn.Module, inputs: torch.dtype, outputs: torch.dtype) -> tuple[RemovableHandle, RemovableHandle]:
+def _casts(
+    module: nn.Module, inputs: torch.dtype, outputs: torch.dtype | None
+) -> tuple[RemovableHandle, RemovableHandle]:
     """Hooks that cast the floating-point tensors which go into ``module`` and come out of it."""
 
-    def cast(leaf: Any, dtype: torch.dtype) -> Any:
-        return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+    def cast(leaf: Any, dtype: torch.dtype | None) -> Any:
+        return leaf.to(dtype) if dtype and isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
         return pytree.map_leaves((args, kwargs), lambda leaf: cast(leaf, inputs))

@@ -68,7 +68,7 @@ class Kind(enum.Enum):
 class Collective:
     """A collective of one unit, or of several that are sent together. ``sent`` is the bytes that each rank sends."""
 
-    unit: int  # the unit's block
+    unit: Unit | None  # None: parameters of several
     when: When
     kind: Kind
     sent: float
@@ -105,7 +105,7 @@ def collectives(
     parameter_size: int | None = None,
     reduce_size: int | None = None,
 ) -> Iterator[Collective]:
-    """The collectives of a step with one forward and one backward pass.
+    """The collectives of a step with one forward and one backward pass, in the order of ``units``.
 
     The sizes are bytes of an element of a parameter and of a gradient when it is sent; None: as they are kept.
     """
@@ -122,26 +122,33 @@ def collectives(
         reduced = sent_bytes(unit, shards, reduce_size, trained_only=True)
         if shards > 1:
             share = (shards - 1) / shards
-            yield Collective(unit.block, When.FORWARD, Kind.ALL_GATHER, gathered * share, shards, 1)
-            if kind.reshards and unit.block >= 0:
-                yield Collective(unit.block, When.BACKWARD, Kind.ALL_GATHER, gathered * share, shards, 1)
+            yield Collective(unit, When.FORWARD, Kind.ALL_GATHER, gathered * share, shards, 1)
+            if kind.reshards and not unit.is_root:
+                yield Collective(unit, When.BACKWARD, Kind.ALL_GATHER, gathered * share, shards, 1)
             if trained:
-                yield Collective(unit.block, When.OPTIMIZER, Kind.REDUCE_SCATTER, reduced * share, shards, 1)
+                yield Collective(unit, When.OPTIMIZER, Kind.REDUCE_SCATTER, reduced * share, shards, 1)
         if replicas > 1 and trained:
             share = 2 * (replicas - 1) / replicas
-            yield Collective(unit.block, When.OPTIMIZER, Kind.ALL_REDUCE, reduced / shards * share, replicas, shards)
+            yield Collective(unit, When.OPTIMIZER, Kind.ALL_REDUCE, reduced / shards * share, replicas, shards)
 
 
 def _bucketed(units: Sequence[Unit], world_size: int) -> list[Collective]:
-    """The all-reduces of DDP, which sends gradients of several units together, as the backward pass computes them."""
+    """The all-reduces of DDP, which sends gradients together in the order in which they are expected; the last first.
+
+    DDP expects the gradients of the parameters in the reverse order of their registration. Source: compute_bucket_size
+    and the order of buckets in torch/nn/parallel/distributed.py.
+    """
     share, ready = 2 * (world_size - 1) / world_size, 0
     found = []
-    for unit in reversed(units):
-        ready += sum(each.numel * each.size for each in unit.parameters if each.trained)
-        if ready >= DDP_BUCKET or (unit is units[0] and ready):
-            found.append(Collective(unit.block, When.OPTIMIZER, Kind.ALL_REDUCE, ready * share, world_size, 1))
+    trained = [each for unit in units for each in unit.parameters if each.trained]
+    for each in sorted(trained, key=lambda each: -each.place):
+        ready += each.numel * each.size
+        if ready >= DDP_BUCKET:
+            found.append(ready)
             ready = 0
-    return found[::-1]
+    found += [ready] * (ready > 0)
+    sent = [Collective(None, When.OPTIMIZER, Kind.ALL_REDUCE, size * share, world_size, 1) for size in found]
+    return sent[::-1]
 
 
 def sent_bytes(unit: Unit, shards: int, size: int | None, *, trained_only: bool = False) -> int:

@@ -21,16 +21,15 @@ from flk_runtime.plan.hardware import (
     MEMORY_EFFICIENCY,
 )
 from flk_runtime.plan.predict import Prediction, Workload, predict
-from flk_runtime.plan.state import Unit, units_of
+from flk_runtime.plan.state import optimizer_sizes, units_of
 
 _STRATEGIES = ("ddp", "shard_grad_op", "full_shard", "hybrid_shard", "hybrid_shard_zero2")
 
 
 def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
     """The plan as plain data. Its rows are predictions that fit, fastest first, then the others by memory."""
-    units = _units(captured)
     names = strategies_of(captured, cluster)
-    rows = [predict(name, work, cluster) for work in _workloads(captured, cluster, units) for name in names]
+    rows = [predict(name, work, cluster) for work in _workloads(captured, cluster) for name in names]
     rows.sort(key=lambda row: (not row.fits, row.step_seconds if row.fits else row.total))
     gpu, network = cluster.gpu, cluster.network
     half = torch.bfloat16 if gpu.multiplies(torch.bfloat16) else torch.float16
@@ -49,7 +48,7 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
         assumptions[:2] = [f"computation and network as `flk bench` has measured them on {_describe(cluster)}"]
     return {
         **identity(captured, cluster),
-        "parameters": sum(unit.numel for unit in units),
+        "parameters": sum(each.numel() for each in captured.model.parameters()),
         "world_size": cluster.world_size,
         "gpu": gpu.name,
         "memory": gpu.memory,
@@ -99,7 +98,7 @@ def predict_measured(captured: CapturedModel, cluster: Cluster, measured: Mappin
     cluster = replace(cluster, calibration=calibration)
     return {
         **identity(captured, cluster),
-        "parameters": sum(unit.numel for unit in work.units),
+        "parameters": sum(each.numel() for each in captured.model.parameters()),
         "predicted": {row.strategy: _as_dict(row) for row in _as_written(captured, cluster, work)} if known else {},
         "calibration": calibration.to_dict(),
     }
@@ -137,16 +136,12 @@ def strategies_of(captured: CapturedModel, cluster: Cluster) -> list[str]:
     return [n for n, kind in kinds.items() if (hybrid or not kind.replicates) and not (scalars and kind.shards)]
 
 
-def _units(captured: CapturedModel) -> list[Unit]:
-    return units_of(captured.model, captured.blocks, *captured.optimizers)
-
-
 def _work_as_written(captured: CapturedModel, cluster: Cluster) -> Workload:
     """The work of a rank in a step, with the precision and the recomputation that the script has."""
-    return next(_workloads(captured, cluster, _units(captured)))
+    return next(_workloads(captured, cluster))
 
 
-def _workloads(captured: CapturedModel, cluster: Cluster, units: list[Unit]) -> Iterator[Workload]:
+def _workloads(captured: CapturedModel, cluster: Cluster) -> Iterator[Workload]:
     given, trace = captured.options, captured.trace
     assert trace is not None  # noqa: S101
     dtype = next(captured.model.parameters()).dtype
@@ -155,7 +150,10 @@ def _workloads(captured: CapturedModel, cluster: Cluster, units: list[Unit]) -> 
         precisions["bf16"] = Precision()
     # A block with a forward of its own, as a script that recomputes by itself gives it, stays as it is.
     can_recompute = bool(captured.blocks) and not any("forward" in vars(block) for block in captured.blocks)
+    optimizers = [optimizer_sizes(each, cluster.gpu) for each in captured.optimizers]
+    states = {key: sizes for each in optimizers for key, sizes in each.states.items()}
     for name, precision in precisions.items():
+        units = units_of(captured.model, captured.blocks, states, precision)
         for recompute in dict.fromkeys((given.recompute, can_recompute)):
             as_traced = precision is given.precision and recompute == given.recompute
             yield Workload(
@@ -166,6 +164,7 @@ def _workloads(captured: CapturedModel, cluster: Cluster, units: list[Unit]) -> 
                 recompute,
                 precision.param.itemsize if precision else None,
                 precision.reduce.itemsize if precision else None,
+                optimizers,
                 captured.synced,
             )
 

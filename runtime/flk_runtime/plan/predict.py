@@ -6,6 +6,7 @@ ring collectives (nccl-tests, doc/PERFORMANCE.md).
 
 from __future__ import annotations
 
+import collections
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import torch
 from flk_runtime.parallel.strategies import STRATEGIES
 from flk_runtime.plan.communication import Cluster, Collective, Kind, When, collectives, shard_count
 from flk_runtime.plan.hardware import COLLECTIVE_PROCESSORS, FRAGMENTATION, LINK_EFFICIENCY, MEMORY_EFFICIENCY, RESERVED
-from flk_runtime.plan.state import State, Unit, model_state
+from flk_runtime.plan.state import OptimizerSizes, State, Unit, model_state
 from flk_runtime.plan.trace import LOSS, OUTSIDE, Segment, StepTrace
 
 
@@ -65,6 +66,7 @@ class Workload:
     recompute: bool
     parameter_size: int | None = None  # bytes of an element of a gathered parameter; None: as it is kept
     reduce_size: int | None = None  # bytes of an element of a gradient that is summed; None: as the parameter is kept
+    optimizers: Sequence[OptimizerSizes] = ()
     synced: Sequence[bool] = (True,)  # for each micro-batch of a step: its gradients are communicated
 
 
@@ -131,12 +133,15 @@ class _Memory:
     def __init__(self, work: Workload, shards: int, *, reshards: bool, sharded: bool) -> None:
         self.peak = self.gathered = self.buffers = 0
         self._reshards = reshards
-        self._full = {unit.block: unit.full_bytes(work.parameter_size) for unit in work.units}
-        self._reduced = {unit.block: unit.full_bytes(work.reduce_size) for unit in work.units}
-        own = {
-            unit.block: sum(each.local_numel(shards) * each.size for each in unit.parameters if each.trained)
-            for unit in work.units
-        }
+        self._full, self._reduced, own = (
+            collections.Counter[int](),
+            collections.Counter[int](),
+            collections.Counter[int](),
+        )
+        for unit in work.units:
+            self._full[unit.block] += unit.full_bytes(work.parameter_size)
+            self._reduced[unit.block] += unit.trained_bytes(work.reduce_size)
+            own[unit.block] += sum(each.local_numel(shards) * each.size for each in unit.parameters if each.trained)
         self._order = [
             each.block for each in work.trace.segments if not each.backward and each.block >= 0 and each.block in own
         ]
@@ -161,7 +166,16 @@ class _Memory:
             compute = max(compute, segment.peak + gathered + summed + kept)
             if sharded and segment.backward and len(work.synced) == 1:
                 gradients += own.get(segment.block, 0)
-        self.peak = max(self.peak, all_gradients)
+        # Beside the gradients, the step of the optimizer has temporary tensors, in the stream that computes.
+        local = [
+            each.local_numel(shards) * each.size for unit in work.units for each in unit.parameters if each.trained
+        ]
+        temporary = max(
+            (int(each.of_all * sum(local) + each.of_largest * max(local, default=0)) for each in work.optimizers),
+            default=0,
+        )
+        self.peak = max(self.peak, all_gradients + temporary)
+        compute = max(compute, temporary)
         self.pools = self.peak
         if sharded:
             self.pools = compute + self._outputs() + all_gradients
@@ -197,9 +211,10 @@ def _communication(sent: Sequence[Collective], work: Workload, cluster: Cluster)
     """Bytes that a rank sends for one micro-batch, and the seconds by which communication makes it longer.
 
     Collectives run one after the other, beside the computation. A block's parameters are gathered while the block
-    before it computes, so no computation overlaps with the first all-gather. Gradients are sent while the next blocks
-    of the backward pass compute, so no computation overlaps with the last ones. A collective slows down the computation
-    that it overlaps with, since it takes some of the GPU's processors.
+    before it computes, so no computation overlaps with the first all-gather, of the root unit where there is one.
+    Gradients are sent while the next blocks of the backward pass compute, so no computation overlaps with the last
+    ones: of the root unit, or of DDP's last bucket. A collective slows down the computation that it overlaps with,
+    since it takes some of the GPU's processors.
     """
     inside = sum(each.sent for each in sent if cluster.is_inside(each.ranks, each.stride))
     wire = Wire(inside, sum(each.sent for each in sent) - inside)
@@ -212,8 +227,8 @@ def _communication(sent: Sequence[Collective], work: Workload, cluster: Cluster)
     forward = factor * sum(each.seconds for each in work.trace.segments if not each.backward)
     backward = factor * sum(each.seconds for each in work.trace.segments if each.backward)
     seconds = {when: [each.seconds(cluster) for each in sent if each.when == when] for when in When}
-    first = seconds[When.FORWARD][0] if seconds[When.FORWARD] else 0.0
-    last = seconds[When.OPTIMIZER][0] if len(seconds[When.OPTIMIZER]) > 1 else sum(seconds[When.OPTIMIZER])
+    first = sum(each.seconds(cluster) for each in _first(sent, When.FORWARD))
+    last = sum(each.seconds(cluster) for each in _first(sent, When.OPTIMIZER))
     behind_forward = sum(seconds[When.FORWARD]) - first
     behind_backward = sum(seconds[When.BACKWARD]) + sum(seconds[When.OPTIMIZER]) - last
     exposed = first + max(0.0, behind_forward - forward) + last + max(0.0, behind_backward - backward)
@@ -221,6 +236,12 @@ def _communication(sent: Sequence[Collective], work: Workload, cluster: Cluster)
     # A slower network needs fewer processors, for a longer time.
     at_full_speed = (wire.inside + wire.between) / (cluster.gpu.link * LINK_EFFICIENCY)
     return wire, copied + exposed + hidden * COLLECTIVE_PROCESSORS * at_full_speed
+
+
+def _first(sent: Sequence[Collective], when: When) -> list[Collective]:
+    """The collectives of the unit whose parameters are used first, and so updated last."""
+    found = [each for each in sent if each.when is when]
+    return [each for each in found if each is found[0] or (each.unit is not None and each.unit is found[0].unit)]
 
 
 def _copied_bytes(each: Collective) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
-from flk_runtime.parallel.blocks import shardable_blocks
+from flk_runtime.parallel import Precision
+from flk_runtime.parallel.blocks import sharded_units
+from flk_runtime.plan.hardware import Gpu
+from flk_runtime.plan.trace import OUTSIDE, MemoryCounter
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,7 @@ class Parameter:
     size: int  # of an element, in bytes
     trained: bool
     state: tuple[tuple[int, int], ...] = ()  # of the optimizer: (elements, bytes of an element) of each tensor
+    place: int = 0  # among the model's parameters
 
     @property
     def numel(self) -> int:
@@ -37,10 +41,11 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Unit:
-    """Parameters that are gathered and reduced together: the parameters of a block, or all that are in no block."""
+    """Parameters that FSDP gathers and reduces together. The root unit has all that are in no other one."""
 
-    block: int  # index of the block; -1 for the rest
+    block: int  # index of the block that it is, or is a part of; OUTSIDE if there is none
     parameters: tuple[Parameter, ...]
+    is_root: bool = False  # it is gathered before all others, kept until the end of the step, and reduced after them
 
     @property
     def numel(self) -> int:
@@ -65,27 +70,51 @@ class State:
     optimizer: int
 
 
-def units_of(model: nn.Module, blocks: Sequence[nn.Module], *optimizers: Optimizer) -> list[Unit]:
-    """The units of ``model``: the units of its blocks in their order, then the rest."""
-    states = {key: sizes for each in optimizers for key, sizes in optimizer_states(each).items()}
+def units_of(
+    model: nn.Module,
+    blocks: Sequence[nn.Module],
+    states: Mapping[int, tuple[tuple[int, int], ...]],
+    precision: Precision | None = None,
+) -> list[Unit]:
+    """The units that FSDP makes of ``model``, in the order of registration; the root is first.
+
+    ``blocks`` are the parts that are traced; ``states`` are the sizes of the optimizers' states by id of the parameter.
+    """
+    place = {id(each): place for place, each in enumerate(model.parameters())}
+    part: dict[int, int] = {}
+    for index, block in enumerate(blocks):
+        for module in block.modules():
+            part.setdefault(id(module), index)
+    chosen = {id(module) for module in (*sharded_units(model, blocks, precision), model)}
     units: list[Unit] = []
     seen: set[int] = set()
-    sharded = {id(block) for block in shardable_blocks(model, blocks)}
-    for index, block in enumerate(blocks):
-        if id(block) in sharded:
-            own = [each for each in block.parameters() if id(each) not in seen]
-            seen.update(map(id, own))
-            units.append(Unit(index, _described(own, states)))
-    rest = [each for each in model.parameters() if id(each) not in seen]
-    if rest:
-        units.append(Unit(-1, _described(rest, states)))
-    return units
+    for module in reversed([each for each in model.modules() if id(each) in chosen]):  # inner ones before outer ones
+        own = [each for each in module.parameters() if id(each) not in seen]
+        seen.update(map(id, own))
+        if own:
+            described = tuple(_described(each, states.get(id(each), ()), place[id(each)]) for each in own)
+            units.append(Unit(part.get(id(module), OUTSIDE), described, is_root=module is model))
+    return units[::-1]
 
 
-def optimizer_states(optimizer: Optimizer) -> dict[int, tuple[tuple[int, int], ...]]:
-    """The tensors of the optimizer's state by the id of the parameter, from one step on tensors without data.
+def _described(each: nn.Parameter, state: tuple[tuple[int, int], ...], place: int) -> Parameter:
+    return Parameter(tuple(each.shape), each.element_size(), each.requires_grad, state, place)
 
-    Of the parameters of a group that have the same shape and dtype, one makes the step for all.
+
+@dataclass(frozen=True)
+class OptimizerSizes:
+    """The tensors of an optimizer: those that it keeps, and the temporary ones of a step."""
+
+    states: dict[int, tuple[tuple[int, int], ...]]  # by id of the parameter: (elements, bytes of an element) of each
+    of_all: float = 0.0  # temporary bytes for each byte of all parameters, which foreach kernels update together
+    of_largest: float = 0.0  # temporary bytes for each byte of the largest parameter, if it updates one after the other
+
+
+def optimizer_sizes(optimizer: Optimizer, gpu: Gpu) -> OptimizerSizes:
+    """Sizes of the tensors of ``optimizer``, from two steps on tensors without data. The second one has its state.
+
+    Of the parameters of a group that have the same shape and dtype, one makes the step for all. torch uses foreach
+    kernels on a GPU if the optimizer does not say otherwise.
     """
     parameters = [(number, each) for number, group in enumerate(optimizer.param_groups) for each in group["params"]]
     chosen: dict[tuple[object, ...], nn.Parameter] = {}
@@ -93,10 +122,20 @@ def optimizer_states(optimizer: Optimizer) -> dict[int, tuple[tuple[int, int], .
         each.grad = None
         if each.requires_grad:
             chosen.setdefault((number, each.shape, each.dtype), each)
+    unset = [group for group in optimizer.param_groups if group.get("foreach", True) is None and not group.get("fused")]
+    for group in unset if gpu.overlaps else ():
+        group["foreach"] = True
+    foreach = any(group.get("foreach") for group in optimizer.param_groups)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         for each in chosen.values():
             each.grad = torch.empty_like(each)
         optimizer.step()
+        counter = MemoryCounter(gpu, lambda: False)
+        with counter:
+            optimizer.step()
+    for group in unset:
+        group["foreach"] = None
+    temporary = counter.start_segment()[0]
     sizes = {
         key: tuple(
             (value.numel(), value.element_size())
@@ -105,7 +144,12 @@ def optimizer_states(optimizer: Optimizer) -> dict[int, tuple[tuple[int, int], .
         )
         for key, each in chosen.items()
     }
-    return {id(each): sizes.get((number, each.shape, each.dtype), ()) for number, each in parameters}
+    used = [each.numel() * each.element_size() for each in chosen.values()]
+    return OptimizerSizes(
+        {id(each): sizes.get((number, each.shape, each.dtype), ()) for number, each in parameters},
+        temporary / sum(used) if used and foreach else 0.0,
+        temporary / max(used) if used and not foreach else 0.0,
+    )
 
 
 def model_state(units: Iterable[Unit], shards: int) -> State:
@@ -122,12 +166,3 @@ def model_state(units: Iterable[Unit], shards: int) -> State:
                     (numel if elements == each.numel else elements) * size for elements, size in each.state
                 )
     return State(held, gradients, optimizer)
-
-
-def _described(
-    parameters: Iterable[nn.Parameter], states: dict[int, tuple[tuple[int, int], ...]]
-) -> tuple[Parameter, ...]:
-    return tuple(
-        Parameter(tuple(each.shape), each.element_size(), each.requires_grad, states.get(id(each), ()))
-        for each in parameters
-    )

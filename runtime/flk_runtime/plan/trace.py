@@ -123,7 +123,7 @@ class Tracer:
     def __init__(self, model: nn.Module, blocks: Sequence[nn.Module], gpu: Gpu) -> None:
         """``blocks`` are the parts of the model that are recorded one by one."""
         self._model, self._blocks = model, list(blocks)
-        self._memory = _Memory(gpu, lambda: self._current.backward)
+        self._memory = MemoryCounter(gpu, lambda: self._current.backward)
         self._segments: list[_Recorded | _Repeated] = []
         self._current = _Recorded(OUTSIDE, backward=False)
         self._templates: dict[Hashable, _Template] = {}
@@ -238,7 +238,7 @@ class Tracer:
         return pytree.map_leaves(template.outputs, lambda leaf: next(replaced) if isinstance(leaf, _Shape) else leaf)
 
 
-class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the live bytes of storages that operations allocate, FLOPs, and the time that a GPU would take."""
 
     def __init__(self, gpu: Gpu, is_backward: Callable[[], bool]) -> None:
