@@ -12,7 +12,7 @@ from tests.support.pods import Pods
 TRAIN = """
     import itertools, os, pathlib, sys, time
     import torch, torch.distributed as dist
-    from flk_runtime.checkpoint.memory import PodMemory
+    from flk_runtime.checkpoint.memory import PodMemory, SaveKey
     from flk_runtime.shared.shard_file import DATA_BEGIN, Entry, ShardFile, read_header, verify
     from flk_runtime.shared.progress import own_page
 
@@ -50,7 +50,7 @@ TRAIN = """
         shard.memory[DATA_BEGIN : DATA_BEGIN + size] = content(step, rank)
         number = next(numbers)
         shard.finish(step=step, number=number, world_size=world_size, rank=rank, values=b"")
-        memory.finish(step, number)
+        memory.finish(SaveKey(step, number))
 
     if memory:
         step = restore()

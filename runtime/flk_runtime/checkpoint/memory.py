@@ -16,11 +16,11 @@ from typing import TypeVar
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.errors import StorageError
 from flk_runtime.shared import memory_messages as messages
-from flk_runtime.shared.memory_messages import Answer, Files, Header, Request, Restorable, ToRestore
+from flk_runtime.shared.memory_messages import Answer, Files, Header, Request, Restorable, SaveKey, ToRestore
 from flk_runtime.shared.shard_file import ShardHeader
 from flk_runtime.wire import Failed, Stream
 
-__all__ = ["PodMemory", "Restorable"]
+__all__ = ["PodMemory", "Restorable", "SaveKey"]
 
 T = TypeVar("T", Files, Header, ToRestore)
 
@@ -41,8 +41,8 @@ class PodMemory:
         self._answer: Answer = Failed("nothing was saved")  # the latest one to `finish`
         self._paths: list[Path] = []  # of the two files for this rank's shards; the next shard goes to the first
         self._size = 0  # bytes that each of them has
-        self._latest = (-1, 0)  # step of the latest shard, and the number of its save
-        self._kept: tuple[int, int] | None = None  # both of this attempt's latest checkpoint that all pods hold
+        self._latest: SaveKey | None = None  # of the latest shard
+        self._kept: SaveKey | None = None  # of this attempt's latest checkpoint that all pods hold
 
     @classmethod
     def of_this_rank(cls, rank: int) -> PodMemory | None:
@@ -70,12 +70,9 @@ class PodMemory:
         """The file for this rank's next shard. The other file may hold the latest whole checkpoint."""
         return self._paths[0]
 
-    def finish(self, step: int, number: int) -> None:
-        """Have the launcher hold the shard in the file at `path`, and copy it to another pod. Returns at once.
-
-        ``step`` is the step of the shard, and ``number`` the number of its save.
-        """
-        self._latest = (step, number)
+    def finish(self, save: SaveKey) -> None:
+        """Have the launcher hold the shard in the file at `path`, and copy it to another pod. Returns at once."""
+        self._latest = save
         self._send(messages.Finish(str(self.path), self._kept))
         self._waiting = True
 

@@ -6,9 +6,16 @@ A rank introduces itself with `Rank`. Each further message of a rank is a reques
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, get_args
+from typing import Final, NamedTuple, get_args
 
 from flk_runtime.wire import Done, Failed, Registry, Session
+
+
+class SaveKey(NamedTuple):
+    """One save of an attempt, the same on all ranks. Several saves may be after the same step."""
+
+    step: int
+    number: int  # of the save in the attempt
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,7 @@ class Finish:
     """The shard in this file is written: seal it, and have the partner replicate it. The answer is `Done`."""
 
     path: str
-    whole: tuple[int, int] | None  # step and number of the latest checkpoint that all pods hold; None: there is none
+    whole: SaveKey | None  # the latest checkpoint of this attempt that all pods hold; None: there is none
 
 
 @dataclass(frozen=True)

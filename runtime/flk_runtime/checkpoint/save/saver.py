@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from flk_runtime.checkpoint.memory import PodMemory
+from flk_runtime.checkpoint.memory import PodMemory, SaveKey
 from flk_runtime.checkpoint.save.plan import Described, describe, make_plan
 from flk_runtime.checkpoint.save.staging import StagedShard, Staging
 from flk_runtime.checkpoint.save.writer import Retention, StorageWriter
@@ -195,7 +195,7 @@ class Saver:
         if self._memory:
             with self._lock:
                 if path:
-                    self._memory.finish(step, number)
+                    self._memory.finish(SaveKey(step, number))
                 self._step = step
         if self._writer:
             self._awaited.clear()

@@ -290,7 +290,7 @@ class MemoryService:
             f"for them (limit {mebibytes(self._store.limit)})"
         )
 
-    def _finish(self, attempt: _Attempt, path: Path, whole: tuple[int, int] | None) -> Answer:
+    def _finish(self, attempt: _Attempt, path: Path, whole: messages.SaveKey | None) -> Answer:
         """Hold the shard that a rank has finished, and answer when the partner has a copy, if it can."""
         try:
             shard = self._store.seal(path, attempt.plan.attempt_id)
@@ -298,8 +298,7 @@ class MemoryService:
             return Failed(str(error))
         keep = None
         if whole is not None:
-            step, number = whole
-            keep = shard.checkpoint._replace(step=step, number=number)
+            keep = shard.checkpoint._replace(**whole._asdict())
             self._store.settle(keep, {*attempt.ranks, *self._exchange.ranks})
         attempt.partner.send(shard, keep)
         # The rank may overwrite the shard of the restored checkpoint after this.
