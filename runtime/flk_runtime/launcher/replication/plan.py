@@ -124,4 +124,4 @@ def make_plan(
     step, ranks = partial
     which = numbered("rank", ranks)
     lost = f"the part of {which} is lost" if len(ranks) == 1 else f"the parts of {which} are lost"
-    return plan, f"no checkpoint in memory is whole: of the one after step {step} {lost}"
+    return plan, f"the checkpoint in memory after step {step} is incomplete: {lost}"

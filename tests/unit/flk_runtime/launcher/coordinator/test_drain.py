@@ -88,7 +88,7 @@ def test_another_pod_takes_what_the_first_one_could_not(job: Job) -> None:
     gives(job, 2, 1)
     assert job.sent[2][-1] == Release(), "nobody can take the part"
     assert started(job, 0) is not None
-    assert "no checkpoint in memory is whole: of the one after step 7 the part of rank 2 is lost" in job.log
+    assert "the checkpoint in memory after step 7 is incomplete: the part of rank 2 is lost" in job.log
 
 
 def test_a_launcher_that_breaks_off_is_not_waited_for(job: Job) -> None:

@@ -50,4 +50,4 @@ def test_parts_of_two_attempts_make_no_checkpoint() -> None:
     inventories = {0: held(saved(5, 1), ranks=(0,)), 1: held(saved(5, 1, "second"), ranks=(1,))}
     assert newest_whole(inventories) is None
     _, line = make_plan("third", inventories, {0: "node-a", 1: "node-b"})
-    assert line == "no checkpoint in memory is whole: of the one after step 5 the part of rank 0 is lost"
+    assert line == "the checkpoint in memory after step 5 is incomplete: the part of rank 0 is lost"
