@@ -143,7 +143,7 @@ class Agent:
             while self.final_record is None and not self.wakeup.events.empty():
                 self._handle_event(self.wakeup.events.get())
             self._handle_timeouts()
-            host.reap_orphans()
+            host.reap_orphans(self.hub.pids if self.hub else ())
             code = self._go_on()
         return code
 

@@ -12,10 +12,11 @@ import resource
 import signal
 import socket
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+_LINUX = os.uname().sysname == "Linux"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SIOCGIFADDR = 0x8915
@@ -165,22 +166,30 @@ def listening_process(port: int) -> int | None:
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     """Make the kernel send the signal ``number`` to this process when the process ``parent`` ends (Linux only)."""
-    if hasattr(ctypes, "CDLL") and os.uname().sysname == "Linux":
+    if hasattr(ctypes, "CDLL") and _LINUX:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # the parent ended before the call
         os.kill(os.getpid(), number)
 
 
-def reap_orphans() -> None:
-    """Wait for adopted processes that have ended, which would stay zombies otherwise."""
+def reap_orphans(keep: Collection[int] = ()) -> None:
+    """Wait for adopted processes that have ended, which would stay zombies otherwise (Linux only).
+
+    ``keep`` are processes that others in this process wait for. If one of them has ended, the rest is left for later.
+    """
+    if not _LINUX:
+        return  # it has adopted none
     with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        while True:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None or ended.si_pid in keep:
+                return
+            os.waitpid(ended.si_pid, 0)
 
 
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent ends, as process 1 does (Linux only)."""
-    if os.uname().sysname == "Linux":
+    if _LINUX:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 

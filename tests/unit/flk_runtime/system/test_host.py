@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,16 @@ def test_source_address() -> None:
 def test_interface_with_address() -> None:
     assert host.interface_with_address("127.0.0.1") == "lo"
     assert host.interface_with_address("192.0.2.1") == ""
+
+
+def test_the_exit_code_of_a_process_that_somebody_waits_for_is_not_taken_away() -> None:
+    """The launcher's loop waits for adopted processes, and a thread of the launcher for its hub."""
+    hub = subprocess.Popen(["sh", "-c", "exit 2"])
+    adopted = os.posix_spawn("/bin/sh", ["sh", "-c", "exit 3"], os.environ)
+    for pid in (hub.pid, adopted):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    host.reap_orphans([hub.pid])
+    assert hub.wait() == 2
+    host.reap_orphans()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(adopted, os.WNOHANG)
