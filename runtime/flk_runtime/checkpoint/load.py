@@ -206,9 +206,17 @@ _CLASSES = {
     ("collections", "OrderedDict"),
     ("pathlib", "PosixPath"),
     ("torch", "Size"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.distributed.checkpoint.metadata", "BytesStorageMetadata"),
+    ("torch.distributed.checkpoint.metadata", "ChunkStorageMetadata"),
+    ("torch.distributed.checkpoint.metadata", "Metadata"),
+    ("torch.distributed.checkpoint.metadata", "MetadataIndex"),
+    ("torch.distributed.checkpoint.metadata", "StorageMeta"),
+    ("torch.distributed.checkpoint.metadata", "TensorProperties"),
+    ("torch.distributed.checkpoint.metadata", "TensorStorageMetadata"),
+    ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
     ("torch.serialization", "_get_layout"),
 }
-_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
 
 
 class _MetadataUnpickler(pickle.Unpickler):
@@ -216,7 +224,7 @@ class _MetadataUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if dtype or module in _MODULES or (module, name) in _CLASSES:
+        if dtype or (module, name) in _CLASSES:  # exactly: pickle resolves dots in a name, through any module
             return super().find_class(module, name)
         if (module, name) == ("builtins", "getattr"):
             return _enum_member  # Python 3.11.0 to 3.11.3 pickle members of an enumeration as getattr(class, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,3 +35,28 @@ def test_attributes_of_anything_else_are_not_read() -> None:
     content: Any = {"format": ByGetattr(Metadata, "__init__")}
     with pytest.raises(CheckpointError, match=r"is not the metadata of a checkpoint"):
         read_metadata(pickle.dumps(Metadata(content)))
+
+
+def named(module: str, name: str, argument: str) -> bytes:
+    """A pickle, written by hand, of what a function of a module returns for a text."""
+    texts = [pickle.SHORT_BINUNICODE + bytes([len(text)]) + text.encode() for text in (module, name, argument)]
+    call = texts[2] + pickle.TUPLE1 + pickle.REDUCE
+    return pickle.PROTO + b"\4" + texts[0] + texts[1] + pickle.STACK_GLOBAL + call + pickle.STOP
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("torch.distributed.checkpoint.filesystem", "os.mkdir"),
+        ("torch.distributed.checkpoint.filesystem", "FileSystem.mkdir"),
+        ("torch.distributed.checkpoint.filesystem", "FileSystemReader"),
+        ("torch.distributed.checkpoint.metadata", "os.mkdir"),
+        ("pathlib", "os.mkdir"),
+        ("builtins", "eval"),
+    ],
+)
+def test_names_that_lead_to_other_modules_are_refused(tmp_path: Path, module: str, name: str) -> None:
+    """pickle resolves dots in a name, so a module that imports another one leads to all that the other has."""
+    with pytest.raises(CheckpointError, match=f"it refers to {module}.{name}, which"):
+        read_metadata(named(module, name, str(tmp_path / "made")))
+    assert not (tmp_path / "made").exists()
