@@ -22,7 +22,8 @@ StacksRequested asks each member for their stacks, because the job hangs or beca
 
 Members and leader send heartbeats, and give a connection up on which nothing has arrived for the time of a lease. A
 member that loses its connection ends its ranks and connects again, each time, also to a new leader after the old one
-was lost. It then sends the history of attempts, so numbers and restarts continue.
+was lost. It then sends the history of attempts, so numbers and restarts continue. The member of pod 0 sends the
+history that it has read in the cluster: after the end of all launchers nobody else has it.
 
 Server and Member run in one thread each and post events to the loop of `launcher.agent`, which is their only user.
 torch is imported when the ranks' store is opened.
