@@ -65,6 +65,7 @@ def test_pods_leave_and_join_and_every_sample_of_the_epoch_is_taken_once(train: 
     reached(job, 30)
     begin(job, only=3)
     job.until(lambda: len(sizes(job)) == 3, "pod 3 is admitted")
+    reached(job, last_step(job.folder) + 3)
     for pod in (1, 2):
         job.running[pod].terminate()
     for pod in (1, 2):

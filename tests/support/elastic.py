@@ -67,5 +67,5 @@ def samples_by_step(folder: Path) -> dict[int, list[int]]:
         begun: dict[int, list[int]] = {}
         for step, _, samples, _ in rows:
             begun.setdefault(step, []).extend(samples)  # type: ignore[call-overload]
-        steps = {step: taken for step, taken in steps.items() if begun and step < min(begun)} | begun
+        steps = {step: taken for step, taken in steps.items() if not begun or step < min(begun)} | begun
     return steps
