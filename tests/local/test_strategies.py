@@ -371,6 +371,50 @@ with init("ddp") as run:
     torch.testing.assert_close(torch.tensor(first["weight"]), torch.tensor([[0.5, 1.0], [0.6, -0.2]]))
 
 
+def test_units_by_name_give_the_same_losses_to_the_bit(ranks: Ranks) -> None:
+    """Also where other modules are recomputed, and where parameters stay sharded over fewer ranks."""
+    script = (
+        SMALL_MODEL
+        + """
+calls = 0
+plain = nn.Linear.forward
+warnings.filterwarnings("ignore", "The .grad attribute")  # of the compiler's own looking
+
+def counted(self, x):
+    global calls
+    calls += not torch.compiler.is_compiling()
+    return plain(self, x)
+
+def losses(name, **options):
+    global calls
+    calls = 0
+    nn.Linear.forward = plain if "compile" in options else counted
+    with init(name) as run:
+        model, optimizer = run.parallelize(*build(), **hybrid(name), **options)
+        sharded = [path for path, module in model.named_modules() if "FSDP" in type(module).__name__]
+        return train(run, model, optimizer, steps=3), sharded, calls
+
+named = ["embedding", "blocks.*", "head"]
+with group():
+    for name in ("full_shard", "hybrid_shard"):
+        expected, sharded, count = losses(name)
+        assert count == 21  # 3 steps of 7 linear layers
+        assert sharded == ["", *(f"blocks.{n}" for n in range(3))]
+        found, sharded, _ = losses(name, blocks=named)
+        assert (found, sharded) == (expected, ["", "embedding", *(f"blocks.{n}" for n in range(3)), "head"])
+        found, sharded, _ = losses(name, blocks=lambda path, module: path.endswith("norm"))
+        assert (found, sharded) == (expected, ["", *(f"blocks.{n}.norm" for n in range(3)), "norm"])
+        found, _, count = losses(name, recompute=["blocks.*.up"])
+        assert (found, count) == (expected, 21 + 9)
+        torch._dynamo.reset()
+        found, _, _ = losses(name, compile={"backend": "eager", "dynamic": False})
+        assert found == expected
+    assert losses("full_shard", reshard_after_forward=2)[0] == losses("full_shard")[0]
+"""
+    )
+    ranks(script, 4)
+
+
 def test_what_does_not_go_together_is_refused_before_anything_waits(ranks: Ranks) -> None:
     script = (
         SMALL_MODEL
@@ -392,8 +436,13 @@ with group():
     for words, name, options in (
         ("shard_size=3 does not divide the world size, 2", "hybrid_shard", {"shard_size": 3}),
         ("precision='bf16': expected a flk_runtime.Precision", "full_shard", {"precision": "bf16"}),
-        ("blocks='Blok': the model has no module of this class; it has Block, ModuleList, Net", "full_shard",
-         {"blocks": "Blok"}),
+        ("blocks='Blok': the model has no module of this class or path; it has Block, ModuleList, Net, and the parts",
+         "full_shard", {"blocks": "Blok"}),
+        ("blocks has 'blocks', a ModuleList, which is not called: name its parts, as in 'blocks.*'", "full_shard",
+         {"blocks": "blocks"}),
+        ("recompute='attention': the model has no module of this class or path", "ddp", {"recompute": "attention"}),
+        ("reshard_after_forward=1: expected a number of ranks from 2 on that divides the 2", "full_shard",
+         {"reshard_after_forward": 1}),
         ("blocks=0: expected", "full_shard", {"blocks": 0}),
         ("recompute=True needs blocks", "ddp", {"model": nn.Linear(2, 2), "recompute": True}),
         ("'weight' of 0 (Odd) is on the meta device, and no reset_parameters() sets it", "full_shard",

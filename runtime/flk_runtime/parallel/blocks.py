@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from torch import nn
 
+from flk_runtime.checkpoint import user_name
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.precision import Precision
 
-Blocks = type[nn.Module] | str | int | Iterable[type[nn.Module] | str]
+Selector = type[nn.Module] | str | Callable[[str, nn.Module], bool]
+Blocks = Selector | int | Iterable[Selector]
 
 # Containers: their parent calls what they hold, never the container.
 _NOT_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
@@ -18,28 +21,28 @@ _NOT_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _READ_BY_PARENT = (nn.MultiheadAttention,)
 
 
-def find_blocks(model: nn.Module, wanted: Blocks | None) -> list[nn.Module]:
+def find_blocks(model: nn.Module, wanted: Blocks | None, option: str = "blocks") -> list[nn.Module]:
     """The blocks of ``model``, inner ones before those around them; the model itself is never a block.
 
-    ``wanted`` is a class or its name, several of them, or a number of parameters: then a module is a block if it holds
-    at least that many outside of smaller blocks. By default a block is a module in a ModuleList, ModuleDict or
-    Sequential that holds at least two modules of this class, if the class is made of further modules; blocks within
-    blocks are not searched for.
+    ``wanted`` is a class, its name, a path such as ``layers.*``, a function of path and module, several of these, or a
+    number of parameters: then a module is a block if it holds at least that many outside of smaller blocks. By default
+    a block is a module in a ModuleList, ModuleDict or Sequential that holds at least two modules of this class, if the
+    class is made of further modules; blocks within blocks are not searched for.
 
-    Raises SetupError if the model has no module of a wanted class.
+    Raises SetupError, which names the ``option``, if the model has no module of a wanted class or path.
     """
     if wanted is None:
         return list(_repeated(model))
     if isinstance(wanted, int) and not isinstance(wanted, bool):
         if wanted < 1:
-            raise SetupError(f"blocks={wanted}: expected a number of parameters from 1 on")
+            raise SetupError(f"{option}={wanted}: expected a number of parameters from 1 on")
         found: list[nn.Module] = []
         _large(model, wanted, found, set())
         return [module for module in found if module is not model]
-    classes = [wanted] if isinstance(wanted, (str, type)) else wanted
-    if not isinstance(classes, Iterable):
-        raise SetupError(f"blocks={wanted!r}: expected classes of modules, their names, or a number of parameters")
-    return _of_classes(model, list(classes))
+    selectors = [wanted] if isinstance(wanted, (str, type)) or callable(wanted) else wanted
+    if not isinstance(selectors, Iterable):
+        raise SetupError(f"{option}={wanted!r}: expected classes of modules, names, paths, or a number of parameters")
+    return _selected(model, list(selectors), option)
 
 
 def shardable_blocks(model: nn.Module, blocks: Iterable[nn.Module]) -> list[nn.Module]:
@@ -96,27 +99,54 @@ def _large(module: nn.Module, least: int, found: list[nn.Module], counted: set[i
     return count
 
 
-def _of_classes(model: nn.Module, classes: list[type[nn.Module] | str]) -> list[nn.Module]:
-    present = {kind for module in model.modules() for kind in type(module).__mro__}
-    for wanted in classes:
-        if not isinstance(wanted, (str, type)):
-            raise SetupError(f"blocks contains {wanted!r}: expected classes of modules, or their names")
-        if not any(wanted in (kind, kind.__name__) for kind in present):
-            name = wanted if isinstance(wanted, str) else wanted.__name__
-            have = sorted({type(module).__name__ for module in model.modules() if any(True for _ in module.children())})
-            raise SetupError(f"blocks={name!r}: the model has no module of this class; it has {', '.join(have)}")
+def _selected(model: nn.Module, selectors: list[Selector], option: str) -> list[nn.Module]:
+    """The modules of ``model`` that one of ``selectors`` selects, inner ones before those around them."""
+    names = {id(module): user_name(model, name) for name, module in model.named_modules()}
+    tests = [_test(model, names, wanted, option) for wanted in selectors]
     found: list[nn.Module] = []
-    _walk_classes(model, classes, found, set())
+    _walk(model, lambda module: any(test(module) for test in tests), found, set())
+    for module in found:
+        if isinstance(module, _NOT_CALLED):
+            name, kind = names[id(module)], type(module).__name__
+            raise SetupError(f"{option} has {name!r}, a {kind}, which is not called: name its parts, as in '{name}.*'")
     return [module for module in found if module is not model]
 
 
-def _walk_classes(
-    module: nn.Module, classes: list[type[nn.Module] | str], found: list[nn.Module], visited: set[int]
-) -> None:
+def _test(model: nn.Module, names: Mapping[int, str], wanted: Selector, option: str) -> Callable[[nn.Module], bool]:
+    """Whether ``wanted`` selects a module, as a function. Raises SetupError if it selects none by its class or path."""
+    if not isinstance(wanted, (str, type)):
+        if not callable(wanted):
+            raise SetupError(f"{option} contains {wanted!r}: expected classes of modules, names, paths or a function")
+        function: Callable[[str, nn.Module], bool] = wanted
+        return lambda module: function(names[id(module)], module)
+    by_class = {
+        id(module)
+        for module in model.modules()
+        if any(wanted in (kind, kind.__name__) for kind in type(module).__mro__)
+    }
+    chosen = by_class or {key for key, name in names.items() if isinstance(wanted, str) and _matches(name, wanted)}
+    if not chosen:
+        text = wanted if isinstance(wanted, str) else wanted.__name__
+        have = sorted({type(module).__name__ for module in model.modules() if any(True for _ in module.children())})
+        parts = [name for name, _ in model.named_children()]
+        raise SetupError(
+            f"{option}={text!r}: the model has no module of this class or path; it has {', '.join(have)}, and the "
+            f"parts {', '.join(parts)}"
+        )
+    return lambda module: id(module) in chosen
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """Whether a path is of the form of ``pattern``, in which ``*`` stands for anything but a dot."""
+    names, patterns = path.split("."), pattern.split(".")
+    return len(names) == len(patterns) and all(map(fnmatch.fnmatchcase, names, patterns))
+
+
+def _walk(module: nn.Module, wanted: Callable[[nn.Module], bool], found: list[nn.Module], visited: set[int]) -> None:
     if id(module) in visited:
         return
     visited.add(id(module))
     for child in module.children():
-        _walk_classes(child, classes, found, visited)
-    if any(wanted in (kind, kind.__name__) for wanted in classes for kind in type(module).__mro__):
+        _walk(child, wanted, found, visited)
+    if wanted(module):
         found.append(module)

@@ -35,7 +35,7 @@ class FSDP2Model(ParallelModel):
         device: torch.device,
         *,
         broadcast: bool,
-        reshards: bool,
+        reshards: bool | int,
         precision: Precision | None,
         find_unused_parameters: bool,
         init_follows: bool,
@@ -44,8 +44,9 @@ class FSDP2Model(ParallelModel):
 
         ``broadcast``: send rank 0's values to all ranks before.
         ``mesh`` has the dimension shard, or replicate and shard. ``reshards``: free a block's full parameters after its
-        forward pass. Parameters outside of blocks are kept, since the backward pass needs them first.
-        ``init_follows``: the model's own initialization sets the tensors that modules do not set.
+        forward pass; a number of ranks keeps them sharded over so many until the backward pass. Parameters outside of
+        blocks are kept, since the backward pass needs them first. ``init_follows``: the model's own initialization sets
+        the tensors that modules do not set.
         """
 
         def shard(block: nn.Module) -> None:
@@ -55,7 +56,7 @@ class FSDP2Model(ParallelModel):
             fully_shard(
                 block,
                 mesh=mesh,
-                reshard_after_forward=reshards and not root,
+                reshard_after_forward=False if root else reshards,
                 mp_policy=_mixed_precision(precision, block, root) if precision else MixedPrecisionPolicy(),
             )
 

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from flk_runtime.errors import SetupError
+from flk_runtime.parallel.blocks import Blocks, find_blocks
+
+
+def find_recomputed(model: nn.Module, blocks: Sequence[nn.Module], wanted: bool | Blocks) -> list[nn.Module]:
+    """The modules to recompute: all ``blocks`` (True), none (False), or those that ``wanted`` selects as blocks.
+
+    Raises SetupError if there is none, or ``wanted`` does not fit the model.
+    """
+    if wanted is False:
+        return []
+    found = list(blocks) if wanted is True else find_blocks(model, wanted, "recompute")
+    if not found:
+        advice = "name their class, as in blocks='Block'" if wanted is True else "name other modules"
+        raise SetupError(f"recompute={wanted!r} needs blocks, and the model has none: {advice}")
+    return found
 
 
 def recompute_activations(module: nn.Module) -> None:

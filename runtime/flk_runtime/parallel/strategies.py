@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,7 @@ from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.parallel.precision import Precision
 from flk_runtime.parallel.rebind import rebind_optimizers
-from flk_runtime.parallel.recompute import recompute_activations
+from flk_runtime.parallel.recompute import find_recomputed, recompute_activations
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -59,9 +59,10 @@ class ParallelArgs(TypedDict, total=False):
 
     precision: Precision | None
     blocks: Blocks | None
-    recompute: bool
-    compile: bool | str
+    recompute: bool | Blocks
+    compile: bool | str | Mapping[str, Any]
     shard_size: int | None
+    reshard_after_forward: int | None
     find_unused_parameters: bool
     init: Initializer | None
 
@@ -72,9 +73,10 @@ class ParallelOptions:
 
     precision: Precision | None = None
     blocks: Blocks | None = None
-    recompute: bool = False
-    compile: bool | str = False
+    recompute: bool | Blocks = False
+    compile: bool | str | Mapping[str, Any] = False
     shard_size: int | None = None
+    reshard_after_forward: int | None = None
     find_unused_parameters: bool = False
     init: Initializer | None = None
 
@@ -126,15 +128,15 @@ def parallelize(
     _check_optimizers(optimizers, strategy, options)
     shard_size = _shard_size(strategy, options.shard_size, world_size, local_world_size)
     blocks = find_blocks(model, options.blocks)
-    if options.recompute and not blocks:
-        raise SetupError("recompute=True needs blocks, and the model has none: name their class, as in blocks='Block'")
+    recomputed = find_recomputed(model, blocks, options.recompute)
+    reshards = _reshards(STRATEGIES[strategy], options.reshard_after_forward, shard_size)
 
     def apply() -> ParallelModel:
-        for block in blocks if options.recompute else ():
-            recompute_activations(block)
+        for each in recomputed:
+            recompute_activations(each)
         for module in (blocks or [model]) if options.compile else ():
             # After the recomputation, so that the compiler sees what is kept and what is computed again.
-            module.compile(backend="inductor" if options.compile is True else options.compile)
+            module.compile(**_compile_options(options.compile))
         return _parallelize(
             model,
             shardable_blocks(model, blocks),
@@ -143,6 +145,7 @@ def parallelize(
             device=device,
             world_size=world_size,
             shard_size=shard_size,
+            reshards=reshards,
         )
 
     unset = meta_names(model)
@@ -161,6 +164,7 @@ def _parallelize(
     device: torch.device,
     world_size: int,
     shard_size: int,
+    reshards: bool | int,
 ) -> ParallelModel:
     kind, init_follows = STRATEGIES[strategy], options.init is not None
     if strategy == "none" and _parallelized_by_script(model):
@@ -186,7 +190,7 @@ def _parallelize(
         _own_mesh(device) if strategy == "none" else _device_mesh(device, world_size, shard_size),
         device,
         broadcast=strategy != "none",
-        reshards=kind.reshards,
+        reshards=reshards,
         precision=options.precision,
         find_unused_parameters=options.find_unused_parameters,
         init_follows=init_follows,
@@ -245,6 +249,25 @@ def _shard_size(strategy: str, given: int | None, world_size: int, local_world_s
         what = f"shard_size={given!r}" if given is not None else f"the number of ranks per node, {size},"
         raise SetupError(f"{what} does not divide the world size, {world_size}: pass a shard_size that does")
     return size
+
+
+def _reshards(kind: Strategy, ranks: int | None, shard_size: int) -> bool | int:
+    """Whether a block's parameters are freed after its forward pass, or over how many ranks they stay sharded then."""
+    if ranks is None or not kind.reshards:
+        return kind.reshards
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 2 or shard_size % min(ranks, shard_size):
+        raise SetupError(
+            f"reshard_after_forward={ranks!r}: expected a number of ranks from 2 on that divides the {shard_size} of a "
+            "shard group"
+        )
+    return ranks if ranks < shard_size else True
+
+
+def _compile_options(given: bool | str | Mapping[str, Any]) -> dict[str, Any]:
+    """The options of torch.compile: none, the name of the backend, or all of them."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    return {"backend": given} if isinstance(given, str) else {}
 
 
 def _device_mesh(device: torch.device, world_size: int, shard_size: int) -> DeviceMesh:

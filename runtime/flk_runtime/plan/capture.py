@@ -27,8 +27,8 @@ from torch.utils.hooks import RemovableHandle
 
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelModel, ParallelOptions, Precision, strategies
-from flk_runtime.parallel.blocks import find_blocks, sharded_units
-from flk_runtime.parallel.recompute import recompute_activations
+from flk_runtime.parallel.blocks import Blocks, find_blocks, sharded_units
+from flk_runtime.parallel.recompute import find_recomputed, recompute_activations
 from flk_runtime.plan.hardware import Gpu
 from flk_runtime.plan.trace import StepTrace, Tracer
 from flk_runtime.run import current
@@ -135,6 +135,8 @@ class _Session:
     def _capture(self, model: nn.Module, optimizers: Sequence[Optimizer], options: ParallelOptions) -> ParallelModel:
         if self.captured is not None:
             raise SetupError("plan works for a script that parallelizes one model, and this one parallelizes several")
+        if options.reshard_after_forward:
+            raise SetupError("plan does not model reshard_after_forward: leave it out to compare strategies")
         for module in model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None and buffer.is_meta:
@@ -217,7 +219,7 @@ def _trains(optimizer: Optimizer, model: nn.Module) -> bool:
     return bool(held & trained)
 
 
-def retrace(captured: CapturedModel, gpu: Gpu, *, precision: Precision | None, recompute: bool) -> StepTrace:
+def retrace(captured: CapturedModel, gpu: Gpu, *, precision: Precision | None, recompute: bool | Blocks) -> StepTrace:
     """Trace the first micro-batch in another precision, or with recomputation."""
     model, blocks = captured.model, captured.blocks
     parameter = next(model.parameters())
@@ -240,14 +242,13 @@ def retrace(captured: CapturedModel, gpu: Gpu, *, precision: Precision | None, r
 
 @contextlib.contextmanager
 def _as_trained(
-    model: nn.Module, blocks: Sequence[nn.Module], *, precision: Precision | None, recompute: bool
+    model: nn.Module, blocks: Sequence[nn.Module], *, precision: Precision | None, recompute: bool | Blocks
 ) -> Iterator[None]:
     """Give the model the dtypes and the recomputation that `run.parallelize` would give it."""
     with contextlib.ExitStack() as stack:
-        if recompute:
-            for block in blocks:
-                recompute_activations(block)
-                stack.callback(block.__dict__.pop, "forward")
+        for each in find_recomputed(model, blocks, recompute):
+            recompute_activations(each)
+            stack.callback(each.__dict__.pop, "forward")
         if precision:
             stack.enter_context(_parameters_in(model, precision))
             for module in (*sharded_units(model, blocks, precision), model):  # FSDP casts at the border of each unit

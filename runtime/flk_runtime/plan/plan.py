@@ -154,14 +154,14 @@ def _workloads(captured: CapturedModel, cluster: Cluster) -> Iterator[Workload]:
     states = {key: sizes for each in optimizers for key, sizes in each.states.items()}
     for name, precision in precisions.items():
         units = units_of(captured.model, captured.blocks, states, precision)
-        for recompute in dict.fromkeys((given.recompute, can_recompute)):
+        for recompute in (given.recompute, *([can_recompute] if can_recompute != bool(given.recompute) else [])):
             as_traced = precision is given.precision and recompute == given.recompute
             yield Workload(
                 units,
                 trace if as_traced else retrace(captured, cluster.gpu, precision=precision, recompute=recompute),
                 precision.param if precision else dtype,
                 name,
-                recompute,
+                bool(recompute),
                 precision.param.itemsize if precision else None,
                 precision.reduce.itemsize if precision else None,
                 optimizers,

@@ -88,11 +88,15 @@ class Run:
         parallelized, each with its own optimizers.
 
         - ``precision``: dtypes of the computation and of the reduction; the optimizer works in the model's own.
-        - ``blocks``: modules that are sharded, recomputed and compiled one by one: classes, their names, or a minimum
-          number of parameters. Default: the modules of a repeated class in a ModuleList, ModuleDict or Sequential.
-        - ``recompute``: drop the activations of blocks and compute them again in the backward pass.
-        - ``compile``: compile each block with torch.compile; a string is the name of the backend.
+        - ``blocks``: modules that are sharded, recomputed and compiled one by one: classes, their names, paths such as
+          ``["layers.*", "embed", "head"]``, a function of path and module, or a minimum number of parameters. Default:
+          the modules of a repeated class in a ModuleList, ModuleDict or Sequential.
+        - ``recompute``: drop the activations of blocks and compute them again in the backward pass; or of the modules
+          that are named as for ``blocks``, such as ``"Attention"``.
+        - ``compile``: compile each block with torch.compile; a string is the backend, a dictionary all its options.
         - ``shard_size``: number of ranks in a shard group under a hybrid strategy. Default: the ranks of one node.
+        - ``reshard_after_forward``: number of ranks over which a block's parameters stay sharded between its forward
+          and backward passes, under full_shard and hybrid_shard; such as a node's. Default: the whole shard group.
         - ``find_unused_parameters``: ranks do not all use the same parameters in a forward pass.
         - ``init``: for a model on the meta device, a function that is called with it once it is sharded, and sets the
           values of parameters and buffers; or the path of weights, as of `load_weights`.
