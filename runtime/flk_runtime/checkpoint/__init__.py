@@ -20,13 +20,14 @@ from flk_runtime.checkpoint.adapters import (
     user_name,
 )
 from flk_runtime.checkpoint.manager import INTERNAL, CheckpointManager, CheckpointOptions
-from flk_runtime.checkpoint.state import State, chunks_of
+from flk_runtime.checkpoint.state import Chunk, State, chunks_of
 from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful
 
 __all__ = [
     "INTERNAL",
     "CheckpointManager",
     "CheckpointOptions",
+    "Chunk",
     "DistributedStateful",
     "ModuleState",
     "OptimizerState",

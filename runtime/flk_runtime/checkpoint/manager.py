@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from flk_runtime.checkpoint.adapters import module_state
+from flk_runtime.checkpoint.adapters import module_state, parameters_of
 from flk_runtime.checkpoint.memory import PodMemory
 from flk_runtime.checkpoint.state import State, split_tensors
 from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful, is_replicated
@@ -199,9 +199,12 @@ class CheckpointManager:
         """Save ``thing`` in the place of the object that was registered under ``name``. Nothing is restored."""
         self._objects[name] = thing
 
-    def check_model(self, name: str, model: nn.Module) -> None:
-        """Raise CheckpointError if the checkpoint does not fit ``model``, which is not parallelized yet."""
-        if name in self._restored and (mismatch := _mismatch(model, self._restored[name])):
+    def check_model(self, name: str, model: nn.Module, *, lacks_frozen: bool) -> None:
+        """Raise CheckpointError if the checkpoint does not fit ``model``, which is not parallelized yet.
+
+        ``lacks_frozen``: the checkpoint may lack parameters that require no gradient.
+        """
+        if name in self._restored and (mismatch := _mismatch(model, self._restored[name], lacks_frozen)):
             raise CheckpointError(f"{self._restored[name].checkpoint.place} does not fit the model: {mismatch}")
 
     def start_rank_rng(self) -> None:
@@ -330,11 +333,14 @@ def _progress(steps: int, states: Mapping[str, Any]) -> Any:
     return steps, {name: state for name, state in states.items() if isinstance(state, dict) and "consumed" in state}
 
 
-def _mismatch(model: nn.Module, saved: SavedObject) -> str | None:
+def _mismatch(model: nn.Module, saved: SavedObject, lacks_frozen: bool) -> str | None:
     """The first difference between ``model`` and its saved state; None if there is none."""
     own = module_state(model).entries()
     checkpoint = saved.checkpoint
+    parameters = parameters_of(model) if lacks_frozen else {}
     for name, value in own.items():
+        if name in parameters and not parameters[name].requires_grad and not checkpoint.has(f"{saved.name}.{name}"):
+            continue
         shape = checkpoint.shape(f"{saved.name}.{name}")
         if shape is None:
             if isinstance(value, torch.Tensor) or name not in saved.plain:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from flk_runtime.checkpoint import DistributedStateful, State, chunks_of, is_sharded
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError, SetupError
-from flk_runtime.parallel.model import ParallelModel
+from flk_runtime.parallel.model import ParallelModel, local
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedObject
@@ -84,9 +84,4 @@ class Average(DistributedStateful):
     def _pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """This rank's share of each average and of its parameter."""
         parameters = self._parallel.parameters()
-        return [(_local(average), _local(parameters[name])) for name, average in self._averages.items()]
-
-
-def _local(value: Any) -> torch.Tensor:
-    local: torch.Tensor = value.to_local() if is_sharded(value) else value
-    return local.detach()
+        return [(local(average), local(parameters[name])) for name, average in self._averages.items()]

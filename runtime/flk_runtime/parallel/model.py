@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from flk_runtime.checkpoint import ModuleState, Stateful, module_state, parameters_of
+from flk_runtime.checkpoint import DistributedStateful, ModuleState, Stateful, is_sharded, module_state, parameters_of
 
 
 class ParallelModel:
@@ -23,7 +23,7 @@ class ParallelModel:
         self.model = model  # the user's
         self.module = module or model  # what the user calls in its place: the wrapper, if there is one
         self.state = module_state(self.module)  # what checkpoints save
-        self.beside: Mapping[str, Stateful] = {}  # what they save beside it, and may lack
+        self.beside: Mapping[str, Stateful | DistributedStateful] = {}  # what they save beside it, and may lack
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """A context in which backward passes accumulate gradients without communication."""
@@ -70,4 +70,10 @@ class ParallelModel:
 def full(value: Any) -> torch.Tensor:
     """A full tensor, gathered from the shards of a DTensor. Collective among its ranks."""
     found: torch.Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return found
+
+
+def local(value: Any) -> torch.Tensor:
+    """This rank's share of a tensor, which may be a DTensor; without the gradient."""
+    found: torch.Tensor = value.detach().to_local() if is_sharded(value) else value.detach()
     return found

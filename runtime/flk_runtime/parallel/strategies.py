@@ -18,6 +18,7 @@ from flk_runtime.contract import user_env
 from flk_runtime.contract.strategies import parse_strategy
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel.blocks import Blocks, find_blocks, shardable_blocks
+from flk_runtime.parallel.frozen import FrozenParameters
 from flk_runtime.parallel.initialize import Initializer, initialize, meta_names
 from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel
@@ -65,6 +66,7 @@ class ParallelArgs(TypedDict, total=False):
     reshard_after_forward: int | None
     find_unused_parameters: bool
     init: Initializer | None
+    save_frozen: bool
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class ParallelOptions:
     reshard_after_forward: int | None = None
     find_unused_parameters: bool = False
     init: Initializer | None = None
+    save_frozen: bool = True
 
 
 Planner = Callable[[nn.Module, Sequence[Optimizer], ParallelOptions], ParallelModel]
@@ -152,6 +155,12 @@ def parallelize(
     parallel = rebind_optimizers(optimizers, model, apply, strict=strategy != "none")
     if options.init is not None and unset:
         initialize(parallel, options.init, unset, broadcast=strategy != "none")
+    if not options.save_frozen:
+        if not parallel.named:
+            raise SetupError("save_frozen=False needs the parameters of the model, which FSDP1 flattens: use FSDP2")
+        frozen = FrozenParameters(parallel)
+        parallel.state.left_out = frozen.names
+        parallel.beside = {**parallel.beside, "frozen": frozen}
     return parallel
 
 

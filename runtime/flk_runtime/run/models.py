@@ -50,7 +50,7 @@ class Models:
             raise SetupError("strategy diloco trains one model: put all trained parameters into one module")
         if context.options.strategy != "none":
             self._compare(name, options)
-        manager.check_model(name, model)
+        manager.check_model(name, model, lacks_frozen=not options.save_frozen)
         self._metrics.utilisation.prepare(model)
         parallel = parallelize(
             model,

@@ -100,6 +100,8 @@ class Run:
         - ``find_unused_parameters``: ranks do not all use the same parameters in a forward pass.
         - ``init``: for a model on the meta device, a function that is called with it once it is sharded, and sets the
           values of parameters and buffers; or the path of weights, as of `load_weights`.
+        - ``save_frozen``: whether checkpoints have the parameters that require no gradient. With False, as for the base
+          of LoRA, the script loads them before each start, and a checkpoint has only the hashes of their values.
 
         Raises SetupError, before any communication, if these do not fit each other or the model, and CheckpointError if
         the checkpoint is of another model.

@@ -28,12 +28,14 @@ class ModuleState(TorchState):
         self._module = module
         self._equal = set(parameters_of(module)) if isinstance(module, DistributedDataParallel) else set()
         self._cache = ChunkCache()
+        self.left_out: frozenset[str] = frozenset()
+        """Entries that are not saved. They are loaded if the checkpoint has them."""
 
     def is_of(self, thing: Any, modules: Modules) -> bool:
         return thing is self._module
 
     def save_state(self, name: str) -> State:
-        state = self.entries()
+        state = {key: value for key, value in self.entries().items() if key not in self.left_out}
         tensors: dict[Path, torch.Tensor] = {
             (name, key): value for key, value in state.items() if isinstance(value, torch.Tensor)
         }
@@ -47,7 +49,7 @@ class ModuleState(TorchState):
 
     def read(self, saved: SavedObject) -> None:
         """Load as `load_state` does, where ``saved`` may have entries that the module does not have."""
-        state = self.entries()
+        state = {key: value for key, value in self.entries().items() if not self._lacks(saved, key)}
         tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
         saved.checkpoint.read([chunk for key in tensors for chunk in chunks_of((saved.name, key), tensors[key])])
         self._set(state, {key: saved.plain[key] for key in state if key not in tensors})
@@ -56,6 +58,9 @@ class ModuleState(TorchState):
         """The tensors and values that are saved, by the names of the user's module."""
         reshard(self._module)
         return {user_name(self._module, name): value for name, value in self._module.state_dict().items()}
+
+    def _lacks(self, saved: SavedObject, key: str) -> bool:
+        return key in self.left_out and not saved.checkpoint.has(f"{saved.name}.{key}")
 
     def _set(self, state: dict[str, Any], plain: dict[str, Any]) -> None:
         """Have the module take ``plain``, and the tensors of ``state`` that are not its own. The others are set."""
