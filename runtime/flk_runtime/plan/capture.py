@@ -88,7 +88,7 @@ class _Session:
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._mode = _FakeMode(allow_non_fake_inputs=True)
         self.captured: CapturedModel | None = None
         self._tracer: Tracer | None = None
         self._training = True  # the mode of the model in its latest call; one from Transformers may train in another
@@ -294,6 +294,15 @@ def _casts(
         return pytree.map_leaves(result, lambda leaf: cast(leaf, outputs))
 
     return module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)
+
+
+class _FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """Answers 0 where torch itself reads the value of a fake tensor."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
+            return torch.zeros((), dtype=args[0].dtype).item()
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 class _WithoutData(TorchFunctionMode):

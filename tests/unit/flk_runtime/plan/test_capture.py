@@ -109,6 +109,7 @@ x = torch.randn(4, 8)
     + """
 shard(model, optimizer)
 loss = model(x).square().mean()
+assert 0.5 not in model(x)  # read by torch itself
 assert torch.isfinite(loss) and loss.isfinite().all() and not torch.isnan(loss)
 assert f"{loss:.3f}" == "0" and loss.detach().numpy() == 0 and loss.tolist() == 0.0
 """
