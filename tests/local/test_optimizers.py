@@ -105,6 +105,12 @@ def register_late(run):
     run.parallelize(model, first)
     run.register("second", second)
 
+def tied_models(run):
+    first, second = build()[0], build()[0]
+    second.head.weight = first.head.weight
+    run.parallelize(first)
+    run.parallelize(second)
+
 def without_any(run):
     model = build()[0]
     optimizer = torch.optim.LBFGS(model.parameters())
@@ -129,6 +135,7 @@ with group():
     for words, action in (
         ("AdamW holds the parameter 'blocks.0.norm.weight' and 13 more that parallelize has replaced", step_of_others),
         ("AdamW holds the parameter 'blocks.0.norm.weight' and 13 more that parallelize has replaced", register_late),
+        ("'head.weight' was shared with a model that has been parallelized", tied_models),
         ("LBFGS holds the parameter 'embedding.weight' and 21 more that parallelize has replaced", without_any),
         ("Caching keeps the parameter 'embedding.weight' in its attribute 'cache' too", of(Caching)),
         ("LBFGS of torch cannot train parameters that strategy full_shard shards", of(torch.optim.LBFGS)),

@@ -17,6 +17,7 @@ from flk_runtime.checkpoint import is_sharded
 from flk_runtime.contract import user_env
 from flk_runtime.contract.strategies import parse_strategy
 from flk_runtime.errors import SetupError
+from flk_runtime.parallel import replaced
 from flk_runtime.parallel.blocks import Blocks, find_blocks, shardable_blocks
 from flk_runtime.parallel.frozen import FrozenParameters
 from flk_runtime.parallel.initialize import Initializer, initialize, meta_names
@@ -127,6 +128,7 @@ def parallelize(
     if _planner is not None:
         return _planner(model, optimizers, options)
     _check_precision(options.precision)
+    _check_shared(model)
     _check_model(model, strategy, options)
     _check_optimizers(optimizers, strategy, options)
     shard_size = _shard_size(strategy, options.shard_size, world_size, local_world_size)
@@ -209,6 +211,16 @@ def _parallelize(
 def _check_precision(precision: object) -> None:
     if precision is not None and not isinstance(precision, Precision):
         raise SetupError(f"precision={precision!r}: expected a flk_runtime.Precision")
+
+
+def _check_shared(model: nn.Module) -> None:
+    """Raise SetupError for a parameter that the model shared with another one, in which it has been replaced."""
+    for name, parameter in model.named_parameters():
+        if replaced.name_of(parameter):
+            raise SetupError(
+                f"{name!r} was shared with a model that has been parallelized, and would no longer be: put both models "
+                "into one module, and parallelize that"
+            )
 
 
 def _check_model(model: nn.Module, strategy: str, options: ParallelOptions) -> None:
