@@ -76,13 +76,14 @@ COVERED = {
     "tests/local/test_script_checkpoints.py": (
         "flk_runtime.checkpoint.stateful flk_runtime.run.current flk_runtime.run.script"
     ),
+    "tests/local/test_precision.py": "flk_runtime.parallel.precision",
     "tests/local/test_sharded_checkpoints.py": (
         "flk_runtime.checkpoint.adapters.adapt flk_runtime.checkpoint.adapters.fsdp1 "
         "flk_runtime.checkpoint.adapters.torch_state"
     ),
     "tests/local/test_strategies.py": (
         "flk_runtime.data.uneven_inputs flk_runtime.parallel.ddp flk_runtime.parallel.fsdp2 "
-        "flk_runtime.parallel.model flk_runtime.parallel.precision flk_runtime.parallel.strategies"
+        "flk_runtime.parallel.model flk_runtime.parallel.strategies"
     ),
     "tests/local/test_streams.py": "flk_runtime.shared.memory_messages flk_runtime.wire.answers",
     "tests/local/test_weights.py": (
