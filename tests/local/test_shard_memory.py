@@ -57,7 +57,7 @@ with group():
         with init(name) as run:
             for kind, precision in (("fp32", None), ("bf16", flk.Precision())):
                 model, optimizer = run.parallelize(*build(), precision=precision, **hybrid(name))
-                train(run, model, optimizer, steps=1)
+                train(run, model, optimizer, steps=2)  # DDP makes its buckets anew in the second step
 """
 
 
