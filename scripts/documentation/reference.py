@@ -15,11 +15,11 @@ import json
 import re
 import sys
 import tokenize
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import BaseModel, PlainSerializer
+from pydantic import BaseModel
 
 from flk import cli
 from flk.cli.options import FLAGS_FILE
@@ -248,9 +248,8 @@ def _fields(model: type[BaseModel], flags: dict[str, str], above: str = "") -> I
         if field.is_required():
             default = "the bundled example" if path == "command" else "required"
         elif field.default_factory is None and field.default is not None:
-            value = field.default
-            for item in field.metadata:  # durations are shown with their units
-                value = item.func(value) if isinstance(item, PlainSerializer) else value
+            written = model.model_construct(None, **{name: field.default}).model_dump(include={name})
+            value = written[name]  # as a job file has it: durations with their units
             default = f"`{str(value).lower() if isinstance(value, bool) else value}`"
         yield path, flags.pop(path, "none"), default, field.description or ""
 
@@ -280,7 +279,7 @@ def _flags(option: Any) -> str:
 
 
 def _metavar(parameter: Any) -> str:
-    return parameter.metavar or parameter.name.upper()
+    return str(parameter.metavar or parameter.name.upper())
 
 
 def _first_line(thing: Any) -> str:
@@ -297,7 +296,7 @@ def _sentence(text: str | None) -> str:
     return words if words.endswith(".") else words + "."
 
 
-def _table(head: list[str], rows: list[tuple[str, ...]]) -> str:
+def _table(head: Sequence[str], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

@@ -68,7 +68,8 @@ def test_evicted_pods_lose_no_step(
         assert match, attempts
         # An attempt that ended before its first step had nothing to save: the pod was deleted while the pods met.
         saved.append(int(match[1] or saved[-1]))
-    assert len(set(saved)) == 3, attempts
+    # Where pod 1 came back before pod 2 was deleted, the second attempt made some steps and saved them too.
+    assert len(set(saved)) in (3, 4), attempts
     begun = [int(step) for step in logged("rough", r"begins at step (\d+)")]
     assert begun[-1] == saved[-1]
     assert set(begun) <= set(saved)
