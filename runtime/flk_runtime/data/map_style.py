@@ -1,7 +1,7 @@
 """Loader: batches of a map-style dataset, with the arithmetic that gives each rank its share of every step.
 
-The order of an epoch depends on (seed, epoch) only. So what is left of it after an interruption can be divided among
-any number of ranks. torch's DataLoader does the loading.
+The order of an epoch depends on (seed, epoch) only (see `order`). So what is left of it after an interruption can be
+divided among any number of ranks. torch's DataLoader does the loading.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from flk_runtime.data import order
 from flk_runtime.data.loader import EpochLoader, LoaderContext, check_options
 from flk_runtime.data.partition import DataShard, shard_range
 from flk_runtime.errors import CheckpointError, SetupError
-from flk_runtime.system import rng
+
+_BLOCK = 4096
 
 
 def step_sizes(samples: int, world_size: int, full: int, *, drop_last: bool) -> tuple[int, int]:
@@ -53,13 +55,6 @@ def own_samples(size: int, world_size: int, rank: int) -> int:
     return 0 if repeats else end - begin
 
 
-def epoch_order(samples: int, seed: int, epoch: int, *, shuffle: bool) -> torch.Tensor:
-    """The order of an epoch's samples over all ranks: their indices, int64, shape (samples,)."""
-    if not shuffle:
-        return torch.arange(samples)
-    return torch.randperm(samples, generator=torch.Generator().manual_seed(rng.derive_seed("order", seed, epoch)))
-
-
 class Loader(EpochLoader):
     """Batches of this rank's share of a map-style dataset, as tensors on the run's device. Made by `Run.loader`.
 
@@ -79,6 +74,7 @@ class Loader(EpochLoader):
         check_options(options)
         super().__init__(context)
         self._shuffle, self._drop_last = shuffle, drop_last
+        self._order = order.SHUFFLED if shuffle else order.OWN  # a checkpoint brings its own
         self._samples = len(dataset)
         least = context.step_size if drop_last else 1 if context.evaluates else context.world_size
         if self._samples < least:
@@ -106,12 +102,12 @@ class Loader(EpochLoader):
     def state_dict(self) -> dict[str, Any]:
         """The position, which is independent of the number of ranks."""
         position = {"seed": self._seed, "epoch": self.epoch, "consumed": self.consumed}
-        return {**position, "samples": self._samples, "shuffle": self._shuffle}
+        return {**position, "samples": self._samples, "shuffle": self._shuffle, "order": self._order}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position from `state_dict`.
 
-        Raises CheckpointError for a dataset of another kind, length or order.
+        Raises CheckpointError for a dataset of another kind, length or order, and for an order that is not known.
         """
         if "samples" not in state:
             raise CheckpointError(
@@ -126,15 +122,29 @@ class Loader(EpochLoader):
             raise CheckpointError(
                 f"{self.name}: the dataset has {self._samples} samples, and had {state['samples']} in the checkpoint"
             )
+        kind = state.get("order", order.EARLIER if self._shuffle else order.OWN)
+        if kind not in order.KINDS:
+            raise CheckpointError(
+                f"{self.name}: the checkpoint is of samples in the order {kind!r}, which this release of flk does not "
+                "know: resume with the release that wrote it"
+            )
         self._seed, self.epoch, self.consumed = state["seed"], state["epoch"], state["consumed"]
+        self._order = kind
 
     def indices(self) -> Iterator[list[int]]:
         """Yield this rank's indices for each step that is left of the epoch."""
-        order = epoch_order(self._samples, self._seed, self.epoch, shuffle=self._shuffle)
+        epoch_order = order.EpochOrder(self._order, self._samples, self._seed, self.epoch)
+        for shares in _blocks(self._positions()):
+            found = epoch_order.at(torch.cat([torch.arange(share.start, share.stop) for share in shares]))
+            for indices in torch.split(found, [len(share) for share in shares]):
+                yield indices.tolist()
+
+    def _positions(self) -> Iterator[range]:
+        """Yield the positions of this rank's samples for each step that is left of the epoch."""
         position = self.consumed
         for size in self._sizes():
             begin, end = rank_share(size, self._world_size, self._rank)
-            yield order[position + begin : position + end].tolist()
+            yield range(position + begin, position + end)
             position += size
 
     def _sizes(self) -> Iterator[int]:
@@ -143,6 +153,20 @@ class Loader(EpochLoader):
         steps, last = step_sizes(left, self._world_size, self._step_size, drop_last=self._drop_last)
         for step in range(steps):
             yield last if step == steps - 1 else self._step_size
+
+
+def _blocks(ranges: Iterator[range]) -> Iterator[list[range]]:
+    """Yield the ranges in lists with about `_BLOCK` numbers each: one order for many steps is fast."""
+    block: list[range] = []
+    count = 0
+    for each in ranges:
+        block.append(each)
+        count += len(each)
+        if count >= _BLOCK:
+            yield block
+            block, count = [], 0
+    if block:
+        yield block
 
 
 class _BatchSampler:

@@ -15,8 +15,9 @@ from torch.utils.data import TensorDataset
 
 from flk_runtime.data import Loader, LoaderContext
 from flk_runtime.data.loader import to_device
-from flk_runtime.data.map_style import epoch_order, rank_share, step_sizes
+from flk_runtime.data.map_style import rank_share, step_sizes
 from flk_runtime.errors import CheckpointError, SetupError
+from flk_runtime.system.rng import derive_seed
 
 WORLDS = st.integers(1, 9)
 BATCHES = st.integers(1, 7)
@@ -113,13 +114,28 @@ def test_step_sizes_by_hand() -> None:
     assert step_sizes(0, 4, 8, drop_last=False) == (0, 0)
 
 
-def test_order_depends_on_seed_and_epoch_only() -> None:
-    order = epoch_order(100, 1, 2, shuffle=True)
-    assert order.equal(epoch_order(100, 1, 2, shuffle=True))
-    assert sorted(order.tolist()) == list(range(100))
-    assert not order.equal(epoch_order(100, 1, 3, shuffle=True))
-    assert not order.equal(epoch_order(100, 2, 1, shuffle=True))
-    assert epoch_order(5, 1, 2, shuffle=False).tolist() == [0, 1, 2, 3, 4]
+def test_a_checkpoint_of_the_earlier_order_resumes_in_it() -> None:
+    first = torch.randperm(20, generator=torch.Generator().manual_seed(derive_seed("order", 3, 1))).tolist()
+    state = {"seed": 3, "epoch": 1, "consumed": 8, "samples": 20, "shuffle": True}
+    for _ in range(2):
+        one = loader(20)
+        one.load_state_dict(state)
+        assert [i for batch in one.indices() for i in batch] == first[8:]
+        state = one.state_dict()
+
+
+def test_nine_billion_samples_are_shuffled_without_memory_for_all() -> None:
+    class Huge:
+        def __len__(self) -> int:
+            return 9 * 10**9
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    one = Loader(Huge(), LoaderContext(4, 0, 2, CPU, 0))
+    first = next(iter(one)).tolist()
+    assert len({each // 10**9 for each in first}) > 1
+    assert all(0 <= each < len(Huge()) for each in first)
 
 
 def test_iterating_runs_an_epoch_and_advances_it() -> None:
@@ -168,6 +184,8 @@ def test_a_position_in_another_order_or_in_an_iterable_is_refused() -> None:
         loader(40, shuffle=False).load_state_dict(state)
     with pytest.raises(CheckpointError, match="the checkpoint is of an iterable, and this is data with an index"):
         loader(40).load_state_dict({"seed": 0, "epoch": 0, "consumed": 0, "parts": 1})
+    with pytest.raises(CheckpointError, match="in the order 'sorted', which this release of flk does not know"):
+        loader(40).load_state_dict(state | {"order": "sorted"})
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -179,7 +197,8 @@ def test_the_position_counts_what_was_handed_out(workers: int) -> None:
         seen += batch.tolist()
         if len(seen) == 12:
             break
-    assert one.state_dict() == {"seed": 0, "epoch": 0, "consumed": 12, "samples": 40, "shuffle": True}
+    position = {"seed": 0, "epoch": 0, "consumed": 12, "samples": 40, "shuffle": True, "order": "feistel"}
+    assert one.state_dict() == position
     other = loader(40, seed=7, batch_size=3)
     other.load_state_dict(one.state_dict())
     seen += [x for (batch,) in other for x in batch.tolist()]

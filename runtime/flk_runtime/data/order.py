@@ -1,0 +1,65 @@
+"""The orders of the samples of an epoch, which depend on the seed and the epoch only.
+
+A shuffled order takes no memory: it is a keyed permutation of the positions, a Feistel network. A position is two
+halves, and each round changes one half by a hash of the other. The network permutes the numbers below a power of 4; a
+result that is no position goes through it again until it is one (cycle walking: Black and Rogaway, CT-RSA 2002).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from flk_runtime.system import rng
+
+OWN = "own"
+"""The order that the dataset has."""
+SHUFFLED = "feistel"
+"""The order of a loader that shuffles."""
+EARLIER = "randperm"
+"""The order of checkpoints of flk 0.1.0, which holds all positions in memory."""
+KINDS = (OWN, SHUFFLED, EARLIER)
+
+_ROUNDS = 6
+# The multipliers of splitmix64 (Steele et al., OOPSLA 2014), as signed numbers: torch does not compute with unsigned.
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)
+
+
+class EpochOrder:
+    """The order of an epoch's ``samples`` over all ranks. ``kind`` is one of KINDS."""
+
+    def __init__(self, kind: str, samples: int, seed: int, epoch: int) -> None:
+        self._kind, self._samples = kind, samples
+        self._bits = max(1, ((samples - 1).bit_length() + 1) // 2)  # of a half
+        self._keys = [rng.derive_seed("order", seed, epoch, number) for number in range(_ROUNDS)]
+        if kind == EARLIER:
+            generator = torch.Generator().manual_seed(rng.derive_seed("order", seed, epoch))
+            self._all = torch.randperm(samples, generator=generator)
+
+    def at(self, positions: torch.Tensor) -> torch.Tensor:
+        """The indices of the samples at ``positions``, int64 of any shape."""
+        if self._kind == EARLIER:
+            return self._all[positions]
+        if self._kind == OWN:
+            return positions
+        found = self._permuted(positions)
+        while bool((outside := found >= self._samples).any()):
+            found[outside] = self._permuted(found[outside])
+        return found
+
+    def _permuted(self, numbers: torch.Tensor) -> torch.Tensor:
+        mask = (1 << self._bits) - 1
+        left, right = numbers >> self._bits, numbers & mask
+        for key in self._keys:
+            left, right = right, left ^ (_hash(right + key) & mask)
+        return (left << self._bits) | right
+
+
+def _hash(values: torch.Tensor) -> torch.Tensor:
+    values = (values ^ _shifted(values, 30)) * _FIRST
+    values = (values ^ _shifted(values, 27)) * _SECOND
+    return values ^ _shifted(values, 31)
+
+
+def _shifted(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """``values`` shifted right as unsigned numbers."""
+    return (values >> bits) & ((1 << (64 - bits)) - 1)

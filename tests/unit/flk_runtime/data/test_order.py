@@ -1,0 +1,43 @@
+"""Orders of an epoch: permutations that depend on seed and epoch, and look random."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flk_runtime.data.order import EARLIER, OWN, SHUFFLED, EpochOrder
+
+
+def shuffled(samples: int, seed: int = 0, epoch: int = 0) -> list[int]:
+    found: list[int] = EpochOrder(SHUFFLED, samples, seed, epoch).at(torch.arange(samples)).tolist()
+    return found
+
+
+@given(samples=st.integers(1, 600), seed=st.integers(0, 1 << 62))
+def test_every_sample_is_at_one_position(samples: int, seed: int) -> None:
+    assert sorted(shuffled(samples, seed)) == list(range(samples))
+
+
+def test_an_order_depends_on_seed_and_epoch_only() -> None:
+    assert shuffled(100, 1, 2) == shuffled(100, 1, 2)
+    assert len({tuple(shuffled(100, seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
+    part = EpochOrder(SHUFFLED, 100, 1, 2).at(torch.tensor([7, 90]))
+    assert part.tolist() == [shuffled(100, 1, 2)[7], shuffled(100, 1, 2)[90]]
+    assert EpochOrder(OWN, 5, 1, 2).at(torch.arange(5)).tolist() == [0, 1, 2, 3, 4]
+    assert EpochOrder(EARLIER, 5, 1, 2).at(torch.arange(5)).tolist() != [0, 1, 2, 3, 4]
+
+
+def test_all_orders_are_about_equally_frequent() -> None:
+    counts = Counter(tuple(shuffled(4, seed)) for seed in range(2400))
+    assert len(counts) == 24
+    assert min(counts.values()) > 60  # 100 is expected, with a deviation of 10
+    assert max(counts.values()) < 150
+
+
+def test_neighbours_do_not_stay_together() -> None:
+    together = sum(abs(a - b) == 1 for seed in range(50) for a, b in itertools.pairwise(shuffled(500, seed)))
+    assert 60 < together < 150  # 100 of 24,950 are expected
