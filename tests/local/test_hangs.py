@@ -115,6 +115,15 @@ def test_a_hang_in_ranks_that_do_not_share_an_interpreter_is_found_too(forked_po
     assert "did not reach all_reduce 6; it is at train.py:9 in stuck" in failure.summary
 
 
+def test_ranks_that_outlive_others_at_the_end_of_a_hang_print_no_traceback(forked_pods: Callable[..., Pods]) -> None:
+    ignored = "dist.init_process_group('gloo'); rank = dist.get_rank(); signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    script = SCRIPT.replace('dist.init_process_group("gloo")', f"{ignored} if rank == 2 else None", 1)
+    job = forked_pods(3, 1, script=script.format(fault=SLEEP), **QUICK)
+    job.start("train.py")
+    assert job.wait() == [ExitCode.INFRASTRUCTURE] * 3, job.logs_of_all()
+    assert "[rank " not in job.logs_of_all()
+
+
 def test_a_hang_is_followed_by_the_next_attempt(forked_pods: Callable[..., Pods]) -> None:
     script = SCRIPT.replace("1_000_000", "8").replace("rank == 1:", "rank == 1 and os.environ['FLK_ATTEMPT'] == '0':")
     job = forked_pods(2, 1, script=script.format(fault=SLEEP), FLK_RESTARTS="1", **QUICK)

@@ -183,6 +183,7 @@ class Agent:
                 self.stop.draining = False
             case AttemptEnded() if running:
                 running.end = event.failure
+                running.print_secondary()
                 self._end_ranks()
                 if self.rendezvous:
                     # The cause is chosen when all pods have reported. The line of the next attempt names it.
@@ -259,8 +260,11 @@ class Agent:
 
     def _handle_report(self, rank: RankProcess) -> None:
         """Handle the rank's report of its exception, if it has sent one. It arrives before its connections break."""
-        failure = self.ranks.report_of(rank)
-        if failure:
+        reported = self.ranks.report_of(rank)
+        if reported and self.attempt:
+            failure, unprinted = reported
+            self.attempt.unprinted.append((rank.pipes, unprinted))
+            self.attempt.print_secondary()
             self._handle_failure(rank, failure)
             rank.kill_at = time.monotonic() + EXIT_TIMEOUT
 

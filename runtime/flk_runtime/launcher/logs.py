@@ -106,6 +106,10 @@ class RankPipes:
         """The last lines of stderr."""
         return self._stderr.tail
 
+    def write_stderr(self, text: str) -> None:
+        """Write text as if the rank had written it to stderr; the pipes may be closed."""
+        self._stderr.feed(text.encode(errors="replace"))
+
     def close_write_ends(self) -> None:
         """Close the launcher's copies of the rank's ends of the pipes. Call when the rank has started."""
         for fd in self.write_ends:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import Attempt
+from flk_runtime.launcher.logs import RankPipes
 from flk_runtime.launcher.preemption import PodPreemption
 from flk_runtime.launcher.transport import AttemptStarted
 from flk_runtime.shared.progress import ProgressPage
@@ -27,6 +28,7 @@ class PodAttempt:
     ranks_ended: bool = False  # all have, and the leader does not know yet
     preemption: PodPreemption | None = None
     end: Failure | None = None  # why the attempt ended in all pods
+    unprinted: list[tuple[RankPipes, str]] = field(default_factory=list)  # ranks' tracebacks of secondary failures
 
     @property
     def history(self) -> list[Attempt]:
@@ -37,6 +39,16 @@ class PodAttempt:
     def all_failures(self) -> list[Failure]:
         """What this pod reports when it joins again: a rank that ends early with success breaks others' connections."""
         return [*self.failures, *self.finished]
+
+    def print_secondary(self) -> None:
+        """Print tracebacks of secondary failures if the attempt has ended without another cause.
+
+        Otherwise they are consequences: of the failure of another rank, or of ranks that launchers have ended.
+        """
+        if self.end and self.end.secondary:
+            for pipes, text in self.unprinted:
+                pipes.write_stderr(text)
+            self.unprinted.clear()
 
     def end_rank(self, page: ProgressPage) -> None:
         """Note how far the rank with this page had come when it ended."""

@@ -34,12 +34,15 @@ def is_crash(stderr: str) -> bool:
     return _CRASH.search(stderr) is not None
 
 
-def from_report(failure: Failure, report: bytes) -> Failure | None:
-    """``failure`` with the fields of a rank's report (`flk_runtime.shared.failure_report`); None if it is no report."""
+def from_report(failure: Failure, report: bytes) -> tuple[Failure, str] | None:
+    """``failure`` with the fields of a rank's report (`flk_runtime.shared.failure_report`); None if it is no report.
+
+    With it comes the text about the exception that the rank leaves to the launcher to print; it may be empty.
+    """
     try:
         reported = json.loads(report)
         fields = {name: reported[name] for name in _REPORTED_FIELDS if name in reported}
-        return replace(failure, kind=Kind(reported["kind"]), **fields)
+        return replace(failure, kind=Kind(reported["kind"]), **fields), str(reported.get("output", ""))
     except (ValueError, TypeError, KeyError):
         return None
 

@@ -161,8 +161,8 @@ class Ranks:
         with contextlib.suppress(KeyError):  # it is paused
             self._selector.unregister(fd)
 
-    def report_of(self, rank: RankProcess) -> Failure | None:
-        """The exception that the rank has reported, if there is a new one."""
+    def report_of(self, rank: RankProcess) -> tuple[Failure, str] | None:
+        """The exception that the rank has reported, if there is a new one, and what the rank has not printed of it."""
         report = rank.pipes.take_report()
         return from_report(self.new_failure(Kind.EXCEPTION, rank), report) if report is not None else None
 

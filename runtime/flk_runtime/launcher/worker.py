@@ -19,6 +19,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from typing import Any
 
 from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.failure import Kind
 from flk_runtime.shared import failure_report, observer
 from flk_runtime.system.text import text_of
 
@@ -29,8 +30,9 @@ def run(command: Sequence[str]) -> int:
     """Run the user's script or module (``-m``, name) with its arguments, and return the exit code of this process.
 
     An exception is reported to the launcher at once, while all connections are open. The peers notice a broken
-    connection later, so their reports come after the report of the root cause. An exception in a process that the
-    script has forked is not reported: the rank itself goes on.
+    connection later, so their reports come after the report of the root cause. The launcher prints the traceback of a
+    secondary exception, if it is not the consequence of a known cause. An exception in a process that the script has
+    forked is not reported: the rank itself goes on.
     """
     rank = os.getpid()
     faulthandler.enable(all_threads=False)  # a fatal signal leaves the Python stack on stderr
@@ -42,12 +44,16 @@ def run(command: Sequence[str]) -> int:
     except BaseException as error:
         _ignore_ended_children()
         sys.last_value = error  # keeps the frames and their objects until the process ends, see _run
-        if os.getpid() == rank:
-            failure_report.send(failure_report.describe(error))
-        if isinstance(error, KeyboardInterrupt):
-            return ExitCode.INTERRUPTED
         # torch.distributed's own hook prefixes each line with the rank, which the launcher does already.
         hook = sys.__excepthook__ if sys.excepthook.__module__.startswith("torch") else sys.excepthook
+        if os.getpid() == rank:
+            report = failure_report.describe(error)
+            left_to_launcher = Kind(report["kind"]).meaning.secondary and hook is sys.__excepthook__
+            failure_report.send(report | {"output": failure_report.format_error(error)} if left_to_launcher else report)
+            if left_to_launcher:
+                return 1
+        if isinstance(error, KeyboardInterrupt):
+            return ExitCode.INTERRUPTED
         try:
             hook(
                 type(error), error.with_traceback(failure_report.user_frames(error.__traceback__)), error.__traceback__

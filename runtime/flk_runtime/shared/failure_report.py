@@ -43,7 +43,7 @@ def describe(error: BaseException) -> dict[str, Any]:
         "kind": kind_of_loss(message) if kind in _MAY_FOLLOW and _has_secondary_cause(error) else kind,
         "type": name,
         "message": message + others + (faults.full_file_system(error) if kind is Kind.DISK_FULL else ""),
-        "traceback": _traceback_of(error),
+        "traceback": format_error(error)[-_TRACEBACK_LIMIT:],
         "time": time.time(),
     }
 
@@ -55,13 +55,13 @@ def _of_worker(name: str, message: str) -> str:
     return f"{original.removeprefix(f'{name}: ')} ({match[1]})" if match and original else message
 
 
-def _traceback_of(error: BaseException) -> str:
-    """The end of the traceback, as Python prints it."""
+def format_error(error: BaseException) -> str:
+    """The traceback and the message, as Python prints them. Raises nothing."""
     try:
         lines = traceback.format_exception(type(error), error, user_frames(error.__traceback__))
     except Exception:  # a method of the exception, or of one in its chain, raises
         lines = traceback.format_tb(user_frames(error.__traceback__))
-    return "".join(lines)[-_TRACEBACK_LIMIT:]
+    return "".join(lines)
 
 
 def _has_secondary_cause(error: BaseException, seen: frozenset[int] = frozenset()) -> bool:

@@ -128,8 +128,7 @@ def test_an_invalid_use_of_nccl_is_final_when_it_happens_again() -> None:
     error = type("DistBackendError", (RuntimeError,), {})(
         "NCCL error: ncclInvalidUsage: Duplicate GPU detected : rank 1"
     )
-    failure = from_report(Failure(Kind.EXCEPTION, 1, rank=2), json.dumps(describe(error)).encode())
-    assert failure is not None
+    failure = report_of(error)
     history = attempts(failure, failure)
     assert decide(history[:1], Limits(restarts=3)).restarts == 1
     assert decide(history, Limits(restarts=3)).no_retry_reason == "not retried: failed twice with the same error"
@@ -257,10 +256,16 @@ def test_a_group_is_secondary_if_all_in_it_are(error: BaseException, secondary: 
     assert (describe(error)["kind"] is Kind.CONNECTION) == secondary
 
 
+def report_of(error: BaseException) -> Failure:
+    reported = from_report(Failure(Kind.EXCEPTION, 1, rank=2), json.dumps(describe(error)).encode())
+    assert reported is not None
+    assert reported[1] == ""
+    return reported[0]
+
+
 def test_failure_of_a_rank_by_its_own_report() -> None:
     error = ValueError("bad shard")
-    failure = from_report(Failure(Kind.EXCEPTION, 1, rank=2), json.dumps(describe(error)).encode())
-    assert failure is not None
+    failure = report_of(error)
     assert failure.summary == "rank 2 in pod 1 raised ValueError: bad shard"
     assert failure.rank == 2  # a report cannot change what the launcher knows itself
     assert from_report(failure, b'{"kind": "exi') is None

@@ -9,6 +9,7 @@ import pytest
 
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.launcher.logs import Prefixer, RankPipes
 from flk_runtime.launcher.pod_attempt import PodAttempt
 from flk_runtime.launcher.preemption import PodPreemption
 from flk_runtime.launcher.transport import AttemptStarted
@@ -31,6 +32,33 @@ def test_an_exception_after_sigterm_is_an_answer_to_it_unless_another_rank_has_r
     assert attempt.judge_terminated(AGAIN) == AGAIN
     other = replace(AGAIN, type="KeyError")
     assert attempt.judge_terminated(other).kind is Kind.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("end", "printed"),
+    [
+        (None, ""),
+        (RAISED, ""),
+        (replace(RAISED, kind=Kind.HANG), ""),
+        (replace(RAISED, kind=Kind.CONNECTION), "[rank 4] RuntimeError: Connection closed by peer\n"),
+    ],
+    ids=["runs", "exception", "hang", "broken connection"],
+)
+@pytest.mark.parametrize("reported_first", [True, False])
+def test_the_traceback_of_a_broken_connection_is_printed_if_there_is_no_other_cause(
+    attempt: PodAttempt, end: Failure | None, printed: str, reported_first: bool
+) -> None:
+    out: list[bytes] = []
+    pipes = RankPipes(Prefixer("", out.append), Prefixer("[rank 4] ", out.append))
+    pipes.close_write_ends()
+    for fd in pipes.read_ends:
+        pipes.close(fd)
+    attempt.end = None if reported_first else end
+    attempt.unprinted.append((pipes, "RuntimeError: Connection closed by peer\n"))
+    attempt.print_secondary()
+    attempt.end = end
+    attempt.print_secondary()
+    assert b"".join(out).decode() == printed
 
 
 def test_a_rank_that_was_killed_after_sigterm_has_not_answered_it(attempt: PodAttempt) -> None:
