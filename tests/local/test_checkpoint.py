@@ -288,6 +288,26 @@ def test_a_save_that_is_waited_for_is_complete_before_the_run_is_abandoned(ranks
     assert (tmp_path / "latest").read_text().strip() == "step-000000001"
 
 
+def test_a_save_leaves_nothing_in_the_store_for_longer_than_the_next_one(ranks: Ranks, tmp_path: Path) -> None:
+    script = """
+        import torch, flk_runtime as flk
+        from flk_runtime.distributed import process_group
+        with flk.init(device="cpu", save_every=0) as run:
+            run.parallelize(torch.nn.Linear(1, 1))
+            counts = []
+            for _ in range(5):
+                run.step()
+                run.save(wait=True)
+                process_group.all_gather(None)
+                counts.append(process_group.store().num_keys())
+                process_group.all_gather(None)
+            print(counts[1], counts[-1])
+    """
+    for ended in ranks(script, 2, {"FLK_CHECKPOINT": str(tmp_path / "folder")}):
+        second, last = ended.lines[-1].split()
+        assert second == last
+
+
 def test_an_end_by_an_exception_saves_nothing_and_leftovers_are_removed(ranks: Ranks, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()

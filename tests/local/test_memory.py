@@ -137,6 +137,36 @@ def test_a_pod_that_has_to_stop_saves_and_copies_before_it_ends(job: Callable[..
     assert stopped.step == second, "no step is lost"
 
 
+NO_ROOM = """
+    import pathlib, time, torch, flk_runtime as flk
+
+    run = flk.init(device="cpu", save_every=2, log_every=0)
+    run.parallelize(torch.nn.Linear(512, 512))
+    while True:
+        run.step()
+        pathlib.Path(f"step.{run.rank}").write_text(str(run.steps))
+        if run.steps == 8:
+            print("copies:", pathlib.Path("/proc/self/maps").read_text().count("flk-part"))
+        time.sleep(0.02)
+"""
+
+
+def test_a_run_whose_checkpoints_have_no_room_does_not_say_that_it_saves(
+    forked_pods: Callable[..., Pods], root: Path
+) -> None:
+    limits = {user_env.MEMORY_LIMIT: "1Mi", pod_env.GRACE: "20", user_env.LEASE: "3"}
+    run = forked_pods(2, 1, script=NO_ROOM, **{pod_env.MEMORY_ROOT: str(root)}, **limits)
+    run.start("train.py")
+    reach(run, 10)
+    run.running[1].send_signal(signal.SIGTERM)
+    run.running[1].wait(60)
+    log = run.logs_of_all()
+    assert log.count("nothing is saved, since there is no storage for checkpoints") == 1, log
+    assert "[rank 1] copies: 0" in log
+    assert "all ranks get SIGTERM, since not every rank has made a step after which flk could save" in log
+    assert "which is saved" not in log
+
+
 def test_a_training_without_a_folder_ends_with_the_same_loss_to_the_bit(
     forked_pods: Callable[..., Pods], root: Path
 ) -> None:

@@ -242,7 +242,7 @@ class CheckpointManager:
     @property
     def can_save(self) -> bool:
         """Whether there is a place for checkpoints, and a registered model to save."""
-        return self._saver is not None and "model" in self._objects
+        return self._saver is not None and self._saver.can_save and "model" in self._objects
 
     def save(self, steps: int) -> None:
         """Save the state after ``steps`` optimizer steps. Call only if `can_save`. Collective.
@@ -250,7 +250,7 @@ class CheckpointManager:
         Returns when the state is copied; a thread writes it. Raises CheckpointError on all ranks if the write before
         this one failed, and that or SetupError if a state cannot be saved.
         """
-        if self._saver is None:
+        if self._saver is None or not self._saver.can_save:
             return
         states, own, problem = self._collect()
         plain = {

@@ -57,7 +57,7 @@ class Steps:
             self._saves.timeouts.shorten()
         if after_step:
             after_step()
-        if self._saves.manager.can_save and self._context.page.must_stop(self.done):
+        if self._must_stop():
             self._stop()
 
     def finish(self) -> None:
@@ -71,8 +71,17 @@ class Steps:
         if self.outer:
             self.outer.close(self.done)
 
+    def _must_stop(self) -> bool:
+        """Whether this rank has to save and end after this step."""
+        page = self._context.page
+        if self._saves.manager.can_save:
+            return page.must_stop(self.done)
+        page.boundary = -1  # the place for checkpoints may have been refused after an earlier step
+        return 0 <= page.target <= self.done
+
     def _stop(self) -> NoReturn:
         """Save, and end this rank, because a pod of the job received SIGTERM. Collective."""
         self.finish()
-        self._context.say(f"stopped after step {self.done}, which is saved")
+        saved = "which is saved" if self._saves.manager.can_save else "which is not saved: no place has room for it"
+        self._context.say(f"stopped after step {self.done}, {saved}")
         raise SystemExit(int(ExitCode.PREEMPTED))

@@ -74,6 +74,11 @@ class Saver:
         self._error: BaseException | None = None
         self._checked = False  # whether plain values have been read back
 
+    @property
+    def can_save(self) -> bool:
+        """Whether there is a place for checkpoints: storage, or memory that has not been refused."""
+        return self._memory is not None or self._writer is not None
+
     def save(
         self, step: int, chunks: Sequence[Chunk], plain: Mapping[str, Any], problem: RuntimeFailure | None = None
     ) -> None:
@@ -112,7 +117,8 @@ class Saver:
         if state == _PLANS:
             self._plan(describe(chunks), len(values))
             self._layout = layout
-        self._stage(step, number, chunks, values)
+        if self.can_save:
+            self._stage(step, number, chunks, values)
 
     def poll(self) -> None:
         """Call ``on_saved`` if the latest checkpoint has become complete in memory. Returns at once."""
@@ -221,7 +227,9 @@ class Saver:
         if refusal:
             self._memory = None
             if self._rank == 0:
-                self._warn(f"keeping no checkpoints in memory: {refusal}; {user_env.MEMORY_LIMIT} sets the limit")
+                nothing = "" if self._writer else ", and nothing is saved, since there is no storage for checkpoints"
+                limit = f"{user_env.MEMORY_LIMIT} sets the limit"
+                self._warn(f"keeping no checkpoints in memory: {refusal}{nothing}; {limit}")
 
     def _try_to_serialize(self, plain: Mapping[str, Any]) -> tuple[bytes, CheckpointError | None]:
         try:

@@ -63,8 +63,10 @@ class StorageWriter:
 
         Raises CheckpointError, the same on all ranks, if a rank could not write.
         """
+        if self._rank == 0 and self._saves:
+            self._delete_keys(header.world_size)
         self._saves += 1
-        key = f"flk/save/{self._token}/{self._saves}/"
+        key = self._key
         try:
             answer = self._write_own(shard, header)
         except Exception as error:
@@ -80,6 +82,16 @@ class StorageWriter:
             number = result.get("errno")
             cause = OSError(number, os.strerror(number)) if number else OSError(result["error"])
             raise checkpoint_error(result["error"], cause) from cause
+
+    @property
+    def _key(self) -> str:
+        """The beginning of the keys of the latest save."""
+        return f"flk/save/{self._token}/{self._saves}/"
+
+    def _delete_keys(self, world_size: int) -> None:
+        """Delete what the latest save has left in the store. No rank reads it once the next save has begun."""
+        for name in ("result", *(f"{kind}{rank}" for rank in range(world_size) for kind in ("", "read/"))):
+            self._store.delete_key(f"{self._key}{name}")
 
     def _leave_together(self, key: str, world_size: int) -> None:
         """Give all ranks time to read the result, since rank 0 may take the store with it when it ends."""
@@ -113,6 +125,7 @@ class StorageWriter:
         answers = []
         for rank in range(header.world_size):
             answers.append(json.loads(self._get(f"{key}{rank}", f"rank {rank} to write its file")))
+            self._store.delete_key(f"{key}{rank}")  # it has a line for each tensor
         try:
             for rank, answer in enumerate(answers):
                 if "error" in answer:
