@@ -150,7 +150,7 @@ COVERED = {
     ),
     "tests/unit/flk/spec/test_schema.py": "flk.spec.options",
     "tests/unit/flk/targets/test_targets.py": (
-        "flk.health.deadlock flk.targets flk.targets.gang flk.targets.indexed flk.targets.job flk.targets.jobset "
+        "flk.targets flk.targets.gang flk.targets.indexed flk.targets.job flk.targets.jobset "
         "flk.targets.model flk.targets.pytorchjob flk.targets.trainjob"
     ),
     "tests/unit/flk/test_commands.py": "flk.jobs.cluster",

@@ -100,9 +100,16 @@ class JobBuilder:
         return self
 
     def event(
-        self, reason: str, message: str, kind: str = "PyTorchJob", name: str = "", at: str = MADE, count: int = 1
+        self,
+        reason: str,
+        message: str,
+        kind: str = "PyTorchJob",
+        name: str = "",
+        at: str = MADE,
+        count: int = 1,
+        uid: str = "",
     ) -> JobBuilder:
-        involved = {"kind": kind, "name": name or self.name}
+        involved = {"kind": kind, "name": name or self.name, **({"uid": uid} if uid else {})}
         event = {"type": "Warning", "reason": reason, "message": message, "involvedObject": involved}
         self.events.append(event | {"lastTimestamp": at, "count": count})
         return self
@@ -119,6 +126,15 @@ class JobBuilder:
     def view(self, **around: Any) -> JobView:
         """The view of the job, with the objects around it."""
         return JobView(self.seen(**around))
+
+    def ran(self, index: int, *uids: str, until: str = "") -> JobBuilder:
+        """Add the events of pods of one name that ran; ``until`` is the reason of the event that ended them."""
+        name = f"{self.name}-worker-{index}"
+        for uid in uids:
+            self.event("Started", "Started container pytorch", "Pod", name, uid=uid)
+            if until:
+                self.event(until, "Stopping container pytorch", "Pod", name, uid=uid)
+        return self
 
     def add_to(self, server: FakeApiServer) -> JobBuilder:
         """Put the job, its pods and its events into a fake API server."""

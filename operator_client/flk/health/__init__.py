@@ -5,6 +5,7 @@ are found in the objects of a job afterwards (`flk why`, `status`, `wait`). Noth
 `flk.jobs` reads the objects.
 """
 
+from flk.health.attempts import NO_PROGRESS
 from flk.health.cause import Cause
 from flk.health.ending import job_failure
 from flk.health.failure import with_memory_limit
@@ -14,6 +15,7 @@ from flk.health.why import Report, report
 
 __all__ = [
     "CAUSES",
+    "NO_PROGRESS",
     "Cause",
     "Report",
     "find",

@@ -7,10 +7,13 @@ from typing import Final
 
 from flk import labels
 from flk.health.cause import Cause, Found, names, pod_evidence
+from flk.health.scheduling import is_short_of_resources
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase
-from flk.observe.pods import conditions
-from flk.observe.view import JobView
+from flk.observe.pods import conditions, one_line
+from flk.observe.view import JobView, number_in, pod_spec
+from flk.targets import CONTAINERS
+from flk_runtime.contract.pod_env import MIN_PODS, PODS, SPARES
 
 _UNFINISHED: Final = ("Pending", "Running")  # phases of pods
 _HOLDING: Final = (PodPhase.STARTING, PodPhase.RUNNING)
@@ -19,7 +22,12 @@ _HOLDING: Final = (PodPhase.STARTING, PodPhase.RUNNING)
 def _deadlocked(view: JobView) -> Found | None:
     waiting = [pod for pod in view.pods if pod.phase == PodPhase.PENDING and pod.reason == "Unschedulable"]
     holding = [pod for pod in view.pods if pod.phase in _HOLDING]
-    rival = next(iter(_half_started(view)), None) if waiting and holding else None
+    if not waiting or not holding or not is_short_of_resources(waiting[0].message):
+        return None
+    others = _jobs(view)
+    if (view.resizable and len(holding) >= view.sizes[0]) or any(map(_trains, others.values())):
+        return None  # a job that trains will end and free its nodes
+    rival = next((key for key, pods in sorted(others.items()) if _is_half_started(pods)), None)
     if rival is None:
         return None
     namespace, job = rival
@@ -39,29 +47,44 @@ def _deadlocked(view: JobView) -> Found | None:
     )
 
 
-def _half_started(view: JobView) -> list[tuple[str, str]]:
-    """Return namespace and name of the other jobs of which some pods have a node and others find none."""
-    found: dict[tuple[str, str], set[bool]] = defaultdict(set)
+def _jobs(view: JobView) -> dict[tuple[str, str], list[Object]]:
+    """Return the unfinished pods of the other jobs that were read, by namespace and name of the job."""
+    found: dict[tuple[str, str], list[Object]] = defaultdict(list)
     for pod in view.around.other_pods:
         meta = pod["metadata"]
         key = str(meta.get("namespace") or ""), str((meta.get("labels") or {}).get(labels.JOB) or "")
-        if key == (view.namespace, view.name) or (pod.get("status") or {}).get("phase") not in _UNFINISHED:
-            continue
-        if (pod.get("spec") or {}).get("nodeName") or _is_unschedulable(pod):
-            found[key].add(bool((pod.get("spec") or {}).get("nodeName")))
-    return sorted(key for key, held in found.items() if held == {True, False})
+        if key != (view.namespace, view.name) and (pod.get("status") or {}).get("phase") in _UNFINISHED:
+            found[key].append(pod)
+    return found
 
 
-def _is_unschedulable(pod: Object) -> bool:
-    return (conditions(pod).get("PodScheduled") or {}).get("reason") == "Unschedulable"
+def _trains(pods: list[Object]) -> bool:
+    """Return whether a job has as many pods with a node as it needs to train: an elastic one need not have them all."""
+    containers = pod_spec(pods[0]).get("containers") or []
+    container: Object = next((each for each in containers if each.get("name") in CONTAINERS), {})
+    most = number_in(container, PODS)
+    least = number_in(container, MIN_PODS) or (most or len(pods)) - number_in(container, SPARES)
+    return sum(map(_has_node, pods)) >= least
+
+
+def _is_half_started(pods: list[Object]) -> bool:
+    """Return whether some of the pods have a node, and the scheduler finds no room for others."""
+    scheduled = [conditions(pod).get("PodScheduled") or {} for pod in pods if not _has_node(pod)]
+    waits = [one for one in scheduled if one.get("reason") == "Unschedulable"]
+    return any(map(_has_node, pods)) and any(is_short_of_resources(one_line(one.get("message"))) for one in waits)
+
+
+def _has_node(pod: Object) -> bool:
+    return bool(pod_spec(pod).get("nodeName"))
 
 
 CAUSES: Final = (
     Cause(
         "Deadlocked",
         "The job and another one keep each other from starting",
-        "Some pods of each of the two jobs have a node, and no node has room for the others. The pods that run wait "
-        "for those. flk reads the pods of other jobs in the cluster, or in the namespace if you may not read more.",
+        "Some pods of each of the two jobs have a node, and the scheduler says that resources are short for the "
+        "others. The pods that run wait for those. No other job trains that could end and make room. flk reads the "
+        "pods of other jobs in the cluster, or in the namespace if you may not read more.",
         "Suspend one of the jobs: `flk suspend JOB`. Submit with `--gang auto` where the cluster can schedule gangs: "
         "then a job gets nodes for all of its pods or for none.",
         _deadlocked,

@@ -151,10 +151,26 @@ def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, Evidence] 
     reasons, spec = parse(pods[0].message), pod_spec(view.objects[pods[0].name])
     reason = reasons[0] if reasons else NodeReason("other", 0, pods[0].message)
     tainted = _taint_of_chosen_nodes(view, spec)
+    away = next((one for one in reasons if _is_away(one)), None)
     if tainted is not None and (reason.kind == "taint" or (reason.kind == "selector" and spec.get("nodeSelector"))):
         kept = next((one for one in reasons if one.kind == "taint"), None)
         reason = replace(kept, detail=kept.detail or tainted) if kept else reason
+        reason = away if away and tainted.startswith(_NODE_STATE) else reason
+    elif reason.kind == "volume" or (reason.kind == "selector" and not spec.get("nodeSelector")):
+        # The scheduler tests these later, or not at all, on nodes that are away or full: the right node may be one.
+        reason = away or next((one for one in reasons if one.kind == "resource"), reason)
     return pods, reason, scheduling_evidence(view, pods[0])
+
+
+def _is_away(reason: NodeReason) -> bool:
+    """Return whether nodes refuse a pod because they are cordoned or not ready, so that they may come back."""
+    return reason.kind == "unschedulable" or (reason.kind == "taint" and reason.detail.startswith(_NODE_STATE))
+
+
+def is_short_of_resources(message: str) -> bool:
+    """Return whether the scheduler says that resources are short, and of no node that it is only away."""
+    reasons = parse(message)
+    return any(reason.kind == "resource" for reason in reasons) and not any(map(_is_away, reasons))
 
 
 def scheduling_evidence(view: JobView, pod: PodState) -> Evidence:
@@ -169,7 +185,8 @@ def _taint_of_chosen_nodes(view: JobView, spec: Object) -> str | None:
     taints = [taint for node in chosen for taint in untolerated(node, spec)]
     # A control plane has its taint in each cluster. It is the reason only if the job wants to run there.
     others = [taint for taint in taints if not taint.startswith(_CONTROL_PLANE)]
-    return next(iter(others or taints), None)
+    # A node that comes back can take the pod, whatever taints the others have.
+    return next(iter(sorted(others, key=lambda taint: not taint.startswith(_NODE_STATE)) or taints), None)
 
 
 def _refused_by_nodes(kind: str, matches: Callable[[str], bool] = lambda detail: True) -> Locate:
@@ -207,11 +224,11 @@ def _insufficient(flag: str, matches: Callable[[str], bool]) -> Callable[[JobVie
         resource, spec = found[1], pod_spec(view.objects[found.pods[0]])
         needed = requests(spec).get(resource, 0.0)
         asks = f"{found}: no node has {_as_written(spec, resource) or 'enough'} {resource}"
-        # Nodes that the pod may not run on, such as control planes, do not count.
+        # Nodes that the pod may not run on, such as control planes, do not count. Nodes that are away may come back.
         sizes = {
             name: str(((node.get("status") or {}).get("allocatable") or {}).get(resource) or "0")
             for name, node in view.around.nodes.items()
-            if is_allowed(node, spec)
+            if is_selected(node, spec) and all(taint.startswith(_NODE_STATE) for taint in untolerated(node, spec))
         }
         if sizes:
             node = max(sizes, key=lambda name: quantity(sizes[name]))

@@ -23,7 +23,7 @@ from flk.health.cause import (
 from flk.health.references import CONFIG_ERRORS
 from flk.health.references import READ as WAITING
 from flk.kube import Object
-from flk.observe.model import Evidence, PodPhase
+from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.observation import event_time
 from flk.observe.pods import one_line
 from flk.observe.view import JobView
@@ -43,6 +43,7 @@ _WORK: Final = re.compile(r'chdir to cwd \("([^"]+)"\)[^:]*: no such file')
 _PROCESS: Final = re.compile(r"(?:.*unable to start container process: )?(.+)")
 _ENDED: Final = re.compile(r"(?:Error )?[Pp]od (\S+) container \S+ exitCode: (\d+) terminated message: (.*)", re.DOTALL)
 _START_REASONS: Final = ("StartError", "RunContainerError", "ContainerCannotRun", "CreateContainerError")
+BACKOFF_RESET: Final = 600.0  # seconds that a container runs before the kubelet forgets its restarts
 LOOP: Final = 3  # starts of a container that end at once before flk calls it a loop
 
 
@@ -111,10 +112,13 @@ def _wrong_format(view: JobView) -> Trace | None:
 
 
 def _crash_loop(view: JobView) -> Found | None:
+    attempts = view.from_flk and view.record is not None and view.record.attempts  # which tell more
     looping = [
         pod
         for pod in view.pods
-        if pod.reason == "CrashLoopBackOff" or (pod.restarts >= LOOP and pod.phase == PodPhase.STARTING)
+        if pod.reason == "CrashLoopBackOff"
+        or (pod.restarts >= LOOP and pod.phase == PodPhase.STARTING)
+        or (pod.restarts >= LOOP and pod.phase == PodPhase.RUNNING and not attempts and _ran_briefly(view, pod))
     ]
     if not looping:
         return None
@@ -141,24 +145,24 @@ def _crash_loop(view: JobView) -> Found | None:
     )
 
 
+def _ran_briefly(view: JobView, pod: PodState) -> bool:
+    """Return whether a container's last run and its present one are so short that the kubelet still counts restarts."""
+    ended = [state for field, state in _states(view, pod.name) if field.endswith("lastState.terminated")]
+    brief = [timestamp(end.get("finishedAt")) - timestamp(end.get("startedAt")) < BACKOFF_RESET for end in ended]
+    return any(brief) and view.now - (pod.started or 0.0) < BACKOFF_RESET
+
+
 def _recreated_again_and_again(view: JobView) -> Found | None:
     """Find pods that are created again without end, as the operator does after exit codes of 128 and more."""
-    counts: dict[str, int] = {}
-    last: dict[str, tuple[str, Object]] = {}
-    for event in view.job_events:
-        match = re.search(r"[Pp]od:? (?:\S+?\.)?(\S+) exited with code (\d+)", str(event.get("message", "")))
-        if event.get("reason") == "ExitedWithCode" and match and int(match[2]) >= 128:
-            counts[match[1]] = counts.get(match[1], 0) + int(event.get("count") or 1)
-            last[match[1]] = match[2], event
-    name = max(counts, key=lambda pod: counts[pod], default="")
-    if not name or counts[name] < LOOP or (view.from_flk and view.record and view.record.attempts):
+    ends = {name: view.own_ends(name) for name in view.recreations}
+    name = max(ends, key=lambda pod: ends[pod], default="")
+    if not name or ends[name] < LOOP or (view.from_flk and view.record and view.record.attempts):
         return None
-    code, event = last[name]
-    text = f"{event.get('message')} ({counts[name]} times)"
+    code, event = view.recreations[name]
     return Found(
-        f"{name} ends with exit code {code} and is created again and again; it never gets further",
+        f"{name} ends with exit code {code} and is created again and again ({ends[name]} times); it never gets further",
         f"{view.kubectl(f'logs {name} -f')} shows what it prints next time; then {view.flk('delete')}",
-        [Evidence(f"event of {view.subject}", text, time=event_time(event))],
+        [Evidence(f"event of {view.subject}", str(event.get("message")), time=event_time(event))],
         [name],
     )
 
@@ -285,8 +289,9 @@ CAUSES: Final = (
     Cause(
         "RestartLoop",
         "A pod is created again and again and never gets further",
-        "The operator creates a pod again after each exit code of 128 and more, without a limit. flk counts the events "
-        "ExitedWithCode.",
+        "The operator creates a pod again after each exit code of 128 and more, without a limit. flk reads the events "
+        "ExitedWithCode and counts the pods that ran and ended by themselves; a pod that was deleted, evicted or "
+        "preempted does not count.",
         "Read what the pod prints, correct it, delete the job and submit it again.",
         _recreated_again_and_again,
         ExitCode.TRAINING,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from flk.health import (
     admission,
+    attempts,
     controllers,
     deadlock,
     deletion,
@@ -54,6 +55,7 @@ GROUPS: Final[tuple[tuple[Cause, ...], ...]] = (
     scheduling.CAUSES,
     (UNSCHEDULABLE,),
     (*node.CAUSES, *rendezvous.CAUSES),
+    attempts.CAUSES,
     ending.CAUSES,
     deletion.CAUSES,
 )
@@ -84,8 +86,8 @@ def find(view: JobView) -> list[Finding]:
     Of each group only the first row that matches counts, because later rows are less specific. The end of a failed job
     is its cause, unless the end has no explanation of its own: then a cause that kept a pod away, or ended it from
     outside, comes first. In a job that has not ended, causes that do not resolve by themselves come first, and what
-    ended a pod from outside comes before what its replacement waits for. If the job or its pods are gone, an archived
-    cause comes first: the objects that it was read from may be gone too.
+    keeps a pod from running now comes before what ended it; but a preempted pod waits because it was preempted. If the
+    job or its pods are gone, an archived cause comes first: the objects that it was read from may be gone too.
     """
     if view.succeeded and not view.failed:
         return []
@@ -105,10 +107,19 @@ def find(view: JobView) -> list[Finding]:
     if before is not None:
         return sorted(found, key=lambda finding: (finding is not before, finding.code in LATER))
     if not view.failed:
-        return sorted(found, key=lambda f: (f.code in LATER, f.resolves_itself, f.code not in _FROM_OUTSIDE))
+        return sorted(found, key=lambda f: (f.code in LATER, f.resolves_itself, _order_now(f, found)))
     codes = {cause.code for cause in ending.CAUSES}
     end = next((finding for finding in found if finding.code in codes), None)
     return sorted(found, key=lambda finding: (not _explains(finding, end), finding is not end))
+
+
+def _order_now(finding: Finding, found: Sequence[Finding]) -> int:
+    """Return the place of a finding among those of a job that goes on by itself."""
+    if finding.code == "Preempted":
+        return 0
+    now = {pod for other in found if other.code not in _FROM_OUTSIDE for pod in other.pods}
+    is_past = finding.code in _FROM_OUTSIDE and bool(now & set(finding.pods))
+    return 2 if is_past else 1
 
 
 def _explains(finding: Finding, end: Finding | None) -> bool:

@@ -8,8 +8,7 @@ from typing import Final
 
 from flk.health.cause import Cause, Found, Locate, Trace, event_evidence, names, tell
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
-from flk.health.scheduler_message import parse
-from flk.health.scheduling import scheduling_evidence
+from flk.health.scheduling import scheduling_evidence, unschedulable
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.pods import one_line
@@ -176,9 +175,8 @@ def _about(event: Object) -> tuple[object, object]:
 
 def _on_other_node(view: JobView) -> Trace | None:
     """Find pods that may not run where their volume is; not those that have no room on the nodes where they may."""
-    found = _unscheduled(_OTHER_NODE)(view)
-    reasons = parse(found.evidence[0].text) if found else []
-    return None if reasons and reasons[0].kind == "resource" else found
+    closest = unschedulable(view)
+    return _unscheduled(_OTHER_NODE)(view) if closest and closest[1].kind == "volume" else None
 
 
 def _mount_events(view: JobView) -> Iterator[tuple[PodState, Object, str]]:

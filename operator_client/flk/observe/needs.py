@@ -22,6 +22,7 @@ from flk.units import timestamp
 from flk_runtime.contract import log_format
 
 STUCK_AFTER: Final = 10.0  # seconds in which a pod may be pending before its events are read
+LATE: Final = 30.0  # seconds after the job's start: a pod that was created later may have taken another one's place
 STUCK_PODS: Final = 3  # pods whose events are read, so that a thousand pending ones cost three requests
 FOREIGN_LOGS: Final = 32  # pods of a job without flk's launcher whose logs are searched
 FOREIGN_LINES: Final = 400  # last lines of each of these logs
@@ -116,7 +117,9 @@ def _is_cause(pod: PodState) -> bool:
 
 def _was_disturbed(view: JobView) -> bool:
     recreated = any(pod.restarts for pod in view.pods) or bool(view.replaced_pods)
-    return recreated or "Restarting" in view.conditions
+    started = timestamp(view.status.get("startTime")) or view.now
+    late = any(timestamp(pod["metadata"].get("creationTimestamp")) - started > LATE for pod in view.objects.values())
+    return recreated or late or "Restarting" in view.conditions
 
 
 def _of_launchers(view: JobView) -> list[Need]:
@@ -146,6 +149,7 @@ def _around(view: JobView) -> list[Need]:
     else:
         silent = {pod.node for pod in view.pods if pod.phase == PodPhase.UNKNOWN and pod.node}
         wanted += [Need("nodes", name) for name in sorted(silent)[:3]]
+    wanted += [Need("events", name, "Pod") for name in [*view.recreations][:STUCK_PODS]]
     claims = _claim_names(view, pods)
     wanted += [Need("claims", name) for name in claims]
     wanted += [Need("events", name, "PersistentVolumeClaim") for name in claims if name in view.around.claims]

@@ -12,7 +12,7 @@ from flk.units import timestamp
 from flk_runtime.contract.record import JobRecord
 
 _NORMAL: Final = frozenset({"ContainerCreating", "PodInitializing"})  # reasons to wait that are no trouble
-_FIRST_SIGNAL: Final = 128  # exit codes above it are 128 + the signal
+FIRST_SIGNAL: Final = 128  # exit codes above it are 128 + the signal
 SIGKILLED: Final = 137  # the exit code of a container that SIGKILL has ended
 CLOCK_SKEW: Final = 5.0  # seconds by which the clocks of nodes may differ
 
@@ -35,7 +35,7 @@ def existing_pod(
     phase = _phase(pod, state)
     reason, message = _reason(pod, phase, state, events)
     # With the policy ExitCode a pod comes back that has no exit code, or one of 128 and more.
-    recreated = restart_policy == EXIT_CODE and (code is None or code >= _FIRST_SIGNAL)
+    recreated = restart_policy == EXIT_CODE and (code is None or code >= FIRST_SIGNAL)
     recreated = recreated or restart_policy == REPLACED
     stopped = bool(pod["metadata"].get("deletionTimestamp"))  # the deletion ended it: it did not fail by itself
     return PodState(
@@ -180,7 +180,7 @@ def _signal(ended: Object) -> int | None:
     if ended.get("signal"):
         return int(ended["signal"])
     code = ended.get("exitCode")
-    return code - _FIRST_SIGNAL if code is not None and _FIRST_SIGNAL < code < 2 * _FIRST_SIGNAL else None
+    return code - FIRST_SIGNAL if code is not None and FIRST_SIGNAL < code < 2 * FIRST_SIGNAL else None
 
 
 def one_line(text: Any) -> str:

@@ -16,6 +16,7 @@ from flk.observe.model import PodPhase, PodState
 from flk.observe.observation import Observation, event_time, unnamed_pod
 from flk.observe.pods import (
     CLOCK_SKEW,
+    FIRST_SIGNAL,
     SIGKILLED,
     existing_pod,
     got_sigkill,
@@ -35,6 +36,7 @@ CONTROLLER_DELAY: Final = 15.0  # seconds after a job's creation in which its co
 # Reasons of events about pods whose containers get SIGKILL, if they do not end before.
 _OUTSIDE_ENDS: Final = ("Killing", "Evicted", "Preempted", "TaintManagerEviction")
 _POD_NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
+_EXITED: Final = re.compile(r"[Pp]od:? (?:\S+?\.)?(\S+) exited with code (\d+)")  # the operator's event ExitedWithCode
 
 
 class JobView:
@@ -208,6 +210,28 @@ class JobView:
                 found[str(_involved(event, "name"))].append(event)
         return found
 
+    @cached_property
+    def recreations(self) -> Mapping[str, tuple[int, Object]]:
+        """The last exit code of 128 or more and its event, by the name of the pod that the operator created again."""
+        found: dict[str, tuple[int, Object]] = {}
+        for event in self.job_events:
+            match = _EXITED.search(str(event.get("message", ""))) if event.get("reason") == "ExitedWithCode" else None
+            if match and int(match[2]) >= FIRST_SIGNAL:
+                found[match[1]] = int(match[2]), event
+        return found
+
+    def own_ends(self, pod_name: str) -> int:
+        """Return how many pods of a name have run and then ended by themselves, and not by a deletion or an eviction.
+
+        They are counted by their UIDs in the events about pods: the operator may send several events for one end.
+        """
+        events = self.pod_events.get(pod_name, ())
+        started = {_involved(event, "uid") for event in events if event.get("reason") == "Started"}
+        outside = {_involved(event, "uid") for event in events if event.get("reason") in _OUTSIDE_ENDS}
+        runs = any(pod.name == pod_name and pod.exit_code is None for pod in self.pods)
+        present = {self.objects[pod_name]["metadata"]["uid"]} if runs and pod_name in self.objects else set()
+        return len(started - outside - present)
+
     @property
     def lacking(self) -> list[PodState]:
         """The pods that the controller has to create, and those that have ended and that it has to replace."""
@@ -317,7 +341,9 @@ class JobView:
                     name = self.target.pod_name(self.name, role, number)
                     states.append(missing_pod(index, name, ranks, refused.get(name)))
                 else:
-                    events = self.pod_events.get(there["metadata"]["name"], [])
+                    meta = there["metadata"]
+                    of_name = self.pod_events.get(meta["name"], [])
+                    events = [event for event in of_name if _involved(event, "uid") in (None, meta["uid"])]
                     policy = replicas.restart_policy
                     states.append(existing_pod(there, index, ranks, restart_policy=policy, events=events))
         return states
@@ -335,8 +361,7 @@ class JobView:
 
     def _setting(self, name: str) -> int:
         """Return the number that a variable of the training container has in the manifest; 0 if it has none."""
-        values = [str(each.get("value", "")) for each in self.container.get("env") or [] if each.get("name") == name]
-        return int(values[-1]) if values and values[-1].isdecimal() else 0
+        return number_in(self.container, name)
 
     def _refused_pods(self) -> dict[str, Object]:
         """Return the last event that says why a pod was not created, by the pod's name."""
@@ -358,6 +383,12 @@ def _newest(pods: Sequence[Object], target: Target) -> tuple[dict[str, Object], 
             older[newest[position]["metadata"]["name"]] = newest[position]
         newest[position] = pod
     return {pod["metadata"]["name"]: pod for pod in newest.values()}, older
+
+
+def number_in(container: Object, name: str) -> int:
+    """Return the number that a variable of a container has; 0 if it has none."""
+    values = [str(each.get("value", "")) for each in container.get("env") or [] if each.get("name") == name]
+    return int(values[-1]) if values and values[-1].isdecimal() else 0
 
 
 def _unnamed_pods(entry: KeptRecord) -> list[PodState]:

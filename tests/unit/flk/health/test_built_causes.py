@@ -21,7 +21,8 @@ FAILURE = Failure(Kind.EXCEPTION, 1, 1, POD, "node-a", 0, NOW - 30, "RuntimeErro
 # Other tests of single causes.
 ELSEWHERE = {
     "OperatorNotRunning": "health/test_causes.py",
-    "Deadlocked": "targets/test_targets.py",
+    "Deadlocked": "health/test_deadlock.py",
+    "NoProgress": "health/test_attempts.py",
     "Deleted": "observe/test_archive.py",
 }
 MISSING: set[str] = set()  # causes without a test
@@ -84,7 +85,9 @@ def node_that_is_silent() -> dict[str, Any]:
 
 
 def restarted(count: int) -> JobBuilder:
-    return JobBuilder().pod(0).pod(2).event("ExitedWithCode", f"Pod: team.{POD} exited with code 139", count=count)
+    """Pods that ended by themselves. The operator sends two events for each, and counts them in one."""
+    job = JobBuilder().pod(0).pod(2).ran(1, *(f"earlier-{number}" for number in range(count)))
+    return job.event("ExitedWithCode", f"Pod: team.{POD} exited with code 139", count=2 * count)
 
 
 # What is found, and a part of the sentence, by the code.
@@ -133,7 +136,7 @@ BUILT: dict[str, tuple[Callable[[], JobView], str]] = {
     ),
     "RestartLoop": (
         lambda: restarted(3).view(),
-        f"{POD} ends with exit code 139 and is created again and again; it never gets further",
+        f"{POD} ends with exit code 139 and is created again and again (3 times); it never gets further",
     ),
     "ClaimBeingDeleted": (
         lambda: unscheduled('persistentvolumeclaim "data" is being deleted').view(),

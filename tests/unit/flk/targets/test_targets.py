@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from flk.errors import UsageError
-from flk.health.table import find
 from flk.jobs.state import Phase, derive
 from flk.manifest import make_bundle, render
 from flk.observe.model import PodPhase
@@ -21,7 +20,7 @@ from flk.observe.view import JobView
 from flk.spec.job import Job, validated
 from flk.targets import TARGETS, target_of
 from flk.targets.trainjob import training_runtime
-from tests.support.jobs import MADE, NOW, JobBuilder
+from tests.support.jobs import MADE, NOW
 
 K8S = Path(__file__).parents[4] / "k8s"
 OTHERS = ("trainjob", "jobset", "job")
@@ -177,39 +176,3 @@ def test_gang(target: str, gang: str) -> None:
 
 def test_the_runtime_in_k8s_is_the_one_that_trainjobs_need() -> None:
     assert yaml.safe_load((K8S / "training-runtime.yaml").read_text()) == training_runtime()
-
-
-UNSCHEDULABLE = {
-    "conditions": [
-        {
-            "type": "PodScheduled",
-            "status": "False",
-            "reason": "Unschedulable",
-            "message": "0/3 nodes are available: 3 Insufficient cpu.",
-        }
-    ]
-}
-
-
-def half_started(name: str) -> JobBuilder:
-    return JobBuilder(replicas=2, name=name).pod(0).pod(1, "Pending", {}, node="", **UNSCHEDULABLE)
-
-
-def others(name: str) -> list[dict[str, Any]]:
-    found = [copy.deepcopy(p) for p in half_started(name).pods.values()]
-    for each in found:
-        each["metadata"] |= {"namespace": "team", "labels": {"flk.dev/job": name}}
-    return found
-
-
-def test_two_jobs_that_hold_a_part_of_their_nodes_are_deadlocked() -> None:
-    mine = half_started("gpt")
-    found = find(mine.view(other_pods=[*others("gpt"), *others("rival")]))
-    assert found[0].code == "Deadlocked"
-    assert "1 of its 2 pods hold nodes" in found[0].sentence
-    assert "job rival does the same" in found[0].sentence
-    assert found[0].remedy.startswith("flk suspend rival -n team")
-    for rest in ([], others("gpt"), others("rival")[:1], others("rival")[1:]):
-        codes = [finding.code for finding in find(mine.view(other_pods=rest))]
-        assert codes
-        assert "Deadlocked" not in codes

@@ -1,0 +1,80 @@
+"""Jobs whose attempts end one after the other without a further step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flk.health import find, report
+from flk.jobs.state import Phase, derive
+from flk.observe.progress import Progress
+from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.record import Attempt
+from tests.support.jobs import NOW, JobBuilder, record
+
+RAISED = Failure(Kind.EXCEPTION, 1, 1, "gpt-worker-1", "node-a", 0, NOW - 45, "ValueError", "no label")
+RESIZED = Failure(Kind.RESIZED, 0)
+
+
+def job(steps: list[int | None], *, runs: bool = True, seconds: float = 1.0, **attempt: Any) -> JobBuilder:
+    """A job whose attempts each ended after so many steps; another one runs now (``runs``)."""
+    builder = JobBuilder().all("pod").condition("Running")
+    began = NOW - 10 - seconds * (len(steps) + 1)
+    attempts = [
+        Attempt(n, began + n * seconds, began + (n + 1) * seconds, replace(RAISED, attempt=n), step=step, **attempt)
+        for n, step in enumerate(steps)
+    ]
+    current = [Attempt(len(steps), NOW - 10)] if runs else []
+    builder.record = replace(record(None, RAISED, outcome="running"), attempts=[*attempts, *current])
+    return builder
+
+
+def codes(builder: JobBuilder, **around: Any) -> list[str]:
+    return [finding.code for finding in find(builder.view(**around))]
+
+
+@pytest.mark.parametrize("steps", [[0] * 6, [None] * 6, [5, *[5] * 6], [9, 3, 9, 9, 1, 2, 9]])
+def test_a_job_that_restarts_without_a_further_step_says_so(steps: list[int | None]) -> None:
+    view = job(steps).view()
+    answer, state = report(view), derive(view)
+    assert answer.cause
+    assert answer.cause.code == "NoProgress"
+    assert answer.summary.startswith("6 attempts in a row ended without a further step (attempts ")
+    assert answer.summary.endswith("the last one with: rank 1 in gpt-worker-1 raised ValueError: no label")
+    assert (state.phase, state.reason) == (Phase.RUNNING, "NoProgress")
+    assert not answer.stuck  # another attempt may get further
+
+
+def test_between_two_attempts_it_restarts() -> None:
+    state = job([0, 0, 0], runs=False).state()
+    assert (state.phase, state.reason) == (Phase.RESTARTING, "NoProgress")
+
+
+@pytest.mark.parametrize("steps", [[0, 0], [1, 2, 3, 4], [0, 0, 0, 7], [0, 7, 0, 0]])
+def test_two_attempts_or_a_further_step_are_no_cause(steps: list[int | None]) -> None:
+    assert codes(job(steps)) == []
+
+
+def test_a_long_attempt_of_a_script_that_tells_no_steps_may_have_made_some() -> None:
+    assert codes(job([None] * 4, seconds=119)) == ["NoProgress"]
+    assert codes(job([None] * 4, seconds=120)) == []
+
+
+def test_the_running_attempt_may_get_further() -> None:
+    stopped = job([4, 4, 4, 4])
+    assert codes(stopped, progress=[Progress(0, 4, NOW - 1)]) == ["NoProgress"]
+    assert codes(stopped, progress=[Progress(0, 5, NOW - 60)]) == ["NoProgress"]  # of an earlier attempt
+    assert codes(stopped, progress=[Progress(0, 5, NOW - 1)]) == []
+    view = stopped.view()
+    view.now = NOW + 200  # longer than any attempt before
+    assert find(view) == []
+
+
+def test_attempts_that_pods_joined_or_left_do_not_count() -> None:
+    builder = job([0] * 5)
+    assert builder.record
+    resized = [replace(each, failure=RESIZED if each.failure else None) for each in builder.record.attempts]
+    builder.record = replace(builder.record, attempts=resized)
+    assert codes(builder) == []
