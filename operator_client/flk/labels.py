@@ -27,6 +27,7 @@ INCOMPLETE: Final = "flk.dev/incomplete"  # "true" until all objects of the job 
 OWNER: Final = "flk.dev/owner"
 CODE_HASH: Final = "flk.dev/code-hash"
 VERSION: Final = "flk.dev/version"
+STUCK_AFTER: Final = "flk.dev/stuck-after"  # seconds after which a job whose pods wait for nodes counts as stuck
 SPEC: Final = "flk.dev/spec"
 
 # Labels that the training operator puts on pods.

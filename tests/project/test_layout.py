@@ -110,7 +110,7 @@ COVERED = {
     "tests/unit/flk/cli/test_progress_line.py": "flk.cli.screen",
     "tests/unit/flk/health/test_built_causes.py": "flk.health.gang flk.health.node flk.health.refusal",
     "tests/unit/flk/health/test_causes.py": (
-        "flk.health.cause flk.health.ending flk.health.failure flk.health.foreign_logs flk.health.images "
+        "flk.health.cause flk.health.ending flk.health.failure flk.health.foreign_logs "
         "flk.health.page flk.health.queue flk.health.rendezvous flk.health.scheduler_message "
         "flk.health.scheduling flk.health.starting flk.health.table flk.health.volumes flk.health.why"
     ),

@@ -284,7 +284,8 @@ def _selected(item: dict[str, Any], query: dict[str, str]) -> bool:
     for term in filter(None, query.get("fieldSelector", "").split(",")):
         path, _, value = term.partition("=")
         found: Any = item
-        for key in path.removesuffix("!").split("."):
+        keys = {"source": "source.component"}  # of events, where they have no path
+        for key in keys.get(path, path.removesuffix("!")).split("."):
             found = (found or {}).get(key)
         if (found == value) == path.endswith("!"):
             return False

@@ -45,6 +45,7 @@ class Trace:
     pods: Sequence[str]
     evidence: Sequence[Evidence]
     texts: Sequence[str] = ()
+    since: float = 0.0  # 0: the time of the earliest evidence
 
     def __str__(self) -> str:
         """The pods in a few words: the name of the first one and how many others there are."""
@@ -65,7 +66,9 @@ def tell(locate: Locate, sentence: Tell, remedy: Tell) -> Find:
 
     def find(view: JobView) -> Found | None:
         trace = locate(view)
-        return Found(sentence(view, trace), remedy(view, trace), trace.evidence, trace.pods) if trace else None
+        if trace is None:
+            return None
+        return Found(sentence(view, trace), remedy(view, trace), trace.evidence, trace.pods, since=trace.since)
 
     return find
 
@@ -138,7 +141,15 @@ def condition_evidence(source: str, condition: Object, text: str = "") -> Eviden
 def pod_evidence(view: JobView, pod: PodState, path: str) -> Evidence:
     """Return reason and message of a pod as evidence. ``path`` is the field that they were read from."""
     text = f"{pod.reason}: {pod.message}" if pod.message else pod.reason
-    return Evidence(f"pod {pod.name}", text, path, assigned_at(view, pod.name))
+    return Evidence(f"pod {pod.name}", text, path, first_said(view, pod) or assigned_at(view, pod.name))
+
+
+def first_said(view: JobView, pod: PodState) -> float:
+    """Return when an event first had the message of a pod, in seconds since the epoch; 0 if none has it."""
+    said = [
+        event for event in view.events_of(pod.name) if pod.message and pod.message in one_line(event.get("message"))
+    ]
+    return min((event_time(event, first=True) for event in said), default=0.0)
 
 
 def event_evidence(event: Object) -> Evidence:

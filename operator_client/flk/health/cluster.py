@@ -58,6 +58,7 @@ class Cluster:
     limit_ranges: Sequence[Object] | Unreadable
     nodes: Sequence[Object] | Unreadable
     running: Sequence[Object] | Unreadable  # pods of all namespaces that have not ended
+    autoscaler: str = ""  # who may add nodes; empty: nobody is known to
     # Only with a job: the objects that its pods name, by kind and name, as ("secrets", "wandb").
     named: Mapping[tuple[str, str], Object | Unreadable] = field(default_factory=dict)
     target: Target = DEFAULT  # the target of jobs

@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import Final
 
 from flk import labels
+from flk.health.autoscaling import is_adding
 from flk.health.cause import Cause, Found, names, pod_evidence
 from flk.health.scheduling import is_short_of_resources
 from flk.kube import Object
@@ -22,7 +23,7 @@ _HOLDING: Final = (PodPhase.STARTING, PodPhase.RUNNING)
 def _deadlocked(view: JobView) -> Found | None:
     waiting = [pod for pod in view.pods if pod.phase == PodPhase.PENDING and pod.reason == "Unschedulable"]
     holding = [pod for pod in view.pods if pod.phase in _HOLDING]
-    if not waiting or not holding or not is_short_of_resources(waiting[0].message):
+    if not waiting or not holding or is_adding(view) or not is_short_of_resources(waiting[0].message):
         return None
     others = _jobs(view)
     if (view.resizable and len(holding) >= view.sizes[0]) or any(map(_trains, others.values())):

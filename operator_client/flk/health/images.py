@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from flk.health.cause import FOR_NODES, Cause, Found, Locate, Trace, event_evidence, tell, trace, waiting, waiting_path
 from flk.kube import Object
+from flk.observe.model import PodState
+from flk.observe.observation import event_time
+from flk.observe.pods import one_line
 from flk.observe.view import JobView, pod_spec
 from flk_runtime.contract.ranges import plural
 
@@ -25,15 +30,21 @@ _DENIED: Final = (
 _UNREACHABLE: Final = (
     "no such host",
     "connection refused",
-    "i/o timeout",
     "no route to host",
     "network is unreachable",
-    "deadline exceeded",
     "TLS handshake",
     "x509",
     "server misbehaving",
     "HTTP response to HTTPS client",
 )
+# The registry answers too late, or with a status that asks to try again.
+_BUSY: Final = re.compile(
+    r"toomanyrequests|429 Too Many Requests|50[234] (?:Bad Gateway|Service Unavailable|Gateway Time-?out)|i/o timeout"
+    r"|deadline exceeded|TLS handshake timeout|[Cc]lient\.Timeout|connection reset by peer|unexpected EOF"
+    r"|pull QPS exceeded"
+)
+_LONG_PULL: Final = 20.0  # seconds: a pull that lasts longer has got further than a refusal
+_LONGEST_PULL: Final = 1800.0
 _PLATFORM: Final = ("no match for platform", "no matching manifest", "does not match the specified platform")
 _QUOTED: Final = re.compile(r"(?:dial tcp: )?(lookup \S+(?: on \S+)?: no such host|[^:]+: connection refused)|x509: .*")
 
@@ -48,14 +59,48 @@ def _pulling(words: tuple[str, ...] = ("",), *, without: tuple[str, ...] = ()) -
 
     def locate(view: JobView) -> Trace | None:
         pods = [pod for pod in view.pods if pod.stuck and pod.reason in _PULL]
-        events = [event for pod in pods for event in view.pod_events.get(pod.name, []) if _is_pull_event(event)]
+        events = [event for pod in pods for event in view.events_of(pod.name) if _is_pull_event(event)]
         said = " ".join([*(pod.message for pod in pods), *(str(event.get("message", "")) for event in events)])
         if not pods or not any(word in said for word in words) or any(word in said for word in without):
             return None
         found = trace(view, pods, waiting_path(), said, _image_of(view, pods[0].message))
-        return Trace(found.pods, [*found.evidence, *(event_evidence(event) for event in events[-1:])], found.texts)
+        since = [_failing_since(view, pod) for pod in pods]
+        if None in since:
+            return None
+        told = [*found.evidence, *(event_evidence(event) for event in events[-1:])]
+        return Trace(found.pods, told, found.texts, min(time or 0.0 for time in since))
 
     return locate
+
+
+def _failing_since(view: JobView, pod: PodState) -> float | None:
+    """Return since when a pod's pulls fail, and not before the last pull that got further; None while one does.
+
+    0 if no event tells it.
+    """
+    events = view.events_of(pod.name)
+    begun, pulled = (_last([e for e in events if e.get("reason") == reason]) for reason in ("Pulling", "Pulled"))
+    failures = [event for event in events if _is_pull_event(event)]
+    first = min((event_time(event, first=True) for event in failures), default=0.0)
+    # The kubelet leaves out events of a pod that has many. It waits between two pulls (BackOff).
+    ended = _last([*failures, *(event for event in events if event.get("reason") == "BackOff")])
+    if begun > ended and _LONG_PULL < view.now - begun < _LONGEST_PULL:
+        return None
+    failed = _last(failures)
+    return failed if begun and failed - begun > _LONG_PULL else max(first, pulled)
+
+
+def _last(events: Sequence[Object]) -> float:
+    return max(map(event_time, events), default=0.0)
+
+
+def _busy(view: JobView) -> Trace | None:
+    """Find pods whose last pull failed in a way in which the next one need not."""
+    found = _pulling()(view)
+    events = [e for name in found.pods for e in view.events_of(name) if _is_pull_event(e)] if found else []
+    last = one_line(max(events, key=event_time).get("message")) if events else found[0] if found else ""
+    match = _BUSY.search(last)
+    return replace(found, texts=(match[0], found[1])) if found and match else None
 
 
 def _is_pull_event(event: Object) -> bool:
@@ -144,6 +189,23 @@ CAUSES: Final = (
             lambda view, trace: FOR_NODES,
         ),
         grace=30,
+    ),
+    Cause(
+        "RegistryBusy",
+        "The registry of the image answers too late or limits the pulls",
+        "The registry has answered 429 (too many requests) or 502 to 504, or not in time, or it broke the connection. "
+        f"{_READ} The kubelet tries again, after longer and longer pauses of up to five minutes.",
+        "Wait. Pull secrets raise the limits of public registries; a mirror or images on the nodes avoid them.",
+        tell(
+            _busy,
+            lambda view, trace: (
+                f"{trace} cannot start yet: the pull of {trace[1]} failed ({trace[0]}), and the kubelet tries again"
+            ),
+            lambda view, trace: (
+                f"{view.flk('wait')} waits; a pull secret raises the limit of a public registry, and a mirror avoids it"
+            ),
+        ),
+        cured_by="the kubelet, which tries again",
     ),
     Cause(
         "ImageNotFound",

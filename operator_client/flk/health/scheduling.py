@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from flk.health.cause import Cause, Found, Locate, Trace, condition_evidence, names, tell
+from flk.health.autoscaling import refusal
+from flk.health.cause import Cause, Found, Locate, Trace, condition_evidence, first_said, names, tell
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.health.resources import (
     Amounts,
@@ -61,12 +62,12 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
         if "/" in name and not any(allocatable(node).get(name) for node in cluster.nodes):
             found = f"the job requests {name}, and no node offers any"
             remedy = f"install the device plugin for {name}, or request none"
-            yield Result("capacity", Level.FAILED, found, remedy, _code(name))
+            yield _no_node(cluster, found, remedy, _code(name))
             return
     allowed = [node for node in cluster.nodes if is_allowed(node, pods.spec)]
     if not allowed:
         found, code = _nobody_allowed(cluster.nodes, pods.spec)
-        yield Result("capacity", Level.FAILED, found, "change nodes.selector or nodes.tolerations", code)
+        yield _no_node(cluster, found, "change nodes.selector or nodes.tolerations", code)
         return
     empty = [fitting(allocatable(node), pods.requests) for node in allowed]
     most = sum(count for count, _ in empty)
@@ -75,8 +76,7 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     nodes, used = plural(len(allowed), "node"), _used_by_node(cluster)
     if most < pods.count:
         found = f"{nodes} could hold {most} {size} if they were empty, and the job has {pods.count}"
-        remedy = "use fewer or smaller pods, or add nodes; a cluster that adds nodes by itself may still run the job"
-        yield Result("capacity", Level.FAILED, found, remedy, _code(max(empty)[1]))
+        yield _no_node(cluster, found, "use fewer or smaller pods, or add nodes", _code(max(empty)[1]))
         return
     if used is None:
         found = f"{nodes} can hold the job when they are empty; what is in use cannot be read"
@@ -91,6 +91,14 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     else:
         found = f"the largest job of {size} that fits now has {plural(now, 'pod')}; this one has {pods.count}"
         yield Result("capacity", Level.OK, found)
+
+
+def _no_node(cluster: Cluster, found: str, remedy: str, code: str) -> Result:
+    """Return the result for a job that the nodes of now cannot run: an autoscaler may add one that can."""
+    if not cluster.autoscaler:
+        return Result("capacity", Level.FAILED, found, remedy, code)
+    added = f"{found}: no node now; an autoscaler may add one ({cluster.autoscaler})"
+    return Result("capacity", Level.WARNING, added, f"if it adds none: {remedy}", code)
 
 
 def _used_by_node(cluster: Cluster) -> dict[str, Amounts] | None:
@@ -143,7 +151,7 @@ _RESOURCES: Final[dict[str, tuple[str, str, Callable[[str], bool]]]] = {
 }
 
 
-def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, Evidence] | None:
+def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, list[Evidence]] | None:
     """Return the pods that no node can take, the reason of the nodes that came closest, and the evidence."""
     pods = [pod for pod in view.pods if pod.phase == PodPhase.PENDING and pod.reason == "Unschedulable"]
     if not pods:
@@ -159,7 +167,7 @@ def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, Evidence] 
     elif reason.kind == "volume" or (reason.kind == "selector" and not spec.get("nodeSelector")):
         # The scheduler tests these later, or not at all, on nodes that are away or full: the right node may be one.
         reason = away or next((one for one in reasons if one.kind == "resource"), reason)
-    return pods, reason, scheduling_evidence(view, pods[0])
+    return pods, reason, [scheduling_evidence(view, pods[0]), *refusal(view)]
 
 
 def _is_away(reason: NodeReason) -> bool:
@@ -176,7 +184,9 @@ def is_short_of_resources(message: str) -> bool:
 def scheduling_evidence(view: JobView, pod: PodState) -> Evidence:
     """Return the scheduler's message about a pod as evidence."""
     condition = conditions(view.objects[pod.name]).get("PodScheduled") or {"type": "PodScheduled"}
-    return condition_evidence(f"pod {pod.name}", condition, pod.message)
+    evidence = condition_evidence(f"pod {pod.name}", condition, pod.message)
+    # The condition tells since when the pod has no node, and the event since when it has none for this reason.
+    return replace(evidence, time=first_said(view, pod) or evidence.time)
 
 
 def _taint_of_chosen_nodes(view: JobView, spec: Object) -> str | None:
@@ -197,7 +207,7 @@ def _refused_by_nodes(kind: str, matches: Callable[[str], bool] = lambda detail:
         if found is None or (kind and found[1].kind != kind) or not matches(found[1].detail):
             return None
         pods, reason, evidence = found
-        return Trace(names(pods), [evidence], (reason.text, reason.detail))
+        return Trace(names(pods), evidence, (reason.text, reason.detail))
 
     return locate
 

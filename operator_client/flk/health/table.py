@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from flk.health import (
     admission,
     attempts,
+    autoscaling,
     controllers,
     deadlock,
     deletion,
@@ -52,7 +54,7 @@ GROUPS: Final[tuple[tuple[Cause, ...], ...]] = (
     images.CAUSES,
     (*references.CAUSES, *starting.CAUSES),
     volumes.CAUSES,
-    scheduling.CAUSES,
+    (*autoscaling.CAUSES, *scheduling.CAUSES),
     (UNSCHEDULABLE,),
     (*node.CAUSES, *rendezvous.CAUSES),
     attempts.CAUSES,
@@ -61,6 +63,18 @@ GROUPS: Final[tuple[tuple[Cause, ...], ...]] = (
 )
 CAUSES: Final[tuple[Cause, ...]] = tuple(cause for group in GROUPS for cause in group)
 
+# Causes of pods that have no node: the job's --stuck-after limits how long they may last.
+_OF_PLACEMENT: Final = frozenset(
+    cause.code
+    for cause in (
+        *gang.CAUSES,
+        *deadlock.CAUSES,
+        *volumes.CAUSES,
+        *autoscaling.CAUSES,
+        *scheduling.CAUSES,
+        UNSCHEDULABLE,
+    )
+)
 # Ends without an explanation of their own. A cause that kept a pod away, or ended it from outside, explains them.
 _ABSENT: Final = ("RendezvousTimeout", "PodLost", "FailedWithoutTrace")
 _SHALLOW: Final = ("ExitedWithCode", "KilledBySignal", "Failed")
@@ -100,7 +114,8 @@ def find(view: JobView) -> list[Finding]:
         for cause in group:
             finding = cause.finding(view)
             if finding is not None:
-                found.append(finding)
+                limit = view.stuck_after if finding.code in _OF_PLACEMENT else None
+                found.append(replace(finding, stuck_after=limit))
                 break
     named = {pod for finding in found if finding.code != UNSCHEDULABLE.code for pod in finding.pods}
     found = [f for f in found if f.code != UNSCHEDULABLE.code or not named & set(f.pods)]  # others say more of the pods

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from flk.health.autoscaling import is_adding
 from flk.health.cause import Cause, Found, Locate, Trace, event_evidence, names, tell
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.health.scheduling import scheduling_evidence, unschedulable
@@ -175,7 +176,7 @@ def _about(event: Object) -> tuple[object, object]:
 
 def _on_other_node(view: JobView) -> Trace | None:
     """Find pods that may not run where their volume is; not those that have no room on the nodes where they may."""
-    closest = unschedulable(view)
+    closest = None if is_adding(view) else unschedulable(view)
     return _unscheduled(_OTHER_NODE)(view) if closest and closest[1].kind == "volume" else None
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 from flk.commands import Commands
 from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, NoConfigError, UnreachableError
+from flk.health import autoscaling
 from flk.health.cluster import Cluster, Pods, Unreadable
 from flk.health.rights import Right, all_rights
 from flk.jobs.choice import RUNTIMES
@@ -36,6 +37,8 @@ _NODES: Final = Resource("", "v1", "nodes")
 _QUOTAS: Final = Resource("", "v1", "resourcequotas")
 _LIMIT_RANGES: Final = Resource("", "v1", "limitranges")
 _VERSION: Final = Document(Resource("", "v1", "version"), document="/version")
+_KARPENTER: Final = Document(Resource("karpenter.sh", "v1", ""), document="/apis/karpenter.sh")
+_AUTOSCALER_STATUS: Final = Target(Resource("", "v1", "configmaps"), "kube-system", "cluster-autoscaler-status")
 _REVIEWS: Final = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
 
 T = TypeVar("T")
@@ -59,6 +62,7 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
             "nodes": pool.submit(_list, client, Target(_NODES)),
             "running": pool.submit(_list, client, Target(_PODS), "status.phase!=Succeeded,status.phase!=Failed"),
         }
+        autoscalers = [pool.submit(_call, client, "get", where) for where in (_KARPENTER, _AUTOSCALER_STATUS)]
         if target.name == "trainjob":
             futures["runtime"] = pool.submit(_call, client, "get", Target(RUNTIMES, None, RUNTIME))
         controllers = {
@@ -67,6 +71,7 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
         }
         named = {key: pool.submit(_named, client, *key) for key in (pods.named if pods else [])}
         values: dict[str, Any] = {name: future.result() for name, future in futures.items()}
+        exist = [not isinstance(future.result(), Unreadable) for future in autoscalers]
         deployments = {check: future.result() for check, future in controllers.items()}
         objects = {key: future.result() for key, future in named.items()}
     for storage_class in _storage_classes(objects):
@@ -80,6 +85,7 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
         gang=gang,
         controllers=deployments,
         named=objects,
+        autoscaler=autoscaling.of_cluster([] if isinstance(values["nodes"], Unreadable) else values["nodes"], *exist),
         admission=_admission(client, pods, objects) if pods and _may_try(values["rights"]) else None,
         **values,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from flk.errors import ForbiddenError
+from flk.health.autoscaling import AUTOSCALERS
 from flk.jobs.state import State, derive
 from flk.kube import Object, Target
 from flk.observe.client import JobClient
@@ -33,8 +34,12 @@ def list_states(client: JobClient, *, all_namespaces: bool = False, selector: st
     views = {uid: JobView(Observation(job, _own(pods, job), now)) for uid, job in by_uid.items()}
     unplaced = [uid for uid, view in views.items() if any(pod.reason == "Unschedulable" for pod in view.pods)]
     nodes = _nodes(client) if unplaced else {}
+    of_autoscalers = client.list_events_of(AUTOSCALERS, all_namespaces=all_namespaces) if unplaced else []
     for uid in unplaced:  # whether a node could ever take its pods
-        views[uid] = JobView(Observation(by_uid[uid], _own(pods, by_uid[uid]), now, nodes=nodes))
+        own = _own(pods, by_uid[uid])
+        uids = {pod["metadata"]["uid"] for pod in own}
+        said = [event for event in of_autoscalers if (event.get("involvedObject") or {}).get("uid") in uids]
+        views[uid] = JobView(Observation(by_uid[uid], own, now, events=said, nodes=nodes))
     lacking = {uid: view for uid, view in views.items() if _lacks_pods(view)}
     events: dict[tuple[str, str, str], list[Object]] = defaultdict(list)
     for kind in sorted({kind for view in lacking.values() for kind, _ in view.target.event_objects("")}):

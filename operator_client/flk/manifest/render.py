@@ -54,6 +54,7 @@ def render(
         **({labels.CODE_HASH: bundle.sha256} if bundle.code is not None else {}),
         **({labels.SUBMISSION: submission} if submission else {}),
         **({labels.OWNER: owner} if owner else {}),
+        **({labels.STUCK_AFTER: str(job.stuck_after)} if job.stuck_after is not None else {}),
     }
     target = chosen_target(job)
     if (job.elastic or job.spares) and not target.scalable:

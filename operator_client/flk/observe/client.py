@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from flk import labels, targets
@@ -40,6 +41,23 @@ OWNED: Final = {
 }
 
 
+@dataclass(frozen=True)
+class JobRef:
+    """The name of a job, and its kind or UID where these are known: jobs of several kinds may have one name."""
+
+    name: str
+    target: targets.Target | None = None  # of its kind
+    uid: str = ""
+
+    def means(self, job: Object) -> bool:
+        """Return whether this is the job that is meant, among those of the name."""
+        of_kind = self.target is None or job.get("kind") in (None, self.target.kind)
+        return of_kind and self.uid in ("", job["metadata"].get("uid"))
+
+    def __str__(self) -> str:
+        return f"{RESOURCES[self.target.name].singular}/{self.name}" if self.target else self.name
+
+
 class JobClient:
     """One namespace of a cluster. Objects are plain dicts of the API's JSON."""
 
@@ -48,6 +66,7 @@ class JobClient:
         self.namespace = namespace or api.access.namespace
         self.commands = Commands(self.namespace, api.access.context.connection)
         self._targets: dict[str, targets.Target] = {}  # by the names of jobs that were read
+        self._refs: dict[str, JobRef] = {}  # by name: the jobs that are meant where others have the name, too
 
     @classmethod
     def connect(cls, context: str | None = None, namespace: str | None = None) -> JobClient:
@@ -56,6 +75,16 @@ class JobClient:
         Sends no request.
         """
         return cls(ApiClient(connect(context)), namespace)
+
+    def of(self, job: JobRef) -> JobClient:
+        """Return a client of the same namespace for which the job's name means this job, and no other one."""
+        client = JobClient(self.api, self.namespace)
+        client._refs[job.name] = job
+        return client
+
+    def ref(self, name: str) -> JobRef:
+        """Return which job of a name is meant."""
+        return self._refs.get(name) or JobRef(name)
 
     @property
     def context(self) -> str:
@@ -70,7 +99,8 @@ class JobClient:
 
     def get_job(self, name: str) -> Object:
         """Return the job of that name, of whichever kind it is. Raises JobNotFoundError if there is none."""
-        known = self._targets.get(name)
+        ref = self.ref(name)
+        known = ref.target or self._targets.get(name)
         refused: FlkError | None = None
         missing: FlkError | None = None
         answered = False
@@ -89,7 +119,7 @@ class JobClient:
                 answered = True
             else:
                 answered = True
-                if _is_training_job(target, job):
+                if _is_training_job(target, job) and ref.means(_with_kind(job, target)):
                     self._targets[name] = target
                     return _with_kind(job, target)
         self._targets.pop(name, None)
@@ -97,7 +127,7 @@ class JobClient:
         if unknown is not None and not answered:
             raise unknown
         raise JobNotFoundError(
-            f"there is no job {name} in namespace {self.namespace}",
+            f"there is no job {ref} in namespace {self.namespace}",
             hint=f"{self.commands.flk('list')} lists those that exist",
         )
 
@@ -177,6 +207,16 @@ class JobClient:
         except ForbiddenError:
             return []
         return sorted(found, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
+
+    def list_events_of(self, sources: Sequence[str], *, all_namespaces: bool = False) -> list[Object]:
+        """Return the events about pods that programs of these names sent; none where the user may not read them."""
+        target, found = Target(EVENTS, None if all_namespaces else self.namespace), []
+        for source in sources:
+            try:
+                found += self.api.list_all(target, {"fieldSelector": f"involvedObject.kind=Pod,source={source}"})[0]
+            except ForbiddenError:
+                return []
+        return found
 
     def list_defaults(self) -> list[tuple[str, str]]:
         """Return name and text of each ConfigMap with defaults of the namespace; none where they may not be read."""

@@ -210,6 +210,17 @@ class JobView:
                 found[str(_involved(event, "name"))].append(event)
         return found
 
+    def events_of(self, pod_name: str) -> list[Object]:
+        """Return the events about the pod that has a name now, and not about earlier pods of the name."""
+        uid = self.objects[pod_name]["metadata"].get("uid") if pod_name in self.objects else None
+        return [event for event in self.pod_events.get(pod_name, []) if _involved(event, "uid") in (None, uid)]
+
+    @property
+    def stuck_after(self) -> float | None:
+        """Seconds after which a job whose pods wait for nodes counts as stuck; None: when nothing can cure it."""
+        text = str(self.annotations.get(labels.STUCK_AFTER) or "")
+        return float(text) if text.isdecimal() else None
+
     @cached_property
     def recreations(self) -> Mapping[str, tuple[int, Object]]:
         """The last exit code of 128 or more and its event, by the name of the pod that the operator created again."""
@@ -341,9 +352,7 @@ class JobView:
                     name = self.target.pod_name(self.name, role, number)
                     states.append(missing_pod(index, name, ranks, refused.get(name)))
                 else:
-                    meta = there["metadata"]
-                    of_name = self.pod_events.get(meta["name"], [])
-                    events = [event for event in of_name if _involved(event, "uid") in (None, meta["uid"])]
+                    events = self.events_of(there["metadata"]["name"])
                     policy = replicas.restart_policy
                     states.append(existing_pod(there, index, ranks, restart_policy=policy, events=events))
         return states

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 
 from flk import labels
 from flk.spec import file
-from flk.spec.fields import FabricName, Image, ObjectName, Part, Queue, Tolerations
+from flk.spec.fields import FabricName, Image, ObjectName, Part, Queue, Seconds, Tolerations
 from flk.spec.job import Job, Nodes
 from flk.spec.validation import usage_error
 
@@ -21,6 +21,7 @@ class NamespaceDefaults(Part):
     fabric: FabricName | None = None
     queue: Queue | None = None
     records: ObjectName | None = None
+    stuck_after: Seconds | None = None
     tolerations: Tolerations = Field(default_factory=list)
 
 
@@ -52,6 +53,8 @@ def apply(job: Job, defaults: NamespaceDefaults) -> Job:
         fields["queue"] = defaults.queue
     if defaults.records and job.records is None:
         fields["records"] = defaults.records
+    if defaults.stuck_after is not None and job.stuck_after is None:
+        fields["stuck_after"] = defaults.stuck_after
     added = [t for t in defaults.tolerations if t not in job.nodes.tolerations]
     if added:
         fields["nodes"] = Nodes(selector=job.nodes.selector, tolerations=[*job.nodes.tolerations, *added])

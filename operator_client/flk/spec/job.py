@@ -228,6 +228,14 @@ class Job(Part):
         Seconds | None,
         Option("DURATION", help="time after its end after which the job is deleted: 12h, 7d", example="7d"),
     ] = Field(default=None, description="time after its end after which the job is deleted: 12h, 7d; left out: never")
+    stuck_after: Annotated[
+        Seconds | None,
+        Option("DURATION", help="time that pods may wait for a node before the job counts as stuck", example="30m"),
+    ] = Field(
+        default=None,
+        description="time that pods may wait for a node before the job counts as stuck: 30m; left out: until the "
+        "scheduler or an autoscaler says that there will be none",
+    )
     hang_timeout: Annotated[
         SecondsOrZero | None,
         Option(

@@ -21,6 +21,8 @@ FAILURE = Failure(Kind.EXCEPTION, 1, 1, POD, "node-a", 0, NOW - 30, "RuntimeErro
 # Other tests of single causes.
 ELSEWHERE = {
     "OperatorNotRunning": "health/test_causes.py",
+    "NodeBeingAdded": "health/test_autoscaling.py",
+    "NodeNotAddedNow": "health/test_autoscaling.py",
     "Deadlocked": "health/test_deadlock.py",
     "NoProgress": "health/test_attempts.py",
     "Deleted": "observe/test_archive.py",
@@ -115,8 +117,12 @@ BUILT: dict[str, tuple[Callable[[], JobView], str]] = {
         f"{POD} cannot start: the image img:1 has no variant for the node's architecture",
     ),
     "ImagePullFailed": (
-        lambda: waiting("ErrImagePull", 'Failed to pull image "img:1": toomanyrequests: rate limit').view(),
+        lambda: waiting("ErrImagePull", 'Failed to pull image "img:1": archive/tar: invalid tar header').view(),
         f"{POD} cannot start: the image img:1 cannot be pulled",
+    ),
+    "RegistryBusy": (
+        lambda: waiting("ErrImagePull", 'Failed to pull image "img:1": toomanyrequests: rate limit').view(),
+        f"{POD} cannot start yet: the pull of img:1 failed (toomanyrequests), and the kubelet tries again",
     ),
     "CommandNotExecutable": (
         lambda: not_started('exec: "/train.sh": permission denied: unknown').view(),

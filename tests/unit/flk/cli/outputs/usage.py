@@ -62,6 +62,7 @@ JOB_OPTIONS = [
     "--disruptions -1",
     "--deadline 1x",
     "--ttl soon",
+    "--stuck-after soon",
     "--deadline 0",
     "--hang-timeout 1x",
     "--grace soon",

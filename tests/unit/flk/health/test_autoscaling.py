@@ -1,0 +1,207 @@
+"""Clusters that add nodes by themselves: who adds a node, who cannot, and what is said before a job is submitted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flk.__main__ import main
+from flk.commands import Commands
+from flk.health import find
+from flk.health.autoscaling import of_cluster
+from flk.health.cluster import Cluster, Level, Pods, Unreadable
+from flk.health.scheduling import before
+from flk.jobs.state import Phase, derive
+from flk.observe.view import JobView
+from tests.support.api_server import FakeApiServer
+from tests.support.jobs import MADE, NOW, JobBuilder
+
+SELECTOR = "3 node(s) didn't match Pod's node affinity/selector"
+GROUP = "pod triggered scale-up: [{gpu-pool 0->1 (max: 3)}]"
+KARPENTER = 'Failed to schedule pod, incompatible with nodepool "default", did not tolerate taint gpu=true:NoSchedule'
+
+
+def pending(message: str = SELECTOR, pods: int = 3) -> JobBuilder:
+    said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "lastTransitionTime": MADE}
+    said["message"] = f"0/3 nodes are available: {message}."
+    job = JobBuilder(pods).all("pod", "Pending", {}, node="", conditions=[said])
+    for pod in job.pods.values():
+        pod["spec"]["nodeSelector"] = {"gpu": "h100"}
+    return job
+
+
+def says(job: JobBuilder, reason: str, message: str, who: str = "cluster-autoscaler", second: int = 10) -> JobBuilder:
+    job.event(reason, message, "Pod", "gpt-worker-0", at=f"2026-01-01T00:00:{second:02}Z", uid="pod-0")
+    job.events[-1] |= {"source": {"component": who}, "type": "Normal"}
+    return job
+
+
+def later(job: JobBuilder, seconds: float = 3600, **around: Any) -> JobView:
+    view = job.view(**around)
+    view.now = NOW + seconds
+    return view
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "who", "text"),
+    [
+        ("TriggeredScaleUp", GROUP, "cluster-autoscaler", "[{gpu-pool 0->1 (max: 3)}]"),
+        (
+            "Nominated",
+            "Pod should schedule on: nodeclaim/gpu-x7k2p",
+            "karpenter",
+            "Pod should schedule on: nodeclaim/gpu-",
+        ),
+        (
+            "Nominated",
+            "Pod should schedule on: nodeclaim/a",
+            "eks-auto-mode/compute",
+            "Pod should schedule on: nodeclaim/a",
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "why", [SELECTOR, "3 node(s) had untolerated taint {gpu: true}", "3 Insufficient nvidia.com/gpu", ""]
+)
+def test_a_job_that_gets_a_node_is_pending(reason: str, message: str, who: str, text: str, why: str) -> None:
+    view = later(says(pending(why), reason, message, who))
+    cause, state = find(view)[0], derive(view)
+    assert cause.code == "NodeBeingAdded"
+    assert cause.sentence.startswith(
+        f"gpt-worker-0 and 2 other pods: no node can take it yet, and {who} adds one ({text}"
+    )
+    assert cause.since == NOW - 50
+    assert (state.phase, state.reason) == (Phase.PENDING, "NodeBeingAdded")
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "who"),
+    [
+        ("NotTriggerScaleUp", "pod didn't trigger scale-up: 1 max node group size reached", "cluster-autoscaler"),
+        ("NotTriggerScaleUp", "pod didn't trigger scale-up: 1 in backoff after failed scale-up", "cluster-autoscaler"),
+        ("FailedScaleUp", "Node scale up in zones a failed: GCE out of resources.", "cluster-autoscaler"),
+        (
+            "FailedScheduling",
+            "Failed to schedule pod, all available instance types exceed limits for nodepool",
+            "karpenter",
+        ),
+    ],
+)
+def test_a_group_of_nodes_that_cannot_grow_now_may_grow_later(reason: str, message: str, who: str) -> None:
+    view = later(says(pending(), reason, message, who))
+    assert (find(view)[0].code, derive(view).phase) == ("NodeNotAddedNow", Phase.PENDING)
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "who"),
+    [
+        (
+            "NotTriggerScaleUp",
+            "pod didn't trigger scale-up: 2 node(s) didn't match Pod's node affinity",
+            "cluster-autoscaler",
+        ),
+        ("FailedScheduling", KARPENTER, "karpenter"),
+    ],
+)
+def test_an_autoscaler_that_will_add_no_node_is_evidence(reason: str, message: str, who: str) -> None:
+    view = later(says(pending(), reason, message, who))
+    (cause,) = find(view)
+    assert (cause.code, derive(view).phase) == ("NodeSelectorMismatch", Phase.STUCK)
+    assert message in cause.evidence[1].text
+
+
+def test_the_last_word_of_the_autoscaler_counts() -> None:
+    job = says(
+        says(pending(), "TriggeredScaleUp", GROUP), "NotTriggerScaleUp", "pod didn't trigger scale-up: ", second=20
+    )
+    assert find(later(job))[0].code == "NodeSelectorMismatch"
+    says(job, "TriggeredScaleUp", GROUP, second=30)
+    (cause,) = find(later(job))
+    assert (cause.code, cause.since) == ("NodeBeingAdded", NOW - 30)
+
+
+def test_the_scheduler_is_no_autoscaler_and_an_earlier_pod_is_another_one() -> None:
+    job = says(pending(), "FailedScheduling", f"0/3 nodes are available: {SELECTOR}.", "default-scheduler")
+    (cause,) = find(later(job))
+    assert (cause.code, len(cause.evidence)) == ("NodeSelectorMismatch", 2)
+    job = says(pending(), "TriggeredScaleUp", GROUP)
+    job.events[-1]["involvedObject"]["uid"] = "earlier"
+    assert find(later(job))[0].code == "NodeSelectorMismatch"
+
+
+def test_stuck_after_limits_the_wait_for_a_node() -> None:
+    job = says(pending(), "TriggeredScaleUp", GROUP)
+    job.job["metadata"]["annotations"] = {"flk.dev/stuck-after": "1800"}
+    assert derive(later(job, 1749)).phase == Phase.PENDING
+    assert derive(later(job, 1750)).phase == Phase.STUCK
+    alone = pending()  # nobody adds a node, and the user gives the job as much time
+    alone.job["metadata"]["annotations"] = {"flk.dev/stuck-after": "1800"}
+    assert derive(later(alone, 1739)).phase == Phase.PENDING
+    assert derive(later(alone, 1740)).phase == Phase.STUCK
+
+
+def test_stuck_after_is_about_nodes_only() -> None:
+    said = {"reason": "InvalidImageName", "message": "couldn't parse image"}
+    job = JobBuilder().all("pod", "Pending", {"waiting": said})
+    job.job["metadata"]["annotations"] = {"flk.dev/stuck-after": "86400"}
+    assert derive(job.view()).phase == Phase.STUCK
+
+
+def node(**spec: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "a", "labels": {}}, "spec": spec, "status": {"allocatable": {"cpu": "4", "pods": "9"}}}
+
+
+def test_who_may_add_nodes() -> None:
+    assert of_cluster([node()], False, False) == ""
+    assert of_cluster([node(providerID="kind://docker/flk/a")], False, False) == ""
+    assert of_cluster([node(providerID="gce://project/zone/a")], False, False) == "Google Cloud"
+    assert of_cluster([node(providerID="aws:///zone/i-1")], False, False) == "AWS"
+    assert of_cluster([], True, True) == "Karpenter"
+    assert of_cluster([], False, True) == "cluster-autoscaler"
+
+
+def cluster(autoscaler: str, nodes: list[dict[str, Any]]) -> Cluster:
+    nothing = Unreadable("not read")
+    read = dict.fromkeys(("version", "api", "rights", "quotas", "limit_ranges"), nothing)
+    commands = Commands("team")
+    return Cluster("team", commands, skew=0, controllers={}, nodes=nodes, running=[], autoscaler=autoscaler, **read)
+
+
+def a_job(**spec: Any) -> Pods:
+    job = JobBuilder()
+    worker = job.job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    worker |= spec
+    return Pods(job.job)
+
+
+@pytest.mark.parametrize(
+    ("spec", "nodes"),
+    [
+        ({"nodeSelector": {"gpu": "h100"}}, [node()]),
+        ({}, []),
+        ({}, [node(taints=[{"key": "dedicated", "effect": "NoSchedule"}])]),
+        ({"containers": [{"name": "pytorch", "resources": {"limits": {"nvidia.com/gpu": "8"}}}]}, [node()]),
+        ({"containers": [{"name": "pytorch", "resources": {"requests": {"cpu": "64"}}}]}, [node()]),
+    ],
+)
+def test_what_no_node_can_run_now_is_refused_only_without_an_autoscaler(spec: Any, nodes: Any) -> None:
+    (refused,) = before(cluster("", nodes), a_job(**spec))
+    (warned,) = before(cluster("Karpenter", nodes), a_job(**spec))
+    assert (refused.level, warned.level) == (Level.FAILED, Level.WARNING)
+    assert warned.found == f"{refused.found}: no node now; an autoscaler may add one (Karpenter)"
+    assert (warned.code, warned.remedy) == (refused.code, f"if it adds none: {refused.remedy}")
+
+
+def test_list_knows_that_a_node_is_added(
+    fake: FakeApiServer, kubeconfig: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = says(pending(pods=1), "TriggeredScaleUp", GROUP)
+    says(job, "NotTriggerScaleUp", "pod didn't trigger scale-up: ", "somebody-else", second=20)
+    job.add_to(fake)
+    fake.documents["/api/v1/nodes"] = {"kind": "NodeList", "items": [node()], "metadata": {"resourceVersion": "1"}}
+    assert main(["list", "--context", "fake"]) == 0
+    out = capsys.readouterr().out
+    assert "Pending" in out
+    assert "NodeBeingAdded" in out
