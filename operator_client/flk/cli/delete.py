@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flk.cli.options import Context, Namespace, Timeout, complete_jobs, job_name, note, seconds
+from flk.cli.options import Context, Namespace, Timeout, complete_jobs, job_ref, note, seconds, user_name
 from flk.commands import program_name
 from flk.errors import UsageError
 from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from flk.jobs.lifecycle.deletion import Selection
+    from flk.observe.client import JobRef
 
 
 def delete(
@@ -28,6 +29,10 @@ def delete(
     ] = None,
     finished: Annotated[
         bool, typer.Option("--finished", help="Delete jobs that have succeeded or failed, and no others.")
+    ] = False,
+    mine: Annotated[bool, typer.Option("--mine", help="Delete jobs that you have submitted, and no others.")] = False,
+    include_others: Annotated[
+        bool, typer.Option("--include-others", help="Of these, also jobs that flk did not make.")
     ] = False,
     older_than: Annotated[
         str | None,
@@ -47,14 +52,17 @@ def delete(
     ] = True,
     timeout: Timeout = None,
 ) -> int | None:
-    """Delete jobs with their pods and ConfigMaps: by name, or all that --all, -l and --finished choose.
+    """Delete jobs with their pods and ConfigMaps: by name, or all that --all, -l, --finished and --mine choose.
+
+    A job that flk did not make is deleted by its name, or with --include-others.
 
     Prints the names of the deleted jobs on stdout. Exits with 102 if there is no job of one of the names; the others
     are deleted all the same. A job that was created under the same name meanwhile is left alone.
     """
     limit = seconds(timeout, "--timeout")
-    names = list(dict.fromkeys(map(job_name, jobs or [])))
-    selection = _selection(names, everything, selector, finished, seconds(older_than, "--older-than"))
+    names = list(dict.fromkeys(map(job_ref, jobs or [])))
+    limits = {"older_than": seconds(older_than, "--older-than"), "others": include_others}
+    selection = _selection(names, everything, selector, finished, _me() if mine else "", limits)
     from flk.jobs.lifecycle.deletion import delete_jobs
     from flk.observe.client import JobClient
 
@@ -63,31 +71,47 @@ def delete(
     if not chosen:
         note(f"there is no such job in namespace {client.namespace}")
     missing = 0
-    for name, existed in delete_jobs(client, chosen, wait=wait, timeout=limit, report=note, dry_run=dry_run):
+    for job, existed in delete_jobs(client, chosen, wait=wait, timeout=limit, report=note, dry_run=dry_run):
         if existed:
-            print(name, flush=True)
+            print(job.name, flush=True)
         elif selection is None:
             missing += not ignore_not_found
-            note(f"there is no job {name} in namespace {client.namespace}")
+            note(f"there is no job {job} in namespace {client.namespace}")
     if dry_run:
         note("nothing was deleted (dry run)")
     return int(ExitCode.NOT_FOUND) if missing else None
 
 
+def _me() -> str:
+    name = user_name()
+    if not name:
+        raise UsageError("--mine: the user of this process has no name", hint="-l LABELS chooses jobs by their labels")
+    return name
+
+
 def _selection(
-    names: list[str], everything: bool, selector: str | None, finished: bool, older_than: int | None
+    names: list[JobRef],
+    everything: bool,
+    selector: str | None,
+    finished: bool,
+    owner: str,
+    limits: dict[str, Any],
 ) -> Selection | None:
     """Return the selection that the options describe; None for names. Raises UsageError for both and for neither."""
     from flk.jobs.lifecycle.deletion import Selection
 
     if selector is not None and not selector.strip():
         raise UsageError("--selector: is empty", hint="--all deletes all jobs of the namespace")
-    chosen = everything or selector is not None or finished
-    if names and (chosen or older_than is not None):
-        raise UsageError("name jobs, or choose them with --all, -l, --finished and --older-than, but not both")
+    chosen = everything or selector is not None or finished or bool(owner)
+    limited = any(limits.values()) or limits["older_than"] is not None
+    if names and (chosen or limited):
+        raise UsageError("name jobs, or choose them with --all, -l, --finished, --mine and --older-than, but not both")
     if not names and not chosen:
-        hint = f"{program_name()} delete JOB..., or --all, --finished or -l LABELS"
-        if older_than is not None:
-            raise UsageError("--older-than: needs --finished, --all or -l, which say what may be deleted", hint=hint)
+        hint = f"{program_name()} delete JOB..., or --all, --finished, --mine or -l LABELS"
+        if limited:
+            option = "--older-than" if limits["older_than"] is not None else "--include-others"
+            raise UsageError(
+                f"{option}: needs --finished, --all, --mine or -l, which say what may be deleted", hint=hint
+            )
         raise UsageError("nothing to delete was named", hint=hint)
-    return Selection(selector, finished, older_than) if chosen else None
+    return Selection(selector, finished, owner=owner, **limits) if chosen else None

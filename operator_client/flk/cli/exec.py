@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flk.cli.options import Context, JobName, Namespace
+from flk.cli.options import Context, JobName, Namespace, open_job
 
 if TYPE_CHECKING:
     from flk.kube.sockets import RemoteCommand
@@ -35,10 +35,10 @@ def exec_(
     flk's input, output and errors.
     """
     from flk.kube.sockets import STDERR, RemoteCommand
-    from flk.observe.client import EXEC, JobClient
+    from flk.observe.client import EXEC
     from flk.observe.reader import pod_of_rank
 
-    client = JobClient.connect(context, namespace)
+    client, job = open_job(job, context, namespace)
     target = client.target(EXEC, pod_of_rank(client, job, rank).name)
     container = client.target_of(job).container
     tty = sys.stdin.isatty() and sys.stdout.isatty()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from flk.cli.options import Context, Namespace, note
+from flk.cli.options import Context, Namespace, note, user_name
 from flk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def list_(
     states = [
         state
         for state in list_states(client, all_namespaces=all_namespaces, selector=selector)
-        if (not phases or state.phase.value in phases) and (not mine or state.owner.partition("@")[0] == _user())
+        if (not phases or state.phase.value in phases) and (not mine or state.owner.partition("@")[0] == user_name())
     ]
     states.sort(key=_KEYS[sort])
     if output in ("json", "yaml"):
@@ -115,12 +115,3 @@ def _phases(given: list[str]) -> set[str]:
         if text.lower() not in known:
             raise UsageError(f"--phase: must be one of {', '.join(known.values())} (is {text!r})")
     return {known[text.lower()] for text in given}
-
-
-def _user() -> str:
-    import getpass
-
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return ""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flk.cli.options import Context, JobName, Namespace, note, seconds
+from flk.cli.options import Context, JobName, Namespace, note, open_job, seconds
 from flk.errors import UsageError
 from flk_runtime.contract.exit_codes import ExitCode
 
@@ -88,7 +88,6 @@ def logs(
         raise UsageError("--first-error: excludes --previous, --rank and --grep")
     from flk.cli.log_output import LogOutput
     from flk.jobs import logs as job_logs
-    from flk.observe.client import JobClient
 
     on_stdout = output == "text" and output_folder is None
     options = job_logs.LogOptions(
@@ -102,7 +101,7 @@ def logs(
         raw=raw,
         colour=on_stdout and _is_coloured(),
     )
-    client = JobClient.connect(context, namespace)
+    client, job = open_job(job, context, namespace)
     written = LogOutput(form=output, timestamps=timestamps, folder=output_folder)
     if first_error:
         written.write_all(job_logs.first_error(client, job, options))

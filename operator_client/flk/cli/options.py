@@ -24,6 +24,7 @@ from flk_runtime.contract.strategies import AUTO
 from flk_runtime.contract.user_env import MEASURED
 
 if TYPE_CHECKING:
+    from flk.observe.client import JobClient, JobRef
     from flk.spec.job import Job
 
 # The flags of the job's fields, written by `make docs`: reading the job's model itself would load pydantic for a help.
@@ -56,16 +57,40 @@ def _namespace(value: str | None) -> str | None:
     return None if value is None else _checked("--namespace", names.namespace, value)
 
 
-def job_name(value: str) -> str:
-    """Return the name of a job given as ``NAME`` or as ``pytorchjob.kubeflow.org/NAME``. Raises UsageError for none."""
+def job_ref(value: str) -> JobRef:
+    """Return the job that ``NAME`` or ``pytorchjob.kubeflow.org/NAME`` means. Raises UsageError for anything else."""
+    from flk.observe.client import JobRef
     from flk.spec import names
     from flk.targets import TARGETS
 
     kind, slash, name = value.rpartition("/")
-    known = {word for t in TARGETS.values() for s in (t.kind.lower(), t.plural) for word in (s, f"{s}.{t.group}")}
+    known = {f"{s}{g}": t for t in TARGETS.values() for s in (t.kind.lower(), t.plural) for g in ("", f".{t.group}")}
     if slash and kind not in known:
         raise UsageError(f"JOB: must be a name or pytorchjob.kubeflow.org/NAME (is {value!r})")
-    return str(_checked("JOB", names.object_name, name))
+    return JobRef(str(_checked("JOB", names.object_name, name)), known.get(kind))
+
+
+def open_job(value: str, context: str | None, namespace: str | None) -> tuple[JobClient, str]:
+    """Return a client for which the name of a job means this job only, and the name."""
+    from flk.observe.client import JobClient
+
+    ref = job_ref(value)
+    return JobClient.connect(context, namespace).of(ref), ref.name
+
+
+def _valid_job(value: str) -> str:
+    job_ref(value)
+    return value
+
+
+def user_name() -> str:
+    """Return the name of this machine's user, which flk writes on the jobs that the user submits."""
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a user without a name
+        return ""
 
 
 def _checked(flag: str, check: Callable[[str], Any], value: str) -> Any:
@@ -90,7 +115,7 @@ Namespace = Annotated[
 JobName = Annotated[
     str,
     typer.Argument(
-        metavar="JOB", help="Name of the job.", show_default=False, callback=job_name, autocompletion=complete_jobs
+        metavar="JOB", help="Name of the job.", show_default=False, callback=_valid_job, autocompletion=complete_jobs
     ),
 ]
 Timeout = Annotated[

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flk.cli.exec import Rank
-from flk.cli.options import Context, JobName, Namespace, note
+from flk.cli.options import Context, JobName, Namespace, note, open_job
 from flk.errors import FlkError, UsageError
 from flk_runtime.contract.exit_codes import ExitCode
 
@@ -33,10 +33,10 @@ def port_forward(
     """
     local, remote = _ports(port)
     from flk.kube.sockets import PodConnection
-    from flk.observe.client import PORT_FORWARD, JobClient
+    from flk.observe.client import PORT_FORWARD
     from flk.observe.reader import pod_of_rank
 
-    client = JobClient.connect(context, namespace)
+    client, job = open_job(job, context, namespace)
     target = client.target(PORT_FORWARD, pod_of_rank(client, job, rank).name)
     try:
         server = socket.create_server(("127.0.0.1", local))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flk.cli.options import Context, JobName, Namespace, Timeout, note, seconds
+from flk.cli.options import Context, JobName, Namespace, Timeout, note, open_job, seconds
 from flk_runtime.contract.exit_codes import ExitCode
 
 
@@ -15,9 +15,8 @@ def restart(job: JobName, context: Context = None, namespace: Namespace = None, 
     limit = seconds(timeout, "--timeout")
     from flk.jobs import lifecycle
     from flk.jobs.submission import objects_with_uid
-    from flk.observe.client import JobClient
 
-    client = JobClient.connect(context, namespace)
+    client, job = open_job(job, context, namespace)
     try:
         lifecycle.restart(client, job, timeout=limit, report=note, objects_with_uid=objects_with_uid)
     except KeyboardInterrupt:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flk.cli.options import Context, JobName, Namespace, note
+from flk.cli.options import Context, JobName, Namespace, note, open_job
 
 
 def scale(
@@ -21,10 +21,9 @@ def scale(
     none of the job's restarts and disruptions.
     """
     from flk.jobs import lifecycle
-    from flk.observe.client import JobClient
     from flk_runtime.contract.ranges import plural
 
-    client = JobClient.connect(context, namespace)
+    client, job = open_job(job, context, namespace)
     before = lifecycle.scale(client, job, pods)
     if before == pods:
         note(f"job {job} has {plural(pods, 'pod')} already")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from flk.cli.options import Context, JobName, Namespace
+from flk.cli.options import Context, JobName, Namespace, open_job
 from flk.errors import ApiError, UsageError
 from flk.targets import CONTAINERS
 from flk_runtime.contract.ranges import numbered
@@ -48,9 +48,8 @@ def stacks(
     """
     if output not in ("text", "json"):
         raise UsageError(f"--output: must be text or json (is {output!r})")
-    from flk.observe.client import JobClient
 
-    client = JobClient.connect(context, namespace)
+    client, job = open_job(job, context, namespace)
     found = client.get_job(job)
     running = [pod for pod in client.pods_of(found) if (pod.get("status") or {}).get("phase") == "Running"]
     if not running:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flk.cli.options import Context, JobName, Namespace, note
+from flk.cli.options import Context, JobName, Namespace, note, open_job
 from flk.errors import UsageError
 from flk_runtime.contract.exit_codes import ExitCode
 
@@ -41,9 +41,8 @@ def status(
     if watch and output in ("yaml", "name"):
         raise UsageError(f"--watch and --output {output} exclude each other")
     from flk.jobs.wait import get_state
-    from flk.observe.client import JobClient
 
-    client = JobClient.connect(context, namespace)
+    client, job = open_job(job, context, namespace)
     if watch:
         try:
             _watch(client, job, output)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flk.cli.options import Context, JobName, Namespace, Timeout, note, seconds
+from flk.cli.options import Context, JobName, Namespace, Timeout, note, open_job, seconds
 
 
 def suspend(
@@ -26,9 +26,8 @@ def suspend(
     """
     limit = seconds(timeout, "--timeout")
     from flk.jobs import lifecycle
-    from flk.observe.client import JobClient
 
-    client = JobClient.connect(context, namespace)
+    client, job = open_job(job, context, namespace)
     changed = lifecycle.suspend(client, job, wait=wait, timeout=limit, report=note)
     state = "suspended" if changed else "suspended already"
     note(f"job {job} is {state}; this starts it again: {client.commands.flk('resume', job)}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flk.cli.options import Context, JobName, Namespace, Timeout, note, seconds
+from flk.cli.options import Context, JobName, Namespace, Timeout, note, open_job, seconds
 from flk.errors import JobNotFoundError, UsageError
 from flk_runtime.contract.exit_codes import ExitCode
 
@@ -56,10 +56,9 @@ def wait(
     from flk.cli.logs import note_detached
     from flk.cli.progress_line import ProgressLine
     from flk.jobs.wait import Outcome, describe, raise_for_state, run_time_text, wait_for
-    from flk.observe.client import JobClient
     from flk.terminal import printable
 
-    client = JobClient.connect(context, namespace)
+    client, job = open_job(job, context, namespace)
 
     progress = ProgressLine(sys.stderr)
 

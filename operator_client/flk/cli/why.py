@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flk.cli.options import Context, JobName, Namespace, note
+from flk.cli.options import Context, JobName, Namespace, note, open_job
 from flk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,10 +31,9 @@ def why(
     if output not in ("text", "json", "yaml"):
         raise UsageError(f"--output: must be text, json or yaml (is {output!r})")
     from flk.health import report
-    from flk.observe.client import JobClient
     from flk.observe.reader import view_job
 
-    client = JobClient.connect(context, namespace)
+    client, job = open_job(job, context, namespace)
     answer = report(view_job(client, job, note))
     if output == "json":
         print(json.dumps(answer.to_dict(), indent=2))

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from flk.kube import Object
 from flk.observe.model import PodPhase, PodState
-from flk.targets import CONTAINERS, EXIT_CODE, REPLACED
+from flk.targets import CONTAINERS, EXIT_CODE, KEPT_BY_KUBELET, REPLACED
 from flk.units import timestamp
 from flk_runtime.contract.record import JobRecord
 
@@ -34,9 +34,10 @@ def existing_pod(
     code = ended.get("exitCode")
     phase = _phase(pod, state)
     reason, message = _reason(pod, phase, state, events)
-    # With the policy ExitCode a pod comes back that has no exit code, or one of 128 and more.
+    # With the policy ExitCode a pod comes back that has no exit code, or one of 128 and more. The operator also brings
+    # back pods of OnFailure and Always, whose containers the kubelet starts again: such a pod ended from outside.
     recreated = restart_policy == EXIT_CODE and (code is None or code >= FIRST_SIGNAL)
-    recreated = recreated or restart_policy == REPLACED
+    recreated = recreated or restart_policy in (REPLACED, *KEPT_BY_KUBELET)
     stopped = bool(pod["metadata"].get("deletionTimestamp"))  # the deletion ended it: it did not fail by itself
     return PodState(
         index=index,

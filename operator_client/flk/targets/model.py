@@ -18,6 +18,7 @@ Object = dict[str, Any]  # an object of the API, as its JSON
 
 WORKER: Final = "Worker"  # the role of all pods, but of a PyTorchJob's Master
 EXIT_CODE: Final = "ExitCode"  # restart policy: exit codes below 128 are final, 128 and more bring the pod back
+KEPT_BY_KUBELET: Final = ("Always", "OnFailure")  # restart policies with which the kubelet starts containers again
 REPLACED: Final = "Replaced"  # restart policy of pods that their controller replaces, however they have ended
 
 

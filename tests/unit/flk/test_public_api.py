@@ -62,3 +62,19 @@ def test_wait_that_takes_too_long(fake: Any, kubeconfig: Path, tmp_path: Path) -
     handle = flk.submit(flk.Job(command=["train.py"], name="gpt"), tmp_path)
     with pytest.raises(flk.WaitTimeoutError, match="job gpt is pending"):
         handle.wait(timeout=0)
+
+
+def test_a_handle_is_about_its_own_job_and_no_other_of_the_name(fake: Any, kubeconfig: Path, tmp_path: Path) -> None:
+    """Somebody has deleted the job, and another one has its name."""
+    (tmp_path / "train.py").touch()
+    handle = flk.submit(flk.Job(command=["train.py"], name="gpt"), tmp_path)
+    handle.delete()
+    other = flk.submit(flk.Job(command=["train.py"], name="gpt"), tmp_path)
+    fake.requests.clear()
+    for call in (handle.status, handle.suspend, handle.resume, handle.delete, lambda: handle.scale(2)):
+        with pytest.raises(flk.JobNotFoundError):
+            call()
+    with pytest.raises(flk.JobNotFoundError):
+        list(handle.logs(follow=False))
+    assert {request.method for request in fake.requests} == {"GET"}
+    assert other.status().uid == other.uid != handle.uid

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from flk import labels
 from flk.errors import FlkError, JobNotFoundError
 from flk.jobs.lifecycle.ending import watch_pods_end
 from flk.jobs.listing import list_states
 from flk.jobs.state import Phase, State
-from flk.observe.client import JobClient
+from flk.observe.client import JobClient, JobRef
+from flk.targets import TARGETS
 
 _ENDED: Final = (Phase.SUCCEEDED, Phase.FAILED)
 
@@ -23,15 +25,22 @@ class Selection:
     selector: str | None = None  # of labels, as kubectl's
     finished: bool = False  # only jobs that have succeeded or failed
     older_than: float | None = None  # seconds since the job ended, or since its creation if it has not
+    owner: str = ""  # the user who submitted it; empty: any
+    others: bool = False  # also jobs that flk did not make
 
-    def chosen(self, client: JobClient) -> list[tuple[str, str]]:
-        """Return name and UID of each chosen job, the oldest first."""
-        states = list_states(client, selector=self.selector)
-        return [(state.name, state.uid) for state in states if self._chooses(state, client.now())]
+    def chosen(self, client: JobClient) -> list[JobRef]:
+        """Return the chosen jobs, the oldest first."""
+        selector = ",".join(filter(None, ("" if self.others else labels.JOB, self.selector)))
+        states = list_states(client, selector=selector or None)
+        kinds = {target.kind: target for target in TARGETS.values()}
+        chosen = [state for state in states if self._chooses(state, client.now())]
+        return [JobRef(state.name, kinds[state.kind], state.uid) for state in chosen]
 
     def _chooses(self, state: State, now: float) -> bool:
         ended = state.phase in _ENDED
         if state.phase == Phase.TERMINATING or (self.finished and not ended):
+            return False
+        if self.owner and state.owner.partition("@")[0] != self.owner:
             return False
         since = state.ended if ended and state.ended else state.created
         return self.older_than is None or now - since > self.older_than
@@ -39,41 +48,38 @@ class Selection:
 
 def delete_jobs(
     client: JobClient,
-    jobs: Sequence[str | tuple[str, str]],
+    jobs: Sequence[JobRef],
     *,
     wait: bool,
     timeout: float | None,
     report: Callable[[str], None],
     dry_run: bool = False,
-) -> Iterator[tuple[str, bool]]:
-    """Delete all jobs at once, then yield each name and whether the job existed; with ``wait`` once its pods are gone.
+) -> Iterator[tuple[JobRef, bool]]:
+    """Delete all jobs at once, then yield each and whether it existed; with ``wait`` once its pods are gone.
 
-    A job is a name, or a name and a UID: another job that has the name by then is left alone, and yielded as one that
-    did not exist. An error of one job is raised after the others were yielded. Raises WaitTimeoutError if pods are
-    left after ``timeout`` seconds. ``report`` is called with a line while flk waits. With ``dry_run`` nothing is
-    deleted, and nothing waited for.
+    Another job that has the name by then is left alone where the UID is given, and yielded as one that did not exist.
+    An error of one job is raised after the others were yielded. Raises WaitTimeoutError if pods are left after
+    ``timeout`` seconds. ``report`` is called with a line while flk waits. With ``dry_run`` nothing is deleted, and
+    nothing waited for.
     """
     until = None if timeout is None else time.monotonic() + timeout
-    uids: dict[str, str] = {}
+    deleted: list[tuple[JobRef, str]] = []
     failure: FlkError | None = None
     for job in jobs:
-        name, uid = (job, None) if isinstance(job, str) else job
+        own = client.of(job)
         try:
-            found = client.get_job(name)["metadata"]["uid"]
-            if uid is not None and found != uid:
-                yield name, False
-                continue
+            uid = own.get_job(job.name)["metadata"]["uid"]
             if not dry_run:
-                client.delete_job(name, found)
-            uids[name] = found
+                own.delete_job(job.name, uid)
+            deleted.append((job, uid))
         except JobNotFoundError:
-            yield name, False
+            yield job, False
         except FlkError as error:
             failure = failure or error
-    for name, uid in uids.items():
+    for job, uid in deleted:
         if wait and not dry_run:
-            _wait_until_gone(client, name, uid, until, report)
-        yield name, True
+            _wait_until_gone(client.of(job), job.name, uid, until, report)
+        yield job, True
     if failure is not None:
         raise failure
 

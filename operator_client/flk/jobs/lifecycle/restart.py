@@ -88,7 +88,7 @@ def _recreate(
     manifests = [_manifest(job, new_submission=True), *map(_manifest, _owned_by(client, job))]
     path = _write(client, name, manifests)
     try:
-        for _ in delete_jobs(client, [name], wait=True, timeout=timeout, report=report):
+        for _ in delete_jobs(client, [client.ref(name)], wait=True, timeout=timeout, report=report):
             pass
         created = create_job(client, manifests, objects_with_uid)
     except (FlkError, KeyboardInterrupt) as error:

@@ -39,6 +39,57 @@ def test_a_name_may_be_written_as_kubectl_prints_it(fake: Any, run: Run, name: s
     assert fake.asked("DELETE") == [f"{JOBS}/gpt"]
 
 
+BATCH = "/apis/batch/v1/namespaces/team/jobs"
+
+
+def add_both(fake: Any) -> None:
+    """Two jobs of one name: a PyTorchJob that runs, and a Job of flk that has failed."""
+    fake.objects[BATCH] = {}
+    JobBuilder().all("pod").condition("Running").add_to(fake)
+    pod = {"spec": {"containers": [{"name": "pytorch", "image": "img"}]}}
+    failed = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "message": "it failed"}
+    meta = {"name": "gpt", "namespace": "team", "uid": "uid-of-the-job", "labels": {"flk.dev/job": "gpt"}}
+    spec = {"completions": 1, "parallelism": 1, "template": pod}
+    fake.add("jobs", {"metadata": meta, "spec": spec, "status": {"conditions": [failed]}})
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "status",
+        "why",
+        "wait",
+        "logs --no-follow",
+        "logs",
+        "suspend",
+        "resume",
+        "stacks",
+        "exec",
+        "restart --timeout 0s",
+    ],
+)
+def test_the_kind_before_a_name_chooses_among_jobs_of_the_name(fake: Any, run: Run, command: str) -> None:
+    add_both(fake)
+    run(*command.split(), "job.batch/gpt")
+    asked = {request.path for request in fake.requests}
+    assert f"{BATCH}/gpt" in asked
+    assert f"{JOBS}/gpt" not in asked
+
+
+def test_delete_deletes_the_job_of_the_kind(fake: Any, run: Run) -> None:
+    add_both(fake)
+    assert run("delete", "--no-wait", "job.batch/gpt")[:2] == (0, "gpt\n")
+    assert fake.asked("DELETE") == [f"{BATCH}/gpt"]
+    code, _, stderr = run("delete", "job.batch/gpt")
+    assert (code, "there is no job job.batch/gpt in namespace team" in stderr) == (ExitCode.NOT_FOUND, True)
+
+
+def test_both_of_one_name_are_chosen(fake: Any, run: Run) -> None:
+    add_both(fake)
+    assert run("delete", "--all", "--no-wait")[:2] == (0, "gpt\ngpt\n")
+    assert sorted(fake.asked("DELETE")) == [f"{BATCH}/gpt", f"{JOBS}/gpt"]
+
+
 # submit
 
 

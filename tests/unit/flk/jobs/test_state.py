@@ -137,6 +137,19 @@ def test_evicted_pod_is_recreated() -> None:
     assert (state.pods[1].reason, state.pods[1].message) == ("Evicted", "low on memory")
 
 
+@pytest.mark.parametrize(
+    ("policy", "failed"), [("Always", False), ("OnFailure", False), ("ExitCode", False), ("Never", True)]
+)
+def test_an_evicted_pod_of_any_job_is_treated_as_the_operator_treats_it(policy: str, failed: bool) -> None:
+    job = JobBuilder().all("pod").pod(1, "Failed", {}, reason="Evicted", message="low on memory").condition("Running")
+    del job.pods[1]["status"]["containerStatuses"]
+    job.job["spec"]["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] = policy
+    assert (job.state().phase == Phase.FAILED) == failed
+    ended = JobBuilder().all("pod").ended(1, 1).condition("Running")
+    ended.job["spec"]["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] = policy
+    assert (ended.state().phase == Phase.FAILED) == (policy in ("Never", "ExitCode"))
+
+
 def test_attempts_of_a_running_job_are_in_its_record() -> None:
     running = JobBuilder().all("pod")
     running.record = record(None, RAISED, LOST, None, outcome="running")

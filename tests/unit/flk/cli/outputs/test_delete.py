@@ -10,7 +10,7 @@ from syrupy.assertion import SnapshotAssertion
 from flk.jobs.lifecycle.deletion import delete_jobs
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
-from flk.observe.client import JobClient
+from flk.observe.client import JobClient, JobRef
 from tests.support.api_server import FakeApiServer, failure
 from tests.unit.flk.cli.outputs import jobs
 from tests.unit.flk.cli.outputs.conftest import Terminal
@@ -53,9 +53,42 @@ def test_selection(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAs
 def test_a_job_that_has_taken_the_name_meanwhile_is_left_alone(fake: FakeApiServer, kubeconfig: Path) -> None:
     jobs.succeeded("gpt").add_to(fake)
     client = JobClient(ApiClient(connect()))
-    deleted = delete_jobs(client, [("gpt", "an-older-uid")], wait=False, timeout=None, report=print)
-    assert list(deleted) == [("gpt", False)]
+    older = JobRef("gpt", uid="an-older-uid")
+    assert list(delete_jobs(client, [older], wait=False, timeout=None, report=print)) == [(older, False)]
     assert fake.asked("DELETE") == []
+
+
+def test_jobs_of_others_are_deleted_only_if_that_is_said(terminal: Terminal, fake: FakeApiServer) -> None:
+    jobs.succeeded("own").add_to(fake)
+    foreign = jobs.succeeded("foreign")
+    foreign.job["metadata"]["labels"] = {}
+    foreign.add_to(fake)
+    for options in ("--all", "--finished"):
+        assert "foreign" not in terminal(f"flk delete {options} --dry-run")
+        assert "\nforeign\n" in terminal(f"flk delete {options} --include-others --dry-run")
+    assert "\nforeign\n" in terminal("flk delete foreign --dry-run")
+
+
+def test_mine_chooses_by_the_owner(terminal: Terminal, fake: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("getpass.getuser", lambda: "ada")
+    for name, owner in {"mine": "ada@here", "also": "ada@there", "other": "grace@here", "nobodys": ""}.items():
+        job = jobs.succeeded(name)
+        job.job["metadata"]["annotations"] = {"flk.dev/owner": owner} if owner else {}
+        job.add_to(fake)
+    said = terminal("flk delete --mine --dry-run")
+    assert [word for word in ("mine", "also", "other", "nobodys") if f"{word}\n" in said] == ["mine", "also"]
+
+
+def test_mine_of_a_user_without_a_name_deletes_nothing(
+    terminal: Terminal, fake: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown() -> str:
+        raise KeyError("getpwuid(): uid not found: 1234")
+
+    monkeypatch.setattr("getpass.getuser", unknown)
+    jobs.succeeded("gpt").add_to(fake)
+    assert "error: --mine: the user of this process has no name" in terminal("flk delete --all --mine")
+    assert fake.requests == []
 
 
 def test_pods_that_stay(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion) -> None:
@@ -84,6 +117,8 @@ def test_no_permission(terminal: Terminal, fake: FakeApiServer, snapshot: Snapsh
         "--older-than 1h",
         "--finished --older-than x",
         "-l ''",
+        "gpt --mine",
+        "--include-others",
     ],
 )
 def test_wrong_option(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, options: str) -> None:
