@@ -105,6 +105,7 @@ SAMPLES: dict[str, list[Any]] = {
     "disruptions": [7],
     "deadline": ["90m"],
     "ttl": ["7d"],
+    "stuck_after": ["30m"],
     "hang_timeout": ["10m", 0],
     "grace": ["2m"],
     "checkpoint": ["ckpt:/ckpt", "s3://models/gpt"],

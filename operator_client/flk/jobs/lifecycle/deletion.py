@@ -63,7 +63,7 @@ def delete_jobs(
     nothing waited for.
     """
     until = None if timeout is None else time.monotonic() + timeout
-    deleted: list[tuple[JobRef, str]] = []
+    deleted: list[tuple[JobRef, JobClient, str]] = []
     failure: FlkError | None = None
     for job in jobs:
         own = client.of(job)
@@ -71,14 +71,14 @@ def delete_jobs(
             uid = own.get_job(job.name)["metadata"]["uid"]
             if not dry_run:
                 own.delete_job(job.name, uid)
-            deleted.append((job, uid))
+            deleted.append((job, own, uid))
         except JobNotFoundError:
             yield job, False
         except FlkError as error:
             failure = failure or error
-    for job, uid in deleted:
+    for job, own, uid in deleted:
         if wait and not dry_run:
-            _wait_until_gone(client.of(job), job.name, uid, until, report)
+            _wait_until_gone(own, job.name, uid, until, report)  # it knows the job's kind, which may be gone already
         yield job, True
     if failure is not None:
         raise failure
