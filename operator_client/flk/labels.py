@@ -15,6 +15,7 @@ JOB: Final = "flk.dev/job"
 DEFAULTS: Final = "flk.dev/defaults"  # "true" on a ConfigMap that holds the defaults of a namespace
 DEFAULTS_KEY: Final = "defaults.yaml"  # key in the data of that ConfigMap
 TTL: Final = "flk.dev/ttl"  # on a job: seconds after its end in which it is kept
+STUCK_AFTER: Final = "flk.dev/stuck-after"  # on a job: seconds after which one whose pods wait for nodes is stuck
 SHARED: Final = "flk.dev/shared"  # "true" on a ConfigMap with an archive that all jobs of the namespace use
 RECORDS: Final = "flk.dev/records"  # "true" on a ConfigMap in which launchers keep the records of jobs
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
@@ -27,7 +28,6 @@ INCOMPLETE: Final = "flk.dev/incomplete"  # "true" until all objects of the job 
 OWNER: Final = "flk.dev/owner"
 CODE_HASH: Final = "flk.dev/code-hash"
 VERSION: Final = "flk.dev/version"
-STUCK_AFTER: Final = "flk.dev/stuck-after"  # seconds after which a job whose pods wait for nodes counts as stuck
 SPEC: Final = "flk.dev/spec"
 
 # Labels that the training operator puts on pods.

@@ -54,7 +54,6 @@ def render(
         **({labels.CODE_HASH: bundle.sha256} if bundle.code is not None else {}),
         **({labels.SUBMISSION: submission} if submission else {}),
         **({labels.OWNER: owner} if owner else {}),
-        **({labels.STUCK_AFTER: str(job.stuck_after)} if job.stuck_after is not None else {}),
     }
     target = chosen_target(job)
     if (job.elastic or job.spares) and not target.scalable:
@@ -64,10 +63,12 @@ def render(
     queue = {labels.QUEUE: job.queue} if job.queue else {}
     if job.queue_priority:
         queue[labels.QUEUE_PRIORITY] = job.queue_priority
+    seconds = {labels.TTL: job.ttl, labels.STUCK_AFTER: job.stuck_after}
+    limits = {label: str(value) for label, value in seconds.items() if value is not None}
     metadata = {
         "name": job.name,
         **in_namespace,
-        "labels": {**pods.labels, **own_labels, **queue, **({labels.TTL: str(job.ttl)} if job.ttl is not None else {})},
+        "labels": {**pods.labels, **own_labels, **queue, **limits},
         "annotations": annotations,
     }
     manifest, *others = target.render(Parts(job, metadata, template))

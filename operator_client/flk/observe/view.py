@@ -218,7 +218,7 @@ class JobView:
     @property
     def stuck_after(self) -> float | None:
         """Seconds after which a job whose pods wait for nodes counts as stuck; None: when nothing can cure it."""
-        text = str(self.annotations.get(labels.STUCK_AFTER) or "")
+        text = str(self.labels.get(labels.STUCK_AFTER) or "")
         return float(text) if text.isdecimal() else None
 
     @cached_property

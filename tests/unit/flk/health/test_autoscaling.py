@@ -133,11 +133,11 @@ def test_the_scheduler_is_no_autoscaler_and_an_earlier_pod_is_another_one() -> N
 
 def test_stuck_after_limits_the_wait_for_a_node() -> None:
     job = says(pending(), "TriggeredScaleUp", GROUP)
-    job.job["metadata"]["annotations"] = {"flk.dev/stuck-after": "1800"}
+    job.job["metadata"]["labels"] |= {"flk.dev/stuck-after": "1800"}
     assert derive(later(job, 1749)).phase == Phase.PENDING
     assert derive(later(job, 1750)).phase == Phase.STUCK
     alone = pending()  # nobody adds a node, and the user gives the job as much time
-    alone.job["metadata"]["annotations"] = {"flk.dev/stuck-after": "1800"}
+    alone.job["metadata"]["labels"] |= {"flk.dev/stuck-after": "1800"}
     assert derive(later(alone, 1739)).phase == Phase.PENDING
     assert derive(later(alone, 1740)).phase == Phase.STUCK
 
@@ -145,7 +145,7 @@ def test_stuck_after_limits_the_wait_for_a_node() -> None:
 def test_stuck_after_is_about_nodes_only() -> None:
     said = {"reason": "InvalidImageName", "message": "couldn't parse image"}
     job = JobBuilder().all("pod", "Pending", {"waiting": said})
-    job.job["metadata"]["annotations"] = {"flk.dev/stuck-after": "86400"}
+    job.job["metadata"]["labels"] |= {"flk.dev/stuck-after": "86400"}
     assert derive(job.view()).phase == Phase.STUCK
 
 
