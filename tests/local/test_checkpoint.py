@@ -266,6 +266,8 @@ def test_what_a_checkpoint_holds_must_be_registered_and_plain(ranks: Ranks, tmp_
         run = flk.init(device="cpu", checkpoint="CHECKPOINT2")
         run.parallelize(torch.nn.Linear(1, 1))
         refused("already registered as 'model'", lambda: run.register("model", Odd()))
+        refused("'flk.odd': names that begin with 'flk.'", lambda: run.register("flk.odd", Odd()))
+        refused("'flk.odd': names that begin with 'flk.'", lambda: run.loader(range(4), 1, name="flk.odd"))
         run.register("odd", Odd())
         refused("holds a __main__.Odd", run.save)
         run.abandon()

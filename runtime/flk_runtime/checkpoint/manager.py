@@ -170,11 +170,16 @@ class CheckpointManager:
         self._saved = _progress(self.steps, content["objects"])
         self._log(f"flk: resumed at step {self.steps} from {checkpoint.place}")
 
-    def register(self, name: str, thing: Stateful | DistributedStateful) -> None:
+    def register(self, name: str, thing: Stateful | DistributedStateful, *, internal: bool = False) -> None:
         """Save ``thing`` in checkpoints under ``name``, and restore it now if the newest one has it. Collective.
 
-        Raises SetupError if the name is taken or comes too late, and CheckpointError if the state does not fit.
+        ``internal``: it is an object of flk's own. Raises SetupError if the name is taken, reserved, or comes too late,
+        and CheckpointError if the state does not fit.
         """
+        if name.startswith(INTERNAL) != internal:
+            raise SetupError(
+                f"{name!r}: names that begin with {INTERNAL!r} are for flk's own objects: choose another name"
+            )
         if name in self._objects:
             raise SetupError(f"an object is already registered as {name!r}: choose another name")
         if name in self._unclaimed and self._finished:

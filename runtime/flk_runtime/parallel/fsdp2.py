@@ -19,6 +19,7 @@ from flk_runtime.parallel.blocks import sharded_units
 from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel, full
 from flk_runtime.parallel.precision import Precision
+from flk_runtime.parallel.unused import UnusedParameters
 from flk_runtime.system import pytree
 
 CAN_FIND_UNUSED = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
@@ -71,9 +72,11 @@ class FSDP2Model(ParallelModel):
         for kind in {type(module) for module in self._fsdp_modules}:
             kind.__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]
         self._keeps_full = not reshards
+        self._unused: UnusedParameters | None = None
         if find_unused_parameters:
             for module in self._fsdp_modules:
                 module.set_reduce_scatter_unused_params(True, recurse=False)
+            self._unused = UnusedParameters(self._fsdp_modules, communicates=mesh.size() > 1)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -93,6 +96,8 @@ class FSDP2Model(ParallelModel):
         # A forward pass after the last backward pass (an evaluation) leaves full parameters, at least of the outermost
         # module, which the optimizer step would not change.
         optimizer.register_step_pre_hook(lambda *_: reshard(self.model))
+        if self._unused:
+            optimizer.register_step_pre_hook(lambda *_, unused=self._unused: unused.remove(optimizer))
 
     def full_tensor(self, parameter: nn.Parameter) -> torch.Tensor | None:
         return full(parameter.detach())

@@ -39,7 +39,8 @@ class Batches:
         self._samples = 0  # given by it since the latest step, to all ranks
         self.latest = StepShare(context.world_size, 1, 1)
         """This rank's share of the step of the latest batch; where loaders gave none, all ranks count alike."""
-        self._in_use: dict[EpochLoader, StepShare] = {}  # of the loaders that have been read since the last step
+        # Of the loaders that have been read since the last step, except for evaluations: without gradients.
+        self._in_use: dict[EpochLoader, StepShare] = {}
         self._step_ended = False  # since the latest batch
         self._by_tensor: MutableMapping[torch.Tensor, StepShare] = WeakIdKeyDictionary()
 
@@ -150,7 +151,9 @@ class Batches:
         if self._step_ended:
             self._in_use.clear()
             self._step_ended = False
-        self.latest = self._in_use[loader] = share
+        self.latest = share
+        if torch.is_grad_enabled() or loader in self._in_use:
+            self._in_use[loader] = share
         for leaf in pytree.leaves(batch):
             if isinstance(leaf, torch.Tensor):
                 self._by_tensor[leaf] = share

@@ -64,7 +64,7 @@ class Models:
         self._models[name] = parallel
         manager.register(name, parallel.state)
         for key, thing in parallel.beside.items():
-            manager.register(f"{INTERNAL}{key}.{name}", thing)
+            manager.register(f"{INTERNAL}{key}.{name}", thing, internal=True)
         self._metrics.utilisation.watch(parallel.module, options.precision.param if options.precision else None)
         for position, optimizer in enumerate(optimizers):
             own = f"optimizer-{number}-{position}" if position else f"optimizer-{number}" if number else "optimizer"

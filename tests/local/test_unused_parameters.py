@@ -1,0 +1,102 @@
+"""Parameters that only some ranks use in a step, or none: they train as in one process under every strategy."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.ranks import Ranks
+from tests.support.small_model import SMALL_MODEL, told
+
+# Four samples a step, each through a part of its own choice. Part 2 is used in one step, and in one micro-batch only.
+CHOICE = (
+    SMALL_MODEL
+    + """
+class Choice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(3, 3) for _ in range(4))
+
+    def forward(self, x, which):
+        return torch.stack([self.parts[number](each) for each, number in zip(x, which)])
+
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.choice, self.last = Choice(), nn.Linear(3, 1)
+
+    def forward(self, x, which):
+        return self.last(torch.tanh(self.choice(x, which)))
+
+# By step, micro-batch and sample.
+PARTS = [[[0, 1, 0, 1], [0, 0, 0, 2]], [[0, 0, 0, 0], [0, 0, 0, 0]], [[1, 0, 0, 0], [0, 0, 0, 0]], [[0] * 4] * 2]
+MAKERS = {
+    "sgd": lambda each: torch.optim.SGD(each, lr=0.1, momentum=0.9, weight_decay=0.1),
+    "adamw": lambda each: torch.optim.AdamW(each, lr=0.01, weight_decay=0.3),
+}
+
+def train_choice(run, maker, to_none, **options):
+    torch.manual_seed(1)
+    model = Whole()
+    optimizer = MAKERS[maker](model.parameters())
+    model, optimizer = run.parallelize(model, optimizer, find_unused_parameters=True, blocks=Choice, **options)
+    inputs = torch.randn(4, 2, 4, 3, generator=torch.Generator().manual_seed(2))
+    size = 4 // run.world_size
+    own = slice(run.rank * size, (run.rank + 1) * size)
+    for step, parts in enumerate(PARTS):
+        if step == 2:  # a pass whose gradient is thrown away is no use
+            model(inputs[0][0][own], [3] * size).sum().backward()
+        optimizer.zero_grad(set_to_none=to_none)
+        for number, which in enumerate(parts):
+            with run.no_sync() if number == 0 else contextlib.nullcontext():
+                model(inputs[step][number][own], which[own]).square().mean().backward()
+        optimizer.step()
+    return [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+
+def all_of(run, **options):
+    found = {}
+    for maker in MAKERS:
+        for to_none in (True, False):
+            values = train_choice(run, maker, to_none, **options)
+            found[f"{maker} {to_none}"] = torch.cat([each.detach().flatten() for each in values]).tolist()
+    return found
+"""
+)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_unused_parameters_stay_where_they_are(ranks: Ranks, count: int) -> None:
+    script = (
+        CHOICE
+        + """
+with group():
+    for name in ("ddp", "shard_grad_op", "full_shard", "hybrid_shard"):
+        with init(name) as run:
+            tell(name, all_of(run, **({"shard_size": run.world_size // 2 or 1} if name == "hybrid_shard" else {})))
+    with init("none") as run:
+        if run.world_size == 1:
+            tell("none", all_of(run))
+"""
+    )
+    expected = told(ranks(script, 1)[0])["none"]
+    found = told(ranks(script, count)[0])
+    for name in ("ddp", "shard_grad_op", "full_shard", "hybrid_shard"):
+        assert found[name] == {key: pytest.approx(values, abs=1e-6) for key, values in expected.items()}, name
+
+
+def test_under_none_with_precision_each_rank_trains_by_itself(ranks: Ranks) -> None:
+    script = (
+        CHOICE
+        + """
+with group():
+    with init("none") as run:
+        if run.rank == 0:
+            model = run.parallelize(Whole(), find_unused_parameters=True, precision=flk.Precision(param=torch.float32))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
+            run.register("optimizer", optimizer)
+            before = model.choice.parts[3].weight.full_tensor().clone()
+            model(torch.ones(1, 3), [0]).sum().backward()
+            optimizer.step()
+            tell("same", torch.equal(before, model.choice.parts[3].weight.full_tensor()))
+"""
+    )
+    assert told(ranks(script, 2)[0])["same"]
