@@ -20,6 +20,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,7 +28,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from tests.support.commands import Flk, Kubectl
+from tests.support.commands import Flk, ForkedFlk, Kubectl
 from tests.support.processes import checked, until
 from tests.support.proxy import CuttingProxy
 from tests.support.requirements import locked, may_create_cluster, unavailable
@@ -181,9 +182,17 @@ def cutting_proxy(cluster: Cluster) -> Iterator[CuttingProxy | None]:
     proxy.close()
 
 
+@pytest.fixture(scope="session")
+def fork_server() -> ForkServerContext:
+    return ForkedFlk.start_server()
+
+
 @pytest.fixture
 def flk(
-    kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory, cutting_proxy: CuttingProxy | None
+    fork_server: ForkServerContext,
+    kubeconfig: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    cutting_proxy: CuttingProxy | None,
 ) -> Iterator[Flk]:
     """Runs flk: ``flk("submit", "--replicas", "4").code``; its folder is empty unless ``cwd`` says otherwise."""
     home = tmp_path_factory.mktemp("home")
@@ -195,7 +204,7 @@ def flk(
         kubeconfig = home / "kubeconfig"
         kubeconfig.write_text(yaml.safe_dump(config))
         kubeconfig.chmod(0o600)
-    command = Flk(tmp_path_factory.mktemp("folder"), kubeconfig=kubeconfig, home=home)
+    command = ForkedFlk(fork_server, tmp_path_factory.mktemp("folder"), kubeconfig=kubeconfig, home=home)
     yield command
     command.close()
 

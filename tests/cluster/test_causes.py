@@ -11,6 +11,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from flk_runtime.contract.exit_codes import ExitCode
 from tests.cluster.conftest import Cluster
 from tests.support import recorded
 from tests.support.causes import CASES, FOREIGN_PROGRAM, Case, Object
-from tests.support.commands import Flk
+from tests.support.commands import Flk, ForkedFlk
 from tests.support.processes import until
 
 pytestmark = pytest.mark.xdist_group("causes")  # the jobs of all cases are created once
@@ -72,7 +73,11 @@ class Causes:
 
 @pytest.fixture(scope="module")
 def causes(
-    cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+    cluster: Cluster,
+    image: str,
+    fork_server: ForkServerContext,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
 ) -> Iterator[Causes]:
     """The jobs of the selected cases, just created."""
     selected = [
@@ -101,7 +106,8 @@ def causes(
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("KUBECONFIG", str(cluster.kubeconfig))
             patch.setenv("XDG_STATE_HOME", str(home / ".local" / "state"))  # that of the command
-            command = Flk(tmp_path_factory.mktemp("folder"), kubeconfig=cluster.kubeconfig, home=home)
+            where = tmp_path_factory.mktemp("folder")
+            command = ForkedFlk(fork_server, where, kubeconfig=cluster.kubeconfig, home=home)
             yield Causes(names, command)
             command.close()
     finally:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import pkgutil
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import flk
 from tests.support.processes import Result, checked
 from tests.support.requirements import unavailable
 
@@ -68,6 +73,67 @@ class Flk:
             process.kill()
             with process:  # closes its pipes and waits
                 pass
+
+
+# The code of a command's process. Its streams are files, and nothing of the server's folder and environment is left.
+BOOT = """
+import os, sys
+os.setsid()
+os.environ.clear()
+os.environ.update(environment)
+os.chdir(folder)
+for descriptor, path, flags in ((0, os.devnull, os.O_RDONLY), (1, stdout, os.O_WRONLY), (2, stderr, os.O_WRONLY)):
+    os.dup2(os.open(path, flags), descriptor)
+sys.argv = [program, *arguments]
+from flk.__main__ import main
+sys.exit(main())
+"""
+
+
+class ForkedFlk(Flk):
+    """The command line, called in processes that are forked from one that has imported it.
+
+    A call takes a tenth of the processor time of a new interpreter. ``start`` starts a new one, as for a user.
+    """
+
+    def __init__(self, server: ForkServerContext, folder: Path, *, kubeconfig: Path, home: Path) -> None:
+        super().__init__(folder, kubeconfig=kubeconfig, home=home)
+        self._server = server
+
+    @staticmethod
+    def start_server() -> ForkServerContext:
+        """Start the process from which commands are forked. It has imported all that commands import when called."""
+        modules = [module.name for module in pkgutil.walk_packages(flk.__path__, "flk.")]
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([name for name in modules if not name.startswith("flk.bundled_gpt")])
+        context.Process(target=int).start()
+        return context
+
+    def __call__(
+        self, *args: str, cwd: Path | None = None, env: Mapping[str, str] = {}, timeout: float = RUN_CLI
+    ) -> Result:
+        with tempfile.TemporaryDirectory() as folder:
+            outputs = [Path(folder) / name for name in ("stdout", "stderr")]
+            for output in outputs:
+                output.touch()
+            names = {
+                "environment": self.env | dict(env),
+                "folder": str(cwd or self.folder),
+                "stdout": str(outputs[0]),
+                "stderr": str(outputs[1]),
+                "program": str(Path(flk.__path__[0], "__main__.py")),
+                "arguments": args,
+            }
+            process = self._server.Process(target=exec, args=(BOOT, names))
+            process.start()
+            process.join(timeout)
+            late = process.is_alive()
+            process.kill()
+            process.join()
+            stdout, stderr = (output.read_text(errors="replace") for output in outputs)
+        if late:
+            pytest.fail(f"flk {' '.join(args)} took more than {timeout} s:\n{stdout}\n{stderr}", pytrace=False)
+        return Result(process.exitcode or 0, stdout, stderr)
 
 
 class Kubectl:
