@@ -86,6 +86,7 @@ COVERED = {
         "flk_runtime.parallel.model flk_runtime.parallel.strategies"
     ),
     "tests/local/test_streams.py": "flk_runtime.shared.memory_messages flk_runtime.wire.answers",
+    "tests/local/test_unused_parameters.py": "flk_runtime.parallel.unused",
     "tests/local/test_weights.py": (
         "flk_runtime.checkpoint.files.export flk_runtime.checkpoint.files.safetensors "
         "flk_runtime.checkpoint.files.weights"
