@@ -10,7 +10,7 @@ import json
 import re
 import threading
 import uuid
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from email.message import Message
@@ -58,7 +58,7 @@ class FakeApiServer:
             "/api/v1/namespaces/team/pods": {},
             "/api/v1/namespaces/team/events": {},
         }
-        self.watches: dict[str, deque[list[bytes]]] = {path: deque() for path in self.objects}
+        self.watches: dict[str, deque[list[bytes]]] = defaultdict(deque)
         self.logs: dict[str, deque[bytes]] = {}  # by pod: the answers to successive requests for its log
         self.written: dict[str, str] = {}  # by pod: the log that every request gets, where ``logs`` has nothing
         self.date = ""  # the header Date of answers, by which clients know the server's clock
