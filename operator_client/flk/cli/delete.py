@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flk.cli.options import Context, Namespace, Timeout, complete_jobs, job_ref, note, seconds, user_name
+from flk.cli.options import Context, Namespace, Timeout, complete_jobs, job_ref, note, seconds
 from flk.commands import program_name
 from flk.errors import UsageError
 from flk_runtime.contract.exit_codes import ExitCode
@@ -61,8 +61,8 @@ def delete(
     """
     limit = seconds(timeout, "--timeout")
     names = list(dict.fromkeys(map(job_ref, jobs or [])))
-    limits = {"older_than": seconds(older_than, "--older-than"), "others": include_others}
-    selection = _selection(names, everything, selector, finished, _me() if mine else "", limits)
+    owner, age = _me() if mine else "", seconds(older_than, "--older-than")
+    selection = _selection(names, everything, selector, finished, owner, age, include_others)
     from flk.jobs.lifecycle.deletion import delete_jobs
     from flk.observe.client import JobClient
 
@@ -83,6 +83,8 @@ def delete(
 
 
 def _me() -> str:
+    from flk.jobs.owner import user_name
+
     name = user_name()
     if not name:
         raise UsageError("--mine: the user of this process has no name", hint="-l LABELS chooses jobs by their labels")
@@ -95,7 +97,8 @@ def _selection(
     selector: str | None,
     finished: bool,
     owner: str,
-    limits: dict[str, Any],
+    older_than: int | None,
+    others: bool,
 ) -> Selection | None:
     """Return the selection that the options describe; None for names. Raises UsageError for both and for neither."""
     from flk.jobs.lifecycle.deletion import Selection
@@ -103,15 +106,15 @@ def _selection(
     if selector is not None and not selector.strip():
         raise UsageError("--selector: is empty", hint="--all deletes all jobs of the namespace")
     chosen = everything or selector is not None or finished or bool(owner)
-    limited = any(limits.values()) or limits["older_than"] is not None
+    limited = others or older_than is not None
     if names and (chosen or limited):
         raise UsageError("name jobs, or choose them with --all, -l, --finished, --mine and --older-than, but not both")
     if not names and not chosen:
         hint = f"{program_name()} delete JOB..., or --all, --finished, --mine or -l LABELS"
         if limited:
-            option = "--older-than" if limits["older_than"] is not None else "--include-others"
+            option = "--older-than" if older_than is not None else "--include-others"
             raise UsageError(
                 f"{option}: needs --finished, --all, --mine or -l, which say what may be deleted", hint=hint
             )
         raise UsageError("nothing to delete was named", hint=hint)
-    return Selection(selector, finished, owner=owner, **limits) if chosen else None
+    return Selection(selector, finished, older_than, owner, others) if chosen else None

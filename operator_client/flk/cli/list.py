@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from flk.cli.options import Context, Namespace, note, user_name
+from flk.cli.options import Context, Namespace, note
 from flk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def list_(
         raise UsageError("--namespace and --all-namespaces exclude each other")
     from flk.cli.table import table
     from flk.jobs.listing import list_states
+    from flk.jobs.owner import is_user, user_name
     from flk.jobs.state import SCHEMA
     from flk.observe.client import JobClient, qualified
     from flk.terminal import printable
@@ -69,7 +70,7 @@ def list_(
     states = [
         state
         for state in list_states(client, all_namespaces=all_namespaces, selector=selector)
-        if (not phases or state.phase.value in phases) and (not mine or state.owner.partition("@")[0] == user_name())
+        if (not phases or state.phase.value in phases) and (not mine or is_user(user_name(), state.owner))
     ]
     states.sort(key=_KEYS[sort])
     if output in ("json", "yaml"):

@@ -83,16 +83,6 @@ def _valid_job(value: str) -> str:
     return value
 
 
-def user_name() -> str:
-    """Return the name of this machine's user, which flk writes on the jobs that the user submits."""
-    import getpass
-
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a user without a name
-        return ""
-
-
 def _checked(flag: str, check: Callable[[str], Any], value: str) -> Any:
     try:
         return check(value)

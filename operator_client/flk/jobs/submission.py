@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
 import secrets
-import socket
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ from flk.errors import UnreachableError
 from flk.jobs.choice import chosen
 from flk.jobs.handle import JobHandle
 from flk.jobs.lifecycle import create_job
+from flk.jobs.owner import current_owner
 from flk.kube import Object
 from flk.manifest import Bundle, make_bundle
 from flk.observe.client import JobClient
@@ -65,7 +64,7 @@ def prepare(job: Job, root: Path, client: JobClient) -> Submission:
         bundle,
         namespace=client.namespace,
         submission=str(uuid.uuid4()),
-        owner=current_user(),
+        owner=current_owner(),
         shared=True,
     )
     return Submission(client, job, bundle, manifests)
@@ -98,12 +97,3 @@ def render(job: Job, root: str | Path = ".", *, namespace: str | None = None) ->
     """
     job = job.named()
     return manifest.render(job, make_bundle(job, Path(root)), namespace=namespace)
-
-
-def current_user() -> str:
-    """Return ``user@host``, which is stored with the job so that colleagues see who submitted it."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = "unknown"
-    return f"{user}@{socket.gethostname()}"

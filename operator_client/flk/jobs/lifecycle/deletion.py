@@ -11,6 +11,7 @@ from flk import labels
 from flk.errors import FlkError, JobNotFoundError
 from flk.jobs.lifecycle.ending import watch_pods_end
 from flk.jobs.listing import list_states
+from flk.jobs.owner import is_user
 from flk.jobs.state import Phase, State
 from flk.observe.client import JobClient, JobRef
 from flk.targets import TARGETS
@@ -40,7 +41,7 @@ class Selection:
         ended = state.phase in _ENDED
         if state.phase == Phase.TERMINATING or (self.finished and not ended):
             return False
-        if self.owner and state.owner.partition("@")[0] != self.owner:
+        if self.owner and not is_user(self.owner, state.owner):
             return False
         since = state.ended if ended and state.ended else state.created
         return self.older_than is None or now - since > self.older_than
