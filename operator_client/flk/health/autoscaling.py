@@ -9,16 +9,16 @@ from typing import Final
 
 from flk.health.cause import Cause, Found, event_evidence, names, subject
 from flk.kube import Object
-from flk.observe.model import Evidence, PodPhase, PodState
+from flk.observe.model import Evidence, PodState
 from flk.observe.observation import event_time
 from flk.observe.pods import one_line
 from flk.observe.view import JobView
 
 _ADDS: Final = ("TriggeredScaleUp", "Nominated")  # of cluster-autoscaler and Karpenter
 _REFUSES: Final = ("NotTriggerScaleUp", "FailedScaleUp", "FailedScheduling")
-_KARPENTER_REFUSES: Final = re.compile(
-    r"^Failed to schedule pod\b"
-)  # the scheduler has this reason too, not these words
+# The scheduler sends events with the reason FailedScheduling too, without these words.
+_KARPENTER_REFUSES: Final = re.compile(r"^Failed to schedule pod\b")
+_BEGINNING: Final = re.compile(r"^(pod (?:triggered|didn't trigger) scale-up|Failed to schedule pod)[:,]? *")
 # A node group suits the pods, and cannot grow now.
 _LATER: Final = re.compile(
     r"in backoff after failed scale-up|max node group size reached|max cluster .*limit reached"
@@ -46,10 +46,7 @@ class Answer:
     @property
     def text(self) -> str:
         """What it says, without the words that all of its events begin with."""
-        text = one_line(self.event.get("message"))
-        return re.sub(r"^(pod (?:triggered|didn't trigger) scale-up|Failed to schedule pod)[:,]? *", "", text).rstrip(
-            "."
-        )
+        return _BEGINNING.sub("", one_line(self.event.get("message"))).rstrip(".")
 
 
 def source_of(event: Object) -> str:
@@ -59,7 +56,7 @@ def source_of(event: Object) -> str:
 
 def answer(view: JobView) -> Answer | None:
     """Return what an autoscaler says last about the job's pods without a node; None where none says anything."""
-    pods = [pod for pod in view.pods if pod.phase == PodPhase.PENDING and pod.reason == "Unschedulable"]
+    pods = view.unschedulable
     said = [event for pod in pods for event in view.events_of(pod.name) if _adds(event) or _refuses(event)]
     if not said:
         return None

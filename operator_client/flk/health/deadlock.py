@@ -21,7 +21,7 @@ _HOLDING: Final = (PodPhase.STARTING, PodPhase.RUNNING)
 
 
 def _deadlocked(view: JobView) -> Found | None:
-    waiting = [pod for pod in view.pods if pod.phase == PodPhase.PENDING and pod.reason == "Unschedulable"]
+    waiting = view.unschedulable
     holding = [pod for pod in view.pods if pod.phase in _HOLDING]
     if not waiting or not holding or is_adding(view) or not is_short_of_resources(waiting[0].message):
         return None

@@ -153,7 +153,7 @@ _RESOURCES: Final[dict[str, tuple[str, str, Callable[[str], bool]]]] = {
 
 def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, list[Evidence]] | None:
     """Return the pods that no node can take, the reason of the nodes that came closest, and the evidence."""
-    pods = [pod for pod in view.pods if pod.phase == PodPhase.PENDING and pod.reason == "Unschedulable"]
+    pods = view.unschedulable
     if not pods:
         return None
     reasons, spec = parse(pods[0].message), pod_spec(view.objects[pods[0].name])

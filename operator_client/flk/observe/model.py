@@ -106,9 +106,7 @@ class Finding:
     resolves_itself: bool = False  # it may go away without a change: capacity, a queue, a restart
     grace: float = 0.0  # seconds after ``since`` in which the job does not count as stuck
     exit_code: int = 0  # of `flk wait`, when the job is stuck or has failed because of it
-    stuck_after: float | None = (
-        None  # seconds after ``since``: from then on the job is stuck, whatever may resolve the cause
-    )
+    stuck_after: float | None = None  # seconds after ``since`` at which the job is stuck, whatever may cure the cause
 
     def is_stuck(self, now: float) -> bool:
         """Return whether a job with this cause cannot go on: it does not resolve by itself, and the grace is over."""

@@ -244,6 +244,11 @@ class JobView:
         return len(started - outside - present)
 
     @property
+    def unschedulable(self) -> list[PodState]:
+        """The pods for which the scheduler finds no node."""
+        return [pod for pod in self.pods if pod.phase == PodPhase.PENDING and pod.reason == "Unschedulable"]
+
+    @property
     def lacking(self) -> list[PodState]:
         """The pods that the controller has to create, and those that have ended and that it has to replace."""
         return [

@@ -23,7 +23,8 @@ def find(client: JobClient, name: str, uid: str | None = None) -> Observation | 
     Where state folder and cluster both know the same job, the newer record and the newer lines count.
     """
     ref = client.ref(name)
-    here, there = (find(client, name, uid or ref.uid or None) for find in (_find_here, find_record))
+    uid = uid or ref.uid or None
+    here, there = LocalArchive(client).find(name, uid), find_record(client, name, uid)
     if here is not None and here.job is not None and not ref.means(here.job):
         here = None
     if here is None or there is None:
@@ -36,10 +37,6 @@ def find(client: JobClient, name: str, uid: str | None = None) -> Observation | 
     logs = {**here.logs, first: there.logs[FIRST_POD]}
     cause = None if _went_on(here, there) else here.cause
     return replace(here, record=there.record, logs=logs, time=there.time, cause=cause)
-
-
-def _find_here(client: JobClient, name: str, uid: str | None) -> Observation | None:
-    return LocalArchive(client).find(name, uid)
 
 
 def _went_on(here: Observation, there: Observation) -> bool:
