@@ -263,8 +263,9 @@ class Agent:
         reported = self.ranks.report_of(rank)
         if reported and self.attempt:
             failure, unprinted = reported
-            self.attempt.unprinted.append((rank.pipes, unprinted))
-            self.attempt.print_secondary()
+            if unprinted:
+                self.attempt.unprinted.append((rank.pipes, unprinted))
+                self.attempt.print_secondary()
             self._handle_failure(rank, failure)
             rank.kill_at = time.monotonic() + EXIT_TIMEOUT
 

@@ -64,7 +64,7 @@ class StorageWriter:
         Raises CheckpointError, the same on all ranks, if a rank could not write.
         """
         if self._rank == 0 and self._saves:
-            self._delete_keys(header.world_size)
+            self._delete_keys()
         self._saves += 1
         key = self._key
         try:
@@ -88,17 +88,16 @@ class StorageWriter:
         """The beginning of the keys of the latest save."""
         return f"flk/save/{self._token}/{self._saves}/"
 
-    def _delete_keys(self, world_size: int) -> None:
+    def _delete_keys(self) -> None:
         """Delete what the latest save has left in the store. No rank reads it once the next save has begun."""
-        for name in ("result", *(f"{kind}{rank}" for rank in range(world_size) for kind in ("", "read/"))):
+        for name in ("result", "read"):
             self._store.delete_key(f"{self._key}{name}")
 
     def _leave_together(self, key: str, world_size: int) -> None:
         """Give all ranks time to read the result, since rank 0 may take the store with it when it ends."""
-        self._store.set(f"{key}read/{self._rank}", "")
+        self._store.add(f"{key}read", 1)
         end = time.monotonic() + _READ_LIMIT
-        keys = [f"{key}read/{rank}" for rank in range(world_size)]
-        while self._rank == 0 and not self._store.check(keys) and time.monotonic() < end:
+        while self._rank == 0 and self._store.add(f"{key}read", 0) < world_size and time.monotonic() < end:
             time.sleep(_POLL)
 
     def _write_own(self, shard: StagedShard, header: ShardHeader) -> dict[str, Any]:
