@@ -17,7 +17,7 @@ from flk_runtime.data.loader import EpochLoader, LoaderContext, check_options
 from flk_runtime.data.partition import DataShard, shard_range
 from flk_runtime.errors import CheckpointError, SetupError
 
-_BLOCK = 4096
+_BLOCK = 4096  # samples whose indices are computed by one call
 
 
 def step_sizes(samples: int, world_size: int, full: int, *, drop_last: bool) -> tuple[int, int]:
@@ -156,7 +156,7 @@ class Loader(EpochLoader):
 
 
 def _blocks(ranges: Iterator[range]) -> Iterator[list[range]]:
-    """Yield the ranges in lists with about `_BLOCK` numbers each: one order for many steps is fast."""
+    """Yield the ranges in lists with about `_BLOCK` numbers each."""
     block: list[range] = []
     count = 0
     for each in ranges:

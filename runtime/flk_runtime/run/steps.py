@@ -57,7 +57,9 @@ class Steps:
             self._saves.timeouts.shorten()
         if after_step:
             after_step()
-        if self._must_stop():
+        page = self._context.page
+        must_stop = page.must_stop if self._saves.manager.can_save else page.must_end_unsaved
+        if must_stop(self.done):
             self._stop()
 
     def finish(self) -> None:
@@ -71,16 +73,8 @@ class Steps:
         if self.outer:
             self.outer.close(self.done)
 
-    def _must_stop(self) -> bool:
-        """Whether this rank has to save and end after this step."""
-        page = self._context.page
-        if self._saves.manager.can_save:
-            return page.must_stop(self.done)
-        page.boundary = -1  # the place for checkpoints may have been refused after an earlier step
-        return 0 <= page.target <= self.done
-
     def _stop(self) -> NoReturn:
-        """Save, and end this rank, because a pod of the job received SIGTERM. Collective."""
+        """Save if there is a place, and end this rank, because a pod of the job received SIGTERM. Collective."""
         self.finish()
         saved = "which is saved" if self._saves.manager.can_save else "which is not saved: no place has room for it"
         self._context.say(f"stopped after step {self.done}, {saved}")

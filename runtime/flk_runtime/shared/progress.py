@@ -142,6 +142,14 @@ class ProgressPage:
             time.sleep(_POLL)
         return answer
 
+    def must_end_unsaved(self, step: int) -> bool:
+        """Whether this rank, which can no longer save, must end after ``step``: the launchers agreed on it before.
+
+        The rank takes `boundary` back, so that the launchers wait for no save.
+        """
+        self.boundary = -1
+        return 0 <= self.target <= step
+
     def _clear(self) -> None:
         self.step = self.saved = self.boundary = self.target = self.restored = -1
 
