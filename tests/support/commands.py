@@ -93,7 +93,7 @@ sys.exit(main())
 class ForkedFlk(Flk):
     """The command line, called in processes that are forked from one that has imported it.
 
-    A call takes a tenth of the processor time of a new interpreter. ``start`` starts a new one, as for a user.
+    A call takes a third of the processor time of a new interpreter. ``start`` starts a new one, as for a user.
     """
 
     def __init__(self, server: ForkServerContext, folder: Path, *, kubeconfig: Path, home: Path) -> None:
