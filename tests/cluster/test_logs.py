@@ -94,5 +94,6 @@ def test_logs_of_a_job_that_flk_did_not_make(flk: Any, kubectl: Any, image: str)
     assert flk("wait", "foreign", "--for", "condition=Succeeded").code == 0
     assert flk("delete", "-l", "app=none").stdout == ""
     assert flk("delete", "--all", "--older-than", "1h").stdout == ""
-    assert flk("delete", "--all").stdout == "foreign\n"
+    assert flk("delete", "--all").stdout == ""
+    assert flk("delete", "--all", "--include-others").stdout == "foreign\n"
     assert flk("wait", "foreign", "--for", "delete").code == 0
