@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flk_runtime.checkpoint.storage.manifest import Manifest
+from flk_runtime.checkpoint.storage.s3 import S3Destination
 from tests.local.test_checkpoint_kills import TRAIN as COUNT
 from tests.support.ports import held_ports
 from tests.support.ranks import Ranks
@@ -56,12 +58,17 @@ def test_a_run_resumes_from_s3_at_another_world_size_and_strategy(
     other = losses(ranks, server, PLACE, 6, "ddp", 1)
     assert begun + same == whole[:4]
     assert other == pytest.approx(whole[4:], abs=1e-6)
-    assert sorted(path.name for path in stored(server).iterdir()) == ["latest", "step-000000004", "step-000000006"]
+    assert sorted(path.name for path in stored(server).iterdir()) == [
+        ".writer",
+        "latest",
+        "step-000000004",
+        "step-000000006",
+    ]
 
 
 def test_a_damaged_checkpoint_in_s3_is_reported_and_the_older_one_used(ranks: Ranks, server: S3Server) -> None:
     losses(ranks, server, PLACE, 4, "ddp", 1)
-    file = stored(server) / "step-000000004" / "__0_0.distcp"
+    (file,) = (stored(server) / "step-000000004").glob("__0_0.*.distcp")
     file.write_bytes(file.read_bytes()[:-100])
     variables = {**server.variables, "PLACE": PLACE, "STEPS": "4", "STRATEGY": "ddp"}
     (ended,) = ranks(SCRIPT, 1, variables)
@@ -183,3 +190,96 @@ def test_a_kill_during_an_upload_leaves_the_last_completed_checkpoint(ranks: Ran
 @pytest.mark.timeout(3000)
 def test_fifty_kills_during_uploads_leave_the_last_completed_checkpoint(ranks: Ranks, server: S3Server) -> None:
     kill_again_and_again(ranks, server, 50)
+
+
+@pytest.fixture
+def writer(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], S3Destination]:
+    """Makes a writer with a token, which has begun to save."""
+    for name, value in server.variables.items():
+        monkeypatch.setenv(name, value)
+
+    def make(token: str) -> S3Destination:
+        destination = S3Destination(PLACE)
+        destination.token = token
+        destination.prepare()
+        destination.claim()
+        return destination
+
+    return make
+
+
+def write(destination: S3Destination, step: int, number: int) -> bytes:
+    """Upload the objects of a checkpoint, and return its manifest."""
+    files = {}
+    for file in ("__0_0.distcp", ".metadata"):
+        name = destination.new_name(file, number)
+        with destination.create(step, name) as stream:
+            stream.write(f"{destination.token} {number}".encode())
+        files[name] = destination.measure_new(step, name)
+    return Manifest(step, 1, files).to_json()
+
+
+def contents(destination: S3Destination, step: int) -> set[bytes]:
+    """The contents of the files that the manifest lists, which have to be whole."""
+    manifest = Manifest.from_json(destination.open(step, "manifest.json").read())
+    assert all(destination.measure(step, file) == stored for file, stored in manifest.files.items())
+    return {destination.open(step, file).read() for file in manifest.files}
+
+
+def test_one_step_saved_twice_in_s3_is_one_checkpoint(writer: Callable[[str], S3Destination], server: S3Server) -> None:
+    destination = writer("a")
+    destination.commit(7, write(destination, 7, 1))
+    destination.commit(7, write(destination, 7, 2))
+    assert contents(destination, 7) == {b"a 2"}
+    names = sorted(path.name for path in (stored(server) / "step-000000007").iterdir())
+    assert names == [".metadata", ".metadata.a-2", "__0_0.a-2.distcp", "manifest.json"]
+
+
+def test_a_second_upload_that_fails_leaves_the_first(
+    writer: Callable[[str], S3Destination], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    destination = writer("a")
+    destination.commit(7, write(destination, 7, 1))
+    write(destination, 7, 2)
+    destination.discard(7)
+    assert contents(destination, 7) == {b"a 1"}
+    replace = destination._replace
+
+    def fail(key: str, *arguments: Any) -> None:
+        if key == "latest":
+            raise OSError("SlowDown")
+        replace(key, *arguments)
+
+    monkeypatch.setattr(destination, "_replace", fail)
+    with pytest.raises(OSError, match="SlowDown"):
+        destination.commit(7, write(destination, 7, 3))
+    destination.discard(7)
+    assert contents(destination, 7) == {b"a 3"}, "the manifest had been written"
+
+
+@pytest.mark.parametrize("paused_at", [".writer", "manifest.json", "latest"])
+def test_a_writer_to_s3_that_was_paused_does_not_move_the_pointer_back(
+    writer: Callable[[str], S3Destination], monkeypatch: pytest.MonkeyPatch, paused_at: str
+) -> None:
+    paused = writer("a")
+    paused.commit(7, write(paused, 7, 1))
+    late = write(paused, 8, 2)
+
+    def pause(method: Any) -> Any:
+        def call(key: str, *arguments: Any) -> Any:
+            if key.endswith(paused_at) and not others:
+                others.append(writer("b"))
+                for step in (8, 12):
+                    others[0].commit(step, write(others[0], step, step))
+            return method(key, *arguments)
+
+        return call
+
+    others: list[S3Destination] = []
+    monkeypatch.setattr(paused, "_get", pause(paused._get))
+    monkeypatch.setattr(paused, "_replace", pause(paused._replace))
+    with pytest.raises(OSError, match="another run saves in"):
+        paused.commit(8, late)
+    paused.discard(8)
+    assert others[0].last_good() == 12
+    assert contents(others[0], 8) == {b"b 8"}

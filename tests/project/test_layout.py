@@ -198,8 +198,7 @@ COVERED = {
     "tests/unit/flk_runtime/system/test_pytree.py": "flk_runtime.distributed.consistency",
     "tests/unit/flk_runtime/test_contract.py": "flk_runtime.contract.log_format flk_runtime.contract.user_env",
     "tests/unit/flk_runtime/test_errors.py": (
-        "flk_runtime.checkpoint.memory flk_runtime.checkpoint.storage.folder "
-        "flk_runtime.checkpoint.storage.restore flk_runtime.shared.failure_report"
+        "flk_runtime.checkpoint.memory flk_runtime.checkpoint.storage.restore flk_runtime.shared.failure_report"
     ),
     "tests/unit/flk_runtime/test_variable.py": "flk_runtime.contract.variable",
     "tests/unit/flk_runtime/wire/test_stream.py": "flk_runtime.wire.session",

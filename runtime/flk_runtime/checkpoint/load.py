@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 
 from flk_runtime.checkpoint.shard import ChunkReader
 from flk_runtime.checkpoint.state import Chunk, Path, join_tensors, references
+from flk_runtime.checkpoint.storage.manifest import METADATA
 from flk_runtime.errors import CheckpointError, checkpoint_error
 
 Open = Callable[[str, int, int], BinaryIO]  # (file, begin, length) → a stream of the bytes
@@ -175,12 +176,13 @@ class FilesReader(ChunkReader):
     ``open_section(file, begin, length)`` opens a part of a file; a length of -1 means up to its end.
     """
 
-    def __init__(self, open_section: Open) -> None:
-        self._open = open_section
+    def __init__(self, open_section: Open, metadata: str = METADATA) -> None:
+        """``metadata``: the name of the file with torch's Metadata."""
+        self._open, self._metadata = open_section, metadata
         self._places: Any = {}
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        with self._open(METADATA, 0, -1) as stream:
+        with self._open(self._metadata, 0, -1) as stream:
             return read_metadata(stream.read())
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -200,7 +202,6 @@ class FilesReader(ChunkReader):
         return self._open(place.relative_path, place.offset, place.length)
 
 
-METADATA = ".metadata"  # torch's file of the Metadata, pickled
 _CLASSES = {
     ("builtins", "set"),
     ("collections", "OrderedDict"),

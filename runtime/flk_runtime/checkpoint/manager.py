@@ -106,7 +106,10 @@ class CheckpointManager:
             self._resume(SavedCheckpoint(_IN_MEMORY, self._memory_reader(in_memory.world_size)), in_memory.world_size)
         elif destination and found:
             self.source = "storage"
-            reader = FilesReader(lambda file, begin, length: destination.open(found.step, file, begin, length))
+            reader = FilesReader(
+                lambda file, begin, length: destination.open(found.step, file, begin, length),
+                found.manifest.metadata_file,
+            )
             self._resume(SavedCheckpoint(destination.locate(found.step), reader), found.manifest.world_size)
         elif options.resume and user_env.ATTEMPT.read(os.environ):
             self._log("flk: there is no checkpoint: training starts again at step 0")

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from flk_runtime.checkpoint.files import safetensors
-from flk_runtime.checkpoint.load import METADATA, FilesReader, SavedCheckpoint
+from flk_runtime.checkpoint.load import FilesReader, SavedCheckpoint
 from flk_runtime.checkpoint.state import Chunk, name_of
 from flk_runtime.checkpoint.storage import open_destination, open_section
+from flk_runtime.checkpoint.storage.manifest import MANIFEST, METADATA, Manifest
 from flk_runtime.errors import CheckpointError
 from flk_runtime.shared.shard_file import value_name
 
@@ -123,9 +124,11 @@ def _open_checkpoint(path: str) -> SavedCheckpoint | None:
     step = destination.last_good()
     if step is None:
         raise CheckpointError(f"{path} holds no checkpoint")
+    with destination.open(step, MANIFEST) as stream:
+        metadata = Manifest.from_json(stream.read()).metadata_file
     return SavedCheckpoint(
         destination.locate(step),
-        FilesReader(lambda file, begin, length: destination.open(step, file, begin, length)),
+        FilesReader(lambda file, begin, length: destination.open(step, file, begin, length), metadata),
     )
 
 

@@ -61,9 +61,8 @@ class Saver:
         self._rank, self._world_size = process_group.rank(), process_group.world_size()
         self._writer: StorageWriter | None = None
         if destination is not None:
-            token = process_group.on_main(lambda: secrets.token_hex(4))
-            store = process_group.store()
-            self._writer = StorageWriter(destination, retention, store, token, self._rank, timeout)
+            destination.token = process_group.on_main(lambda: secrets.token_hex(4))
+            self._writer = StorageWriter(destination, retention, process_group.store(), self._rank, timeout)
         self._staging: Staging | None = None
         self._layout: list[Any] = []  # of the chunks of the latest plan
         self._thread: threading.Thread | None = None

@@ -19,12 +19,11 @@ from typing import IO, Any, BinaryIO, cast
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-from flk_runtime.checkpoint.load import METADATA
 from flk_runtime.checkpoint.save.staging import StagedShard
 from flk_runtime.checkpoint.shard import entry_index, merge_entries
 from flk_runtime.checkpoint.state import REFERENCE, Path, name_of
 from flk_runtime.checkpoint.storage.destination import Destination
-from flk_runtime.checkpoint.storage.manifest import Manifest, StoredFile
+from flk_runtime.checkpoint.storage.manifest import METADATA, Manifest, StoredFile
 from flk_runtime.errors import StorageError, checkpoint_error
 from flk_runtime.shared.shard_file import Entry, ShardHeader
 from flk_runtime.system.checksum import crc32
@@ -49,13 +48,11 @@ class Retention:
 class StorageWriter:
     """Writes staged shards to a destination. `write` runs in a thread on every rank; only one runs at a time."""
 
-    def __init__(
-        self, destination: Destination, retention: Retention, store: Any, token: str, rank: int, timeout: float
-    ) -> None:
-        """``token``: the same on all ranks, and another in each attempt. ``timeout``: seconds to wait for a rank."""
+    def __init__(self, destination: Destination, retention: Retention, store: Any, rank: int, timeout: float) -> None:
+        """``timeout``: seconds to wait for a rank."""
         self.destination = destination
-        self._retention, self._store, self._token, self._rank = retention, store, token, rank
-        self._timeout = timeout
+        self._retention, self._store, self._rank, self._timeout = retention, store, rank, timeout
+        self._owner = False  # this rank, rank 0, has claimed the destination
         self._saves = 0
 
     def write(self, shard: StagedShard, header: ShardHeader) -> None:
@@ -68,6 +65,7 @@ class StorageWriter:
         self._saves += 1
         key = self._key
         try:
+            self._begin(key)
             answer = self._write_own(shard, header)
         except Exception as error:
             answer = {"error": _reason(error), "errno": getattr(error, "errno", None)}
@@ -86,11 +84,23 @@ class StorageWriter:
     @property
     def _key(self) -> str:
         """The beginning of the keys of the latest save."""
-        return f"flk/save/{self._token}/{self._saves}/"
+        return f"flk/save/{self.destination.token}/{self._saves}/"
+
+    def _begin(self, key: str) -> None:
+        """Claim the destination at the first save: a run that only reads there does not keep another from saving."""
+        if self._rank > 0:
+            self._get(f"{key}begin", "rank 0 to begin the checkpoint")
+            return
+        try:
+            if not self._owner:
+                self.destination.claim()
+                self._owner = True
+        finally:
+            self._store.set(f"{key}begin", "")
 
     def _delete_keys(self) -> None:
         """Delete what the latest save has left in the store. No rank reads it once the next save has begun."""
-        for name in ("result", "read"):
+        for name in ("begin", "result", "read"):
             self._store.delete_key(f"{self._key}{name}")
 
     def _leave_together(self, key: str, world_size: int) -> None:
@@ -101,9 +111,9 @@ class StorageWriter:
             time.sleep(_POLL)
 
     def _write_own(self, shard: StagedShard, header: ShardHeader) -> dict[str, Any]:
-        file = f"__{self._rank}_0.distcp"
+        file = self.destination.new_name(f"__{self._rank}_0.distcp", self._saves)
         entries: list[Entry] = []
-        with self.destination.create(header.step, self._token, file) as stream:
+        with self.destination.create(header.step, file) as stream:
             counted = _CountedStream(stream)
             for entry, content in _contents(shard, header):
                 begin = counted.size
@@ -113,7 +123,7 @@ class StorageWriter:
                     counted.save(content)
                 entries.append(replace(entry, begin=begin, length=counted.size - begin))
         stored = StoredFile(counted.size, counted.checksum)
-        found = self.destination.measure_new(header.step, self._token, file)
+        found = self.destination.measure_new(header.step, file)
         if found != stored:
             raise OSError(f"{file} has other bytes after writing than were written: is the storage damaged?")
         return {"file": file, "stored": stored, "entries": [vars(entry) for entry in entries]}
@@ -128,12 +138,12 @@ class StorageWriter:
         try:
             for rank, answer in enumerate(answers):
                 if "error" in answer:
-                    self.destination.discard(header.step, self._token)
+                    self.destination.discard(header.step)
                     who = f"rank {rank}: " if header.world_size > 1 else ""
                     return {"error": f"cannot write the checkpoint {place}: {who}{answer['error']}", **_errno(answer)}
             self._commit(header, answers)
         except Exception as error:
-            self.destination.discard(header.step, self._token)
+            self.destination.discard(header.step)
             number = getattr(error, "errno", None)
             return {"error": f"cannot write the checkpoint {place}: {_reason(error)}", "errno": number}
         try:
@@ -151,12 +161,13 @@ class StorageWriter:
             for entry in entries
         }
         metadata = pickle.dumps(merge_entries(shards, places))
-        with self.destination.create(header.step, self._token, METADATA) as stream:
+        file = self.destination.new_name(METADATA, self._saves)
+        with self.destination.create(header.step, file) as stream:
             stream.write(metadata)
         files = {answer["file"]: StoredFile(*answer["stored"]) for answer in answers}
-        files[METADATA] = StoredFile(len(metadata), crc32(metadata))
+        files[file] = StoredFile(len(metadata), crc32(metadata))
         manifest = Manifest(header.step, header.world_size, files, header.metadata)
-        self.destination.commit(header.step, self._token, manifest.to_json())
+        self.destination.commit(header.step, manifest.to_json())
 
     def _get(self, key: str, awaited: str) -> bytes:
         """The value of a key, when it is there. The store is asked now and then, since waiting would lock it."""

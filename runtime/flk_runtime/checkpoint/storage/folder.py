@@ -1,6 +1,8 @@
 """Checkpoints in a folder that all ranks share: ``step-000000100/`` is one, ``latest`` names the last good one.
 
-A checkpoint is written into a temporary folder beside it and renamed when all of its files are there and synced.
+A checkpoint is written into a folder of its writer, ``.writer-TOKEN``, and renamed when all of its files are there and
+synced. A run that begins to save removes the folders of other writers, so the renames of a writer that was paused
+meanwhile fail.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from flk_runtime.checkpoint.storage.manifest import LATEST, MANIFEST, STEP, Stor
 from flk_runtime.errors import checkpoint_error
 
 _TEMPORARY = ".step-*.tmp"
+_REPLACED = ".replaced-"  # the beginning of the name of a checkpoint in whose place a new one is put
 
 
 class FolderDestination:
@@ -27,6 +30,7 @@ class FolderDestination:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.place = str(path)
+        self.token = ""
 
     def prepare(self) -> None:
         """Make the folder, write a probe, and remove files that killed processes have left. Only rank 0 calls this."""
@@ -38,9 +42,19 @@ class FolderDestination:
                 os.fsync(file.fileno())
             for temporary in self.path.glob(_TEMPORARY):  # the probe is one of them
                 _remove(temporary)
+            for replaced in self.path.glob(f"{_REPLACED}*"):
+                self._restore(replaced)
         except OSError as error:
             message = f"cannot write to the checkpoint folder {self.path}: {error.strerror or error}"
             raise checkpoint_error(message, error) from error
+
+    def claim(self) -> None:
+        """Keep other writers from completing checkpoints from now on. Only rank 0 calls this."""
+        for number, other in enumerate(self.path.glob(".writer-*")):
+            if other != self._own:
+                removed = other.rename(self.path / f".step-{self.token}-{number}.tmp")  # no rename finds a part of it
+                _remove(removed)
+        self._own.mkdir(exist_ok=True)
 
     def make_mark(self, token: str) -> None:
         """Leave a mark by which the other ranks see whether this is their folder too."""
@@ -68,18 +82,23 @@ class FolderDestination:
         return str(self._folder(step))
 
     @contextlib.contextmanager
-    def create(self, step: int, token: str, file: str) -> Iterator[BinaryIO]:
+    def create(self, step: int, file: str) -> Iterator[BinaryIO]:
         """A new file of a checkpoint that is being written. It is synced at the end."""
-        folder = self._temporary(step, token)
-        folder.mkdir(exist_ok=True)
+        folder = self._temporary(step)
+        with self._as_owner():
+            folder.mkdir(exist_ok=True)
         with open(folder / file, "wb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
 
-    def measure_new(self, step: int, token: str, file: str) -> StoredFile:
+    def new_name(self, file: str, save: int) -> str:
+        """The name of a file of a checkpoint that is being written, the ``save``-th of this writer."""
+        return file
+
+    def measure_new(self, step: int, file: str) -> StoredFile:
         """Size and checksum of a file that `create` has made."""
-        return measure_file(self._temporary(step, token) / file)
+        return measure_file(self._temporary(step) / file)
 
     def open(self, step: int, file: str, begin: int = 0, length: int = -1) -> BinaryIO:
         """A part of a file of a checkpoint, to read; length -1: up to its end."""
@@ -92,28 +111,36 @@ class FolderDestination:
         """Size and checksum of a file of a checkpoint."""
         return measure_file(self._folder(step) / file)
 
-    def commit(self, step: int, token: str, manifest: bytes) -> None:
-        """Write the manifest, make the checkpoint visible, and move the pointer. Only rank 0 calls this."""
-        temporary, final = self._temporary(step, token), self._folder(step)
-        with self.create(step, token, MANIFEST) as stream:
+    def commit(self, step: int, manifest: bytes) -> None:
+        """Write the manifest, make the checkpoint visible, and move the pointer. Only rank 0 calls this.
+
+        A checkpoint of this step that is there already is replaced. It is never lost: `prepare` finds it again.
+        """
+        temporary, final, pointer = self._temporary(step), self._folder(step), self._own / LATEST
+        replaced = self.path / f"{_REPLACED}{final.name}"
+        with self.create(step, MANIFEST) as stream:
             stream.write(manifest)
         _sync(temporary)
-        if final.exists():  # it is not the last good one: the run has resumed before it
-            final.rename(self.path / f".{final.name}.{token}.old.tmp")
-        temporary.rename(final)
+        with self._as_owner():
+            with open(pointer, "w") as text:
+                text.write(final.name + "\n")
+                text.flush()
+                os.fsync(text.fileno())
+            if final.exists():
+                final.rename(replaced)
+            try:
+                temporary.rename(final)
+            except OSError:
+                self._restore(replaced)
+                raise
+            _sync(self.path)
+            pointer.replace(self.path / LATEST)
         _sync(self.path)
-        pointer = self.path / f".step-latest.{token}.tmp"
-        with open(pointer, "w") as text:
-            text.write(final.name + "\n")
-            text.flush()
-            os.fsync(text.fileno())
-        pointer.replace(self.path / LATEST)
-        _sync(self.path)
-        _remove(self.path / f".{final.name}.{token}.old.tmp")
+        _remove(replaced)
 
-    def discard(self, step: int, token: str) -> None:
+    def discard(self, step: int) -> None:
         """Remove a checkpoint that could not be written. Only rank 0 calls this."""
-        _remove(self._temporary(step, token))
+        _remove(self._temporary(step))
 
     def remove(self, step: int) -> None:
         """Remove a checkpoint. It is invisible before its files are removed."""
@@ -134,8 +161,30 @@ class FolderDestination:
     def _folder(self, step: int) -> Path:
         return self.path / step_name(step)
 
-    def _temporary(self, step: int, token: str) -> Path:
-        return self.path / f".{step_name(step)}.{token}.tmp"
+    @property
+    def _own(self) -> Path:
+        return self.path / f".writer-{self.token}"
+
+    def _temporary(self, step: int) -> Path:
+        return self._own / step_name(step)
+
+    def _restore(self, replaced: Path) -> None:
+        """Give a checkpoint its name again, if the one in its place is not there."""
+        final = self.path / replaced.name.removeprefix(_REPLACED)
+        if final.exists():
+            _remove(replaced)
+        elif replaced.exists():
+            replaced.rename(final)
+
+    @contextlib.contextmanager
+    def _as_owner(self) -> Iterator[None]:
+        """Raise OSError with the reason where something fails because another writer has removed this one's folder."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            if self._own.exists():
+                raise
+            raise OSError(f"another run saves in {self.path} since then") from error
 
 
 def open_section(path: Path, begin: int = 0, length: int = -1) -> BinaryIO:

@@ -18,6 +18,7 @@ from flk_runtime.system.checksum import crc32
 
 FORMAT: Final = 2
 MANIFEST: Final = "manifest.json"
+METADATA: Final = ".metadata"  # torch's file of the Metadata, pickled; its name may go on, with the number of a save
 LATEST: Final = "latest"  # the file that names the last good checkpoint
 STEP: Final = re.compile(r"step-([0-9]{9,})")
 _CHUNK: Final = 1 << 22  # bytes of a file that are in memory at once
@@ -38,6 +39,11 @@ class Manifest:
     world_size: int  # number of ranks that wrote it
     files: dict[str, StoredFile]
     metadata: Mapping[str, Any] = field(default_factory=dict)  # job, code hash, versions, strategy
+
+    @property
+    def metadata_file(self) -> str:
+        """The name of torch's file of the Metadata."""
+        return next((file for file in self.files if file.startswith(METADATA)), METADATA)
 
     def to_json(self) -> bytes:
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1).encode()
