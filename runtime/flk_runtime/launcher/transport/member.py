@@ -106,7 +106,7 @@ class Member:
         self._port = port
         self._post = post
         self._log = log
-        self._incarnation, self._started = uuid.uuid4().hex, time.time()
+        self._incarnation, self._began = uuid.uuid4().hex, time.monotonic()
         self._leader = ""  # identifies the leader's process
         self._history_from = ""  # the leader that sent the history
         self._history: list[Attempt] = []
@@ -356,7 +356,7 @@ class Member:
             session = settings.session(serves=False, other="the leader at this address")
             connection = Connection(sock, session, MESSAGES, settings.lease, time.monotonic())
             _wait(connection, lambda: session.met)
-            connection.send(Hello(settings.pod, self._incarnation, self._started))
+            connection.send(Hello(settings.pod, self._incarnation, time.monotonic() - self._began))
             answer = _wait(connection, lambda: session.authenticated)[0]
             if isinstance(answer, Refused):
                 raise _RefusedError(answer.reason)

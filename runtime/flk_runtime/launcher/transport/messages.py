@@ -22,7 +22,7 @@ class Hello:
 
     pod: int
     incarnation: str  # identifies the launcher's process: another one for the same pod means that the pod was restarted
-    started: float  # when that process began, in seconds since the epoch by the clock of its node
+    age: float  # seconds since that process began, since clocks of nodes differ
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,13 @@ _BIND_INTERVAL = 0.5  # seconds between two tries
 
 @dataclass(eq=False)
 class _Peer:
-    """The other end of a connection. ``hello`` and ``pod`` are set when it is admitted."""
+    """The other end of a connection. ``hello``, ``began`` and ``pod`` are set when it is admitted."""
 
     connection: Connection[Message]
     address: str
     opened: float
     hello: Hello | None = None
+    began: float = 0.0  # when its launcher's process began, by time.monotonic of this one
     pod: int | None = None
     refused: str = ""  # why it is not admitted; it is expected to read that and to close the connection
     broken: str = ""  # why the connection cannot be used any more
@@ -183,16 +184,17 @@ class Server:
 
     def _admit(self, peer: _Peer, hello: Hello, now: float) -> None:
         """Make an authenticated peer the member of its pod, in the place of a former one."""
-        former = self._members.get(hello.pod)
+        former, peer.began = self._members.get(hello.pod), now - hello.age
         # A new leader does not know which launcher has replaced another one: the one that began later.
-        if former and former.hello and former.hello.started > hello.started:
+        again = former and former.hello and former.hello.incarnation == hello.incarnation
+        if former and not again and former.began > peer.began:
             self._replaced.add(hello.incarnation)
         if hello.incarnation in self._replaced:
             self._refuse(peer, f"another launcher has taken the place of pod {hello.pod}", now)
             return
         if former and former.hello:
             self._leader.disconnected(hello.pod, "it connected again", now)
-            if former.hello.incarnation == hello.incarnation:
+            if again:
                 self._break(former, "it connected again")
             else:
                 self._replaced.add(former.hello.incarnation)

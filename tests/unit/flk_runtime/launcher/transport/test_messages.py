@@ -50,7 +50,7 @@ HISTORY = [Attempt(2, 1.0, 2.0, FAILURE), Attempt(3, 2.5)]
 @pytest.mark.parametrize(
     "message",
     [
-        Hello(1, "a1b2", 1795320052.5),
+        Hello(1, "a1b2", 12.5),
         Welcome("leader"),
         Refused("why"),
         Join("gpt-worker-1", "node-a", HISTORY, [FAILURE]),

@@ -10,8 +10,8 @@ import pytest
 from flk_runtime.launcher.replication.plan import MemoryPlan
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import AttemptStarted, Server
-from flk_runtime.launcher.transport.messages import MESSAGES, Hello, Message
-from flk_runtime.wire import Connection
+from flk_runtime.launcher.transport.messages import MESSAGES, Hello, Message, Welcome
+from flk_runtime.wire import Connection, Refused
 
 PODS = 3
 ADDRESSES = {pod: ("10.0.0.1", 40000 + pod) for pod in range(PODS)}
@@ -38,15 +38,15 @@ class Starter:
     def due(self) -> float | None: ...
 
 
-def connect(port: int, pod: int) -> Connection[Message]:
-    """Connect as the launcher of a pod."""
+def connect(port: int, pod: int, incarnation: str = "", age: float = 0.0) -> Connection[Message]:
+    """Connect as the launcher of a pod, which began ``age`` seconds ago."""
     sock = socket.create_connection(("127.0.0.1", port))
     session = Settings(("train.py",), pod=pod, pods=PODS).session(serves=False)
     member = Connection(sock, session, MESSAGES, 15.0, 0.0)
     sock.settimeout(60)
     while not session.met:
         list(member.receive(0.0))
-    member.send(Hello(pod, f"{pod}", 0.0))
+    member.send(Hello(pod, incarnation or f"{pod}", age))
     return member
 
 
@@ -70,3 +70,27 @@ def test_the_start_of_an_attempt_is_encoded_once_for_all_pods(monkeypatch: pytes
         member.close()
     assert encoded.count(STARTED) == 1
     assert failures == []
+
+
+def test_of_two_launchers_of_a_pod_the_one_that_began_later_stays() -> None:
+    """Each says how old it is, since the clocks of two nodes differ."""
+    settings = Settings(("train.py",), pods=PODS)
+    server = Server(settings, lambda send, store: Starter(send), print, lambda line: None)
+    server.start()
+
+    def first_answer(member: Connection[Message]) -> object:
+        while not (received := list(member.receive(0.0))):
+            pass
+        return received[0]
+
+    first = connect(server.port, 0, "first", 50.0)
+    assert isinstance(first_answer(first), Welcome)
+    replacement = connect(server.port, 0, "replacement", 1.0)
+    assert isinstance(first_answer(replacement), Welcome)
+    assert isinstance(first_answer(first), Refused)
+    zombie = connect(server.port, 0, "zombie", 60.0)
+    assert isinstance(first_answer(zombie), Refused)
+    again = connect(server.port, 0, "replacement", 1.1)
+    assert isinstance(first_answer(again), Welcome)
+    for member in (first, replacement, zombie, again):
+        member.close()
