@@ -1,9 +1,12 @@
-"""For all tests: generated examples have no time limit, and processes that tests start can be interrupted."""
+"""For all tests: their order, generated examples without a time limit, and processes that can be interrupted."""
 
 from __future__ import annotations
 
 import signal
+from collections import Counter
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("flk", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -12,3 +15,19 @@ settings.load_profile("flk")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell without job control starts background commands so, and their children inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Spread the tests of each folder evenly over a run with several workers.
+
+    Tests in a cluster mostly wait for it; the others use the processors meanwhile.
+    """
+    if not hasattr(config, "workerinput"):
+        return
+    folders = [item.path.relative_to(Path(__file__).parent).parts[0] for item in items]
+    total, seen, places = Counter(folders), Counter[str](), []
+    for folder in folders:
+        places.append((seen[folder] + 0.5) / total[folder])
+        seen[folder] += 1
+    items[:] = [items[index] for index in sorted(range(len(items)), key=places.__getitem__)]

@@ -35,7 +35,7 @@ WAYS = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def loss() -> float:
     """The final loss of the script on this machine, alone."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

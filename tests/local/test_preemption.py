@@ -63,6 +63,7 @@ def undisturbed() -> dict[int, str]:
     return {}
 
 
+@pytest.mark.xdist_group("undisturbed")
 @pytest.mark.parametrize("victim", [0, 1])
 def test_sigterm_to_one_pod_saves_on_all_ranks_and_no_step_is_lost(
     train: Callable[..., Pods], undisturbed: dict[int, str], victim: int

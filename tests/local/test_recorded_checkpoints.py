@@ -45,7 +45,7 @@ print("=", json.dumps(["losses", losses]))
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the recorded checkpoints."""
     folder = tmp_path_factory.mktemp("recorded")

@@ -13,6 +13,7 @@ import pytest
 
 from flk_runtime.contract import VERSION
 
+pytestmark = pytest.mark.xdist_group("wheel")  # it is built once
 ROOT = Path(__file__).parents[2]
 
 

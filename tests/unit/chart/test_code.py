@@ -43,7 +43,7 @@ def mounted(chart: Rendered) -> dict[str, bytes]:
     return files
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def chart() -> Rendered:
     return template({"job": {"enabled": True, "replicas": 2, "script": SCRIPT, "files": {"a/b.py": "x = 1\n"}}})
 
