@@ -6,8 +6,9 @@
     │   └── VersionError         usage        the other end of a connection speaks another version of the protocol
     ├── RendezvousError          rendezvous   the ranks did not find each other
     │   └── StrangerError        rendezvous   the other end of a connection does not belong to this job
-    ├── CheckpointError          mismatch     a checkpoint and the state do not fit each other
-    │   ├── ShardError           mismatch     a file is no whole shard of a checkpoint in memory
+    ├── CheckpointError          exception    a checkpoint could not be used; a class below this one is raised
+    │   ├── MismatchError        mismatch     a checkpoint and the state do not fit each other
+    │   │   └── ShardError       mismatch     a file is no whole shard of a checkpoint in memory
     │   └── StorageError         storage      a checkpoint cannot be read or written now
     │       ├── NoRoomError      storage      a shard of a checkpoint does not fit into memory
     │       └── RefusedError     storage      the launcher of another pod refuses a shard
@@ -56,7 +57,11 @@ class RendezvousError(RuntimeFailure):
 
 
 class CheckpointError(RuntimeFailure):
-    """A checkpoint does not match the state, or flk cannot save such a state. The message names the checkpoint."""
+    """A checkpoint could not be used: it may pass, or be final. The message names the checkpoint and says why."""
+
+
+class MismatchError(CheckpointError):
+    """A checkpoint does not match the state, or flk cannot save such a state. A restart would not help."""
 
     kind = Kind.MISMATCH
 
@@ -74,7 +79,7 @@ def checkpoint_error(message: str, error: Exception) -> CheckpointError:
     """
     refused = isinstance(error, PermissionError | NotADirectoryError | IsADirectoryError)
     passing = isinstance(error, OSError | StorageError) and not refused and getattr(error, "errno", None) != errno.EROFS
-    return (StorageError if passing else CheckpointError)(message)
+    return (StorageError if passing else MismatchError)(message)
 
 
 class PeerError(RuntimeFailure, RuntimeError):

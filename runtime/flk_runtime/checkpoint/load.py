@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from flk_runtime.checkpoint.shard import ChunkReader
 from flk_runtime.checkpoint.state import Chunk, Path, join_tensors, references
 from flk_runtime.checkpoint.storage.manifest import METADATA
-from flk_runtime.errors import CheckpointError, checkpoint_error
+from flk_runtime.errors import MismatchError, checkpoint_error
 
 Open = Callable[[str, int, int], BinaryIO]  # (file, begin, length) → a stream of the bytes
 
@@ -132,9 +132,9 @@ class _ChunkPlanner(LoadPlanner):
         for (name, offsets), chunk in self._chunks.items():
             shape = self._saved.shape(name)
             if shape is None:
-                raise CheckpointError(f"{self._saved.place} holds no tensor {name!r}")
+                raise MismatchError(f"{self._saved.place} holds no tensor {name!r}")
             if shape != chunk.shape:
-                raise CheckpointError(
+                raise MismatchError(
                     f"{name!r} has the shape {shape} in {self._saved.place}, and the shape {chunk.shape} here"
                 )
             chunks.setdefault(name, []).append(ChunkStorageMetadata(offsets, chunk.tensor.shape))
@@ -144,7 +144,7 @@ class _ChunkPlanner(LoadPlanner):
             items += create_read_items_for_chunk_list(name, found, wanted)
         for name in self._names:
             if not self._saved.has(name):
-                raise CheckpointError(f"{self._saved.place} holds no value {name!r}")
+                raise MismatchError(f"{self._saved.place} holds no value {name!r}")
             index, none = MetadataIndex(name), torch.Size((0,))
             items.append(ReadItem(LoadItemType.BYTE_IO, index, none, index, none, none))
         return LoadPlan(items)
@@ -243,7 +243,7 @@ def read_metadata(data: bytes) -> Metadata:
     try:
         metadata = _MetadataUnpickler(io.BytesIO(data)).load()
     except Exception as error:
-        raise CheckpointError(f"{METADATA} is not the metadata of a checkpoint: {error}") from error
+        raise MismatchError(f"{METADATA} is not the metadata of a checkpoint: {error}") from error
     if not isinstance(metadata, Metadata):
-        raise CheckpointError(f"{METADATA} is not the metadata of a checkpoint")
+        raise MismatchError(f"{METADATA} is not the metadata of a checkpoint")
     return metadata

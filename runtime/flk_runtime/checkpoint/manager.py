@@ -18,7 +18,7 @@ from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful, is_re
 from flk_runtime.contract import pod_layout, user_env
 from flk_runtime.data import EpochLoader
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import CheckpointError, RuntimeFailure, SetupError, checkpoint_error
+from flk_runtime.errors import CheckpointError, MismatchError, RuntimeFailure, SetupError, checkpoint_error
 from flk_runtime.shared.shard_file import value_name
 from flk_runtime.system import rng
 
@@ -137,7 +137,7 @@ class CheckpointManager:
         if without_volume:
             self._log("flk: no checkpoints, since the pods share no volume: --checkpoint PVC:/PATH names one")
             return None
-        raise CheckpointError(
+        raise MismatchError(
             f"the ranks do not see the same checkpoint folder {place}: it has to be on a volume that all pods mount"
         )
 
@@ -213,7 +213,7 @@ class CheckpointManager:
         ``lacks_frozen``: the checkpoint may lack parameters that require no gradient.
         """
         if name in self._restored and (mismatch := _mismatch(model, self._restored[name], lacks_frozen)):
-            raise CheckpointError(f"{self._restored[name].checkpoint.place} does not fit the model: {mismatch}")
+            raise MismatchError(f"{self._restored[name].checkpoint.place} does not fit the model: {mismatch}")
 
     def start_rank_rng(self) -> None:
         """Until the first step, set the random generators to where this rank's training starts or resumes."""
@@ -233,7 +233,7 @@ class CheckpointManager:
         self._finished = True
         place = self._checkpoint.place if self._checkpoint else ""
         if needs_model and "model" in self._unclaimed:
-            raise CheckpointError(
+            raise MismatchError(
                 f"the checkpoint {place} holds a model, but this script registers none: call parallelize before the "
                 "first step"
             )
@@ -318,7 +318,7 @@ class CheckpointManager:
             elif name in (own := self._own_of_rank_0 if is_replicated(thing) else self._own):
                 thing.load_state_dict(own[name])
             else:
-                raise CheckpointError(
+                raise MismatchError(
                     "each rank has a state of its own, and another number of ranks has saved them; resume with that "
                     "number, pass the object as flk.replicated(…) if rank 0's state is right for all ranks, or pass it "
                     "under another name so that it starts anew"

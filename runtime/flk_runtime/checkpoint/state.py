@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flk_runtime.errors import CheckpointError
+from flk_runtime.errors import MismatchError
 
 Path = tuple[str | int, ...]  # where a value is in a nested state: keys of dictionaries, indices of lists
 
@@ -51,7 +51,7 @@ def chunks_of(path: Path, value: torch.Tensor) -> list[Chunk]:
     Raises CheckpointError if the tensor is sparse or quantized.
     """
     if value.layout is not torch.strided:
-        raise CheckpointError(
+        raise MismatchError(
             f"cannot save {name_of(path)!r}: it has the layout {value.layout}, and checkpoints hold dense tensors; "
             "save it as its indices and values"
         )
@@ -66,7 +66,7 @@ def chunks_of(path: Path, value: torch.Tensor) -> list[Chunk]:
             if shard.tensor.numel()
         ]
     if value.is_quantized:
-        raise CheckpointError(
+        raise MismatchError(
             f"cannot save {name_of(path)!r}: it is quantized ({value.dtype}), and checkpoints hold plain tensors; save "
             "its int_repr(), scale and zero point"
         )
@@ -121,11 +121,11 @@ def split_tensors(state: Any, path: Path) -> State:
         if isinstance(value, torch.Tensor):
             name = name_of(path)
             if name in names:
-                raise CheckpointError(f"two tensors of a state have the name {name!r}: rename a key")
+                raise MismatchError(f"two tensors of a state have the name {name!r}: rename a key")
             names.add(name)
             found = chunks_of(path, value)
             if sum(chunk.tensor.numel() for chunk in found) != torch.Size(value.shape).numel():
-                raise CheckpointError(
+                raise MismatchError(
                     f"cannot save {name!r}: it is sharded over the ranks, and only parallelized models and their "
                     "optimizers are saved so; parallelize it, or use a strategy that does not shard"
                 )

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from flk_runtime.data.loader import EpochLoader, LoaderContext, check_options
 from flk_runtime.data.reader import ShareReader, is_hugging_face, set_epoch
 from flk_runtime.distributed import comm_device
-from flk_runtime.errors import CheckpointError, SetupError
+from flk_runtime.errors import MismatchError, SetupError
 
 # Libraries whose datasets split themselves over ranks and workers, and the option to pass to them for that.
 _SPLIT_THEMSELVES = {"webdataset": "nodesplitter=webdataset.split_by_node, ", "streaming": "", "litdata": ""}
@@ -128,7 +128,7 @@ class IterableLoader(EpochLoader):
         """
         if ("split" in state) == self._split:
             now, then = (True, False) if self._split else (False, True)
-            raise CheckpointError(f"{self.name}: split={now} here, and split={then} in the checkpoint")
+            raise MismatchError(f"{self.name}: split={now} here, and split={then} in the checkpoint")
         if not self._split:
             then_by, here_by = state["split"], list(self._split_by.values())[: len(state["split"])]
             if then_by != here_by:
@@ -136,7 +136,7 @@ class IterableLoader(EpochLoader):
                     ", ".join(f"{name} {value}" for name, value in zip(self._split_by, values, strict=False))
                     for values in (then_by, here_by)
                 )
-                raise CheckpointError(
+                raise MismatchError(
                     f"{self.name}: data with split=False resumes as it was split for the checkpoint, with {then_text}, "
                     f"not with {here_text}"
                 )

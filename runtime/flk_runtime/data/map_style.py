@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from flk_runtime.data import order
 from flk_runtime.data.loader import EpochLoader, LoaderContext, check_options
 from flk_runtime.data.partition import DataShard, shard_range
-from flk_runtime.errors import CheckpointError, SetupError
+from flk_runtime.errors import MismatchError, SetupError
 
 _BLOCK = 4096  # samples whose indices are computed by one call
 
@@ -110,21 +110,21 @@ class Loader(EpochLoader):
         Raises CheckpointError for a dataset of another kind, length or order, and for an order that is not known.
         """
         if "samples" not in state:
-            raise CheckpointError(
+            raise MismatchError(
                 f"{self.name}: the checkpoint is of an iterable, and this is data with an index: resume with the same "
                 "data, or give the loader another name="
             )
         if state.get("shuffle", self._shuffle) != self._shuffle:
-            raise CheckpointError(
+            raise MismatchError(
                 f"{self.name}: shuffle={self._shuffle} here, and shuffle={state['shuffle']} in the checkpoint"
             )
         if state["samples"] != self._samples:
-            raise CheckpointError(
+            raise MismatchError(
                 f"{self.name}: the dataset has {self._samples} samples, and had {state['samples']} in the checkpoint"
             )
         kind = state.get("order", order.EARLIER if self._shuffle else order.OWN)
         if kind not in order.KINDS:
-            raise CheckpointError(
+            raise MismatchError(
                 f"{self.name}: the checkpoint is of samples in the order {kind!r}, which this release of flk does not "
                 "know: resume with the release that wrote it"
             )

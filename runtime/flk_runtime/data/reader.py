@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils import worker
 
-from flk_runtime.errors import CheckpointError
+from flk_runtime.errors import MismatchError
 
 # One rank's share of a step: samples that count for the position, the dataset's own state after the step, the samples.
 ReadShare = tuple[int, Any, list[Any]]
@@ -95,14 +95,14 @@ class ShareReader(IterableDataset[ReadShare]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`, given together with ``epoch`` and ``consumed``. Raises CheckpointError."""
         if "parts" not in state:
-            raise CheckpointError(
+            raise MismatchError(
                 f"the checkpoint is of data with an index, and this is an iterable, a {type(self._dataset).__name__}: "
                 "resume with the same data, or give the loader another name="
             )
         self._parts, self._even = state["parts"], state["even"]
         self._data = None if state["data"] is None else (state["epoch"], state["consumed"], state["data"])
         if self._parts > 1 and not is_hugging_face(self._dataset):
-            raise CheckpointError(
+            raise MismatchError(
                 f"the checkpoint is of a Hugging Face dataset, and this one is a {type(self._dataset).__name__}: "
                 "resume with the same data"
             )

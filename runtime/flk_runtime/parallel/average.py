@@ -10,7 +10,7 @@ import torch
 
 from flk_runtime.checkpoint import DistributedStateful, State, chunks_of, is_sharded
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import CheckpointError, SetupError
+from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.parallel.model import ParallelModel, local
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Average(DistributedStateful):
 
     def save_state(self, name: str) -> State:
         if self._is_applied:
-            raise CheckpointError("cannot save while an average is applied: leave the block of applied() before")
+            raise MismatchError("cannot save while an average is applied: leave the block of applied() before")
         offered = [
             (key, value) for key, value in self._averages.items() if is_sharded(value) or process_group.rank() == 0
         ]

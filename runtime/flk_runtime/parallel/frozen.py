@@ -12,7 +12,7 @@ import torch
 
 from flk_runtime.checkpoint import Chunk, DistributedStateful, State, chunks_of
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import CheckpointError
+from flk_runtime.errors import MismatchError
 from flk_runtime.parallel.model import ParallelModel
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class FrozenParameters(DistributedStateful):
         for own, each in self._frozen().items():
             if each.requires_grad or each._version != self._versions[own]:
                 what = "requires a gradient" if each.requires_grad else "has been changed"
-                raise CheckpointError(
+                raise MismatchError(
                     f"cannot save: {own!r} {what}, and checkpoints leave it out because it was frozen when the model "
                     "was parallelized: leave save_frozen=False out"
                 )

@@ -13,7 +13,7 @@ from flk_runtime.checkpoint.interval import COMPUTED, AutoInterval
 from flk_runtime.contract import VERSION, user_env
 from flk_runtime.contract.record import SOURCES
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import CheckpointError
+from flk_runtime.errors import MismatchError
 from flk_runtime.preflight import report
 from flk_runtime.run.context import RunContext
 from flk_runtime.shared.progress import Phase
@@ -84,7 +84,7 @@ class Saves:
 
         place = self.manager.place
         if not (self.manager.can_save and place):
-            raise CheckpointError("export needs checkpoints and a parallelized model: pass checkpoint= to init")
+            raise MismatchError("export needs checkpoints and a parallelized model: pass checkpoint= to init")
         self.save_progress(steps)
         self.complete()
         process_group.on_main(lambda: export_weights(place, file))

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from flk_runtime.errors import CheckpointError
+from flk_runtime.errors import MismatchError
 from flk_runtime.system.checksum import checksum, crc32
 
 FORMAT: Final = 2
@@ -38,7 +38,7 @@ _LAYOUT: Final = struct.Struct("<8sHQQIIQQIQQ32sI")
 _CHECKSUM: Final = struct.Struct("<I")
 
 
-class ShardError(CheckpointError):
+class ShardError(MismatchError):
     """A file does not hold a whole, undamaged shard."""
 
 

@@ -18,10 +18,10 @@ from flk_runtime import errors
 from flk_runtime.checkpoint.memory import PodMemory
 from flk_runtime.checkpoint.storage import restore
 from flk_runtime.checkpoint.storage.folder import FolderDestination
-from flk_runtime.contract.failure import Kind
+from flk_runtime.contract.failure import Kind, Retry
 from flk_runtime.errors import (
-    CheckpointError,
     DiscoveryError,
+    MismatchError,
     PeerError,
     RendezvousError,
     RuntimeFailure,
@@ -38,7 +38,7 @@ from flk_runtime.shared.failure_report import describe
         (SetupError, Kind.USAGE),
         (DiscoveryError, Kind.USAGE),
         (RendezvousError, Kind.RENDEZVOUS),
-        (CheckpointError, Kind.MISMATCH),
+        (MismatchError, Kind.MISMATCH),
         (StorageError, Kind.STORAGE),
         (PeerError, Kind.PEER),
     ],
@@ -71,7 +71,7 @@ def test_a_folder_that_cannot_be_written_now_may_pass_and_one_that_never_can_is_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match="Not a directory") as final:
+    with pytest.raises(MismatchError, match="Not a directory") as final:
         FolderDestination(tmp_path / "file" / "below").prepare()
     assert describe(final.value)["kind"] is Kind.MISMATCH
 
@@ -143,6 +143,15 @@ def test_the_drawing_has_every_error_of_the_runtime() -> None:
     }
     for name, (_, kind) in drawn_classes().items():
         assert getattr(importlib.import_module(public[name][1]), name).kind.value == kind
+
+
+def test_an_error_of_a_kind_that_is_retried_has_no_base_class_of_a_final_kind() -> None:
+    """So `except` of a final kind never catches what may pass."""
+    for name, (_, module) in written_classes().items():
+        error = getattr(importlib.import_module(module), name)
+        kinds = [getattr(each, "kind", Kind.EXCEPTION) for each in error.__mro__]
+        final = [kind.meaning.retried_by is Retry.NOBODY for kind in kinds]
+        assert final[0] or not any(final), (name, kinds)
 
 
 def test_an_error_with_a_private_name_stays_in_its_module() -> None:

@@ -23,7 +23,7 @@ from flk_runtime.checkpoint.adapters.torch_state import Modules, TorchState
 from flk_runtime.checkpoint.adapters.wrappers import is_sharded, parameters_of
 from flk_runtime.checkpoint.state import Chunk, ChunkCache, Path, State, chunks_of, has_tensors, name_of, split_tensors
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import CheckpointError
+from flk_runtime.errors import MismatchError
 from flk_runtime.system.pytree import map_leaves
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def _read(optimizer: Optimizer) -> _Content:
             extra,
         )
     except (ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
-        raise CheckpointError(
+        raise MismatchError(
             f"cannot save the optimizer {type(optimizer).__name__}, whose state_dict() is not like torch's "
             f"({type(error).__name__}: {error}): return state and param_groups as torch.optim.Optimizer does, and "
             "anything else beside them"

@@ -17,7 +17,7 @@ from flk_runtime.checkpoint.state import chunks_of
 from flk_runtime.checkpoint.storage import open_destination
 from flk_runtime.contract import VERSION
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.errors import CheckpointError
+from flk_runtime.errors import CheckpointError, MismatchError
 
 _TIMEOUT = 60.0  # seconds; a single process waits for no other rank
 
@@ -36,7 +36,7 @@ def export_weights(checkpoint: str, file: str | os.PathLike[str]) -> int:
         safetensors.write(temporary, shapes, tensors, {"format": "pt", "source": weights.place})
         temporary.replace(file)
     except OSError as error:
-        raise CheckpointError(f"cannot write {os.fspath(file)}: {error.strerror or error}") from error
+        raise MismatchError(f"cannot write {os.fspath(file)}: {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)
     return len(shapes)
@@ -51,7 +51,7 @@ def import_weights(file: str, checkpoint: str) -> int:
     destination = open_destination(checkpoint)
     destination.prepare()
     if destination.steps():
-        raise CheckpointError(f"{checkpoint} holds checkpoints already: name another folder")
+        raise MismatchError(f"{checkpoint} holds checkpoints already: name another folder")
     chunks = [chunk for name in weights.names() for chunk in chunks_of(("model", name), weights.tensor(name))]
     saver = Saver(
         destination,

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from flk_runtime.checkpoint.shard import view_tensor
-from flk_runtime.errors import CheckpointError
+from flk_runtime.errors import MismatchError
 
 _LENGTH: Final = struct.Struct("<Q")
 _DTYPES: Final = {
@@ -38,7 +38,7 @@ def write(
     for name, (dtype, shape) in shapes.items():
         code = _DTYPES.get(str(dtype).removeprefix("torch."))
         if code is None:
-            raise CheckpointError(f"{name!r} has the dtype {dtype}, which the safetensors format does not have")
+            raise MismatchError(f"{name!r} has the dtype {dtype}, which the safetensors format does not have")
         end = position + torch.Size(shape).numel() * dtype.itemsize
         header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [position, end]}
         position = end
@@ -64,4 +64,4 @@ def read(path: Path) -> dict[str, torch.Tensor]:
             if name != "__metadata__"
         }
     except (ValueError, KeyError, TypeError, struct.error) as error:
-        raise CheckpointError(f"{path} is not a whole safetensors file: {error}") from error
+        raise MismatchError(f"{path} is not a whole safetensors file: {error}") from error

@@ -15,7 +15,7 @@ from flk_runtime.checkpoint.load import FilesReader, SavedCheckpoint
 from flk_runtime.checkpoint.state import Chunk, name_of
 from flk_runtime.checkpoint.storage import open_destination, open_section
 from flk_runtime.checkpoint.storage.manifest import MANIFEST, METADATA, Manifest
-from flk_runtime.errors import CheckpointError
+from flk_runtime.errors import MismatchError
 from flk_runtime.shared.shard_file import value_name
 
 _INDEX = "*.safetensors.index.json"  # of Hugging Face: which tensor is in which file of a folder
@@ -77,7 +77,7 @@ class Weights:
         known = set(self.names())
         missing = [chunk.name for chunk in own if chunk.name not in known]
         if missing:
-            raise CheckpointError(f"{self.place} holds no tensor {missing[0]!r}")
+            raise MismatchError(f"{self.place} holds no tensor {missing[0]!r}")
         if self._checkpoint is not None:
             plain = [each for each in own if each.name not in self._agreed]
             self._checkpoint.read(
@@ -87,7 +87,7 @@ class Weights:
         for chunk in own:
             full = self.tensor(chunk.name)
             if tuple(full.shape) != chunk.shape:
-                raise CheckpointError(
+                raise MismatchError(
                     f"{chunk.name!r} has the shape {tuple(full.shape)} in {self.place}, and {chunk.shape} here"
                 )
             for dimension, (begin, length) in enumerate(zip(chunk.offsets, chunk.tensor.shape, strict=True)):
@@ -123,7 +123,7 @@ def _open_checkpoint(path: str) -> SavedCheckpoint | None:
     destination = open_destination(path)
     step = destination.last_good()
     if step is None:
-        raise CheckpointError(f"{path} holds no checkpoint")
+        raise MismatchError(f"{path} holds no checkpoint")
     with destination.open(step, MANIFEST) as stream:
         metadata = Manifest.from_json(stream.read()).metadata_file
     return SavedCheckpoint(
@@ -139,16 +139,16 @@ def _read_files(path: FilePath) -> dict[str, torch.Tensor]:
             for index in path.glob(_INDEX):
                 files = sorted({path / name for name in json.loads(index.read_bytes())["weight_map"].values()})
             if not files:
-                raise CheckpointError(f"{path} holds neither a checkpoint nor safetensors files")
+                raise MismatchError(f"{path} holds neither a checkpoint nor safetensors files")
             return {name: tensor for file in files for name, tensor in safetensors.read(file).items()}
         if path.suffix == ".safetensors":
             return safetensors.read(path)
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, RuntimeError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"cannot read weights from {path}: {str(error).splitlines()[0]}") from error
+        raise MismatchError(f"cannot read weights from {path}: {str(error).splitlines()[0]}") from error
     for key in _KEYS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
     if not isinstance(content, dict) or not all(isinstance(each, torch.Tensor) for each in content.values()):
-        raise CheckpointError(f"{path} holds no state_dict of tensors")
+        raise MismatchError(f"{path} holds no state_dict of tensors")
     return content

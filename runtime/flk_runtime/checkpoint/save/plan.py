@@ -15,7 +15,7 @@ import torch
 
 from flk_runtime.checkpoint.state import Chunk, Path, name_of
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import CheckpointError
+from flk_runtime.errors import MismatchError
 from flk_runtime.shared.shard_file import DATA_BEGIN, Entry, align
 
 
@@ -156,14 +156,14 @@ def _check_whole(chunks: Sequence[Described]) -> None:
     for described in chunks:
         kind, numel = found.get(name_of(described.path), ((described.shape, described.dtype), 0))
         if kind != (described.shape, described.dtype):
-            raise CheckpointError(
+            raise MismatchError(
                 f"ranks hold different tensors under the name {name_of(described.path)!r}: of shape {kind[0]} and "
                 f"dtype {kind[1]}, and of shape {described.shape} and dtype {described.dtype}"
             )
         found[name_of(described.path)] = kind, numel + torch.Size(described.size).numel()
     for name, ((shape, _), numel) in found.items():
         if numel != torch.Size(shape).numel():
-            raise CheckpointError(
+            raise MismatchError(
                 f"the ranks hold {numel} of the {torch.Size(shape).numel()} elements of {name!r}: call save on all "
                 "ranks, after optimizer.step()"
             )

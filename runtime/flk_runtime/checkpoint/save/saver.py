@@ -23,7 +23,7 @@ from flk_runtime.checkpoint.state import Chunk
 from flk_runtime.checkpoint.storage import Destination
 from flk_runtime.contract import user_env
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import CheckpointError, RuntimeFailure, StorageError
+from flk_runtime.errors import CheckpointError, MismatchError, RuntimeFailure, StorageError
 from flk_runtime.shared.shard_file import ShardHeader
 
 _GLOBAL = re.compile(r"GLOBAL (\S+)")  # in torch's message: the class that weights_only=True refuses
@@ -245,7 +245,7 @@ class Saver:
         except Exception as error:
             name = _GLOBAL.search(str(error))
             reason = f"a registered object's state_dict() holds a {name[1]}" if name else str(error).splitlines()[0]
-            raise CheckpointError(
+            raise MismatchError(
                 f"cannot save this state: {reason}; a state_dict may hold tensors, numbers, strings, lists, tuples and "
                 "dictionaries"
             ) from error

@@ -8,7 +8,7 @@ from typing import BinaryIO, Protocol
 
 from flk_runtime.checkpoint.storage.folder import FolderDestination
 from flk_runtime.checkpoint.storage.manifest import StoredFile
-from flk_runtime.errors import CheckpointError
+from flk_runtime.errors import MismatchError
 
 
 class Destination(Protocol):
@@ -46,7 +46,7 @@ def open_destination(place: str) -> Destination:
     """The destination of a folder, or of an address ``s3://BUCKET/PREFIX``. Raises CheckpointError."""
     if "://" in place:
         if not place.startswith("s3://"):
-            raise CheckpointError(f"checkpoints in {place}: expected a folder, or s3://BUCKET/PREFIX")
+            raise MismatchError(f"checkpoints in {place}: expected a folder, or s3://BUCKET/PREFIX")
         from flk_runtime.checkpoint.storage.s3 import S3Destination
 
         return S3Destination(place)

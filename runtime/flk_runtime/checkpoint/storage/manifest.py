@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from flk_runtime.contract import VERSION
-from flk_runtime.errors import CheckpointError
+from flk_runtime.errors import MismatchError
 from flk_runtime.system.checksum import crc32
 
 FORMAT: Final = 2
@@ -55,7 +55,7 @@ class Manifest:
             data = json.loads(text)
             number = data.pop("format")
             if number > FORMAT:
-                raise CheckpointError(
+                raise MismatchError(
                     f"flk {data.get('metadata', {}).get('flk', '')} wrote it in format {number}, and flk "
                     f"{VERSION} reads formats up to {FORMAT}; install the newer flk"
                 )

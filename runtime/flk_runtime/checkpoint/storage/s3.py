@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
 from flk_runtime.checkpoint.storage.manifest import LATEST, MANIFEST, METADATA, STEP, StoredFile, measure, step_name
-from flk_runtime.errors import CheckpointError, checkpoint_error
+from flk_runtime.errors import MismatchError, checkpoint_error
 
 _RETRIES = 6  # of a request: for about 6 seconds; a save that fails is tried again at the next one
 _RETRY_TIME = timedelta(minutes=1)  # after which a request that fails is an error
@@ -48,12 +48,12 @@ class S3Destination:
             import obstore
             from obstore.store import S3Store
         except ImportError:
-            raise CheckpointError(
+            raise MismatchError(
                 f"checkpoints in {address} need the package obstore: add `pip install obstore` to the image"
             ) from None
         parts = urlsplit(address)
         if not parts.netloc:
-            raise CheckpointError(f"{address} names no bucket: expected s3://BUCKET/PREFIX")
+            raise MismatchError(f"{address} names no bucket: expected s3://BUCKET/PREFIX")
         self.place = address.rstrip("/")
         self.token = ""
         self._suffix = ""  # of the names of the latest save's objects

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorProperties
 
 from flk_runtime.checkpoint.load import read_metadata
-from flk_runtime.errors import CheckpointError
+from flk_runtime.errors import MismatchError
 
 
 class ByGetattr:
@@ -33,7 +33,7 @@ def test_members_of_enumerations_are_read_as_python_3_11_2_pickles_them() -> Non
 
 def test_attributes_of_anything_else_are_not_read() -> None:
     content: Any = {"format": ByGetattr(Metadata, "__init__")}
-    with pytest.raises(CheckpointError, match=r"is not the metadata of a checkpoint"):
+    with pytest.raises(MismatchError, match=r"is not the metadata of a checkpoint"):
         read_metadata(pickle.dumps(Metadata(content)))
 
 
@@ -57,6 +57,6 @@ def named(module: str, name: str, argument: str) -> bytes:
 )
 def test_names_that_lead_to_other_modules_are_refused(tmp_path: Path, module: str, name: str) -> None:
     """pickle resolves dots in a name, so a module that imports another one leads to all that the other has."""
-    with pytest.raises(CheckpointError, match=f"it refers to {module}.{name}, which"):
+    with pytest.raises(MismatchError, match=f"it refers to {module}.{name}, which"):
         read_metadata(named(module, name, str(tmp_path / "made")))
     assert not (tmp_path / "made").exists()

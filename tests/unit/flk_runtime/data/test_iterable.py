@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from flk_runtime.data import IterableLoader, Loader, LoaderContext, length_of, make_loader, shard
 from flk_runtime.data.reader import step_shares
-from flk_runtime.errors import CheckpointError, SetupError
+from flk_runtime.errors import MismatchError, SetupError
 
 WORLDS = st.integers(1, 7)
 BATCHES = st.integers(1, 5)
@@ -207,7 +207,7 @@ def test_a_dataset_s_own_state_is_used() -> None:
     assert values(resumed) == list(range(23))
     assert dataset.begun == [0]
     with pytest.raises(
-        CheckpointError, match="the checkpoint is of data with an index, and this is an iterable, a State"
+        MismatchError, match="the checkpoint is of data with an index, and this is an iterable, a State"
     ):
         one(Stateful()).load_state_dict(one([1, 2, 3]).state_dict())
 
@@ -225,10 +225,10 @@ def test_data_that_is_split_already_comes_as_it_is() -> None:
     assert values(resumed) == first[12:]
     for other in ({"batch_size": 5}, {"num_workers": 0}, {"drop_last": True}):
         with pytest.raises(
-            CheckpointError, match=r"resumes as it was split .* batch_size 4, num_workers 2, drop_last Fal"
+            MismatchError, match=r"resumes as it was split .* batch_size 4, num_workers 2, drop_last Fal"
         ):
             one(Numbers(23), split=False, **{"num_workers": 2, **other}).load_state_dict(state)
-    with pytest.raises(CheckpointError, match="split=True here, and split=False in the checkpoint"):
+    with pytest.raises(MismatchError, match="split=True here, and split=False in the checkpoint"):
         one(Numbers(23)).load_state_dict(state)
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from flk_runtime.data import Loader, LoaderContext
 from flk_runtime.data.loader import to_device
 from flk_runtime.data.map_style import rank_share, step_sizes
-from flk_runtime.errors import CheckpointError, SetupError
+from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.system.rng import derive_seed
 
 WORLDS = st.integers(1, 9)
@@ -180,11 +180,11 @@ def test_steps_run_over_as_many_epochs_as_they_take() -> None:
 
 def test_a_position_in_another_order_or_in_an_iterable_is_refused() -> None:
     state = loader(40).state_dict()
-    with pytest.raises(CheckpointError, match="shuffle=False here, and shuffle=True in the checkpoint"):
+    with pytest.raises(MismatchError, match="shuffle=False here, and shuffle=True in the checkpoint"):
         loader(40, shuffle=False).load_state_dict(state)
-    with pytest.raises(CheckpointError, match="the checkpoint is of an iterable, and this is data with an index"):
+    with pytest.raises(MismatchError, match="the checkpoint is of an iterable, and this is data with an index"):
         loader(40).load_state_dict({"seed": 0, "epoch": 0, "consumed": 0, "parts": 1})
-    with pytest.raises(CheckpointError, match="in the order 'sorted', which this release of flk does not know"):
+    with pytest.raises(MismatchError, match="in the order 'sorted', which this release of flk does not know"):
         loader(40).load_state_dict(state | {"order": "sorted"})
 
 
@@ -231,7 +231,7 @@ def test_what_a_loader_refuses() -> None:
             loader(8, batch_size=batch_size)  # type: ignore[arg-type]
     with pytest.raises(SetupError, match="sampler= cannot be passed"):
         loader(8, sampler=[1])
-    with pytest.raises(CheckpointError, match="has 8 samples, and had 9"):
+    with pytest.raises(MismatchError, match="has 8 samples, and had 9"):
         loader(8).load_state_dict({"seed": 0, "epoch": 0, "consumed": 0, "samples": 9})
 
 
