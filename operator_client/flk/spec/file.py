@@ -82,9 +82,7 @@ def mapping(text: str, source: str) -> dict[str, Any]:
         mark = error.problem_mark or error.context_mark
         place = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
         problem = error.problem or error.context or "not YAML"
-        if (
-            "maximum nesting depth" in problem
-        ):  # libyaml's own limit, which it can reach before _check_depth sees events
+        if "maximum nesting depth" in problem:  # the limit of libyaml, whose scanner reads ahead
             raise UsageError(f"{source}: is nested too deeply") from None
         if isinstance(error, yaml.composer.ComposerError) and "single document" in str(error.context):
             problem = "contains more than one document"
