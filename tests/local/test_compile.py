@@ -33,7 +33,8 @@ def start(run, name, variant):
     torch._dynamo.utils.counters.clear()
     warnings.filterwarnings("ignore", "The .grad attribute")  # of the compiler's own looking
     Block.forward = plain if variant in ("compile", "both") else counted
-    pair = run.parallelize(*build(meta=variant == "meta"), **hybrid(name), **options)
+    init = "reset_parameters" if variant == "meta" else None
+    pair = run.parallelize(*build(meta=variant == "meta"), init=init, **hybrid(name), **options)
     calls = 0
     return pair
 

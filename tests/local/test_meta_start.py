@@ -133,9 +133,10 @@ def gpt():
 with group():
     for name in ("ddp", "full_shard"):
         for words, make_model, function in (
-            ("and the model's constructor sets it after reset_parameters()", gpt, None),
+            ("'characters.weight' of the model is on the meta device, where the values that its constructor sets are",
+             gpt, None),
             ("'weight' of the model (Bare) is on the meta device, and no reset_parameters() sets it: pass init=", Bare,
-             None),
+             "reset_parameters"),
             ("init= leaves 'order' of the model unset", Bare, all_but_order),
             ("init= leaves 'order' of the model unset", lambda: Bare(), lambda model: model.weight.data.fill_(1)),
             ("init= leaves 'weight' of the model unset", Bare, lambda model: model.order.fill_(1)),
@@ -148,7 +149,8 @@ with group():
     with init("full_shard") as run:
         with torch.device("meta"):
             model, other = Scaled(), Scaled()
-        refused("after reset_parameters(), which would be lost: pass init=", lambda: run.parallelize(model))
+        refused("sets parameters of blocks that are already sharded: pass it as init=",
+                lambda: run.parallelize(model, init="reset_parameters"))
         other = run.parallelize(other, init=Scaled.reset_parameters)
         assert all((each.full_tensor() == 0.5).all() for each in other.parameters())
 """

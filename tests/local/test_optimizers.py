@@ -153,7 +153,7 @@ with group():
         with torch.device("meta"):
             model = nn.Linear(2, 2)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        run.parallelize(model)
+        run.parallelize(model, init="reset_parameters")
         refused("SGD holds the parameter 'weight' and 1 more", optimizer.step)
 """
     )

@@ -149,7 +149,7 @@ with group(), init("full_shard") as run:
     model.scale = torch.ones(1)
     whole = sum(p.numel() * 4 for p in model.parameters())
     optimizer = torch.optim.AdamW(model.parameters())
-    model, optimizer = run.parallelize(model, optimizer)
+    model, optimizer = run.parallelize(model, optimizer, init="reset_parameters")
     tell("peak", peak / whole)
 """
     )

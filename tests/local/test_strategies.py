@@ -400,7 +400,7 @@ with group():
         ("blocks=0: expected", "full_shard", {"blocks": 0}),
         ("recompute=True needs blocks", "ddp", {"model": nn.Linear(2, 2), "recompute": True}),
         ("'weight' of 0 (Odd) is on the meta device, and no reset_parameters() sets it", "full_shard",
-         {"model": nn.Sequential(Odd())}),
+         {"model": nn.Sequential(Odd()), "init": "reset_parameters"}),
         ("is already wrapped in DistributedDataParallel", "full_shard",
          {"model": nn.Sequential(nn.parallel.DistributedDataParallel(nn.Linear(2, 2)))}),
         ("'scalar' is a scalar, which strategy full_shard cannot shard", "full_shard", {"model": Scalar()}),

@@ -57,7 +57,6 @@ COVERED = {
         "flk_runtime.distributed.reducer"
     ),
     "tests/local/test_grad_scaler.py": "flk_runtime.distributed.grad_scaler",
-    "tests/local/test_meta_start.py": "flk_runtime.parallel.initialize",
     "tests/local/test_parallel.py": "flk_runtime.parallel.adopt flk_runtime.parallel.rebind",
     "tests/local/test_plan.py": "flk.cli.plan flk.planning flk_runtime.plan.__main__",
     "tests/local/test_preemption.py": "flk_runtime.launcher.signals",

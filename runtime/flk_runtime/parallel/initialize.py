@@ -29,11 +29,25 @@ if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedCheckpoint
 
 Initializer = Callable[[nn.Module], object] | str | os.PathLike[str]
+RESETS = "reset_parameters"  # the initializer that says that the methods of this name set all values
 
 
 def meta_names(model: nn.Module) -> list[str]:
     """The names of the parameters and buffers of ``model`` that are on the meta device."""
     return [name for name, tensor in _tensors(model).items() if tensor.is_meta]
+
+
+def check_init(names: Collection[str], init: Initializer | None) -> None:
+    """Raise SetupError if the tensors with ``names`` are on the meta device and no initializer is given for them.
+
+    What a constructor sets is lost there, and nothing shows in all cases that it has set something.
+    """
+    if names and init is None:
+        raise SetupError(
+            f"{next(iter(names))!r} of the model is on the meta device, where the values that its constructor sets are "
+            "lost: pass init=, a function that sets them, the path of weights, or "
+            f"init={RESETS!r} if {RESETS}() of the modules sets all of them"
+        )
 
 
 def initialize(parallel: ParallelModel, init: Initializer, names: Collection[str], *, broadcast: bool) -> None:

@@ -23,7 +23,7 @@ class Materializer:
     stay. Then everything is moved to ``device``. The name is torchdistX's ``materialize_module``.
 
     ``blocks`` are the modules that are sharded on their own, beside the model itself. ``init_follows``: the model's own
-    initialization will set tensors that no ``reset_parameters`` sets or that the model's constructor has changed.
+    initialization will set tensors that no ``reset_parameters`` sets.
     """
 
     def __init__(
@@ -41,8 +41,7 @@ class Materializer:
         """Materialize all blocks, inner ones first and the model last, and call ``shard`` with each.
 
         ``broadcast``: send rank 0's values to all ranks before; then the call is collective. Unless ``init_follows``,
-        raises SetupError if a tensor on the meta device has no ``reset_parameters`` that sets it, or if the model's
-        constructor has set it to other values.
+        raises SetupError if a tensor on the meta device has no ``reset_parameters`` that sets it.
         """
         self._visit(self._model, shard, broadcast)
 
@@ -92,9 +91,7 @@ class Materializer:
             if isinstance(meta, nn.Parameter):
                 tensor = nn.Parameter(tensor, requires_grad=meta.requires_grad)
                 tensor.__dict__.update(meta.__dict__)
-            self._materialized[id(meta)] = _Materialized(meta, tensor, tensor._version, module, name, never_set)
-        else:
-            self._materialized[id(meta)].is_tied = True
+            self._materialized[id(meta)] = _Materialized(meta, tensor, module, name, never_set)
         tensor = self._materialized[id(meta)].tensor
         if isinstance(tensor, nn.Parameter):
             module._parameters[name] = tensor
@@ -110,16 +107,10 @@ class Materializer:
         for key in finished:
             del self._materialized[key]
         for each in () if self._init_follows else finished.values():
-            what = f"{each.name!r} of {self._describe(each.module)} is on the meta device"
             if each.never_set or (each.tensor.is_floating_point() and bool(each.tensor.isnan().any())):
                 raise SetupError(
-                    f"{what}, and no reset_parameters() sets it: pass init=, a function that initializes the model, or "
-                    "define that method in its class"
-                )
-            if each.was_changed:
-                raise SetupError(
-                    f"{what}, and the model's constructor sets it after reset_parameters(), which would be lost: pass "
-                    "init=, a function that does the same to the model"
+                    f"{each.name!r} of {self._describe(each.module)} is on the meta device, and no reset_parameters() "
+                    "sets it: pass init=, a function that initializes the model, or define that method in its class"
                 )
 
     def _move(self, modules: list[nn.Module], broadcast: bool) -> None:
@@ -147,16 +138,9 @@ class _Materialized:
 
     meta: torch.Tensor  # kept alive, so that its id stays its own
     tensor: torch.Tensor
-    version: int  # of the tensor before it was reset; torch counts the changes in place
     module: nn.Module
     name: str
     never_set: bool  # an integer tensor of a module without reset_parameters: NaN cannot show that it is not set
-    is_tied: bool = False  # several modules have it, and reset it
-
-    @property
-    def was_changed(self) -> bool:
-        """Whether the constructor changed the meta tensor more often than it was reset. It has kept the count."""
-        return not self.is_tied and self.meta._version > self.tensor._version - self.version
 
 
 def reset_method(module: nn.Module) -> Callable[[], None] | None:

@@ -20,7 +20,7 @@ from flk_runtime.errors import SetupError
 from flk_runtime.parallel import replaced
 from flk_runtime.parallel.blocks import Blocks, find_blocks, shardable_blocks
 from flk_runtime.parallel.frozen import FrozenParameters
-from flk_runtime.parallel.initialize import Initializer, initialize, meta_names
+from flk_runtime.parallel.initialize import RESETS, Initializer, check_init, initialize, meta_names
 from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel
 from flk_runtime.parallel.precision import Precision
@@ -131,6 +131,9 @@ def parallelize(
     _check_shared(model)
     _check_model(model, strategy, options)
     _check_optimizers(optimizers, strategy, options)
+    unset = meta_names(model)
+    if not (strategy == "none" and _parallelized_by_script(model)):
+        check_init(unset, options.init)
     shard_size = _shard_size(strategy, options.shard_size, world_size, local_world_size)
     blocks = find_blocks(model, options.blocks)
     recomputed = find_recomputed(model, blocks, options.recompute)
@@ -153,9 +156,8 @@ def parallelize(
             reshards=reshards,
         )
 
-    unset = meta_names(model)
     parallel = rebind_optimizers(optimizers, model, apply, strict=strategy != "none")
-    if options.init is not None and unset:
+    if options.init not in (None, RESETS) and unset:
         initialize(parallel, options.init, unset, broadcast=strategy != "none")
     if not options.save_frozen:
         if not parallel.named:
@@ -177,7 +179,7 @@ def _parallelize(
     shard_size: int,
     reshards: bool | int,
 ) -> ParallelModel:
-    kind, init_follows = STRATEGIES[strategy], options.init is not None
+    kind, init_follows = STRATEGIES[strategy], options.init not in (None, RESETS)
     if strategy == "none" and _parallelized_by_script(model):
         return ParallelModel(model)  # and it stays where the script has put it
     if not kind.shards and options.precision is None:

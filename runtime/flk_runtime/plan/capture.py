@@ -28,6 +28,7 @@ from torch.utils.hooks import RemovableHandle
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import ParallelModel, ParallelOptions, Precision, strategies
 from flk_runtime.parallel.blocks import Blocks, find_blocks, sharded_units
+from flk_runtime.parallel.initialize import check_init, meta_names
 from flk_runtime.parallel.recompute import find_recomputed, recompute_activations
 from flk_runtime.plan.hardware import Gpu
 from flk_runtime.plan.trace import StepTrace, Tracer
@@ -36,6 +37,7 @@ from flk_runtime.system import pytree, trial
 
 _NOT_CALLED = "the script did not call run.parallelize: plan takes the model and the optimizer from that call"
 _FAKE = "_flk_fake"  # attribute of a parameter: the one without data that modules have in its place
+_META = "_flk_meta"  # attribute of one without data: it stands for one on the meta device
 
 
 @dataclass
@@ -71,8 +73,8 @@ def capture(command: Sequence[str], gpu: Gpu) -> CapturedModel:
         except SystemExit as error:
             if error.code not in (None, 0):
                 raise SetupError(f"the script ended with exit code {error.code} before its first step") from None
-        except Exception:
-            if session.captured is None and current.run is None:
+        except Exception as error:
+            if not isinstance(error, SetupError) and session.captured is None and current.run is None:
                 raise SetupError(_NOT_CALLED) from None  # such as a script with torch's own wrappers
             raise
     captured = session.captured
@@ -130,6 +132,7 @@ class _Session:
             fake = nn.Parameter(data, given.requires_grad)
             vars(fake).update(vars(given))
             setattr(given, _FAKE, fake)
+            setattr(fake, _META, given.is_meta)
         return fake
 
     def _capture(self, model: nn.Module, optimizers: Sequence[Optimizer], options: ParallelOptions) -> ParallelModel:
@@ -137,6 +140,8 @@ class _Session:
             raise SetupError("plan works for a script that parallelizes one model, and this one parallelizes several")
         if options.reshard_after_forward:
             raise SetupError("plan does not model reshard_after_forward: leave it out to compare strategies")
+        unset = [name for name, each in model.named_parameters() if getattr(each, _META, False)]
+        check_init([*unset, *meta_names(model)], options.init)
         for module in model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None and buffer.is_meta:
@@ -316,6 +321,8 @@ class _WithoutData(TorchFunctionMode):
                 return torch.ones((), dtype=torch.bool).expand(args[0].shape)
             if func in _COPIES:
                 return _COPIES[func](torch.zeros(args[0].shape, dtype=args[0].dtype))
+            if func == torch.Tensor.data.__set__ and args[1].device.type != "meta":  # type: ignore[attr-defined]
+                setattr(args[0], _META, False)  # as Module.to_empty does
         return func(*args, **(kwargs or {}))
 
 

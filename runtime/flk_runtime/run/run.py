@@ -81,11 +81,10 @@ class Run:
 
         Collective. Call the returned module, and neither its ``forward`` nor one of its children. Rank 0's parameters
         and buffers are sent to all ranks (except under strategy none). A model on the meta device is materialized block
-        by block, with the values that ``reset_parameters`` of its modules and then ``init`` set. ``optimizer`` is one
-        or a list of several: the same objects, with the same groups. All are saved in checkpoints, and restored if the
-        run was resumed. An optimizer of the model that was made before and not passed raises SetupError at its step if
-        the strategy shards. After the call each rank draws different random numbers. Several models can be
-        parallelized, each with its own optimizers.
+        by block, and needs ``init``. ``optimizer`` is one or a list of several: the same objects, with the same groups.
+        All are saved in checkpoints, and restored if the run was resumed. An optimizer of the model that was made
+        before and not passed raises SetupError at its step if the strategy shards. After the call each rank draws
+        different random numbers. Several models can be parallelized, each with its own optimizers.
 
         - ``precision``: dtypes of the computation and of the reduction; the optimizer works in the model's own.
         - ``blocks``: modules that are sharded, recomputed and compiled one by one: classes, their names, paths such as
@@ -99,7 +98,8 @@ class Run:
           and backward passes, under full_shard and hybrid_shard; such as a node's. Default: the whole shard group.
         - ``find_unused_parameters``: ranks do not all use the same parameters in a forward pass.
         - ``init``: for a model on the meta device, a function that is called with it once it is sharded, and sets the
-          values of parameters and buffers; or the path of weights, as of `load_weights`.
+          values of parameters and buffers; the path of weights, as of `load_weights`; or "reset_parameters", which says
+          that the methods of this name of its modules set all values.
         - ``save_frozen``: whether checkpoints have the parameters that require no gradient. With False, as for the base
           of LoRA, the script loads them before each start, and a checkpoint has only the hashes of their values.
 

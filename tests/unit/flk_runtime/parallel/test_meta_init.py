@@ -54,20 +54,6 @@ def test_parameters_that_are_tied_around_a_block_stay_tied() -> None:
     assert model[0].weight is model[2].weight
 
 
-def test_what_a_constructor_sets_after_reset_parameters_is_refused_without_an_initializer() -> None:
-    for change in (
-        lambda model: nn.init.normal_(model[0].weight, std=0.02),
-        lambda model: model[1].bias.add_(1),
-        lambda model: model.apply(lambda module: nn.init.zeros_(module.bias) if hasattr(module, "bias") else None),
-        lambda model: model.load_state_dict({name: torch.ones_like(each) for name, each in model.state_dict().items()}),
-    ):
-        with torch.device("meta"), torch.no_grad():
-            model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-            change(model)
-        with pytest.raises(SetupError, match=r"constructor sets it after reset_parameters\(\)"):
-            Materializer(model, [], CPU).run(lambda unit: None, broadcast=False)
-
-
 @pytest.mark.parametrize(
     "make",
     [

@@ -98,6 +98,15 @@ x = torch.randn(4, 8)
     + ADAMW
     + "shard(model, optimizer, init=lambda model: None)"
     + STEP,
+    "a model on the meta device that the script gives memory": """
+with torch.device("meta"):
+    model = block()
+x = torch.randn(4, 8)
+model.to_empty(device="cpu").apply(lambda each: each.reset_parameters() if hasattr(each, "reset_parameters") else None)
+"""
+    + ADAMW
+    + "shard(model, optimizer)"
+    + STEP,
     "a model that is moved and converted": MODEL
     + ADAMW
     + "model.to('cpu').bfloat16()\nassert optimizer.param_groups[0]['params'][0].dtype == torch.bfloat16\n"
@@ -163,6 +172,12 @@ def test_a_script_is_captured_with(what: str, captured: Any, tmp_path: Path) -> 
 )
 def test_a_script_without_parallelize_ends_at_its_first_step_with_the_reason(script: str, captured: Any) -> None:
     with pytest.raises(SetupError, match=r"the script did not call run\.parallelize"):
+        captured(script)
+
+
+def test_a_model_on_meta_without_an_initializer_is_refused_as_in_a_run(captured: Any) -> None:
+    script = "with torch.device('meta'):\n    model = block()\nshard(model)\n"
+    with pytest.raises(SetupError, match=r"'0.weight' of the model is on the meta device, .*: pass init="):
         captured(script)
 
 
