@@ -27,7 +27,9 @@ operating system below it may say more exactly what happened (`flk_runtime.syste
 
 from __future__ import annotations
 
+import contextlib
 import errno
+from collections.abc import Iterator
 from typing import ClassVar
 
 from flk_runtime.contract.failure import Kind
@@ -80,6 +82,15 @@ def checkpoint_error(message: str, error: Exception) -> CheckpointError:
     refused = isinstance(error, PermissionError | NotADirectoryError | IsADirectoryError)
     passing = isinstance(error, OSError | StorageError) and not refused and getattr(error, "errno", None) != errno.EROFS
     return (StorageError if passing else MismatchError)(message)
+
+
+@contextlib.contextmanager
+def storage_access(action: str) -> Iterator[None]:
+    """Raise `checkpoint_error` for an OSError in the block. ``action`` is what cannot be done then, and where."""
+    try:
+        yield
+    except OSError as error:
+        raise checkpoint_error(f"cannot {action}: {error}", error) from error
 
 
 class PeerError(RuntimeFailure, RuntimeError):

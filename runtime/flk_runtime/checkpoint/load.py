@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from flk_runtime.checkpoint.shard import ChunkReader
 from flk_runtime.checkpoint.state import Chunk, Path, join_tensors, references
 from flk_runtime.checkpoint.storage.manifest import METADATA
-from flk_runtime.errors import MismatchError, checkpoint_error
+from flk_runtime.errors import MismatchError, checkpoint_error, storage_access
 
 Open = Callable[[str, int, int], BinaryIO]  # (file, begin, length) → a stream of the bytes
 
@@ -36,7 +36,8 @@ class SavedCheckpoint:
     def __init__(self, place: str, reader: StorageReader) -> None:
         self.place = place
         self._reader = reader
-        self.metadata = reader.read_metadata()
+        with storage_access(f"read {place}"):
+            self.metadata = reader.read_metadata()
         reader.set_up_storage_reader(self.metadata, is_coordinator=False)
         paths = self.metadata.planner_data or {}
         self._paths: dict[str, Path] = {
@@ -194,7 +195,13 @@ class FilesReader(ChunkReader):
 
     def read_tensor(self, item: ReadItem) -> torch.Tensor:
         with self._section(item) as stream:
-            tensor: torch.Tensor = torch.load(stream, map_location="cpu", weights_only=True)
+            try:
+                tensor: torch.Tensor = torch.load(stream, map_location="cpu", weights_only=True)
+            except Exception as error:
+                # torch raises an AttributeError in the place of an error of the stream.
+                if trouble := getattr(stream, "error", None):
+                    raise trouble from error
+                raise
         return tensor
 
     def _section(self, item: ReadItem) -> BinaryIO:

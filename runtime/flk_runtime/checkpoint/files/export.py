@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from flk_runtime.checkpoint.state import chunks_of
 from flk_runtime.checkpoint.storage import open_destination
 from flk_runtime.contract import VERSION
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.errors import CheckpointError, MismatchError
+from flk_runtime.errors import CheckpointError, MismatchError, checkpoint_error, storage_access
 
 _TIMEOUT = 60.0  # seconds; a single process waits for no other rank
 
@@ -36,9 +37,12 @@ def export_weights(checkpoint: str, file: str | os.PathLike[str]) -> int:
         safetensors.write(temporary, shapes, tensors, {"format": "pt", "source": weights.place})
         temporary.replace(file)
     except OSError as error:
-        raise MismatchError(f"cannot write {os.fspath(file)}: {error.strerror or error}") from error
+        message = f"cannot write {os.fspath(file)}: {error.strerror or error}"
+        missing = isinstance(error, FileNotFoundError)  # of the folder that the caller names
+        raise (MismatchError(message) if missing else checkpoint_error(message, error)) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
     return len(shapes)
 
 
@@ -50,7 +54,9 @@ def import_weights(file: str, checkpoint: str) -> int:
     weights = Weights(file)
     destination = open_destination(checkpoint)
     destination.prepare()
-    if destination.steps():
+    with storage_access(f"read the checkpoints in {checkpoint}"):
+        steps = destination.steps()
+    if steps:
         raise MismatchError(f"{checkpoint} holds checkpoints already: name another folder")
     chunks = [chunk for name in weights.names() for chunk in chunks_of(("model", name), weights.tensor(name))]
     saver = Saver(
@@ -86,6 +92,6 @@ def main(arguments: Sequence[str]) -> int:
             count, target = import_weights(options.file, options.checkpoint), options.checkpoint
     except CheckpointError as error:
         print(f"flk: {error}", file=sys.stderr)
-        return int(ExitCode.USAGE)
+        return int(error.kind.meaning.code)
     print(f"{count} tensors in {target}")
     return int(ExitCode.DONE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path as FilePath
 from typing import Any
@@ -13,9 +14,9 @@ import torch
 from flk_runtime.checkpoint.files import safetensors
 from flk_runtime.checkpoint.load import FilesReader, SavedCheckpoint
 from flk_runtime.checkpoint.state import Chunk, name_of
-from flk_runtime.checkpoint.storage import open_destination, open_section
-from flk_runtime.checkpoint.storage.manifest import MANIFEST, METADATA, Manifest
-from flk_runtime.errors import MismatchError
+from flk_runtime.checkpoint.storage import exists, open_destination, open_section
+from flk_runtime.checkpoint.storage.manifest import LATEST, MANIFEST, METADATA, Manifest
+from flk_runtime.errors import MismatchError, checkpoint_error
 from flk_runtime.shared.shard_file import value_name
 
 _INDEX = "*.safetensors.index.json"  # of Hugging Face: which tensor is in which file of a folder
@@ -33,13 +34,10 @@ class Weights:
 
     def __init__(self, path: str) -> None:
         self.place = path
-        self._checkpoint = _open_checkpoint(path)
         self._prefix = ""
-        self._tensors: dict[str, torch.Tensor] = {}
         self._agreed: dict[str, Chunk] = {}
-        if self._checkpoint is None:
-            self._tensors = _read_files(FilePath(path))
-        elif any(each[0] == "model" for _, each in self._checkpoint.names()):
+        self._checkpoint, self._tensors = _open(path)
+        if self._checkpoint and any(each[0] == "model" for _, each in self._checkpoint.names()):
             self._prefix = "model."
             self._agreed = _find_agreed(self._checkpoint)
 
@@ -111,14 +109,26 @@ def _find_agreed(checkpoint: SavedCheckpoint) -> dict[str, Chunk]:
     return found
 
 
+def _open(path: str) -> tuple[SavedCheckpoint | None, dict[str, torch.Tensor]]:
+    """The checkpoint at a path, or the tensors in its files. Raises CheckpointError."""
+    try:
+        checkpoint = _open_checkpoint(path)
+        return checkpoint, {} if checkpoint else _read_files(FilePath(path))
+    except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as error:
+        why = str(getattr(error, "strerror", None) or error).partition("\n")[0]
+        message = f"cannot read weights from {path}: {why}"
+        missing = isinstance(error, FileNotFoundError)  # the caller names the path
+        raise (MismatchError(message) if missing else checkpoint_error(message, error)) from error
+
+
 def _open_checkpoint(path: str) -> SavedCheckpoint | None:
     """The checkpoint at a path; None if it is a file, or a folder of other files."""
     folder = FilePath(path)
-    if "://" not in path and (folder / METADATA).exists():
+    if "://" not in path and exists(folder / METADATA):
         return SavedCheckpoint(
             path, FilesReader(lambda file, begin, length: open_section(folder / file, begin, length))
         )
-    if "://" not in path and not (folder / "latest").exists():
+    if "://" not in path and not exists(folder / LATEST):
         return None
     destination = open_destination(path)
     step = destination.last_good()
@@ -133,19 +143,16 @@ def _open_checkpoint(path: str) -> SavedCheckpoint | None:
 
 
 def _read_files(path: FilePath) -> dict[str, torch.Tensor]:
-    try:
-        if path.is_dir():
-            files = sorted(path.glob("*.safetensors"))
-            for index in path.glob(_INDEX):
-                files = sorted({path / name for name in json.loads(index.read_bytes())["weight_map"].values()})
-            if not files:
-                raise MismatchError(f"{path} holds neither a checkpoint nor safetensors files")
-            return {name: tensor for file in files for name, tensor in safetensors.read(file).items()}
-        if path.suffix == ".safetensors":
-            return safetensors.read(path)
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
-        raise MismatchError(f"cannot read weights from {path}: {str(error).splitlines()[0]}") from error
+    if stat.S_ISDIR(path.stat().st_mode):
+        files = sorted(path.glob("*.safetensors"))
+        for index in path.glob(_INDEX):
+            files = sorted({path / name for name in json.loads(index.read_bytes())["weight_map"].values()})
+        if not files:
+            raise MismatchError(f"{path} holds neither a checkpoint nor safetensors files")
+        return {name: tensor for file in files for name, tensor in safetensors.read(file).items()}
+    if path.suffix == ".safetensors":
+        return safetensors.read(path)
+    content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     for key in _KEYS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]

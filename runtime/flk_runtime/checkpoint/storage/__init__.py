@@ -5,7 +5,7 @@
 """
 
 from flk_runtime.checkpoint.storage.destination import Destination, open_destination
-from flk_runtime.checkpoint.storage.folder import open_section
+from flk_runtime.checkpoint.storage.folder import exists, open_section
 from flk_runtime.checkpoint.storage.restore import Found, find_newest, is_shared
 
-__all__ = ["Destination", "Found", "find_newest", "is_shared", "open_destination", "open_section"]
+__all__ = ["Destination", "Found", "exists", "find_newest", "is_shared", "open_destination", "open_section"]

@@ -61,7 +61,7 @@ class FolderDestination:
         (self.path / f".step-{token}.tmp").touch()
 
     def has_mark(self, token: str) -> bool:
-        return (self.path / f".step-{token}.tmp").exists()
+        return exists(self.path / f".step-{token}.tmp")
 
     def remove_mark(self, token: str) -> None:
         (self.path / f".step-{token}.tmp").unlink(missing_ok=True)
@@ -187,8 +187,20 @@ class FolderDestination:
             raise OSError(f"another run saves in {self.path} since then") from error
 
 
+def exists(path: Path) -> bool:
+    """Whether there is a file or a folder. Raises OSError if that cannot be told, which `Path.exists` hides."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def open_section(path: Path, begin: int = 0, length: int = -1) -> BinaryIO:
-    """The ``length`` bytes of a file from ``begin`` on, as a stream to read; length -1: up to its end."""
+    """The ``length`` bytes of a file from ``begin`` on, as a stream to read; length -1: up to its end.
+
+    Its attribute ``error`` is the latest error of a read, which torch.load hides.
+    """
     return cast(BinaryIO, _Section(path, begin, length))
 
 
@@ -200,6 +212,7 @@ class _Section(io.RawIOBase):
         size = os.fstat(self._file.fileno()).st_size
         self._begin, self._end = begin, size if length < 0 else min(size, begin + length)
         self._position = begin
+        self.error: OSError | None = None
 
     def readable(self) -> bool:
         return True
@@ -218,7 +231,11 @@ class _Section(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
         self._file.seek(self._position)
-        got = self._file.readinto(view[: max(0, self._end - self._position)])
+        try:
+            got = self._file.readinto(view[: max(0, self._end - self._position)])
+        except OSError as error:
+            self.error = error
+            raise
         self._position += got
         return got
 

@@ -6,14 +6,21 @@ import functools
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flk_runtime.checkpoint.storage.destination import Destination
 from flk_runtime.checkpoint.storage.manifest import MANIFEST, Manifest
 from flk_runtime.distributed import process_group
-from flk_runtime.errors import CheckpointError, StorageError, checkpoint_error
+from flk_runtime.errors import CheckpointError, checkpoint_error, storage_access
 
 _SEEN_LIMIT = 5.0  # seconds in which a network file system has to show the other ranks what rank 0 has written
+
+
+class _Problem(NamedTuple):
+    """What one rank finds wrong."""
+
+    text: str = ""  # empty: nothing
+    error: OSError | None = None  # of the storage itself
 
 
 class Found(NamedTuple):
@@ -30,21 +37,31 @@ def is_shared(destination: Destination) -> bool:
 
     def mark() -> str:
         token = secrets.token_hex(8)
-        try:
+        with storage_access(f"write to the checkpoint folder {destination.place}"):
             destination.make_mark(token)
-        except OSError as error:
-            message = f"cannot write to the checkpoint folder {destination.place}: {error}"
-            raise checkpoint_error(message, error) from error
         return token
 
+    def remove() -> None:
+        with storage_access(f"write to the checkpoint folder {destination.place}"):
+            destination.remove_mark(token)
+
     token = process_group.on_main(mark)
+    problem = _agree(_look_for(destination, token))
+    process_group.on_main(remove)
+    return not problem
+
+
+def _look_for(destination: Destination, token: str) -> _Problem:
+    """Why this rank does not see a mark that rank 0 has made."""
     end = time.monotonic() + _SEEN_LIMIT
-    while not (seen := destination.has_mark(token)) and time.monotonic() < end:
-        time.sleep(0.05)
-    shared = process_group.all_true(seen)()
-    if process_group.rank() == 0:
-        destination.remove_mark(token)
-    return shared
+    try:
+        while not destination.has_mark(token):
+            if time.monotonic() >= end:
+                return _Problem("it is another folder")
+            time.sleep(0.05)
+    except OSError as error:
+        return _Problem(f"cannot read the checkpoint folder {destination.place}: {error}", error)
+    return _Problem()
 
 
 def find_newest(destination: Destination, warn: Callable[[str], None]) -> Found | None:
@@ -68,10 +85,8 @@ def find_newest(destination: Destination, warn: Callable[[str], None]) -> Found 
 
 def _candidates(destination: Destination) -> list[int]:
     """Steps from the last good one down. A checkpoint after it was not completed."""
-    try:
+    with storage_access(f"read the checkpoints in {destination.place}"):
         steps, last = destination.steps(), destination.last_good()
-    except OSError as error:
-        raise checkpoint_error(f"cannot read the checkpoints in {destination.place}: {error}", error) from error
     return [step for step in reversed(steps) if last is None or step <= last]
 
 
@@ -93,31 +108,34 @@ def _read_manifest(destination: Destination, step: int) -> tuple[bytes, str]:
     return text, "" if manifest.step == step else f"its {MANIFEST} is of step {manifest.step}"
 
 
-def _verify(destination: Destination, manifest: Manifest) -> tuple[str, bool]:
-    """What is wrong with this rank's share of the files, and whether the storage itself failed."""
+def _verify(destination: Destination, manifest: Manifest) -> _Problem:
+    """What is wrong with this rank's share of the files."""
     for file in sorted(manifest.files)[process_group.rank() :: process_group.world_size()]:
         stored = manifest.files[file]
         try:
             size = destination.size(manifest.step, file)
             if size != stored.size:
-                return f"{file} has {size} bytes, and its manifest says {stored.size}", False
+                return _Problem(f"{file} has {size} bytes, and its manifest says {stored.size}")
             if destination.measure(manifest.step, file) != stored:
-                return f"{file} has another checksum than its manifest says", False
+                return _Problem(f"{file} has another checksum than its manifest says")
         except FileNotFoundError:
-            return f"{file} is missing", False
+            return _Problem(f"{file} is missing")
         except OSError as error:
-            return f"cannot read {file} of the checkpoint {destination.locate(manifest.step)}: {error}", True
-    return "", False
+            return _Problem(f"cannot read {file} of the checkpoint {destination.locate(manifest.step)}: {error}", error)
+    return _Problem()
 
 
-def _agree(own: tuple[str, bool]) -> str:
-    """The first problem of any rank. Raises CheckpointError on all ranks if the storage failed. Collective."""
-    found: list[Any] | None = process_group.gather(own)
+def _agree(own: _Problem) -> str:
+    """The first problem of any rank; empty: none has one. Raises CheckpointError on all ranks if the storage failed.
+
+    Collective.
+    """
+    found: list[_Problem] | None = process_group.gather(own)
 
     def choose() -> str:
-        for problem, failed in found or ():
-            if failed:
-                raise StorageError(problem)
-        return next((problem for problem, _ in found or () if problem), "")
+        for text, error in found or ():
+            if error:
+                raise checkpoint_error(text, error) from error
+        return next((text for text, _ in found or () if text), "")
 
     return process_group.on_main(choose)

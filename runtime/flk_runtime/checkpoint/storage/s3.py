@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
 from flk_runtime.checkpoint.storage.manifest import LATEST, MANIFEST, METADATA, STEP, StoredFile, measure, step_name
-from flk_runtime.errors import MismatchError, checkpoint_error
+from flk_runtime.errors import MismatchError, storage_access
 
 _RETRIES = 6  # of a request: for about 6 seconds; a save that fails is tried again at the next one
 _RETRY_TIME = timedelta(minutes=1)  # after which a request that fails is an error
@@ -72,12 +72,10 @@ class S3Destination:
 
     def prepare(self) -> None:
         """Write a probe. Only rank 0 calls this."""
-        try:
+        with storage_access(f"write checkpoints to {self.place}"):
             self._put(".probe", b"flk")
             with _errors():
                 self._client.delete(self._store, ".probe")
-        except OSError as error:
-            raise checkpoint_error(f"cannot write checkpoints to {self.place}: {error}", error) from error
 
     def claim(self) -> None:
         """Become the owner, and remove objects that killed uploads have left. Only rank 0 calls this."""
