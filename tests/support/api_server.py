@@ -73,6 +73,7 @@ class FakeApiServer:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # or each body would wait 40 ms for the client to acknowledge its headers
 
             def handle_one_request(self) -> None:
                 try:

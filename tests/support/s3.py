@@ -80,6 +80,7 @@ class FaultyProxy:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # or each body would wait 40 ms for the client to acknowledge its headers
 
             def handle_one_request(self) -> None:
                 self.raw_requestline = self.rfile.readline(1 << 16)
@@ -117,7 +118,7 @@ class FaultyProxy:
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._http.daemon_threads = True
         self.variables["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{self._http.server_port}"
-        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+        threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
 
     def stop(self) -> None:
         self._http.shutdown()

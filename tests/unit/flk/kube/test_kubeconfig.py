@@ -360,7 +360,7 @@ def tls_server(tmp_path: Path) -> Any:
     context.load_verify_locations(tmp_path / "tls.crt")
     server = HTTPServer(("127.0.0.1", 0), Handler)
     server.socket = context.wrap_socket(server.socket, server_side=True)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield f"https://127.0.0.1:{server.server_address[1]}", cert, key
     server.shutdown()
     server.server_close()
