@@ -211,8 +211,14 @@ def test_it_survives_a_round_trip() -> None:
 @pytest.mark.parametrize("which", ["exception on rank 1", "out of memory", "evicted", "exception after three attempts"])
 @pytest.mark.parametrize("gone", ["pods", "job"])
 def test_status_and_why_say_the_same_when_pods_or_job_are_gone(
-    fake: FakeApiServer, kubeconfig: Path, capsys: pytest.CaptureFixture[str], which: str, gone: str
+    fake: FakeApiServer,
+    kubeconfig: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    which: str,
+    gone: str,
 ) -> None:
+    monkeypatch.setattr("flk.jobs.wait.follow.FAILURE_DELAY", 0.0)
     jobs.add(fake, which)
     assert main(["wait", "gpt"]) > 0
     fake.objects["/api/v1/namespaces/team/events"].clear()
