@@ -1,16 +1,16 @@
 """The start of the archive that travels with a job: it unpacks the runtime, which the archive contains, and runs it.
 
-The archive is a zip, which Python can run, with this file as ``__main__.py`` and one other member: a tar that is
-compressed half as large again as a zip's members are. This file runs before anything of flk can be imported.
+The archive is a zip, which Python can run, with this file as ``__main__.py`` and one other member: a JSON object with
+the sources of all modules by their paths. It is compressed as one text, which takes a third less than members of a zip.
+This file runs before anything of flk can be imported.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
+import json
 import os
 import sys
-import tarfile
 import zipfile
 
 _USAGE_ERROR = 2  # see flk_runtime.contract.exit_codes
@@ -18,13 +18,18 @@ _USAGE_ERROR = 2  # see flk_runtime.contract.exit_codes
 
 def unpacked(archive: str, work: str) -> str:
     """Return the folder with the runtime in ``archive``, below ``work``. It is unpacked once in each pod."""
+    import bz2
+
     with zipfile.ZipFile(archive) as members:
-        data = members.read(next(name for name in members.namelist() if name.endswith(".tar.bz2")))
+        data = members.read(next(name for name in members.namelist() if name.endswith(".json.bz2")))
     folder = os.path.join(work, ".flk", hashlib.sha256(data).hexdigest()[:12])
     if not os.path.isdir(folder):
         new = f"{folder}.{os.getpid()}"
-        with tarfile.open(fileobj=io.BytesIO(data), mode="r:bz2") as tar:
-            tar.extractall(new)  # noqa: S202 - flk has made it
+        for name, source in json.loads(bz2.decompress(data)).items():
+            path = os.path.join(new, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(source)
         try:
             os.rename(new, folder)
         except OSError:

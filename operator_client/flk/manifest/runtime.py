@@ -1,16 +1,17 @@
-"""flk_runtime as it travels with a job: only the packages that the job uses, without comments and docstrings.
+"""flk_runtime as it travels with a job: the packages that the job uses, without comments, docstrings and annotations.
 
 Every line keeps its number, so that tracebacks match the sources. Equal sources make equal archives.
 """
 
 from __future__ import annotations
 
+import ast
 import bz2
 import contextlib
 import hashlib
 import io
+import json
 import re
-import tarfile
 import zipfile
 from collections.abc import Mapping, Set
 from pathlib import Path
@@ -23,6 +24,8 @@ from flk_runtime.contract.strategies import AUTO, DILOCO
 
 # Packages of flk_runtime that most jobs do not use. All jobs have the options of DiLoCo, which are in the public API.
 OPTIONAL: Final = frozenset({"plan", "bench", "diloco"})
+# The programs of flk_runtime with the packages that they use. `flk bench` compares its results with predictions.
+_OF_PROGRAMS: Final = {"plan": {"plan"}, "bench": {"bench", "plan"}, "diloco": {"diloco"}}
 _OF_ALL_JOBS: Final = ("diloco/__init__.py", "diloco/options.py")
 _BOOTSTRAP: Final = "bootstrap.py"
 _DIGEST: Final = hashlib.sha256().digest_size
@@ -35,8 +38,9 @@ _STRING_OR_COMMENT: Final = re.compile(
 
 def used_by(job: Job) -> frozenset[str]:
     """Return which OPTIONAL packages a job uses, as far as its options tell."""
-    if job.command[0] == "-m" and job.command[1].startswith(tuple(f"flk_runtime.{name}" for name in OPTIONAL)):
-        return OPTIONAL
+    module = job.command[1].split(".") if job.command[0] == "-m" else []
+    if module[:1] == ["flk_runtime"]:
+        return frozenset(_OF_PROGRAMS.get(".".join(module[1:2]), ()))
     return frozenset({AUTO: {"plan"}, DILOCO: {"diloco"}}.get(job.strategy, ()))
 
 
@@ -63,30 +67,29 @@ def runtime_archive(optional: Set[str] = OPTIONAL) -> bytes:
 
 def _packed(modules: Mapping[str, bytes], left_out: Set[str]) -> bytes:
     """Return modules, by their paths, as an archive without some of the OPTIONAL packages."""
-    plain = io.BytesIO()
-    with tarfile.open(fileobj=plain, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, source in sorted(modules.items()):
-            if name != _BOOTSTRAP and (name.partition("/")[0] not in left_out or name in _OF_ALL_JOBS):
-                data = stripped(source.decode()).encode()
-                member = tarfile.TarInfo(f"flk_runtime/{name}")
-                member.size = len(data)
-                tar.addfile(member, io.BytesIO(data))
+    sources = {
+        f"flk_runtime/{name}": stripped(source.decode())
+        for name, source in sorted(modules.items())
+        if name != _BOOTSTRAP and (name in _OF_ALL_JOBS or re.split(r"[/.]", name)[0] not in left_out)
+    }
+    members = {
+        "__main__.py": stripped(modules[_BOOTSTRAP].decode()).encode(),
+        "flk_runtime.json.bz2": bz2.compress(json.dumps(sources).encode()),
+    }
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        members = {
-            "__main__.py": modules[_BOOTSTRAP],
-            "flk_runtime.tar.bz2": bz2.compress(plain.getvalue()),
-        }
         for name, data in members.items():
             archive.writestr(zipfile.ZipInfo(name), data)  # its date is 1980
     return buffer.getvalue()
 
 
 def stripped(source: str) -> str:
-    """Return the source of a module without comments, and with empty docstrings; all lines keep their numbers.
+    """Return the source of a module without comments and annotations, and with empty docstrings; all lines keep their
+    numbers.
 
-    It is made for the modules of flk, where a string in three quotes that is alone on its lines, after a colon or at
-    the beginning, is a docstring.
+    The fields of classes keep their annotations, which make dataclasses and messages. It is made for the modules of
+    flk: annotations are never evaluated there, and a string in three quotes that is alone on its lines, after a colon
+    or at the beginning, is a docstring.
     """
 
     def replaced(match: re.Match[str]) -> str:
@@ -98,4 +101,25 @@ def stripped(source: str) -> str:
             return '""' + "\n" * match[0].count("\n")
         return match[0]
 
-    return _STRING_OR_COMMENT.sub(replaced, source)
+    return _without_annotations(_STRING_OR_COMMENT.sub(replaced, source))
+
+
+def _without_annotations(source: str) -> str:
+    """Return the source of a module without those annotations that are on one line and of no field of a class."""
+    tree = ast.parse(source)
+    lines = [line.encode() for line in source.split("\n")]  # columns count bytes
+    fields = {field for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for field in node.body}
+    cuts = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg) and node.annotation:
+            cuts.append((node.annotation, node.col_offset + len(node.arg.encode())))
+        elif isinstance(node, ast.AnnAssign) and node.value and node not in fields:
+            cuts.append((node.annotation, node.target.end_col_offset or 0))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns:
+            before = lines[node.returns.lineno - 1][: node.returns.col_offset]
+            cuts.append((node.returns, before.rindex(b"->")))
+    for annotation, start in sorted(cuts, key=lambda cut: -cut[1]):
+        if annotation.lineno == annotation.end_lineno:
+            line = lines[annotation.lineno - 1]
+            lines[annotation.lineno - 1] = line[:start].rstrip() + line[annotation.end_col_offset :]
+    return b"\n".join(lines).decode()

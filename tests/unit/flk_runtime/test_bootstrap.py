@@ -57,7 +57,8 @@ def test_two_processes_may_unpack_it_at_the_same_time(
     work = str(tmp_path / "work")
     folder = unpacked(str(archive), work)
     answers = iter((False, True))  # the other process has finished between the two looks
-    monkeypatch.setattr("os.path.isdir", lambda path: next(answers))
+    exists = os.path.isdir
+    monkeypatch.setattr("os.path.isdir", lambda path: next(answers) if path == folder else exists(path))
     assert unpacked(str(archive), work) == folder
     assert next(answers, "both looks") == "both looks"
 

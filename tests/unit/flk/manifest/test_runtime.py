@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import bz2
 import io
-import tarfile
+import json
 import zipfile
 from collections.abc import Mapping, Set
 from pathlib import Path
@@ -25,17 +26,31 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 def members(archive: bytes) -> dict[str, str]:
     """The modules in an archive, by their paths in the package."""
-    with (
-        zipfile.ZipFile(io.BytesIO(archive)) as outer,
-        tarfile.open(fileobj=io.BytesIO(outer.read("flk_runtime.tar.bz2"))) as tar,
-    ):
-        files = [(member.name, tar.extractfile(member)) for member in tar.getmembers()]
-        return {name.removeprefix("flk_runtime/"): file.read().decode() for name, file in files if file}
+    with zipfile.ZipFile(io.BytesIO(archive)) as outer:
+        sources = json.loads(bz2.decompress(outer.read("flk_runtime.json.bz2")))
+    return {name.removeprefix("flk_runtime/"): source for name, source in sources.items()}
+
+
+class Unannotated(ast.NodeTransformer):
+    """Takes the annotations of functions and variables away, but not those of a class's fields."""
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        node.body = [each if isinstance(each, ast.AnnAssign) else self.visit(each) for each in node.body]
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
+        return ast.copy_location(ast.Assign([node.target], node.value), node) if node.value else node
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        for name in ("annotation", "returns"):
+            if hasattr(node, name):
+                setattr(node, name, None)
+        return super().generic_visit(node)
 
 
 def tree(source: str) -> list[Any]:
-    """What a module does: its syntax with the number of each line, but the texts of its docstrings."""
-    module = ast.parse(source)
+    """What a module does: its syntax with the number of each line, but the texts of its docstrings and annotations."""
+    module = Unannotated().visit(ast.parse(source))
     docstrings = set()
     for node in ast.walk(module):
         if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
@@ -64,9 +79,22 @@ def test_strings_and_what_looks_like_comments_in_them_stay() -> None:
     assert stripped(source) == expected
 
 
-def test_a_plain_job_ships_at_most_150_kilobytes_and_nothing_that_it_does_not_use() -> None:
+def test_fields_of_classes_keep_their_annotations() -> None:
+    source = (
+        "def f(a: int, *b: str, c: int = 1) -> list[\n    int\n]:\n    é: str = g('é', d=2)\n    e: int\n"
+        "async def h(a: int) -> str: ...\n"
+        "class A:\n    x: int\n    y: int = 1\n    def m(self) -> int:\n        self.z: int = 2\n"
+    )
+    expected = (
+        "def f(a, *b, c = 1) -> list[\n    int\n]:\n    é = g('é', d=2)\n    e: int\n"
+        "async def h(a): ...\n"
+        "class A:\n    x: int\n    y: int = 1\n    def m(self):\n        self.z = 2\n"
+    )
+    assert stripped(source) == expected
+
+
+def test_a_plain_job_ships_nothing_that_it_does_not_use() -> None:
     archive = runtime_archive(used_by(validated({"command": "train.py"})))
-    assert len(archive) <= LIMIT
     found = members(archive)
     assert {name for name in found if name.partition("/")[0] in OPTIONAL} == {"diloco/__init__.py", "diloco/options.py"}
     assert set(members(runtime_archive())) == {path.relative_to(FOLDER).as_posix() for path in SOURCES} - {
@@ -75,19 +103,27 @@ def test_a_plain_job_ships_at_most_150_kilobytes_and_nothing_that_it_does_not_us
     assert archive == runtime_archive(frozenset())
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"strategy": "auto"}, {"plan"}),
-        ({"strategy": "diloco"}, {"diloco"}),
-        ({"command": ["-m", "flk_runtime.bench", "{}", "train.py"]}, OPTIONAL),
-        ({"command": ["-m", "flk_runtime.diloco", "--listen", ":29401"]}, OPTIONAL),
-        ({"command": ["-m", "flk_runtime.check"]}, set()),
-        ({"strategy": "full_shard"}, set()),
-    ],
-)
-def test_a_job_ships_the_packages_that_it_uses(fields: dict[str, Any], expected: set[str]) -> None:
-    assert used_by(validated({"command": "train.py", **fields})) == expected
+JOBS: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "plain": ({"strategy": "full_shard"}, set()),
+    "auto": ({"strategy": "auto"}, {"plan"}),
+    "diloco": ({"strategy": "diloco"}, {"diloco"}),
+    "bench": ({"command": ["-m", "flk_runtime.bench", "{}", "train.py"]}, {"bench", "plan"}),
+    "hub": ({"command": ["-m", "flk_runtime.diloco", "--listen", ":29401"]}, {"diloco"}),
+    "hub's module": ({"command": ["-m", "flk_runtime.diloco.__main__"]}, {"diloco"}),
+    "plan": ({"command": ["-m", "flk_runtime.plan", "train.py"]}, {"plan"}),
+    "check": ({"command": ["-m", "flk_runtime.check"]}, set()),
+    "runtime": ({"command": ["-m", "flk_runtime", "check"]}, set()),
+    "other module": ({"command": ["-m", "plan.bench"], "strategy": "auto"}, {"plan"}),
+}
+
+
+@pytest.mark.parametrize(("fields", "expected"), JOBS.values(), ids=JOBS.keys())
+def test_a_job_ships_the_packages_that_it_uses_in_at_most_150_kilobytes(
+    fields: dict[str, Any], expected: set[str]
+) -> None:
+    used = used_by(validated({"command": "train.py", **fields}))
+    assert used == expected
+    assert len(runtime_archive(used)) <= LIMIT
 
 
 @pytest.fixture
