@@ -23,10 +23,10 @@ def main() -> None:
         return
     if arguments == ["check"]:
         from flk_runtime import check
-        from flk_runtime.launcher import worker
+        from flk_runtime.launcher import rank_process
 
         if not check.must_launch_ranks():
-            os._exit(worker.run_exit_handlers(check.main()))
+            os._exit(rank_process.run_exit_handlers(check.main()))
         arguments = ["-m", check.MODULE]
     if arguments[:1] in (["export"], ["import"]):
         from flk_runtime.checkpoint import files

@@ -34,7 +34,7 @@ COVERED = {
         "flk_runtime.launcher.hub"
     ),
     "tests/local/test_failure_kinds.py": "flk_runtime.contract.exit_codes",
-    "tests/local/test_fresh_ranks.py": "flk_runtime.launcher.worker flk_runtime.system.rng",
+    "tests/local/test_fresh_ranks.py": "flk_runtime.launcher.rank_process flk_runtime.system.rng",
     "tests/local/test_hangs.py": (
         "flk_runtime.launcher.hangs.control flk_runtime.launcher.hangs.watch flk_runtime.shared.observer"
     ),

@@ -32,7 +32,7 @@ from flk_runtime.contract.failure import Kind
 from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.strategies import AUTO
 from flk_runtime.errors import RuntimeFailure
-from flk_runtime.launcher import worker
+from flk_runtime.launcher import rank_process
 from flk_runtime.launcher.signals import HANDLED_SIGNALS
 from flk_runtime.system import host
 
@@ -219,7 +219,7 @@ class _Server:
             os.environ.update(request["environment"], FLK_REPORT_FD=str(fds[2]))
             os.chdir(request["folder"])
             if not self._fork:
-                python = [sys.executable, "-u", "-m", "flk_runtime.launcher.worker", *request["command"]]
+                python = [sys.executable, "-u", "-m", "flk_runtime.launcher.rank_process", *request["command"]]
                 os.execv(sys.executable, python)
             os.set_inheritable(fds[2], False)
             code = _run_forked(request["command"])
@@ -235,8 +235,8 @@ def _run_forked(command: Sequence[str]) -> int:
         with contextlib.suppress(AttributeError):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     draw_anew()
-    worker.keep_destroyed_groups()
-    return worker.run_exit_handlers(worker.run(command))
+    rank_process.keep_destroyed_groups()
+    return rank_process.run_exit_handlers(rank_process.run(command))
 
 
 def draw_anew() -> None:

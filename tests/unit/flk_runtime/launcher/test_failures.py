@@ -106,7 +106,7 @@ def test_failure_of_a_rank_by_its_exit_code(code: int, stderr: str, oom: bool, k
 def test_the_last_lines_of_a_rank_are_kept_without_frames_of_the_launcher() -> None:
     frames = [
         '  File "train.py", line 9 in fail',
-        '  File "/flk/ship/flk_runtime.zip/flk_runtime/launcher/worker.py", line 32 in run',
+        '  File "/flk/ship/flk_runtime.zip/flk_runtime/launcher/rank_process.py", line 32 in run',
         '  File "/flk/ship/flk_runtime.zip/flk_runtime/__main__.py", line 24 in main',
         '  File "<frozen runpy>", line 88 in _run_code',
     ]

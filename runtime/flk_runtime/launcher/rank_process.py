@@ -204,7 +204,7 @@ def _exit_code(exit_: SystemExit, *, reports: bool) -> int:
 
 
 if __name__ == "__main__":
-    # Start of a rank without a fork: python -m flk_runtime.launcher.worker script.py args
+    # Start of a rank without a fork: python -m flk_runtime.launcher.rank_process script.py args
     sys.path.pop(0)  # the working folder, from -m; _run inserts the folder that the script expects
     keep_destroyed_groups()
     os._exit(run_exit_handlers(run(sys.argv[1:])))
