@@ -20,7 +20,7 @@ from flk_runtime.checkpoint.adapters import (
     user_name,
 )
 from flk_runtime.checkpoint.manager import INTERNAL, CheckpointManager, CheckpointOptions
-from flk_runtime.checkpoint.state import Chunk, State, chunks_of
+from flk_runtime.checkpoint.state import Chunk, SplitState, chunks_of
 from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
     "DistributedStateful",
     "ModuleState",
     "OptimizerState",
-    "State",
+    "SplitState",
     "Stateful",
     "chunks_of",
     "is_sharded",

@@ -101,7 +101,7 @@ class SavedObject:
     def __init__(self, checkpoint: SavedCheckpoint, name: str, plain: Any) -> None:
         self.checkpoint = checkpoint
         self.name = name
-        self.plain = plain  # as in `flk_runtime.checkpoint.state.State`
+        self.plain = plain  # as in `flk_runtime.checkpoint.state.SplitState`
 
     def entry_not_in(self, state: Container[Any]) -> str | None:
         """The first entry of a saved module that is not in ``state``, the keys of a module's state; None: all are."""

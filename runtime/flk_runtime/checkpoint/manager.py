@@ -13,7 +13,7 @@ from torch import nn
 
 from flk_runtime.checkpoint.adapters import module_state, parameters_of
 from flk_runtime.checkpoint.memory import PodMemory
-from flk_runtime.checkpoint.state import State, split_tensors
+from flk_runtime.checkpoint.state import SplitState, split_tensors
 from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful, is_replicated
 from flk_runtime.contract import pod_layout, user_env
 from flk_runtime.data import EpochLoader
@@ -271,13 +271,13 @@ class CheckpointManager:
         self._saved = self._current_progress(steps)
         self.has_saved = True
 
-    def _collect(self) -> tuple[dict[str, State], dict[str, Any], RuntimeFailure | None]:
+    def _collect(self) -> tuple[dict[str, SplitState], dict[str, Any], RuntimeFailure | None]:
         """This rank's share of the common state, its own states, and the reason why one cannot be saved.
 
         The reason is None if all states can be saved. States are by name.
         """
         main = process_group.rank() == 0
-        states: dict[str, State] = {}
+        states: dict[str, SplitState] = {}
         own: dict[str, Any] = {}
         problem: RuntimeFailure | None = None
         for name, thing in self._objects.items():

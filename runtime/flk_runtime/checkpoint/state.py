@@ -30,7 +30,7 @@ class Chunk(NamedTuple):
 
 
 @dataclass(frozen=True)
-class State:
+class SplitState:
     """The chunks and the plain state of an object that this rank offers to a checkpoint.
 
     One of the ranks that offer a chunk writes it. ``plain`` is the state without the tensors; rank 0's is saved.
@@ -109,7 +109,7 @@ def places_of(tensors: Iterable[torch.Tensor]) -> list[Any] | None:
     return places
 
 
-def split_tensors(state: Any, path: Path) -> State:
+def split_tensors(state: Any, path: Path) -> SplitState:
     """The tensors of a nested state as chunks, and the state with a reference in the place of each tensor.
 
     Raises CheckpointError if two tensors have one name, or if this rank does not hold all of a tensor.
@@ -138,7 +138,7 @@ def split_tensors(state: Any, path: Path) -> State:
         return type(value)([visit(each, (*path, index)) for index, each in enumerate(value)])
 
     plain = visit(state, path)
-    return State(chunks, plain)
+    return SplitState(chunks, plain)
 
 
 def references(plain: Any) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import torch
 from torch import nn
 
-from flk_runtime.checkpoint.state import State
+from flk_runtime.checkpoint.state import SplitState
 from flk_runtime.errors import SetupError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class DistributedStateful(ABC):
     """An object whose state is spread over the ranks, such as a sharded model. Each rank saves and loads its own."""
 
     @abstractmethod
-    def save_state(self, name: str) -> State:
+    def save_state(self, name: str) -> SplitState:
         """The state that this rank holds, with paths that begin with ``name``. No communication, no copies."""
 
     @abstractmethod

@@ -18,6 +18,7 @@ from flk_runtime.diloco.messages import (
     Alive,
     Begin,
     Bye,
+    CatchUp,
     Contribution,
     Data,
     FromHub,
@@ -27,7 +28,6 @@ from flk_runtime.diloco.messages import (
     Parameters,
     Peer,
     Result,
-    State,
     session,
 )
 from flk_runtime.diloco.options import Membership
@@ -225,7 +225,7 @@ class HubExchange:
                     case Refused(reason):
                         self._refused = SetupError(f"the hub refuses worker {self._membership.worker}: {reason}")
                         return
-                    case Begin() | Give() | State() | Result():
+                    case Begin() | Give() | CatchUp() | Result():
                         self._note_progress(message)
                         self._incoming.put((message, data))
         finally:
@@ -241,7 +241,7 @@ class HubExchange:
                 case Result(fragment, version):
                     self._versions[fragment], self._digest = version, ""
                     self._pending.pop((fragment, version), None)
-                case State(versions):
+                case CatchUp(versions):
                     self._versions, self._digest = list(versions), ""
                     self._pending.clear()
                     self._begun = True

@@ -13,7 +13,7 @@ import torch
 from flk_runtime.diloco import compression
 from flk_runtime.diloco.exchange import Exchange, HubExchange, LocalExchange
 from flk_runtime.diloco.fragments import Fragment
-from flk_runtime.diloco.messages import Begin, Data, FromHub, Give, Result, State
+from flk_runtime.diloco.messages import Begin, CatchUp, Data, FromHub, Give, Result
 from flk_runtime.diloco.options import DiLoCo, Membership
 from flk_runtime.diloco.outer import OuterOptimizer
 from flk_runtime.shared import progress
@@ -118,14 +118,14 @@ class Lead:
 
     def _handle(self, message: FromHub, data: Data) -> bool:
         """Handle one message. Returns whether this worker has just caught up."""
-        if isinstance(message, (Begin, State, Result)):
+        if isinstance(message, (Begin, CatchUp, Result)):
             self.workers = message.workers
         match message:
             case Begin():
                 self._begun = True
             case Give() if self._exchange:
                 self._exchange.give(list(self.outer.versions), self.outer.to_bytes())
-            case State(versions, _, joins):
+            case CatchUp(versions, _, joins):
                 self.outer.from_bytes(data, versions)
                 self._results.clear()
                 self._begun, self._fresh = True, False

@@ -59,7 +59,7 @@ class Give:
 
 
 @dataclass(frozen=True)
-class State:
+class CatchUp:
     """All parameters of another worker, for a worker that is behind."""
 
     versions: list[int]
@@ -78,7 +78,7 @@ class Result:
 
 
 FromWorker = Hello | Contribution | Parameters | Bye | Alive
-FromHub = Refused | Begin | Give | State | Result | Alive
+FromHub = Refused | Begin | Give | CatchUp | Result | Alive
 Message = FromWorker | FromHub
 MESSAGES: Final[Registry[Message]] = Registry(get_args(Message))
 Peer = Stream[Message]

@@ -13,7 +13,7 @@ import torch
 
 from flk_runtime.diloco import compression
 from flk_runtime.diloco.compression import ErrorFeedback
-from flk_runtime.diloco.messages import Begin, FromHub, Give, Result, State
+from flk_runtime.diloco.messages import Begin, CatchUp, FromHub, Give, Result
 
 Send = Callable[[FromHub, bytes], None]
 
@@ -129,7 +129,7 @@ class Rounds:
         self._donor = None
         for member in [each for each in self._members.values() if each.behind]:
             member.versions, member.behind, member.synced = list(versions), False, not member.active
-            member.send(State(versions, len(self.active), member.active), bytes(data))
+            member.send(CatchUp(versions, len(self.active), member.active), bytes(data))
             for fragment, current in enumerate(self._current):
                 if current > versions[fragment]:
                     self._send_result(member, fragment, joins=False)

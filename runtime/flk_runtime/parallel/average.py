@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flk_runtime.checkpoint import DistributedStateful, State, chunks_of, is_sharded
+from flk_runtime.checkpoint import DistributedStateful, SplitState, chunks_of, is_sharded
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.parallel.model import ParallelModel, local
@@ -56,14 +56,14 @@ class Average(DistributedStateful):
         finally:
             self._swap()
 
-    def save_state(self, name: str) -> State:
+    def save_state(self, name: str) -> SplitState:
         if self._is_applied:
             raise MismatchError("cannot save while an average is applied: leave the block of applied() before")
         offered = [
             (key, value) for key, value in self._averages.items() if is_sharded(value) or process_group.rank() == 0
         ]
         chunks = [chunk for key, value in offered for chunk in chunks_of((name, "parameters", key), value)]
-        return State(chunks, {"updates": self._updates})
+        return SplitState(chunks, {"updates": self._updates})
 
     def load_state(self, saved: SavedObject) -> None:
         names = {str(path[2]) for _, path in saved.checkpoint.names((saved.name, "parameters"))}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flk_runtime.checkpoint import Chunk, DistributedStateful, State, chunks_of
+from flk_runtime.checkpoint import Chunk, DistributedStateful, SplitState, chunks_of
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError
 from flk_runtime.parallel.model import ParallelModel
@@ -32,7 +32,7 @@ class FrozenParameters(DistributedStateful):
         self._hashes: dict[str, int] = {}  # since the first save or load
         self._versions: dict[str, int] = {}  # of the parameters then: torch counts the changes in place
 
-    def save_state(self, name: str) -> State:
+    def save_state(self, name: str) -> SplitState:
         if not self._hashes:
             self._hash()
         for own, each in self._frozen().items():
@@ -42,7 +42,7 @@ class FrozenParameters(DistributedStateful):
                     f"cannot save: {own!r} {what}, and checkpoints leave it out because it was frozen when the model "
                     "was parallelized: leave save_frozen=False out"
                 )
-        return State([], {"hashes": dict(self._hashes)})
+        return SplitState([], {"hashes": dict(self._hashes)})
 
     def load_state(self, saved: SavedObject) -> None:
         self._hash()

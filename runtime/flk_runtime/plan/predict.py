@@ -16,7 +16,7 @@ import torch
 from flk_runtime.parallel.strategies import STRATEGIES
 from flk_runtime.plan.communication import Cluster, Collective, Kind, When, collectives, shard_count
 from flk_runtime.plan.hardware import COLLECTIVE_PROCESSORS, FRAGMENTATION, LINK_EFFICIENCY, MEMORY_EFFICIENCY, RESERVED
-from flk_runtime.plan.state import OptimizerSizes, State, Unit, model_state
+from flk_runtime.plan.state import OptimizerSizes, StateBytes, Unit, model_state
 from flk_runtime.plan.trace import LOSS, OUTSIDE, Segment, StepTrace
 
 
@@ -35,7 +35,7 @@ class Prediction:
     strategy: str
     precision: str
     recompute: bool
-    state: State
+    state: StateBytes
     activations: int
     gathered: int  # full parameters and gradients of the blocks that are in use
     buffers: int  # of collectives

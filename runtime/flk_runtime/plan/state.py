@@ -62,8 +62,8 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class State:
-    """Bytes on rank 0."""
+class StateBytes:
+    """Bytes of the state of a model and its optimizers on rank 0."""
 
     parameters: int
     gradients: int
@@ -152,7 +152,7 @@ def optimizer_sizes(optimizer: Optimizer, gpu: Gpu) -> OptimizerSizes:
     )
 
 
-def model_state(units: Iterable[Unit], shards: int) -> State:
+def model_state(units: Iterable[Unit], shards: int) -> StateBytes:
     """Parameters, gradients and optimizer state on rank 0, of ``shards`` ranks that share them (1: it holds all)."""
     held = gradients = optimizer = 0
     for unit in units:
@@ -165,4 +165,4 @@ def model_state(units: Iterable[Unit], shards: int) -> State:
                 optimizer += sum(
                     (numel if elements == each.numel else elements) * size for elements, size in each.state
                 )
-    return State(held, gradients, optimizer)
+    return StateBytes(held, gradients, optimizer)

@@ -16,7 +16,7 @@ from flk_runtime.checkpoint.adapters.module import ModuleState
 from flk_runtime.checkpoint.adapters.optimizer import checking_groups, count_parameters, join_values, split_values
 from flk_runtime.checkpoint.adapters.torch_state import Modules, TorchState
 from flk_runtime.checkpoint.adapters.wrappers import is_sharded
-from flk_runtime.checkpoint.state import Chunk, Path, State, chunks_of
+from flk_runtime.checkpoint.state import Chunk, Path, SplitState, chunks_of
 from flk_runtime.distributed import process_group
 
 if TYPE_CHECKING:
@@ -54,11 +54,11 @@ class FSDP1OptimizerState(TorchState):
         same = thing is self._optimizer and modules.get(self._name) is self._module
         return same and count_parameters(thing) == self._count
 
-    def save_state(self, name: str) -> State:
+    def save_state(self, name: str) -> SplitState:
         state = self._state()
         tensors, plain = split_values(state["state"].items())
         chunks = _chunks({(name, "state", *path): value for path, value in tensors.items()})
-        return State(chunks, {**plain, "param_groups": state["param_groups"]})
+        return SplitState(chunks, {**plain, "param_groups": state["param_groups"]})
 
     def load_state(self, saved: SavedObject) -> None:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flk_runtime.checkpoint.adapters.torch_state import Modules, TorchState
 from flk_runtime.checkpoint.adapters.wrappers import is_sharded, parameters_of, reshard, user_name
-from flk_runtime.checkpoint.state import Chunk, ChunkCache, Path, State, chunks_of
+from flk_runtime.checkpoint.state import Chunk, ChunkCache, Path, SplitState, chunks_of
 from flk_runtime.distributed import process_group
 
 if TYPE_CHECKING:
@@ -34,13 +34,13 @@ class ModuleState(TorchState):
     def is_of(self, thing: Any, modules: Modules) -> bool:
         return thing is self._module
 
-    def save_state(self, name: str) -> State:
+    def save_state(self, name: str) -> SplitState:
         state = {key: value for key, value in self.entries().items() if key not in self.left_out}
         tensors: dict[Path, torch.Tensor] = {
             (name, key): value for key, value in state.items() if isinstance(value, torch.Tensor)
         }
         plain = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
-        return State(self._cache.chunks(tensors, self._chunks_of), plain)
+        return SplitState(self._cache.chunks(tensors, self._chunks_of), plain)
 
     def load_state(self, saved: SavedObject) -> None:
         if unexpected := saved.entry_not_in(self.entries()):

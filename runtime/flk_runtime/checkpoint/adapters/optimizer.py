@@ -21,7 +21,16 @@ from torch.optim import Optimizer
 
 from flk_runtime.checkpoint.adapters.torch_state import Modules, TorchState
 from flk_runtime.checkpoint.adapters.wrappers import is_sharded, parameters_of
-from flk_runtime.checkpoint.state import Chunk, ChunkCache, Path, State, chunks_of, has_tensors, name_of, split_tensors
+from flk_runtime.checkpoint.state import (
+    Chunk,
+    ChunkCache,
+    Path,
+    SplitState,
+    chunks_of,
+    has_tensors,
+    name_of,
+    split_tensors,
+)
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import MismatchError
 from flk_runtime.system.pytree import map_leaves
@@ -73,7 +82,7 @@ class OptimizerState(TorchState):
         same = thing is self._optimizer and all(modules.get(key) is each for key, each in self._modules.items())
         return same and count_parameters(thing) == self._count  # else it has got parameters, maybe of another module
 
-    def save_state(self, name: str) -> State:
+    def save_state(self, name: str) -> SplitState:
         names = self.names()
         parameters = {own: parameter for parameter, own in names.items()}
         content = _read(self._optimizer)
@@ -88,8 +97,8 @@ class OptimizerState(TorchState):
         shared = {key: value for key, value in content.state.items() if not isinstance(key, torch.Tensor)}
         if (shared or content.extra) and process_group.rank() == 0:
             beside = split_tensors({"shared": shared, "extra": content.extra}, (name,))
-            return State([*chunks, *beside.chunks], plain | beside.plain)
-        return State(chunks, plain)
+            return SplitState([*chunks, *beside.chunks], plain | beside.plain)
+        return SplitState(chunks, plain)
 
     def load_state(self, saved: SavedObject) -> None:
         checkpoint, plain = saved.checkpoint, saved.state_dict()

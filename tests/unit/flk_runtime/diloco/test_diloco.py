@@ -21,7 +21,7 @@ from flk_runtime.contract import pod_env, user_env
 from flk_runtime.diloco import DiLoCo, Membership
 from flk_runtime.diloco.compression import ErrorFeedback, decode, encode, encoded_size
 from flk_runtime.diloco.fragments import Schedule
-from flk_runtime.diloco.messages import MESSAGES, Contribution, FromHub, Peer, Result, State, session
+from flk_runtime.diloco.messages import MESSAGES, CatchUp, Contribution, FromHub, Peer, Result, session
 from flk_runtime.diloco.outer import OuterOptimizer
 from flk_runtime.diloco.rounds import Limits, Member, Rounds
 from flk_runtime.diloco.tls import TlsSocket
@@ -372,7 +372,7 @@ def test_workers_that_take_part_have_received_the_same_rounds(events: list[tuple
             for message, _ in sent:
                 if isinstance(message, Result) and message.version == versions[other] + 1:
                     versions[other] += 1
-                elif isinstance(message, State):
+                elif isinstance(message, CatchUp):
                     versions[other] = message.versions[0]
             sent.clear()
         active = {versions[member.worker] for member in workers.rounds.active if not member.behind}
