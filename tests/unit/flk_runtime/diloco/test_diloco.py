@@ -240,7 +240,7 @@ def test_a_lost_worker_holds_up_no_round_and_joins_at_a_boundary(within: bool) -
     workers.join(2, 0, digest="x")  # from the start: it is two rounds behind
     assert workers.take(0) == ["give"]
     workers.rounds.give(0, [2], b"parameters")
-    assert workers.take(2) == ["state"]
+    assert workers.take(2) == ["catchup"]
     workers.contribute(0, 4.0, version=3)
     workers.contribute(1, 6.0, version=3)  # the others have not waited for it
     assert workers.take(2) == [(5.0, "joins")]
@@ -272,7 +272,7 @@ def test_state_that_lacks_the_latest_round_is_completed() -> None:
     workers.contribute(0, 7.0, version=3)
     workers.join(1, 1)
     workers.rounds.give(0, [2], b"parameters")  # it has not applied version 3 yet
-    assert workers.take(1) == ["state", (7.0, "")]
+    assert workers.take(1) == ["catchup", (7.0, "")]
 
 
 def test_other_initial_parameters_are_replaced_at_the_start() -> None:
