@@ -11,17 +11,25 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Connection:
-    """The cluster that a command line chooses: the context, the kubeconfig and the user; empty for the defaults."""
+    """The cluster and the user that a command line chooses, as kubectl's options do; empty for the defaults."""
 
     context: str = ""
     kubeconfig: str = ""
     user: str = ""  # to impersonate
-    groups: Sequence[str] = ()
+    groups: Sequence[str] = ()  # to impersonate
+    cluster: str = ""  # name of a cluster of the kubeconfig
+    account: str = ""  # name of a user of the kubeconfig
+    server: str = ""  # address of the API server
+    token: str = field(default="", repr=False)
 
     @property
     def flags(self) -> str:
-        """The options with which kubectl and flk make the same connection, each after a blank; empty for none."""
-        pairs = [("--context", self.context), ("--kubeconfig", self.kubeconfig), ("--as", self.user)]
+        """The options with which kubectl and flk make the same connection, each after a blank; empty for none.
+
+        The token is left out: it is a secret.
+        """
+        pairs = [("--context", self.context), ("--kubeconfig", self.kubeconfig), ("--cluster", self.cluster)]
+        pairs += [("--server", self.server), ("--user", self.account), ("--as", self.user)]
         pairs += [("--as-group", group) for group in self.groups]
         return "".join(f" {flag} {shlex.quote(value)}" for flag, value in pairs if value)
 

@@ -18,7 +18,8 @@ def job_names(context: typer.Context) -> list[str]:
     from flk.observe.client import JobClient
 
     try:
-        connection = Connection(kubeconfig=str(_chosen(context, "kubeconfig") or ""))
+        fields = ("kubeconfig", "cluster", "server", "account", "token")
+        connection = Connection(**{name: str(_chosen(context, name) or "") for name in fields})
         set_connection_options(ConnectionOptions(connection, request_timeout=TIMEOUT))
         client = JobClient.connect(_chosen(context, "context"), _chosen(context, "namespace"))
         items = client.list_jobs(metadata_only=True)

@@ -24,13 +24,19 @@ def _connection(  # its signature is what the decorators add
     kubeconfig: Annotated[
         str, typer.Option("--kubeconfig", metavar="FILE", help="Kubeconfig to use instead of $KUBECONFIG.")
     ] = "",
+    cluster: Annotated[str, typer.Option("--cluster", metavar="NAME", help="Cluster of the kubeconfig.")] = "",
+    server: Annotated[str, typer.Option("--server", metavar="URL", help="Address of the API server.")] = "",
+    account: Annotated[str, typer.Option("--user", metavar="NAME", help="User of the kubeconfig.")] = "",
+    token: Annotated[
+        str, typer.Option("--token", metavar="TOKEN", help="Bearer token, in place of the user's credentials.")
+    ] = "",
     request_timeout: Annotated[
         str | None,
         typer.Option(
             "--request-timeout",
             metavar="DURATION",
             help="Time for one request with all its attempts: 10s, 1m; 0 for no limit. Default: 5s for an answer to a "
-            "read, 35s to a write, 30s for attempts while the server is busy.",
+            "read, 30s to a list, 35s to a write, 30s for attempts while the server is busy.",
         ),
     ] = None,
     as_user: Annotated[str, typer.Option("--as", metavar="USER", help="User to impersonate.")] = "",
@@ -99,19 +105,26 @@ def _hidden(parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 def _connect(
-    kubeconfig: str | None,
+    *,
+    server: str | None,
     request_timeout: str | None,
     as_user: str | None,
     as_group: list[str] | None,
     verbose: bool | None,
     show_kubectl: bool | None,
+    **chosen: str | None,
 ) -> _Observer | None:
+    """Set the options of connections. ``chosen`` are fields of Connection."""
     from flk.commands import Connection
+    from flk.errors import UsageError
     from flk.kube import ConnectionOptions, set_connection_options
 
+    if server and not server.startswith(("https://", "http://")):
+        raise UsageError("--server: must be an address such as https://api.example.com:6443")
     limit = seconds(request_timeout, "--request-timeout")
     observe = _Observer(bool(verbose), bool(show_kubectl)) if verbose or show_kubectl else None
-    connection = Connection(kubeconfig=kubeconfig or "", user=as_user or "", groups=tuple(as_group or ()))
+    named = {name: value or "" for name, value in chosen.items()}
+    connection = Connection(server=server or "", user=as_user or "", groups=tuple(as_group or ()), **named)
     set_connection_options(ConnectionOptions(connection, limit, observe))
     return observe
 

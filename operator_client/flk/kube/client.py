@@ -25,6 +25,7 @@ from flk.kube.options import Exchange, connection_options
 from flk.kube.resources import Object, Target
 
 PAGE: Final = 500  # objects in one answer to a list request
+LINE_LIMIT: Final = 1 << 24  # bytes of a line of a stream; an object has at most 3 MiB
 FindCreated = Callable[[], Object | None]
 
 _METHODS: Final = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "delete": "DELETE", "patch": "PATCH"}
@@ -34,11 +35,13 @@ _METHODS: Final = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST"
 class RetryPolicy:
     """How long one call may take. All values are in seconds.
 
-    A read and a write differ in how long an answer may take: admission webhooks may hold a write for 30 seconds.
+    How long an answer may take depends on the request: a list may be of thousands of objects, and admission webhooks
+    may hold a write for 30 seconds.
     """
 
     connect_timeout: float = 3.0  # until a connection is open
     read_timeout: float = 5.0  # until the first byte of an answer, and between two of its bytes
+    list_timeout: float = 30.0  # the same for list
     write_timeout: float = 35.0  # the same for create, patch and delete
     unreachable_budget: float = 7.0  # for all attempts together, while the server does not answer
     busy_budget: float = 30.0  # for all attempts together, while the server answers 429 or 5xx
@@ -50,7 +53,7 @@ class RetryPolicy:
         if seconds is None:
             return cls()
         limit = seconds or 86_400.0
-        return cls(min(limit, 30.0), limit, limit, limit, limit)
+        return cls(min(limit, 30.0), limit, limit, limit, limit, limit)
 
 
 class ApiClient:
@@ -86,11 +89,11 @@ class ApiClient:
         Raises ApiError or one of its subclasses, or JobNotFoundError.
         """
         retries, began, failures = self.retries, time.monotonic(), 0
-        timeout = retries.read_timeout if verb in ("get", "list") else retries.write_timeout
+        longest = {"get": retries.read_timeout, "list": retries.list_timeout}.get(verb, retries.write_timeout)
         while True:
-            unknown, pause, budget = False, 0.0, retries.unreachable_budget
+            unknown, pause, budget, timeout = False, 0.0, retries.unreachable_budget, longest
             if verb in ("get", "list"):
-                timeout = max(0.5, min(retries.read_timeout, budget - (time.monotonic() - began)))
+                timeout = max(0.5, min(longest, max(budget, longest) - (time.monotonic() - began)))
             try:
                 reply = self._send(verb, target, query, body, timeout=timeout)
             except HTTPError as error:
@@ -147,8 +150,9 @@ class ApiClient:
 
     @contextmanager
     def stream(self, verb: str, target: Target, *, query: Mapping[str, Any], idle: float) -> Iterator[Iterator[bytes]]:
-        """Stream the lines of an answer without their ends, in one attempt. A line without an end is dropped.
+        """Stream the lines of an answer without their ends, in one attempt.
 
+        A last line without an end is dropped, and the end of a line of more than 16 MiB.
         Raises UnreachableError if the connection breaks, and if nothing comes for ``idle`` seconds.
         """
         try:
@@ -165,14 +169,14 @@ class ApiClient:
             reply.close()
 
     def _lines(self, reply: Any) -> Iterator[bytes]:
-        pending: list[bytes] = []
+        pending = bytearray()
         try:
             for chunk in reply.stream(1 << 16, decode_content=True):
                 first, *lines = chunk.split(b"\n")
-                pending.append(first)
+                pending += first[: LINE_LIMIT - len(pending)]
                 for line in lines:
-                    yield b"".join(pending)
-                    pending = [line]
+                    yield bytes(pending)
+                    pending = bytearray(line[:LINE_LIMIT])
         except HTTPError as error:
             raise error_from_connection(error, self.access.context) from None
 
@@ -187,15 +191,15 @@ class ApiClient:
         whole: bool = True,
     ) -> Any:
         """Send a request once, and once more with new credentials if the server refuses the old ones."""
-        url = self.access.server + target.path
         given = {key: value for key, value in (query or {}).items() if value is not None}
-        if given:
-            url += "?" + urlencode(given)
         for attempt in (1, 2):
             credentials = self.access.headers()
+            url = self.access.server + target.path + ("?" + urlencode(given) if given else "")
             headers = credentials.copy()
             headers["Accept"] = _accepted(target)
             headers["User-Agent"] = "flk"
+            if verb in ("get", "list"):
+                headers["Accept-Encoding"] = "gzip"
             if body is not None:
                 headers["Content-Type"] = _content_type(verb, target)
             outcome, began = "no answer", time.monotonic()

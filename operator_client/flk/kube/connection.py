@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import urllib3
 from urllib3.exceptions import HTTPError, InsecureRequestWarning
@@ -37,7 +37,10 @@ def open_pool(context: Context, certificate: tuple[bytes, bytes] | None = None) 
             from urllib3.contrib.socks import SOCKSProxyManager
 
             return SOCKSProxyManager(proxy, **options)
-        return urllib3.ProxyManager(proxy, **options) if proxy else urllib3.PoolManager(**options)
+        if not proxy:
+            return urllib3.PoolManager(**options)
+        user = unquote(urllib3.util.parse_url(proxy).auth or "")
+        return urllib3.ProxyManager(proxy, proxy_headers=urllib3.make_headers(proxy_basic_auth=user or None), **options)
     except ImportError:
         message = f"context {context.name} uses a SOCKS proxy, which needs PySocks"
         raise NoConfigError(message, hint="pip install PySocks") from None
@@ -66,6 +69,21 @@ def _tls_options(context: Context, certificate: tuple[bytes, bytes] | None) -> d
     if cluster.get("tls-server-name") and not insecure:
         options |= dict.fromkeys(("server_hostname", "assert_hostname"), str(cluster["tls-server-name"]))
     return options
+
+
+def certificate_files(context: Context) -> tuple[bytes, ...]:
+    """Return the contents of the certificate files that a context names; empty for a file that cannot be read."""
+    keys = ("certificate-authority", "client-certificate", "client-key")
+    entries = [(entry, key) for entry in (context.cluster, context.user) for key in keys]
+    paths = [Path(str(entry[key])) for entry, key in entries if entry.get(key) and not entry.get(f"{key}-data")]
+    return tuple(map(_read, paths))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def _client_certificate(user: Mapping[str, Any]) -> tuple[bytes, bytes] | None:

@@ -2,13 +2,14 @@
 
 flk reads these itself. The kubernetes package could do it too, but importing it takes 230 to 320 ms, more than all the
 rest of `flk status`: its `__init__` imports every model of the Kubernetes API, so no part of it can be imported alone.
-Its reader also ignores impersonation and client certificates of plugins, and its renewal takes no lock. It is imported
+Its reader also ignores impersonation, and its renewal takes no lock. It is imported
 here, and nowhere else, for users with an `auth-provider` (OpenID Connect with a refresh token).
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import math
 import os
 import threading
@@ -24,11 +25,11 @@ import urllib3
 
 from flk.errors import NoConfigError
 from flk.kube import kubeconfig
-from flk.kube.connection import open_pool
+from flk.kube.connection import certificate_files, open_pool
 from flk.kube.kubeconfig import HINT, Context
 from flk.kube.options import connection_options
 
-_REREAD: Final = 60.0  # seconds after which a token file is read again
+_REREAD: Final = 60.0  # seconds after which files of tokens and certificates are read again
 
 
 @dataclass(frozen=True)
@@ -47,19 +48,23 @@ class Access:
     """
 
     def __init__(self, context: Context) -> None:
-        self.context = context
-        self.server = context.server
         self.namespace = context.namespace
-        self.pool = open_pool(context)
         self._lock = threading.Lock()
         self._credential: Credential | None = None
-        self._impersonation = _impersonation(context)
+        self._take(context)
+
+    @property
+    def server(self) -> str:
+        """Address of the API server, without a slash at the end."""
+        return self.context.server
 
     def headers(self) -> urllib3.HTTPHeaderDict:
         """Return the headers that every request needs. Raises NoConfigError if the credentials cannot be renewed."""
         with self._lock:
             if self._credential is None or time.time() >= self._credential.expires:
                 self._obtain()
+            if time.time() >= self._reread:
+                self._reread_certificates()
             return self._headers()
 
     def renew(self, refused: Mapping[str, str]) -> None:
@@ -69,9 +74,7 @@ class Access:
         """
         with self._lock:
             if self._credential is not None and self._headers() == refused:
-                if self.context.name != kubeconfig.IN_CLUSTER:
-                    self.context = kubeconfig.load(self.context.name)
-                    self.pool = open_pool(self.context)
+                self._take(kubeconfig.reload(self.context))
                 self._obtain()
 
     def _headers(self) -> urllib3.HTTPHeaderDict:
@@ -80,11 +83,24 @@ class Access:
             headers["Authorization"] = self._credential.authorization
         return headers
 
+    def _take(self, context: Context) -> None:
+        """Use a context, with the certificate of the present credential if that has one."""
+        certificate = self._credential.certificate if self._credential else None
+        self._impersonation, self.pool = _impersonation(context), open_pool(context, certificate)
+        self.context, self._files, self._reread = context, certificate_files(context), time.time() + _REREAD
+
     def _obtain(self) -> None:
         before = self._credential
         self._credential = _credential(self.context, before)
-        if self._credential.certificate and (before is None or before.certificate != self._credential.certificate):
+        if self._credential.certificate != (before.certificate if before else None):
             self.pool = open_pool(self.context, self._credential.certificate)
+
+    def _reread_certificates(self) -> None:
+        """Open new connections if a certificate file has changed. The old ones stay while the files do not match."""
+        self._reread = time.time() + _REREAD
+        if certificate_files(self.context) != self._files:
+            with contextlib.suppress(NoConfigError):
+                self._take(self.context)
 
 
 def connect(context: str | None = None) -> Access:

@@ -81,9 +81,10 @@ def error_from_connection(error: HTTPError, context: Context) -> ApiError:
         )
     silent = isinstance(error, TimeoutError) and not isinstance(error, NewConnectionError)
     problem = "does not answer" if silent else f"cannot be reached: {_innermost(error)}"
+    same = "kubectl cluster-info asks the same server" + "; --request-timeout 2m waits longer" * silent
     return UnreachableError(
         f"the API server {context.server} of context {context.name} {problem}",
-        hint="check the cluster, and the VPN or proxy that it needs; kubectl cluster-info asks the same server",
+        hint=f"check the cluster, and the VPN or proxy that it needs; {same}",
     )
 
 

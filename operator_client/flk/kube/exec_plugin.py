@@ -19,14 +19,16 @@ from flk.kube.kubeconfig import Context
 
 _VERSIONS: Final = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 _CONFIG: Final = "client.authentication.k8s.io/exec"  # name of the cluster's extension that is handed to the plugin
+TIME_LIMIT: Final = 60.0  # seconds for a plugin that asks no questions
+ANSWER_LIMIT: Final = 600.0  # seconds for one that may ask, such as to log in with a browser
 _LONGEST: Final = 300  # characters of a plugin's stderr that are shown
 
 
 def run(context: Context) -> dict[str, Any]:
     """Run the plugin of the context's user and return the ``status`` of the ExecCredential that it prints.
 
-    Raises NoConfigError if the plugin is missing, fails, or prints something else. On a terminal the plugin may ask
-    questions; what it writes to stderr is shown there, and elsewhere becomes a part of the error.
+    Raises NoConfigError if the plugin is missing, fails, takes too long, or prints something else. On a terminal the
+    plugin may ask questions; what it writes to stderr is shown there, and elsewhere becomes a part of the error.
     """
     plugin = context.user["exec"]
     plugin = plugin if isinstance(plugin, dict) else {}
@@ -49,6 +51,7 @@ def run(context: Context) -> dict[str, Any]:
         spec["cluster"] = _cluster_info(context.cluster)
     request = {"apiVersion": version, "kind": "ExecCredential", "spec": spec}
     variables = {str(v.get("name")): str(v.get("value")) for v in plugin.get("env") or [] if isinstance(v, dict)}
+    limit = ANSWER_LIMIT if interactive else TIME_LIMIT
     shown = sys.stderr is not None and sys.stderr.isatty()
     try:
         done = subprocess.run(
@@ -59,7 +62,10 @@ def run(context: Context) -> dict[str, Any]:
             stderr=None if shown else subprocess.PIPE,
             text=True,
             errors="replace",
+            timeout=limit,
         )
+    except subprocess.TimeoutExpired:
+        raise failure(f"it did not end within {limit:g} seconds") from None
     except (OSError, ValueError) as error:
         raise failure(f"it cannot be run: {getattr(error, 'strerror', None) or error}") from None
     if done.returncode:

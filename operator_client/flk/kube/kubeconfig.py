@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,10 +19,13 @@ from flk.errors import NoConfigError
 from flk.kube.options import connection_options
 
 IN_CLUSTER: Final = "in-cluster"  # name of the context of a pod that has no kubeconfig
+NO_CONTEXT: Final = "none"  # name of the context of an address without a context
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # of a pod
 HINT: Final = "kubectl config view shows what kubectl reads from it"
 
 _CLUSTER_PATHS: Final = ("certificate-authority",)
+# What --token takes the place of.
+_CREDENTIALS: Final = frozenset({"token", "tokenFile", "username", "password", "exec", "auth-provider"})
 _USER_PATHS: Final = ("client-certificate", "client-key", "tokenFile")
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast, where it is there
 
@@ -50,7 +53,7 @@ class Context:
     @property
     def named(self) -> Connection:
         """The connection with the context's name even if it is the default, for commands that others may be given."""
-        return replace(self.connection, context="" if self.name == IN_CLUSTER else self.name)
+        return replace(self.connection, context="" if self.name in (IN_CLUSTER, NO_CONTEXT) else self.name)
 
 
 def load(name: str | None = None) -> Context:
@@ -66,7 +69,7 @@ def load(name: str | None = None) -> Context:
     wanted = wanted or [Path(p).expanduser() for p in os.environ.get("KUBECONFIG", "").split(os.pathsep) if p]
     wanted = wanted or [Path("~/.kube/config").expanduser()]
     contents = {path: content for path in wanted if path.exists() and (content := _read(path))}
-    if not contents:
+    if not contents and not options.server:
         if name is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
             return _service_account()
         state = "is empty" if any(path.exists() for path in wanted) else "does not exist"
@@ -77,30 +80,44 @@ def load(name: str | None = None) -> Context:
     return replace(_selected(contents, name), connection=replace(options, context=name or ""))
 
 
-def _known(contexts: Iterable[str]) -> str:
-    return f"known contexts: {', '.join(contexts) or 'none'}"
+def reload(context: Context) -> Context:
+    """Return the context as the kubeconfig has it now."""
+    return load(None if context.name in (IN_CLUSTER, NO_CONTEXT) else context.name)
+
+
+def _chosen(kind: str, name: Any, entries: Mapping[Any, dict[str, Any]], files: str) -> dict[str, Any]:
+    """Return an entry by its name. Raises NoConfigError if there is none, with the names that exist."""
+    if name in entries:
+        return entries[name]
+    near = difflib.get_close_matches(name, list(entries), n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known {kind}s: {', '.join(entries) or 'none'}"
+    raise NoConfigError(f"{files or 'the kubeconfig'} has no {kind} {name!r}", hint=hint)
 
 
 def _selected(contents: Mapping[Path, Mapping[str, Any]], name: str | None) -> Context:
-    files = ", ".join(map(str, contents))
+    files, options = ", ".join(map(str, contents)), connection_options().connection
     name = name or next((str(c["current-context"]) for c in contents.values() if c.get("current-context")), None)
     contexts = _entries(contents, "contexts", "context")
-    if not name:
-        hint = f"name one with --context; {_known(contexts)}"
+    if not name and not options.server:
+        hint = f"name one with --context; known contexts: {', '.join(contexts) or 'none'}"
         raise NoConfigError(f"{files} has no current context", hint=hint)
-    if name not in contexts:
-        near = difflib.get_close_matches(name, list(contexts), n=1)
-        hint = f"did you mean {near[0]}?" if near else _known(contexts)
-        raise NoConfigError(f"{files} has no context {name!r}", hint=hint)
-    context = contexts[name]
-    cluster = _entries(contents, "clusters", "cluster", _CLUSTER_PATHS).get(context.get("cluster"))
-    if not cluster or not cluster.get("server"):
-        raise NoConfigError(f"context {name} in {files} names no cluster that has a server", hint=HINT)
+    context = _chosen("context", name, contexts, files) if name else {}
+    clusters = _entries(contents, "clusters", "cluster", _CLUSTER_PATHS)
     users = _entries(contents, "users", "user", _USER_PATHS)
-    if context.get("user") and context["user"] not in users:
+    cluster, user = clusters.get(context.get("cluster"), {}), users.get(context.get("user"), {})
+    if options.cluster:
+        cluster = _chosen("cluster", options.cluster, clusters, files)
+    if options.account:
+        user = _chosen("user", options.account, users, files)
+    elif context.get("user") and context["user"] not in users:
         raise NoConfigError(f"context {name} in {files} names a user that is not there", hint=HINT)
-    user = users.get(context.get("user"), {})
-    return Context(name, str(context.get("namespace") or "default"), cluster, user, tuple(contents))
+    if options.server:  # as kubectl: the name in the certificate is that of the kubeconfig's server
+        cluster = {**cluster, "server": options.server, "tls-server-name": ""}
+    if options.token:
+        user = {key: value for key, value in user.items() if key not in _CREDENTIALS} | {"token": options.token}
+    if not cluster.get("server"):
+        raise NoConfigError(f"context {name} in {files} names no cluster that has a server", hint=HINT)
+    return Context(name or NO_CONTEXT, str(context.get("namespace") or "default"), cluster, user, tuple(contents))
 
 
 def _read(path: Path) -> dict[str, Any]:

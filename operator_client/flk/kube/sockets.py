@@ -16,10 +16,11 @@ from urllib.parse import urlencode
 
 import urllib3
 import websocket
+from urllib3.exceptions import HTTPError
 
 from flk.errors import ApiError, UnreachableError
 from flk.kube.credentials import Access
-from flk.kube.errors import error_from_response
+from flk.kube.errors import error_from_connection, error_from_response
 from flk.kube.resources import Target
 
 STDIN, STDOUT, STDERR, STATUS, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
@@ -160,9 +161,9 @@ def _receive(connection: Any) -> bytes | None:
 
 
 def _open(access: Access, target: Target, pairs: Sequence[tuple[str, str]], protocols: Sequence[str]) -> Any:
-    url = f"ws{access.server.removeprefix('http')}{target.path}?{urlencode(pairs)}"
     for attempt in (1, 2):
         credentials = access.headers()
+        url = f"ws{access.server.removeprefix('http')}{target.path}?{urlencode(pairs)}"
         try:
             return _connect(access, url, credentials, protocols)
         except websocket.WebSocketBadStatusException as error:
@@ -171,6 +172,8 @@ def _open(access: Access, target: Target, pairs: Sequence[tuple[str, str]], prot
                 continue
             body = error.resp_body or b""
             raise error_from_response(error.status_code, body, "create", target, access.context) from None
+        except HTTPError as error:
+            raise error_from_connection(error, access.context) from None
         except (websocket.WebSocketException, OSError) as error:
             raise UnreachableError(f"the API server {access.server} cannot be reached: {error}") from None
     raise ApiError(f"the API server {access.server} refuses the connection")
@@ -179,32 +182,28 @@ def _open(access: Access, target: Target, pairs: Sequence[tuple[str, str]], prot
 def _connect(access: Access, url: str, headers: urllib3.HTTPHeaderDict, protocols: Sequence[str]) -> Any:
     connection = websocket.create_connection(
         url,
-        timeout=_CONNECT,
+        socket=_transport(access),
         header=[f"{name}: {value}" for name, value in headers.iteritems()],
         subprotocols=list(protocols),
         suppress_origin=True,
-        **_transport(access),
+        redirect_limit=0,  # another server must not get the credentials
     )
     connection.settimeout(None)
     return connection
 
 
-def _transport(access: Access) -> dict[str, Any]:
-    """Return TLS and proxy of the pool of connections to this API server, as options of websocket-client."""
-    pool = access.pool.connection_pool_kw
-    tls = {"context": pool.get("ssl_context"), "server_hostname": pool.get("server_hostname")}
-    secure = {name: value for name, value in tls.items() if value}
-    proxy = access.pool.proxy
-    if proxy is None:
-        return {"sslopt": secure, "http_no_proxy": ["*"]}
-    user, _, password = (proxy.auth or "").partition(":")
-    return {
-        "sslopt": secure,
-        "http_proxy_host": proxy.host,
-        "http_proxy_port": proxy.port,
-        "http_proxy_auth": (user, password) if user else None,
-        "proxy_type": "http",
-    }
+def _transport(access: Access) -> Any:
+    """Return a new connection to the API server, with the certificates and the proxy that all requests use."""
+    server: Any = urllib3.util.parse_url(access.server)
+    manager: Any = access.pool
+    # The pool's own function knows about SOCKS proxies, client certificates and names of servers.
+    connection = manager.connection_from_host(server.host, server.port, server.scheme)._new_conn()
+    connection.timeout = _CONNECT
+    if manager.proxy is not None:
+        port = server.port or (443 if server.scheme == "https" else 80)
+        connection.set_tunnel(server.host, port, manager.proxy_headers, scheme=manager.proxy.scheme)
+    connection.connect()
+    return connection.sock
 
 
 def _exit_code(status: Any) -> int:

@@ -19,7 +19,7 @@ from tests.support.jobs import JobBuilder, record
 from tests.unit.flk.cli.outputs import jobs
 
 Run = Callable[..., tuple[int, str, str]]
-PROD = Connection("prod", "my config", "ada", ["team"])
+PROD = Connection("prod", "my config", "ada", ["team"], "east", "admin", "https://east", token="secret")
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,8 @@ def default_options(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_commands_name_the_place() -> None:
-    flags = "--context prod --kubeconfig 'my config' --as ada --as-group team"
+    named = "--cluster east --server https://east --user admin"
+    flags = f"--context prod --kubeconfig 'my config' {named} --as ada --as-group team"
     commands = Commands("ml", PROD)
     assert commands.flk("why", "gpt") == f"flk why gpt -n ml {flags}"
     assert commands.flk("list", namespace="other") == f"flk list -n other {flags}"

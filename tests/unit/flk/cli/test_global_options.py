@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,6 +76,40 @@ def test_impersonation(fake: Any, run: Run) -> None:
     code, _, stderr = run("--as-group", "a", "list")
     assert code == 1
     assert "of no user" in stderr
+
+
+def test_a_server_and_a_token_need_no_kubeconfig(
+    fake: Any, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nowhere"))
+    headers: list[Any] = []
+    fake.heard = headers.append
+    code, _, stderr = run("--server", fake.url, "--token", "of-a-robot", "-n", "team", "status", "nowhere")
+    assert code == 102
+    assert headers[-1]["Authorization"] == "Bearer of-a-robot"
+    assert f"flk list -n team --server {fake.url} lists" in stderr
+    assert "of-a-robot" not in stderr
+    assert "https://api.example.com:6443" in run("--server", "api.example.com", "list")[2]
+
+
+def test_cluster_and_user_of_the_kubeconfig(
+    fake: Any, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_kubeconfig(tmp_path / "config", "https://elsewhere")
+    config = json.loads(path.read_text())
+    config["clusters"].append({"name": "east", "cluster": {"server": fake.url}})
+    config["users"].append({"name": "robot", "user": {"username": "robot", "password": "p", "as": "ada"}})
+    path.write_text(json.dumps(config))
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    headers: list[Any] = []
+    fake.heard = headers.append
+    assert run("list", "--cluster", "east", "--user", "robot")[0] == 0
+    assert headers[-1]["Authorization"] == "Basic " + base64.b64encode(b"robot:p").decode()
+    assert run("list", "--cluster", "east", "--user", "robot", "--token", "t")[0] == 0
+    assert (headers[-1]["Authorization"], headers[-1]["Impersonate-User"]) == ("Bearer t", "ada")
+    code, _, stderr = run("list", "--cluster", "eats")
+    assert (code, "has no cluster 'eats'" in stderr, "did you mean east?" in stderr) == (1, True, True)
+    assert "has no user 'x'" in run("list", "--user", "x")[2]
 
 
 def test_request_timeout(fake: Any, run: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import socket
 import threading
@@ -118,11 +119,47 @@ def test_a_connection_that_is_closed_in_the_tls_handshake_is_tried_again(
 
 
 def test_server_that_hangs(fake: Any, kubeconfig: Any, pauses: list[float]) -> None:
-    impatient = RetryPolicy(read_timeout=0.5, unreachable_budget=0.5)
+    impatient = RetryPolicy(list_timeout=0.5, unreachable_budget=0.5)
     fake.fail(hang=True)
     with pytest.raises(UnreachableError, match="does not answer") as caught:
         ApiClient(connect(), retries=impatient, sleep=pauses.append).call("list", ALL)
     assert fake.url in str(caught.value)
+    assert "--request-timeout 2m waits longer" in caught.value.hint
+
+
+def test_a_list_may_take_longer_than_all_attempts_of_another_read(fake: Any, kubeconfig: Any) -> None:
+    waits: list[float] = []
+    client = ApiClient(connect())
+    request = client.access.pool.request
+
+    def slow(*words: Any, timeout: Any, **how: Any) -> Any:
+        waits.append(timeout.read_timeout)
+        return request(*words, timeout=timeout, **how)
+
+    client.access.pool.request = slow  # type: ignore[method-assign]
+    client.call("list", ALL)
+    client.call("list", Target(PODS, "team"))
+    with pytest.raises(JobNotFoundError):
+        client.call("get", ONE)
+    assert [round(seconds) for seconds in waits] == [30, 30, 5]
+
+
+def test_lists_are_asked_for_compressed(fake: Any, client: ApiClient) -> None:
+    heard: list[Any] = []
+    fake.heard = lambda headers: heard.append(headers["Accept-Encoding"])
+    fake.fail(200, gzip.compress(b'{"items": [1]}'), headers={"Content-Encoding": "gzip"})
+    assert client.call("list", ALL)["items"] == [1]
+    with client.stream("watch", ALL, query={}, idle=5) as lines:
+        list(lines)
+    assert heard[0] == "gzip"
+    assert heard[1] != "gzip"  # an API server would hold lines back to compress them
+
+
+def test_a_line_without_end_is_cut(fake: Any, client: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flk.kube.client.LINE_LIMIT", 5)
+    fake.fail(200, b"abc\n" + b"x" * 200_000 + b"\ndef\n")
+    with client.stream("watch", ALL, query={}, idle=5) as lines:
+        assert list(lines) == [b"abc", b"xxxxx", b"def"]
 
 
 def test_nobody_listens(fake: Any, client: ApiClient) -> None:

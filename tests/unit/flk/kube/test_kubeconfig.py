@@ -9,6 +9,7 @@ import pty
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,13 @@ def test_credentials_plugin_that_fails(use: Any, script: str, said: str, capfd: 
         connect().headers()
     assert said in str(caught.value)
     assert capfd.readouterr().err == ""
+
+
+def test_credentials_plugin_that_hangs(use: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flk.kube.exec_plugin.TIME_LIMIT", 0.1)
+    use(plugin("import time; time.sleep(60)"))
+    with pytest.raises(NoConfigError, match=r"it did not end within 0\.1 seconds"):
+        connect().headers()
 
 
 def test_credentials_plugin_that_is_not_there(use: Any) -> None:
@@ -390,6 +398,63 @@ def test_client_certificates(use: Any, tls_server: Any, given: str) -> None:
     assert access.pool.request("GET", server + "/", retries=False).json() == {"commonName": "test"}
 
 
+def test_a_refused_certificate_of_a_plugin_stays_in_use(use: Any, tls_server: Any) -> None:
+    server, cert, key = tls_server
+    version = "client.authentication.k8s.io/v1"
+    status = {"clientCertificateData": cert, "clientKeyData": key}
+    reply = json.dumps({"apiVersion": version, "kind": "ExecCredential", "status": status})
+    cluster = {"server": server, "tls-server-name": "api.test", "certificate-authority": "tls.crt"}
+    use(plugin(f"print({reply!r})") | {"clusters": [{"name": "c", "cluster": cluster}]})
+    access = connect()
+    access.renew(access.headers())
+    assert access.pool.request("GET", server + "/", retries=False).json() == {"commonName": "test"}
+
+
+def test_renewal_takes_server_and_impersonation_from_the_new_kubeconfig(use: Any) -> None:
+    (path,) = use(with_user(token="old"))
+    access = connect()
+    refused = access.headers()
+    moved = with_user(token="new", **{"as": "ada"}) | {
+        "clusters": [{"name": "c", "cluster": {"server": "https://moved"}}]
+    }
+    path.write_text(yaml.safe_dump(moved))
+    access.renew(refused)
+    assert access.server == "https://moved"
+    assert access.headers() == {"Impersonate-User": "ada", "Authorization": "Bearer new"}
+
+
+def test_certificate_files_are_read_again(
+    use: Any, tls_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, cert, key = tls_server
+    older = tmp_path / "older"
+    older.mkdir()
+    wrong, wrong_key = certificate(older)
+    files = {"certificate-authority": wrong, "client-certificate": wrong, "client-key": wrong_key}
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    cluster = {"server": server, "tls-server-name": "api.test", "certificate-authority": "certificate-authority"}
+    user = {name: name for name in ("client-certificate", "client-key")}
+    use(config() | {"clusters": [{"name": "c", "cluster": cluster}], "users": [{"name": "u", "user": user}]})
+    now = [time.time()]
+    monkeypatch.setattr("flk.kube.credentials.time.time", lambda: now[0])
+    access = connect()
+    access.headers()
+    first = access.pool
+    now[0] += 100
+    access.headers()
+    assert access.pool is first
+    (tmp_path / "client-certificate").write_text(cert)  # whose key comes later
+    now[0] += 100
+    access.headers()
+    assert access.pool is first
+    for name, content in zip(files, (cert, cert, key), strict=True):
+        (tmp_path / name).write_text(content)
+    now[0] += 100
+    access.headers()
+    assert access.pool.request("GET", server + "/", retries=False).json() == {"commonName": "test"}
+
+
 @pytest.mark.parametrize("field", ["client-certificate-data", "client-key-data"])
 def test_broken_certificates_are_one_clear_line(use: Any, field: str, tmp_path: Path) -> None:
     cert, key = certificate(tmp_path)
@@ -424,8 +489,8 @@ def test_proxies_of_the_environment(
 
 
 def test_proxy_of_the_kubeconfig(use: Any) -> None:
-    cluster = {"server": "https://here.example", "proxy-url": "http://other.example:8080"}
+    cluster = {"server": "https://here.example", "proxy-url": "http://anna:a%3Ab@other.example:8080"}
     use(config() | {"clusters": [{"name": "c", "cluster": cluster}]})
-    proxy = connect().pool.proxy
-    assert proxy is not None
-    assert (proxy.host, proxy.port) == ("other.example", 8080)
+    pool: Any = connect().pool
+    assert (pool.proxy.host, pool.proxy.port) == ("other.example", 8080)
+    assert pool.proxy_headers == {"proxy-authorization": "Basic " + base64_of("anna:a:b")}

@@ -7,7 +7,9 @@ import contextlib
 import hashlib
 import json
 import re
+import select
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ from flk.kube import sockets
 from flk.kube.sockets import STATUS, STDERR, STDOUT, Executed
 from flk.observe.client import JobClient
 from tests.support.api_server import failure, write_kubeconfig
+from tests.support.certificates import make_certificate
 
 POD = {"metadata": {"name": "train-worker-0"}}
 DONE = json.dumps({"status": "Success"}).encode()
@@ -32,8 +35,11 @@ class Server:
         self.refusals: list[int] = []  # statuses of the next answers
         self.messages: list[bytes] = []
         self.stays_open = False
+        self.redirect = ""  # the address to which every request is redirected
         self.heads: list[str] = []  # of all requests
-        self.proxies = False
+        self.proxies = ""  # "http": it is a proxy to itself; "socks": a SOCKS proxy
+        self.forwards = ""  # it is a proxy to this address
+        self.tls: ssl.SSLContext | None = None  # with which connections begin
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
         self._kept: list[socket.socket] = []
@@ -52,10 +58,23 @@ class Server:
                 self._answer(connection)
 
     def _answer(self, connection: socket.socket) -> None:
+        if self.tls:
+            connection = self.tls.wrap_socket(connection, server_side=True)
+            self._kept.append(connection)
+        if self.proxies == "socks":
+            self._agree_on_socks(connection)
         head = self._head(connection)
-        if self.proxies:
+        if self.proxies == "http":
             connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
             head = self._head(connection)
+        if self.forwards:
+            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            self._forward(connection, socket.create_connection(self.forwards.split(":")))
+            return
+        if self.redirect:
+            connection.sendall(f"HTTP/1.1 302 Found\r\nLocation: {self.redirect}\r\n\r\n".encode())
+            connection.close()
+            return
         if self.refusals:
             status = self.refusals.pop(0)
             body = json.dumps(failure(status, 'User "anna" cannot get resource "pods/exec"')).encode()
@@ -71,6 +90,32 @@ class Server:
             connection.sendall(b"\x82\x7f" + struct.pack(">Q", len(message)) + message)
         if not self.stays_open:
             connection.close()
+
+    def _agree_on_socks(self, connection: socket.socket) -> None:
+        """Answer a greeting and a request to connect by name (RFC 1928), and keep the name."""
+        self._read(connection, self._read(connection, 2)[1])
+        connection.sendall(b"\5\0")
+        length = self._read(connection, 5)[4]
+        self.heads.append(self._read(connection, length + 2)[:-2].decode())
+        connection.sendall(b"\5\0\0\1" + bytes(6))
+
+    @staticmethod
+    def _forward(client: socket.socket, behind: socket.socket) -> None:
+        other = {client: behind, behind: client}
+        with client, behind:
+            while True:
+                for source in select.select(list(other), [], [])[0]:
+                    data = source.recv(1 << 16)
+                    if not data:
+                        return
+                    other[source].sendall(data)
+
+    @staticmethod
+    def _read(connection: socket.socket, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            data += connection.recv(size - len(data))
+        return data
 
     def _head(self, connection: socket.socket) -> str:
         data = b""
@@ -129,13 +174,52 @@ def test_a_refused_token_is_renewed_once(server: Server, client: JobClient, monk
 def test_a_proxy_gets_its_own_credentials(
     server: Server, connect: Callable[[str], JobClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.proxies, server.messages = True, [on(STATUS, DONE)]
+    server.proxies, server.messages = "http", [on(STATUS, DONE)]
     monkeypatch.setenv("HTTP_PROXY", f"http://anna:secret@{server.address}")
     client = connect("http://api.example.com")
     assert client.execute(POD, ["true"], 60).code == 0
     assert "CONNECT api.example.com:80" in server.heads[0]
     assert base64.b64encode(b"anna:secret").decode() in server.heads[0]
     assert "anna" not in server.heads[1]
+
+
+def test_a_socks_proxy_makes_the_connection(
+    server: Server, connect: Callable[[str], JobClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.proxies, server.messages = "socks", [on(STATUS, DONE)]
+    monkeypatch.setenv("HTTP_PROXY", f"socks5h://{server.address}")
+    assert connect("http://api.example.com").execute(POD, ["true"], 60).code == 0
+    assert server.heads[0] == "api.example.com"
+    assert "Host: api.example.com" in server.heads[1]
+
+
+def test_an_https_proxy_is_spoken_to_in_tls(
+    server: Server, connect: Callable[[str], JobClient], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = make_certificate(tmp_path, "test", alternative="DNS:localhost,DNS:api.example.com")
+    monkeypatch.setenv("SSL_CERT_FILE", str(made.path))
+    monkeypatch.setenv("HTTPS_PROXY", f"https://anna:se%40cret@localhost:{server.address.rpartition(':')[2]}")
+    behind = Server()
+    server.forwards = behind.address
+    behind.messages = [on(STATUS, DONE)]
+    for each in (server, behind):
+        each.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        each.tls.load_cert_chain(made.path, made.key)
+    assert connect("https://api.example.com").execute(POD, ["true"], 60).code == 0
+    behind.close()
+    assert "CONNECT api.example.com:443" in server.heads[0]
+    assert base64.b64encode(b"anna:se@cret").decode() in server.heads[0]
+    assert "container=pytorch" in behind.heads[0]
+
+
+def test_a_redirect_gets_no_credentials(server: Server, client: JobClient) -> None:
+    other = Server()
+    server.redirect = f"ws://{other.address}/"
+    with pytest.raises(ApiError):
+        client.execute(POD, ["true"], 60)
+    other.close()
+    assert "Bearer" in server.heads[0]
+    assert other.heads == []
 
 
 def test_a_command_that_does_not_end(server: Server, client: JobClient) -> None:

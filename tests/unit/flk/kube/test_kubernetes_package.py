@@ -1,0 +1,58 @@
+"""The client of the kubernetes package reads the same objects as flk's, with the same credentials."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client as kubernetes
+from kubernetes.config import new_client_from_config
+
+from flk.kube.client import ApiClient
+from flk.kube.credentials import connect
+from flk.kube.resources import Target
+from flk.observe.client import CONFIG_MAPS, RESOURCES
+from tests.support.jobs import JobBuilder
+
+VERSION = "client.authentication.k8s.io/v1"
+MADE = "2026-01-01T00:00:00+00:00"  # as the kubernetes package writes it
+PLUGIN = {"apiVersion": VERSION, "kind": "ExecCredential", "status": {"token": "from-a-plugin"}}
+USERS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "token": lambda folder: {"token": "a-token"},
+    "token file": lambda folder: {"tokenFile": str(folder / "token")},
+    "password": lambda folder: {"username": "ada", "password": "p:ss"},
+    "plugin": lambda folder: {
+        "exec": {"apiVersion": VERSION, "command": sys.executable, "args": ["-c", f"print({json.dumps(PLUGIN)!r})"]}
+    },
+    "nobody": lambda folder: {},
+}
+
+
+@pytest.mark.parametrize("kind", USERS)
+def test_both_clients_read_the_same(fake: Any, kubeconfig: Path, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "token").write_text("from-a-file")
+    config = json.loads(kubeconfig.read_text())
+    config["users"][0]["user"] = USERS[kind](tmp_path)
+    kubeconfig.write_text(json.dumps(config))
+    JobBuilder().add_to(fake)
+    for name in ("code", "record"):
+        fake.add("configmaps", {"metadata": {"name": name, "creationTimestamp": MADE}, "data": {"a": "ä\n"}})
+    heard: list[str | None] = []
+    fake.heard = lambda headers: heard.append(headers["Authorization"])
+
+    theirs = new_client_from_config(str(kubeconfig))
+    maps = theirs.sanitize_for_serialization(kubernetes.CoreV1Api(theirs).list_namespaced_config_map("team"))
+    jobs = kubernetes.CustomObjectsApi(theirs).list_namespaced_custom_object(
+        "kubeflow.org", "v1", "team", "pytorchjobs"
+    )
+
+    ours = ApiClient(connect())
+    assert maps["items"] == ours.list_all(Target(CONFIG_MAPS, "team"))[0]
+    assert jobs["items"] == ours.list_all(Target(RESOURCES["pytorchjob"], "team"))[0]
+    assert (len(maps["items"]), len(jobs["items"])) == (2, 1)
+    assert len(set(heard)) == 1
+    assert (heard[0] is None) == (kind == "nobody")
