@@ -10,7 +10,7 @@ SHARDING = ("no_shard", "shard_grad_op", "full_shard", "hybrid_shard", "hybrid_s
 # The training takes the same global batches at every world size. No dimension of a parameter is a multiple of the
 # number of ranks, so that shards are uneven.
 SMALL_MODEL = """
-import contextlib, gc, json, os, shutil, warnings, torch, torch.distributed as dist
+import contextlib, functools, gc, json, os, shutil, warnings, torch, torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 import flk_runtime as flk

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -102,7 +104,7 @@ def _parameter_names(optimizer: Optimizer, model: nn.Module, *, strict: bool) ->
 def _check_attributes(optimizer: Optimizer) -> None:
     """Raise SetupError if the optimizer keeps parameters that were replaced in attributes beside its groups."""
     for attribute, value in vars(optimizer).items():
-        for tensor in _tensors(value, set()):
+        for tensor in _tensors(value):
             if name := replaced.name_of(tensor):
                 raise SetupError(
                     f"{type(optimizer).__name__} keeps the parameter {name!r} in its attribute {attribute!r} too, and "
@@ -110,18 +112,38 @@ def _check_attributes(optimizer: Optimizer) -> None:
                 )
 
 
-def _tensors(value: Any, visited: set[int]) -> Iterator[torch.Tensor]:
-    """The tensors in ``value``: in containers at any depth, and in attributes of objects that are no modules."""
-    if id(value) in visited:
-        return
-    visited.add(id(value))
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for each in (*value.keys(), *value.values()):
-            yield from _tensors(each, visited)
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        for each in value:
-            yield from _tensors(each, visited)
-    elif not isinstance(value, (type, nn.Module)) and not callable(value):
-        yield from _tensors(getattr(value, "__dict__", None), visited)
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in ``value``: in containers at any depth, in what functions have bound, and in objects' attributes.
+
+    Not in modules, and not in attributes of objects that are reached through a function: these may be the whole script.
+    """
+    visited: set[int] = set()
+    waiting = [(value, True)]
+    while waiting:
+        value, enters = waiting.pop()
+        if id(value) in visited or isinstance(value, (type, nn.Module)):
+            continue
+        visited.add(id(value))
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, Mapping):
+            waiting += [(each, enters) for each in (*value.keys(), *value.values())]
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            waiting += [(each, enters) for each in value]
+        elif callable(value):
+            waiting += [(each, False) for each in _bound(value)]
+        elif enters:
+            waiting.append((getattr(value, "__dict__", None), enters))
+
+
+def _bound(function: Any) -> list[Any]:
+    """What a function, a method or a partial has bound: arguments, defaults, and variables of functions around it."""
+    if isinstance(function, functools.partial):
+        return [function.func, function.args, function.keywords]
+    inner = getattr(function, "__func__", function)
+    cells = getattr(inner, "__closure__", None) or ()
+    bound = [getattr(inner, "__defaults__", None), getattr(inner, "__kwdefaults__", None)]
+    for cell in cells:
+        with contextlib.suppress(ValueError):  # a variable that has no value yet
+            bound.append(cell.cell_contents)
+    return bound
