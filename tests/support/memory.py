@@ -55,7 +55,7 @@ TRAIN = """
     if memory:
         step = restore()
         memory.restored()
-        refusal = memory.reserve(size + 4096)
+        refusal = memory.reserve(dict.fromkeys(range(world_size), size + 4096))
         if refusal:
             print(f"refused: {refusal}")
             memory = None

@@ -52,13 +52,20 @@ class PodMemory:
 
     # Saving
 
-    def reserve(self, size: int) -> str:
-        """Make room for shards of ``size`` bytes, with their headers. Returns why there is no room; empty: there is."""
-        answer = self._ask(messages.Reserve(size))
+    def reserve(self, sizes: dict[int, int]) -> str:
+        """Make room for shards of so many bytes, with their headers. Returns why there is no room; empty: there is.
+
+        ``sizes`` are of all ranks, or of this rank alone if its shard has grown.
+        """
+        answer = self._ask(messages.Reserve(sizes))
         if isinstance(answer, Files):
             self._paths = self._paths or [Path(path) for path in answer.paths]
-            self._size = size
+            self._size = sizes[self._rank]
         return _reason(answer)
+
+    def release(self) -> None:
+        """Give up what was reserved, because another pod has no room."""
+        self._ask(messages.Release())
 
     @property
     def size(self) -> int:

@@ -222,7 +222,8 @@ class Agent:
             self.records.log(f"attempt {attempt.number + 1}: {size}{reason}")
         variables: dict[str, str] = {}
         if self.memory:
-            self.memory.start(attempt.number, attempt.memory, attempt.ranks(settings.pod, settings.processes))
+            ranks = {pod: attempt.ranks(pod, settings.processes) for pod in attempt.pods}
+            self.memory.start(attempt.number, attempt.memory, ranks)
             variables = {pod_env.MEMORY: self.memory.socket} if attempt.memory else {}
         self.ranks.start(attempt, variables)
 

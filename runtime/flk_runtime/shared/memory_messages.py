@@ -28,9 +28,17 @@ class Rank:
 
 @dataclass(frozen=True)
 class Reserve:
-    """Make room for shards of ``size`` bytes, here and at the partner. The answer is `Files`."""
+    """Make room for the shards that this pod will hold. The answer is `Files`: the two files of this rank.
 
-    size: int
+    ``sizes`` are the bytes of the shards of all ranks of the attempt, or of this rank alone if its shard has grown.
+    """
+
+    sizes: dict[int, int]
+
+
+@dataclass(frozen=True)
+class Release:
+    """Nothing will be saved in memory, because a pod has no room: give the files up. The answer is `Done`."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,7 @@ class ToRestore:
     checkpoint: Restorable | None
 
 
-Request = Reserve | Finish | GetRestorable | GetHeader | GetFile | Restored
+Request = Reserve | Release | Finish | GetRestorable | GetHeader | GetFile | Restored
 Answer = Done | Failed | Files | Header | ToRestore
 MESSAGES: Final[Registry[Rank | Request | Answer]] = Registry([Rank, *get_args(Request), *get_args(Answer)])
 

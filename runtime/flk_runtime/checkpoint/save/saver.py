@@ -212,7 +212,7 @@ class Saver:
         """The file in the memory of the pod for a shard of this size; None if there is none."""
         if self._memory is None:
             return None
-        if size > self._memory.size and (refusal := self._memory.reserve(size + _GROWTH)):
+        if size > self._memory.size and (refusal := self._memory.reserve({self._rank: size + _GROWTH})):
             self._memory.skip(refusal)
             return None
         return self._memory.path
@@ -221,9 +221,11 @@ class Saver:
         """Make room for this rank's shards in the memory of the pods, or do without on all ranks. Collective."""
         if self._memory is None:
             return
-        refusals = process_group.gather(self._memory.reserve(size + _GROWTH))
+        sizes = dict(enumerate(process_group.all_gather(size + _GROWTH)))
+        refusals = process_group.gather(self._memory.reserve(sizes))
         refusal = process_group.on_main(lambda: next((text for text in refusals or () if text), ""))
         if refusal:
+            self._memory.release()
             self._memory = None
             if self._rank == 0:
                 nothing = "" if self._writer else ", and nothing is saved, since there is no storage for checkpoints"

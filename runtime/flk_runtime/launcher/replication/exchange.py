@@ -19,7 +19,6 @@ from flk_runtime.launcher.replication.messages import (
     Put,
     RefusedError,
     Request,
-    Reserve,
     connect,
     expect,
     receive_shard,
@@ -43,8 +42,6 @@ class Exchange:
     ) -> None:
         self._settings, self._store, self._listener, self._log = settings, store, listener, log
         self._strangers = threading.BoundedSemaphore(_STRANGERS)
-        self.ranks: set[int] = set()
-        """Ranks of other pods whose copies are held here in this attempt."""
 
     def run(self) -> None:
         """Accept connections, until the listener is closed."""
@@ -85,8 +82,6 @@ class Exchange:
 
     def _answer(self, peer: Peer, message: Request | Answer, length: int) -> None:
         match message:
-            case Reserve(rank, size):
-                self._reserve(peer, rank, size)
             case Put(shard, keep):
                 self._take(peer, shard, length, keep)
             case GetHeader(shard):
@@ -95,15 +90,6 @@ class Exchange:
                 self._give(peer, shard)
             case other:
                 raise RefusedError(f"asked for {other!r}")
-
-    def _reserve(self, peer: Peer, rank: int, size: int) -> None:
-        self.ranks.add(rank)
-        try:
-            self._store.reserve(rank, size, _SLOT_TIMEOUT)
-        except (NoRoomError, TimeoutError) as error:
-            peer.send(Failed(f"no room: {error}"))
-        else:
-            peer.send(Done())
 
     def _take(self, peer: Peer, shard: ShardId, length: int, keep: CheckpointId | None) -> None:
         """Receive a copy of a shard. A shard that arrives cut off or damaged is not kept."""

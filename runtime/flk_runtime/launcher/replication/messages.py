@@ -23,14 +23,6 @@ _CONNECT_TIMEOUT: Final = 3.0  # seconds
 
 
 @dataclass(frozen=True)
-class Reserve:
-    """Make room for the shards of a rank. The answer is `Done`."""
-
-    rank: int
-    size: int  # bytes
-
-
-@dataclass(frozen=True)
 class Put:
     """Hold the copy of a shard that follows. The answer is `Done`."""
 
@@ -57,7 +49,7 @@ class Content:
     """The shard that was asked for follows."""
 
 
-Request = Reserve | Put | GetHeader | Get
+Request = Put | GetHeader | Get
 Answer = Done | Failed | Header | Content
 MESSAGES: Final[Registry[Request | Answer]] = Registry([*get_args(Request), *get_args(Answer)])
 Peer = Stream[Request | Answer]

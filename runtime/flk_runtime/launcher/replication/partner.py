@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from flk_runtime.launcher.replication.messages import Peer, Put, RefusedError, Reserve, connect, expect
+from flk_runtime.launcher.replication.messages import Peer, Put, RefusedError, connect, expect
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.replication.store import ShardStore
 from flk_runtime.launcher.settings import Settings
@@ -45,15 +45,6 @@ class Partner:
         ``keep`` is the latest checkpoint of this attempt that is known to be whole.
         """
         return self._exchange(lambda connection: self._send(connection, shard, keep)) or False
-
-    def reserve(self, rank: int, size: int) -> None:
-        """Have the partner make room for the shards of a rank."""
-
-        def ask(connection: Peer) -> None:
-            connection.send(Reserve(rank, size))
-            expect(connection, Done)
-
-        self._exchange(ask)
 
     def stop(self) -> None:
         """Have every call return, now and later."""

@@ -98,9 +98,35 @@ def partners(nodes: Mapping[int, str]) -> dict[int, int]:
     return {pod: order[(index + shift) % len(order)] for index, pod in enumerate(order)}
 
 
-def unreplicated(restore: Restore, pod: int) -> list[ShardId]:
-    """The shards of the checkpoint to restore that only this pod holds: it copies them to its partner."""
-    return [ShardId(restore.checkpoint, rank) for rank, pods in enumerate(restore.holders) if pods == [pod]]
+def readers(restore: Restore, ranks: Mapping[int, range]) -> list[int]:
+    """The rank that reads each shard of the checkpoint to restore, and whose pod keeps the shard. ``ranks`` are by pod.
+
+    A rank reads the shard that it wrote, also if its pod has to fetch the shard. If the number of ranks has changed,
+    the shards are spread over the pods that hold them.
+    """
+    world_size = restore.checkpoint.world_size
+    if world_size == sum(map(len, ranks.values())):
+        return list(range(world_size))
+    load = dict.fromkeys(ranks, 0)
+    found = []
+    for holders in restore.holders:
+        pod = min([pod for pod in holders if pod in load] or load, key=lambda each: (load[each], each))
+        found.append(ranks[pod][load[pod] % len(ranks[pod])])
+        load[pod] += 1
+    return found
+
+
+def copied_to_partner(restore: Restore, ranks: Mapping[int, range], pod: int, partner: int | None) -> list[ShardId]:
+    """The shards of the checkpoint to restore that this pod sends to its partner before anything is saved.
+
+    So two pods hold each shard, also after one of them was lost, and after the partners have changed.
+    """
+    same = restore.checkpoint.world_size == sum(map(len, ranks.values()))
+    return [
+        ShardId(restore.checkpoint, shard)
+        for shard, reader in enumerate(readers(restore, ranks))
+        if reader in ranks[pod] and partner not in (holders := restore.holders[shard]) and (same or holders == [pod])
+    ]
 
 
 def make_plan(

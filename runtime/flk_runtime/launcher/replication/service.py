@@ -6,7 +6,7 @@ import contextlib
 import functools
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,7 @@ from flk_runtime.errors import CheckpointError
 from flk_runtime.launcher.replication import room
 from flk_runtime.launcher.replication.exchange import Exchange, Fetcher
 from flk_runtime.launcher.replication.partner import Partner
-from flk_runtime.launcher.replication.plan import Inventory, MemoryPlan, ShardId, unreplicated
+from flk_runtime.launcher.replication.plan import Inventory, MemoryPlan, ShardId, copied_to_partner, readers
 from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, ShardStore, mebibytes
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared import memory_messages as messages
@@ -29,18 +29,50 @@ _SOCKET: Final = "socket"
 _BACKLOG: Final = 256  # ranks that wait to be accepted
 _ENDED: Final = Failed("the attempt is over")  # the answer to a rank that was killed meanwhile
 _NOTICEABLE: Final = 1.1  # how much larger checkpoints have become when the log says so again
-_FREE_TIMEOUT: Final = 30.0  # seconds until a thread of the attempt before uses no file of a rank any more
+_FREE_TIMEOUT: Final = 120.0  # seconds until copies have arrived that are still received into files
 
 
 class _Attempt:
-    """The state of the service in one attempt."""
+    """The state of the service in one attempt. ``ranks`` are by pod."""
 
-    def __init__(self, number: int, plan: MemoryPlan, partner: Partner, fetcher: Fetcher, ranks: range) -> None:
-        self.number, self.plan, self.partner, self.fetcher, self.ranks = number, plan, partner, fetcher, ranks
-        self.restoring = set(ranks)
+    def __init__(
+        self, number: int, plan: MemoryPlan, partner: Partner, fetcher: Fetcher, ranks: Mapping[int, range], pod: int
+    ) -> None:
+        self.number, self.plan, self.partner, self.fetcher = number, plan, partner, fetcher
+        self.ranks, self.pod = ranks, pod
+        self.held = [*ranks[pod], *(rank for each, to in plan.partners.items() if to == pod for rank in ranks[each])]
+        """The ranks whose shards this pod holds: its own, and those of which it gets copies."""
+        self.readers = readers(plan.restore, ranks) if plan.restore else []
+        """The rank that reads each shard of the checkpoint to restore."""
+        self.restoring = set(ranks[pod])
         self.restored_copied = threading.Event()  # the partner has its copies of the restored checkpoint
-        self.reserved: dict[int, int] = {}  # bytes of each file for shards, by rank
+        self.sizes: dict[int, int] = {}  # bytes of a shard, by rank; files do not shrink
         self.logged_bytes = 0  # that its checkpoints take in each pod, as the log says
+
+    def read_here(self) -> list[ShardId]:
+        """The shards of the checkpoint to restore that ranks of this pod read, and that this pod keeps."""
+        return self._restored(lambda reader: reader in self.ranks[self.pod])
+
+    def read_elsewhere(self) -> list[ShardId]:
+        """The other shards: this pod may hold copies of them."""
+        return self._restored(lambda reader: reader not in self.ranks[self.pod])
+
+    def _restored(self, chosen: Callable[[int], bool]) -> list[ShardId]:
+        restore = self.plan.restore
+        return [
+            ShardId(restore.checkpoint, shard)
+            for shard, reader in enumerate(self.readers)
+            if restore and chosen(reader)
+        ]
+
+    def need(self) -> int:
+        """The bytes that this pod needs for two shards of each rank that it holds, whichever pod it is the partner of.
+
+        A later attempt may have other partners, and what is reserved now must be enough for it.
+        """
+        pods = {pod: sum(self.sizes.get(rank, 0) for rank in ranks) for pod, ranks in self.ranks.items()}
+        own = pods.pop(self.pod)
+        return 2 * (own + (max(pods.values()) if self.plan.partners else 0))
 
 
 class MemoryService:
@@ -108,12 +140,11 @@ class MemoryService:
         address = settings.pod_ip or host.source_address(settings.rendezvous_host)
         return Inventory(address, int(self._listener.getsockname()[1]), self._store.shards())
 
-    def start(self, number: int, plan: MemoryPlan | None, ranks: range) -> None:
-        """Begin an attempt with these ranks in this pod. Call it before they start. None: nothing is kept."""
+    def start(self, number: int, plan: MemoryPlan | None, ranks: Mapping[int, range]) -> None:
+        """Begin an attempt with these ranks of each pod. Call it before they start. None: nothing is kept."""
         self.stop()
         restore = plan.restore if plan else None
         self._store.keep_only(restore.checkpoint if restore else None, attempt=plan.attempt_id if plan else "")
-        self._exchange.ranks = set()
         if plan is None:
             return
         pod = self._settings.pod
@@ -121,18 +152,20 @@ class MemoryService:
         partner = Partner(
             self._settings, self._store, None if target is None else (target, plan.addresses[target]), self._log
         )
-        fetcher = Fetcher(self._settings, self._store, plan.addresses.__getitem__, ranks)
-        attempt = _Attempt(number, plan, partner, fetcher, ranks)
+        fetcher = Fetcher(self._settings, self._store, plan.addresses.__getitem__, ranks[pod])
+        attempt = _Attempt(number, plan, partner, fetcher, ranks, pod)
         with self._lock:
             self._attempt = attempt
-        only_here = unreplicated(restore, pod) if restore else []
-        if not only_here:
+        copied = copied_to_partner(restore, ranks, pod, target) if restore else []
+        if restore is None or not copied:
             attempt.restored_copied.set()
             return
 
         def copy() -> None:
-            for shard in only_here:
-                partner.send(shard)
+            for shard in copied:
+                with contextlib.suppress(OSError, CheckpointError):  # the rank that reads the shard hears of it
+                    fetcher.fetch(shard, restore.holders[shard.rank])
+                    partner.send(shard)
             attempt.restored_copied.set()
             self._wake()
 
@@ -210,8 +243,11 @@ class MemoryService:
             return _ENDED
         try:
             match request:
-                case messages.Reserve(size):
-                    return self._reserve(attempt, rank.rank, size)
+                case messages.Reserve(sizes):
+                    return self._reserve(attempt, rank.rank, sizes)
+                case messages.Release():
+                    self._store.release()
+                    return Done()
                 case messages.Finish(path, whole):
                     return self._finish(attempt, Path(path), whole)
                 case messages.GetRestorable():
@@ -263,23 +299,25 @@ class MemoryService:
         self._wake()
         return Done()
 
-    def _reserve(self, attempt: _Attempt, rank: int, size: int) -> Answer:
-        """Make room for the shards of a rank, here and at the partner."""
-        try:
-            paths = self._store.reserve(rank, size, _FREE_TIMEOUT)
-        except (NoRoomError, TimeoutError) as error:
-            return Failed(f"no room for checkpoints in the memory of pod {self._settings.pod}: {error}")
-        attempt.partner.reserve(rank, size)
+    def _reserve(self, attempt: _Attempt, rank: int, sizes: Mapping[int, int]) -> Answer:
+        """Make room for the shards that this pod holds. Its partner makes room when a rank there asks."""
+        pod = self._settings.pod
+        attempt.restored_copied.wait()  # so that another pod holds what is given up
         with self._lock:
-            attempt.reserved[rank] = max(size, attempt.reserved.get(rank, 0))  # files do not shrink
-            if set(attempt.reserved) == set(attempt.ranks) and self._settings.pod == 0 and attempt.number == 0:
-                self._log_size(attempt)
-        return messages.Files(list(map(str, paths)))
+            attempt.sizes |= {each: max(size, attempt.sizes.get(each, 0)) for each, size in sizes.items()}
+            held = {each: attempt.sizes[each] for each in attempt.held if each in attempt.sizes}
+            need = attempt.need()
+        try:
+            self._store.reserve(held, _FREE_TIMEOUT, least=need, copied=attempt.read_elsewhere())
+        except (NoRoomError, TimeoutError) as error:
+            return Failed(f"no room for checkpoints in the memory of pod {pod}: {error}")
+        with self._lock:
+            if pod == 0 and attempt.number == 0:
+                self._log_size(attempt, need)
+        return messages.Files(list(map(str, self._store.files_of(rank))))
 
-    def _log_size(self, attempt: _Attempt) -> None:
+    def _log_size(self, attempt: _Attempt, needed: int) -> None:
         """Log how much memory the checkpoints take, at first and whenever it has grown by a tenth since."""
-        copies = 2 if attempt.plan.partners else 1
-        needed = 2 * copies * sum(attempt.reserved.values())
         if needed <= _NOTICEABLE * attempt.logged_bytes:
             return
         attempt.logged_bytes = needed
@@ -299,7 +337,7 @@ class MemoryService:
         keep = None
         if whole is not None:
             keep = shard.checkpoint._replace(**whole._asdict())
-            self._store.settle(keep, {*attempt.ranks, *self._exchange.ranks})
+            self._store.settle(keep, set(attempt.held))
         attempt.partner.send(shard, keep)
         # The rank may overwrite the shard of the restored checkpoint after this.
         attempt.restored_copied.wait()

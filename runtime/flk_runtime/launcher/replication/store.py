@@ -12,7 +12,7 @@ import mmap
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -26,6 +26,7 @@ from flk_runtime.shared.shard_file import ShardError, ShardPreamble
 T = TypeVar("T")
 
 _FILES: Final = 2  # for each rank whose shards are held
+_NOBODY: Final = -1
 _SUFFIX: Final = ".part"
 
 
@@ -44,10 +45,11 @@ class Slot:
     """A file that holds a shard, or is free for one."""
 
     path: Path
-    rank: int  # whose shards it is for
+    rank: int  # whose next shard it is for; _NOBODY: for any rank
     memory: mmap.mmap  # the whole file
-    shard: ShardId | None = None  # that it held when the launcher looked last
-    written: bool = False  # the launcher writes into it
+    size: int  # of the file in bytes, when it is allocated
+    shard: ShardId | None = None  # that it held when the launcher looked last, maybe of another rank
+    written: bool = False  # the launcher writes into it, or allocates it
     readers: int = 0
     fetched: bool = False  # it is needed for the restoring only
 
@@ -78,7 +80,7 @@ class ShardStore:
         for path in sorted(self.folder.glob(f"*{_SUFFIX}")):
             self._next = max(self._next, int(path.stem) + 1)
             try:
-                slot = Slot(path, 0, _map(path))
+                slot = Slot(path, _NOBODY, _map(path), path.stat().st_size)
                 if shard_file.is_sealed(slot.memory):
                     slot.shard = _id_of(shard_file.verify(slot.memory))
                     slot.rank = slot.shard.rank
@@ -117,20 +119,55 @@ class ShardStore:
 
     # Writing -----------------------------------------------------------------------------------------------------
 
-    def reserve(self, rank: int, size: int, timeout: float) -> list[Path]:
-        """Make the two files for the shards of a rank, of ``size`` bytes each; a file that holds a shard comes last.
+    def reserve(
+        self, sizes: Mapping[int, int], timeout: float, *, least: int = 0, copied: Collection[ShardId] = ()
+    ) -> None:
+        """Have two files for the shards of each rank in ``sizes``, of so many bytes each, and no others.
 
-        Waits until the launcher does not write into them any more. Raises NoRoomError if they do not fit, and
-        TimeoutError.
+        A file that holds a shard of the checkpoint that was restored becomes the second file of a rank: it is needed
+        until the next checkpoint is whole, and the rank needs its second file only then. If there are more such files,
+        they count too. The shards in ``copied``, which other pods hold, are given up where there is no room for them.
+
+        ``least``: bytes that the limit has to allow, since another pod may become the partner. Waits until the launcher
+        writes into no file that changes. Raises NoRoomError if the files do not fit, and TimeoutError.
         """
         with self._changed:
-            self._wait(lambda: not any(slot.written for slot in self._own(rank)), timeout, rank)
-            for slot in self._own(rank):
-                self._grow(slot, size)
-            while len(self._own(rank)) < _FILES:
-                self._make(rank, size)
-            first, *_, last = sorted(self._own(rank), key=lambda slot: slot.held() is not None)
-            return [first.path, last.path]
+            self._wait(
+                lambda: (
+                    not any(
+                        slot.written and not slot.fetched and not 0 < sizes.get(slot.rank, 0) <= slot.size
+                        for slot in self._slots
+                    )
+                ),
+                timeout,
+            )
+            files, rest = self._assign(sizes, copied)
+            need = sum(max(slot.size, sizes[rank]) if slot else sizes[rank] for rank, slot in files)
+            need += sum(slot.size for slot in rest)
+            for slot in [slot for slot in rest if slot.shard in copied]:
+                if max(need, least) > self.limit:
+                    need -= slot.size
+                    self._clear(slot)
+            if max(need, least) > self.limit:
+                raise NoRoomError(_too_much(max(need, least), self.limit))
+            self._remove(lambda slot: slot.rank not in sizes and all(slot is not each for _, each in files))
+            chosen = []
+            for rank, found in files:
+                slot = found or self._make(rank)
+                slot.rank = rank
+                if slot.size < sizes[rank]:
+                    chosen.append(self._begin_allocation(slot, sizes[rank]))
+        self._allocate(chosen, written=False)
+
+    def files_of(self, rank: int) -> list[Path]:
+        """The two files that are reserved for a rank. A file that holds a shard comes last."""
+        with self._changed:
+            return [slot.path for slot in sorted(self._own(rank), key=lambda slot: slot.held() is not None)]
+
+    def release(self) -> None:
+        """Remove all files without a shard, since nothing will be saved."""
+        with self._changed:
+            self._remove(lambda slot: True)
 
     def seal(self, path: Path, attempt: str) -> ShardId:
         """Hold the shard that a rank of this pod has finished in the attempt with this ID.
@@ -164,17 +201,21 @@ class ShardStore:
         with self._changed:
             self._refuse_late(shard)
             if fetched:
-                slot = self._make(shard.rank, length)
+                slot = self._make(shard.rank)
                 slot.fetched = True
             else:
                 if keep:
                     self._settle(keep)
-                slot = self._wait(lambda: self._slot_for(shard.rank, keep, length), timeout, shard.rank)
+                slot = self._wait(lambda: self._slot_for(shard.rank, keep), timeout)
                 self._refuse_late(shard)
                 self._clear(slot)
-                self._grow(slot, length)
-            slot.written = True
-            return slot
+            slot.rank = shard.rank
+            more = length - slot.size
+            if more > 0:
+                self._check_room(more)
+            chosen = [self._begin_allocation(slot, max(length, slot.size))]
+        self._allocate(chosen, written=True)
+        return slot
 
     def hold(self, slot: Slot, preamble: ShardPreamble) -> None:
         """Hold the whole shard that has been written into a file. Raises AttemptEndedError if it comes too late."""
@@ -204,6 +245,7 @@ class ShardStore:
                 shard = slot.held()
                 if shard is None or shard.checkpoint != checkpoint:
                     self._clear(slot)
+                    slot.rank = _NOBODY
             self._changed.notify_all()
 
     def settle(self, checkpoint: CheckpointId, ranks: set[int]) -> None:
@@ -244,21 +286,43 @@ class ShardStore:
     def _find(self, shard: ShardId) -> Slot | None:
         return next((slot for slot in self._slots if slot.held() == shard), None)
 
-    def _slot_for(self, rank: int, keep: CheckpointId | None, length: int) -> Slot | None:
+    def _assign(
+        self, sizes: Mapping[int, int], copied: Collection[ShardId]
+    ) -> tuple[list[tuple[int, Slot | None]], list[Slot]]:
+        """The files of each rank in ``sizes``, None for a new one; and the files with shards that no rank gets.
+
+        At least one file of each rank holds nothing. Files with shards in ``copied`` are taken last.
+        """
+        own = {rank: [slot for slot in self._slots if slot.rank == rank and not slot.fetched] for rank in sizes}
+        others = [slot for slot in self._slots if slot.rank not in sizes and not slot.fetched]
+        held = sorted((slot for slot in others if slot.held()), key=lambda slot: slot.shard not in copied)
+        free = [slot for slot in others if not slot.held()]
+        files: list[tuple[int, Slot | None]] = []
+        for rank, slots in own.items():
+            found: list[Slot | None] = [*slots]
+            while len(found) < _FILES:
+                has_free = any(slot is None or not slot.held() for slot in found)
+                pool = held if has_free and held else free
+                found.append(pool.pop() if pool else None)
+            files += [(rank, slot) for slot in found]
+        return files, held
+
+    def _slot_for(self, rank: int, keep: CheckpointId | None) -> Slot | None:
         """An unused file for a copy: a file without a shard, or else a file whose shard is of no whole checkpoint."""
-        unused = [slot for slot in self._own(rank) if not (slot.written or slot.readers)]
-        for slot in unused:
+        unused = [slot for slot in self._slots if not (slot.written or slot.readers or slot.fetched)]
+        own = [slot for slot in unused if slot.rank == rank]
+        for slot in own:
             if slot.held() is None:
                 return slot
         if len(self._own(rank)) < _FILES:
-            return self._make(rank, length)
-        return next((slot for slot in unused if slot.shard and slot.shard.checkpoint not in (keep, self._kept)), None)
+            return next((slot for slot in unused if slot.rank == _NOBODY and not slot.shard), None) or self._make(rank)
+        return next((slot for slot in own if slot.shard and slot.shard.checkpoint not in (keep, self._kept)), None)
 
-    def _wait(self, ready: Callable[[], T | None], timeout: float, rank: int) -> T:
+    def _wait(self, ready: Callable[[], T | None], timeout: float) -> T:
         """Wait until ``ready`` returns a true value, and return that value."""
         result = self._changed.wait_for(ready, timeout)
         if not result:
-            raise TimeoutError(f"no file for rank {rank} became free within {timeout:.0f} s")
+            raise TimeoutError(f"no file became free within {timeout:.0f} s")
         return result
 
     def _refuse_late(self, shard: ShardId) -> None:
@@ -300,34 +364,69 @@ class ShardStore:
             slot.readers -= 1
             self._changed.notify_all()
 
-    def _make(self, rank: int, size: int) -> Slot:
+    def _make(self, rank: int) -> Slot:
+        """A new file, with room for the beginning of a shard."""
         path = self.folder / f"{self._next:06d}{_SUFFIX}"
         self._next += 1
         path.touch(mode=0o600)
         try:
-            self._allocate(path, 0, size)
+            self._fallocate(path, shard_file.DATA_BEGIN)
         except NoRoomError:
             path.unlink()
             raise
-        slot = Slot(path, rank, _map(path))
+        slot = Slot(path, rank, _map(path), shard_file.DATA_BEGIN)
         self._slots.append(slot)
         return slot
 
-    def _grow(self, slot: Slot, size: int) -> None:
-        if size > len(slot.memory):
-            self._allocate(slot.path, len(slot.memory), size)
-            slot.memory = _map(slot.path)  # readers of the file have the old mapping of the same memory
-
-    def _allocate(self, path: Path, has: int, size: int) -> None:
-        """Have a file take ``size`` bytes of memory now: a write to a page that is not there kills a rank."""
-        total = sum(len(slot.memory) for slot in self._slots) - has + size
+    def _check_room(self, more: int) -> None:
+        """Raise NoRoomError if ``more`` bytes do not fit, also without the files that are for nobody."""
+        total = sum(slot.size for slot in self._slots) + more
         if total > self.limit:
-            raise NoRoomError(f"{mebibytes(total)} are needed and the limit is {mebibytes(self.limit)}")
+            self._remove(lambda slot: slot.rank == _NOBODY)
+            total = sum(slot.size for slot in self._slots) + more
+        if total > self.limit:
+            raise NoRoomError(_too_much(total, self.limit))
+
+    def _begin_allocation(self, slot: Slot, size: int) -> tuple[Slot, int]:
+        """Count the bytes of a file that `_allocate` makes longer, and have nobody else use it meanwhile."""
+        before, slot.size, slot.written = slot.size, size, True
+        return slot, before
+
+    # Without the lock --------------------------------------------------------------------------------------------
+
+    def _allocate(self, chosen: Sequence[tuple[Slot, int]], *, written: bool) -> None:
+        """Have files take their memory now: a write to a page that is not there kills a rank. Takes a while.
+
+        ``chosen`` are results of `_begin_allocation`. ``written``: the launcher writes into them next. Raises
+        NoRoomError.
+        """
+        done = 0
+        try:
+            for slot, _ in chosen:
+                if slot.size > len(slot.memory):
+                    self._fallocate(slot.path, slot.size)
+                done += 1
+        finally:
+            with self._changed:
+                for index, (slot, before) in enumerate(chosen):
+                    slot.written = written and done == len(chosen)
+                    if index >= done:
+                        os.truncate(slot.path, before)
+                        slot.size = before
+                    elif slot.size > len(slot.memory):
+                        slot.memory = _map(slot.path)  # readers of the file have the old mapping of the same memory
+                self._changed.notify_all()
+
+    def _fallocate(self, path: Path, size: int) -> None:
         try:
             with open(path, "r+b") as stream:
                 os.posix_fallocate(stream.fileno(), 0, size)
         except OSError as error:
-            raise NoRoomError(f"{self.folder}: {error.strerror}") from None
+            raise NoRoomError(f"{self.folder}: {mebibytes(size)} more: {error.strerror}") from None
+
+
+def _too_much(need: int, limit: int) -> str:
+    return f"{mebibytes(need)} are needed and the limit is {mebibytes(limit)}"
 
 
 def check_shard(preamble: ShardPreamble, shard: ShardId) -> None:

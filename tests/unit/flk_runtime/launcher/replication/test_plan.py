@@ -7,9 +7,11 @@ from flk_runtime.launcher.replication.plan import (
     Inventory,
     Restore,
     ShardId,
+    copied_to_partner,
     make_plan,
     newest_partial,
     newest_whole,
+    readers,
 )
 
 
@@ -51,3 +53,26 @@ def test_parts_of_two_attempts_make_no_checkpoint() -> None:
     assert newest_whole(inventories) is None
     _, line = make_plan("third", inventories, {0: "node-a", 1: "node-b"})
     assert line == "the checkpoint in memory after step 5 is incomplete: the part of rank 0 is lost"
+
+
+def test_each_rank_reads_its_own_shard() -> None:
+    """Also the rank of a pod that has replaced another and holds nothing."""
+    restore = Restore(saved(5, 1), [[1], [1, 0]])
+    assert readers(restore, {0: range(1), 1: range(1, 2)}) == [0, 1]
+
+
+def test_other_numbers_of_ranks_share_the_shards_that_their_pods_hold() -> None:
+    restore = Restore(CheckpointId("first", 5, 4, 1), [[0, 1], [1, 9], [9], [0, 1]])
+    assert readers(restore, {0: range(1), 1: range(1, 2)}) == [0, 1, 0, 1]
+    assert readers(restore, {1: range(8)}) == [0, 1, 2, 3]
+
+
+def test_two_pods_hold_each_shard_again_before_anything_is_saved() -> None:
+    restore = Restore(CheckpointId("first", 5, 3, 1), [[1], [1, 2], [0, 2]])  # pod 0 is new, and now a partner of 2
+    ranks = {pod: range(pod, pod + 1) for pod in range(3)}
+    copied = {pod: copied_to_partner(restore, ranks, pod, (pod + 1) % 3) for pod in ranks}
+    assert {pod: [shard.rank for shard in shards] for pod, shards in copied.items()} == {0: [], 1: [], 2: []}
+    changed = {pod: copied_to_partner(restore, ranks, pod, (pod + 2) % 3) for pod in ranks}
+    assert {pod: [shard.rank for shard in shards] for pod, shards in changed.items()} == {0: [0], 1: [1], 2: [2]}
+    fewer = {0: range(1), 1: range(1, 2)}
+    assert [shard.rank for shard in copied_to_partner(restore, fewer, 1, 0)] == [0]

@@ -43,10 +43,21 @@ def finish(path: Path, step: int, rank: int = 0, number: int | None = None) -> N
     file.close()
 
 
+def reserve(store: ShardStore, *ranks: int, size: int = SIZE) -> list[Path]:
+    """Make room for the shards of these ranks, and return the files of the first one."""
+    store.reserve(dict.fromkeys(ranks, size), 1)
+    return store.files_of(ranks[0])
+
+
+def taken(store: ShardStore) -> int:
+    """The bytes of all files."""
+    return sum(path.stat().st_size for path in store.folder.glob("*.part"))
+
+
 def hold_two(store: ShardStore) -> list[Path]:
     """Hold the shards of rank 0 after steps 1 and 2 of the first attempt; returns their files."""
     store.keep_only(None, attempt="first")
-    paths = store.reserve(0, SIZE, 1)
+    paths = reserve(store, 0)
     for step, path in enumerate(paths, 1):
         finish(path, step)
         store.seal(path, "first")
@@ -67,7 +78,7 @@ def receive(store: ShardStore, sent: ShardId, keep: ShardId | None = None) -> No
 
 def test_two_saves_after_the_same_step_are_two_checkpoints(store: ShardStore) -> None:
     store.keep_only(None, attempt="first")
-    one, two = store.reserve(0, SIZE, 1)
+    one, two = reserve(store, 0)
     for number, path in ((1, one), (2, two)):
         finish(path, 7, number=number)
         assert store.seal(path, "first") == shard(7, number=number)
@@ -82,7 +93,7 @@ def test_two_saves_after_the_same_step_are_two_checkpoints(store: ShardStore) ->
 
 def test_a_rank_writes_into_two_files_in_turn(store: ShardStore) -> None:
     store.keep_only(None, attempt="first")
-    one, two = store.reserve(0, SIZE, 1)
+    one, two = reserve(store, 0)
     finish(one, 1)
     assert store.shards() == []
     assert store.seal(one, "first") == shard(1)
@@ -98,7 +109,7 @@ def test_a_rank_writes_into_two_files_in_turn(store: ShardStore) -> None:
 
 def test_a_part_is_not_held_any_more_when_its_rank_overwrites_it(store: ShardStore) -> None:
     store.keep_only(None, attempt="first")
-    path, _ = store.reserve(0, SIZE, 1)
+    path, _ = reserve(store, 0)
     finish(path, 1)
     store.seal(path, "first")
     file = ShardFile(path, [ENTRY], {})
@@ -113,7 +124,7 @@ def test_a_part_is_not_held_any_more_when_its_rank_overwrites_it(store: ShardSto
 def test_settling_leaves_what_a_rank_has_begun_to_write(store: ShardStore) -> None:
     """The rank knows that the checkpoint is whole before the launcher hears of it."""
     store.keep_only(None, attempt="first")
-    one, two = store.reserve(0, SIZE, 1)
+    one, two = reserve(store, 0)
     for step, path in ((1, one), (2, two), (3, one)):
         finish(path, step)
         if step < 3:
@@ -124,11 +135,11 @@ def test_settling_leaves_what_a_rank_has_begun_to_write(store: ShardStore) -> No
 
 def test_a_rank_gets_the_file_first_that_holds_nothing_it_may_need(store: ShardStore) -> None:
     store.keep_only(None, attempt="first")
-    one, two = store.reserve(0, SIZE, 1)
+    one, two = reserve(store, 0)
     finish(one, 1)
     store.seal(one, "first")
     store.keep_only(shard(1).checkpoint, attempt="second")
-    assert store.reserve(0, SIZE, 1) == [two, one]
+    assert reserve(store, 0) == [two, one]
 
 
 def test_a_rank_waits_for_a_copy_that_is_still_received_into_its_file(store: ShardStore) -> None:
@@ -136,17 +147,18 @@ def test_a_rank_waits_for_a_copy_that_is_still_received_into_its_file(store: Sha
     store.keep_only(None, attempt="first")
     slot = store.begin(shard(1), SIZE, 1)
     store.keep_only(None, attempt="second")
-    with pytest.raises(TimeoutError, match="no file for rank 0 became free"):
-        store.reserve(0, SIZE, 0.1)
+    with pytest.raises(TimeoutError, match="no file became free"):
+        store.reserve({0: SIZE}, 0.1)
     threading.Timer(0.2, store.cancel, (slot,)).start()
     begin = time.monotonic()
-    assert slot.path in store.reserve(0, SIZE, 30)
+    store.reserve({0: SIZE}, 30)
+    assert slot.path in store.files_of(0)
     assert time.monotonic() - begin < 10
 
 
 def test_a_part_that_is_sealed_after_its_attempt_is_not_held(store: ShardStore) -> None:
     store.keep_only(None, attempt="first")
-    path, _ = store.reserve(0, SIZE, 1)
+    path, _ = reserve(store, 0)
     finish(path, 1)
     store.keep_only(None, attempt="second")
     with pytest.raises(ShardError, match="not finished"):  # the attempt has cleared it
@@ -218,6 +230,95 @@ def test_files_of_ranks_whose_parts_go_elsewhere_are_removed(store: ShardStore) 
     assert len(list(store.folder.glob("*.part"))) == 2
 
 
+def hold_as_partner_of_rank_1(store: ShardStore) -> None:
+    """Hold shards of the own rank 0 and of rank 1, so that a restore has one of each."""
+    store.keep_only(None, attempt="first")
+    path, _ = reserve(store, 0, 1)
+    finish(path, 1)
+    store.seal(path, "first")
+    receive(store, shard(1, rank=1))
+
+
+def test_after_a_change_of_the_partner_the_same_memory_is_enough(store: ShardStore) -> None:
+    """The shard of the former partner, which the new one holds too, gives way."""
+    store.limit = 4 * SIZE
+    hold_as_partner_of_rank_1(store)
+    store.keep_only(shard(1).checkpoint, attempt="second")
+    receive(store, shard(1, rank=2))
+    assert store.shards() == [shard(1), shard(1, rank=1), shard(1, rank=2)]
+    store.reserve({0: SIZE, 2: SIZE}, 1, copied=[shard(1, rank=rank) for rank in (1, 2)])
+    one, two = store.files_of(0)
+    assert store.shards() == [shard(1), shard(1, rank=2)]
+    assert taken(store) == 4 * SIZE
+    finish(one, 2)
+    store.seal(one, "second")
+    receive(store, shard(2, "second", rank=2), keep=shard(1))
+    store.settle(shard(2, "second").checkpoint, {0, 2})
+    assert store.shards() == [shard(2, "second"), shard(2, "second", rank=2)]
+    finish(two, 3)
+    store.seal(two, "second")
+    receive(store, shard(3, "second", rank=2), keep=shard(2, "second"))
+    assert taken(store) == 4 * SIZE
+
+
+def test_files_without_a_shard_go_before_room_is_refused(store: ShardStore) -> None:
+    store.limit = 4 * SIZE
+    hold_as_partner_of_rank_1(store)
+    store.keep_only(None, attempt="second")
+    reserve(store, 5, 6)
+    assert taken(store) == 4 * SIZE
+
+
+def test_a_refusal_names_all_that_is_needed_and_takes_nothing(store: ShardStore) -> None:
+    store.keep_only(None, attempt="first")
+    for size, least in ((1 << 18, 1 << 20), (1 << 17, (1 << 20) + (1 << 19))):
+        with pytest.raises(NoRoomError, match=r"1\.5 MiB are needed and the limit is 1\.0 MiB"):
+            store.reserve(dict.fromkeys(range(3), size), 1, least=least)
+    assert taken(store) == 0
+
+
+def test_more_copies_than_files_give_way_if_other_pods_hold_them(store: ShardStore) -> None:
+    """A job that shrinks has more shards to keep than files."""
+    store.limit = 4 * SIZE
+    store.keep_only(None, attempt="first")
+    for rank in range(4):
+        receive(store, shard(1, rank=rank))
+    store.keep_only(shard(1).checkpoint, attempt="second")
+    with pytest.raises(NoRoomError, match="are needed"):
+        reserve(store, 7, 8)
+    store.reserve({7: SIZE, 8: SIZE}, 1, copied=[shard(1, rank=rank) for rank in (2, 3)])
+    assert store.shards() == [shard(1), shard(1, rank=1)]
+    assert taken(store) == 4 * SIZE
+
+
+def test_files_that_are_reserved_in_vain_are_given_up(store: ShardStore) -> None:
+    store.keep_only(None, attempt="first")
+    receive(store, shard(1))
+    reserve(store, 0, 1)
+    store.release()
+    assert store.shards() == [shard(1)]
+    assert taken(store) == SIZE
+
+
+def test_memory_is_taken_while_others_use_the_store(store: ShardStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes seconds for large shards, and the launcher's loop must not wait."""
+    store.keep_only(None, attempt="first")
+    answers: list[list[ShardId]] = []
+    allocate = store._fallocate
+
+    def look(path: Path, size: int) -> None:
+        if size == SIZE:
+            looking = threading.Thread(target=lambda: answers.append(store.shards()))
+            looking.start()
+            looking.join(10)
+        allocate(path, size)
+
+    monkeypatch.setattr(store, "_fallocate", look)
+    reserve(store, 0)
+    store.begin(shard(1, rank=1), SIZE, 1)
+    assert answers == [[], [], []]
+
+
 def test_a_launcher_finds_whole_parts_of_the_one_before(tmp_path: Path, store: ShardStore) -> None:
     one, two = hold_two(store)
     finish(one, 3)  # not sealed
@@ -247,14 +348,15 @@ def test_an_attempt_that_starts_again_leaves_nothing_for_a_later_launcher(tmp_pa
 
 def test_parts_that_grow_keep_their_files_and_what_these_hold(store: ShardStore) -> None:
     store.keep_only(None, attempt="first")
-    paths = store.reserve(0, SIZE, 1)
+    paths = reserve(store, 0)
     finish(paths[1], 1)
     store.seal(paths[1], "first")
-    assert store.reserve(0, 10 * SIZE, 1) == paths
+    store.reserve({0: 10 * SIZE}, 1)
+    assert store.files_of(0) == paths
     assert store.shards() == [shard(1)]
     assert [path.stat().st_size for path in paths] == [10 * SIZE] * 2
-    with pytest.raises(NoRoomError, match=r"1\.1 MiB are needed and the limit is 1\.0 MiB"):
-        store.reserve(1, 1 << 20, 1)
+    with pytest.raises(NoRoomError, match=r"2\.1 MiB are needed and the limit is 1\.0 MiB"):
+        store.reserve({0: SIZE, 1: 1 << 20}, 1)
     with store.reading(shard(1)) as memory:
         assert memory
         assert len(memory) == 10 * SIZE
