@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+_MOST: Final = 1_000_000  # numbers in a text
 _SHOWN: Final = 8  # ranges in a text for people
 
 
@@ -19,11 +20,14 @@ def format_ranges(numbers: Iterable[int]) -> str:
 
 
 def parse_ranges(text: str) -> list[int]:
-    """The numbers that `format_ranges` has written. Raises ValueError for other text."""
+    """The numbers that `format_ranges` has written. Raises ValueError for other text, and for very many numbers."""
     numbers: list[int] = []
     for part in text.split(",") if text else []:
         first, _, last = part.partition("-")
-        numbers += range(int(first), int(last or first) + 1)
+        begin, end = int(first), int(last or first) + 1
+        if len(numbers) + end - begin > _MOST:
+            raise ValueError(f"more than {_MOST} numbers")
+        numbers += range(begin, end)
     return numbers
 
 

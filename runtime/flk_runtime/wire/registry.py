@@ -7,6 +7,7 @@ are further values of a named tuple, so that a newer flk may send more.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import json
 import types
@@ -18,6 +19,7 @@ from flk_runtime.errors import RuntimeFailure
 
 M = TypeVar("M")
 _Reader = Callable[[Any], Any]
+_LARGEST = 2**63 - 1  # a larger number may have no float, so that computing with it fails
 
 
 class MessageError(RuntimeFailure):
@@ -46,8 +48,8 @@ class Registry(Generic[M]):
         try:
             name, fields = json.loads(data)
             message: M = _reader(self._classes[name])(fields)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise MessageError(f"not a message: {error!r}"[:200]) from None
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise MessageError(f"not a message: {error!r}"[:200]) from error
         return message
 
 
@@ -75,20 +77,21 @@ def _reader(hint: Any) -> _Reader:
         item = _reader(args[0])
         return lambda values: [item(value) for value in _checked(values, list)]
     if origin in (dict, Mapping):
-        read_key: _Reader = int if args[0] is int else _reader(args[0])  # the keys of JSON's objects are strings
+        key_reader = _reader(args[0])
+        read_key: _Reader = (lambda key: key_reader(int(key))) if args[0] is int else key_reader  # JSON's are strings
         read_value = _reader(args[1])
         return lambda values: {read_key(key): read_value(value) for key, value in _checked(values, dict).items()}
     if hint is float:
         return lambda value: float(_checked(value, int if type(value) is int else float))
     if hint in (int, str, bool, dict, list):
         return functools.partial(_checked, kind=hint)
-    if hasattr(hint, "from_dict"):
-        return lambda value: hint.from_dict(_checked(value, dict))
+    if issubclass(hint, enum.Enum):
+        return lambda value: hint(_checked(value, str))
     hints = get_type_hints(hint)
     if issubclass(hint, tuple):  # a named tuple
         readers = [_reader(each) for each in hints.values()]
         return lambda values: hint(*(read(value) for read, value in zip(readers, _checked(values, list), strict=False)))
-    fields = {field.name: _reader(hints[field.name]) for field in dataclasses.fields(hint)}
+    fields = {field.name: _reader(hints[field.name]) for field in dataclasses.fields(hint) if field.init}
     return lambda values: hint(
         **{name: fields[name](value) for name, value in _checked(values, dict).items() if name in fields}
     )
@@ -97,4 +100,6 @@ def _reader(hint: Any) -> _Reader:
 def _checked(value: Any, kind: type) -> Any:
     if type(value) is not kind:
         raise TypeError(f"{value!r} is no {kind.__name__}")
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        raise ValueError("a number is too large")
     return value

@@ -8,6 +8,7 @@ This module has no clock: `leader` passes the time, in seconds.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
@@ -31,8 +32,12 @@ class Membership:
         self._enough_since: float | None = None  # when enough pods had joined
 
     def resume(self, pods: str) -> None:
-        """Take over the pods of the attempt that a former leader has started, as its history names them."""
-        self.current = parse_ranges(pods)
+        """Take over the pods of the attempt that a former leader has started, as its history names them.
+
+        Another text, and numbers that are no pods of this job, change nothing.
+        """
+        with contextlib.suppress(ValueError):
+            self.current = [pod for pod in dict.fromkeys(parse_ranges(pods)) if pod < self._settings.pods]
         if self.current:
             self._expected = set(self.current)
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from flk_runtime.contract.ranges import numbered
 
+_MOST_RANKS = 1_000_000  # that are looked for: another launcher may say any number
+
 
 class CheckpointId(NamedTuple):
     """A checkpoint in the memory of launchers."""
@@ -62,7 +64,8 @@ def newest_whole(inventories: Mapping[int, Inventory]) -> Restore | None:
     for pod, inventory in sorted(inventories.items()):
         for shard in inventory.shards:
             holders.setdefault(shard.checkpoint, {}).setdefault(shard.rank, []).append(pod)
-    whole = [each for each, shards in holders.items() if sorted(shards) == list(range(each.world_size))]
+    full = [each for each, shards in holders.items() if len(shards) == each.world_size]
+    whole = [each for each in full if sorted(holders[each]) == list(range(each.world_size))]
     if not whole:
         return None
     latest = {each.written_in: each for each in sorted(whole, key=lambda each: each.number)}  # of each attempt
@@ -78,7 +81,7 @@ def newest_partial(inventories: Mapping[int, Inventory]) -> tuple[int, list[int]
         return None
     newest = max((shard.checkpoint for shard in shards), key=lambda each: (each.step, each.number, each.written_in))
     held = {shard.rank for shard in shards if shard.checkpoint == newest}
-    return newest.step, [rank for rank in range(newest.world_size) if rank not in held]
+    return newest.step, [rank for rank in range(min(newest.world_size, _MOST_RANKS)) if rank not in held]
 
 
 def partners(nodes: Mapping[int, str]) -> dict[int, int]:

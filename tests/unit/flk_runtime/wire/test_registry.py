@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from flk_runtime.diloco.messages import MESSAGES as diloco
+from flk_runtime.launcher.replication.messages import MESSAGES as replication
+from flk_runtime.launcher.transport.messages import MESSAGES as rendezvous
+from flk_runtime.shared.memory_messages import MESSAGES as memory
 from flk_runtime.wire import MessageError, Registry
+from tests.support.messages import VALUES, check_types
 
 
 class Place(NamedTuple):
@@ -72,9 +81,35 @@ def test_unknown_fields_and_further_values_are_ignored() -> None:
         b'["Report",{"number":1,"share":1,"places":[[]]}]',
         b'["Report",{"number":1,"share":1,"places":7}]',
         b'["Report",{"number":1,"share":1,"pods":{"x":["a",1]}}]',
+        b'["Report",{"number":1,"share":1' + b"0" * 400 + b"}]",
+        b'["Report",{"number":1' + b"0" * 400 + b',"share":1}]',
+        b'["Report",{"number":1,"share":1,"pods":{"1' + b"0" * 400 + b'":["a",1]}}]',
         b"[" * 3000,
     ],
 )
 def test_what_is_no_message_is_refused(data: bytes) -> None:
     with pytest.raises(MessageError, match="not a message"):
         MESSAGES.decode(data)
+
+
+JSON = st.recursive(
+    st.sampled_from(VALUES) | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+@pytest.mark.parametrize(
+    "registry", [rendezvous, replication, memory, diloco], ids=["rendezvous", "replication", "memory", "diloco"]
+)
+@given(data=st.data())
+def test_any_json_in_the_place_of_a_message_is_refused_or_has_the_right_types(
+    registry: Registry[Any], data: st.DataObject
+) -> None:
+    kind = data.draw(st.sampled_from(sorted(registry._classes.values(), key=lambda each: each.__name__)))
+    fields = {field.name: data.draw(JSON) for field in dataclasses.fields(kind)}
+    try:
+        found = registry.decode(json.dumps([kind.__name__, fields]).encode())
+    except MessageError:
+        return
+    check_types(found, kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
@@ -12,11 +13,14 @@ from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.launcher.coordinator.leader import Leader
 from flk_runtime.launcher.preemption import NO_STEP, Boundary
+from flk_runtime.launcher.replication import Inventory
 from flk_runtime.launcher.settings import Limits, Settings
 from flk_runtime.launcher.transport import AttemptEnded, AttemptStarted, JobEnded
 from flk_runtime.launcher.transport.messages import (
+    MESSAGES,
     BoundaryReport,
     FailureReport,
+    FromMember,
     Join,
     Leave,
     Message,
@@ -26,6 +30,8 @@ from flk_runtime.launcher.transport.messages import (
     SaveAt,
     SuccessReport,
 )
+from flk_runtime.wire import MessageError
+from tests.unit.flk_runtime.launcher.transport.test_messages import EXAMPLES, mutants
 
 DAY = 86400.0
 RAISED = Failure(Kind.EXCEPTION, 1, 1, type="ValueError")
@@ -495,3 +501,34 @@ def test_a_pod_that_cannot_run_ranks_ends_with_the_others_when_no_disruption_is_
     job.join(0, 1, 2)
     assert job.ended().code == ExitCode.INFRASTRUCTURE
     assert job.sent[1][-1] == job.sent[0][-1]
+
+
+@pytest.mark.parametrize("message", [each for each in EXAMPLES if isinstance(each, FromMember)], ids=repr)
+def test_no_value_that_a_member_may_send_ends_the_leader(message: Message) -> None:
+    """What cannot be decoded does not reach the leader."""
+    name, fields = json.loads(MESSAGES.encode(message))
+    if "attempt" in fields:
+        fields["attempt"] = 0
+    for data in mutants(MESSAGES.decode(json.dumps([name, fields]).encode())):
+        try:
+            found = MESSAGES.decode(data)
+        except MessageError:
+            continue
+        for when in ("joining", "running", "stopping", "between"):
+            job = Job(disruptions=100)
+            if when != "joining":
+                job.start()
+            else:
+                job.connect(*job.sent)
+            if when == "stopping":
+                job.leader.received(2, PreemptionRequest(0, RAISED), job.now)
+            if when == "between":
+                job.fail(2)
+            job.leader.received(1, found, job.now)
+            for pod in job.sent.keys() - {1} if isinstance(found, Join) else job.sent:
+                job.leader.received(pod, Join(f"worker-{pod}", "node", memory=Inventory("10.0.0.1", 1)), job.now)
+            for _ in range(4):
+                due = job.leader.due()
+                job.now = job.now + 1.0 if due is None else max(job.now, due)
+                job.leader.tick(job.now)
+            job.join(*job.sent)

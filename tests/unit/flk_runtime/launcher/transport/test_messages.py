@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from typing import get_args
 
 import pytest
 
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.contract.record import Attempt, JobRecord
+from flk_runtime.contract.record import Attempt, JobRecord, SlowRank
 from flk_runtime.launcher.hangs.snapshot import Frame, Pending, Snapshot
 from flk_runtime.launcher.hangs.status import PodStatus, RankStatus
 from flk_runtime.launcher.preemption import Boundary
@@ -27,15 +29,21 @@ from flk_runtime.launcher.transport.messages import (
     PreemptionRequest,
     PreemptionStarted,
     RanksEnded,
+    Release,
     Restored,
     SaveAt,
+    SlowRanksChanged,
+    StacksGathered,
     StacksReport,
+    StacksRequested,
+    StacksWanted,
     SuccessReport,
     Transfer,
     Transferred,
     Welcome,
 )
 from flk_runtime.wire import MessageError, Refused
+from tests.support.messages import check_types, replaced
 
 FAILURE = Failure(Kind.EXCEPTION, 1, 3, "gpt-worker-1", "node-a", 2, 10.5, "ValueError", "bad\nshard")
 SHARD = ShardId(CheckpointId("a1b2", 7, 2, 1), 1)
@@ -47,38 +55,65 @@ COLLECTIVE = Pending("0", 812, "all_reduce", "[[4]]")
 HISTORY = [Attempt(2, 1.0, 2.0, FAILURE), Attempt(3, 2.5)]
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        Hello(1, "a1b2", 12.5),
-        Welcome("leader"),
-        Refused("why"),
-        Join("gpt-worker-1", "node-a", HISTORY, [FAILURE]),
-        FailureReport(3, FAILURE),
-        SuccessReport(3),
-        Heartbeat(),
-        Heartbeat(PodStatus(3, [RankStatus(0, 12, 0.5, 0.5, 0.0, 0.0, 3, 1)])),
-        StacksReport(1, [Snapshot(3, 1, main=STACK, threads=(STACK,), groups={"0": 7}, pending=(COLLECTIVE,))]),
-        Join("gpt-worker-1", "node-a", memory=Inventory("10.0.0.1", 4711, [SHARD]), step=7),
-        DrainRequest(Inventory("10.0.0.1", 4711, [SHARD])),
-        Transfer(2, "10.0.0.2", 4711, [SHARD]),
-        Transferred(2, [SHARD]),
-        Restored(3, 7, "memory"),
-        Leave(),
-        PreemptionRequest(3, FAILURE),
-        PreemptionStarted(3, FAILURE),
-        BoundaryReport(3, [Boundary(7, True), Boundary(-1, False)]),
-        SaveAt(3, 8),
-        RanksEnded(3, 8),
-        RanksEnded(3, None),
-        AttemptStarted(number=3, master_address="10.0.0.1", master_port=4711, history=HISTORY, pods=[0]),
-        AttemptStarted(3, "10.0.0.1", 4711, HISTORY, [1, 0], PLAN),
-        AttemptEnded(3, FAILURE),
-        JobEnded(JobRecord("failed", 100, 3, FAILURE, HISTORY)),
-        JobEnded(JobRecord("succeeded", 0)),
-    ],
-    ids=lambda message: type(message).__name__,
-)
+EXAMPLES: list[Message] = [
+    Hello(1, "a1b2", 12.5),
+    Welcome("leader"),
+    Refused("why"),
+    Join("gpt-worker-1", "node-a", HISTORY, [FAILURE]),
+    FailureReport(3, FAILURE),
+    SuccessReport(3),
+    Heartbeat(),
+    Heartbeat(PodStatus(3, [RankStatus(0, 12, 0.5, 0.5, 0.0, 0.0, 3, 1)])),
+    StacksReport(1, [Snapshot(3, 1, main=STACK, threads=(STACK,), groups={"0": 7}, pending=(COLLECTIVE,))]),
+    Join("gpt-worker-1", "node-a", memory=Inventory("10.0.0.1", 4711, [SHARD]), step=7),
+    DrainRequest(Inventory("10.0.0.1", 4711, [SHARD])),
+    Transfer(2, "10.0.0.2", 4711, [SHARD]),
+    Transferred(2, [SHARD]),
+    Restored(3, 7, "memory"),
+    Leave(),
+    PreemptionRequest(3, FAILURE),
+    PreemptionStarted(3, FAILURE),
+    BoundaryReport(3, [Boundary(7, True), Boundary(-1, False)]),
+    SaveAt(3, 8),
+    RanksEnded(3, 8),
+    RanksEnded(3, None),
+    AttemptStarted(number=3, master_address="10.0.0.1", master_port=4711, history=HISTORY, pods=[0]),
+    AttemptStarted(3, "10.0.0.1", 4711, HISTORY, [1, 0], PLAN),
+    AttemptEnded(3, FAILURE),
+    JobEnded(JobRecord("failed", 100, 3, FAILURE, HISTORY)),
+    JobEnded(JobRecord("succeeded", 0)),
+    JobEnded(JobRecord("running", 0, slow=[SlowRank(3, "gpt-worker-1", "node-a", 2.5)], bad_nodes=["node-b"])),
+    StacksWanted("a"),
+    StacksRequested(1),
+    StacksGathered("a", {"cause": ""}),
+    SlowRanksChanged([SlowRank(3, "gpt-worker-1", "node-a", 2.5)]),
+    Release(),
+]
+
+
+def mutants(message: Message) -> Iterator[bytes]:
+    """The encoded message, with one value replaced by another one."""
+    name, fields = json.loads(MESSAGES.encode(message))
+    yield from (json.dumps([name, each]).encode() for each in replaced(fields))
+
+
+def test_there_is_an_example_of_each_message() -> None:
+    assert {type(each) for each in EXAMPLES} == set(get_args(Message))
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
+def test_a_message_with_another_value_is_refused_or_has_values_of_the_right_types(message: Message) -> None:
+    for data in mutants(message):
+        try:
+            found = MESSAGES.decode(data)
+        except MessageError:
+            continue
+        assert type(found) is type(message)
+        assert MESSAGES.decode(MESSAGES.encode(found)) == found
+        check_types(found, type(found))
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
 def test_a_message_decodes_to_itself(message: Message) -> None:
     assert MESSAGES.decode(MESSAGES.encode(message)) == message
 

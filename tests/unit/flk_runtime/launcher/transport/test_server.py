@@ -7,10 +7,11 @@ from collections.abc import Callable, Collection
 
 import pytest
 
+from flk_runtime.launcher.coordinator.leader import Leader
 from flk_runtime.launcher.replication.plan import MemoryPlan
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import AttemptStarted, Server
-from flk_runtime.launcher.transport.messages import MESSAGES, Hello, Message, Welcome
+from flk_runtime.launcher.transport.messages import MESSAGES, Heartbeat, Hello, Message, Welcome
 from flk_runtime.wire import Connection, Refused
 
 PODS = 3
@@ -94,3 +95,29 @@ def test_of_two_launchers_of_a_pod_the_one_that_began_later_stays() -> None:
     assert isinstance(first_answer(again), Welcome)
     for member in (first, replacement, zombie, again):
         member.close()
+
+
+def test_a_message_with_wrong_values_ends_neither_the_leader_nor_other_connections() -> None:
+    settings, failures = Settings(("train.py",), pods=PODS), []  # type: ignore[var-annotated]
+    lines: list[str] = []
+
+    def lead(send: Callable[[Collection[int], Message], None], serve_ranks_store: Callable[[], int]) -> Leader:
+        return Leader(settings, send, serve_ranks_store, lines.append, 0.0)
+
+    server = Server(settings, lead, failures.append, lines.append)
+    server.start()
+    wrong, right = connect(server.port, 1), connect(server.port, 2)
+    for text in (
+        '["Heartbeat",{"status":{"attempt":0,"ranks":[[0,0,1%s,0,0,0,0,0]]}}]' % ("0" * 400),
+        '["FailureReport",{"attempt":0,"failure":{"kind":"exception","pod":1,"time":"soon"}}]',
+        '["Join",{"pod_name":"a","node":"b","history":[{"number":0,"started":0,"ended":"soon","step":"late"}]}]',
+    ):
+        wrong.send_encoded(text.encode())
+    for member in (wrong, right):
+        member.send(Heartbeat())
+        received: list[object] = []
+        while Heartbeat() not in received:
+            received += member.receive(0.0)
+        member.close()
+    assert failures == []
+    assert "ignored a message of pod 1" in lines[0]
