@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -137,6 +138,18 @@ def values(batches: Any) -> list[int]:
     return [number for batch in batches for number in batch.tolist()]
 
 
+@pytest.fixture
+def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Collects the loaders that a test has left in the middle, and that refer to themselves, at its end.
+
+    torch waits 5 s for each of their workers that persist, which have lost their queue by then, and kills it.
+    """
+    yield
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.0)
+    gc.collect()
+
+
+@pytest.mark.usefixtures("collected")
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_workers_change_neither_samples_nor_their_order(workers: int) -> None:
     options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers == 2}
@@ -179,6 +192,7 @@ def test_an_iterator_that_was_left_goes_on_where_it_stands(split: bool) -> None:
     assert begun + values(stream) == list(range(23))
 
 
+@pytest.mark.usefixtures("collected")
 def test_a_dataset_with_a_state_goes_on_in_workers_that_persist() -> None:
     stream = one(Stateful(), num_workers=1, persistent_workers=True)
     seen: list[int] = []
