@@ -66,8 +66,11 @@ def _cordon(view: JobView, failure: Failure) -> str:
 def _ended(
     matches: Callable[[Failure], bool],
     remedy: Callable[[JobView, Failure], str],
-    exit_code: ExitCode | None = None,
+    unrecorded: ExitCode | None = None,
 ) -> Callable[[JobView], Found | None]:
+    """Return a Find for failures that match. ``unrecorded`` is the exit code of a job without records; the kind of a
+    recorded failure says its own."""
+
     def find(view: JobView) -> Found | None:
         failure = job_failure(view)
         if failure is None or not matches(failure):
@@ -79,7 +82,7 @@ def _ended(
             failure_evidence(view, failure),
             [name] if name else [],
             since=failure.time,
-            exit_code=exit_code_of(failure) if exit_code is None else exit_code,
+            exit_code=exit_code_of(failure) if unrecorded is None or view.records else unrecorded,
         )
 
     return find

@@ -33,9 +33,10 @@ def root_failure(view: JobView) -> Failure | None:
 
 
 def with_memory_limit(failure: Failure | None, view: JobView) -> Failure | None:
-    """Return the failure as out of memory if the kernel has killed the launcher too, so that no record says so.
+    """Return the failure as out of memory if its container was killed at its memory limit.
 
-    A container whose kill an event or its pod explains was lost.
+    No launcher can record that: it is killed with its container, and sees of the others only that they are lost. A
+    container whose kill an event or its pod explains was lost.
     """
     if failure is None:
         return None

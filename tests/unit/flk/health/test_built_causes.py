@@ -11,6 +11,7 @@ import pytest
 
 from flk.health import CAUSES, find
 from flk.observe.view import JobView
+from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from tests.support.causes import CASES
 from tests.support.jobs import MADE, NOW, JobBuilder, record
@@ -228,6 +229,32 @@ def test_cause(code: str) -> None:
     assert sentence in found.sentence
     assert found.remedy
     assert found.evidence
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("DiskFull", "[Errno 28] No space left on device"),
+        ("ReadOnlyVolume", "[Errno 30] Read-only file system"),
+        ("TorchMissing", "No module named 'torch'"),
+    ],
+)
+def test_the_text_of_a_recorded_failure_names_the_cause_and_its_kind_gives_the_exit_code(
+    code: str, message: str
+) -> None:
+    found = find(failed("exception", type="OSError", message=message).view())[0]
+    assert (found.code, found.exit_code) == (code, ExitCode.TRAINING)
+
+
+def test_without_a_record_the_cause_gives_the_exit_code() -> None:
+    job = JobBuilder().all("ended", 1).condition("Failed")
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "train.py", line 1',
+        "OSError: [Errno 28] No space left on device",
+    ]
+    found = find(job.view(logs={POD: lines}))[0]
+    assert (found.code, found.exit_code) == ("DiskFull", ExitCode.INFRASTRUCTURE)
 
 
 def test_a_preempted_pod_whose_replacement_has_no_place_was_preempted() -> None:
