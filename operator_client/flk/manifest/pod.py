@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any, Final
 
 from flk import labels
@@ -17,19 +18,25 @@ from flk.spec.job import Job, PodSettings
 from flk.targets import TARGETS, Target
 from flk.targets.gang import add_gang
 from flk_runtime.contract import pod_env, pod_layout, user_env
-from flk_runtime.contract.failure import Kind
+from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.record import JobRecord
 from flk_runtime.contract.strategies import AUTO
 
 USER: Final = 10001  # no image has this user; it is numeric, so that Kubernetes can check runAsNonRoot
 LAUNCHER_GRACE: Final = 5  # seconds after the ranks' grace period in which the launcher ends them and reports
+_NO_PROGRAM: Final = JobRecord(
+    "failed",
+    Kind.USAGE.meaning.code,
+    failure=Failure(Kind.USAGE, 0, pod_name="%s", node="%s", message="the image has no %s"),
+    no_retry_reason=f"not retried: {Kind.USAGE.meaning.reason}",
+)
+_NO_PROGRAM_FORMAT: Final = _NO_PROGRAM.to_json().replace('"pod":0', '"pod":%s')  # of printf
 # Kubernetes gives a container whose program does not exist the exit code 128, after which the operator starts the pod
 # again, for ever. With this script it is a usage error with a job record, which is final.
 START: Final = (
     'command -v "$1" >/dev/null && exec "$@"; '
     'echo "[pod $FLK_POD_INDEX] error: the image has no $1" >&2; '
-    """printf '{"outcome":"failed","code":2,"""
-    f'"no_retry_reason":"not retried: {Kind.USAGE.meaning.reason}",'
-    """"failure":{"kind":"usage","pod":%s,"pod_name":"%s","node":"%s","message":"the image has no %s"}}' """
+    f"printf {shlex.quote(_NO_PROGRAM_FORMAT)} "
     '"$FLK_POD_INDEX" "$FLK_POD_NAME" "$FLK_NODE_NAME" "$1" >"$FLK_TERMINATION_LOG"; exit 2'
 )
 # Token, certificate and namespace for the API server. They are not at Kubernetes' path, where every library would look.

@@ -13,7 +13,7 @@ import pytest
 import flk
 from flk.errors import UsageError
 from flk.manifest.pod import START
-from flk_runtime.contract.failure import Kind
+from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import JobRecord
 
 Run = Callable[..., tuple[int, str, str]]
@@ -87,8 +87,6 @@ def test_an_image_without_python_leaves_a_record_of_a_usage_error(tmp_path: Path
     words = ["/bin/sh", "-c", START, "flk", "no-such-python", "-u"]
     done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, "[pod 1] error: the image has no no-such-python\n")
-    record = JobRecord.from_json((tmp_path / "log").read_text())
-    assert record
-    assert record.failure
-    assert record.no_retry_reason == f"not retried: {Kind.USAGE.meaning.reason}"
-    assert (record.outcome, record.code, record.failure.kind, record.failure.pod) == ("failed", 2, Kind.USAGE, 1)
+    failure = Failure(Kind.USAGE, 1, pod_name="gpt-worker-1", node="n", message="the image has no no-such-python")
+    record = JobRecord("failed", 2, failure=failure, no_retry_reason=f"not retried: {Kind.USAGE.meaning.reason}")
+    assert (tmp_path / "log").read_text() == record.to_json()
