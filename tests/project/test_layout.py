@@ -51,7 +51,9 @@ COVERED = {
     "tests/local/test_metrics_page.py": (
         "flk_runtime.launcher.metrics_page flk_runtime.metrics.logging flk_runtime.metrics.shares"
     ),
-    "tests/local/test_network_faults.py": "flk_runtime.launcher.transport.store flk_runtime.launcher.transport.thread",
+    "tests/local/test_network_faults.py": (
+        "flk_runtime.launcher.transport.attempt_store flk_runtime.launcher.transport.thread"
+    ),
     "tests/local/test_optimizer.py": (
         "flk_runtime.distributed.buckets flk_runtime.distributed.main_process flk_runtime.distributed.optimizer "
         "flk_runtime.distributed.reducer"
@@ -140,7 +142,7 @@ COVERED = {
     "tests/unit/flk/manifest/test_bundle.py": "flk.manifest.files",
     "tests/unit/flk/manifest/test_golden.py": "flk.manifest.pod flk.manifest.text",
     "tests/unit/flk/observe/test_archive.py": (
-        "flk.health.deletion flk.jobs.recorder flk.jobs.tails flk.observe.archive.format "
+        "flk.health.deletion flk.jobs.archive_writer flk.jobs.tails flk.observe.archive.format "
         "flk.observe.archive.local flk.observe.archive.redaction flk.observe.model flk.observe.observation "
         "flk.observe.reader flk.observe.view"
     ),
@@ -177,9 +179,9 @@ COVERED = {
         "flk_runtime.launcher.hangs.snapshot flk_runtime.launcher.hangs.status "
         "flk_runtime.launcher.hangs.stragglers flk_runtime.launcher.hangs.watchdog"
     ),
-    "tests/unit/flk_runtime/launcher/test_cluster_record.py": "flk_runtime.contract.record",
+    "tests/unit/flk_runtime/launcher/test_record_archive.py": "flk_runtime.contract.record",
     "tests/unit/flk_runtime/launcher/test_failures.py": (
-        "flk_runtime.contract.failure flk_runtime.launcher.rank_failure flk_runtime.launcher.records "
+        "flk_runtime.contract.failure flk_runtime.launcher.rank_failure flk_runtime.launcher.record_writer "
         "flk_runtime.system.faults flk_runtime.system.text"
     ),
     "tests/unit/flk_runtime/launcher/test_preemption.py": "flk_runtime.shared.progress",

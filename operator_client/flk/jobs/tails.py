@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Final
 
 from flk.errors import FlkError
-from flk.jobs.recorder import LINES_OF_A_POD, Recorder
+from flk.jobs.archive_writer import LINES_OF_A_POD, ArchiveWriter
 from flk.kube import Object
 from flk.observe.client import JobClient
 from flk.targets import CONTAINERS
@@ -21,8 +21,8 @@ IDLE: Final = 5.0  # seconds without a byte after which a log is given up
 class TailReader:
     """Reads each pod's log once, in threads, when its container has ended."""
 
-    def __init__(self, client: JobClient, recorder: Recorder) -> None:
-        self._client, self._recorder = client, recorder
+    def __init__(self, client: JobClient, writer: ArchiveWriter) -> None:
+        self._client, self._writer = client, writer
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="flk-tail")
         self._read: set[str] = set()  # UIDs of the pods
         self._pending: list[Future[None]] = []
@@ -47,7 +47,7 @@ class TailReader:
                 text = [line.decode(errors="replace") for line in lines]
         except FlkError:
             return  # the log is gone already; the record of the launcher may hold its end
-        self._recorder.set_lines(pod["metadata"]["name"], [line for line in text if not log_format.is_record(line)])
+        self._writer.set_lines(pod["metadata"]["name"], [line for line in text if not log_format.is_record(line)])
 
 
 def _exit_code(pod: Object) -> int | None:

@@ -10,7 +10,7 @@ from flk.kube import Object
 from flk.observe.model import Finding
 from flk.observe.progress import Progress
 from flk.units import timestamp
-from flk_runtime.contract.record import JobRecord, KeptRecord
+from flk_runtime.contract.record import ArchivedRecord, JobRecord
 
 FAILED: Final = "Failed"  # the phase of a job that has failed
 LOG_LINES: Final = 40  # last lines of a log that are searched for a cause
@@ -61,7 +61,7 @@ class Observation:
     replaced_pods: Mapping[str, Object] = field(default_factory=dict)  # by name: pods that ended and were recreated
     events: Sequence[Object] = ()  # of the job and its pods, oldest first
     record: JobRecord | None = None  # the launchers' last one
-    entry: KeptRecord | None = None  # the record that the launchers have archived of a job that has no object
+    entry: ArchivedRecord | None = None  # the record that the launchers have archived of a job that has no object
     gone: float | None = None  # when the job was deleted; None if it exists
     name_reused: bool = False  # another job has the name now
     # Read only where a pod or the job is in trouble:

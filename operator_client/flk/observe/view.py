@@ -29,7 +29,7 @@ from flk.targets import DEFAULT, WORKER, Target, target_of
 from flk.units import timestamp
 from flk_runtime.contract.pod_env import MIN_PODS, PODS, SPARES
 from flk_runtime.contract.ranges import parse_ranges
-from flk_runtime.contract.record import JobRecord, KeptRecord
+from flk_runtime.contract.record import ArchivedRecord, JobRecord
 from flk_runtime.contract.user_env import JOB
 
 CONTROLLER_DELAY: Final = 15.0  # seconds after a job's creation in which its controller should have seen it
@@ -405,7 +405,7 @@ def number_in(container: Object, name: str) -> int:
     return int(values[-1]) if values and values[-1].isdecimal() else 0
 
 
-def _unnamed_pods(entry: KeptRecord) -> list[PodState]:
+def _unnamed_pods(entry: ArchivedRecord) -> list[PodState]:
     """Return the pods of a job of which only the launchers' record is left."""
     per_pod = entry.processes
     return [

@@ -134,7 +134,7 @@ def entry_key(job: str, uid: str) -> str:
 
 
 @dataclass(frozen=True)
-class KeptRecord:
+class ArchivedRecord:
     """The entry of a job in RECORDS: the launcher of pod 0 keeps it in the cluster, for when the pods are gone."""
 
     job: str
@@ -159,7 +159,7 @@ class KeptRecord:
         return _dump({**asdict(self), "record": json.loads(self.record.to_json(_KEPT_RECORD_LIMIT))})
 
     @classmethod
-    def from_json(cls, text: str) -> KeptRecord | None:
+    def from_json(cls, text: str) -> ArchivedRecord | None:
         """The entry that ``text`` contains, or None if it contains none."""
         try:
             data = json.loads(text)

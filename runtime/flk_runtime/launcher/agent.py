@@ -29,7 +29,7 @@ from flk_runtime.launcher.output import Output
 from flk_runtime.launcher.pod_attempt import PodAttempt
 from flk_runtime.launcher.preemption import NO_STEP, PodPreemption
 from flk_runtime.launcher.ranks import RankProcess, Ranks
-from flk_runtime.launcher.records import Records
+from flk_runtime.launcher.record_writer import RecordWriter
 from flk_runtime.launcher.replication import MemoryService
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import STACKS_SIGNAL, Wakeup
@@ -96,7 +96,7 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.selector.register(wakeup.socket, selectors.EVENT_READ)
         self.selector.register(server.socket, selectors.EVENT_READ)
-        self.records = Records(settings, output.write_stderr, output.last_lines)
+        self.records = RecordWriter(settings, output.write_stderr, output.last_lines)
         self.hub = HubProcess(settings, os.environ, self.records.log) if settings.hub_port else None
         self.ranks = Ranks(settings, server, self.selector, output, error_folder, self.records.count_lines, self.hub)
         self.phase = _Phase.JOINING

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.contract.record import Attempt, JobRecord, KeptRecord
+from flk_runtime.contract.record import ArchivedRecord, Attempt, JobRecord
 from flk_runtime.launcher.settings import Limits
 
 _HISTORY_LIMIT = 20  # attempts that are kept
@@ -39,7 +39,7 @@ def shorten(history: Sequence[Attempt]) -> list[Attempt]:
     ]
 
 
-def after_kill(entry: KeptRecord, pod_name: str) -> list[Attempt]:
+def after_kill(entry: ArchivedRecord, pod_name: str) -> list[Attempt]:
     """The attempts of a job whose launchers were all killed while they ran; empty if they have ended otherwise.
 
     ``entry`` is the record that they had kept, and ``pod_name`` the name of pod 0. Its step is the last that was kept.

@@ -26,7 +26,7 @@ from flk_runtime.launcher.hangs.control import FOLDER_PREFIX
 from flk_runtime.launcher.history import job_record
 from flk_runtime.launcher.logs import redirected_stderr
 from flk_runtime.launcher.output import Output
-from flk_runtime.launcher.records import write_termination_message
+from flk_runtime.launcher.record_writer import write_termination_message
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import Wakeup
 from flk_runtime.launcher.unpack import unpack

@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Final
 
 from flk.errors import WaitTimeoutError
+from flk.jobs.archive_writer import ArchiveWriter
 from flk.jobs.logs.folding import Folder
 from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions
 from flk.jobs.logs.poller import RATE, ROUND, Poller
 from flk.jobs.logs.reader import PodLog, PodReader
-from flk.jobs.recorder import Recorder
 from flk.jobs.state import Phase, PodPhase, State, derive
 from flk.kube import Object
 from flk.observe.client import JobClient
@@ -68,7 +68,7 @@ def _merged(
 ) -> Iterator[LogLine | None]:
     """Yield the lines of all pods as they come, and None after a moment without one."""
     until = None if timeout is None else time.monotonic() + timeout
-    merger = _Merger(client, name, options, Recorder(client, note))
+    merger = _Merger(client, name, options, ArchiveWriter(client, note))
     try:
         while True:
             if until is not None and time.monotonic() >= until:
@@ -91,10 +91,10 @@ def _merged(
 class _Merger:
     """A thread that follows a job and starts a reader for the log of every pod."""
 
-    def __init__(self, client: JobClient, name: str, options: LogOptions, recorder: Recorder) -> None:
+    def __init__(self, client: JobClient, name: str, options: LogOptions, writer: ArchiveWriter) -> None:
         self.lines: queue.Queue[LogLine] = queue.Queue(QUEUED)
         self.error: Exception | None = None
-        self._client, self._name, self._options, self._recorder = client, name, options, recorder
+        self._client, self._name, self._options, self._writer = client, name, options, writer
         self._closed = threading.Event()
         self._logs: dict[str, PodLog] = {}  # by the pods' UIDs
         self._readers: list[PodReader] = []
@@ -113,7 +113,7 @@ class _Merger:
     def close(self) -> None:
         """Have all threads end, and write what was kept."""
         self._closed.set()
-        self._recorder.close()
+        self._writer.close()
 
     def _run(self) -> None:
         try:
@@ -130,7 +130,7 @@ class _Merger:
                 if self._closed.is_set() or any(log.error for log in self._logs.values()):
                     return
                 if seen.gone is not None or seen.job is None:
-                    self._recorder.observe(seen)
+                    self._writer.observe(seen)
                     self._note("deleted", f"job {self._name} was deleted")
                     return
                 chosen = LineFilter(JobView(Observation(seen.job)), self._options)
@@ -138,7 +138,7 @@ class _Merger:
                     self._start(pod, chosen)
                 seen = reader.complete(seen)
                 state = derive(JobView(seen, self._client.commands))
-                self._recorder.observe(replace(seen, record=self._record or seen.record), state)
+                self._writer.observe(replace(seen, record=self._record or seen.record), state)
                 if self._is_complete(state):
                     return
                 if state.phase in _WAITING and state.message:
@@ -202,7 +202,7 @@ class _Merger:
         if record := parse_record(line):
             self._record = record
         else:
-            self._recorder.add_line(pod, line)
+            self._writer.add_line(pod, line)
 
     def _note(self, key: str, text: str) -> None:
         """Pass a note on, unless a note with this key was passed on before."""

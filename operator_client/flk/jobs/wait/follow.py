@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
-from flk.jobs.recorder import Recorder
+from flk.jobs.archive_writer import ArchiveWriter
 from flk.jobs.state import Phase, PodPhase, State, deleted, derive
 from flk.jobs.tails import TailReader
 from flk.jobs.wait.goal import Goal
@@ -108,8 +108,8 @@ def _states(
     Ends when the job was deleted, and when the time is over. All observations are archived.
     """
     until = None if timeout is None else time.monotonic() + timeout
-    reader, recorder = Reader(client), Recorder(client, note)
-    tails = TailReader(client, recorder)
+    reader, writer = Reader(client), ArchiveWriter(client, note)
+    tails = TailReader(client, writer)
     last: State | None = None
     try:
         with Follower(client, name, uid) as follower:
@@ -118,16 +118,16 @@ def _states(
                     if last is None:
                         last = State(name, client.namespace, uid or "", Phase.PENDING, int(ExitCode.RUNNING))
                     last = deleted(last, name_reused=seen.name_reused, now=seen.gone)
-                    recorder.observe(seen, last)
+                    writer.observe(seen, last)
                     yield last, None
                     return
                 seen = reader.complete(seen)
                 last = derive(JobView(seen, client.commands))
-                recorder.observe(seen, last)
+                writer.observe(seen, last)
                 tails.consider(seen.pods)
                 yield last, seen.job
                 if until is not None and time.monotonic() >= until:
                     return
     finally:
         tails.close(_TAILS)
-        recorder.close()
+        writer.close()

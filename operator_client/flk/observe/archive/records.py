@@ -8,7 +8,7 @@ from flk import labels
 from flk.errors import FlkError
 from flk.observe.client import CONFIG_MAPS, JobClient
 from flk.observe.observation import Observation, unnamed_pod
-from flk_runtime.contract.record import KeptRecord
+from flk_runtime.contract.record import ArchivedRecord
 
 FIRST_POD: Final = unnamed_pod(0)
 
@@ -23,7 +23,7 @@ def find_record(client: JobClient, name: str, uid: str | None = None) -> Observa
         (str(config_map["metadata"]["name"]), entry)
         for config_map in found
         for text in (config_map.get("data") or {}).values()
-        if (entry := KeptRecord.from_json(text)) and entry.job == name and uid in (None, entry.uid)
+        if (entry := ArchivedRecord.from_json(text)) and entry.job == name and uid in (None, entry.uid)
     ]
     if not entries:
         return None

@@ -75,17 +75,17 @@ class Leader:
         self,
         settings: Settings,
         send: Callable[[Collection[int], Message], None],
-        serve_ranks_store: Callable[[], int],
+        serve_attempt_store: Callable[[], int],
         log: Callable[[str], None],
         now: float,
     ) -> None:
         """``send`` sends a message to pods, if they are connected.
 
-        ``serve_ranks_store`` replaces the ranks' store and returns the port of the new store.
+        ``serve_attempt_store`` replaces the ranks' store and returns the port of the new store.
         """
         self._settings = settings
         self._send = send
-        self._serve_ranks_store = serve_ranks_store
+        self._serve_attempt_store = serve_attempt_store
         self._log = log
         self._phase = _Phase.JOINING
         self._connected: dict[int, str] = {}  # incarnation of each pod that is connected
@@ -382,7 +382,7 @@ class Leader:
             del self._joined[pod]
         self._waiting = dict.fromkeys(self._joined, now)
         address = "127.0.0.1" if settings.pods == 1 else settings.pod_ip or settings.rendezvous_host
-        port = self._serve_ranks_store()
+        port = self._serve_attempt_store()
         self._send(pods, AttemptStarted(number, address, port, self._history, pods, memory))
 
     def _plan_memory(self, pods: list[int]) -> MemoryPlan | None:

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from flk_runtime.errors import SetupError
 from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.transport.attempt_store import AttemptStore
 from flk_runtime.launcher.transport.messages import MESSAGES, Event, Heartbeat, Hello, Message, Welcome
-from flk_runtime.launcher.transport.store import RanksStore
 from flk_runtime.launcher.transport.thread import start_thread
 from flk_runtime.wire import Connection, Refused, Unreadable, VersionError, listen, was_closed
 from flk_runtime.wire.listener import LOOPBACK
@@ -80,8 +80,8 @@ class Server:
         self._broken: list[_Peer] = []  # to be closed
         self._dropped = 0  # connections since the last line about them
         self._dropped_log_at = 0.0
-        self._ranks_store: RanksStore | None = None
-        self._leader = lead(self._send, self._serve_ranks_store)
+        self._attempt_store: AttemptStore | None = None
+        self._leader = lead(self._send, self._serve_attempt_store)
         self._all_left = threading.Event()
         self._selector = selectors.DefaultSelector()
         self._listener = _listen(settings)
@@ -263,9 +263,9 @@ class Server:
             elif peer.pod is not None and now - peer.connection.heard > lease:
                 self._break(peer, f"it was silent for {now - peer.connection.heard:.0f} s")
 
-    def _serve_ranks_store(self) -> int:
-        self._ranks_store = RanksStore()
-        return self._ranks_store.port
+    def _serve_attempt_store(self) -> int:
+        self._attempt_store = AttemptStore()
+        return self._attempt_store.port
 
 
 def _listen(settings: Settings) -> socket.socket:

@@ -195,7 +195,7 @@ def shifted(server: LongServer, clock: VirtualClock, tmp_path: Path, monkeypatch
         "flk.observe.follower",
         "flk.observe.reader",
         "flk.jobs.wait.follow",
-        "flk.jobs.recorder",
+        "flk.jobs.archive_writer",
         "flk.kube.client",
         "flk.kube.credentials",
     ):

@@ -15,7 +15,7 @@ import pytest
 from flk import labels
 from flk.__main__ import main
 from flk.health import report
-from flk.jobs.recorder import Recorder
+from flk.jobs.archive_writer import ArchiveWriter
 from flk.jobs.state import Phase, deleted, derive
 from flk.jobs.wait import wait_until_finished
 from flk.kube.client import ApiClient
@@ -28,7 +28,7 @@ from flk.observe.observation import Observation, StateChange
 from flk.observe.reader import view_job
 from flk.observe.view import JobView
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.contract.record import Attempt, JobRecord, KeptRecord
+from flk_runtime.contract.record import ArchivedRecord, Attempt, JobRecord
 from tests.support import recorded
 from tests.support.api_server import FakeApiServer
 from tests.support.causes import CASES, Case
@@ -70,13 +70,13 @@ def test_what_a_wait_has_seen_stays_when_the_job_is_gone(fake: FakeApiServer, cl
 
 
 def test_states_events_records_and_replaced_pods(client: JobClient) -> None:
-    recorder = Recorder(client)
+    writer = ArchiveWriter(client)
     event = {"metadata": {"name": "e", "uid": "e", "resourceVersion": "1"}, "reason": "FailedMount", "message": "m"}
     record = JobRecord("running", 0)
-    recorder.observe(Observation(job(), [pod()], events=[event], record=record))
-    recorder.observe(Observation(job(), [], replaced_pods={"gpt-worker-0": pod()}, events=[event]))
-    recorder.observe(GONE)
-    recorder.close()
+    writer.observe(Observation(job(), [pod()], events=[event], record=record))
+    writer.observe(Observation(job(), [], replaced_pods={"gpt-worker-0": pod()}, events=[event]))
+    writer.observe(GONE)
+    writer.close()
     kept = find(client, "gpt", "uid-1")
     assert kept is not None
     assert kept.record == record
@@ -88,10 +88,10 @@ def test_states_events_records_and_replaced_pods(client: JobClient) -> None:
 
 def test_a_second_command_adds_to_what_the_first_has_kept(client: JobClient) -> None:
     for number in (1, 2):
-        recorder = Recorder(client)
-        recorder.observe(Observation(job(version=number), [pod(number, number)]))
-        recorder.add_line(f"gpt-worker-{number}", "[rank 0] x")
-        recorder.close()
+        writer = ArchiveWriter(client)
+        writer.observe(Observation(job(version=number), [pod(number, number)]))
+        writer.add_line(f"gpt-worker-{number}", "[rank 0] x")
+        writer.close()
     kept = find(client, "gpt")
     assert kept is not None
     assert len(kept.pods) == 2
@@ -147,20 +147,20 @@ def test_a_folder_that_cannot_be_written_is_told_once(client: JobClient, state_f
     state_folder.parent.mkdir(parents=True)
     state_folder.write_text("a file, not a folder")
     notes: list[str] = []
-    recorder = Recorder(client, notes.append)
+    writer = ArchiveWriter(client, notes.append)
     for version in (1, 2):
-        recorder.observe(Observation(job(version=version), []))
-    recorder.close()
+        writer.observe(Observation(job(version=version), []))
+    writer.close()
     assert len(notes) == 1
     assert "nothing can be kept of this job" in notes[0]
 
 
 def test_lines_are_bounded_in_number_and_length(client: JobClient) -> None:
-    recorder = Recorder(client)
-    recorder.observe(Observation(job(replicas=4096), []))
+    writer = ArchiveWriter(client)
+    writer.observe(Observation(job(replicas=4096), []))
     for number in range(100):
-        recorder.add_line("gpt-worker-0", f"{number} " + "x" * 5000)
-    recorder.close()
+        writer.add_line("gpt-worker-0", f"{number} " + "x" * 5000)
+    writer.close()
     kept = find(client, "gpt")
     assert kept is not None
     assert [line.split()[0] for line in kept.logs["gpt-worker-0"]] == ["95", "96", "97", "98", "99"]
@@ -188,13 +188,13 @@ def test_no_secret_is_kept() -> None:
 
 
 def test_alternating_states_are_bounded(client: JobClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flk.jobs.recorder.MAX_STATES", 10)
-    recorder = Recorder(client)
+    monkeypatch.setattr("flk.jobs.archive_writer.MAX_STATES", 10)
+    writer = ArchiveWriter(client)
     for number in range(100):
         state = jobs.running().state() if number % 2 else jobs.restarting().state()
-        recorder.observe(Observation(job(), []), state)
-        recorder.observe(Observation(job(), []), state)
-    recorder.close()
+        writer.observe(Observation(job(), []), state)
+        writer.observe(Observation(job(), []), state)
+    writer.close()
     kept = find(client, "gpt")
     assert kept is not None
     assert len(kept.states) == 10
@@ -257,11 +257,11 @@ def test_status_of_a_job_that_was_deleted_while_it_ran(
 
 def followed(client: JobClient, *views: JobView) -> None:
     """Keep what flk keeps of a job that it saw like this, one after the other, until the job was deleted."""
-    recorder = Recorder(client)
+    writer = ArchiveWriter(client)
     for view in views:
-        recorder.observe(view.around, derive(view))
-    recorder.observe(GONE, deleted(derive(views[-1])))
-    recorder.close()
+        writer.observe(view.around, derive(view))
+    writer.observe(GONE, deleted(derive(views[-1])))
+    writer.close()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -312,7 +312,7 @@ def test_a_cause_ends_with_the_attempts_that_launchers_have_recorded_since(
     failure = Failure(Kind.EXCEPTION, 0, 0, type="ValueError", message="no label")
     record = JobRecord("failed", 100, failure=failure, attempts=[Attempt(0, 1e9, 1e9 + 60, failure)])
     later = client.now() + 60
-    entry = KeptRecord("gpt", view.job["metadata"]["uid"], 3, 1, later, later, record)
+    entry = ArchivedRecord("gpt", view.job["metadata"]["uid"], 3, 1, later, later, record)
     meta = {"name": "records", "labels": {labels.RECORDS: "true"}}
     fake.add("configmaps", {"metadata": meta, "data": {entry.key: entry.to_json()}})
     cause = report(view_job(client, "gpt")).cause

@@ -281,7 +281,7 @@ def test_other_initial_parameters_are_replaced_at_the_start() -> None:
     workers.join(1, digest="other")
     assert workers.take(0) == ["begin", "give"]
     workers.rounds.give(0, [0], b"parameters")
-    assert workers.take(1) == ["state+joins"]
+    assert workers.take(1) == ["catchup+joins"]
 
 
 def test_a_new_hub_goes_on_from_the_worker_that_is_furthest() -> None:
@@ -290,7 +290,7 @@ def test_a_new_hub_goes_on_from_the_worker_that_is_furthest() -> None:
     workers.join(1, 8)
     assert workers.take(1) == ["begin", "give"]
     workers.rounds.give(1, [8], b"parameters")
-    assert workers.take(0) == ["state+joins"]
+    assert workers.take(0) == ["catchup+joins"]
     workers.contribute(0, 1.0, version=9)
     workers.contribute(1, 2.0, version=9)
     assert workers.take(0) == [(1.5, "")]
@@ -306,7 +306,7 @@ def test_the_donor_is_lost() -> None:
     assert workers.take(1) == ["begin", "give"]
     workers.rounds.give(0, [5], b"late")  # from the lost one
     workers.rounds.give(1, [5], b"parameters")
-    assert workers.take(2) == ["state+joins"]
+    assert workers.take(2) == ["catchup+joins"]
 
 
 def test_the_donor_is_lost_after_it_has_contributed() -> None:

@@ -1,4 +1,4 @@
-"""Recorder: archives the observations of one job in the user's state folder while flk follows the job."""
+"""ArchiveWriter: archives the observations of one job in the user's state folder while flk follows the job."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ LINES_OF_A_POD: Final = (5, 200)  # fewest and most lines of one pod
 LINE_LIMIT: Final = 1000  # characters of a line
 
 
-class Recorder:
-    """Archives the observations and the last log lines of one job. Several threads may use one recorder.
+class ArchiveWriter:
+    """Archives the observations and the last log lines of one job. Several threads may use one writer.
 
     A state folder that cannot be written does not disturb the command: ``note`` is called once with the reason.
     """

@@ -1,4 +1,4 @@
-"""ClusterRecord: keeps the record of the job in a ConfigMap, for when its pods, or the job itself, are gone.
+"""RecordArchive: keeps the record of the job in a ConfigMap, for when its pods, or the job itself, are gone.
 
 The launcher of pod 0 writes one entry of a ConfigMap that all jobs of the namespace share: when an attempt begins or
 the job ends, and else every few minutes. It has the right to read and patch that object only. Nothing of the job
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flk_runtime.contract import log_format, pod_layout
-from flk_runtime.contract.record import JobRecord, KeptRecord, entry_key
+from flk_runtime.contract.record import ArchivedRecord, JobRecord, entry_key
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.progress import ProgressPage
 
@@ -35,7 +35,7 @@ LIMIT: Final = 900_000  # bytes of all entries: an object of the API may have 1 
 _ERRORS: Final = (OSError, http.client.HTTPException, ValueError, KeyError)  # of a request and of its answer
 
 
-class ClusterRecord:
+class RecordArchive:
     """Writes the newest record and progress in a thread of its own. All methods return at once, except `flush`."""
 
     def __init__(
@@ -52,7 +52,7 @@ class ClusterRecord:
         self._log = log
         self._folder = Path(folder or pod_layout.API_FOLDER)
         self._created = time.time()
-        self._entry: KeptRecord | None = None
+        self._entry: ArchivedRecord | None = None
         self._changed = False  # the record, which is written soon, as opposed to the progress
         self._written = 0.0  # time.monotonic
         self._told = False  # that it cannot be written
@@ -64,12 +64,12 @@ class ClusterRecord:
         """Write a record soon."""
         settings = self._settings
         with self._condition:
-            made = self._entry or KeptRecord(
+            made = self._entry or ArchivedRecord(
                 settings.job, settings.job_uid, settings.pods, settings.processes, self._created, 0.0, record
             )
             self._entry, self._changed = replace(made, record=record), True
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="cluster record", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="record archive", daemon=True)
                 self._thread.start()
             self._condition.notify_all()
 
@@ -89,13 +89,13 @@ class ClusterRecord:
         with self._condition:
             self._condition.wait_for(lambda: not self._changed or self._told, seconds)
 
-    def read(self) -> KeptRecord | None:
+    def read(self) -> ArchivedRecord | None:
         """The entry that former launchers of this job have kept; None if there is none, or it cannot be read now."""
         if not self._settings.job_uid:
             return None  # it may be another job's of the same name
         with contextlib.suppress(*_ERRORS):
             data: dict[str, str] = json.loads(self._request("GET")).get("data") or {}
-            return KeptRecord.from_json(data.get(entry_key(self._settings.job, self._settings.job_uid), ""))
+            return ArchivedRecord.from_json(data.get(entry_key(self._settings.job, self._settings.job_uid), ""))
         return None
 
     def _run(self) -> None:
@@ -118,7 +118,7 @@ class ClusterRecord:
                 self._condition.notify_all()
             time.sleep(_RETRY if failure else _PAUSE)
 
-    def _write(self, entry: KeptRecord) -> str:
+    def _write(self, entry: ArchivedRecord) -> str:
         """Write an entry. Returns why that failed; empty if it did not."""
         text = entry.to_json()
         try:
@@ -165,5 +165,5 @@ class ClusterRecord:
 
 
 def _updated(text: str) -> float:
-    entry = KeptRecord.from_json(text)
+    entry = ArchivedRecord.from_json(text)
     return entry.updated if entry else 0.0

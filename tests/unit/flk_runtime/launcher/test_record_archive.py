@@ -19,10 +19,10 @@ from flk.observe.client import JobClient
 from flk.observe.reader import view_job
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.contract.record import Attempt, JobRecord, KeptRecord
-from flk_runtime.launcher import cluster_record
-from flk_runtime.launcher.cluster_record import ClusterRecord
+from flk_runtime.contract.record import ArchivedRecord, Attempt, JobRecord
+from flk_runtime.launcher import record_archive
 from flk_runtime.launcher.history import after_kill
+from flk_runtime.launcher.record_archive import RecordArchive
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.progress import ProgressPage
 from tests.support.api_server import FakeApiServer
@@ -81,11 +81,11 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.fixture
-def keeper(server: Any, tmp_path: Path) -> Callable[..., tuple[ClusterRecord, list[str]]]:
-    def make(lines: Sequence[str] = ()) -> tuple[ClusterRecord, list[str]]:
+def keeper(server: Any, tmp_path: Path) -> Callable[..., tuple[RecordArchive, list[str]]]:
+    def make(lines: Sequence[str] = ()) -> tuple[RecordArchive, list[str]]:
         log: list[str] = []
         settings = Settings(("train.py",), job="gpt", job_uid="uid-1", pods=2, processes=4, records="records")
-        return ClusterRecord(settings, lambda number: list(lines[-number:]), log.append, folder=str(tmp_path)), log
+        return RecordArchive(settings, lambda number: list(lines[-number:]), log.append, folder=str(tmp_path)), log
 
     return make
 
@@ -98,7 +98,7 @@ def test_a_record_is_written_with_progress_and_last_lines(server: Any, keeper: A
     kept.put_progress(page)
     kept.put_record(FAILED)
     kept.flush(8.0)
-    entry = KeptRecord.from_json(server.data["gpt.uid-1"])
+    entry = ArchivedRecord.from_json(server.data["gpt.uid-1"])
     assert entry is not None
     assert entry.record == FAILED
     assert (entry.step, entry.step_seconds, entry.saved, entry.pods, entry.processes) == (120, 0.25, 100, 2, 4)
@@ -133,11 +133,11 @@ def test_the_attempts_of_launchers_that_were_killed_are_read(
 
 @pytest.mark.parametrize("record", [FAILED, replace(RUNNING, outcome="preempted"), JobRecord("running", 0)])
 def test_launchers_that_have_ended_by_themselves_leave_no_attempts(record: JobRecord) -> None:
-    assert after_kill(KeptRecord("gpt", "uid-1", 2, 4, 0.0, 0.0, record), "gpt-worker-0") == []
+    assert after_kill(ArchivedRecord("gpt", "uid-1", 2, 4, 0.0, 0.0, record), "gpt-worker-0") == []
 
 
 def test_no_attempts_are_read_of_another_job_or_without_an_answer(server: Any, keeper: Any) -> None:
-    other = KeptRecord("gpt", "uid-0", 2, 4, 0.0, 0.0, RUNNING)
+    other = ArchivedRecord("gpt", "uid-0", 2, 4, 0.0, 0.0, RUNNING)
     server.data[other.key] = other.to_json()
     kept, _ = keeper()
     assert kept.read() is None
@@ -158,9 +158,9 @@ def test_an_answer_that_is_cut_off_is_no_answer(server: Any, keeper: Any) -> Non
 
 
 def test_the_oldest_records_make_room(server: Any, keeper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_record, "LIMIT", 3_000)
+    monkeypatch.setattr(record_archive, "LIMIT", 3_000)
     for number in range(6):
-        old = KeptRecord(f"old-{number}", "u", 1, 1, 0.0, float(number), RUNNING, lines=["x" * 300])
+        old = ArchivedRecord(f"old-{number}", "u", 1, 1, 0.0, float(number), RUNNING, lines=["x" * 300])
         server.data[old.key] = old.to_json()
     kept, _ = keeper()
     kept.put_record(RUNNING)
@@ -180,11 +180,11 @@ def test_a_job_runs_on_without_the_right_to_write(server: Any, keeper: Any) -> N
 
 
 def test_entries_of_others_are_none() -> None:
-    assert KeptRecord.from_json("") is None
-    assert KeptRecord.from_json('{"job": "x"}') is None
-    entry = KeptRecord("gpt", "", 1, 1, 0.0, 1.0, FAILED)
-    assert KeptRecord.from_json(entry.to_json()) == entry
-    assert len(KeptRecord("gpt", "", 1, 1, 0.0, 1.0, _large()).to_json()) < 12_000
+    assert ArchivedRecord.from_json("") is None
+    assert ArchivedRecord.from_json('{"job": "x"}') is None
+    entry = ArchivedRecord("gpt", "", 1, 1, 0.0, 1.0, FAILED)
+    assert ArchivedRecord.from_json(entry.to_json()) == entry
+    assert len(ArchivedRecord("gpt", "", 1, 1, 0.0, 1.0, _large()).to_json()) < 12_000
 
 
 def _large() -> JobRecord:
@@ -194,7 +194,7 @@ def _large() -> JobRecord:
 
 def keep(fake: FakeApiServer, record: JobRecord) -> None:
     """Put the record of a job of two pods into the namespace, as the chart's ConfigMap holds it."""
-    entry = KeptRecord("gpt", "uid-1", 2, 1, 1e9, 1e9 + 60, record, step=120, lines=["[rank 0] step 120"])
+    entry = ArchivedRecord("gpt", "uid-1", 2, 1, 1e9, 1e9 + 60, record, step=120, lines=["[rank 0] step 120"])
     meta = {"name": "site-flk-records", "labels": {labels.RECORDS: "true"}}
     fake.add("configmaps", {"metadata": meta, "data": {"broken": "{", entry.key: entry.to_json()}})
 

@@ -8,7 +8,7 @@ from typing import Any
 _TIMEOUT = timedelta(seconds=30)  # of the server's own connection to itself
 
 
-class RanksStore:
+class AttemptStore:
     """An empty TCPStore on a free port of this pod. It is closed with the last reference to this object."""
 
     def __init__(self) -> None:

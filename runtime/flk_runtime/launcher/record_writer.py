@@ -11,9 +11,9 @@ from pathlib import Path
 from flk_runtime.contract import log_format, pod_layout
 from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.record import Attempt, JobRecord, SlowRank
-from flk_runtime.launcher.cluster_record import ClusterRecord
 from flk_runtime.launcher.history import after_kill, job_record, new_record
 from flk_runtime.launcher.metrics_page import MetricsPage
+from flk_runtime.launcher.record_archive import RecordArchive
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import exit_code_of_signal
 from flk_runtime.shared.progress import ProgressPage
@@ -22,7 +22,7 @@ _LAST = 8.0  # seconds for the last write to the cluster, at the end of the job
 _LAST_STOPPED = 2.5  # and after SIGTERM, within the grace period of the pod
 
 
-class Records:
+class RecordWriter:
     """Writes the reports of one launcher: lines for people, and records of the job for programs."""
 
     def __init__(
@@ -31,7 +31,7 @@ class Records:
         """``write`` writes to the launcher's stderr and returns at once; ``last_lines`` returns the latest lines."""
         self._settings = settings
         self._write = write
-        self._kept = ClusterRecord(settings, last_lines, self.log) if settings.records and settings.pod == 0 else None
+        self._kept = RecordArchive(settings, last_lines, self.log) if settings.records and settings.pod == 0 else None
         self._metrics = MetricsPage(settings, self.log) if settings.metrics_port else None
         self._latest: JobRecord | None = None
         self._lines = 0  # of the ranks, since the latest record was written
