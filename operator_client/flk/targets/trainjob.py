@@ -119,10 +119,11 @@ class TrainJob(IndexedTarget):
         return [(self.kind, job), ("JobSet", job), ("Job", f"{job}-{NODE}-0")]
 
     def recreatable(self, item: Object) -> Object:
-        """Return the TrainJob without the times that the API server has put into its patches."""
+        """Return the TrainJob without Kueue's patches, and without the times of the others."""
         made = copy.deepcopy(item)
-        for patch in made["spec"].get("runtimePatches") or []:
-            patch.pop("time", None)
+        if patches := made["spec"].get("runtimePatches"):
+            own = [patch for patch in patches if not str(patch.get("manager", "")).startswith("kueue.x-k8s.io/")]
+            made["spec"]["runtimePatches"] = [{k: v for k, v in patch.items() if k != "time"} for patch in own]
         made["spec"].pop("managedBy", None)
         return made
 

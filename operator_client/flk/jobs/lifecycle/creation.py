@@ -33,7 +33,7 @@ def create_job(client: JobClient, manifests: Sequence[Object], owned: OwnedObjec
     deleted again, and the exception's text says whether it still exists.
     """
     manifest, archives = manifests[0], [other for other in manifests[1:] if _is_shared(other)]
-    _check_on_server(client, manifests)
+    check_on_server(client, manifests)
     job: Object | None = None
     try:
         job = client.api.call(
@@ -78,10 +78,10 @@ def _dry_run(client: JobClient, manifest: Object) -> Object:
     return client.api.call("create", _collection(client, manifest), query={"dryRun": "All"}, body=manifest)
 
 
-def _check_on_server(client: JobClient, manifests: Sequence[Object]) -> None:
+def check_on_server(client: JobClient, manifests: Sequence[Object]) -> None:
     """Have the API server check one manifest of each kind, so that a refusal comes before anything is created.
 
-    The job's name is not checked here: `create_job` finds out whose the existing job is.
+    The names are not checked: `create_job` finds out whose the existing job is.
     """
     first_of_kind: dict[str, Object] = {}
     for manifest in manifests:

@@ -1,7 +1,7 @@
 """Restart a job: the same job runs anew from its last checkpoint, with new pods and no restarts used.
 
 A job that has not ended is suspended and resumed. No controller starts a job again that has ended, so
-such a job is deleted, and created from its own manifests.
+such a job is deleted, and created from its own manifests. The API server checks these before.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from flk import labels
-from flk.errors import FlkError, UsageError
-from flk.jobs.lifecycle.creation import OwnedObjects, create_job
+from flk.errors import ApiError, FlkError, UsageError
+from flk.jobs.lifecycle.creation import OwnedObjects, check_on_server, create_job
 from flk.jobs.lifecycle.deletion import delete_jobs
 from flk.jobs.lifecycle.suspension import (
     end_of,
@@ -28,12 +28,16 @@ from flk.jobs.lifecycle.suspension import (
 )
 from flk.kube import Object
 from flk.observe.client import CONFIG_MAPS, OWNED, JobClient
+from flk.observe.reader import WORKLOADS
 from flk.targets import target_of
 from flk.targets.gang import gang_of
 from flk.targets.model import is_owner
 from flk.user_files import state_folder, write_whole
 
 _KEPT_METADATA: Final = ("name", "namespace", "labels", "annotations")
+# What Kueue adds to a pod template for the nodes that it has chosen, and the prefixes of its labels and annotations.
+_INJECTED: Final = ("nodeSelector", "tolerations", "schedulingGates")
+_INJECTED_KEYS: Final = ("kueue.x-k8s.io/", "autoscaling.x-k8s.io/", "cluster-autoscaler.kubernetes.io/")
 _KEPT_OF_SERVICE: Final = ("clusterIP", "publishNotReadyAddresses", "selector", "ports")
 _NOT_KEPT_ANNOTATION: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
@@ -85,7 +89,13 @@ def _recreate(
 ) -> str:
     """Delete a job that has ended, and create it again. Its manifests are in a file in between."""
     name = job["metadata"]["name"]
-    manifests = [_manifest(job, new_submission=True), *map(_manifest, _owned_by(client, job))]
+    own = _manifest(_as_queued(client, job, report), new_submission=True)
+    manifests = [own, *map(_manifest, _owned_by(client, job))]
+    try:
+        check_on_server(client, manifests)
+    except ApiError as error:
+        if "exceeded quota" not in str(error):  # the job that is there may count in the quota
+            raise
     path = _write(client, name, manifests)
     try:
         for _ in delete_jobs(client, [client.ref(name)], wait=True, timeout=timeout, report=report):
@@ -101,6 +111,35 @@ def _recreate(
         raise
     path.unlink(missing_ok=True)
     return str(created["metadata"]["uid"])
+
+
+def _as_queued(client: JobClient, job: Object, report: Callable[[str], None]) -> Object:
+    """Return the job with the pod templates that it had before Kueue admitted it, which its Workload has.
+
+    Kueue takes back its additions when it stops a job, and not when the job ends.
+    """
+    if not queue_of(job):
+        return job
+    try:
+        selector = {"labelSelector": f"{labels.KUEUE_JOB_UID}={job['metadata']['uid']}"}
+        workloads = client.api.list_all(client.target(WORKLOADS), selector)[0]
+    except ApiError:
+        workloads = []
+    if not workloads:
+        report("its Workload cannot be read, so the nodes that Kueue has chosen for it are kept")
+        return job
+    job = copy.deepcopy(job)
+    for role, pods in zip(target_of(job).replicas(job).values(), workloads[0]["spec"]["podSets"], strict=False):
+        before, now = pods["template"], role.template
+        for key in _INJECTED:
+            now["spec"].pop(key, None)
+            if before["spec"].get(key):
+                now["spec"][key] = before["spec"][key]
+        for part in ("labels", "annotations"):
+            found, given = ((template.get("metadata") or {}).get(part) or {} for template in (now, before))
+            for key in [key for key in found if key.startswith(_INJECTED_KEYS) and key not in given]:
+                del found[key]
+    return job
 
 
 def _owned_by(client: JobClient, job: Object) -> list[Object]:
@@ -139,6 +178,8 @@ def _manifest(item: Object, new_submission: bool = False) -> Object:
     annotations: dict[str, Any] = metadata.get("annotations") or {}
     annotations.pop(_NOT_KEPT_ANNOTATION, None)
     if new_submission:
+        if owners := item["metadata"].get("ownerReferences"):
+            metadata["ownerReferences"] = owners
         metadata["annotations"] = annotations | {labels.SUBMISSION: str(uuid.uuid4())}
         if not queue_of(item):
             policy = made["spec"].get("runPolicy", made["spec"])

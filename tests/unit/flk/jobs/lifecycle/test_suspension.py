@@ -15,6 +15,7 @@ from tests.support.jobs import JobBuilder
 Run = Callable[..., tuple[int, str, str]]
 JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
 MAPS = "/api/v1/namespaces/team/configmaps"
+WORKLOADS = "/apis/kueue.x-k8s.io/v1beta1/namespaces/team/workloads"
 
 
 def is_suspended(fake: Any) -> bool:
@@ -92,7 +93,7 @@ def test_restart_that_does_not_get_rid_of_the_pods_says_how_to_go_on(fake: Any, 
     assert "this starts it again: flk resume gpt -n team" in stderr
 
 
-def add_ended(fake: Any) -> None:
+def add_ended(fake: Any) -> Any:
     builder = JobBuilder().condition("Failed")
     builder.job["metadata"]["annotations"] = {"flk.dev/submission": "first", "flk.dev/owner": "ada@lab"}
     template = builder.job["spec"]["pytorchReplicaSpecs"]["Worker"].setdefault("template", {})
@@ -107,13 +108,14 @@ def add_ended(fake: Any) -> None:
         "binaryData": {"a": "eA=="},
     }
     fake.add("configmaps", code)
+    fake.created = lambda item: fake.objects[MAPS].pop("gpt-code-0") if item["metadata"]["name"] == "gpt" else None
     fake.add("configmaps", {"metadata": {"name": "another", "labels": labels}})
+    return fake.objects[JOBS]["gpt"]
 
 
 def test_restart_of_a_job_that_has_ended_creates_it_again(fake: Any, run: Run, tmp_path: Path) -> None:
     add_ended(fake)
     before = fake.objects[JOBS]["gpt"]
-    fake.created = lambda item: fake.objects[MAPS].pop("gpt-code-0") if item["metadata"]["name"] == "gpt" else None
     code, _, stderr = run("restart", "gpt")
     assert code == 0, stderr
     after = fake.objects[JOBS]["gpt"]
@@ -125,6 +127,45 @@ def test_restart_of_a_job_that_has_ended_creates_it_again(fake: Any, run: Run, t
     assert fake.objects[MAPS]["gpt-code-0"]["binaryData"] == {"a": "eA=="}
     assert fake.objects[MAPS]["gpt-code-0"]["metadata"]["ownerReferences"][0]["uid"] == after["metadata"]["uid"]
     assert not list(Path(tmp_path).rglob("restarts/*.json"))
+
+
+def test_a_job_that_would_be_refused_is_not_deleted(fake: Any, run: Run, tmp_path: Path) -> None:
+    add_ended(fake)
+    do = fake._do
+    fake._do = lambda request: (422, fake.status(422, "no GPUs here")) if request.query.get("dryRun") else do(request)
+    code, _, stderr = run("restart", "gpt")
+    assert (code, "no GPUs here" in stderr) == (1, True)
+    assert fake.asked("DELETE") == []
+    assert not list(Path(tmp_path).rglob("restarts/*.json"))
+    full = fake.status(403, "exceeded quota: jobs")  # by the job itself
+    fake._do = lambda request: (403, full) if request.query.get("dryRun") and fake.objects[JOBS] else do(request)
+    assert run("restart", "gpt")[0] == 0
+
+
+def test_owners_stay_and_what_kueue_added_goes(fake: Any, run: Run) -> None:
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "study", "uid": "uid-study"}
+    job = add_ended(fake)
+    job["metadata"] |= {"ownerReferences": [owner], "labels": {QUEUE: "a", **job["metadata"]["labels"]}}
+    template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    mine = {"key": "mine", "operator": "Exists"}
+    before = {"metadata": {"labels": {"team": "ml"}}, "spec": {"tolerations": [mine]}}
+    template["metadata"] = {"labels": {"team": "ml", "kueue.x-k8s.io/podset": "worker"}}
+    template["spec"] |= {
+        "nodeSelector": {"pool": "a100"},
+        "tolerations": [mine, {"key": "spot"}],
+        "schedulingGates": [{"name": "kueue.x-k8s.io/topology"}],
+    }
+    uid = job["metadata"]["uid"]
+    workload = {"metadata": {"name": "w", "labels": {"kueue.x-k8s.io/job-uid": uid}}}
+    fake.objects[WORKLOADS] = {"w": {**workload, "spec": {"podSets": [{"name": "worker", "template": before}]}}}
+    code, _, stderr = run("restart", "gpt")
+    assert code == 0, stderr
+    after = fake.objects[JOBS]["gpt"]
+    assert after["metadata"]["ownerReferences"] == [owner]
+    made = after["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    assert (made["metadata"], made["spec"]["tolerations"]) == (before["metadata"], [mine])
+    assert not {"nodeSelector", "schedulingGates"} & made["spec"].keys()
+    assert made["spec"]["containers"]
 
 
 def test_manifests_of_a_job_that_cannot_be_created_again_are_kept(fake: Any, run: Run) -> None:
