@@ -21,6 +21,7 @@ class Connection:
     account: str = ""  # name of a user of the kubeconfig
     server: str = ""  # address of the API server
     token: str = field(default="", repr=False)
+    caller: str = ""  # the command that connects: "flk status"; empty in other programs
 
     @property
     def flags(self) -> str:

@@ -126,9 +126,21 @@ def test_deleted_by_somebody(flk: Any, kubectl: Any, image: str, folder: Path, e
     answer = found(flk, "gone", "Deleted")
     assert answer
     assert answer["summary"] == "the job was deleted before it had ended"
-    assert [item["where"] for item in answer["cause"]["evidence"]] == ["PyTorchJob gone: metadata"]
+    where = ["PyTorchJob gone: metadata", "flk wait, which saw it last"]
+    assert [item["where"] for item in answer["cause"]["evidence"]] == where
     assert "--checkpoint" in answer["cause"]["remedy"]
     assert answer["cause"]["exit_code"] == ExitCode.CANCELLED
+
+
+def test_deleted_by_somebody_before_any_command_has_followed_it(
+    flk: Any, kubectl: Any, image: str, folder: Path
+) -> None:
+    assert flk("submit", "train.py", "--name", "unseen", "--image", image, "--cpu", "10m", cwd=folder).code == 0
+    kubectl("delete", "pytorchjob", "unseen")
+    ended = [flk(command, "unseen") for command in ("status", "why", "logs", "wait")]
+    assert [each.code for each in ended] == [ExitCode.CANCELLED] * 4
+    assert "unseen   Deleted" in ended[0].stdout
+    assert "flk submit, which saw it last" in ended[1].stdout
 
 
 def found(flk: Any, job: str, code: str) -> Any:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 import typer
 
 from flk.cli.options import Context, Namespace, seconds, with_signature
+from flk.commands import program_name
 
 if TYPE_CHECKING:
     from flk.kube import Exchange
@@ -86,7 +87,7 @@ def with_global_options(function: Callable[..., Any]) -> Callable[..., Any]:
         values = {name: given.pop(name) or _before.get(name) for name in added}
         if not added:
             return function(**given)
-        observer = _connect(**values)
+        observer = _connect(caller=f"{program_name()} {function.__name__.strip('_').replace('_', '-')}", **values)
         try:
             return function(**given)
         finally:
@@ -106,6 +107,7 @@ def _hidden(parameter: inspect.Parameter) -> inspect.Parameter:
 
 def _connect(
     *,
+    caller: str,
     server: str | None,
     request_timeout: str | None,
     as_user: str | None,
@@ -124,7 +126,9 @@ def _connect(
     limit = seconds(request_timeout, "--request-timeout")
     observe = _Observer(bool(verbose), bool(show_kubectl)) if verbose or show_kubectl else None
     named = {name: value or "" for name, value in chosen.items()}
-    connection = Connection(server=server or "", user=as_user or "", groups=tuple(as_group or ()), **named)
+    connection = Connection(
+        server=server or "", user=as_user or "", groups=tuple(as_group or ()), caller=caller, **named
+    )
     set_connection_options(ConnectionOptions(connection, limit, observe))
     return observe
 

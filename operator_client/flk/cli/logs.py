@@ -115,12 +115,14 @@ def logs(
 def _follow(client: JobClient, name: str, options: LogOptions, written: LogOutput) -> int | None:
     from flk.errors import JobNotFoundError
     from flk.jobs import logs as job_logs
+    from flk.jobs.wait import get_state, raise_for_state
 
     try:
         uid = client.get_job(name)["metadata"]["uid"]
     except JobNotFoundError:
         written.write_all(job_logs.dump(client, name, options))  # what is kept; raises the error if nothing is
-        return int(ExitCode.NOT_FOUND)
+        raise_for_state(get_state(client, name), client)
+        return None
     return follow_to_end(client, name, uid, options, written)
 
 

@@ -33,8 +33,8 @@ def status(
 ) -> int | None:
     """Show the status of a job: its phase, its attempts and why each ended, its pods and why they do not run.
 
-    Exits with 0 whatever the state of the job is; `flk wait --timeout 0` exits with the job's exit code. On a terminal
-    --watch renews the screen; elsewhere it prints a line for each change.
+    Exits with 103 if the job was deleted before it had ended, else with 0; `flk wait --timeout 0` exits with the job's
+    exit code. On a terminal --watch renews the screen; elsewhere it prints a line for each change.
     """
     if output not in ("text", "wide", "json", "yaml", "name"):
         raise UsageError(f"--output: must be text, wide, json, yaml or name (is {output!r})")
@@ -49,8 +49,9 @@ def status(
         except KeyboardInterrupt:
             return int(ExitCode.INTERRUPTED)
         return None
-    _print(get_state(client, job, note), client, output)
-    return None
+    state = get_state(client, job, note)
+    _print(state, client, output)
+    return state.code if state.was_deleted else None
 
 
 def _print(state: State, client: JobClient, output: str) -> None:

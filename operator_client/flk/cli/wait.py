@@ -46,16 +46,17 @@ def wait(
     """Wait until a job ends, and exit with the job's exit code.
 
     0 done or --for reached, 100 training failed, 103 deleted, 104 infrastructure, 124 --timeout or the job's deadline
-    is over, 101 (with --timeout 0) it has not ended, 102 no such job. A job that is stuck, as with an image that does
-    not exist, ends the wait with the code of the cause. Reports on stderr what the job does and why it ended, a line
-    for each change; on a terminal, the last line shows how far the job is.
+    is over, 101 (with --timeout 0) it has not ended, 102 no such job. Of a job that is gone, what flk has archived
+    counts. A job that is stuck, as with an image that does not exist, ends the wait with the code of the cause. Reports
+    on stderr what the job does and why it ended, a line for each change; on a terminal, the last line shows how far the
+    job is.
     """
     if output not in (None, "json"):
         raise UsageError(f"--output: must be json (is {output!r})")
     limit, until = seconds(timeout, "--timeout"), _goal(goal)
     from flk.cli.logs import note_detached
     from flk.cli.progress_line import ProgressLine
-    from flk.jobs.wait import Outcome, describe, raise_for_state, run_time_text, wait_for
+    from flk.jobs.wait import Outcome, Waited, describe, get_state, raise_for_state, run_time_text, wait_for
     from flk.terminal import printable
 
     client, job = open_job(job, context, namespace)
@@ -82,10 +83,10 @@ def wait(
             note=told,
         )
     except JobNotFoundError:
-        if until is None or not until.is_deletion:
-            raise
-        note(f"there is no job {job} in namespace {client.namespace}")
-        return None
+        if until is not None and until.is_deletion:
+            note(f"there is no job {job} in namespace {client.namespace}")
+            return None
+        waited = Waited(get_state(client, job, note), Outcome.FINISHED)  # raises the error if nothing is archived
     except KeyboardInterrupt:
         progress.clear()
         note_detached(client, job)

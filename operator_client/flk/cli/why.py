@@ -22,19 +22,20 @@ def why(
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FORMAT", help="Output format: text, json, yaml.")
     ] = "text",
-) -> None:
+) -> int | None:
     """Say why a job does not run, or why it ended: the cause, its evidence, and the remedy.
 
     Then come the other things that were found, and why they are not the cause. `flk explain CODE` tells more about a
-    cause. Works for every PyTorchJob. Exits with 0 whatever the state of the job is.
+    cause. Works for every PyTorchJob. Exits with 103 if the job was deleted before it had ended, else with 0.
     """
     if output not in ("text", "json", "yaml"):
         raise UsageError(f"--output: must be text, json or yaml (is {output!r})")
     from flk.health import report
-    from flk.observe.reader import view_job
+    from flk.jobs.wait import look
 
     client, job = open_job(job, context, namespace)
-    answer = report(view_job(client, job, note))
+    view, state = look(client, job, note)
+    answer = report(view)
     if output == "json":
         print(json.dumps(answer.to_dict(), indent=2))
     elif output == "yaml":
@@ -43,6 +44,7 @@ def why(
         print(yaml.safe_dump(json.loads(json.dumps(answer.to_dict())), sort_keys=False, allow_unicode=True), end="")
     else:
         sys.stdout.write(text(answer, client.now()))
+    return state.code if state.was_deleted else None
 
 
 def text(answer: Report, now: float) -> str:

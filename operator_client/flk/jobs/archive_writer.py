@@ -26,6 +26,13 @@ LINES_OF_A_POD: Final = (5, 200)  # fewest and most lines of one pod
 LINE_LIMIT: Final = 1000  # characters of a line
 
 
+def remember(client: JobClient, seen: Observation, state: State | None = None) -> None:
+    """Archive one observation of a job, so that it is known when somebody has deleted the job."""
+    writer = ArchiveWriter(client)
+    writer.observe(seen, state)
+    writer.close()
+
+
 class ArchiveWriter:
     """Archives the observations and the last log lines of one job. Several threads may use one writer.
 
@@ -58,6 +65,8 @@ class ArchiveWriter:
                 replaced_pods=self._replaced_pods(seen),
                 events=self._events(seen.events),
                 record=seen.record or self._archived.record,
+                progress=seen.progress or self._archived.progress,
+                seen_by=self._client.commands.connection.caller,
             )
             if seen.gone is not None and self._archived.gone is None:
                 self._take(gone=self._archived.time)
@@ -93,10 +102,10 @@ class ArchiveWriter:
                     self._complain(error)
 
     def _take(self, **changes: Any) -> None:
-        """Change the observation to archive. It is written soon if more has changed than its time."""
+        """Change the observation to archive. It is written soon if more has changed than its time and the progress."""
         before = self._observed
         self._archived = replace(before, **changes)
-        self._changed = self._changed or replace(self._archived, time=before.time) != before
+        self._changed = self._changed or replace(self._archived, time=before.time, progress=before.progress) != before
 
     @property
     def _observed(self) -> Observation:

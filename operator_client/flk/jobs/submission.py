@@ -10,6 +10,7 @@ from typing import Any
 
 from flk import manifest
 from flk.errors import UnreachableError
+from flk.jobs.archive_writer import remember
 from flk.jobs.choice import chosen
 from flk.jobs.handle import JobHandle
 from flk.jobs.lifecycle import create_job
@@ -17,6 +18,7 @@ from flk.jobs.owner import current_owner
 from flk.kube import Object
 from flk.manifest import Bundle, make_bundle
 from flk.observe.client import JobClient
+from flk.observe.observation import Observation
 from flk.spec import defaults
 from flk.spec.job import Job
 from flk.targets import target_of
@@ -48,6 +50,7 @@ class Submission:
             command = self.client.commands.flk("status", self.name)
             error.hint = f"{command} shows whether it was created; {error.hint}"
             raise
+        remember(self.client, Observation(created, time=self.client.now()))
         return JobHandle(self.client, self.name, created["metadata"]["uid"])
 
 

@@ -43,7 +43,7 @@ def view_job(client: JobClient, name: str, note: Callable[[str], None] = lambda 
         if archived is None:
             raise
         ago = short_duration(client.now() - archived.time)
-        note(f"job {name} is gone; this is what flk kept of it {archived.place} {ago} ago")
+        note(f"job {name} is gone; this is what {archived.seen_by or 'flk'} kept of it {archived.place} {ago} ago")
         return JobView(from_archive(archived), client.commands)
     seen = Reader(client).complete(Observation(job, client.pods_of(job), client.now()))
     view = JobView(seen, client.commands)

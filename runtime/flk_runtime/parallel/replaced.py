@@ -82,7 +82,7 @@ class _Unusable:
                 return func(*args, **(kwargs or {}))
         name = next((name for each in pytree.leaves((args, kwargs)) if (name := name_of(each))), "")
         raise SetupError(
-            f"the script uses the parameter {name!r}, which parallelize has replaced, so that this would train nothing: "
+            f"the script uses the parameter {name!r}, which parallelize has replaced, so this would train nothing: "
             "make what holds it, such as an optimizer, after parallelize, of the parameters of the returned module"
         )
 

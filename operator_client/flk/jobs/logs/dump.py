@@ -47,8 +47,11 @@ def _dumped(client: JobClient, name: str, options: LogOptions) -> Iterator[LogLi
         job = client.get_job(name)
     except JobNotFoundError:
         kept = archive.find(client, name)
-        if kept is None or not kept.logs:
+        if kept is None:
             raise
+        if not kept.logs:
+            yield LogLine(f"job {name} is gone, and flk has kept no lines of it", note=True)
+            return
         seen = short_duration(client.now() - kept.time)
         yield LogLine(
             f"job {name} is gone; these are its last lines, which flk kept {kept.place} {seen} ago", note=True

@@ -100,6 +100,11 @@ class State:
         return self.phase in (Phase.SUCCEEDED, Phase.FAILED, Phase.DELETED)
 
     @property
+    def was_deleted(self) -> bool:
+        """Whether the job was deleted before it had ended."""
+        return self.phase == Phase.DELETED
+
+    @property
     def world_size(self) -> int:
         """Number of ranks in the latest attempt, or in the next one as far as that is known."""
         return (self.size or self.replicas - self.spares) * self.processes

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
-from flk.jobs.archive_writer import ArchiveWriter
+from flk.jobs.archive_writer import ArchiveWriter, remember
 from flk.jobs.state import Phase, PodPhase, State, deleted, derive
 from flk.jobs.tails import TailReader
 from flk.jobs.wait.goal import Goal
@@ -45,9 +45,18 @@ class Waited:
 def get_state(client: JobClient, name: str, note: Callable[[str], None] = lambda text: None) -> State:
     """Return the state of a job now. For a job that is gone, return the archived state and call ``note``.
 
-    Raises JobNotFoundError if there is no job and nothing is kept of one.
+    The observation is archived. Raises JobNotFoundError if there is no job and nothing is archived of one.
     """
-    return derive(view_job(client, name, note))
+    return look(client, name, note)[1]
+
+
+def look(client: JobClient, name: str, note: Callable[[str], None] = lambda text: None) -> tuple[JobView, State]:
+    """Return the view of a job now, and its state, as `get_state` does."""
+    view = view_job(client, name, note)
+    state = derive(view)
+    if view.gone is None:
+        remember(client, view.around, state)
+    return view, state
 
 
 def wait_until_finished(client: JobClient, name: str, *, uid: str | None = None) -> State:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from flk.observe.model import Evidence, Finding
 from flk.observe.observation import FoundCause, Observation, StateChange
+from flk.observe.progress import Progress
 from flk_runtime.contract.record import JobRecord
 
 SCHEMA: Final = "flk.dev/evidence/v1"
@@ -26,6 +27,8 @@ def to_json(seen: Observation) -> str:
         "lines": seen.logs,
         "states": [asdict(change) for change in seen.states],
         "cause": seen.cause and asdict(seen.cause),
+        "progress": [asdict(progress) for progress in seen.progress],
+        "seen_by": seen.seen_by,
         "updated": seen.time,
         "deleted": seen.gone,
     }
@@ -52,6 +55,8 @@ def _from_dict(data: Mapping[str, Any]) -> Observation:
         logs={pod: list(lines) for pod, lines in data["lines"].items()},
         states=[StateChange(**change) for change in data["states"]],
         cause=_cause(data["cause"]) if data["cause"] else None,
+        progress=[Progress(**each) for each in data.get("progress", ())],  # earlier versions wrote neither
+        seen_by=str(data.get("seen_by", "")),
     )
 
 

@@ -25,8 +25,10 @@ from flk.observe.archive.format import from_json, to_json
 from flk.observe.archive.redaction import kept_job, kept_pod
 from flk.observe.client import JobClient
 from flk.observe.observation import Observation, StateChange
+from flk.observe.progress import Progress
 from flk.observe.reader import view_job
 from flk.observe.view import JobView
+from flk.units import timestamp
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import ArchivedRecord, Attempt, JobRecord
 from tests.support import recorded
@@ -204,7 +206,17 @@ def test_alternating_states_are_bounded(client: JobClient, monkeypatch: pytest.M
 def test_it_survives_a_round_trip() -> None:
     states = [StateChange(1.0, "Failed")]
     record = JobRecord("failed", 100)
-    seen = Observation(job(), [pod()], 2.0, events=[], record=record, logs={"p": ["l"]}, states=states)
+    seen = Observation(
+        job(),
+        [pod()],
+        2.0,
+        events=[],
+        record=record,
+        logs={"p": ["l"]},
+        progress=[Progress(0, 20, 1.0)],
+        states=states,
+        seen_by="flk status",
+    )
     assert from_json(to_json(seen)) == seen
 
 
@@ -248,11 +260,58 @@ def test_status_of_a_job_that_was_deleted_while_it_ran(
     for collection in fake.objects.values():
         collection.clear()
     capsys.readouterr()
-    assert main(["status", "gpt"]) == 0
+    assert main(["status", "gpt"]) == 103
     printed = capsys.readouterr()
     assert "gpt   Deleted" in printed.out
-    assert "job gpt is gone; this is what flk kept of it on this machine" in printed.err
+    assert "job gpt is gone; this is what flk wait kept of it on this machine" in printed.err
     assert main(["status", "other"]) == 102
+
+
+@pytest.mark.parametrize(
+    ("command", "last"),
+    [
+        (["submit", "train.py", "--name", "gpt"], "flk submit, which saw it last (0s ago)\n    the job was created"),
+        (["status", "gpt"], "flk status, which saw it last (0s ago)\n    Running at step 20"),
+        (["why", "gpt"], "flk why, which saw it last (0s ago)\n    Running at step 20"),
+    ],
+)
+def test_a_job_that_one_command_has_seen_is_known_when_somebody_has_deleted_it(
+    fake: FakeApiServer,
+    kubeconfig: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+    command: list[str],
+    last: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    if command[0] == "submit":
+        monkeypatch.setattr(JobClient, "now", lambda client: timestamp("2026-01-01T00:00:01Z"))  # it was just created
+    else:
+        jobs.add(fake, "running")
+        fake.written["gpt-worker-0"] = jobs.log_of(0, jobs.RECORDS["running"]) + '[rank 0] {"step": 20, "loss": 2.0}\n'
+    assert main(command) == 0
+    for collection in fake.objects.values():
+        collection.clear()
+    capsys.readouterr()
+    assert main(["why", "gpt"]) == 103
+    printed = capsys.readouterr().out
+    assert printed.startswith("Deleted: the job was deleted before it had ended\n")
+    assert last in printed
+    assert [main([again, "gpt"]) for again in ("status", "logs", "wait")] == [103] * 3
+    assert main(["why", "other"]) == 102
+
+
+def test_a_wait_for_a_job_that_had_failed_before_it_was_deleted_ends_with_its_code(
+    fake: FakeApiServer, kubeconfig: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs.add(fake, "exception on rank 1")
+    assert main(["status", "gpt"]) == 0
+    for collection in fake.objects.values():
+        collection.clear()
+    assert [main([command, "gpt"]) for command in ("status", "why", "wait", "logs")] == [0, 0, 100, 100]
+    assert "expected 512 features" in capsys.readouterr().err
 
 
 def followed(client: JobClient, *views: JobView) -> None:
