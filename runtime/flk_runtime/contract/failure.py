@@ -103,7 +103,7 @@ class Meaning:
 _SAME_WAY: Final = "the next attempt would fail in the same way"
 _ERROR: Final = ("type", "message")
 _TWICE: Final = 2
-_TEN_TIMES: Final = 10  # storage may be away for as long as ten attempts take
+_TEN_TIMES: Final = 10  # storage or a network may be away for as long as ten attempts take
 _TRAINING, _INFRASTRUCTURE = ExitCode.TRAINING, ExitCode.INFRASTRUCTURE
 _LAUNCHER, _OPERATOR = Retry.LAUNCHER, Retry.OPERATOR
 _RESTARTS, _DISRUPTIONS = Budget.RESTARTS, Budget.DISRUPTIONS
@@ -215,7 +215,7 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
     ),
     Kind.CONNECTION: Meaning(
         "ranks lose the connection to each other, and none of them failed",
-        10, _INFRASTRUCTURE, _LAUNCHER, _DISRUPTIONS, same=_ERROR, secondary=True,
+        10, _INFRASTRUCTURE, _LAUNCHER, _DISRUPTIONS, same=_ERROR, final_after=_TEN_TIMES, secondary=True,
     ),
     Kind.PEER: Meaning(
         "a rank is told that another one failed",

@@ -12,9 +12,10 @@ from typing import Final
 
 from flk_runtime.contract.failure import Budget, Failure, Kind, Meaning, Retry
 from flk_runtime.contract.record import Attempt
+from flk_runtime.errors import StorageError
 from flk_runtime.launcher.settings import Limits
 
-QUICK: Final = 60.0  # seconds; an attempt that failed sooner and without progress counts for the delay
+QUICK: Final = 60.0  # seconds; ranks that tell no steps made progress if their attempt lasted as long
 
 
 @dataclass(frozen=True)
@@ -87,30 +88,31 @@ def _times_in_a_row(history: Sequence[Attempt]) -> int:
 def made_progress(previous: Attempt | None, last: Attempt) -> bool:
     """Return whether an attempt completed a step that the one before it had not completed.
 
-    Where neither has reported its steps (a script without flk's library), a minute counts as progress.
+    Where neither has reported its steps (a script without a run of flk), a minute counts as progress.
     """
     before = previous.step if previous else None
     if last.step is None and before is None:
-        # A checkpoint that could not be read has kept the ranks from starting, however long they have tried.
-        resuming = last.failure is not None and last.failure.kind is Kind.STORAGE and last.restored is None
-        return _duration(last) >= QUICK and not resuming
+        # flk could not read or write a checkpoint, perhaps before the ranks began, however long they have tried.
+        failure = last.failure
+        storage = failure and (failure.kind is Kind.STORAGE or failure.type == StorageError.__name__)
+        begun = last.restored is not None  # ranks that tell where they begin tell their steps too
+        return _duration(last) >= QUICK and not begun and not storage
     return (last.step or 0) > (before or 0)
 
 
 def _delay(history: Sequence[Attempt], meaning: Meaning, limits: Limits) -> float:
-    """Seconds to wait: none after the first failure, then 1, 2, 4 and so on, while attempts fail quickly in a row."""
-    quick = 0
+    """Seconds to wait: none after the first failure, then 1, 2, 4 and so on, while no attempt makes progress."""
+    in_a_row = 0
     for index in range(len(history) - 1, -1, -1):
         attempt, previous = history[index], history[index - 1] if index else None
         if (
             attempt.failure is None
             or attempt.failure.kind is Kind.RESIZED
-            or _duration(attempt) >= QUICK
             or made_progress(previous, attempt)
         ):
             break
-        quick += 1
-    return min(limits.backoff, max(meaning.delay, 2.0 ** (quick - 2) if quick > 1 else 0.0))
+        in_a_row += 1
+    return min(limits.backoff, max(meaning.delay, 2.0 ** (in_a_row - 2) if in_a_row > 1 else 0.0))
 
 
 def _spent(limit: int, budget: str) -> str:

@@ -28,14 +28,21 @@ DURATION = 2 * QUICK  # of an attempt, unless a test says otherwise
 
 
 def run(
-    failures: Iterable[Failure | None], limits: Limits, *, steps: Iterable[int | None] = (), duration: float = DURATION
+    failures: Iterable[Failure | None],
+    limits: Limits,
+    *,
+    steps: Iterable[int | None] = (),
+    duration: float = DURATION,
+    restored: int | None = None,
 ) -> tuple[list[Attempt], Decision]:
     """The attempts of a job that fails in this way, until the policy ends it, and the last decision."""
     history: list[Attempt] = []
     decision = decide(history, limits)
     for failure, step in zip(failures, itertools.chain(steps, itertools.repeat(None)), strict=False):
         number = history[-1].number + 1 if history else 0
-        attempt = Attempt(number, 0.0, duration, failure, decision.restarts, decision.disruptions, step)
+        attempt = Attempt(
+            number, 0.0, duration, failure, decision.restarts, decision.disruptions, step, restored=restored
+        )
         history = [*shorten(history), attempt]
         decision = decide(history, limits)
         if not decision.restart:
@@ -111,9 +118,29 @@ def test_a_container_that_is_killed_twice_at_one_step_is_final() -> None:
     assert run([CONTAINER_KILLED] * 9, Limits(), steps=itertools.count(7))[1].restart
 
 
+@pytest.mark.parametrize(
+    "failure", [CONTAINER_KILLED, Failure(Kind.OOM, 0, rank=0), Failure(Kind.HANG, 0, rank=0, message="no step")]
+)
+def test_ranks_that_began_and_made_no_step_have_made_no_progress_however_long_it_took(failure: Failure) -> None:
+    history, decision = run([failure] * 9, Limits(restarts=5), restored=0)
+    assert len(history) == 2
+    assert decision.no_retry_reason == "not retried: failed twice with the same error"
+    assert run([failure] * 3, Limits(restarts=5))[1].restart  # a script that tells no steps may have made some
+
+
+def test_ranks_that_lose_their_connections_at_one_step_are_final_at_the_tenth_time() -> None:
+    full = "NCCL error: ncclSystemError: Error while creating shared memory segment: No space left on device"
+    failure = Failure(Kind.CONNECTION, 0, rank=0, type="DistBackendError", message=full)
+    history, decision = run([failure] * 20, Limits(), steps=[7] * 20)
+    assert len(history) == 10
+    assert decision.no_retry_reason == "not retried: failed 10 times at step 7 with the same error"
+    assert run([failure] * 20, Limits(), steps=itertools.count(7))[1].restart
+
+
+@pytest.mark.parametrize("kind", [Kind.STORAGE, Kind.IO])
 @pytest.mark.parametrize("duration", [1.0, 2 * QUICK])  # of attempts that could not restore: they have made no progress
-def test_storage_that_is_away_is_final_at_the_tenth_time(duration: float) -> None:
-    away = Failure(Kind.STORAGE, 0, rank=0, type="StorageError", message="the server answered 503")
+def test_storage_that_is_away_is_final_at_the_tenth_time(duration: float, kind: Kind) -> None:
+    away = Failure(kind, 0, rank=0, type="StorageError", message="the server answered 503")
     history, decision = run([away] * 20, Limits(restarts=0), duration=duration)
     assert (len(history), history[-1].disruptions) == (10, 9)
     assert decision.no_retry_reason == "not retried: failed 10 times with the same error"
@@ -121,6 +148,8 @@ def test_storage_that_is_away_is_final_at_the_tenth_time(duration: float) -> Non
     assert len(history) == 20
     assert decision.restart  # each attempt comes further before a save fails
     assert run([*[away] * 9, LOST, away], Limits())[1].restart
+    own = replace(away, type="OSError")  # of the script, which may have trained for hours
+    assert kind is Kind.STORAGE or run([own] * 20, Limits())[1].restart
 
 
 def test_a_change_of_size_uses_neither_restarts_nor_disruptions_and_delays_nothing() -> None:
@@ -213,7 +242,9 @@ def test_the_first_restart_is_immediate_and_quick_failures_in_a_row_wait_longer_
     delays = [run([KILLED] * number, limits, duration=1.0)[1].delay for number in range(1, 11)]
     assert delays == [0, 1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert run([KILLED] * 9, replace(limits, backoff=0), duration=1.0)[1].delay == 0
-    assert run([KILLED] * 9, limits, duration=QUICK)[1].delay == 0
+    assert run([KILLED] * 9, limits, duration=QUICK)[1].delay == 0  # it tells no steps, and may have made some
+    assert run([KILLED] * 9, limits, duration=QUICK, restored=0)[1].delay == 60
+    assert run([LOST] * 3, limits, duration=QUICK, steps=[7] * 3)[1].delay == 1
     assert run([KILLED] * 9, limits, duration=1.0, steps=range(1, 10))[1].delay == 0  # each attempt comes further
 
 
