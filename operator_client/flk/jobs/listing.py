@@ -53,7 +53,7 @@ def list_states(client: JobClient, *, all_namespaces: bool = False, selector: st
 
 def _own(pods: dict[tuple[str, str, str], list[Object]], job: Object) -> list[Object]:
     meta, target = job["metadata"], target_of(job)
-    return [pod for pod in pods[target.name, meta.get("namespace", ""), meta["name"]] if target.owns(job, pod)]
+    return target.own(pods[target.name, meta.get("namespace", ""), meta["name"]], job)
 
 
 def _nodes(client: JobClient) -> dict[str, Object]:

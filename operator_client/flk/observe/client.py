@@ -178,8 +178,7 @@ class JobClient:
 
     def pods_of(self, job: Object) -> list[Object]:
         """Return the pods of exactly this job."""
-        target = targets.target_of(job)
-        return [pod for pod in self.list_pods(job["metadata"]["name"]) if target.owns(job, pod)]
+        return targets.target_of(job).own(self.list_pods(job["metadata"]["name"]), job)
 
     def list_all_pods(self, target: targets.Target, *, all_namespaces: bool = False) -> list[Object]:
         """Return the pods of all jobs of one kind."""

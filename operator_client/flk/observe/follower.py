@@ -151,5 +151,5 @@ class Follower:
         return Observation(self._job, pods, time, replaced_pods=replaced, gone=gone, name_reused=reused)
 
     def _owns(self, pod: Object) -> bool:
-        owner = self._job or ({"metadata": {"uid": self.uid, "name": self.name}} if self.uid else None)
-        return owner is None or self._target.owns(owner, pod)
+        created = self._job["metadata"].get("creationTimestamp") if self._job else None
+        return self.uid is None or self._target.owns(pod, self.uid, self.name, created)

@@ -52,10 +52,10 @@ class JobSet(IndexedTarget):
         """Return the names of a JobSet's conditions."""
         return named("Completed")
 
-    def owns(self, job: Object, pod: Object) -> bool:
+    def owns(self, pod: Object, uid: str, name: str, created: str | None = None) -> bool:
         """Return whether the controller's label on a pod has the JobSet's UID."""
         found = pod["metadata"].get("labels") or {}
-        return bool(found.get("jobset.sigs.k8s.io/jobset-uid") == job["metadata"]["uid"])
+        return bool(found.get("jobset.sigs.k8s.io/jobset-uid") == uid)
 
     def event_objects(self, job: str) -> Sequence[tuple[str, str]]:
         """Return the JobSet and its Job, whose events say why pods were refused."""

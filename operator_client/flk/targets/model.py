@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from flk import labels
-from flk.units import timestamp
 from flk_runtime.contract import pod_env, pod_layout
 
 if TYPE_CHECKING:
@@ -102,9 +101,17 @@ class Target(ABC):
     def job_name(self, pod: Object) -> str:
         """Return the name of the job that a pod belongs to."""
 
-    def owns(self, job: Object, pod: Object) -> bool:
-        """Return whether a pod belongs to exactly this object, and not to an earlier one of the same name."""
-        return is_owner(job["metadata"]["uid"], pod)
+    def owns(self, pod: Object, uid: str, name: str, created: str | None = None) -> bool:
+        """Return whether a pod belongs to exactly the job of a UID, and not to an earlier one of the same name.
+
+        ``created`` is the job's ``creationTimestamp``, None if it is not known.
+        """
+        return is_owner(uid, pod)
+
+    def own(self, pods: Iterable[Object], job: Object) -> list[Object]:
+        """Return those of the pods that belong to exactly this object."""
+        meta = job["metadata"]
+        return [pod for pod in pods if self.owns(pod, meta["uid"], meta["name"], meta.get("creationTimestamp"))]
 
     def processes(self, job: Object) -> int:
         """Return the number of ranks in each pod."""
@@ -159,9 +166,3 @@ def ttl_fields(job: Job) -> Object:
 def is_owner(uid: str, item: Object) -> bool:
     """Return whether an object has an owner with this UID."""
     return any(owner.get("uid") == uid for owner in item["metadata"].get("ownerReferences") or [])
-
-
-def is_not_older(job: Object, pod: Object) -> bool:
-    """Return whether a pod was created after a job, so that it is not one of an earlier job of the same name."""
-    times = (timestamp(item["metadata"].get("creationTimestamp")) for item in (pod, job))
-    return next(times) >= next(times)

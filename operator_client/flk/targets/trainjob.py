@@ -13,7 +13,8 @@ from typing import Any, Final
 from flk import labels
 from flk.errors import UsageError
 from flk.targets.indexed import IndexedTarget, job_spec, named
-from flk.targets.model import EXIT_CODE, REPLACED, WORKER, Object, Parts, Replicas, is_not_older
+from flk.targets.model import EXIT_CODE, REPLACED, WORKER, Object, Parts, Replicas
+from flk.units import timestamp
 from flk_runtime.contract import VERSION, pod_layout
 
 RUNTIME: Final = "flk"  # name of the ClusterTrainingRuntime
@@ -106,9 +107,9 @@ class TrainJob(IndexedTarget):
         """Return the name of the JobSet, which is the TrainJob's."""
         return str((pod["metadata"].get("labels") or {}).get(_JOBSET_NAME, ""))
 
-    def owns(self, job: Object, pod: Object) -> bool:
+    def owns(self, pod: Object, uid: str, name: str, created: str | None = None) -> bool:
         """Return whether the pod is not older than the TrainJob: no pod has the UID of its TrainJob."""
-        return self.job_name(pod) == job["metadata"]["name"] and is_not_older(job, pod)
+        return self.job_name(pod) == name and timestamp(pod["metadata"].get("creationTimestamp")) >= timestamp(created)
 
     def condition_names(self) -> Mapping[str, str]:
         """Return the names of a TrainJob's conditions."""

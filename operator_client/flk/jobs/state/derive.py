@@ -14,7 +14,7 @@ from flk.observe.model import Finding, PodPhase
 from flk.observe.view import JobView
 from flk.units import timestamp
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.failure import Kind
 from flk_runtime.contract.ranges import parse_ranges
 
 
@@ -76,7 +76,6 @@ def deleted(last: State, *, name_reused: bool = False, now: float | None = None)
 
 
 def _failed(base: State, seen: JobView, cause: Finding | None) -> State:
-    failure = job_failure(seen)
     condition = seen.conditions.get("Failed") or {}
     message = " ".join(str(condition.get("message", "")).split())
     return replace(
@@ -85,17 +84,10 @@ def _failed(base: State, seen: JobView, cause: Finding | None) -> State:
         code=cause.exit_code if cause else int(ExitCode.INFRASTRUCTURE),
         reason=cause.code if cause else "",
         message=cause.sentence if cause else message,
-        failure=_deadline(base, failure) if cause and cause.code == "DeadlineExceeded" else failure,
+        failure=job_failure(seen),
         verdict=next((r.no_retry_reason for r in seen.records if r.failure and r.no_retry_reason), ""),
         ended=seen.ended or timestamp(condition.get("lastTransitionTime")) or None,
     )
-
-
-def _deadline(base: State, failure: Failure | None) -> Failure:
-    """Return the failure of a job whose deadline has passed: the operator's signals to its pods are no cause."""
-    if failure is not None and failure.kind is Kind.DEADLINE:
-        return failure
-    return Failure(Kind.DEADLINE, 0, pod_name=f"job {base.name}")
 
 
 def _succeeded(base: State, seen: JobView) -> State:
@@ -174,14 +166,14 @@ def _attempts(seen: JobView, state: State) -> list[AttemptState]:
     for attempt in record.attempts:
         failure = with_memory_limit(attempt.failure, seen)
         last = attempt is record.attempts[-1]
+        cause = failure.summary if failure else ""
         if failure is None and last and state.phase == Phase.FAILED:
-            failure = state.failure
-        if failure is not None:
+            outcome, cause, failure = "failed", state.message, state.failure
+        elif failure is not None:
             outcome = str(failure.kind) if failure.kind in (Kind.PREEMPTED, Kind.RESIZED) else "failed"
         else:
             outcome = "succeeded" if last and state.phase == Phase.SUCCEEDED else "running"
         ended = attempt.ended if attempt.ended or not (last and state.finished) else state.ended
-        cause = failure.summary if failure else ""
         pods = len(parse_ranges(attempt.pods))
         lost = None if attempt.restored is None or step is None else max(0, step - attempt.restored)
         attempts.append(

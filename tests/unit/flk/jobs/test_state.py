@@ -15,6 +15,7 @@ from flk.observe.observation import Observation
 from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.record import Attempt, JobRecord
 from tests.support.jobs import MADE, NOW, JobBuilder, record
 
 RAISED = Failure(Kind.EXCEPTION, 2, 2, "gpt-worker-2", "node-a", 0, NOW - 30, "ValueError", "bad shard", "Traceback\n…")
@@ -411,6 +412,11 @@ def test_deadline_of_the_operator() -> None:
     message = "Job gpt has failed because it was active longer than specified deadline"
     state = JobBuilder().condition("Failed", message).state()
     assert (state.phase, state.code, state.reason) == (Phase.FAILED, ExitCode.TIMEOUT, "DeadlineExceeded")
+    assert state.failure is None  # nobody has recorded one
+    job = JobBuilder().all("pod").condition("Failed", message)
+    state = job.ended(0, 143, JobRecord("running", 0, attempts=[Attempt(0, NOW - 60)]).to_json()).state()
+    assert (state.reason, state.failure) == ("DeadlineExceeded", None)
+    assert [(attempt.outcome, attempt.cause) for attempt in state.attempts] == [("failed", state.message)]
 
 
 def test_job_that_the_operator_refuses() -> None:

@@ -141,8 +141,8 @@ def test_pods_of_an_earlier_job_of_the_name_are_not_its_own(target: str) -> None
     found, earlier = stored(target), pod(target, 0, made="2025-12-31T23:59:59Z")
     earlier["metadata"]["ownerReferences"][0]["uid"] = "another"
     earlier["metadata"]["labels"]["jobset.sigs.k8s.io/jobset-uid"] = "another"
-    assert not target_of(found).owns(found, earlier)
-    assert target_of(found).owns(found, pod(target, 0))
+    own = pod(target, 0)
+    assert target_of(found).own([earlier, own], found) == [own]
 
 
 def test_what_a_trainjob_cannot_set_is_refused() -> None:
