@@ -7,7 +7,7 @@ datasets and `shard` work without a process group.
 from flk_runtime.data.evaluation import EvaluationLoader
 from flk_runtime.data.factory import length_of, make_loader, share_of_worker
 from flk_runtime.data.iterable import IterableLoader
-from flk_runtime.data.loader import EpochLoader, LoaderContext
+from flk_runtime.data.loader import EpochLoader, LoaderContext, LoaderEvents, LoaderOptions
 from flk_runtime.data.map_style import Loader
 from flk_runtime.data.micro_batches import StepShare, split
 from flk_runtime.data.partition import DataShard, shard
@@ -20,6 +20,8 @@ __all__ = [
     "IterableLoader",
     "Loader",
     "LoaderContext",
+    "LoaderEvents",
+    "LoaderOptions",
     "StepShare",
     "join_batches",
     "length_of",

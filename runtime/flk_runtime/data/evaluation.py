@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from flk_runtime.data.factory import make_loader
-from flk_runtime.data.loader import EpochLoader, LoaderContext
+from flk_runtime.data.loader import EpochLoader, LoaderContext, LoaderEvents
 from flk_runtime.data.micro_batches import StepShare
 from flk_runtime.errors import SetupError
 
@@ -19,16 +19,17 @@ class EvaluationLoader:
     get equally many batches: a rank that has no sample left gets one that counts already, with the number 0.
     """
 
-    def __init__(self, dataset: Any, context: LoaderContext, *, split: bool = True, **options: Any) -> None:
-        """``options`` are DataLoader's options. Raises SetupError as loaders do, and for shuffle and drop_last."""
+    def __init__(self, dataset: Any, context: LoaderContext) -> None:
+        """Raises SetupError as loaders do, and for shuffle and drop_last."""
         for name in ("shuffle", "drop_last"):
-            if name in options:
+            if name in context.options.of_torch:
                 raise SetupError(
                     f"{name}= cannot be passed: an evaluation takes every sample once, in the data's order"
                 )
-        self._samples = 0  # of the latest batch
-        context = dataclasses.replace(context, evaluates=True, on_batch=self._note)
-        self._loader = make_loader(dataset, context, shuffle=False, split=split, **options)
+        self._latest = _Latest()
+        options = dataclasses.replace(context.options, shuffle=False)
+        context = dataclasses.replace(context, options=options, evaluates=True, events=self._latest)
+        self._loader = make_loader(dataset, context)
 
     def __len__(self) -> int:
         """The number of batches, which is the same on all ranks. Raises TypeError for an iterable."""
@@ -37,7 +38,13 @@ class EvaluationLoader:
     def __iter__(self) -> Iterator[tuple[Any, int]]:
         self._loader.rewind()
         for batch in self._loader:
-            yield batch, self._samples
+            yield batch, self._latest.samples
 
-    def _note(self, loader: EpochLoader, share: StepShare, batch: Any) -> None:
-        self._samples = share.own
+
+class _Latest(LoaderEvents):
+    """Knows the number of this rank's samples in the latest batch."""
+
+    samples = 0
+
+    def give(self, loader: EpochLoader, share: StepShare, batch: Any) -> None:
+        self.samples = share.own

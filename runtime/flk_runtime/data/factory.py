@@ -14,25 +14,23 @@ from flk_runtime.data.map_style import Loader
 from flk_runtime.errors import SetupError
 
 
-def make_loader(
-    dataset: Any, context: LoaderContext, *, shuffle: bool | None, split: bool, **options: Any
-) -> EpochLoader:
-    """The loader for this kind of dataset; ``options`` are the options of `Loader` and `IterableLoader`.
+def make_loader(dataset: Any, context: LoaderContext) -> EpochLoader:
+    """The loader for this kind of dataset.
 
     Raises SetupError for an object that is not a dataset, and for options that do not fit its kind.
     """
     if isinstance(dataset, DataLoader):
         raise SetupError("a DataLoader is not a dataset: pass its dataset, and its options to the loader")
     if not _is_iterable_only(dataset):
-        if not split:
+        if not context.options.split:
             raise SetupError("split=False is for iterables: a dataset with length and index is split by the loader")
-        return Loader(dataset, context, shuffle=shuffle is not False, **options)
-    if shuffle:
+        return Loader(dataset, context)
+    if context.options.shuffle:
         raise SetupError(
             f"shuffle=True: a {type(dataset).__name__} has its own order: shuffle the dataset itself (Hugging Face: "
             ".shuffle(seed, buffer_size))"
         )
-    return IterableLoader(dataset, context, split=split, **options)
+    return IterableLoader(dataset, context)
 
 
 def length_of(dataset: Any) -> int | None:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from flk_runtime.data.loader import EpochLoader, LoaderContext, check_options
+from flk_runtime.data.loader import EpochLoader, LoaderContext
 from flk_runtime.data.reader import ShareReader, is_hugging_face, set_epoch
 from flk_runtime.distributed import comm_device
 from flk_runtime.errors import MismatchError, SetupError
@@ -32,14 +32,13 @@ class IterableLoader(EpochLoader):
     Iterating is collective: before each step the ranks agree that all have a batch (one all-reduce of 16 bytes). If one
     has none, the epoch ends on all ranks, and rank 0 prints what is left over; in an evaluation the rank repeats its
     latest batch, which counts 0, until no rank has another. With ``split=False`` the data is split over ranks and
-    workers already. ``options`` are DataLoader's options. Raises SetupError for options that the loader
-    sets itself, for a dataset that would be split twice, and on all ranks for an epoch with too few samples.
+    workers already. Raises SetupError for a dataset that would be split twice, and on all ranks for an epoch with too
+    few samples.
     """
 
-    def __init__(
-        self, dataset: Any, context: LoaderContext, *, split: bool = True, drop_last: bool = False, **options: Any
-    ) -> None:
-        check_options(options)
+    def __init__(self, dataset: Any, context: LoaderContext) -> None:
+        split, drop_last = context.options.split, context.options.drop_last
+        options = dict(context.options.of_torch)
         if split:
             _check_not_split(dataset, context.name)
         super().__init__(context)
@@ -53,7 +52,7 @@ class IterableLoader(EpochLoader):
             self._reader.position.share_memory_()  # type: ignore[no-untyped-call]
         self._make_source: Callable[[], DataLoader[Any]] = lambda: DataLoader(
             self._reader if split else _SplitDataset(dataset, self._reader.position),
-            batch_size=None if split else context.rank_size,
+            batch_size=None if split else context.options.rank_size,
             collate_fn=collate,
             generator=self._generator,
             **{"pin_memory": context.device.type == "cuda", **({} if split else {"drop_last": drop_last}), **options},
@@ -150,7 +149,7 @@ class IterableLoader(EpochLoader):
         """The settings that decide the order of data with ``split=False``, and so the meaning of a position."""
         return {
             "ranks": self._world_size,
-            "batch_size": self._context.rank_size,
+            "batch_size": self._context.options.rank_size,
             "num_workers": max(1, self._workers),
             "drop_last": self._drop_last,
         }

@@ -7,8 +7,8 @@ number of ranks.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -21,25 +21,20 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class LoaderContext:
-    """The facts about a run and a rank that a loader needs."""
+class LoaderOptions:
+    """The options of a loader, which are the same on all ranks. `Run.loader` describes them."""
 
     batch_size: int  # samples of a rank's micro-batch
-    rank: int
-    world_size: int
-    device: torch.device
-    seed: int
-    name: str = "loader"
-    steps_done: Callable[[], int] = lambda: 0  # optimizer steps of the run
-    on_begin: Callable[[], None] = lambda: None  # called before the first batch of an iteration
-    on_batch: Callable[[EpochLoader, StepShare, Any], None] = lambda loader, share, batch: None  # for each step
-    on_epoch_end: Callable[[EpochLoader], None] = lambda loader: None  # called after the last batch of an epoch
-    on_end: Callable[[], None] = lambda: None  # called after the last epoch or step
-    full_world_size: int = 0  # ranks whose batches together are a step, whatever the number of ranks is; 0: world_size
+    shuffle: bool | None = None  # None: where the dataset has no order of its own
+    split: bool = True
+    drop_last: bool = False
     accumulate: int = 1  # micro-batches of a rank in a step; of an elastic job when all ranks are there
-    evaluates: bool = False  # ranks may have no samples in a step
+    seed: int | None = None  # None: the seed of the run
+    name: str | None = None
+    of_torch: Mapping[str, Any] = field(default_factory=dict)  # the options of torch's DataLoader
 
     def __post_init__(self) -> None:
+        """Raises SetupError for sizes that are no whole numbers, and for options that a loader sets itself."""
         for name, what in (
             ("batch_size", "samples per rank and micro-batch"),
             ("accumulate", "micro-batches per step"),
@@ -47,20 +42,60 @@ class LoaderContext:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise SetupError(f"{name}={value!r}: expected a whole number, 1 or more ({what})")
+        refused = sorted({"batch_sampler", "sampler", "generator"} & self.of_torch.keys())
+        if refused:
+            raise SetupError(f"{refused[0]}= cannot be passed: the loader chooses the samples itself")
+        if not self.of_torch.get("in_order", True):
+            raise SetupError("in_order=False: batches would come in any order, and a position could not be resumed")
 
     @property
     def rank_size(self) -> int:
         """Samples of a rank in a full step, where all ranks are there."""
         return self.batch_size * self.accumulate
 
+
+class LoaderEvents:
+    """The calls of a loader to the run that it belongs to. Here they do nothing: the loader is alone."""
+
+    def steps_done(self) -> int:
+        """The optimizer steps of the run."""
+        return 0
+
+    def begin(self) -> None:
+        """An iteration is about to give its first batch."""
+
+    def give(self, loader: EpochLoader, share: StepShare, batch: Any) -> None:
+        """The loader gives a batch, which is this rank's share of a step."""
+
+    def end_epoch(self, loader: EpochLoader) -> None:
+        """The loader has given the last batch of an epoch."""
+
+    def end(self) -> None:
+        """The last epoch or step of a loop has ended."""
+
+
+@dataclass(frozen=True)
+class LoaderContext:
+    """The options of a loader, and the facts about a run and a rank that it needs."""
+
+    options: LoaderOptions
+    rank: int
+    world_size: int
+    device: torch.device
+    seed: int
+    name: str = "loader"
+    events: LoaderEvents = field(default_factory=LoaderEvents)
+    full_world_size: int = 0  # ranks whose batches together are a step, whatever the number of ranks is; 0: world_size
+    evaluates: bool = False  # ranks may have no samples in a step
+
     @property
     def step_size(self) -> int:
         """Samples of a full step, over all ranks."""
-        return self.rank_size * (self.full_world_size or self.world_size)
+        return self.options.rank_size * (self.full_world_size or self.world_size)
 
     def share(self, samples: int, own: int) -> StepShare:
         """This rank's share of a step of ``samples``."""
-        return StepShare(samples, own, count_pieces(samples, self.world_size, self.batch_size))
+        return StepShare(samples, own, count_pieces(samples, self.world_size, self.options.batch_size))
 
 
 class EpochLoader:
@@ -109,19 +144,19 @@ class EpochLoader:
             yield epoch
             if self.epoch == epoch:
                 self._next_epoch()
-        self._context.on_end()
+        self._context.events.end()
 
     def steps(self, count: int) -> Iterator[Any]:
         """Yield the batches of the optimizer steps that are left of ``count``, over as many epochs as that takes.
 
         `Run.step` counts the steps. After the last one the run is saved.
         """
-        while self._context.steps_done() < count:
+        while self._context.events.steps_done() < count:
             for batch in self:
                 yield batch
-                if self._context.steps_done() >= count:
+                if self._context.events.steps_done() >= count:
                     break
-        self._context.on_end()
+        self._context.events.end()
 
     def _timed(self, source: Iterable[T]) -> Iterator[T]:
         """Yield the items of ``source``, and add to `waited` the time that they take."""
@@ -137,27 +172,18 @@ class EpochLoader:
             yield item
 
     def _begin(self) -> None:
-        self._context.on_begin()
+        self._context.events.begin()
         self._generator.manual_seed(rng.derive_seed("workers", self._seed, self.epoch, self.consumed, self._rank))
 
     def _give(self, batch: Any, samples: int, own: int) -> Any:
         """The next batch, with ``own`` of the ``samples`` of its step, on the run's device."""
         batch = to_device(batch, self._context.device)
-        self._context.on_batch(self, self._context.share(samples, own), batch)
+        self._context.events.give(self, self._context.share(samples, own), batch)
         return batch
 
     def _next_epoch(self) -> None:
-        self._context.on_epoch_end(self)
+        self._context.events.end_epoch(self)
         self.epoch, self.consumed = self.epoch + 1, 0
-
-
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raise SetupError for options of DataLoader that a loader sets itself."""
-    refused = sorted({"batch_sampler", "sampler", "generator"} & options.keys())
-    if refused:
-        raise SetupError(f"{refused[0]}= cannot be passed: the loader chooses the samples itself")
-    if not options.get("in_order", True):
-        raise SetupError("in_order=False: batches would come in any order, and a position could not be resumed")
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

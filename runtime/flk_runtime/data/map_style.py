@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from flk_runtime.data import order
-from flk_runtime.data.loader import EpochLoader, LoaderContext, check_options
+from flk_runtime.data.loader import EpochLoader, LoaderContext
 from flk_runtime.data.partition import DataShard, shard_range
 from flk_runtime.errors import MismatchError, SetupError
 
@@ -58,33 +58,30 @@ def own_samples(size: int, world_size: int, rank: int) -> int:
 class Loader(EpochLoader):
     """Batches of this rank's share of a map-style dataset, as tensors on the run's device. Made by `Run.loader`.
 
-    ``options`` are DataLoader's options. Raises SetupError for a dataset without length and index, for one that is too
-    small, and for options that the loader sets itself.
+    Raises SetupError for a dataset without length and index, and for one that is too small.
     """
 
-    def __init__(
-        self, dataset: Any, context: LoaderContext, *, shuffle: bool = True, drop_last: bool = False, **options: Any
-    ) -> None:
+    def __init__(self, dataset: Any, context: LoaderContext) -> None:
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__") or isinstance(dataset, Mapping):
             raise SetupError(f"{type(dataset).__name__} has no length and index: a loader needs a map-style dataset")
         if isinstance(dataset, DataShard):
             raise SetupError(
                 "the data is already a shard of one rank: give the loader the whole data, and it splits it"
             )
-        check_options(options)
         super().__init__(context)
-        self._shuffle, self._drop_last = shuffle, drop_last
-        self._order = order.SHUFFLED if shuffle else order.OWN  # a checkpoint brings its own
+        options = context.options
+        self._shuffle, self._drop_last = options.shuffle is not False, options.drop_last
+        self._order = order.SHUFFLED if self._shuffle else order.OWN  # a checkpoint brings its own
         self._samples = len(dataset)
-        least = context.step_size if drop_last else 1 if context.evaluates else context.world_size
+        least = context.step_size if options.drop_last else 1 if context.evaluates else context.world_size
         if self._samples < least:
-            unit = "a step of all ranks takes" if drop_last else "there are ranks"
+            unit = "a step of all ranks takes" if options.drop_last else "there are ranks"
             raise SetupError(f"{context.name}: the dataset has {self._samples} samples, fewer than {unit} ({least})")
         self._source: DataLoader[Any] = DataLoader(
             dataset,
             batch_sampler=_BatchSampler(self),
             generator=self._generator,
-            **{"pin_memory": context.device.type == "cuda", **options},
+            **{"pin_memory": context.device.type == "cuda", **options.of_torch},
         )
 
     def __len__(self) -> int:

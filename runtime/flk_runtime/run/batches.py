@@ -12,6 +12,8 @@ from flk_runtime.data import (
     EpochLoader,
     EvaluationLoader,
     LoaderContext,
+    LoaderEvents,
+    LoaderOptions,
     StepShare,
     length_of,
     make_loader,
@@ -28,7 +30,7 @@ from flk_runtime.system import pytree
 T = TypeVar("T")
 
 
-class Batches:
+class Batches(LoaderEvents):
     """Makes loaders, and counts the samples that they give."""
 
     def __init__(self, context: RunContext, steps: Steps, saves: Saves, metrics: Metrics) -> None:
@@ -44,46 +46,28 @@ class Batches:
         self._step_ended = False  # since the latest batch
         self._by_tensor: MutableMapping[torch.Tensor, StepShare] = WeakIdKeyDictionary()
 
-    def make_loader(
-        self,
-        dataset: Any,
-        batch_size: int,
-        shuffle: bool | None,
-        split: bool,
-        drop_last: bool,
-        accumulate: int,
-        seed: int | None,
-        name: str | None,
-        options: dict[str, Any],
-    ) -> EpochLoader:
+    def make_loader(self, dataset: Any, options: LoaderOptions) -> EpochLoader:
         """A loader as `Run.loader` describes it. Collective."""
         # An evaluation may make a loader anew each time, and a resumed run has made another number of them.
         context, manager = self._context, self._saves.manager
-        saved = name is not None or not self._steps.began
-        name = name or ("loader" if self._count == 0 else f"loader-{self._count}")
+        saved = options.name is not None or not self._steps.began
+        name = options.name or ("loader" if self._count == 0 else f"loader-{self._count}")
         self._count += 1
         loader_context = LoaderContext(
-            batch_size,
+            options,
             context.rank,
             context.world_size,
             context.options.device,
-            context.options.seed if seed is None else seed,
+            context.options.seed if options.seed is None else options.seed,
             name,
-            steps_done=lambda: self._steps.done,
-            on_begin=manager.start_rank_rng,
-            on_batch=self._note,
-            on_epoch_end=self._forget,
-            on_end=lambda: self._saves.save_progress(self._steps.done),
+            events=self,
             full_world_size=context.full_world_size if context.options.keep_batch else context.world_size,
-            accumulate=accumulate,
         )
-        shared = {"batch_size": batch_size, "shuffle": shuffle, "split": split, "drop_last": drop_last}
-        shared["accumulate"] = accumulate
-        if context.member.workers > 1 and split:
+        if context.member.workers > 1 and options.split:
             dataset = share_of_worker(dataset, context.member.worker, context.member.workers)
-        length = length_of(dataset) if split else None
-        compare_options(f"loader {name!r}", shared | {"seed": loader_context.seed, "length of the dataset": length})
-        loader = make_loader(dataset, loader_context, shuffle=shuffle, split=split, drop_last=drop_last, **options)
+        shared = {"shuffle": options.shuffle, "drop_last": options.drop_last, "accumulate": options.accumulate}
+        _compare(f"loader {name!r}", dataset, options, shared | {"seed": loader_context.seed})
+        loader = make_loader(dataset, loader_context)
         if saved:
             manager.register(name, loader)
         elif not self._said_not_saved:
@@ -94,15 +78,14 @@ class Batches:
             )
         return loader
 
-    def make_evaluation(self, dataset: Any, batch_size: int, split: bool, options: dict[str, Any]) -> EvaluationLoader:
+    def make_evaluation(self, dataset: Any, options: LoaderOptions) -> EvaluationLoader:
         """A loader as `Run.evaluation` describes it. Collective."""
         context = self._context
         loader_context = LoaderContext(
-            batch_size, context.rank, context.world_size, context.options.device, context.options.seed, "evaluation"
+            options, context.rank, context.world_size, context.options.device, context.options.seed, "evaluation"
         )
-        length = length_of(dataset) if split else None
-        compare_options("evaluation", {"batch_size": batch_size, "split": split, "length of the dataset": length})
-        return EvaluationLoader(dataset, loader_context, split=split, **options)
+        _compare("evaluation", dataset, options, {})
+        return EvaluationLoader(dataset, loader_context)
 
     @property
     def epoch(self) -> int | None:
@@ -147,7 +130,13 @@ class Batches:
             )
         return values.pop()
 
-    def _note(self, loader: EpochLoader, share: StepShare, batch: Any) -> None:
+    def steps_done(self) -> int:
+        return self._steps.done
+
+    def begin(self) -> None:
+        self._saves.manager.start_rank_rng()
+
+    def give(self, loader: EpochLoader, share: StepShare, batch: Any) -> None:
         if self._step_ended:
             self._in_use.clear()
             self._step_ended = False
@@ -163,6 +152,15 @@ class Batches:
         self._metrics.shares.add_wait(loader.waited)
         loader.waited = 0.0
 
-    def _forget(self, loader: EpochLoader) -> None:
-        """The last batch of ``loader`` is not in use any more."""
-        self._in_use.pop(loader, None)
+    def end_epoch(self, loader: EpochLoader) -> None:
+        self._in_use.pop(loader, None)  # its last batch is not in use any more
+
+    def end(self) -> None:
+        self._saves.save_progress(self._steps.done)
+
+
+def _compare(name: str, dataset: Any, options: LoaderOptions, shared: dict[str, Any]) -> None:
+    """Raise SetupError on all ranks if the options of a loader differ between them. Collective."""
+    length = length_of(dataset) if options.split else None
+    common = {"batch_size": options.batch_size, "split": options.split, "length of the dataset": length}
+    compare_options(name, common | shared)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import Stateful
-from flk_runtime.data import EpochLoader, EvaluationLoader, join_batches
+from flk_runtime.data import EpochLoader, EvaluationLoader, LoaderOptions, join_batches
 from flk_runtime.discovery import RankInfo
 from flk_runtime.distributed import process_group
 from flk_runtime.distributed.process_group import Numbers
@@ -190,9 +190,8 @@ class Run:
         Raises SetupError if the dataset is too small or an option contradicts the loader, and CheckpointError if the
         checkpoint's position is of another dataset.
         """
-        return self._batches.make_loader(
-            dataset, batch_size, shuffle, split, drop_last, accumulate, seed, name, options
-        )
+        of_run = LoaderOptions(batch_size, shuffle, split, drop_last, accumulate, seed, name, options)
+        return self._batches.make_loader(dataset, of_run)
 
     def evaluation(self, dataset: Any, batch_size: int, *, split: bool = True, **options: Any) -> EvaluationLoader:
         """A loader for an evaluation, which yields pairs of a batch and the number of its samples. Collective.
@@ -212,7 +211,7 @@ class Run:
         ``dataset``, ``split`` and ``options`` are those of `loader`; a batch may have one sample more than
         ``batch_size``. Raises SetupError if there is no sample, or no data on a rank with ``split=False``.
         """
-        return self._batches.make_evaluation(dataset, batch_size, split, options)
+        return self._batches.make_evaluation(dataset, LoaderOptions(batch_size, split=split, of_torch=options))
 
     def join_batches(self, batches: Iterable[T]) -> Iterator[T]:
         """Yield this rank's ``batches`` until one of the ranks has no more; then all ranks stop. Collective.

@@ -10,14 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from flk_runtime.data import EvaluationLoader, LoaderContext
+from flk_runtime.data import EvaluationLoader
 from flk_runtime.errors import SetupError
+from tests.support.loaders import loader_context
 
 CPU = torch.device("cpu")
 
 
 def evaluation(data: Any, rank: int, world_size: int, batch_size: int, **options: Any) -> EvaluationLoader:
-    return EvaluationLoader(data, LoaderContext(batch_size, rank, world_size, CPU, 0), **options)
+    return EvaluationLoader(data, loader_context(batch_size, rank, world_size, of_torch=options))
 
 
 @given(samples=st.integers(1, 60), world_size=st.integers(1, 8), batch_size=st.integers(1, 5))

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from flk_runtime.data import IterableLoader, Loader, LoaderContext, length_of, make_loader, shard
+from flk_runtime.data import IterableLoader, Loader, length_of, make_loader, shard
 from flk_runtime.data.reader import step_shares
 from flk_runtime.errors import MismatchError, SetupError
+from tests.support.loaders import loader_context
 
 WORLDS = st.integers(1, 7)
 BATCHES = st.integers(1, 5)
@@ -130,8 +131,7 @@ class Stateful:
 
 
 def one(dataset: Any, **options: Any) -> Any:
-    context = LoaderContext(options.pop("batch_size", 4), rank=0, world_size=1, device=CPU, seed=0)
-    return make_loader(dataset, context, **{"shuffle": None, "split": True, **options})
+    return make_loader(dataset, loader_context(options.pop("batch_size", 4), **options))
 
 
 def values(batches: Any) -> list[int]:

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import TensorDataset
 
-from flk_runtime.data import Loader, LoaderContext
+from flk_runtime.data import Loader, LoaderEvents
 from flk_runtime.data.loader import to_device
 from flk_runtime.data.map_style import rank_share, step_sizes
 from flk_runtime.errors import MismatchError, SetupError
 from flk_runtime.system.rng import derive_seed
+from tests.support.loaders import loader_context
 
 WORLDS = st.integers(1, 9)
 BATCHES = st.integers(1, 7)
@@ -25,10 +26,22 @@ SAMPLES = st.integers(1, 400)
 CPU = torch.device("cpu")
 
 
+class Counted(LoaderEvents):
+    """A run that counts its optimizer steps, and keeps their number at each end of a loop."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.ended: list[int] = []
+
+    def steps_done(self) -> int:
+        return self.done
+
+    def end(self) -> None:
+        self.ended.append(self.done)
+
+
 def loader(samples: int, *, rank: int = 0, world_size: int = 1, batch_size: int = 4, **options: Any) -> Loader:
-    of_run = {name: options.pop(name) for name in ("seed", "steps_done", "on_end") if name in options}
-    context = LoaderContext(batch_size, rank, world_size, CPU, **{"seed": 0, **of_run})
-    return Loader(TensorDataset(torch.arange(samples)), context, **options)
+    return Loader(TensorDataset(torch.arange(samples)), loader_context(batch_size, rank, world_size, **options))
 
 
 def rest_of_epoch(
@@ -132,7 +145,7 @@ def test_nine_billion_samples_are_shuffled_without_memory_for_all() -> None:
         def __getitem__(self, index: int) -> int:
             return index
 
-    one = Loader(Huge(), LoaderContext(4, 0, 2, CPU, 0))
+    one = Loader(Huge(), loader_context(4, 0, 2))
     first = next(iter(one)).tolist()
     assert len({each // 10**9 for each in first}) > 1
     assert all(0 <= each < len(Huge()) for each in first)
@@ -148,13 +161,14 @@ def test_iterating_runs_an_epoch_and_advances_it() -> None:
 
 
 def test_epochs_are_those_that_are_left() -> None:
-    ended = []
-    one = loader(10, on_end=lambda: ended.append(one.epoch))
+    run = Counted()
+    one = loader(10, events=run)
     seen = []
     for epoch in one.epochs(3):
+        run.done = epoch + 1
         seen.append((epoch, sum(1 for _ in one)))
     assert seen == [(0, 3), (1, 3), (2, 3)]
-    assert ended == [3]
+    assert run.ended == [3]
     assert list(one.epochs(3)) == []
 
 
@@ -167,15 +181,15 @@ def test_an_epoch_that_is_broken_out_of_is_over() -> None:
 
 
 def test_steps_run_over_as_many_epochs_as_they_take() -> None:
-    done, ended = [0], []
-    one = loader(10, steps_done=lambda: done[0], on_end=lambda: ended.append(done[0]))
+    run = Counted()
+    one = loader(10, events=run)
     for _ in one.steps(4):  # an epoch is three steps
-        done[0] += 1
-    assert (one.epoch, one.consumed, ended) == (1, 4, [4])
+        run.done += 1
+    assert (one.epoch, one.consumed, run.ended) == (1, 4, [4])
     assert list(one.steps(4)) == []
     for _ in one.steps(6):
-        done[0] += 1
-    assert (one.epoch, one.consumed, done) == (1, 10, [6])  # the interrupted epoch went on
+        run.done += 1
+    assert (one.epoch, one.consumed, run.done) == (1, 10, 6)  # the interrupted epoch went on
 
 
 def test_a_position_in_another_order_or_in_an_iterable_is_refused() -> None:
@@ -225,7 +239,7 @@ def test_an_interrupted_last_step_of_an_epoch_leaves_no_step() -> None:
 
 def test_what_a_loader_refuses() -> None:
     with pytest.raises(SetupError, match="map-style"):
-        Loader(iter([1]), LoaderContext(1, 0, 1, CPU, 0))
+        Loader(iter([1]), loader_context(1))
     for batch_size in (0, -1, 1.5, "8"):
         with pytest.raises(SetupError, match="batch_size="):
             loader(8, batch_size=batch_size)  # type: ignore[arg-type]

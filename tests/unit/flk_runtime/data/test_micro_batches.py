@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from flk_runtime.data import IterableLoader, Loader, LoaderContext, StepShare, split
+from flk_runtime.data import IterableLoader, Loader, StepShare, split
 from flk_runtime.data.micro_batches import count_pieces
 from flk_runtime.errors import SetupError
+from tests.support.loaders import Shares, loader_context
 
 CPU = torch.device("cpu")
 WORLDS = st.integers(1, 8)
@@ -27,15 +28,12 @@ def shares_of_an_epoch(
     """[step][rank]: the samples of a rank, and its share."""
     ranks = []
     for rank in range(world_size):
-        found: list[StepShare] = []
-        context = LoaderContext(
-            batch_size, rank, world_size, CPU, 0, on_batch=lambda _, share, __, found=found: found.append(share),
-            full_world_size=full,
-        )  # fmt: skip
+        shares = Shares()
+        context = loader_context(batch_size, rank, world_size, events=shares, full_world_size=full)
         loader = Loader(TensorDataset(torch.arange(samples)), context)
         loader.consumed = consumed
         taken = [batch[0].tolist() for batch in loader]
-        ranks.append(list(zip(taken, found, strict=True)))
+        ranks.append(list(zip(taken, shares.found, strict=True)))
     return [list(step) for step in zip(*ranks, strict=True)]
 
 
@@ -73,23 +71,21 @@ def test_accumulated_micro_batches_are_one_batch_of_a_rank() -> None:
     for make in (Loader, IterableLoader):
         shares = {}
         for rank in range(2):
-            found: list[StepShare] = []
-            context = LoaderContext(
-                3, rank, 2, CPU, 0, on_batch=lambda _, share, __, found=found: found.append(share), accumulate=2
-            )  # fmt: skip
+            given = Shares()
+            context = loader_context(3, rank, 2, events=given, accumulate=2, shuffle=False if make is Loader else None)
             if make is Loader:
                 data: Any = TensorDataset(torch.arange(29))
-                batches = [batch.tolist() for (batch,) in Loader(data, context, shuffle=False)]
+                batches = [batch.tolist() for (batch,) in Loader(data, context)]
             else:
                 loader = IterableLoader(_Numbers(29), context)
                 loader._ready = lambda found, samples: (2, {6: 12, 3: 5, 2: 5}[samples])  # type: ignore[method-assign]
                 iterator = iter(loader)
                 batches = [next(iterator).tolist() for _ in range(3)]
-            shares[rank] = found, [len(batch) for batch in batches]
+            shares[rank] = given.found, [len(batch) for batch in batches]
         assert shares[0] == ([StepShare(12, 6, 2)] * 2 + [StepShare(5, 3, 1)], [6, 6, 3])
         assert shares[1] == ([StepShare(12, 6, 2)] * 2 + [StepShare(5, 2, 1)], [6, 6, 2])
     with pytest.raises(SetupError, match="accumulate=0: expected a whole number, 1 or more"):
-        LoaderContext(3, 0, 1, CPU, 0, accumulate=0)
+        loader_context(3, accumulate=0)
 
 
 def test_the_number_of_micro_batches_is_that_of_the_rank_with_most_samples() -> None:
@@ -146,19 +142,10 @@ def test_a_batch_in_which_nothing_has_the_number_of_samples_cannot_be_split() ->
 
 
 def test_an_iterable_keeps_its_global_batch_too() -> None:
-    found: list[StepShare] = []
-    context = LoaderContext(
-        3,
-        rank=0,
-        world_size=1,
-        device=CPU,
-        seed=0,
-        on_batch=lambda _, share, __: found.append(share),
-        full_world_size=2,
-    )
-    stream = IterableLoader(_Numbers(20), context)
+    shares = Shares()
+    stream = IterableLoader(_Numbers(20), loader_context(3, events=shares, full_world_size=2))
     assert [len(batch) for batch in stream] == [6, 6, 6, 2]
-    assert found == [StepShare(6, 6, 2)] * 3 + [StepShare(2, 2, 1)]
+    assert shares.found == [StepShare(6, 6, 2)] * 3 + [StepShare(2, 2, 1)]
 
 
 class _Numbers(torch.utils.data.IterableDataset[int]):

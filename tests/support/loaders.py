@@ -1,0 +1,45 @@
+"""The contexts of loaders that belong to no run."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from flk_runtime.data import EpochLoader, LoaderContext, LoaderEvents, LoaderOptions, StepShare
+
+_OPTIONS = {field.name for field in fields(LoaderOptions)}
+
+
+class Shares(LoaderEvents):
+    """Keeps the shares of all batches that a loader gives."""
+
+    def __init__(self) -> None:
+        self.found: list[StepShare] = []
+
+    def give(self, loader: EpochLoader, share: StepShare, batch: Any) -> None:
+        self.found.append(share)
+
+
+def loader_context(
+    batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+    *,
+    events: LoaderEvents | None = None,
+    full_world_size: int = 0,
+    seed: int = 0,
+    **options: Any,
+) -> LoaderContext:
+    """The context of a loader on the CPU; ``options`` are LoaderOptions and options of torch's DataLoader."""
+    own = {name: options.pop(name) for name in _OPTIONS & options.keys()}
+    return LoaderContext(
+        LoaderOptions(batch_size, **{"of_torch": options, **own}),
+        rank,
+        world_size,
+        torch.device("cpu"),
+        seed,
+        events=events or LoaderEvents(),
+        full_world_size=full_world_size,
+    )
