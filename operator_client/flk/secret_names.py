@@ -1,4 +1,4 @@
-"""Which variables, options and files hold secrets, by their names.
+"""Which variables, options and files hold secrets, by their names, and by what a key of Google's cloud contains.
 
 `flk submit` warns of such variables and does not ship such files. Archives hide the values of such variables and
 options.
@@ -21,9 +21,12 @@ _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _FILES: Final = (
     *(".env", ".env.*", ".netrc", ".npmrc", ".pypirc", ".git-credentials", ".htpasswd", "kubeconfig", "*.kubeconfig"),
     *("*.pem", "*.key", "*.p12", "*.pfx", "*.keystore", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*"),
-    *("*[-_]key.json", "service[-_]account*.json"),
+    *("*[-_]key.json", "service[-_]account*.json", "admin.conf", "rclone.conf", "*.jks", "*.ppk"),
+    *("*.tfvars", "*.tfvars.json"),
 )
-_DATA: Final = ("", ".cfg", ".conf", ".ini", ".json", ".toml", ".txt", ".yaml", ".yml")  # not code: secrets.py
+_SERVICE_ACCOUNT: Final = re.compile(rb'"type"\s*:\s*"service_account"')
+KEY_SIZE: Final = 1 << 14  # bytes; a key of a service account has about 2,400
+_DATA: Final = ("", ".cfg", ".conf", ".csv", ".ini", ".json", ".toml", ".txt", ".yaml", ".yml")  # not code: secrets.py
 
 
 def names_secret(name: str) -> bool:
@@ -36,3 +39,8 @@ def file_names_secret(name: str) -> bool:
     path = PurePosixPath(name)
     in_data = path.suffix.lower() in _DATA and names_secret(path.stem)
     return in_data or any(fnmatch.fnmatchcase(name.lower(), pattern) for pattern in _FILES)
+
+
+def content_is_secret(content: bytes) -> bool:
+    """Return whether the content of a JSON file is a key of a service account, whose default name is ``PROJECT-ID``."""
+    return bool(_SERVICE_ACCOUNT.search(content))

@@ -139,7 +139,7 @@ COVERED = {
     "tests/unit/flk/kube/test_hostile_text.py": "flk.cli.resume",
     "tests/unit/flk/kube/test_kubeconfig.py": "flk.kube.connection flk.kube.credentials flk.kube.exec_plugin",
     "tests/unit/flk/kube/test_watch.py": "flk.kube.resources flk.observe.follower",
-    "tests/unit/flk/manifest/test_bundle.py": "flk.manifest.files",
+    "tests/unit/flk/manifest/test_bundle.py": "flk.manifest.files flk.manifest.ignore_file",
     "tests/unit/flk/manifest/test_golden.py": "flk.manifest.pod flk.manifest.text",
     "tests/unit/flk/observe/test_archive.py": (
         "flk.health.deletion flk.jobs.archive_writer flk.jobs.tails flk.observe.archive.format "

@@ -21,7 +21,7 @@ from flk.manifest.runtime import runtime_archive, used_by
 from flk.spec.job import Job
 
 SIZE_LIMIT: Final = 8 * 2**20  # bytes of the compressed code: about ten ConfigMaps
-RAW_LIMIT: Final = 256 * 2**20  # bytes before compression: beyond it, compressing would take the user's time in vain
+RAW_LIMIT: Final = 64 * 2**20  # bytes before compression: beyond it, compressing would take the user's time in vain
 COUNT_LIMIT: Final = 20_000
 _SHOWN: Final = 3  # files in a message
 

@@ -1,13 +1,16 @@
 """Which of the user's files travel with a job.
 
 In a git checkout: the tracked files below the folder as they are in the work tree, and Python files that git neither
-tracks nor ignores. Elsewhere: all files below the folder, except hidden files and the folders of tools. The patterns of
-`ship` add files to either. Files whose names look like keys or passwords, and links to files outside of the folder,
-travel only if `ship` lists them by name.
+tracks nor ignores. Elsewhere: all files below the folder, except hidden files and the folders of tools; in the user's
+home, only the Python files directly in it. What `.flkignore` excludes does not travel. The patterns of `ship` add files
+to all of these. Files that look like keys or passwords, and links to files outside of the folder, travel only if `ship`
+lists them by name.
 """
 
 from __future__ import annotations
 
+import ast
+import itertools
 import os
 import stat
 import subprocess
@@ -17,11 +20,13 @@ from pathlib import Path, PurePosixPath
 from typing import Final, NoReturn
 
 from flk.errors import UsageError
-from flk.secret_names import file_names_secret
+from flk.manifest import ignore_file
+from flk.secret_names import KEY_SIZE, content_is_secret, file_names_secret
 from flk.spec.job import Job
 
 _TOOL_FOLDERS: Final = frozenset({"__pycache__", "node_modules", "site-packages"})
-_OWN_FILES: Final = {"flk.yaml", "flk.schema.json"}  # pods do not read them
+_OWN_FILES: Final = {"flk.yaml", "flk.schema.json", ignore_file.NAME}  # pods do not read them
+WALK_LIMIT: Final = 100_000  # files that are looked at outside of git
 _WILDCARDS: Final = frozenset("*?[")
 _SHOWN: Final = 3  # files in a message
 
@@ -44,13 +49,16 @@ def select_files(job: Job, root: Path) -> Selection:
             hint=f"run flk in the script's folder: cd {script.parent}",
         )
     listed = _listed(job.ship if isinstance(job.ship, list) else [], root)
-    in_git = _git_files(root)
-    found, others = (set(_walk(root)), set[str]()) if in_git is None else in_git
+    in_git, at_home = _git_files(root), Path(os.path.expanduser("~")).is_relative_to(root)
+    found, others = in_git or (_found(root, at_home), set[str]())
+    ignored = ignore_file.ignored(root, found | others)
+    found, others = found - ignored, others - ignored
     secrets = {path for path in found if _looks_secret(root, path)}
     folders = {path for path in found if os.path.islink(root / path) and os.path.isdir(root / path)}
     locked = {path for path in (found | listed) - folders if os.path.isdir(root / path) and _is_locked(root / path)}
     outside = {path for path in found - secrets - folders if _leaves(root, path)}
     chosen = (found - secrets - folders - outside) | listed
+    home = {"all but the Python files in it"} if at_home and in_git is None else set()
     own = script or find_module(job, root)
     if own is not None:
         chosen.add(own.relative_to(root).as_posix())
@@ -60,7 +68,8 @@ def select_files(job: Job, root: Path) -> Selection:
         f"{kind}: {_some(paths - shipped)}{remedy}"
         for kind, paths, remedy in (
             ("untracked files that are not Python", others - _OWN_FILES, " (--ship PATTERN adds them)"),
-            ("names that look like secrets", secrets, " (--ship with the whole name adds them)"),
+            ("files that look like secrets", secrets, " (--ship with the whole name adds them)"),
+            (f"what is below {root}, which is no folder of code", home, " (--ship NAME adds a part of it)"),
             ("links to folders", folders, " (--ship NAME adds their files)"),
             ("folders that cannot be read", locked, ""),
             (f"links to files outside of {root}", outside, " (--ship with the whole name adds them)"),
@@ -91,7 +100,29 @@ def find_script(job: Job, root: Path) -> Path | None:
             f"there is no script {job.command[0]} in {root}",
             hint="if the script is in the image, use --no-ship",
         )
+    if script.is_relative_to(root):
+        _refuse_relative_imports(job.command[0], script, root)
     return script
+
+
+def _refuse_relative_imports(name: str, script: Path, root: Path) -> None:
+    """Raise UsageError if a script imports relative to its package: only a module that runs with -m has one.
+
+    Only imports that are not inside another statement count, such as ``try``.
+    """
+    try:
+        statements = ast.parse(script.read_bytes()).body
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return  # whoever reads the script next says what is wrong
+    for statement in statements:
+        if isinstance(statement, ast.ImportFrom) and statement.level:
+            above = max(statement.level - len(script.relative_to(root).parts) + 1, 0)
+            folder = root.parents[above - 1] if above else root
+            module = ".".join(script.relative_to(folder).with_suffix("").parts)
+            raise UsageError(
+                f"the script {name} imports relative to its package in line {statement.lineno}, which a script cannot",
+                hint=f"run it as a module{f' in {folder}' if above else ''}: -m {module}",
+            )
 
 
 def find_module(job: Job, root: Path) -> Path | None:
@@ -143,6 +174,19 @@ def _git(root: Path, *arguments: str) -> set[str]:
 
 def _ignored(root: Path) -> bool:
     return subprocess.run(["git", "-C", str(root), "check-ignore", "-q", "."], capture_output=True).returncode == 0
+
+
+def _found(root: Path, at_home: bool) -> set[str]:
+    """Return the files outside of git. Raises UsageError if there are too many to look at."""
+    if at_home:
+        return {path.name for path in root.glob("*.py") if not path.name.startswith(".")}
+    found = set(itertools.islice(_walk(root), WALK_LIMIT + 1))
+    if len(found) > WALK_LIMIT:
+        raise UsageError(
+            f"there are more than {WALK_LIMIT:,} files in {root}, whose code is shipped",
+            hint="run flk in a smaller folder, or put the code into the image (--no-ship)",
+        )
+    return found
 
 
 def _walk(root: Path) -> Iterator[str]:
@@ -225,7 +269,14 @@ def _looks_secret(root: Path, path: str) -> bool:
     """Whether the name of a file, or the name of the file that it links to, looks like a secret."""
     file = root / path
     names = {file.name, file.resolve().name} if os.path.islink(file) else {file.name}
-    return any(file_names_secret(name) for name in names)
+    return any(file_names_secret(name) for name in names) or (file.suffix == ".json" and _is_key(file))
+
+
+def _is_key(file: Path) -> bool:
+    try:
+        return file.stat().st_size <= KEY_SIZE and content_is_secret(file.read_bytes())
+    except OSError:
+        return False
 
 
 def _leaves(root: Path, path: str) -> bool:

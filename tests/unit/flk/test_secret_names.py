@@ -44,6 +44,7 @@ SECRET_FILES = [
         "API_KEY",
         "auth.json",
     ),
+    *("credentials.csv", "aws_credentials.csv", "admin.conf", "rclone.conf", "store.jks", "login.ppk", "prod.tfvars"),
 ]
 PLAIN_FILES = [
     *("secrets.py", "token.py", "tokenizer.json", "special_tokens_map.json", "tokens.txt", "auth.py", "authors.txt"),
@@ -84,6 +85,17 @@ def test_names_that_are_like_them(name: str) -> None:
     assert not names_secret(name)
     assert not hidden_in_archives(name)
     assert not warned_of(name)
+
+
+def test_a_key_of_a_service_account_is_known_by_its_content(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "project-1a2b3c.json").write_text('{\n  "type": "service_account",\n  "private_key": "-----BEGIN"}')
+    (tmp_path / "model.json").write_text('{"type": "llama"}')
+    selection = select_files(validated({"command": "train.py"}), tmp_path)
+    assert set(selection.files) == {"train.py", "model.json"}
+    assert "project-1a2b3c.json" in selection.left_out[0]
+    named = validated({"command": "train.py", "ship": ["project-1a2b3c.json"]})
+    assert "project-1a2b3c.json" in select_files(named, tmp_path).files
 
 
 def test_files_with_names_of_secrets_are_not_shipped(tmp_path: Path) -> None:

@@ -103,6 +103,67 @@ def test_an_ignored_script_travels_all_the_same(tmp_path: Path, write: Write, gi
     assert "train.py" in make_bundle(job(), tmp_path).files
 
 
+@pytest.mark.parametrize("in_git", [False, True])
+def test_what_flkignore_excludes_does_not_travel(tmp_path: Path, write: Write, git: Any, in_git: bool) -> None:
+    write("train.py", "data/a.txt", "data/sub/b.txt", "notes.md", "docs/data/keep.txt", "old.py", "keep/old.py")
+    write(".gitignore", content="train.py\n")  # git's own patterns are no business of .flkignore
+    write(".flkignore", content="# comment\n/data/\n*.md\nold.py\n!keep/old.py\n")
+    if in_git:
+        git("init", "-q")
+        git("add", "-f", ".")
+    bundle = make_bundle(job(ship=["notes.md"]), tmp_path)
+    assert {file for file in bundle.files if not file.startswith(".")} == {
+        *("train.py", "docs/data/keep.txt", "keep/old.py", "notes.md")
+    }
+    assert bundle.left_out == ()
+
+
+def test_flkignore_without_git_is_refused(tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("train.py", ".flkignore")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert ".flkignore needs git" in str(error_of(job(), tmp_path))
+
+
+def test_nothing_walks_the_home_folder(tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("train.py", "helper.py", "notes.txt", "Documents/a.py", "code/model.py")
+    for home in (tmp_path, tmp_path / "Documents"):
+        monkeypatch.setenv("HOME", str(home))
+        bundle = make_bundle(job(ship=["code"]), tmp_path)
+        assert bundle.files == ("code/model.py", "helper.py", "train.py")
+        assert "--ship NAME adds" in bundle.left_out[0]
+
+
+def test_a_large_file_is_named_before_it_is_read(tmp_path: Path, write: Write) -> None:
+    write("train.py")
+    with open(tmp_path / "data.bin", "wb") as file:
+        file.truncate(200 * 2**20)
+    (tmp_path / "data.bin").chmod(0o200)
+    error = error_of(job(), tmp_path)
+    assert str(error).startswith("the code is too large to ship: 200.0 MiB")
+    assert "data.bin (200.0 MiB)" in error.hint
+
+
+def test_too_many_files_are_not_looked_at(tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flk.manifest.files.WALK_LIMIT", 3)
+    write("train.py", "a", "b")
+    assert len(make_bundle(job(), tmp_path).files) == 3
+    write("c")
+    assert "more than 3 files" in str(error_of(job(), tmp_path))
+
+
+def test_a_script_with_relative_imports_is_a_module(tmp_path: Path, write: Write) -> None:
+    write("train.py", "package/sub/train.py", content="import os\nfrom .model import Net\n")
+    write("package/upper.py", content="from ..model import Net")
+    write("package/careful.py", content="try:\n    from .model import Net\nexcept ImportError:\n    import model\n")
+    error = error_of(job("package/sub/train.py"), tmp_path)
+    assert "imports relative to its package in line 2, which a script cannot" in str(error)
+    assert error.hint == "run it as a module: -m package.sub.train"
+    assert error_of(job(), tmp_path).hint == f"run it as a module in {tmp_path.parent}: -m {tmp_path.name}.train"
+    upper = error_of(job("package/upper.py"), tmp_path).hint
+    assert upper == f"run it as a module in {tmp_path.parent}: -m {tmp_path.name}.package.upper"
+    assert make_bundle(job("package/careful.py"), tmp_path).script == "package/careful.py"
+
+
 def test_patterns_add_files(tmp_path: Path, write: Write, git: Any) -> None:
     write("train.py")
     git("init", "-q")
@@ -220,7 +281,7 @@ def test_what_is_shipped_is_not_said_to_be_left_out(tmp_path: Path, write: Write
     left_out = make_bundle(job("run", ship=["link"]), root).left_out
     assert [sentence.partition(" (")[0] for sentence in left_out] == [
         *(["untracked files that are not Python: conf.yaml, data/a.txt"] if in_git else []),
-        "names that look like secrets: .env",
+        "files that look like secrets: .env",
         f"links to files outside of {root}: outside.txt",
     ]
 
@@ -282,7 +343,7 @@ def test_a_link_to_a_secret_is_a_secret(tmp_path: Path, write: Write) -> None:
     bundle = make_bundle(job(), tmp_path)
     assert bundle.files == ("train.py",)
     assert bundle.left_out == (
-        "names that look like secrets: .env, settings.txt (--ship with the whole name adds them)",
+        "files that look like secrets: .env, settings.txt (--ship with the whole name adds them)",
     )
 
 
