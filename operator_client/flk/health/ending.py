@@ -210,7 +210,9 @@ CAUSES: Final = (
         f"A write failed because the file system is mounted read-only (EROFS). {_RECORD}",
         "Write to another folder, or mount the volume for writing.",
         _ended(
-            lambda failure: failure.kind in _OF_CODE and bool(_READ_ONLY.search(_text(failure))),
+            lambda failure: (
+                failure.kind is Kind.READ_ONLY or (failure.kind in _OF_CODE and bool(_READ_ONLY.search(_text(failure))))
+            ),
             lambda view, failure: (
                 "write to another folder, such as the one of --checkpoint, or remove readOnly from the volume"
             ),

@@ -31,6 +31,7 @@ class Kind(_Text):
     HANG = "hang"
     EXCEPTION = "exception"
     DISK_FULL = "disk_full"
+    READ_ONLY = "read_only"
     IO = "io"
     GPU = "gpu"
     ADDRESS = "address"
@@ -98,6 +99,10 @@ class Meaning:
     delay: float = 0.0  # seconds before the attempt that follows the first such failure
     node_at_fault: bool = False  # it may be the fault of the node
     secondary: bool = False  # a consequence of another rank's failure, whenever there is one
+    explained: bool = True  # it says why it happened; else another launcher may know
+    needs_new_pod: bool = False  # the pod exists, and must be replaced before another attempt
+    may_follow_loss: bool = False  # an exception of this kind may be raised because a connection to a peer broke
+    answers_sigterm: bool = False  # it is probably how a script answers SIGTERM, if the rank has received one
 
 
 _SAME_WAY: Final = "the next attempt would fail in the same way"
@@ -111,11 +116,13 @@ _RESTARTS, _DISRUPTIONS = Budget.RESTARTS, Budget.DISRUPTIONS
 MEANINGS: Final[Mapping[Kind, Meaning]] = {
     Kind.USAGE: Meaning(
         "the environment, the command or an option is wrong; the image has no Python or torch; the preflight fails",
-        0, ExitCode.USAGE, predicate="could not start", reason=_SAME_WAY, same=_ERROR,
+        # It may mention NCCL without a loss.
+        0, ExitCode.USAGE, predicate="could not start", reason=_SAME_WAY, same=_ERROR, answers_sigterm=True,
     ),
     Kind.MISMATCH: Meaning(
         "a checkpoint does not match the state that it is restored into, or the state cannot be saved",
         0, ExitCode.USAGE, predicate="could not use a checkpoint", reason=_SAME_WAY, same=_ERROR,
+        may_follow_loss=True, answers_sigterm=True,
     ),
     Kind.DEADLINE: Meaning(
         "the job's deadline passed",
@@ -128,11 +135,17 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
     ),
     Kind.EXCEPTION: Meaning(
         "a rank raises another exception",
-        1, _TRAINING, _LAUNCHER, _RESTARTS, "raised {type}", same=_ERROR, final_after=_TWICE,
+        1, _TRAINING, _LAUNCHER, _RESTARTS, "raised {type}", same=_ERROR, final_after=_TWICE, may_follow_loss=True,
+        answers_sigterm=True,
     ),
     Kind.DISK_FULL: Meaning(
         "a rank finds no space on a file system (ENOSPC, EDQUOT)",
         1, _INFRASTRUCTURE, predicate="raised {type}", reason="it stays full until somebody frees space", same=_ERROR,
+    ),
+    Kind.READ_ONLY: Meaning(
+        "a rank writes to a file system that is mounted read-only (EROFS)",
+        1, _INFRASTRUCTURE, predicate="raised {type}", reason="it stays read-only until somebody mounts it for writing",
+        same=_ERROR,
     ),
     Kind.IO: Meaning(
         "a disk or a network file system fails (EIO, ESTALE)",
@@ -142,6 +155,7 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
     Kind.GPU: Meaning(
         "a rank's GPU is lost (an ECC or NVLink error, a GPU that fell off the bus)",
         1, _INFRASTRUCTURE, _OPERATOR, _DISRUPTIONS, "raised {type}", same=_ERROR, node_at_fault=True,
+        needs_new_pod=True,
     ),
     Kind.ADDRESS: Meaning(
         "a rank finds its address in use",
@@ -163,7 +177,7 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
     Kind.EXIT: Meaning(
         "a rank ends with an exit code",
         3, _TRAINING, _LAUNCHER, _RESTARTS, "ended with exit code {exit_code}", same=("exit_code", "message"),
-        final_after=_TWICE,
+        final_after=_TWICE, answers_sigterm=True,
     ),
     Kind.UNKNOWN: Meaning(
         "a rank fails in a way that only a newer version of flk knows",
@@ -176,21 +190,22 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
     Kind.LOST: Meaning(
         "a pod is lost: it is deleted, or its node is gone",
         4, _INFRASTRUCTURE, _OPERATOR, _DISRUPTIONS, "was lost", True, same=("pod",), node_at_fault=True,
+        explained=False,
     ),
     Kind.CONTAINER_KILLED: Meaning(
         "a container is killed with its launcher, as at its memory limit under control groups v2",
         4, _INFRASTRUCTURE, _OPERATOR, _DISRUPTIONS, "was killed, probably at the memory limit of its container",
-        same=("pod",), final_after=_TWICE,
+        same=("pod",), final_after=_TWICE, explained=False,
     ),
     Kind.ABSENT: Meaning(
         "a pod never joins within FLK_JOIN_TIMEOUT, or pod 0 does not answer for as long",
         4, _INFRASTRUCTURE, predicate="never joined", message_is_predicate=True, same=("pod",),
-        reason="the other pods have waited long enough",
+        reason="the other pods have waited long enough", explained=False,
     ),
     Kind.UNKILLABLE: Meaning(
         "a rank survives SIGKILL for FLK_KILL_TIMEOUT (30 s)",
         4, _INFRASTRUCTURE, _OPERATOR, _DISRUPTIONS, "has a rank that survives SIGKILL", same=("pod",),
-        node_at_fault=True,
+        node_at_fault=True, needs_new_pod=True,
     ),
     Kind.RESIZED: Meaning(
         "a pod joins an elastic job, or leaves it after SIGTERM",
@@ -200,6 +215,7 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
     Kind.STORAGE: Meaning(
         "a checkpoint cannot be read or written now: a time-out, a server that refuses, no memory for a copy",
         6, _INFRASTRUCTURE, _LAUNCHER, _DISRUPTIONS, "raised {type}", same=_ERROR, final_after=_TEN_TIMES,
+        may_follow_loss=True, answers_sigterm=True,
     ),
     Kind.RENDEZVOUS: Meaning(  # a rank that failed earlier could not be met
         "the ranks do not find each other in the preflight",
@@ -271,7 +287,7 @@ class Failure:
     @property
     def is_cause(self) -> bool:
         """Whether it says why the attempt ended. Another launcher may know why a pod was lost or a connection broke."""
-        return not self.secondary and self.kind not in (Kind.LOST, Kind.CONTAINER_KILLED, Kind.ABSENT)
+        return not self.secondary and self.kind.meaning.explained
 
     @property
     def signature(self) -> tuple[object, ...]:

@@ -12,9 +12,6 @@ from flk_runtime.launcher.preemption import PodPreemption
 from flk_runtime.launcher.transport import AttemptStarted
 from flk_runtime.shared.progress import ProgressPage
 
-# Kinds of failures that are probably how a script answers SIGTERM.
-_ANSWERS = (Kind.EXCEPTION, Kind.EXIT, Kind.USAGE, Kind.MISMATCH, Kind.STORAGE)
-
 
 @dataclass
 class PodAttempt:
@@ -62,7 +59,8 @@ class PodAttempt:
         """
         known = [*self.failures, self.end] if self.end else self.failures
         alike = any(failure.signature == each.signature for each in known)
-        return failure if alike or failure.kind not in _ANSWERS else replace(failure, kind=Kind.STOPPED)
+        answers = failure.kind.meaning.answers_sigterm and not alike
+        return replace(failure, kind=Kind.STOPPED) if answers else failure
 
     def stopped_as_told(self, page: ProgressPage, code: int) -> bool:
         """Whether the rank with this page has ended with this code because it was told to save and end."""

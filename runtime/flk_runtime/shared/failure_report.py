@@ -23,8 +23,6 @@ from flk_runtime.system.text import last_exception, text_of
 _LAUNCHER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "launcher", "")
 _TRACEBACK_LIMIT = 6000  # characters of a traceback that go into the report
 _MESSAGE_LIMIT = 4000  # characters of a message
-# Kinds of exceptions that may be raised because a connection broke. A usage error may mention NCCL without that.
-_MAY_FOLLOW = (Kind.EXCEPTION, Kind.MISMATCH, Kind.STORAGE)
 _WRAPPED = re.compile(r"Caught \w+ (in .+)\.\nOriginal ")  # torch/_utils.py, ExceptionWrapper
 
 
@@ -40,7 +38,7 @@ def describe(error: BaseException) -> dict[str, Any]:
     message = _of_worker(name, text_of(first))[:_MESSAGE_LIMIT]
     others = f" (and {plural(len(leaves) - 1, 'other exception')})" if len(leaves) > 1 else ""
     return {
-        "kind": kind_of_loss(message) if kind in _MAY_FOLLOW and _has_secondary_cause(error) else kind,
+        "kind": kind_of_loss(message) if kind.meaning.may_follow_loss and _has_secondary_cause(error) else kind,
         "type": name,
         "message": message + others + (faults.full_file_system(error) if kind is Kind.DISK_FULL else ""),
         "traceback": format_error(error)[-_TRACEBACK_LIMIT:],

@@ -18,6 +18,7 @@ _SHM: Final = "/dev/shm"  # noqa: S108 - not a temporary file
 _ERRNOS: Final = {
     errno.ENOSPC: Kind.DISK_FULL,
     errno.EDQUOT: Kind.DISK_FULL,
+    errno.EROFS: Kind.READ_ONLY,
     errno.EIO: Kind.IO,
     errno.ESTALE: Kind.IO,
     errno.EADDRINUSE: Kind.ADDRESS,

@@ -56,7 +56,7 @@ def test_a_rank_reports_the_kind_of_its_error(error: type[RuntimeFailure], kind:
         (OSError(errno.ESTALE, "Stale file handle"), Kind.IO),
         (OSError(errno.ENOSPC, "No space left on device"), Kind.DISK_FULL),
         (OSError(errno.EACCES, "Permission denied"), Kind.MISMATCH),
-        (OSError(errno.EROFS, "Read-only file system"), Kind.MISMATCH),
+        (OSError(errno.EROFS, "Read-only file system"), Kind.READ_ONLY),
         (ValueError("it has another shape"), Kind.MISMATCH),
         (RuntimeError("[/x/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:5"), Kind.CONNECTION),
     ],

@@ -18,7 +18,7 @@ from flk_runtime.contract.ranges import format_ranges, numbered, plural
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.launcher.coordinator.drain import Drain, with_shards
 from flk_runtime.launcher.coordinator.membership import Membership
-from flk_runtime.launcher.coordinator.policy import Decision, decide, final_reason, needs_new_pod
+from flk_runtime.launcher.coordinator.policy import Decision, decide, final_reason
 from flk_runtime.launcher.hangs.detector import HangDetector
 from flk_runtime.launcher.hangs.stragglers import Stragglers
 from flk_runtime.launcher.history import bad_nodes, job_record, new_record, progress, shorten
@@ -350,7 +350,7 @@ class Leader:
         for failure in self._failures:
             pod = failure.pod
             same = self._admitted.get(pod) == self._connected.get(pod)  # else it has been replaced already
-            if needs_new_pod(failure) and pod in self._joined and same:
+            if failure.kind.meaning.needs_new_pod and pod in self._joined and same:
                 unusable[pod] = failure
         for pod, failure in unusable.items():
             self._joined.pop(pod)

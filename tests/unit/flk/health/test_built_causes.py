@@ -196,6 +196,10 @@ BUILT: dict[str, tuple[Callable[[], JobView], str]] = {
         lambda: failed("exception", type="torch.OutOfMemoryError", message="CUDA out of memory.").view(),
         f"rank 1 in {POD} raised torch.OutOfMemoryError: CUDA out of memory.",
     ),
+    "ReadOnlyVolume": (
+        lambda: failed("read_only", type="OSError", message="[Errno 30] Read-only file system: '/data'").view(),
+        f"rank 1 in {POD} raised OSError: [Errno 30] Read-only file system: '/data'",
+    ),
     "VolumeFailed": (
         lambda: failed("io", type="OSError", message="[Errno 116] Stale file handle").view(),
         f"rank 1 in {POD} raised OSError: [Errno 116] Stale file handle",
