@@ -196,10 +196,6 @@ BUILT: dict[str, tuple[Callable[[], JobView], str]] = {
         lambda: failed("exception", type="torch.OutOfMemoryError", message="CUDA out of memory.").view(),
         f"rank 1 in {POD} raised torch.OutOfMemoryError: CUDA out of memory.",
     ),
-    "ReadOnlyVolume": (
-        lambda: failed("read_only", type="OSError", message="[Errno 30] Read-only file system: '/data'").view(),
-        f"rank 1 in {POD} raised OSError: [Errno 30] Read-only file system: '/data'",
-    ),
     "VolumeFailed": (
         lambda: failed("io", type="OSError", message="[Errno 116] Stale file handle").view(),
         f"rank 1 in {POD} raised OSError: [Errno 116] Stale file handle",
@@ -270,6 +266,11 @@ def test_a_preempted_pod_whose_replacement_has_no_place_was_preempted() -> None:
 
 def test_a_pod_that_was_created_again_twice_is_in_no_loop() -> None:
     assert [finding.code for finding in find(restarted(2).view())] == []
+
+
+def test_a_read_only_file_system_is_the_cause_by_its_kind() -> None:
+    job = failed("read_only", type="OSError", message="/data: Schreibschutz")  # in another language
+    assert [finding.code for finding in find(job.view())] == ["ReadOnlyVolume"]
 
 
 def test_every_cause_has_a_test() -> None:
