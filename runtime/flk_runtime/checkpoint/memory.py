@@ -18,7 +18,7 @@ from flk_runtime.errors import StorageError
 from flk_runtime.shared import memory_messages as messages
 from flk_runtime.shared.memory_messages import Answer, Files, Header, Request, Restorable, SaveKey, ToRestore
 from flk_runtime.shared.shard_file import ShardHeader
-from flk_runtime.wire import Failed, Stream
+from flk_runtime.wire import Failed, Stream, VersionError
 
 __all__ = ["PodMemory", "Restorable", "SaveKey"]
 
@@ -161,6 +161,8 @@ class PodMemory:
                 self._stream = Stream(sock, messages.session(serves=False), messages.MESSAGES, timeout=None)
                 self._stream.send(messages.Rank(self._attempt, self._rank))
             self._stream.send(request)
+        except VersionError:
+            raise
         except OSError as error:
             raise _unanswered(error) from error
 

@@ -8,6 +8,8 @@ import errno
 import importlib
 import os
 import re
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,9 @@ from flk_runtime.errors import (
     StorageError,
     checkpoint_error,
 )
+from flk_runtime.shared import memory_messages
 from flk_runtime.shared.failure_report import describe
+from flk_runtime.wire import VersionError, session
 
 
 @pytest.mark.parametrize(
@@ -100,6 +104,27 @@ def test_a_launcher_that_does_not_answer_about_memory_may_pass(tmp_path: Path) -
     with pytest.raises(StorageError, match="does not answer") as raised:
         memory.restorable()
     assert describe(raised.value)["kind"] is Kind.STORAGE
+
+
+def test_a_launcher_of_another_version_is_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "socket")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+
+        def answer() -> None:
+            greeting = memory_messages.session(serves=True).greeting
+            version = session.VERSION.to_bytes(2, "big")
+            with listener.accept()[0] as connection:
+                connection.sendall(greeting.replace(b"flk\n" + version, b"flk\n\0\1"))
+                connection.recv(len(greeting))
+
+        launcher = threading.Thread(target=answer)
+        launcher.start()
+        with pytest.raises(VersionError, match="speaks version 1 of flk's protocol") as raised:
+            PodMemory(path, 0, 0).restorable()
+        launcher.join()
+    assert describe(raised.value)["kind"] is Kind.USAGE
 
 
 PACKAGE = Path(flk_runtime.__file__).parent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -12,9 +13,9 @@ from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.replication.store import ShardStore
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.shard_file import ShardError, read_preamble
-from flk_runtime.wire import Done, VersionError, reason
+from flk_runtime.wire import Backoff, Done, VersionError, reason
 
-_RETRY: Final = 0.2  # seconds between two tries to reach the partner
+_FIRST_DELAY, _LONGEST_DELAY = 0.2, 1.0  # seconds between two tries to reach the partner, see `Backoff`
 _PAUSE: Final = 30.0  # seconds after the partner could not be reached in which it is not tried again
 
 T = TypeVar("T")
@@ -64,6 +65,7 @@ class Partner:
         if not self._partner or time.monotonic() < self._unreachable_until:
             return None
         deadline = time.monotonic() + self._settings.lease
+        backoff = Backoff(_FIRST_DELAY, _LONGEST_DELAY)
         while not self._stopped:
             try:
                 result = self._try(action, self._partner[1])
@@ -72,12 +74,13 @@ class Partner:
             except (OSError, ShardError) as error:
                 if self._stopped:
                     return None
-                if isinstance(error, (RefusedError, VersionError)) or time.monotonic() >= deadline:
+                final = isinstance(error, VersionError)
+                if final or isinstance(error, RefusedError) or time.monotonic() >= deadline:
                     text = reason(error) if isinstance(error, OSError) else str(error)
                     self._complain(text, self._partner)
-                    self._unreachable_until = time.monotonic() + _PAUSE
+                    self._unreachable_until = math.inf if final else time.monotonic() + _PAUSE
                     return None
-                time.sleep(_RETRY)
+                time.sleep(backoff.next())
         return None
 
     def _try(self, action: Callable[[Peer], T], address: tuple[str, int]) -> T:
