@@ -46,7 +46,7 @@ COVERED = {
     ),
     "tests/local/test_memory.py": (
         "flk_runtime.launcher.replication.exchange flk_runtime.launcher.replication.messages "
-        "flk_runtime.launcher.replication.partner flk_runtime.launcher.replication.service"
+        "flk_runtime.launcher.replication.service"
     ),
     "tests/local/test_metrics_page.py": (
         "flk_runtime.launcher.metrics_page flk_runtime.metrics.logging flk_runtime.metrics.shares"
