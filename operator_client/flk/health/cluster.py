@@ -63,6 +63,7 @@ class Cluster:
     named: Mapping[tuple[str, str], Object | Unreadable] = field(default_factory=dict)
     target: Target = DEFAULT  # the target of jobs
     gang: Gang | None = None  # the gang scheduler of the job
+    gang_api: Object | Unreadable | None = None  # the resources of its PodGroup's API version; None: no gang
     runtime: Object | Unreadable | None = None  # flk's ClusterTrainingRuntime; None: the target needs none
     admission: Object | Unreadable | None = None  # a pod of the job as the API server would admit it; None: not tried
 

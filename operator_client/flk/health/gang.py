@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from flk.health.cause import Cause, Found, condition_evidence, names, pod_evidence
+from flk.health.cluster import Cluster, Level, Result, Unreadable
 from flk.kube import Object
 from flk.observe.model import Evidence, PodPhase
 from flk.observe.pods import conditions
 from flk.observe.view import JobView
+from flk.targets.gang import GANGS, NONE
+
+
+def before(cluster: Cluster) -> Iterator[Result]:
+    """Check that the cluster serves the PodGroups of the job's gang scheduler: they come with the scheduler."""
+    gang, api = cluster.gang, cluster.gang_api
+    if gang is None or api is None:
+        return
+    if isinstance(api, Unreadable) and not api.missing:
+        yield Result("gang", Level.UNKNOWN, f"the API {gang.api_version} cannot be read: {api.reason}")
+    elif isinstance(api, Unreadable) or "podgroups" not in {each.get("name") for each in api.get("resources") or []}:
+        name = next(name for name, each in GANGS.items() if each is gang)
+        others = ", ".join(f"--gang {other}" for other in (*GANGS, NONE) if other != name)
+        found = f"the cluster serves no PodGroups ({gang.api_version}), which gang {name} needs"
+        yield Result("gang", Level.FAILED, found, f"install this gang scheduler, or choose another: {others}")
+    else:
+        yield Result("gang", Level.OK, f"the cluster serves PodGroups ({gang.api_version})")
 
 
 def _unscheduled(group: Object) -> Object:

@@ -10,6 +10,7 @@ from flk.kube import Object
 from flk.units import parse_quantity
 
 Amounts = dict[str, float]  # by resource name; cores, bytes or a number
+NODE_STATE: Final = "node.kubernetes.io/"  # how the taints begin with which Kubernetes marks nodes that are not ready
 _BLOCKING: Final = ("NoSchedule", "NoExecute")
 _BINARY: Final = (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10))
 
@@ -86,6 +87,10 @@ def _tolerates(toleration: Object, taint: Object) -> bool:
     return toleration.get("key") == taint.get("key") and (toleration.get("value") or "") == (taint.get("value") or "")
 
 
-def is_allowed(node: Object, spec: Object) -> bool:
-    """Return whether a node may run a pod: by its labels and taints, and because it is not cordoned."""
-    return is_selected(node, spec) and not is_cordoned(node) and not any(untolerated(node, spec))
+def is_allowed(node: Object, spec: Object, *, when_back: bool = False) -> bool:
+    """Return whether a node may run a pod: by its labels and taints, and because it is not cordoned.
+
+    ``when_back`` asks for the time when the node is ready and takes pods again.
+    """
+    taints = [taint for taint in untolerated(node, spec) if not (when_back and taint.startswith(NODE_STATE))]
+    return is_selected(node, spec) and not taints and (when_back or not is_cordoned(node))

@@ -10,6 +10,7 @@ from flk.health.autoscaling import refusal
 from flk.health.cause import Cause, Found, Locate, Trace, condition_evidence, first_said, names, tell
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 from flk.health.resources import (
+    NODE_STATE,
     Amounts,
     allocatable,
     amount_text,
@@ -32,7 +33,6 @@ from flk_runtime.contract.ranges import plural
 
 SCHEDULER_DELAY: Final = 30.0  # seconds in which a scheduler should have looked at a pod
 _CONTROL_PLANE: Final = "node-role.kubernetes.io/"  # how the taints of control planes begin
-_NODE_STATE: Final = "node.kubernetes.io/"  # how the taints begin with which Kubernetes marks nodes that are not ready
 
 
 def gpus(cluster: Cluster) -> Iterator[Result]:
@@ -129,7 +129,7 @@ def _nobody_allowed(nodes: Sequence[Object], spec: Object) -> tuple[str, str]:
     # A cordoned node has a taint too, which says less.
     taints = [next(untolerated(node, spec)) for node in selected if not is_cordoned(node)]
     reasons = {f"taint {taint}" for taint in taints} | {"it is cordoned" for node in selected if is_cordoned(node)}
-    code = "NodesNotReady" if all(taint.startswith(_NODE_STATE) for taint in taints) else "TaintNotTolerated"
+    code = "NodesNotReady" if all(taint.startswith(NODE_STATE) for taint in taints) else "TaintNotTolerated"
     return f"no node accepts the job's pods: {'; '.join(sorted(reasons))}", code
 
 
@@ -163,7 +163,7 @@ def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, list[Evide
     if tainted is not None and (reason.kind == "taint" or (reason.kind == "selector" and spec.get("nodeSelector"))):
         kept = next((one for one in reasons if one.kind == "taint"), None)
         reason = replace(kept, detail=kept.detail or tainted) if kept else reason
-        reason = away if away and tainted.startswith(_NODE_STATE) else reason
+        reason = away if away and tainted.startswith(NODE_STATE) else reason
     elif reason.kind == "volume" or (reason.kind == "selector" and not spec.get("nodeSelector")):
         # The scheduler tests these later, or not at all, on nodes that are away or full: the right node may be one.
         reason = away or next((one for one in reasons if one.kind == "resource"), reason)
@@ -172,7 +172,7 @@ def unschedulable(view: JobView) -> tuple[list[PodState], NodeReason, list[Evide
 
 def _is_away(reason: NodeReason) -> bool:
     """Return whether nodes refuse a pod because they are cordoned or not ready, so that they may come back."""
-    return reason.kind == "unschedulable" or (reason.kind == "taint" and reason.detail.startswith(_NODE_STATE))
+    return reason.kind == "unschedulable" or (reason.kind == "taint" and reason.detail.startswith(NODE_STATE))
 
 
 def is_short_of_resources(message: str) -> bool:
@@ -196,7 +196,7 @@ def _taint_of_chosen_nodes(view: JobView, spec: Object) -> str | None:
     # A control plane has its taint in each cluster. It is the reason only if the job wants to run there.
     others = [taint for taint in taints if not taint.startswith(_CONTROL_PLANE)]
     # A node that comes back can take the pod, whatever taints the others have.
-    return next(iter(sorted(others, key=lambda taint: not taint.startswith(_NODE_STATE)) or taints), None)
+    return next(iter(sorted(others, key=lambda taint: not taint.startswith(NODE_STATE)) or taints), None)
 
 
 def _refused_by_nodes(kind: str, matches: Callable[[str], bool] = lambda detail: True) -> Locate:
@@ -238,13 +238,13 @@ def _insufficient(flag: str, matches: Callable[[str], bool]) -> Callable[[JobVie
         sizes = {
             name: str(((node.get("status") or {}).get("allocatable") or {}).get(resource) or "0")
             for name, node in view.around.nodes.items()
-            if is_selected(node, spec) and all(taint.startswith(_NODE_STATE) for taint in untolerated(node, spec))
+            if is_allowed(node, spec, when_back=True)
         }
         if sizes:
             node = max(sizes, key=lambda name: quantity(sizes[name]))
             field = f"status.allocatable[{resource}] (the largest of all nodes)"
             found = replace(found, evidence=[*found.evidence, Evidence(f"node {node}", sizes[node], field)])
-            if needed > quantity(sizes[node]):
+            if not fitting(allocatable(view.around.nodes[node]), {resource: needed})[0]:
                 sentence = f"{asks} at all; the largest node, {node}, has {sizes[node]}"
                 remedy = f"ask for less with {flag}, or add a larger node"
                 return Found(sentence, remedy, found.evidence, found.pods, resolves_itself=False)
@@ -284,7 +284,7 @@ def _selector(view: JobView) -> Found | None:
 
 
 def _nodes_not_ready(view: JobView) -> Trace | None:
-    tainted = _refused_by_nodes("taint", lambda taint: taint.startswith(_NODE_STATE))
+    tainted = _refused_by_nodes("taint", lambda taint: taint.startswith(NODE_STATE))
     return tainted(view) or _refused_by_nodes("unschedulable")(view)
 
 
@@ -394,7 +394,7 @@ CAUSES: Final = (
         f"Nodes that are set aside for other work have a taint. {_READ}",
         "Add --toleration KEY=VALUE if the job may run there.",
         tell(
-            _refused_by_nodes("taint", lambda taint: not taint.startswith(_NODE_STATE)),
+            _refused_by_nodes("taint", lambda taint: not taint.startswith(NODE_STATE)),
             lambda view, trace: (
                 f"{trace}: the nodes that could run it have {f'the taint {trace[1]}' if trace[1] else 'a taint'}, "
                 "which the pods do not tolerate"

@@ -35,6 +35,7 @@ from flk.observe.view import JobView
 # The checks of a cluster and, given a job, of the job's needs, in the order of the report.
 OF_CLUSTER: Final[tuple[Callable[[Cluster], Iterator[Result]], ...]] = (
     controllers.before,
+    gang.before,
     rights.before,
     scheduling.gpus,
 )

@@ -51,11 +51,10 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
     else cannot be read becomes Unreadable.
     """
     target, gang = (pods.target, pods.gang) if pods else (DEFAULT, None)
-    api = Document(Resource(target.group, target.version, ""), document=f"/apis/{target.api_version}")
     version = _call(client, "get", _VERSION)
     with ThreadPoolExecutor(_THREADS) as pool:
         futures: dict[str, Future[Any]] = {
-            "api": pool.submit(_call, client, "get", api),
+            "api": pool.submit(_call, client, "get", _api(target.api_version)),
             "rights": pool.submit(_rights, client, all_rights(target, gang)),
             "quotas": pool.submit(_list, client, client.target(_QUOTAS)),
             "limit_ranges": pool.submit(_list, client, client.target(_LIMIT_RANGES)),
@@ -63,6 +62,8 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
             "running": pool.submit(_list, client, Target(_PODS), "status.phase!=Succeeded,status.phase!=Failed"),
         }
         autoscalers = [pool.submit(_call, client, "get", where) for where in (_KARPENTER, _AUTOSCALER_STATUS)]
+        if gang is not None:
+            futures["gang_api"] = pool.submit(_call, client, "get", _api(gang.api_version))
         if target.name == "trainjob":
             futures["runtime"] = pool.submit(_call, client, "get", Target(RUNTIMES, None, RUNTIME))
         controllers = {
@@ -89,6 +90,11 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
         admission=_admission(client, pods, objects) if pods and _may_try(values["rights"]) else None,
         **values,
     )
+
+
+def _api(version: str) -> Document:
+    """Return the document with the resources of an API version, such as ``batch/v1``."""
+    return Document(Resource(*version.split("/"), ""), document=f"/apis/{version}")
 
 
 def _attempt(request: Callable[[], T]) -> T | Unreadable:

@@ -250,6 +250,28 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
         Level.FAILED,
         "ClusterQueue is stopped",
     ),
+    "no gang scheduler": ("gang", {"gang": GANGS["volcano"], "gang_api": MISSING}, None, Level.FAILED, "no PodGroups"),
+    "gang scheduler without PodGroups": (
+        "gang",
+        {"gang": GANGS["native"], "gang_api": {"resources": [{"name": "workloads"}]}},
+        None,
+        Level.FAILED,
+        "the cluster serves no PodGroups (scheduling.k8s.io/v1alpha2), which gang native needs",
+    ),
+    "gang that cannot be read": (
+        "gang",
+        {"gang": GANGS["volcano"], "gang_api": FORBIDDEN},
+        None,
+        Level.UNKNOWN,
+        "no permission",
+    ),
+    "gang": (
+        "gang",
+        {"gang": GANGS["volcano"], "gang_api": {"resources": [{"name": "podgroups"}]}},
+        None,
+        Level.OK,
+        "",
+    ),
     "secret": (
         "secret",
         {"named": {("secrets", "wandb"): MISSING}},
@@ -467,6 +489,14 @@ def test_doctor_on_a_cluster_without_the_operator(fake: Any, run: Run) -> None:
     assert code == 104
     assert any(line.split()[:2] == ["failed", "pytorchjobs"] for line in stdout.splitlines())
     assert "remedy: install Kubeflow's training operator" in stdout
+
+
+def test_doctor_checks_the_gang_scheduler_of_the_job_file(fake: Any, run: Run, tmp_path: Path) -> None:
+    fake.documents["/version"] = {"gitVersion": "v1.34.4"}
+    (tmp_path / "train.py").touch()
+    (tmp_path / "flk.yaml").write_text("{command: train.py, gang: volcano, replicas: 2}")
+    _, stdout, _ = run("doctor")
+    assert ["failed", "gang"] in [line.split()[:2] for line in stdout.splitlines()]
 
 
 @pytest.mark.parametrize(("target", "used"), [("jobset", "jobset"), ("job", "job"), ("auto", "jobset")])

@@ -25,7 +25,11 @@ def pending(message: str, spec: dict[str, Any] | None = None) -> JobBuilder:
 def node(name: str, *, cordoned: bool = False, labels: dict[str, str] | None = None, cpu: str = "4") -> dict[str, Any]:
     taints = [{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}] if cordoned else []
     spec = {"unschedulable": cordoned, "taints": taints}
-    return {"metadata": {"name": name, "labels": labels or {}}, "spec": spec, "status": {"allocatable": {"cpu": cpu}}}
+    return {
+        "metadata": {"name": name, "labels": labels or {}},
+        "spec": spec,
+        "status": {"allocatable": {"cpu": cpu, "pods": "9"}},
+    }
 
 
 def test_pods_that_were_deleted_once_are_in_no_restart_loop() -> None:
