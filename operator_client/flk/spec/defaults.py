@@ -44,17 +44,9 @@ def parse(texts: Iterable[tuple[str, str]]) -> NamespaceDefaults:
 
 def apply(job: Job, defaults: NamespaceDefaults) -> Job:
     """Return the job with the defaults for what it does not set."""
-    fields: dict[str, Any] = {}
-    if defaults.image and job.image is None:
-        fields["image"] = defaults.image
-    if defaults.fabric and "fabric" not in job.model_fields_set:
-        fields["fabric"] = defaults.fabric
-    if defaults.queue and job.queue is None:
-        fields["queue"] = defaults.queue
-    if defaults.records and job.records is None:
-        fields["records"] = defaults.records
-    if defaults.stuck_after is not None and job.stuck_after is None:
-        fields["stuck_after"] = defaults.stuck_after
+    own = {name for name in job.model_fields_set if getattr(job, name) is not None}
+    given = {name: getattr(defaults, name) for name in NamespaceDefaults.model_fields if name != "tolerations"}
+    fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None and name not in own}
     added = [t for t in defaults.tolerations if t not in job.nodes.tolerations]
     if added:
         fields["nodes"] = Nodes(selector=job.nodes.selector, tolerations=[*job.nodes.tolerations, *added])

@@ -34,8 +34,10 @@ from flk_runtime.contract.strategies import AUTO, STRATEGIES, parse_strategy
 
 # The names of torch.distributed.fsdp.ShardingStrategy, which a job may use too. A job stores flk's own names.
 TORCH_STRATEGIES: Final = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
-TARGETS: Final = (AUTO, "pytorchjob", "trainjob", "jobset", "job")
-GANGS: Final = (AUTO, "native", "volcano", "coscheduling", "none")
+DEFAULT_TARGET: Final = "pytorchjob"
+TARGETS: Final = (AUTO, DEFAULT_TARGET, "trainjob", "jobset", "job")
+NO_GANG: Final = "none"
+GANGS: Final = (AUTO, "native", "volcano", "coscheduling", NO_GANG)
 _STRENGTHS: Final = ("required", "preferred")
 _EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 

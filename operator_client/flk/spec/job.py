@@ -17,6 +17,8 @@ from flk.spec import file, names
 from flk.spec.diloco import DiLoCo
 from flk.spec.fabric import fabrics
 from flk.spec.fields import (
+    DEFAULT_TARGET,
+    NO_GANG,
     Checkpoint,
     Command,
     Cpu,
@@ -48,12 +50,14 @@ from flk.spec.fields import (
 )
 from flk.spec.options import Form, Option
 from flk.spec.validation import usage_error
+from flk.units import duration_text
 from flk_runtime.contract import VERSION, pod_env, user_env
 from flk_runtime.contract.preflight import parse_preflight
-from flk_runtime.contract.strategies import DILOCO, STRATEGIES
+from flk_runtime.contract.strategies import AUTO, DILOCO, STRATEGIES
 
 DEFAULT_IMAGE: Final = {"cpu": f"flktrain/flk:{VERSION}-cpu", "cuda": f"flktrain/flk:{VERSION}-cuda"}
-DEFAULT_TARGET: Final = "pytorchjob"
+_HANG_TIMEOUT: Final = duration_text(int(user_env.HANG_TIMEOUT.default))
+_GRACE: Final = duration_text(int(pod_env.GRACE.default))
 # The job is recorded in an annotation of its object in the cluster, and all annotations of one may have 256 KiB.
 SIZE_LIMIT: Final = 200_000
 MOST_REPLICAS: Final = 100_000  # an indexed Job has at most so many pods; a cluster, 150,000
@@ -181,12 +185,12 @@ class Job(Part):
         Strategy,
         Option(
             "NAME",
-            help="parallelism strategy: ddp, none, no_shard, shard_grad_op, full_shard, hybrid_shard, "
-            "hybrid_shard_zero2, diloco, or auto: the ranks choose one at their start",
-            example="ddp",
+            help=f"parallelism strategy: {', '.join(name for name in STRATEGIES if name != AUTO)}, or auto: the ranks "
+            "choose one at their start",
+            example=user_env.STRATEGY.default,
             variable=user_env.STRATEGY,
         ),
-    ] = Field(default="ddp", description=f"how the model is parallelized: {', '.join(STRATEGIES)}")
+    ] = Field(default=user_env.STRATEGY.default, description=f"how the model is parallelized: {', '.join(STRATEGIES)}")
     diloco: Annotated[
         DiLoCo | None,
         Option(
@@ -240,24 +244,27 @@ class Job(Part):
         SecondsOrZero | None,
         Option(
             "DURATION",
-            help="time without progress that counts as a hang; 0: never. Default: 8m",
+            help=f"time without progress that counts as a hang; 0: never. Default: {_HANG_TIMEOUT}",
             example="10m",
             variable=user_env.HANG_TIMEOUT,
         ),
     ] = Field(
         default=None,
         description="time without progress of any rank after which the attempt ends as a hang: 10m; 0: never; "
-        "left out: 8m",
+        f"left out: {_HANG_TIMEOUT}",
     )
     grace: Annotated[
         Seconds,
         Option(
             "DURATION",
-            help="time that the ranks have to save and end when their pod is stopped: 30s, 5m. Default: 30s",
-            example="30s",
+            help=f"time that the ranks have to save and end when their pod is stopped: 30s, 5m. Default: {_GRACE}",
+            example=_GRACE,
             variable=pod_env.GRACE,
         ),
-    ] = Field(default=30, description="time that the ranks have to save and end when their pod is stopped: 30s, 5m")
+    ] = Field(
+        default=int(pod_env.GRACE.default),
+        description="time that the ranks have to save and end when their pod is stopped: 30s, 5m",
+    )
     checkpoint: Annotated[
         Annotated[Checkpoint, Checkpoint.SHORT] | None,
         Option(
@@ -281,7 +288,10 @@ class Job(Part):
         ),
     ] = Field(default=None, description="steps between two checkpoints; auto: computed from what a save costs")
     keep: Annotated[int | None, Option("N", Form.NUMBER, example="2", variable=user_env.KEEP)] = Field(
-        default=None, ge=1, le=2**31 - 1, description="how many of the newest checkpoints stay; left out: 2"
+        default=None,
+        ge=1,
+        le=2**31 - 1,
+        description=f"how many of the newest checkpoints stay; left out: {user_env.KEEP.default}",
     )
     keep_every: Annotated[int | None, Option("STEPS", Form.NUMBER, example="1000", variable=user_env.KEEP_EVERY)] = (
         Field(default=None, ge=1, le=2**31 - 1, description="checkpoints whose step is a multiple of this stay too")
@@ -297,26 +307,26 @@ class Job(Part):
         Option(
             "KIND",
             help="what the job becomes: pytorchjob, trainjob, jobset, job, or auto for what the cluster serves. "
-            "Default: pytorchjob",
-            example="pytorchjob",
+            f"Default: {DEFAULT_TARGET}",
+            example=DEFAULT_TARGET,
         ),
     ] = Field(
         default=None,
         description="what the job becomes: pytorchjob, trainjob, jobset or job; auto: what the cluster serves; "
-        "left out: pytorchjob",
+        f"left out: {DEFAULT_TARGET}",
     )
     gang: Annotated[
         GangName | None,
         Option(
             "SCHEDULER",
             help="start all pods together or none: native, volcano, coscheduling, or auto for what the cluster has. "
-            "Default: none",
-            example="none",
+            f"Default: {NO_GANG}",
+            example=NO_GANG,
         ),
     ] = Field(
         default=None,
         description="who starts all pods together or none: native, volcano or coscheduling; auto: what the cluster "
-        "has; left out: none",
+        f"has; left out: {NO_GANG}",
     )
     topology: Annotated[
         Topology | None,

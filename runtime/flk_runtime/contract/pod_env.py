@@ -44,7 +44,7 @@ DEADLINE: Final = Variable(
     "FLK_DEADLINE", "seconds from the start of the launcher; 0 or unset: no deadline", 0.0, number()
 )
 GRACE: Final = Variable(
-    "FLK_GRACE", "seconds between the signal that stops the pod and SIGKILL for its ranks", 10.0, number()
+    "FLK_GRACE", "seconds between the signal that stops the pod and SIGKILL for its ranks", 30.0, number()
 )
 PARENT: Final = Variable(
     "FLK_PARENT",
