@@ -14,7 +14,6 @@ from flk.observe.pods import conditions, one_line
 from flk.observe.view import JobView
 from flk.units import timestamp
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.pod_layout import CONTAINER
 from flk_runtime.contract.ranges import plural
 
 FOR_NODES: Final = (
@@ -117,7 +116,7 @@ def waiting(reasons: Sequence[str], pattern: re.Pattern[str] = _ANY) -> Locate:
     def locate(view: JobView) -> Trace | None:
         pods = [pod for pod in view.pods if pod.stuck and pod.reason in reasons and pattern.search(pod.message)]
         match = pattern.search(pods[0].message) if pods else None
-        return trace(view, pods, waiting_path(), match[0], *match.groups("")) if match else None
+        return trace(view, pods, container_path(view), match[0], *match.groups("")) if match else None
 
     return locate
 
@@ -170,6 +169,6 @@ def assigned_at(view: JobView, name: str) -> float:
     return timestamp(scheduled.get("lastTransitionTime") or pod["metadata"].get("creationTimestamp"))
 
 
-def waiting_path(container: str = CONTAINER) -> str:
-    """Return the path of the field in which a pod says why a container waits."""
-    return f"status.containerStatuses[{container}].state.waiting"
+def container_path(view: JobView, state: str = "state.waiting") -> str:
+    """Return the path of a state of the training container in its pod: by default, why the container waits."""
+    return f"status.containerStatuses[{view.target.container}].{state}"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from flk.health.cause import Cause, Found, condition_evidence
+from flk.health.cause import Cause, Found, condition_evidence, container_path
 from flk.health.failure import exit_code_of, root_failure
 from flk.health.foreign_logs import first_exception
 from flk.observe.model import Evidence
@@ -19,7 +19,6 @@ _READ_ONLY: Final = re.compile(r"Read-only file system|Errno 30\b|EROFS")
 _GPU_MEMORY: Final = re.compile(r"CUDA out of memory|CUDA error: out of memory|HIP out of memory")
 _BUS: Final = 7  # SIGBUS: a rank has used more of /dev/shm than there is
 _OF_CODE: Final = (Kind.EXCEPTION, Kind.EXIT, Kind.IO, Kind.STORAGE)  # kinds whose text may say more
-_TERMINATED: Final = "status.containerStatuses[pytorch].state.terminated"
 
 
 def job_failure(view: JobView) -> Failure | None:
@@ -48,7 +47,9 @@ def failure_evidence(view: JobView, failure: Failure) -> list[Evidence]:
         found.append(Evidence(where, last[-1].strip(), time=failure.time))
     else:
         where = f"record of the launcher of {source}" if recorded else f"pod {failure.pod_name or failure.pod}"
-        found.append(Evidence(where, failure.summary, "" if recorded else _TERMINATED, failure.time))
+        found.append(
+            Evidence(where, failure.summary, "" if recorded else container_path(view, "state.terminated"), failure.time)
+        )
     if "Failed" in view.conditions:
         found.append(_condition(view))
     return found

@@ -7,7 +7,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from flk.health.cause import FOR_NODES, Cause, Found, Locate, Trace, event_evidence, tell, trace, waiting, waiting_path
+from flk.health.cause import (
+    FOR_NODES,
+    Cause,
+    Found,
+    Locate,
+    Trace,
+    container_path,
+    event_evidence,
+    tell,
+    trace,
+    waiting,
+)
 from flk.kube import Object
 from flk.observe.model import PodState
 from flk.observe.observation import event_time
@@ -63,7 +74,7 @@ def _pulling(words: tuple[str, ...] = ("",), *, without: tuple[str, ...] = ()) -
         said = " ".join([*(pod.message for pod in pods), *(str(event.get("message", "")) for event in events)])
         if not pods or not any(word in said for word in words) or any(word in said for word in without):
             return None
-        found = trace(view, pods, waiting_path(), said, _image_of(view, pods[0].message))
+        found = trace(view, pods, container_path(view), said, _image_of(view, pods[0].message))
         since = [_failing_since(view, pod) for pod in pods]
         if None in since:
             return None

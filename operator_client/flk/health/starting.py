@@ -12,13 +12,13 @@ from flk.health.cause import (
     Found,
     Locate,
     Trace,
+    container_path,
     event_evidence,
     names,
     pod_evidence,
     subject,
     tell,
     waiting,
-    waiting_path,
 )
 from flk.health.references import CONFIG_ERRORS
 from flk.health.references import READ as WAITING
@@ -107,7 +107,7 @@ def _wrong_format(view: JobView) -> Trace | None:
                 return Trace([name], [Evidence(f"log of {name}", line, time=ended)])
     for pod in view.pods:
         if _FORMAT.search(pod.message):
-            return Trace([pod.name], [pod_evidence(view, pod, "status.containerStatuses[pytorch].state.terminated")])
+            return Trace([pod.name], [pod_evidence(view, pod, container_path(view, "state.terminated"))])
     return None
 
 
@@ -123,15 +123,13 @@ def _crash_loop(view: JobView) -> Found | None:
     if not looping:
         return None
     pod = looping[0]
-    last: Object = {}
-    for field, state in _states(view, pod.name):
-        if field.endswith("terminated"):
-            last = state
+    path, last = next(
+        (found for found in reversed(_states(view, pod.name)) if found[0].endswith("terminated")), ("", {})
+    )
     code = last.get("exitCode")
     ended = f" with exit code {code}" if code is not None else ""
-    evidence = [pod_evidence(view, pod, waiting_path())]
+    evidence = [pod_evidence(view, pod, container_path(view))]
     if last:
-        path = "status.containerStatuses[pytorch].lastState.terminated"
         text = f"exit code {code}, {last.get('reason', '')}, {plural(pod.restarts, 'restart')}"
         evidence.append(Evidence(f"pod {pod.name}", text, path, timestamp(last.get("finishedAt"))))
     lines = [line for line in view.around.logs.get(pod.name, []) if line.strip()]
@@ -142,7 +140,17 @@ def _crash_loop(view: JobView) -> Found | None:
         f"{view.kubectl(f'logs {pod.name} --previous')} shows what it printed before it ended",
         evidence,
         names(looping),
+        since=_loop_began(view, pod, last),
     )
+
+
+def _loop_began(view: JobView, pod: PodState, last: Object) -> float:
+    """Return when a container began to end again and again: not before its last long run; 0 if nothing tells it."""
+    ended = timestamp(last.get("finishedAt"))
+    if ended - timestamp(last.get("startedAt")) >= BACKOFF_RESET:
+        return ended
+    backoffs = [e for e in view.events_of(pod.name) if "restarting failed container" in str(e.get("message"))]
+    return min((event_time(event, first=True) for event in backoffs), default=0.0)
 
 
 def _ran_briefly(view: JobView, pod: PodState) -> bool:

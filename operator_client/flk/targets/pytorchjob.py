@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from flk.spec.job import Job
 
 _ROLES: Final = ("Master", WORKER)  # in the order of the pods' indexes
+_DEFAULT_POLICY: Final = "OnFailure"  # the restart policy by which the operator treats a job without one
 _LARGEST_INT: Final = 2**31 - 1
 
 
@@ -72,7 +73,7 @@ class PyTorchJob(Target):
             role: Replicas(
                 int(specs[role].get("replicas") or 1),
                 specs[role].get("template") or {},
-                str(specs[role].get("restartPolicy") or ""),
+                str(specs[role].get("restartPolicy") or _DEFAULT_POLICY),
             )
             for role in _ROLES
             if specs.get(role) is not None

@@ -112,6 +112,23 @@ def test_a_large_node_that_is_cordoned_may_come_back() -> None:
     assert not find(job.view(nodes={"small": node("small")}))[0].resolves_itself
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_container_that_ran_for_hours_has_its_grace_when_it_ends(again: bool) -> None:
+    """It was scheduled long ago. The kubelet starts it again, and it may run."""
+    crash: dict[str, Any] = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting"}}
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2025-12-31T18:00:00Z"}
+    job = JobBuilder().all("pod").pod(1, "Running", crash, conditions=[scheduled]).condition("Running")
+    started = "2026-01-01T00:00:56Z" if again else "2025-12-31T18:00:10Z"
+    ended = {"exitCode": 1, "startedAt": started, "finishedAt": "2026-01-01T00:00:57Z"}
+    job.pods[1]["status"]["containerStatuses"][0] |= {"restartCount": 1, "lastState": {"terminated": ended}}
+    job.event("BackOff", "Back-off restarting failed container pytorch", "Pod", POD, at="2026-01-01T00:00:56Z")
+    (cause,) = find(job.view())
+    assert (cause.code, derive(job.view()).phase) == ("CrashLoop", Phase.RESTARTING)
+    view = job.view()
+    view.now = NOW + 600
+    assert derive(view).phase == Phase.STUCK
+
+
 def test_a_container_that_runs_for_a_moment_again_is_still_in_its_loop() -> None:
     job = JobBuilder().all("pod").condition("Running")
     job.job["metadata"]["labels"] = {}

@@ -139,9 +139,10 @@ def test_evicted_pod_is_recreated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "failed"), [("Always", False), ("OnFailure", False), ("ExitCode", False), ("Never", True)]
+    ("policy", "failed"),
+    [("Always", False), ("OnFailure", False), ("ExitCode", False), ("Never", True), (None, False)],
 )
-def test_an_evicted_pod_of_any_job_is_treated_as_the_operator_treats_it(policy: str, failed: bool) -> None:
+def test_an_evicted_pod_of_any_job_is_treated_as_the_operator_treats_it(policy: str | None, failed: bool) -> None:
     job = JobBuilder().all("pod").pod(1, "Failed", {}, reason="Evicted", message="low on memory").condition("Running")
     del job.pods[1]["status"]["containerStatuses"]
     job.job["spec"]["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] = policy

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from flk.errors import UsageError
+from flk.health import find
 from flk.jobs.state import Phase, derive
 from flk.manifest import make_bundle, render
 from flk.observe.model import PodPhase
@@ -95,6 +96,25 @@ def test_conditions_mean_the_same(target: str) -> None:
     suspended = stored(target)
     suspended["spec"] |= TARGETS[target].suspension(True)["spec"]
     assert derive(JobView(Observation(suspended, [], NOW))).phase == Phase.SUSPENDED
+
+
+@pytest.mark.parametrize("target", OTHERS)
+def test_evidence_names_the_container_of_the_kind(target: str) -> None:
+    state = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
+    last = {"terminated": {"exitCode": 1, "finishedAt": MADE}}
+    container = {"name": TARGETS[target].container, "state": state, "lastState": last, "restartCount": 3}
+    pods = [pod(target, 0), pod(target, 1, containerStatuses=[container]), pod(target, 2)]
+    (cause,) = find(JobView(Observation(stored(target), pods, NOW)))
+    (named,) = {item.field.partition("[")[2].partition("]")[0] for item in cause.evidence}
+    assert (cause.code, named) == ("CrashLoop", TARGETS[target].container)
+
+
+def test_kueues_patches_of_a_trainjob_are_not_created_again() -> None:
+    found = stored("trainjob")
+    own = found["spec"]["runtimePatches"]
+    patches = [*own, {"manager": "kueue.x-k8s.io/manager", "time": MADE, "trainingRuntimeSpec": {}}]
+    again = TARGETS["trainjob"].recreatable(found | {"spec": found["spec"] | {"runtimePatches": patches}})
+    assert again["spec"]["runtimePatches"] == own
 
 
 @pytest.mark.parametrize("target", OTHERS)
