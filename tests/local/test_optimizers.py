@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -212,3 +213,76 @@ with init(os.environ.get("FLK_STRATEGY")) as run:
     (alone,) = ranks(script, 1, {"FLK_STRATEGY": "none"})
     together = ranks(script, 2)
     assert told(together[0])["losses"] == pytest.approx(told(alone)["losses"], abs=1e-6)
+
+
+LIBRARIES = (
+    SMALL_MODEL
+    + """
+warnings.filterwarnings("ignore", category=UserWarning)  # of torch's DTensor, about what it falls back to
+import pytorch_optimizer, schedulefree
+from transformers.optimization import Adafactor
+
+class Quantized(torch.optim.Optimizer):  # keeps its momentum in 8 bits, with a scale for each 16 elements
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for each in group["params"]:
+                state, padding = self.state[each], -each.numel() % 16
+                momentum = F.pad(each.grad.flatten(), (0, padding)).view(-1, 16)
+                if state:
+                    momentum += 0.9 * state["codes"] * state["scales"]
+                state["scales"] = momentum.abs().amax(1, keepdim=True) / 127
+                state["codes"] = (momentum / state["scales"].clamp(min=1e-12)).round().to(torch.int8)
+                each.sub_(momentum.flatten()[: each.numel()].view(each.shape), alpha=group["lr"])
+
+def matrices(parameters):
+    return [each for each in parameters if each.dim() == 2]
+
+KINDS = {
+    "SOAP": lambda all: pytorch_optimizer.SOAP(all, precondition_frequency=2),
+    "AdamWScheduleFree": lambda all: schedulefree.AdamWScheduleFree(all, lr=3e-3),
+    "Muon": lambda all: torch.optim.Muon(matrices(all), lr=3e-3),
+    "Adafactor": lambda all: Adafactor(all, lr=3e-3, relative_step=False, scale_parameter=False),
+    "Quantized": Quantized,
+}
+
+def go(name, kind):
+    with init(name) as run:
+        model = build()[0]
+        optimizer = KINDS[kind](list(model.parameters()))
+        torch.optim.lr_scheduler.ConstantLR(optimizer)  # it wraps the step too
+        getattr(optimizer, "train", int)()
+        model, optimizer = run.parallelize(model, optimizer)
+        return train(run, model, optimizer)
+
+with group():
+    for name in ("ddp", "full_shard") if "RANK" in os.environ else ("none",):
+        for kind in KINDS:
+            try:
+                tell(f"{kind} {name}", go(name, kind))
+            except flk.SetupError as error:
+                tell(f"{kind} {name}", str(error))
+"""
+)
+REFUSED = ("SOAP", "Adafactor", "Quantized")
+
+
+def test_optimizers_of_libraries_train_as_in_one_process_or_are_refused(ranks: Ranks) -> None:
+    for library in ("pytorch_optimizer", "schedulefree", "transformers"):
+        pytest.importorskip(library)
+    expected = told(ranks(LIBRARIES, 1)[0])
+    found = told(ranks(LIBRARIES, 2)[0])
+    assert len(found) == 2 * len(expected) == 10
+    for key, losses in found.items():
+        kind, _, strategy = key.rpartition(" ")
+        if strategy == "full_shard" and kind in REFUSED:
+            assert re.match(
+                rf"{kind} cannot train parameters that .* shards: .*strategy ddp without precision=", losses
+            )
+        else:
+            # Muon multiplies in bfloat16, and the last bits decide on SOAP's basis where few steps have been made.
+            near = {"Muon": 1e-4, "SOAP": 2e-3}.get(kind, 1e-5)
+            assert losses == pytest.approx(expected[f"{kind} none"], abs=near), key

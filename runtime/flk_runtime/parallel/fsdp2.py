@@ -19,6 +19,7 @@ from flk_runtime.parallel.blocks import sharded_units
 from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel, full
 from flk_runtime.parallel.precision import Precision
+from flk_runtime.parallel.step_errors import explain_errors
 from flk_runtime.parallel.unused import UnusedParameters
 from flk_runtime.system import pytree
 
@@ -93,6 +94,7 @@ class FSDP2Model(ParallelModel):
                 module.set_reshard_after_backward(enabled, recurse=False)
 
     def attach(self, optimizer: Optimizer) -> None:
+        explain_errors(optimizer)
         # A forward pass after the last backward pass (an evaluation) leaves full parameters, at least of the outermost
         # module, which the optimizer step would not change.
         optimizer.register_step_pre_hook(lambda *_: reshard(self.model))
