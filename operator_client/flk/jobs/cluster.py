@@ -94,7 +94,8 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
 
 def _api(version: str) -> Document:
     """Return the document with the resources of an API version, such as ``batch/v1``."""
-    return Document(Resource(*version.split("/"), ""), document=f"/apis/{version}")
+    group, _, number = version.partition("/")
+    return Document(Resource(group, number, ""), document=f"/apis/{version}")
 
 
 def _attempt(request: Callable[[], T]) -> T | Unreadable:
