@@ -7,14 +7,18 @@ torch's DTensor, which names neither the optimizer nor a cure.
 from __future__ import annotations
 
 import functools
+import re
 import traceback
 import types
 from typing import Any
 
 from torch.optim import Optimizer
 
+from flk_runtime.contract.failure import Kind, is_secondary
 from flk_runtime.errors import SetupError
+from flk_runtime.system.faults import kind_of
 
+_BENEATH = re.compile(r"OutOfMemoryError|MemoryError|AcceleratorError|OSError|CUDA error|allocate memory")
 _MARK = "_flk_explains"  # attribute of a step that raises the errors of this module
 
 
@@ -43,5 +47,9 @@ def explain_errors(optimizer: Optimizer) -> None:
 
 
 def _is_of_shards(error: Exception) -> bool:
+    """Whether DTensor itself has raised the error. Connections, devices and memory beneath it fail for other reasons."""
+    name, text = type(error).__name__, str(error)
+    if is_secondary(name, text) or kind_of(error) is not Kind.EXCEPTION or _BENEATH.search(f"{name}: {text}"):
+        return False
     frames = traceback.extract_tb(error.__traceback__)
-    return "DTensor" in str(error) or any("torch/distributed/tensor/" in frame.filename for frame in frames)
+    return "DTensor" in text or any("torch/distributed/tensor/" in frame.filename for frame in frames)

@@ -30,6 +30,33 @@ def test_an_error_of_dtensor_names_the_optimizer_and_others_stay() -> None:
         optimizer.step()
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[/x/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:5"),
+        torch.distributed.DistBackendError("NCCL communicator was aborted"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory"),
+        OSError(5, "Input/output error"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_fails_beneath_dtensor_is_no_mistake_of_the_optimizer(error: Exception) -> None:
+    """A step computes and communicates through DTensor, whose frames are in each traceback."""
+    scope: dict[str, Any] = {"error": error}
+    exec(compile("def compute(): raise error", "/site-packages/torch/distributed/tensor/_dispatch.py", "exec"), scope)
+
+    class Computing(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            scope["compute"]()
+
+    optimizer = Computing([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    explain_errors(optimizer)
+    with pytest.raises(type(error)) as caught:
+        optimizer.step()
+    assert caught.value is error
+
+
 @pytest.mark.parametrize("before", [True, False])
 def test_schedulers_made_before_and_after_see_the_steps(before: bool) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
