@@ -24,8 +24,7 @@ COVERED = {
         "flk_runtime.bench.script"
     ),
     "tests/local/test_checkpoint.py": (
-        "flk_runtime.checkpoint.manager flk_runtime.checkpoint.save.plan flk_runtime.checkpoint.save.saver "
-        "flk_runtime.checkpoint.save.staging flk_runtime.checkpoint.save.writer"
+        "flk_runtime.checkpoint.manager flk_runtime.checkpoint.save.plan flk_runtime.checkpoint.save.writer"
     ),
     "tests/local/test_collectives.py": "flk_runtime.distributed.broadcast_state flk_runtime.distributed.collectives",
     "tests/local/test_diloco.py": (

@@ -189,6 +189,9 @@ class Saver:
         """Copy this rank's shard, and have it held in memory and written to storage."""
         assert self._staging is not None  # noqa: S101
         path = self._memory_path(self._staging.size(len(values)))
+        if path is None and self._writer is None:  # nothing would read the copy
+            self._step = step
+            return
         begin = time.monotonic()
         try:
             shard = self._staging.shard(path)

@@ -27,8 +27,9 @@ class StagedShard:
         """The plain values of the copy."""
         self._file = ShardFile(path, plan.entries, metadata)
         self._views = [view_tensor(self._file.memory, e.begin, e.dtype or "", e.size) for e in plan.entries]
+        self._pinned: int | None = None  # the address
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            _pin(self._file.memory)
+            self._pinned = _pin(self._file.memory)
 
     def copy(
         self, chunks: Sequence[Chunk], values: bytes, *, step: int, number: int, world_size: int, rank: int
@@ -51,6 +52,9 @@ class StagedShard:
         return list(zip(self.plan.entries, self._views, strict=True))
 
     def close(self) -> None:
+        if self._pinned is not None:  # before it is unmapped: another mapping may get the address
+            torch.cuda.cudart().cudaHostUnregister(self._pinned)  # type: ignore[no-untyped-call]
+            self._pinned = None
         self._views = []
         self._file.close()
 
@@ -80,8 +84,19 @@ class Staging:
         self._shards = {}
 
 
-def _pin(memory: mmap.mmap) -> None:
-    """Lock the memory so that the device copies to it directly. Where the driver refuses, copies are slower."""
+def _pin(memory: mmap.mmap) -> int | None:
+    """Lock the memory so that the device copies to it directly, and return its address.
+
+    None: the driver refuses, and copies are slower.
+    """
     address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    if cudart.cudaHostRegister(address, len(memory), 0) == cudart.cudaError.success:
+        return address
     with contextlib.suppress(RuntimeError):
-        torch.cuda.cudart().cudaHostRegister(address, len(memory), 0)  # type: ignore[no-untyped-call]
+        _launch()  # the refusal is pending until a kernel is launched, which would raise it in the training
+    return None
+
+
+def _launch() -> None:
+    torch.ones(1, device="cuda")
