@@ -249,7 +249,10 @@ ADMISSION = (
     Case(
         "quota",
         Expected(
-            "QuotaExceeded", "the namespace's quota tight is used up", "exceeded quota: tight", "resourcequota tight"
+            "QuotaExceeded",
+            "quota tight has 0 in all: it can never run",
+            "exceeded quota: tight",
+            "resourcequota tight",
         ),
         job("quota"),
         namespace="quota",

@@ -52,13 +52,16 @@ def _check_quotas(cluster: Cluster, pods: Pods) -> Iterator[Result]:
                 problems.append(Result("quota", Level.FAILED, found, remedy, "QuotaNeedsRequest"))
             elif needed > left:
                 possible = needed <= quantity(limit)
-                rest = amount_text(key, max(0.0, left))
-                found = f"the job needs {amount_text(key, needed)} {key}, and quota {name} has {rest} left of {limit}"
-                found += ": it must wait" if possible else ": it can never run"
+                found = _shortage(key, needed, name, f"{amount_text(key, max(0.0, left))} left of {limit}", possible)
                 level = Level.WARNING if possible else Level.FAILED
                 problems.append(Result("quota", level, found, remedy, "QuotaExceeded"))
     fits = f"the job fits into {plural(len(cluster.quotas), 'quota')}" if cluster.quotas else "none"
     yield from problems or [Result("quota", Level.OK, fits)]
+
+
+def _shortage(key: str, needed: float, quota: str, has: str, possible: bool) -> str:
+    end = "it must wait" if possible else "it can never run"
+    return f"the job needs {amount_text(key, needed)} {key}, and quota {quota} has {has}: {end}"
 
 
 def _needed(key: str, pods: Pods, cluster: Cluster) -> float | None:
@@ -154,14 +157,25 @@ def _exceeded(view: JobView) -> Found | None:
     if trace is None:
         return None
     _, quota, requested, used, limited = trace.texts
+    limits = dict(part.split("=", 1) for part in limited.split(",") if "=" in part)
+    shown = view.kubectl(f"describe resourcequota {quota}")
+    for key, each in (part.split("=", 1) for part in requested.split(",") if "=" in part):
+        needed = quantity(each) * view.sizes[0]  # all pods of a job ask for the same, and fewer cannot train
+        if key in limits and needed > quantity(limits[key]):
+            return Found(
+                f"{not_created(view, trace)}: {_shortage(key, needed, quota, f'{limits[key]} in all', False)}",
+                f"ask for less, or have the quota raised; {shown} shows it",
+                trace.evidence,
+                trace.pods,
+            )
     return Found(
         f"{not_created(view, trace)}: the namespace's quota {quota} is used up ({requested} requested, {used} of "
         f"{limited} used)",
-        f"{view.kubectl(f'describe resourcequota {quota}')} shows who uses it; delete jobs that have ended with "
-        f"{view.flk('list', job='')}, ask for less, or have the quota raised",
+        f"{shown} shows who uses it; delete jobs that have ended with {view.flk('list', job='')}, ask for less, or "
+        "have the quota raised",
         trace.evidence,
         trace.pods,
-        resolves_itself=used.rpartition("=")[2] not in ("0", ""),  # others may free it; nobody can if it is too small
+        resolves_itself=True,  # other jobs may free it
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from flk.health import CAUSES, find
+from flk.jobs.state import Phase, derive
 from flk.observe.view import JobView
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
@@ -279,3 +280,16 @@ def test_every_cause_has_a_test() -> None:
         assert f'"{code}"' in (ROOT / "tests" / "unit" / "flk" / path).read_text()
     assert {cause.code for cause in CAUSES} - recorded - {*BUILT, *ELSEWHERE} == MISSING
     assert not recorded & {*BUILT, *ELSEWHERE}
+
+
+@pytest.mark.parametrize(("limit", "phase"), [("5", Phase.STUCK), ("6", Phase.PENDING)])
+def test_a_quota_is_stuck_that_the_pods_of_the_job_itself_fill(limit: str, phase: Phase) -> None:
+    job = refused(f"exceeded quota: q, requested: cpu=2, used: cpu=4, limited: cpu={limit}")
+    view = job.view()
+    view.now = NOW + 600
+    assert derive(view).phase == phase
+    elastic = refused(f"exceeded quota: q, requested: cpu=2, used: cpu=4, limited: cpu={limit}")
+    elastic.container["env"] = [{"name": "FLK_MIN_PODS", "value": "2"}, {"name": "FLK_PODS", "value": "3"}]
+    view = elastic.view()
+    view.now = NOW + 600
+    assert derive(view).phase == Phase.PENDING
