@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from flk.health.cause import Cause, Found, event_evidence, names, subject
+from flk.health.cause import Cause, Found, assigned_at, event_evidence, names, subject
 from flk.kube import Object
-from flk.observe.model import Evidence, PodState
+from flk.observe.model import Evidence, Finding, PodState
 from flk.observe.observation import event_time
 from flk.observe.pods import one_line
 from flk.observe.view import JobView
@@ -26,6 +26,11 @@ _LATER: Final = re.compile(
     re.IGNORECASE,
 )
 AUTOSCALERS: Final = ("cluster-autoscaler", "karpenter", "eks-auto-mode/compute")  # sources of events
+SILENCE: Final = 300.0  # seconds in which the autoscaler of a cloud should have said something about a pod
+# Annotations of pods whose nodes a ProvisioningRequest makes, as in GKE's flex-start; the second one is older.
+_CONSUMES: Final = tuple(
+    f"{group}/consume-provisioning-request" for group in ("autoscaling.x-k8s.io", "cluster-autoscaler.kubernetes.io")
+)
 _CLOUDS: Final = {"aws": "AWS", "azure": "Azure", "gce": "Google Cloud"}  # by the scheme of a node's providerID
 
 
@@ -92,6 +97,18 @@ def of_cluster(nodes: Sequence[Object], karpenter: bool, status: bool) -> str:
     return next((name for scheme, name in _CLOUDS.items() if scheme in clouds), "")
 
 
+def with_patience(view: JobView, finding: Finding) -> Finding:
+    """Return the finding that no node can take pods, with more time where a cloud's autoscaler has not spoken yet."""
+    nodes = view.around.nodes
+    cloud = of_cluster([*nodes.values()], karpenter=False, status=False)
+    if not cloud or finding.resolves_itself or answer(view) is not None:
+        return finding
+    made = next(node for node in nodes.values() if (node.get("spec") or {}).get("providerID"))
+    text = f"{made['spec']['providerID']}: an autoscaler of {cloud} may add a node, and has said nothing yet"
+    evidence = Evidence(f"node {made['metadata']['name']}", text, "spec.providerID")
+    return replace(finding, grace=max(finding.grace, SILENCE), evidence=[*finding.evidence, evidence])
+
+
 def _adds(event: Object) -> bool:
     return event.get("reason") in _ADDS
 
@@ -128,6 +145,21 @@ def _node_not_added_now(view: JobView) -> Found | None:
     )
 
 
+def _provisioning_requested(view: JobView) -> Found | None:
+    pods = view.unschedulable
+    metadata = [view.objects[pod.name]["metadata"].get("annotations") or {} for pod in pods]
+    found = next(((key, notes[key]) for notes in metadata for key in _CONSUMES if notes.get(key)), None)
+    if found is None:
+        return None
+    field, name = found
+    return Found(
+        f"{subject(pods)}: no node can take it yet, and ProvisioningRequest {name} makes its nodes",
+        f"{view.kubectl(f'describe provisioningrequest {name}')} shows how far it is; {view.flk('wait')} waits",
+        [Evidence(f"pod {pods[0].name}", str(name), f"metadata.annotations[{field}]", assigned_at(view, pods[0].name))],
+        names(pods),
+    )
+
+
 _READ: Final = "flk reads the events of cluster-autoscaler and Karpenter about the pods"
 CAUSES: Final = (
     Cause(
@@ -147,5 +179,14 @@ CAUSES: Final = (
         "Wait for other jobs to end, or have the limit raised that the message names.",
         _node_not_added_now,
         cured_by="other jobs that end, or the autoscaler",
+    ),
+    Cause(
+        "ProvisioningRequested",
+        "A ProvisioningRequest makes the nodes of the pods",
+        "The pods name a ProvisioningRequest, whose nodes come all together when the cloud has them, as in GKE's "
+        "flex-start. flk reads the annotation of the pods.",
+        "Wait. `--stuck-after` says after how long the job counts as stuck.",
+        _provisioning_requested,
+        cured_by="the ProvisioningRequest",
     ),
 )

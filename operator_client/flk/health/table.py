@@ -64,6 +64,7 @@ GROUPS: Final[tuple[tuple[Cause, ...], ...]] = (
 )
 CAUSES: Final[tuple[Cause, ...]] = tuple(cause for group in GROUPS for cause in group)
 
+_OF_SCHEDULER: Final = frozenset(cause.code for cause in (*scheduling.CAUSES, UNSCHEDULABLE))
 # Causes of pods that have no node: the job's --stuck-after limits how long they may last.
 _OF_PLACEMENT: Final = frozenset(
     cause.code
@@ -115,6 +116,8 @@ def find(view: JobView) -> list[Finding]:
         for cause in group:
             finding = cause.finding(view)
             if finding is not None:
+                if finding.code in _OF_SCHEDULER:
+                    finding = autoscaling.with_patience(view, finding)
                 limit = view.stuck_after if finding.code in _OF_PLACEMENT else None
                 found.append(replace(finding, stuck_after=limit))
                 break

@@ -153,6 +153,47 @@ def node(**spec: Any) -> dict[str, Any]:
     return {"metadata": {"name": "a", "labels": {}}, "spec": spec, "status": {"allocatable": {"cpu": "4", "pods": "9"}}}
 
 
+@pytest.mark.parametrize("message", [SELECTOR, "3 node(s) had untolerated taint {gpu: true}", "3 Insufficient cpu"])
+def test_the_autoscaler_of_a_cloud_has_time_to_speak(message: str) -> None:
+    job = pending(message)
+    job.container["resources"] = {"requests": {"cpu": "8"}}
+    for pod in job.pods.values():
+        pod["spec"]["nodeSelector"] = {"gpu": "h100"} if message == SELECTOR else {}
+    cloud = {"a": node(providerID="gce://project/zone/a")}
+    view = later(job, 120, nodes=cloud)
+    assert derive(view).phase == Phase.PENDING
+    assert "an autoscaler of Google Cloud may add a node" in find(view)[0].evidence[-1].text
+    assert derive(later(job, 120, nodes={"a": node()})).phase == Phase.STUCK
+    assert derive(later(job, 600, nodes=cloud)).phase == Phase.STUCK
+    says(job, "NotTriggerScaleUp", "pod didn't trigger scale-up: 1 node(s) didn't match")
+    assert derive(later(job, 120, nodes=cloud)).phase == Phase.STUCK
+
+
+@pytest.mark.parametrize("group", ["autoscaling.x-k8s.io", "cluster-autoscaler.kubernetes.io"])
+def test_a_provisioning_request_makes_the_nodes(group: str) -> None:
+    job = pending()
+    for pod in job.pods.values():
+        pod["metadata"]["annotations"] = {f"{group}/consume-provisioning-request": "gpt-nodes"}
+    (cause,) = find(later(job))
+    assert cause.code == "ProvisioningRequested"
+    assert "ProvisioningRequest gpt-nodes makes its nodes" in cause.sentence
+    assert "kubectl describe provisioningrequest gpt-nodes -n team" in cause.remedy
+    assert derive(later(job)).phase == Phase.PENDING
+
+
+@pytest.mark.parametrize("state", ["Pending", "Retry", "Rejected"])
+def test_an_admission_check_of_the_queue_says_who_makes_the_nodes(state: str) -> None:
+    job = JobBuilder()
+    job.job["spec"]["runPolicy"]["suspend"] = True
+    job.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gold"
+    reserved = {"type": "QuotaReserved", "status": "True", "message": "Quota reserved in ClusterQueue c"}
+    check = {"name": "dws", "state": state, "message": "waiting for nodes", "lastTransitionTime": MADE}
+    status = {"conditions": [reserved], "admissionChecks": [{"name": "other", "state": "Ready"}, check]}
+    (cause,) = find(job.view(workloads=[{"metadata": {"name": "w"}, "status": status}]))
+    assert (cause.code, cause.resolves_itself) == ("WaitingInQueue", state != "Rejected")
+    assert f"the admission check dws holds it back ({state}: waiting for nodes)" in cause.sentence
+
+
 def test_who_may_add_nodes() -> None:
     assert of_cluster([node()], False, False) == ""
     assert of_cluster([node(providerID="kind://docker/flk/a")], False, False) == ""

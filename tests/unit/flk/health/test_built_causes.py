@@ -77,6 +77,13 @@ def workload() -> dict[str, Any]:
     return {"metadata": {"name": "pytorchjob-gpt"}, "status": {"conditions": [evicted]}}
 
 
+def provisioned() -> JobBuilder:
+    job = unscheduled("3 Insufficient cpu")
+    for pod in job.pods.values():
+        pod["metadata"]["annotations"] = {"autoscaling.x-k8s.io/consume-provisioning-request": "nodes"}
+    return job
+
+
 def pod_group() -> dict[str, Any]:
     lacks = condition("Unschedulable", "NotEnoughResources", "3/3 tasks in gang unschedulable")
     status = {"phase": "Inqueue", "conditions": [lacks]}
@@ -103,6 +110,10 @@ BUILT: dict[str, tuple[Callable[[], JobView], str]] = {
     "WaitingForGang": (
         lambda: unscheduled("3 Insufficient cpu").view(pod_groups=[pod_group()]),
         "starts 3 pods together or none, and there is no room for all: 0/3 nodes are available",
+    ),
+    "ProvisioningRequested": (
+        lambda: provisioned().view(),
+        "gpt-worker-1: no node can take it yet, and ProvisioningRequest nodes makes its nodes",
     ),
     "QuotaNeedsRequest": (
         lambda: refused("failed quota: tight: must specify limits.memory for: pytorch").view(),
