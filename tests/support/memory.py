@@ -29,8 +29,7 @@ TRAIN = """
         found = memory.restorable()
         if found is None:
             return 0
-        for each in range(found.world_size):
-            assert memory.header(each).step == found.step
+        for each in (each for each, reader in enumerate(found.readers) if reader == rank):
             shard = memory.open_shard(each).read_bytes()
             assert (verify(shard).step, verify(shard).rank) == (found.step, each)
             entry = read_header(shard).entries[0]

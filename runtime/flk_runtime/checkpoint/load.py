@@ -17,7 +17,6 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
-from torch.distributed.checkpoint.storage import StorageReader
 
 from flk_runtime.checkpoint.shard import ChunkReader
 from flk_runtime.checkpoint.state import Chunk, Path, join_tensors, references
@@ -30,10 +29,11 @@ Open = Callable[[str, int, int], BinaryIO]  # (file, begin, length) → a stream
 class SavedCheckpoint:
     """A checkpoint that can be read: which tensors and values it holds, and `read`, which reads chunks of them.
 
-    ``place`` is its name in messages. Each rank reads on its own, without communication.
+    ``place`` is its name in messages. Each rank reads on its own, except from the memory of the pods: then the
+    constructor and all that reads are collective.
     """
 
-    def __init__(self, place: str, reader: StorageReader) -> None:
+    def __init__(self, place: str, reader: ChunkReader) -> None:
         self.place = place
         self._reader = reader
         with storage_access(f"read {place}"):
@@ -75,6 +75,7 @@ class SavedCheckpoint:
 
         Raises CheckpointError if the checkpoint has no such tensor, another shape, or cannot be read.
         """
+        self._reader.cover(chunks)
         planner = _ChunkPlanner(self, chunks, values)
         planner.set_up_planner({}, self.metadata)
         plan = self._reader.prepare_local_plan(planner.create_local_plan())

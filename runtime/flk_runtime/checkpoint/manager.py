@@ -25,9 +25,7 @@ from flk_runtime.system import rng
 if TYPE_CHECKING:
     from flk_runtime.checkpoint.load import SavedCheckpoint, SavedObject
     from flk_runtime.checkpoint.save import Saver
-    from flk_runtime.checkpoint.shard import ShardsReader
     from flk_runtime.checkpoint.storage import Destination
-    from flk_runtime.shared.shard_file import ShardHeader
 
 INTERNAL = "flk."
 """The beginning of the names of flk's own objects. A checkpoint has them or not, depending on the strategy, so no
@@ -86,6 +84,7 @@ class CheckpointManager:
 
     def _open(self, options: CheckpointOptions, on_saved: Callable[[int], None]) -> None:
         # torch.distributed.checkpoint takes long to import, and a run without checkpoints does not need it.
+        from flk_runtime.checkpoint.gather import PodReader
         from flk_runtime.checkpoint.load import FilesReader, SavedCheckpoint
         from flk_runtime.checkpoint.save import Retention, Saver
         from flk_runtime.checkpoint.storage import find_newest
@@ -103,14 +102,15 @@ class CheckpointManager:
         in_memory = self._memory.restorable() if self._memory and offered else None
         if self._memory and in_memory and (found is None or in_memory.step >= found.step):
             self.source = "memory"
-            self._resume(SavedCheckpoint(_IN_MEMORY, self._memory_reader(in_memory.world_size)), in_memory.world_size)
+            reader = PodReader(in_memory.readers, self._memory.open_shard)
+            self._resume(SavedCheckpoint(_IN_MEMORY, reader), len(in_memory.readers))
         elif destination and found:
             self.source = "storage"
-            reader = FilesReader(
+            files = FilesReader(
                 lambda file, begin, length: destination.open(found.step, file, begin, length),
                 found.manifest.metadata_file,
             )
-            self._resume(SavedCheckpoint(destination.locate(found.step), reader), found.manifest.world_size)
+            self._resume(SavedCheckpoint(destination.locate(found.step), files), found.manifest.world_size)
         elif options.resume and user_env.ATTEMPT.read(os.environ):
             self._log("flk: there is no checkpoint: training starts again at step 0")
         self._saver = Saver(
@@ -140,16 +140,6 @@ class CheckpointManager:
         raise MismatchError(
             f"the ranks do not see the same checkpoint folder {place}: it has to be on a volume that all pods mount"
         )
-
-    def _memory_reader(self, world_size: int) -> ShardsReader:
-        """A reader of the checkpoint that the pods hold, which ``world_size`` ranks have written. Collective."""
-        from flk_runtime.checkpoint.shard import ShardsReader
-
-        assert self._memory is not None  # noqa: S101
-        rank, ranks = process_group.rank(), process_group.world_size()
-        own: list[ShardHeader] = [self._memory.header(each) for each in range(rank, world_size, ranks)]
-        headers = process_group.all_gather(own)
-        return ShardsReader([header for each in headers for header in each], self._memory.open_shard)
 
     def _resume(self, checkpoint: SavedCheckpoint, world_size: int) -> None:
         """Take steps, random state and plain states from a checkpoint that ``world_size`` ranks have written."""

@@ -16,13 +16,12 @@ from typing import TypeVar
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.errors import StorageError
 from flk_runtime.shared import memory_messages as messages
-from flk_runtime.shared.memory_messages import Answer, Files, Header, Request, Restorable, SaveKey, ToRestore
-from flk_runtime.shared.shard_file import ShardHeader
+from flk_runtime.shared.memory_messages import Answer, Files, Request, Restorable, SaveKey, ToRestore
 from flk_runtime.wire import Failed, Stream, VersionError
 
 __all__ = ["PodMemory", "Restorable", "SaveKey"]
 
-T = TypeVar("T", Files, Header, ToRestore)
+T = TypeVar("T", Files, ToRestore)
 
 
 class PodMemory:
@@ -120,19 +119,15 @@ class PodMemory:
         """The checkpoint that all ranks of this attempt can restore, which is the same in all of them; or None."""
         return self._checked(messages.GetRestorable(), ToRestore).checkpoint
 
-    def header(self, rank: int) -> ShardHeader:
-        """The header of the shard that ``rank`` wrote. Raises CheckpointError if no pod can give it any more."""
-        return ShardHeader.from_json(self._checked(messages.GetHeader(rank), Header).text.encode())
-
     def open_shard(self, rank: int) -> Path:
         """The file of the shard that ``rank`` wrote, which the launcher gets from another pod if need be.
 
-        It may be removed or written anew after `restored`. Raises CheckpointError if no pod can give it any more.
+        It may be written anew when something has been saved. Raises CheckpointError if no pod can give it any more.
         """
         return Path(self._checked(messages.GetFile(rank), Files).paths[0])
 
     def restored(self) -> None:
-        """Say that this rank has restored all it needs, so that shards of other pods need not be kept here."""
+        """Say that this rank has restored all it needs."""
         self._ask(messages.Restored())
 
     # The connection

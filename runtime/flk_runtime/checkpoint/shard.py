@@ -1,4 +1,4 @@
-"""ShardsReader: reads tensors and values out of the shard files of a checkpoint, for torch.distributed.checkpoint.load.
+"""Shards as torch.distributed.checkpoint sees them: the base class of flk's readers, tensors in shard files, metadata.
 
 The format of the files is in `flk_runtime.shared.shard_file`. The shards of a checkpoint together are its metadata, so
 a checkpoint can be loaded at any world size from its shards alone.
@@ -7,11 +7,8 @@ a checkpoint can be loaded at any world size from its shards alone.
 from __future__ import annotations
 
 import io
-import mmap
-import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +24,8 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from flk_runtime.shared.shard_file import Entry, ShardError, ShardHeader
+from flk_runtime.checkpoint.state import Chunk
+from flk_runtime.shared.shard_file import Entry, ShardError
 
 
 class ChunkReader(StorageReader):
@@ -35,6 +33,9 @@ class ChunkReader(StorageReader):
 
     def reset(self, checkpoint_id: Any = None) -> None:
         pass
+
+    def cover(self, chunks: Sequence[Chunk]) -> None:
+        """Have the metadata name the chunks of the checkpoint in which ``chunks`` are, if it does not name all."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
@@ -47,7 +48,7 @@ class ChunkReader(StorageReader):
             if item.type == LoadItemType.BYTE_IO:
                 planner.load_bytes(item, io.BytesIO(self.read_bytes(item)))
             else:
-                copy_piece(self.read_tensor(item), item, planner)
+                place(narrow(self.read_tensor(item), item.storage_offsets, item.lengths), item, planner)
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -65,50 +66,6 @@ class ChunkReader(StorageReader):
         """The saved tensor in which the item's box is, on the CPU."""
 
 
-class ShardsReader(ChunkReader):
-    """Reads a checkpoint whose shards are files. Each shard is opened when its data is needed first.
-
-    ``headers`` are the headers of all shards, in any order. ``open_shard(rank)`` returns the path of the shard that
-    this rank wrote, a whole and undamaged file on this machine; it may fetch the file first. Raises ShardError if the
-    shards are not all shards of one whole checkpoint.
-    """
-
-    def __init__(self, headers: Iterable[ShardHeader], open_shard: Callable[[int], Path]) -> None:
-        self.headers = sorted(headers, key=lambda header: header.rank)
-        _check_complete(self.headers)
-        self._open_shard = open_shard
-        self._mapped: dict[int, mmap.mmap] = {}  # by the rank that wrote the shard
-        self._entries: dict[MetadataIndex, tuple[int, Entry]] = {}
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The metadata of the whole checkpoint. ``planner_data`` maps each name to its path in the nested state."""
-        self._entries = {
-            entry_index(entry): (header.rank, entry) for header in self.headers for entry in header.entries
-        }
-        return merge_entries((header.entries for header in self.headers), self._entries)
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        self._entries = metadata.storage_data
-
-    def read_bytes(self, item: ReadItem) -> bytes:
-        rank, entry = self._entries[item.storage_index]
-        return self._map(rank)[entry.begin : entry.begin + entry.length]
-
-    def read_tensor(self, item: ReadItem) -> torch.Tensor:
-        rank, entry = self._entries[item.storage_index]
-        return view_tensor(self._map(rank), entry.begin, entry.dtype or "", entry.size)
-
-    def _map(self, rank: int) -> mmap.mmap:
-        if rank not in self._mapped:
-            file = os.open(self._open_shard(rank), os.O_RDONLY)
-            try:
-                # A private mapping, since torch makes tensors of memory that can be written to.
-                self._mapped[rank] = mmap.mmap(file, 0, flags=mmap.MAP_PRIVATE)
-            finally:
-                os.close(file)
-        return self._mapped[rank]
-
-
 def view_tensor(memory: Any, begin: int, dtype: str, size: tuple[int, ...]) -> torch.Tensor:
     """The tensor of shape ``size`` whose raw bytes are in the buffer ``memory`` from ``begin`` on, without a copy."""
     kind = parse_dtype(dtype)
@@ -119,12 +76,17 @@ def view_tensor(memory: Any, begin: int, dtype: str, size: tuple[int, ...]) -> t
     return raw.view(kind).view(size)
 
 
-def copy_piece(saved: torch.Tensor, item: ReadItem, planner: LoadPlanner) -> None:
-    """Copy the box of ``saved`` that ``item`` reads to where ``planner`` wants it."""
-    for dimension, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-        saved = saved.narrow(dimension, offset, length)
+def narrow(tensor: torch.Tensor, offsets: Iterable[int], size: Iterable[int]) -> torch.Tensor:
+    """The box of a tensor at ``offsets``, as a view."""
+    for dimension, (offset, length) in enumerate(zip(offsets, size, strict=True)):
+        tensor = tensor.narrow(dimension, offset, length)
+    return tensor
+
+
+def place(box: torch.Tensor, item: ReadItem, planner: LoadPlanner) -> None:
+    """Copy the box that ``item`` reads to where ``planner`` wants it."""
     target = planner.resolve_tensor(item).detach()
-    target.copy_(saved)
+    target.copy_(box)
     planner.commit_tensor(item, target)
 
 
@@ -143,28 +105,23 @@ def entry_index(entry: Entry) -> MetadataIndex:
 
 def merge_entries(shards: Iterable[Iterable[Entry]], storage_data: Any) -> Metadata:
     """The metadata of the checkpoint whose shards have these entries."""
-    tensors: dict[str, Any] = {}
-    paths: dict[str, tuple[str | int, ...]] = {}
+    metadata = Metadata({}, planner_data={}, storage_data=storage_data)
     for entries in shards:
-        for entry in entries:
-            paths[entry.name] = entry.path
-            if entry.dtype is None:
-                tensors[entry.name] = BytesStorageMetadata()
-                continue
-            if entry.name not in tensors:
-                properties = TensorProperties(dtype=parse_dtype(entry.dtype))
-                tensors[entry.name] = TensorStorageMetadata(properties, torch.Size(entry.shape), [])
+        add_entries(metadata, entries)
+    return metadata
+
+
+def add_entries(metadata: Metadata, entries: Iterable[Entry], *, chunks: bool = True) -> None:
+    """Add entries of a shard to the metadata of its checkpoint; without ``chunks``, only their names and shapes."""
+    tensors: dict[str, Any] = metadata.state_dict_metadata
+    for entry in entries:
+        metadata.planner_data[entry.name] = entry.path
+        if entry.dtype is None:
+            tensors[entry.name] = BytesStorageMetadata()
+            continue
+        if entry.name not in tensors:
+            properties = TensorProperties(dtype=parse_dtype(entry.dtype))
+            tensors[entry.name] = TensorStorageMetadata(properties, torch.Size(entry.shape), [])
+        if chunks:
             chunk = ChunkStorageMetadata(offsets=torch.Size(entry.offsets), sizes=torch.Size(entry.size))
             tensors[entry.name].chunks.append(chunk)
-    return Metadata(tensors, planner_data=paths, storage_data=storage_data)
-
-
-def _check_complete(headers: list[ShardHeader]) -> None:
-    if not headers:
-        raise ShardError("there are no parts")
-    steps = {header.step for header in headers}
-    if len(steps) > 1:
-        raise ShardError(f"the parts are of different steps: {', '.join(map(str, sorted(steps)))}")
-    world_size = headers[0].world_size
-    if [header.rank for header in headers] != list(range(world_size)):
-        raise ShardError(f"{len(headers)} parts of a checkpoint that has {world_size}, or a part twice")

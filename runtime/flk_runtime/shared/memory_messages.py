@@ -55,13 +55,6 @@ class GetRestorable:
 
 
 @dataclass(frozen=True)
-class GetHeader:
-    """Ask for the header of the shard that ``rank`` wrote. The answer is `Header`."""
-
-    rank: int
-
-
-@dataclass(frozen=True)
 class GetFile:
     """Ask for the file of the shard that ``rank`` wrote, fetched from another pod if needed. The answer is `Files`."""
 
@@ -81,18 +74,11 @@ class Files:
 
 
 @dataclass(frozen=True)
-class Header:
-    """The header of a shard, as JSON."""
-
-    text: str
-
-
-@dataclass(frozen=True)
 class Restorable:
     """A whole checkpoint in the memory of the pods."""
 
     step: int
-    world_size: int  # number of its shards
+    readers: list[int]  # the rank that reads each shard, by the rank that wrote it
 
 
 @dataclass(frozen=True)
@@ -102,8 +88,8 @@ class ToRestore:
     checkpoint: Restorable | None
 
 
-Request = Reserve | Release | Finish | GetRestorable | GetHeader | GetFile | Restored
-Answer = Done | Failed | Files | Header | ToRestore
+Request = Reserve | Release | Finish | GetRestorable | GetFile | Restored
+Answer = Done | Failed | Files | ToRestore
 MESSAGES: Final[Registry[Rank | Request | Answer]] = Registry([Rank, *get_args(Request), *get_args(Answer)])
 
 

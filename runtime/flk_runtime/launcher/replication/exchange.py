@@ -14,7 +14,6 @@ from flk_runtime.launcher.replication.messages import (
     Answer,
     Content,
     Get,
-    GetHeader,
     Peer,
     Put,
     RefusedError,
@@ -26,8 +25,7 @@ from flk_runtime.launcher.replication.messages import (
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, ShardStore, check_shard
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.shared.memory_messages import Header
-from flk_runtime.shared.shard_file import ShardError, read_header, read_preamble, verify
+from flk_runtime.shared.shard_file import ShardError, read_preamble, verify
 from flk_runtime.wire import Done, Failed, Stream, VersionError
 
 _STRANGERS: Final = 64  # connections that may wait for their authentication at once; others are closed
@@ -84,8 +82,6 @@ class Exchange:
         match message:
             case Put(shard, keep):
                 self._take(peer, shard, length, keep)
-            case GetHeader(shard):
-                self._give_header(peer, shard)
             case Get(shard):
                 self._give(peer, shard)
             case other:
@@ -120,10 +116,6 @@ class Exchange:
                 self._store.hold(slot, preamble)
             peer.send(Done())
 
-    def _give_header(self, peer: Peer, shard: ShardId) -> None:
-        with self._store.reading(shard) as memory:
-            peer.send(Header(read_header(memory).to_json().decode()) if memory else Failed("not held"))
-
     def _give(self, peer: Peer, shard: ShardId) -> None:
         with self._store.reading(shard) as memory:
             if memory is None:
@@ -136,11 +128,9 @@ class Exchange:
 class Fetcher:
     """Fetches shards of the checkpoint to restore from other pods, each once, even if several ranks ask for it."""
 
-    def __init__(
-        self, settings: Settings, store: ShardStore, addresses: Callable[[int], tuple[str, int]], own_ranks: range
-    ) -> None:
+    def __init__(self, settings: Settings, store: ShardStore, addresses: Callable[[int], tuple[str, int]]) -> None:
         """``addresses`` gives the address of a pod's launcher."""
-        self._settings, self._store, self._addresses, self._own_ranks = settings, store, addresses, own_ranks
+        self._settings, self._store, self._addresses = settings, store, addresses
         self._lock = threading.Lock()  # one shard after the other
         self._checked: set[ShardId] = set()
 
@@ -166,17 +156,6 @@ class Fetcher:
         self._store.forget(shard)
         return False
 
-    def header(self, shard: ShardId, holders: list[int]) -> str:
-        """The header of a shard as JSON, as one of its holders tells it. Raises OSError."""
-        texts: list[str] = []
-
-        def ask(connection: Peer) -> None:
-            connection.send(GetHeader(shard))
-            texts.append(expect(connection, Header)[0].text)
-
-        self._try_each(holders, ask)
-        return texts[0]
-
     def _try_each(self, holders: list[int], action: Callable[[Peer], None]) -> None:
         last: Exception | None = None
         start = self._settings.pod % max(1, len(holders))  # so that not all pods ask the same one
@@ -195,7 +174,7 @@ class Fetcher:
     def _receive(self, connection: Peer, shard: ShardId) -> None:
         connection.send(Get(shard))
         _, length = expect(connection, Content)
-        slot = self._store.begin(shard, length, _SLOT_TIMEOUT, fetched=shard.rank not in self._own_ranks)
+        slot = self._store.begin(shard, length, _SLOT_TIMEOUT)
         try:
             preamble = receive_shard(connection, slot.memory, length)
             check_shard(preamble, shard)

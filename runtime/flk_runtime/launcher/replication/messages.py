@@ -14,7 +14,6 @@ from typing import Final, TypeVar, get_args
 from flk_runtime.errors import StorageError
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.settings import Settings
-from flk_runtime.shared.memory_messages import Header
 from flk_runtime.shared.shard_file import DATA_BEGIN, ShardError, ShardPreamble, check_data
 from flk_runtime.system.checksum import crc32
 from flk_runtime.wire import Done, Failed, Registry, Stream
@@ -31,13 +30,6 @@ class Put:
 
 
 @dataclass(frozen=True)
-class GetHeader:
-    """Ask for the header of a shard. The answer is `Header`."""
-
-    shard: ShardId
-
-
-@dataclass(frozen=True)
 class Get:
     """Ask for a shard. The answer is `Content`."""
 
@@ -49,11 +41,11 @@ class Content:
     """The shard that was asked for follows."""
 
 
-Request = Put | GetHeader | Get
-Answer = Done | Failed | Header | Content
+Request = Put | Get
+Answer = Done | Failed | Content
 MESSAGES: Final[Registry[Request | Answer]] = Registry([*get_args(Request), *get_args(Answer)])
 Peer = Stream[Request | Answer]
-T = TypeVar("T", Done, Header, Content)
+T = TypeVar("T", Done, Content)
 
 
 class RefusedError(StorageError, ConnectionError):

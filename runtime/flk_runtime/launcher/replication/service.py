@@ -20,7 +20,7 @@ from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomErro
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared import memory_messages as messages
 from flk_runtime.shared.memory_messages import Answer
-from flk_runtime.shared.shard_file import ShardError, read_header
+from flk_runtime.shared.shard_file import ShardError
 from flk_runtime.system import host
 from flk_runtime.wire import Done, Failed, Stream, listen, reason
 from flk_runtime.wire.listener import LOOPBACK
@@ -44,7 +44,6 @@ class _Attempt:
         """The ranks whose shards this pod holds: its own, and those of which it gets copies."""
         self.readers = readers(plan.restore, ranks) if plan.restore else []
         """The rank that reads each shard of the checkpoint to restore."""
-        self.restoring = set(ranks[pod])
         self.restored_copied = threading.Event()  # the partner has its copies of the restored checkpoint
         self.sizes: dict[int, int] = {}  # bytes of a shard, by rank; files do not shrink
         self.logged_bytes = 0  # that its checkpoints take in each pod, as the log says
@@ -152,7 +151,7 @@ class MemoryService:
         partner = Partner(
             self._settings, self._store, None if target is None else (target, plan.addresses[target]), self._log
         )
-        fetcher = Fetcher(self._settings, self._store, plan.addresses.__getitem__, ranks[pod])
+        fetcher = Fetcher(self._settings, self._store, plan.addresses.__getitem__)
         attempt = _Attempt(number, plan, partner, fetcher, ranks, pod)
         with self._lock:
             self._attempt = attempt
@@ -252,52 +251,30 @@ class MemoryService:
                     return self._finish(attempt, Path(path), whole)
                 case messages.GetRestorable():
                     restore = attempt.plan.restore
-                    checkpoint = restore.checkpoint if restore else None
-                    found = messages.Restorable(checkpoint.step, checkpoint.world_size) if checkpoint else None
+                    found = messages.Restorable(restore.checkpoint.step, attempt.readers) if restore else None
                     return messages.ToRestore(found)
-                case messages.GetHeader(shard):
-                    return self._with_shard(attempt, shard, self._header_of)
                 case messages.GetFile(shard):
-                    return self._with_shard(attempt, shard, self._file_of)
+                    return self._get_file(attempt, shard)
                 case messages.Restored():
-                    return self._restored(attempt, rank.rank)
+                    self._wake()
+                    return Done()
                 case _:
                     return Failed(f"{type(request).__name__} is no request")
         except AttemptEndedError:
             return _ENDED
 
-    def _header_of(self, attempt: _Attempt, shard: ShardId, holders: list[int]) -> Answer:
-        """The header of one shard of the checkpoint that is restored."""
-        with self._store.reading(shard) as memory:
-            if memory:
-                return messages.Header(read_header(memory).to_json().decode())
-        return messages.Header(attempt.fetcher.header(shard, holders))
-
-    def _file_of(self, attempt: _Attempt, shard: ShardId, holders: list[int]) -> Answer:
+    def _get_file(self, attempt: _Attempt, rank: int) -> Answer:
         """The file of one shard of the checkpoint that is restored. It is fetched if another pod holds it."""
-        attempt.fetcher.fetch(shard, holders)
-        return messages.Files([str(self._store.path(shard))])
-
-    def _with_shard(
-        self, attempt: _Attempt, rank: int, action: Callable[[_Attempt, ShardId, list[int]], Answer]
-    ) -> Answer:
         restore = attempt.plan.restore
         if restore is None:
             return Failed("nothing is restored")
         shard, holders = ShardId(restore.checkpoint, rank), restore.holders[rank]
         try:
-            return action(attempt, shard, holders)
+            attempt.fetcher.fetch(shard, holders)
+            return messages.Files([str(self._store.path(shard))])
         except (OSError, CheckpointError) as error:
             why = reason(error) if isinstance(error, OSError) else str(error)
             return Failed(f"cannot get the part of rank {rank} from {_pods(holders)}: {why}")
-
-    def _restored(self, attempt: _Attempt, rank: int) -> Answer:
-        """Note that a rank has restored all it needs."""
-        attempt.restoring.discard(rank)
-        if not attempt.restoring:
-            self._store.drop_fetched()
-        self._wake()
-        return Done()
 
     def _reserve(self, attempt: _Attempt, rank: int, sizes: Mapping[int, int]) -> Answer:
         """Make room for the shards that this pod holds. Its partner makes room when a rank there asks."""

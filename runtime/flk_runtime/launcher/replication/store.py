@@ -51,7 +51,6 @@ class Slot:
     shard: ShardId | None = None  # that it held when the launcher looked last, maybe of another rank
     written: bool = False  # the launcher writes into it, or allocates it
     readers: int = 0
-    fetched: bool = False  # it is needed for the restoring only
 
     def held(self) -> ShardId | None:
         """The shard that the file holds; None also if a rank has begun to write the next one into it."""
@@ -133,12 +132,7 @@ class ShardStore:
         """
         with self._changed:
             self._wait(
-                lambda: (
-                    not any(
-                        slot.written and not slot.fetched and not 0 < sizes.get(slot.rank, 0) <= slot.size
-                        for slot in self._slots
-                    )
-                ),
+                lambda: not any(slot.written and not 0 < sizes.get(slot.rank, 0) <= slot.size for slot in self._slots),
                 timeout,
             )
             files, rest = self._assign(sizes, copied)
@@ -189,26 +183,19 @@ class ShardStore:
         finally:
             self._release(slot)
 
-    def begin(
-        self, shard: ShardId, length: int, timeout: float, *, keep: CheckpointId | None = None, fetched: bool = False
-    ) -> Slot:
+    def begin(self, shard: ShardId, length: int, timeout: float, *, keep: CheckpointId | None = None) -> Slot:
         """A file for a shard that another launcher sends. End it with `hold` or `cancel`.
 
         ``keep`` is the latest checkpoint that the sender knows to be whole. Waits until a file of the rank is free.
-        ``fetched``: the file exists until `drop_fetched`. Raises NoRoomError if the shard does not fit,
-        AttemptEndedError if it comes too late, and TimeoutError.
+        Raises NoRoomError if the shard does not fit, AttemptEndedError if it comes too late, and TimeoutError.
         """
         with self._changed:
             self._refuse_late(shard)
-            if fetched:
-                slot = self._make(shard.rank)
-                slot.fetched = True
-            else:
-                if keep:
-                    self._settle(keep)
-                slot = self._wait(lambda: self._slot_for(shard.rank, keep), timeout)
-                self._refuse_late(shard)
-                self._clear(slot)
+            if keep:
+                self._settle(keep)
+            slot = self._wait(lambda: self._slot_for(shard.rank, keep), timeout)
+            self._refuse_late(shard)
+            self._clear(slot)
             slot.rank = shard.rank
             more = length - slot.size
             if more > 0:
@@ -255,7 +242,7 @@ class ShardStore:
         """
         with self._changed:
             self._settle(checkpoint)
-            self._remove(lambda slot: slot.fetched or slot.rank not in ranks)
+            self._remove(lambda slot: slot.rank not in ranks)
 
     def forget(self, shard: ShardId) -> None:
         """Free the file of a shard that is damaged."""
@@ -263,14 +250,6 @@ class ShardStore:
             slot = self._find(shard)
             if slot:
                 self._clear(slot)
-
-    def drop_fetched(self) -> None:
-        """Remove the files that were needed for the restoring only."""
-        with self._changed:
-            for slot in self._slots:
-                if slot.fetched and slot.shard:
-                    self._clear(slot)
-            self._remove(lambda slot: slot.fetched)
 
     def remove(self) -> None:
         """Remove the folder."""
@@ -281,7 +260,7 @@ class ShardStore:
     # With the lock held ------------------------------------------------------------------------------------------
 
     def _own(self, rank: int) -> list[Slot]:
-        return [slot for slot in self._slots if slot.rank == rank and not slot.fetched]
+        return [slot for slot in self._slots if slot.rank == rank]
 
     def _find(self, shard: ShardId) -> Slot | None:
         return next((slot for slot in self._slots if slot.held() == shard), None)
@@ -293,8 +272,8 @@ class ShardStore:
 
         At least one file of each rank holds nothing. Files with shards in ``copied`` are taken last.
         """
-        own = {rank: [slot for slot in self._slots if slot.rank == rank and not slot.fetched] for rank in sizes}
-        others = [slot for slot in self._slots if slot.rank not in sizes and not slot.fetched]
+        own = {rank: self._own(rank) for rank in sizes}
+        others = [slot for slot in self._slots if slot.rank not in sizes]
         held = sorted((slot for slot in others if slot.held()), key=lambda slot: slot.shard not in copied)
         free = [slot for slot in others if not slot.held()]
         files: list[tuple[int, Slot | None]] = []
@@ -309,7 +288,7 @@ class ShardStore:
 
     def _slot_for(self, rank: int, keep: CheckpointId | None) -> Slot | None:
         """An unused file for a copy: a file without a shard, or else a file whose shard is of no whole checkpoint."""
-        unused = [slot for slot in self._slots if not (slot.written or slot.readers or slot.fetched)]
+        unused = [slot for slot in self._slots if not (slot.written or slot.readers)]
         own = [slot for slot in unused if slot.rank == rank]
         for slot in own:
             if slot.held() is None:

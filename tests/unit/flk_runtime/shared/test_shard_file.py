@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from flk_runtime.checkpoint.shard import ShardsReader
+from flk_runtime.checkpoint.gather import PodReader
 from flk_runtime.shared import shard_file
 from flk_runtime.shared.shard_file import (
     DATA_BEGIN,
@@ -179,27 +179,8 @@ def test_a_preamble_travels_as_bytes() -> None:
 
 def test_torch_loads_a_checkpoint_from_its_parts(tmp_path: Path) -> None:
     full = torch.arange(15.0).view(5, 3)
-    headers = [write(tmp_path / "0", full[:3], 0, rank=0), write(tmp_path / "1", full[3:], 3, rank=1)]
-    opened: list[int] = []
-
-    def open_shard(rank: int) -> Path:
-        opened.append(rank)
-        return tmp_path / str(rank)
-
+    write(tmp_path / "0", full[:3], 0, rank=0)
+    write(tmp_path / "1", full[3:], 3, rank=1)
     found: dict[str, Any] = {"x": torch.zeros(5, 3)}
-    dcp.load(found, storage_reader=ShardsReader(reversed(headers), open_shard), no_dist=True)
+    dcp.load(found, storage_reader=PodReader([0, 0], lambda rank: tmp_path / str(rank)), no_dist=True)
     assert torch.equal(found["x"], full)
-    assert opened == [0, 1]
-
-
-@pytest.mark.parametrize("ranks", [[0], [0, 0], [1], []])
-def test_parts_that_are_not_one_checkpoint_are_refused(tmp_path: Path, ranks: list[int]) -> None:
-    headers = [write(tmp_path / "part", torch.ones(1, 3), 0, rank=rank) for rank in ranks]
-    with pytest.raises(ShardError, match="part"):
-        ShardsReader(headers, lambda rank: tmp_path)
-
-
-def test_parts_of_different_steps_are_refused(tmp_path: Path) -> None:
-    headers = [write(tmp_path / "part", torch.ones(1, 3), 0, rank=rank, step=rank) for rank in (0, 1)]
-    with pytest.raises(ShardError, match="different steps: 0, 1"):
-        ShardsReader(headers, lambda rank: tmp_path)

@@ -1,0 +1,106 @@
+"""Ranks read a checkpoint in memory: each its own shard, and only what it lacks from other ranks."""
+
+from __future__ import annotations
+
+from tests.support.ranks import Ranks
+from tests.support.small_model import told
+
+SCRIPT = """
+import json, mmap, os, pathlib, torch, torch.distributed as dist
+from flk_runtime.checkpoint import gather
+from flk_runtime.checkpoint.gather import PodReader
+from flk_runtime.checkpoint.load import SavedCheckpoint
+from flk_runtime.checkpoint.save.plan import describe, make_plan
+from flk_runtime.checkpoint.save.staging import StagedShard
+from flk_runtime.checkpoint.state import Chunk
+from flk_runtime.shared import shard_file
+
+gather._BUCKET = 1 << 10  # many buckets
+dist.init_process_group("gloo")
+rank, world_size = dist.get_rank(), dist.get_world_size()
+SHAPES = {"a": (33, 5), "b": (40,), "c": (), "d": (3, 7, 2), "e": (1, 4)}
+FULL = {
+    name: torch.arange(torch.Size(shape).numel(), dtype=(torch.bfloat16 if name == "b" else torch.float32)).view(shape)
+    for name, shape in SHAPES.items()
+}
+
+def chunks(strategy, empty=False):
+    # The number of rows, and which rows this rank holds; a scalar is on all ranks.
+    parts, part = {"ddp": (1, 0), "full": (world_size, rank), "hybrid": (2, rank % 2)}[strategy]
+    found = []
+    for name, full in FULL.items():
+        rows = torch.arange(len(full)).chunk(parts) if full.dim() else []
+        if full.dim() and part >= len(rows):
+            continue
+        begin = int(rows[part][0]) if full.dim() else 0
+        tensor = full[rows[part]].clone() if full.dim() else full.clone()
+        tensor = torch.full_like(tensor, -1) if empty else tensor
+        found.append(Chunk((name,), tensor, SHAPES[name], (begin, *[0] * (full.dim() - 1)) if full.dim() else ()))
+    return found
+
+def save(strategy):
+    held = [chunk for chunk in chunks(strategy) if chunk.shape or rank == 0 or strategy == "ddp"]
+    shard = StagedShard(pathlib.Path(f"{strategy}.{rank}"), make_plan(describe(held)), {})
+    shard.copy(held, f"values of {rank}".encode(), step=3, number=1, world_size=world_size, rank=rank)
+    shard.close()
+    with open(f"{strategy}.{rank}", "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        memory[:128] = shard_file.sealed_preamble(memory, "attempt").to_bytes()
+
+def elements(found):
+    return sum(chunk.tensor.numel() * chunk.tensor.element_size() for chunk in found)
+
+def read(saved, wanted, readers):
+    opened = []
+    def open_shard(shard):
+        opened.append(shard)
+        return pathlib.Path(f"{saved}.{shard}")
+    reader = PodReader(readers, open_shard)
+    assert opened == [shard for shard, each in enumerate(readers) if each == rank]
+    checkpoint = SavedCheckpoint("memory", reader)
+    assert {name for name, _ in checkpoint.names()} >= FULL.keys()
+    assert reader._values[shard_file.value_name(0)] == b"values of 0"
+    into = chunks(wanted, empty=True)
+    checkpoint.read(into)
+    for got, right in zip(into, chunks(wanted), strict=True):
+        assert torch.equal(got.tensor, right.tensor), (saved, wanted, got.name)
+    own = sum(entry.length for shard in opened for entry in reader._headers[shard].entries if entry.dtype)
+    return reader, elements(into), own
+"""
+SAME = """
+for saved in ("ddp", "full", "hybrid"):
+    save(saved)
+dist.barrier()
+for saved in ("ddp", "full", "hybrid"):
+    for wanted in ("ddp", "full", "hybrid"):
+        reader, needed, own = read(saved, wanted, range(world_size))
+        print("=", json.dumps([f"{saved} {wanted}", [reader.received, needed, own, len(reader._headers)]]))
+"""
+OTHER = """
+for wanted in ("ddp", "full", "hybrid"):
+    reader, needed, own = read("hybrid", wanted, [1, 0, 1, 0])
+    assert len(reader._values) == 4
+    assert needed - own <= reader.received <= needed
+"""
+
+
+def test_a_rank_gets_what_it_lacks_and_nothing_else(ranks: Ranks) -> None:
+    ended = [told(rank) for rank in ranks(SCRIPT + SAME, 4)]
+    assert len(ended[0]) == 9
+    received = [rank["full full"][0] for rank in ended]
+    assert received == [0, 4, 4, 4], "only the scalar travels"
+    assert [rank["full full"][3] for rank in ended] == [1, 2, 2, 2], "headers: its own, and that of rank 0"
+    for rank in ended:
+        for saved in ("ddp", "full", "hybrid"):
+            received, needed, own, _ = rank[f"{saved} {saved}"]
+            assert received == needed - own, "all that it holds is of its own shard"
+        for received, needed, own, _ in rank.values():
+            assert needed - own <= received <= needed
+    ranks(SCRIPT + OTHER, 2)
+
+
+def test_one_rank_reads_the_shards_of_many(ranks: Ranks) -> None:
+    ranks(SCRIPT + '\nsave("full")\n', 3)
+    one = SCRIPT.replace('dist.init_process_group("gloo")', "").replace(
+        "dist.get_rank(), dist.get_world_size()", "0, 1"
+    )
+    ranks(one + '\nassert read("full", "ddp", [0, 0, 0])[0].received == 0\n', 1)

@@ -1,0 +1,96 @@
+"""Any limit of the memory for checkpoints: memory is refused at the first save, or enough for any restore."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flk_runtime.contract import pod_env, user_env
+from tests.support.memory import delete_pods
+from tests.support.pods import Pods
+
+TRAIN = """
+    import os, pathlib, sys, time, torch, flk_runtime as flk
+    from torch import nn
+
+    strategy, steps = sys.argv[1], int(sys.argv[2])
+    options = {"shard_size": 2} if strategy == "hybrid_shard" else {}
+    run = flk.init(strategy=strategy, device="cpu", save_every=2, log_every=0, seed=1)
+    torch.manual_seed(1)
+    model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)])
+    model, optimizer = run.parallelize(model, torch.optim.AdamW(model.parameters()), **options)
+    print("begins at", run.steps)
+    while run.steps < steps:
+        torch.manual_seed(100 * run.steps + run.rank)
+        loss = model(torch.randn(4, 256)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        run.step()
+        pathlib.Path(f"pid.{os.environ['FLK_ATTEMPT']}.{run.rank}").write_text(str(os.getpid()))
+        pathlib.Path(f"step.{run.rank}").write_text(str(run.steps))
+        while run.steps == 7 and os.environ["FLK_ATTEMPT"] == "0":
+            time.sleep(0.01)  # until the test ends this attempt
+    print("final", run.mean(loss.item()))
+"""
+SHARD = 4 * (256 * 256 + 256) * 4 * 3 / 4  # bytes of parameters and of two moments, over four ranks
+STRATEGIES = ("ddp", "full_shard", "hybrid_shard")
+FAULTS = ("killed rank", "lost pod", "lost pod 0")
+LIMITS = (0.5, 1.5, 2.5, 3.5, 4.1, 4.6, 5.0, 5.5, 6.5, 9.5)  # in shards; headers and plain values count too
+
+
+def check(forked_pods: Callable[..., Pods], root: Path, strategy: str, fault: str, limit: float) -> None:
+    """Run a job that has one fault under a limit, in shards."""
+    settings = {pod_env.MEMORY_ROOT: str(root), pod_env.RESTARTS: "1", user_env.LEASE: "3"}
+    job = forked_pods(4, 1, script=TRAIN, **settings, **{user_env.MEMORY_LIMIT: str(int(limit * SHARD))})
+    arguments = ("train.py", strategy, "12")
+    job.start(*arguments)
+    paths = [job.folder / f"step.{rank}" for rank in range(4)]
+    job.until(lambda: all(path.exists() and path.read_text() == "7" for path in paths), "all ranks do step 7")
+    if fault == "killed rank":
+        os.kill(job.pid(0, 2), signal.SIGKILL)
+    else:
+        pod = 0 if fault == "lost pod 0" else 2
+        delete_pods(job, root, pod)
+        job.start(*arguments, only=pod)
+    assert job.wait() == [0] * 4, job.logs_of_all()
+    log = job.logs_of_all()
+    begun = [int(step) for step in re.findall(r"\[rank 0\] begins at (\d+)", job.log(0))]
+    used = re.search(r"uses up to ([\d.]+) MiB of \S+ for them \(limit ([\d.]+) MiB\)", log)
+    refusals = re.findall(r"keeping no checkpoints in memory: .*: ([\d.]+) MiB are needed .* is ([\d.]+) MiB", log)
+    if refusals:
+        assert not used
+        assert begun == [0, 0], "nothing pretends that it saves"
+        assert all(float(need) >= float(most) for need, most in refusals), log
+        assert limit < 5
+    else:
+        assert used, log
+        assert begun in ([0, 4], [0, 6]), log
+        assert float(used[1]) <= float(used[2])
+        assert limit > 4
+    assert re.search(r"final ([\d.e-]+)", job.log(0)), log
+
+
+@pytest.mark.parametrize(
+    ("strategy", "fault", "limit"),
+    [("ddp", "lost pod 0", 5.0), ("hybrid_shard", "lost pod", 5.0), ("full_shard", "killed rank", 3.0)],
+)
+def test_a_limit_is_enough_for_restores_or_refused(
+    forked_pods: Callable[..., Pods], root: Path, strategy: str, fault: str, limit: float
+) -> None:
+    check(forked_pods, root, strategy, fault, limit)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_limit_is_enough_for_restores_or_refused(
+    forked_pods: Callable[..., Pods], root: Path, strategy: str, fault: str, limit: float
+) -> None:
+    check(forked_pods, root, strategy, fault, limit)
