@@ -47,7 +47,7 @@ def explain_errors(optimizer: Optimizer) -> None:
 
 
 def _is_of_shards(error: Exception) -> bool:
-    """Whether DTensor itself has raised the error. Connections, devices and memory beneath it fail for other reasons."""
+    """Whether DTensor itself has raised the error. What is beneath it fails for other reasons."""
     name, text = type(error).__name__, str(error)
     if is_secondary(name, text) or kind_of(error) is not Kind.EXCEPTION or _BENEATH.search(f"{name}: {text}"):
         return False
