@@ -41,6 +41,7 @@ class Row:
     step_seconds: float
     mfu: float | None
     largest_batch: float
+    modelled: bool  # whether nothing is left out of the times
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Row:
@@ -51,7 +52,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
-    """Predictions for a job's script; the first row is the recommendation if any row fits."""
+    """Predictions for a job's script; the first row that fits is the recommendation, if it can be compared."""
 
     parameters: int
     world_size: int
@@ -64,8 +65,8 @@ class Plan:
 
     @property
     def best(self) -> Row | None:
-        """The fastest row that fits."""
-        return next((row for row in self.rows if row.fits), None)
+        """The fastest row that fits; None also if something is left out of the times."""
+        return next((row for row in self.rows if row.fits and row.modelled), None)
 
 
 def make_plan(job: Job, folder: Path, gpu_type: str, measured: Sequence[Mapping[str, Any]] = ()) -> Plan:

@@ -59,7 +59,7 @@ COVERED = {
     ),
     "tests/local/test_grad_scaler.py": "flk_runtime.distributed.grad_scaler",
     "tests/local/test_parallel.py": "flk_runtime.parallel.adopt flk_runtime.parallel.rebind",
-    "tests/local/test_plan.py": "flk.cli.plan flk.planning flk_runtime.plan.__main__",
+    "tests/local/test_plan.py": "flk.planning flk_runtime.plan.__main__",
     "tests/local/test_preemption.py": "flk_runtime.launcher.signals",
     "tests/local/test_preflight.py": (
         "flk_runtime.contract.preflight flk_runtime.preflight.bootstrap flk_runtime.preflight.exchange "

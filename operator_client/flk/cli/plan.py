@@ -76,15 +76,20 @@ def _cells(row: Row) -> list[str]:
         _gib(row.parameters + row.gradients + row.optimizer),
         _gib(row.activations),
         _gib(row.wire_inside + row.wire_between),
-        _milliseconds(row.step_seconds),
+        _milliseconds(row.step_seconds) + ("" if row.modelled else " ?"),
         "-" if row.mfu is None else f"{row.mfu:.1%}",
         f"{row.largest_batch:.3g}x" if row.largest_batch < 1000 else ">1000x",
     ]
 
 
 def _recommendation(plan: Plan, best: Row | None) -> str:
+    least = plan.rows[0]
+    if least.fits and best is None:
+        return (
+            "no recommendation, since the times marked with ? leave something out (see the warnings): `flk bench` "
+            f"measures them, and {least.strategy} needs least memory"
+        )
     if best is None:
-        least = plan.rows[0]
         return (
             f"no strategy fits: {least.strategy} needs least, {_gib(least.total)} of {_gib(plan.memory)}; use a "
             "smaller micro-batch, more GPUs, or GPUs with more memory"

@@ -9,7 +9,7 @@ from flk_runtime.errors import SetupError
 from flk_runtime.plan.capture import CapturedModel
 from flk_runtime.plan.communication import Cluster
 from flk_runtime.plan.hardware import GPUS
-from flk_runtime.plan.plan import identity, predictions_as_written, strategies_of
+from flk_runtime.plan.plan import identity, predictions_as_written, strategies_of, unmodelled
 from flk_runtime.plan.predict import Prediction
 
 _AS_FAST: Final = 1.01  # a strategy that communicates less is chosen if it takes at most this factor longer
@@ -19,7 +19,7 @@ def choose(captured: CapturedModel, cluster: Cluster, measured: Sequence[Mapping
     """The strategy that auto stands for, and the reason in words.
 
     ``measured`` are results of `flk bench`. Results of the same model and hardware win over predictions. Raises
-    SetupError if there are none and the GPU has no figures.
+    SetupError if there are none and the GPU has no figures, or the predictions leave something out.
     """
     steps = _matching(measured, identity(captured, cluster))
     seconds = {name: steps[name] for name in strategies_of(captured, cluster) if name in steps}
@@ -29,6 +29,8 @@ def choose(captured: CapturedModel, cluster: Cluster, measured: Sequence[Mapping
         raise SetupError(
             f"there are no figures for a {cluster.gpu.name}, only for {', '.join(GPUS)}: `flk bench` can measure it"
         )
+    if reason := next(unmodelled(captured), ""):
+        raise SetupError(f"{reason}; `flk bench` can measure it")
     rows = {row.strategy: row for row in predictions_as_written(captured, cluster)}
     fits = {name: row.step_seconds for name, row in rows.items() if row.fits}
     tight = [row for row in rows.values() if not row.fits]

@@ -133,10 +133,10 @@ def collectives(
 
 
 def _bucketed(units: Sequence[Unit], world_size: int) -> list[Collective]:
-    """The all-reduces of DDP, which sends gradients together in the order in which they are expected; the last first.
+    """The all-reduces of DDP, which sends gradients together in the order in which they are ready; the last first.
 
-    DDP expects the gradients of the parameters in the reverse order of their registration. Source: compute_bucket_size
-    and the order of buckets in torch/nn/parallel/distributed.py.
+    After its first backward pass DDP assigns gradients to buckets in that order. Source: Reducer::rebuild_buckets in
+    torch/csrc/distributed/c10d/reducer.cpp.
     """
     share, ready = 2 * (world_size - 1) / world_size, 0
     found = []

@@ -27,10 +27,14 @@ _STRATEGIES = ("ddp", "shard_grad_op", "full_shard", "hybrid_shard", "hybrid_sha
 
 
 def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
-    """The plan as plain data. Its rows are predictions that fit, fastest first, then the others by memory."""
+    """The plan as plain data. Its rows are predictions that fit, fastest first, then the others by memory.
+
+    Where a row leaves something out of the time, as ``modelled`` of it tells, all rows are sorted by memory.
+    """
     names = strategies_of(captured, cluster)
     rows = [predict(name, work, cluster) for work in _workloads(captured, cluster) for name in names]
-    rows.sort(key=lambda row: (not row.fits, row.step_seconds if row.fits else row.total))
+    left_out = list(unmodelled(captured))
+    rows.sort(key=lambda row: (not row.fits, row.step_seconds if row.fits and not left_out else row.total))
     gpu, network = cluster.gpu, cluster.network
     half = torch.bfloat16 if gpu.multiplies(torch.bfloat16) else torch.float16
     peak = f"{gpu.peak(half) / 1e12:.0f} TFLOP/s in {'bf16' if half == torch.bfloat16 else 'fp16'}"
@@ -52,14 +56,20 @@ def make_plan(captured: CapturedModel, cluster: Cluster) -> dict[str, Any]:
         "world_size": cluster.world_size,
         "gpu": gpu.name,
         "memory": gpu.memory,
-        "rows": [_as_dict(row) for row in rows],
+        "rows": [{**_as_dict(row), "modelled": not left_out} for row in rows],
         "assumptions": assumptions,
         "warnings": list(_warnings(captured, cluster)),
     }
 
 
 def _warnings(captured: CapturedModel, cluster: Cluster) -> Iterator[str]:
-    """What the rows leave out."""
+    yield from unmodelled(captured)
+    if not cluster.gpu.multiplies(torch.bfloat16):
+        yield f"a {cluster.gpu.name} has no matrix products in bf16, so no row has precision=flk.Precision()"
+
+
+def unmodelled(captured: CapturedModel) -> Iterator[str]:
+    """What the predicted times leave out, so that they cannot be compared."""
     assert captured.trace is not None  # noqa: S101
     if found := sorted(captured.trace.uncounted):
         yield (
@@ -68,8 +78,6 @@ def _warnings(captured: CapturedModel, cluster: Cluster) -> Iterator[str]:
         )
     if captured.options.compile:
         yield "compile= is not modelled: the times are of kernels that are not compiled"
-    if not cluster.gpu.multiplies(torch.bfloat16):
-        yield f"a {cluster.gpu.name} has no matrix products in bf16, so no row has precision=flk.Precision()"
 
 
 def predictions_as_written(captured: CapturedModel, cluster: Cluster) -> list[Prediction]:
@@ -153,7 +161,8 @@ def _workloads(captured: CapturedModel, cluster: Cluster) -> Iterator[Workload]:
     optimizers = [optimizer_sizes(each, cluster.gpu) for each in captured.optimizers]
     states = {key: sizes for each in optimizers for key, sizes in each.states.items()}
     for name, precision in precisions.items():
-        units = units_of(captured.model, captured.blocks, states, precision)
+        ready = () if given.find_unused_parameters else trace.ready  # with it, DDP keeps the order that it began with
+        units = units_of(captured.model, captured.blocks, states, precision, ready)
         for recompute in (given.recompute, *([can_recompute] if can_recompute != bool(given.recompute) else [])):
             as_traced = precision is given.precision and recompute == given.recompute
             yield Workload(

@@ -24,7 +24,7 @@ class Parameter:
     size: int  # of an element, in bytes
     trained: bool
     state: tuple[tuple[int, int], ...] = ()  # of the optimizer: (elements, bytes of an element) of each tensor
-    place: int = 0  # among the model's parameters
+    place: int = 0  # among the model's parameters, of which the one whose gradient is ready first is the last
 
     @property
     def numel(self) -> int:
@@ -75,12 +75,16 @@ def units_of(
     blocks: Sequence[nn.Module],
     states: Mapping[int, tuple[tuple[int, int], ...]],
     precision: Precision | None = None,
+    ready: Sequence[int] = (),
 ) -> list[Unit]:
     """The units that FSDP makes of ``model``, in the order of registration; the root is first.
 
     ``blocks`` are the parts that are traced; ``states`` are the sizes of the optimizers' states by id of the parameter.
+    ``ready``: see `StepTrace`; by default gradients become ready in the reverse order of registration.
     """
-    place = {id(each): place for place, each in enumerate(model.parameters())}
+    parameters = list(model.parameters())
+    rest = set(range(len(parameters))).difference(ready)
+    place = {id(parameters[each]): place for place, each in enumerate((*sorted(rest), *reversed(ready)))}
     part: dict[int, int] = {}
     for index, block in enumerate(blocks):
         for module in block.modules():

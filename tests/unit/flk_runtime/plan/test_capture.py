@@ -15,6 +15,7 @@ from flk_runtime.errors import SetupError
 from flk_runtime.metrics import mfu
 from flk_runtime.parallel import ParallelOptions, parallelize
 from flk_runtime.plan.capture import CapturedModel, _Session, capture
+from flk_runtime.plan.choice import choose
 from flk_runtime.plan.communication import Cluster
 from flk_runtime.plan.hardware import GPUS
 from flk_runtime.plan.plan import make_plan
@@ -270,10 +271,85 @@ model, x = Model(), torch.randn(4, 8)
 """
 
 
+REVERSED = """
+class Reversed(nn.Module):  # registered in another order than that of its use
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(8, 8)
+        self.blocks = nn.ModuleList(block() for _ in range(3))
+        self.unused = nn.Linear(8, 8)
+        self.stem = nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for index in (2, 0, 1):
+            x = self.blocks[index](x)
+        return self.head(x)
+
+model, x = Reversed(), torch.randn(4, 8)
+"""
+
+
+def test_gradients_become_ready_in_the_order_of_a_real_step(captured: Any) -> None:
+    found = captured(REVERSED + ADAMW + "shard(model, optimizer)" + STEP)
+    script: dict[str, Any] = {"__name__": "real"}
+    exec(BEGIN + REVERSED, script)
+    order: list[int] = []
+    for place, each in enumerate(script["model"].parameters()):
+        each.register_post_accumulate_grad_hook(lambda _, place=place: order.append(place))
+    script["model"](script["x"]).square().mean().backward()
+    assert list(found.trace.ready) == order
+    assert len(order) == 4 * 4
+
+
+def test_a_model_that_is_compiled_is_not_ranked(captured: Any) -> None:
+    found = captured(MODEL + ADAMW + "shard(model, optimizer, compile=True)" + STEP)
+    assert {row["modelled"] for row in make_plan(found, Cluster(1, 8, GPUS["h100"], 1e9))["rows"]} == {False}
+    with pytest.raises(SetupError, match=r"compile= is not modelled"):
+        choose(found, Cluster(1, 8, GPUS["h100"], 1e9), [])
+
+
 def test_a_kernel_whose_flops_are_unknown_is_a_warning(captured: Any) -> None:
     found = captured(CUSTOM + ADAMW + "shard(model, optimizer)" + STEP)
     plan = make_plan(found, Cluster(1, 8, GPUS["h100"], 1e9))
     assert "no formula for the FLOPs of flk_test.attend, so" in plan["warnings"][0]
-    assert {row["mfu"] for row in plan["rows"]} == {None}
+    assert {(row["mfu"], row["modelled"]) for row in plan["rows"]} == {(None, False)}
+    memory = [row["total"] for row in plan["rows"]]
+    assert memory == sorted(memory)  # they are not ranked by times that leave something out
+    with pytest.raises(SetupError, match=r"no formula for the FLOPs of flk_test\.attend.*; `flk bench` can measure it"):
+        choose(found, Cluster(1, 8, GPUS["h100"], 1e9), [])
     with pytest.raises(ValueError, match=r"torch has no formula for flk_test\.attend"):
         mfu.count(mfu.skeleton(found.model), [((torch.empty(4, 8, device="meta"),), {})])
+
+
+TRANSFORMERS = """
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("{folder}").to("cpu")
+model.train()
+optimizer = torch.optim.AdamW(model.parameters())
+shard(model, optimizer)
+words = torch.arange(12).view(1, 12) % 5  # some are the padding, and there is no mask
+model(input_ids=words, labels=words).loss.backward()
+optimizer.step()
+raise AssertionError("the script went on after its first step")
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["Llama", "GPT2"])
+def test_a_model_of_transformers_is_planned(kind: str, captured: Any, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {
+        "Llama": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
+        "GPT2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16},
+    }
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=64, pad_token_id=0, bos_token_id=1, eos_token_id=2, **sizes[kind]
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "weights")
+    found = captured(TRANSFORMERS.format(folder=tmp_path / "weights"))
+    assert found.trace.model_flops > 0
+    plan = make_plan(found, Cluster(1, 8, GPUS["h100"], 1e9))
+    assert {row["modelled"] for row in plan["rows"]} == {True}
+    assert len({(row["precision"], row["recompute"]) for row in plan["rows"]}) == 4

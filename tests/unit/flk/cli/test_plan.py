@@ -1,0 +1,28 @@
+"""What `flk plan` prints of rows whose times can be compared, and of rows that leave something out."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from flk.cli.plan import _text
+from flk.planning import Plan, Row
+
+
+def row(strategy: str, seconds: float) -> Row:
+    values: dict[str, Any] = {each.name: 1 for each in fields(Row)}
+    words = {"strategy": strategy, "precision": "as written", "recompute": False, "fits": True, "modelled": True}
+    return Row(**{**values, **words, "step_seconds": seconds, "mfu": None})
+
+
+def test_rows_that_leave_something_out_are_marked_and_none_is_recommended() -> None:
+    rows = [row("full_shard", 2.0), row("ddp", 3.0)]
+    plan = Plan(1, 8, "H100", 1 << 30, rows, [], ["no formula"], {})
+    assert "recommended: --strategy full_shard (the fastest that fits: ddp takes 50% longer)" in _text(
+        plan, all_rows=True
+    )
+    marked = replace(plan, rows=[replace(each, modelled=False) for each in rows])
+    text = _text(marked, all_rows=True)
+    assert "2.00 s ?" in text[3]
+    assert not any(line.startswith("recommended") for line in text)
+    assert any(line.startswith("no recommendation") and "full_shard needs least memory" in line for line in text)
