@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import enum
 import json
 import math
 import os
@@ -28,12 +29,28 @@ CONFIDENCE: Final = 0.95
 SKIPPED: Final = 77  # exit code of a benchmark that cannot run on this machine
 
 
+class Verdict(str, enum.Enum):
+    """Whether a result meets its goal."""
+
+    MET = "met"  # the whole interval meets it
+    UNDECIDED_MEETS = "undecided, the median meets it"
+    UNDECIDED_MISSES = "undecided, the median misses it"
+    MISSED = "missed"  # the whole interval misses it
+    NOT_JUDGED = "not judged: too few rounds"
+
+    def __str__(self) -> str:
+        return self.value
+
+
 @dataclass(frozen=True)
 class Goal:
     """A limit for a ratio, which must be at most or at least so large."""
 
     limit: float
     higher_is_better: bool = False
+
+    def is_met(self, ratio: float) -> bool:
+        return ratio >= self.limit if self.higher_is_better else ratio <= self.limit
 
     def __str__(self) -> str:
         return f"{'>=' if self.higher_is_better else '<='} {self.limit:g}"
@@ -106,23 +123,19 @@ class Result:
         return cls(benchmark, what, unit, *medians, statistics.median(ratios), interval, len(ratios), goal)
 
     @property
-    def conclusive(self) -> bool:
-        """Whether there are enough rounds for a 95 % interval."""
-        return self.interval.coverage >= CONFIDENCE
-
-    @property
-    def missed(self) -> bool:
-        """Whether the whole interval lies beyond the goal. Never true of too few rounds for a 95 % interval."""
-        if not self.conclusive:
-            return False
-        if self.goal.higher_is_better:
-            return self.interval.high < self.goal.limit
-        return self.interval.low > self.goal.limit
+    def verdict(self) -> Verdict:
+        """Whether the goal is met, by the whole interval; if the goal is inside it, the median is said."""
+        if self.interval.coverage < CONFIDENCE:
+            return Verdict.NOT_JUDGED
+        ends = {self.goal.is_met(end) for end in (self.interval.low, self.interval.high)}
+        if len(ends) == 1:
+            return Verdict.MET if ends.pop() else Verdict.MISSED
+        return Verdict.UNDECIDED_MEETS if self.goal.is_met(self.ratio) else Verdict.UNDECIDED_MISSES
 
     def __str__(self) -> str:
         better = "higher" if self.goal.higher_is_better else "lower"
         span = f"[{self.interval.low:.3f}, {self.interval.high:.3f}]"
-        return f"ratio {self.what} {self.ratio:.3f} {span} goal {self.goal} ({better} is better)"
+        return f"ratio {self.what} {self.ratio:.3f} {span} goal {self.goal} ({better} is better): {self.verdict}"
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -222,10 +235,10 @@ class Report:
 
     def finish(self) -> int:
         """Print the ratios. Returns 1 if a goal is missed, else 0."""
-        if not all(result.conclusive for result in self.results):
-            print("too few rounds for a 95 % interval: the brackets hold the whole range, and no goal counts as missed")
+        if any(result.verdict is Verdict.NOT_JUDGED for result in self.results):
+            print("too few rounds for a 95 % interval: the brackets hold the whole range")
         for result in self.results:
-            print(f"{result}{': missed' if result.missed else ''}")
+            print(result)
         if self._file:
             self._file.write_text("".join(f"{result.to_json()}\n" for result in self.results))
-        return int(any(result.missed for result in self.results))
+        return int(any(result.verdict is Verdict.MISSED for result in self.results))

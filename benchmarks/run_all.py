@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 import measure
-from measure import Result
+from measure import Result, Verdict
 
 NAMES: Final = (
     "cli",
@@ -61,16 +61,14 @@ def table(environment: str, results: Iterable[Result]) -> str:
     lines = [
         f"Measured on {environment}.",
         "",
-        "| what | median | ratio (95 % interval) | goal |",
-        "| --- | --- | --- | --- |",
+        "| what | median | ratio (95 % interval) | goal | verdict |",
+        "| --- | --- | --- | --- | --- |",
     ]
     for result in results:
         median = f"{result.ours:.4g} / {result.theirs:.4g} {result.unit}"
         ratio = f"{result.ratio:.3f} ({result.interval.low:.3f} to {result.interval.high:.3f})"
         limit = f"at {'least' if result.goal.higher_is_better else 'most'} {result.goal.limit:g}"
-        verdict = "" if result.conclusive else ", too few rounds"
-        verdict = ", missed" if result.missed else verdict
-        lines.append(f"| {result.what} | {median} | {ratio} | {limit}{verdict} |")
+        lines.append(f"| {result.what} | {median} | {ratio} | {limit} | {result.verdict} |")
     return "\n".join(lines)
 
 
@@ -103,10 +101,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"== {name}", flush=True)
         environment = measure.environment()
         found, code = run(name, options.rounds)
-        problems += [f"missed: {result}" for result in found if result.missed]
+        problems += [str(result) for result in found if result.verdict is Verdict.MISSED]
         if code == measure.SKIPPED:
             skipped.append(name)
-        elif code and not any(result.missed for result in found):
+        elif code and not any(result.verdict is Verdict.MISSED for result in found):
             problems.append(f"failed: {name} ended with {code}")
         if not found:
             continue

@@ -8,6 +8,7 @@ import pytest
 
 import measure
 import run_all
+from measure import Verdict
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
@@ -20,4 +21,4 @@ def test_benchmark_runs(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         pytest.skip("this machine cannot run it; its output says why")
     assert code == 0
     assert results
-    assert not any(result.missed for result in results)
+    assert {result.verdict for result in results} == {Verdict.NOT_JUDGED}

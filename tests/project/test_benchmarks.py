@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import measure
 import run_all
-from measure import Goal, Interval, Report, Result, alternate, at_least, at_most, median_interval
+from measure import Goal, Interval, Report, Result, Verdict, alternate, at_least, at_most, median_interval
 
 BENCHMARKS = Path(run_all.__file__).parent
 
@@ -67,24 +67,26 @@ def result(low: float, high: float, goal: Goal, coverage: float = 0.96) -> Resul
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "goal", "missed"),
+    ("low", "high", "goal", "verdict"),
     [
-        (0.4, 0.5, at_most(0.5), False),
-        (0.5, 0.6, at_most(0.5), False),  # the interval touches the goal
-        (0.51, 0.6, at_most(0.5), True),
-        (0.99, 1.1, at_least(0.98), False),
-        (0.90, 0.98, at_least(0.98), False),
-        (0.90, 0.97, at_least(0.98), True),
+        (0.4, 0.5, at_most(0.5), Verdict.MET),
+        (0.4, 0.58, at_most(0.5), Verdict.UNDECIDED_MEETS),
+        (0.5, 0.6, at_most(0.5), Verdict.UNDECIDED_MISSES),  # the interval touches the goal
+        (0.51, 0.6, at_most(0.5), Verdict.MISSED),
+        (0.99, 1.1, at_least(0.98), Verdict.MET),
+        (0.97, 1.1, at_least(0.98), Verdict.UNDECIDED_MEETS),
+        (0.90, 0.98, at_least(0.98), Verdict.UNDECIDED_MISSES),
+        (0.90, 0.97, at_least(0.98), Verdict.MISSED),
     ],
 )
-def test_goal_is_missed_when_the_whole_interval_lies_beyond_it(
-    low: float, high: float, goal: Goal, missed: bool
+def test_the_interval_judges_the_goal_and_the_median_is_said_where_it_does_not(
+    low: float, high: float, goal: Goal, verdict: Verdict
 ) -> None:
-    assert result(low, high, goal).missed == missed
+    assert result(low, high, goal).verdict is verdict
 
 
-def test_too_few_rounds_miss_no_goal() -> None:
-    assert not result(9.0, 9.9, at_most(0.5), coverage=0.9375).missed
+def test_too_few_rounds_judge_no_goal() -> None:
+    assert result(9.0, 9.9, at_most(0.5), coverage=0.9375).verdict is Verdict.NOT_JUDGED
 
 
 def test_ratio_is_the_median_of_the_ratios_of_the_rounds() -> None:
@@ -100,9 +102,13 @@ def test_rounds_of_both_sides_must_be_as_many() -> None:
 
 
 def test_lines_of_results() -> None:
-    assert str(result(0.45, 0.5, at_most(0.5))) == "ratio flk / peer 0.475 [0.450, 0.500] goal <= 0.5 (lower is better)"
     assert (
-        str(result(0.9, 1, at_least(0.98))) == "ratio flk / peer 0.950 [0.900, 1.000] goal >= 0.98 (higher is better)"
+        str(result(0.45, 0.5, at_most(0.5)))
+        == "ratio flk / peer 0.475 [0.450, 0.500] goal <= 0.5 (lower is better): met"
+    )
+    assert (
+        str(result(0.9, 1, at_least(0.98))) == "ratio flk / peer 0.950 [0.900, 1.000] goal >= 0.98 (higher is better): "
+        "undecided, the median misses it"
     )
 
 
@@ -137,7 +143,7 @@ def test_exit_code_of_a_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "commit " in output
     assert "load average " in output
     assert output.endswith(
-        "ratio flk / peer 0.500 [0.500, 0.500] goal <= 0.5 (lower is better)\n"
+        "ratio flk / peer 0.500 [0.500, 0.500] goal <= 0.5 (lower is better): met\n"
         "ratio slow / peer 1.500 [1.500, 1.500] goal <= 0.5 (lower is better): missed\n"
     )
     written = [Result.from_json(line) for line in options.json.read_text().splitlines()]
@@ -176,10 +182,10 @@ def test_runner_goes_on_after_a_miss_and_a_failure(
     assert run_all.main(["--write", str(page)]) == 1
     assert calls == list(run_all.NAMES)
     ending = "not measured, because this machine could not run them: submit\n"
-    assert capsys.readouterr().out.endswith(f"missed: {slow}\nfailed: start ended with 2\n{ending}")
+    assert capsys.readouterr().out.endswith(f"{slow}\nfailed: start ended with 2\n{ending}")
     text = page.read_text()
     assert text.startswith(f"before\n{run_all.BEGIN}\n\n### cli\n\nMeasured on commit ")
-    assert "| flk / peer | 1 / 2 s | 0.650 (0.600 to 0.700) | at most 0.5, missed |\n\n### start\n\nkept\n" in text
+    assert "| flk / peer | 1 / 2 s | 0.650 (0.600 to 0.700) | at most 0.5 | missed |\n\n### start\n\nkept\n" in text
     assert "old" not in text
     assert "### submit" not in text
     assert text.endswith(f" |\n\n{run_all.END}\nafter\n")
