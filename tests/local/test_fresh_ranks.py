@@ -25,7 +25,7 @@ OBSERVE = """
     import asyncio, atexit, gc, json, logging, multiprocessing, pathlib, random, secrets, signal, subprocess, sys
     import tempfile, threading, time, uuid
     from multiprocessing import process, resource_tracker, synchronize, util
-    import numpy, torch, torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor
+    import numpy, sympy.core.random, torch, torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor
     from torch.utils.data import DataLoader
     # Because of this comment, torch.optim and shards, flk imports the modules for both before the fork.
 
@@ -62,6 +62,8 @@ OBSERVE = """
         "numpy.random.rand": numpy.random.rand(),
         "numpy.random.default_rng": numpy.random.default_rng().random(),
         "random.random": random.random(),
+        "sympy.core.random.rng": sympy.core.random.rng.random(),
+        "sympy.core.random._assumptions_rng": sympy.core.random._assumptions_rng.random(),
         "names of tempfile": next(tempfile._get_candidate_names()),
         "names of semaphores": next(synchronize.SemLock._rand),
         "uuid1": str(uuid.uuid1()),

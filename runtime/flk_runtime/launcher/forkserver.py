@@ -249,6 +249,8 @@ def draw_anew() -> None:
         torch.default_generator.seed()
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed()
+    if sympy := sys.modules.get("sympy.core.random"):  # torch._dynamo imports it; it has two generators
+        sympy.seed()
     if process := sys.modules.get("multiprocessing.process"):
         process.current_process().authkey = os.urandom(32)
 

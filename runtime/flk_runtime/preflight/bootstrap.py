@@ -57,11 +57,11 @@ def _attempt_prefix(shared: Any, info: RankInfo, master: tuple[str, int], deadli
         shared.append(_ROSTER, f"{info.rank} {nonce}\n")
         try:
             shared.wait([f"flk/call/{nonce}"], timedelta(seconds=max(0.1, deadline - time.monotonic())))
-        except RuntimeError:
+        except RuntimeError as error:
             raise RendezvousError(
                 f"rank 0 did not answer rank {info.rank} on node {node_name()} in the launcher's store at "
                 f"{master[0]}:{master[1]}: check that rank 0 runs, and that no other process has rank {info.rank}"
-            ) from None
+            ) from error
         prefix: str = shared.get(f"flk/call/{nonce}").decode()
         shared.add(f"{prefix}/answered", 1)
         return prefix

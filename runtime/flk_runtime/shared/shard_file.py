@@ -288,7 +288,7 @@ def _refusing() -> Iterator[None]:
     except ShardError:
         raise
     except (KeyError, TypeError, ValueError) as error:
-        raise ShardError(f"its header cannot be read: {error}") from None
+        raise ShardError(f"its header cannot be read: {error}") from error
 
 
 def _unnamed_file() -> int:

@@ -10,6 +10,8 @@ import os
 import re
 import socket
 import threading
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from flk_runtime.checkpoint.memory import PodMemory
 from flk_runtime.checkpoint.storage import restore
 from flk_runtime.checkpoint.storage.folder import FolderDestination
 from flk_runtime.contract.failure import Kind, Retry
+from flk_runtime.discovery import RankInfo
 from flk_runtime.errors import (
     DiscoveryError,
     MismatchError,
@@ -31,8 +34,11 @@ from flk_runtime.errors import (
     StorageError,
     checkpoint_error,
 )
+from flk_runtime.launcher.replication.store import NoRoomError, ShardStore
+from flk_runtime.preflight import bootstrap
 from flk_runtime.shared import memory_messages
 from flk_runtime.shared.failure_report import describe
+from flk_runtime.shared.shard_file import ShardError, ShardHeader
 from flk_runtime.wire import VersionError, session
 
 
@@ -104,6 +110,34 @@ def test_a_launcher_that_does_not_answer_about_memory_may_pass(tmp_path: Path) -
     with pytest.raises(StorageError, match="does not answer") as raised:
         memory.restorable()
     assert describe(raised.value)["kind"] is Kind.STORAGE
+
+
+class SilentStore:
+    """A store of torchrun's in which rank 0 does not answer."""
+
+    def append(self, key: str, value: str) -> None: ...
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        raise RuntimeError("wait timeout")
+
+
+@pytest.mark.parametrize(
+    ("raises", "error", "cause"),
+    [
+        (lambda folder: ShardHeader.from_json(b'{"step": 1}'), ShardError, KeyError),
+        (lambda folder: ShardStore(folder, 1 << 20)._allocate(folder / "none", 0, 64), NoRoomError, FileNotFoundError),
+        (
+            lambda folder: bootstrap._attempt_prefix(SilentStore(), RankInfo(rank=1, world_size=2), ("a", 1), 0.0),
+            RendezvousError,
+            RuntimeError,
+        ),
+    ],
+)
+def test_an_error_keeps_its_cause(
+    tmp_path: Path, raises: Callable[[Path], object], error: type[RuntimeFailure], cause: type[Exception]
+) -> None:
+    with pytest.raises(error) as raised:
+        raises(tmp_path)
+    assert type(raised.value.__cause__) is cause
 
 
 def test_a_launcher_of_another_version_is_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -401,7 +401,7 @@ class ShardStore:
             with open(path, "r+b") as stream:
                 os.posix_fallocate(stream.fileno(), 0, size)
         except OSError as error:
-            raise NoRoomError(f"{self.folder}: {mebibytes(size)} more: {error.strerror}") from None
+            raise NoRoomError(f"{self.folder}: {mebibytes(size)} more: {error.strerror}") from error
 
 
 def _too_much(need: int, limit: int) -> str:
