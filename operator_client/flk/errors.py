@@ -6,7 +6,7 @@
     │   ├── NoConfigError       1   no usable kubeconfig, context or credentials
     │   ├── UnreachableError    1   no answer from the API server
     │   ├── ForbiddenError      1   no permission; names the verb and the resource
-    │   ├── MissingApiError     1   the cluster has no PyTorchJob API
+    │   ├── MissingApiError     1   the cluster does not serve this kind of objects
     │   └── ConflictError       1   an object of that name exists already
     ├── JobNotFoundError      102   no job of that name
     ├── JobFailedError   100, 104   the job failed: because of the user's code, or of the infrastructure
@@ -63,7 +63,7 @@ class ForbiddenError(ApiError):
 
 
 class MissingApiError(ApiError):
-    """The cluster does not serve PyTorchJobs."""
+    """The cluster does not serve this kind of objects."""
 
 
 class ConflictError(ApiError):

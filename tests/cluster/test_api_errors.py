@@ -122,7 +122,7 @@ def test_server_that_cannot_be_trusted(submit: Any, altered: Any, cluster: Any) 
 def test_cluster_without_pytorchjobs(submit: Any, altered: Any, bare_server: str) -> None:
     result = submit(altered(server=bare_server))
     assert result.code == 1
-    assert "has no PyTorchJobs" in result.stderr
+    assert "does not serve PyTorchJobs" in result.stderr
     assert "training operator" in result.stderr
 
 

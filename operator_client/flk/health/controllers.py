@@ -90,8 +90,9 @@ def _check_runtime(cluster: Cluster) -> Iterator[Result]:
         yield Result("runtime", Level.OK, f"the ClusterTrainingRuntime {RUNTIME} is there")
     elif cluster.runtime.missing:
         found = f"there is no ClusterTrainingRuntime {RUNTIME}, which TrainJobs of flk need"
-        remedy = "kubectl apply --server-side -f k8s/training-runtime.yaml in flk's repository, or its chart with "
-        yield Result("runtime", Level.FAILED, found, f"{remedy}trainingRuntime.create=true")
+        create = cluster.commands.kubectl("apply --server-side -f k8s/training-runtime.yaml", namespaced=False)
+        remedy = f"create it in a copy of flk's repository: {create}; or install flk's chart: trainingRuntime.create"
+        yield Result("runtime", Level.FAILED, found, remedy)
     else:
         found = f"whether there is a ClusterTrainingRuntime {RUNTIME} is not known: {cluster.runtime.reason}"
         yield Result("runtime", Level.UNKNOWN, found)
@@ -153,7 +154,8 @@ def _operator_not_running(view: JobView) -> Found | None:
     untouched = not view.seen_by_operator and all(pod.phase == PodPhase.MISSING for pod in view.pods)
     if away is not None or not untouched:
         return away
-    remedy = f"{view.target.controller_pods} shows the operator's pod{_INSTALL.get(view.target.name, '')}"
+    pods = view.kubectl_of_cluster(view.target.controller_pods)
+    remedy = f"{pods} shows the operator's pod{_INSTALL.get(view.target.name, '')}"
     return Found(
         f"{view.target.controller} has not touched the job: it does not run in this cluster, or it does not watch "
         "this namespace",

@@ -15,6 +15,7 @@ from flk.observe.model import Evidence, PodPhase, PodState
 from flk.observe.pods import one_line
 from flk.observe.view import JobView, pod_spec
 from flk.units import timestamp
+from flk_runtime.contract import user_env
 
 _ONE_NODE: Final = "ReadWriteOnce"
 _ONE_POD: Final = "ReadWriteOncePod"
@@ -38,7 +39,8 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
         claim = cluster.named.get(("persistentvolumeclaims", name))
         if isinstance(claim, Unreadable):
             if claim.missing:
-                remedy = "create it, with access mode ReadWriteMany for several pods: kubectl apply -f claim.yaml"
+                create = cluster.commands.kubectl("apply -f claim.yaml")
+                remedy = f"create it, with access mode ReadWriteMany for several pods: {create}"
                 found = f"there is no PersistentVolumeClaim {name}"
                 yield Result("claim", Level.FAILED, found, remedy, "ClaimMissing")
             else:
@@ -93,9 +95,8 @@ def _written(pods: Pods, claim: str) -> bool:
         if (v.get("persistentVolumeClaim") or {}).get("claimName") == claim
     }
     for container in pods.containers:
-        folder = next(
-            (str(v.get("value")) for v in container.get("env") or [] if v.get("name") == "FLK_CHECKPOINT"), ""
-        )
+        environment = {v.get("name"): str(v.get("value")) for v in container.get("env") or []}
+        folder = environment.get(str(user_env.CHECKPOINT), "")
         for mount in container.get("volumeMounts") or []:
             if mount.get("name") in volumes and folder.startswith(str(mount.get("mountPath")) + "/"):
                 return True

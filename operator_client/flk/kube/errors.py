@@ -27,11 +27,6 @@ from flk.kube.resources import Target
 
 RETRIED: Final = frozenset({429, 500, 502, 503, 504})  # HTTP statuses after which a request is sent again
 
-_INSTALL: Final = (
-    "install Kubeflow's training operator: kubectl apply --server-side -k "
-    "'github.com/kubeflow/trainer.git/manifests/overlays/standalone?ref=v1.9.4'"
-)
-
 
 def error_from_response(status: int, body: bytes, verb: str, target: Target, context: Context) -> FlkError:
     """Return the error for an answer with an HTTP status of 400 or more."""
@@ -58,9 +53,9 @@ def error_from_response(status: int, body: bytes, verb: str, target: Target, con
     reason = "; ".join([message, *causes]) if message else f"HTTP status {status}"
     if status in RETRIED:
         problem = f"the API server {context.server} failed to {verb} {target}: {reason}"
-        operator = "training-operator" in reason and "webhook" in reason
-        hint = "the training operator, which checks PyTorchJobs, may not be running: flk doctor shows it" * operator
-        return ApiError(problem, hint=hint, status=status)
+        doctor = Commands(target.namespace or "", context.named).flk("doctor")
+        hint = f"a controller that checks such objects may not be running; {doctor} says more"
+        return ApiError(problem, hint=hint if "failed calling webhook" in reason else "", status=status)
     return ApiError(f"the API server refused to {verb} {target}: {reason}", status=status)
 
 
@@ -81,7 +76,8 @@ def error_from_connection(error: HTTPError, context: Context) -> ApiError:
         )
     silent = isinstance(error, TimeoutError) and not isinstance(error, NewConnectionError)
     problem = "does not answer" if silent else f"cannot be reached: {_innermost(error)}"
-    same = "kubectl cluster-info asks the same server" + "; --request-timeout 2m waits longer" * silent
+    command = Commands(connection=context.named).kubectl("cluster-info", namespaced=False)
+    same = f"{command} asks the same server" + "; --request-timeout 2m waits longer" * silent
     return UnreachableError(
         f"the API server {context.server} of context {context.name} {problem}",
         hint=f"check the cluster, and the VPN or proxy that it needs; {same}",
@@ -108,38 +104,36 @@ def status_object(body: bytes) -> dict[str, Any]:
 
 
 def _forbidden(message: str, verb: str, target: Target, context: Context) -> ForbiddenError:
-    scope = f" -n {target.namespace}" if target.namespace else " -A"
     _, _, rest = message.partition('User "')
     user = rest.partition('"')[0]
     needed = re.search(r"cannot (\w+) resource", message)
     if needed and target.resource.subresource:
         verb = needed[1]  # a WebSocket needs "get" or "create", by the version of the API server
+    commands = Commands(target.namespace or "", context.named)
+    question = f"auth can-i {verb} {target.resource}{'' if target.namespace else ' -A'}"
     return ForbiddenError(
         f"no permission to {verb} {target.resource}{target.location or ' in all namespaces'}"
         + (f" (as {user})" if user else ""),
         hint="ask the cluster's administrator for it; this shows whether you have it: "
-        f"kubectl auth can-i {verb} {target.resource}{scope}{context.named.flags}",
+        f"{commands.kubectl(question, namespaced=bool(target.namespace))}",
         status=403,
     )
 
 
 def _not_found(known: bool, details: dict[str, Any], target: Target, context: Context) -> FlkError:
     resource, commands = target.resource, Commands(connection=context.named)
-    if not known and resource.group == "kubeflow.org":  # no API of that group: the answer is not a Status
+    if not known:  # no API of that group: the answer is not a Status
+        kind = f"{resource.jobs} (API {resource.group}/{resource.version})" if resource.jobs else str(resource)
         return MissingApiError(
-            f"the cluster of context {context.name} has no PyTorchJobs (API {resource.group}/{resource.version})",
-            hint=_INSTALL,
-            status=404,
+            f"the cluster of context {context.name} does not serve {kind}", hint=resource.install, status=404
         )
-    if not known:
-        return MissingApiError(f"the cluster of context {context.name} does not serve {resource}", status=404)
     if details.get("kind") == "namespaces":
         return ApiError(
             f"there is no namespace {details.get('name')} in the cluster of context {context.name}",
             hint=f"{commands.kubectl('get namespaces', namespaced=False)} lists those that exist",
             status=404,
         )
-    if resource.plural == "pytorchjobs" and target.name:
+    if resource.jobs and target.name:
         return JobNotFoundError(f"there is no job {target.name}{target.location}")
     return ApiError(f"not found: {target}", status=404)
 

@@ -62,4 +62,4 @@ def _scope(target: Target, body: Any) -> str:
         return f" -n {shlex.quote(target.namespace)}"
     if target.resource.plural == "selfsubjectaccessreviews":
         return f" -n {shlex.quote(body['spec']['resourceAttributes'].get('namespace', ''))}"
-    return " -A" if target.resource.plural in ("pods", "pytorchjobs", "deployments", "events") else ""
+    return " -A" if target.resource.jobs or target.resource.plural in ("pods", "deployments", "events") else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
@@ -13,12 +13,17 @@ Object = dict[str, Any]  # an object of the API, as its JSON
 
 @dataclass(frozen=True)
 class Resource:
-    """A kind of objects. ``subresource`` is a part of the object: ``log``."""
+    """A kind of objects. ``subresource`` is a part of the object: ``log``.
+
+    Of a kind of objects that are jobs, ``jobs`` is what people call them, and ``install`` says how a cluster gets them.
+    """
 
     group: str
     version: str
     plural: str
     subresource: str = ""
+    jobs: str = field(default="", compare=False)
+    install: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         """Return the name that ``kubectl auth can-i`` takes: ``pods/log``, ``pytorchjobs.kubeflow.org``."""

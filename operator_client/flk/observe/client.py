@@ -13,14 +13,23 @@ from flk.commands import Commands
 from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, MissingApiError
 from flk.kube import ApiClient, Object, Resource, Target, connect
 from flk.targets import TARGETS
-from flk.targets.controllers import Controller
+from flk.targets.controllers import CONTROLLERS, Controller
 from flk.units import short_duration, timestamp
 
 if TYPE_CHECKING:
     from flk.kube.sockets import Executed
 
 # By the names of targets: the kinds of objects that jobs are.
-RESOURCES: Final = {target.name: Resource(target.group, target.version, target.plural) for target in TARGETS.values()}
+RESOURCES: Final = {
+    target.name: Resource(
+        target.group,
+        target.version,
+        target.plural,
+        jobs=f"{target.kind}s",
+        install=next((controller.install for controller in CONTROLLERS[target.name]), ""),
+    )
+    for target in TARGETS.values()
+}
 PODS: Final = Resource("", "v1", "pods")
 LOGS: Final = Resource("", "v1", "pods", "log")
 EXEC: Final = Resource("", "v1", "pods", "exec")

@@ -28,7 +28,7 @@ class IndexedJob(IndexedTarget):
     version = "v1"
     plural = "jobs"
     controller = "Kubernetes' Job controller"
-    controller_pods = "kubectl -n kube-system get pods -l component=kube-controller-manager"
+    controller_pods = "get pods -n kube-system -l component=kube-controller-manager"
     scalable = True
 
     def render(self, parts: Parts) -> list[Object]:

@@ -19,7 +19,7 @@ class JobSet(IndexedTarget):
     version = "v1alpha2"
     plural = "jobsets"
     controller = "the JobSet controller"
-    controller_pods = "kubectl -n jobset-system get pods"
+    controller_pods = "get pods -n jobset-system"
 
     def render(self, parts: Parts) -> list[Object]:
         """Return the JobSet."""

@@ -53,7 +53,7 @@ class Target(ABC):
     suspend_path: ClassVar[str] = "spec.suspend"
     selector: ClassVar[str] = labels.JOB  # which objects of this kind are training jobs; empty: all
     controller: ClassVar[str]  # who creates the pods, with its article
-    controller_pods: ClassVar[str]  # a command that shows the controller's pods
+    controller_pods: ClassVar[str]  # words for kubectl that show the controller's pods
     scalable: ClassVar[bool] = False  # whether the number of pods can change while the job runs
     deletion: ClassVar[str] = "Foreground"  # propagation policy: the object stays until its pods are gone
 

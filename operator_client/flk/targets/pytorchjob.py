@@ -30,7 +30,7 @@ class PyTorchJob(Target):
     suspend_path = "spec.runPolicy.suspend"
     selector = ""
     controller = "the training operator"
-    controller_pods = "kubectl get pods -A -l control-plane=kubeflow-training-operator"
+    controller_pods = "get pods -A -l control-plane=kubeflow-training-operator"
     scalable = True
 
     def render(self, parts: Parts) -> list[Object]:

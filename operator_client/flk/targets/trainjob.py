@@ -49,7 +49,7 @@ class TrainJob(IndexedTarget):
     container = NODE
     selector = ""
     controller = "Kubeflow Trainer"
-    controller_pods = "kubectl -n kubeflow-system get pods"
+    controller_pods = "get pods -n kubeflow-system"
     # As long as the TrainJob exists, Trainer 2.3 creates its JobSet again, also while the TrainJob is being deleted.
     deletion = "Background"
 

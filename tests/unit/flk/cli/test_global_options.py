@@ -165,6 +165,7 @@ def test_show_kubectl_prints_each_command_once(fake: Any, run: Run) -> None:
             ("delete", Target(RESOURCES["pytorchjob"], "team", "a"), {}, {"propagationPolicy": "Foreground"}),
             "delete pytorchjobs.kubeflow.org a --cascade=foreground --wait=false -n team",
         ),
+        (("get", Target(RESOURCES["jobset"]), {}, None), "get jobsets.jobset.x-k8s.io -o json -A"),
         (("get", Document(RESOURCES["pytorchjob"], document="/version"), {}, None), "get --raw /version"),
         (
             (

@@ -240,7 +240,7 @@ def test_list_formats(fake: Any, run: Run) -> None:
 
 
 def test_list_shows_a_job_as_stuck_whose_pods_no_node_could_hold(fake: Any, run: Run) -> None:
-    nodes = [{"metadata": {"name": "node-a"}, "status": {"allocatable": {"nvidia.com/gpu": "8"}}}]
+    nodes = [{"metadata": {"name": "node-a"}, "status": {"allocatable": {"nvidia.com/gpu": "8", "pods": "9"}}}]
     fake.documents["/api/v1/nodes"] = {"kind": "NodeList", "items": nodes, "metadata": {"resourceVersion": "1"}}
     for name, gpus in (("large", "16"), ("small", "4")):
         job = jobs.unschedulable(name)

@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 
 from flk.__main__ import main
+from flk.commands import Commands, Connection
 from flk.health import CAUSES, find, page, report
 from flk.jobs.state import Phase, derive
 from flk.observe.model import PodPhase
+from flk.observe.observation import Observation
+from flk.observe.view import JobView
+from flk.targets import TARGETS, Target
 from flk_runtime.contract.exit_codes import ExitCode
 from tests.support import recorded
 from tests.support.api_server import FakeApiServer
@@ -146,6 +150,14 @@ def test_why_reads_the_deployment_of_an_operator_that_has_not_touched_the_job(
     )
     assert "PyTorchJob gpt: status" in said
     assert "kubectl scale deployment training-operator --replicas 1 -n kubeflow --context fake" in said
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_the_command_that_shows_the_operator_is_for_the_context(target: Target) -> None:
+    job = {**JobBuilder().job, "kind": target.kind, "status": {}}
+    view = JobView(Observation(job, time=NOW + 600), Commands("team", Connection("fake")))
+    remedy = next(found.remedy for found in find(view) if found.code == "OperatorNotRunning")
+    assert remedy.startswith(f"kubectl {target.controller_pods} --context fake shows")
 
 
 def test_nothing_is_wrong() -> None:

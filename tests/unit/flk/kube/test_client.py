@@ -207,11 +207,23 @@ def test_exceeded_quota_is_no_lack_of_permission(fake: Any, client: ApiClient) -
     assert not isinstance(caught.value, ForbiddenError)
 
 
-def test_cluster_without_pytorchjobs(fake: Any, client: ApiClient) -> None:
+@pytest.mark.parametrize(("target", "kinds"), [("pytorchjob", "PyTorchJobs"), ("jobset", "JobSets")])
+def test_cluster_without_a_kind_of_jobs(fake: Any, client: ApiClient, target: str, kinds: str) -> None:
+    where = Target(RESOURCES[target], "team", "gpt")
     fake.fail(404, b"404 page not found\n")
-    with pytest.raises(MissingApiError, match="has no PyTorchJobs") as caught:
-        client.call("create", ALL, body={})
+    with pytest.raises(MissingApiError, match=f"does not serve {kinds}") as caught:
+        client.call("create", where, body={})
     assert "install" in caught.value.hint
+    fake.fail(404, fake.status(404, f'{target}s "gpt" not found', kind=f"{target}s", name="gpt"))
+    with pytest.raises(JobNotFoundError, match="there is no job gpt in namespace team"):
+        client.call("patch", where, body={})
+
+
+def test_a_webhook_that_does_not_answer_has_a_hint_with_cluster_and_namespace(fake: Any, client: ApiClient) -> None:
+    fake.fail(500, fake.status(500, 'failed calling webhook "validator.example.com": no endpoints available'), times=9)
+    with pytest.raises(ApiError) as caught:
+        client.call("create", ALL, body={})
+    assert "flk doctor -n team --context fake says more" in caught.value.hint
 
 
 def test_missing_namespace(fake: Any, client: ApiClient) -> None:
