@@ -184,7 +184,7 @@ def test_a_training_without_a_folder_ends_with_the_same_loss_to_the_bit(
     run.start("train.py", "30", "0.05", "0", only=1)
     assert run.wait() == [0, 0], run.logs_of_all()
     assert "flk: resumed at step 1" in run.log(0)
-    assert "from the memory of the pods" in run.log(0)
+    assert "from pod memory" in run.log(0)
     last = run.record().attempts[-1]
     assert last.restored_from == "memory"
     assert re.findall(r"final\D+([0-9.e-]+)", run.log(0)) == [expected]

@@ -335,17 +335,16 @@ def test_what_does_not_fit_a_checkpoint_is_named(ranks: Ranks, tmp_path: Path) -
     place = f"{tmp_path}/place/step-000000001"
     seen = [line for line in result.lines if line != f"flk: resumed at step 1 from {place}"]
     assert seen == [
-        f"flk: 'average' is not in the checkpoint {place}, and begins anew",
-        f"flk: ignoring 'optimizer' in the checkpoint {place}: this script does not register it",
+        f"flk: 'average' is not in {place}, and begins anew",
+        f"flk: ignoring 'optimizer' in {place}: this script does not register it",
         "1",
-        f"cannot restore 'model' from the checkpoint {place}: 'model.weight' has the shape (2, 2) in {place}, and the "
+        f"cannot restore 'model' from {place}: 'model.weight' has the shape (2, 2) in {place}, and the "
         "shape (3, 2) here",
-        f"cannot restore 'model' from the checkpoint {place}: unexpected key 'bias': the module has no such entry",
-        f"cannot restore 'model' from the checkpoint {place}: unexpected key 'weight': the module has no such entry",
-        f"cannot restore 'optimizer' from the checkpoint {place}: it is the state of another optimizer than SGD: its "
+        f"cannot restore 'model' from {place}: unexpected key 'bias': the module has no such entry",
+        f"cannot restore 'model' from {place}: unexpected key 'weight': the module has no such entry",
+        f"cannot restore 'optimizer' from {place}: it is the state of another optimizer than SGD: its "
         "groups have no 'dampening'",
-        f"cannot restore 'optimizer' from the checkpoint {place}: loaded state dict has a different number of "
-        "parameter groups",
+        f"cannot restore 'optimizer' from {place}: loaded state dict has a different number of parameter groups",
     ]
 
 
@@ -432,7 +431,7 @@ def test_a_state_of_each_rank_is_refused_by_name_at_another_number_of_ranks(rank
     assert seen["shared"] == [10] * 3
     assert seen["own"] == [0, 0, 0, None]
     assert seen["refused"] == [
-        f"cannot restore {name!r} from the checkpoint {place}/step-000000001: each rank has a state of its own, and "
+        f"cannot restore {name!r} from {place}/step-000000001: each rank has a state of its own, and "
         "another number of ranks has saved them; resume with that number, pass the object as flk.replicated(…) if "
         "rank 0's state is right for all ranks, or pass it under another name so that it starts anew"
         for name in ("own_dictionary", "plain", "subclass", "wrapper")

@@ -86,7 +86,7 @@ def test_the_launcher_hears_that_a_checkpoint_is_complete(
     job = start(forked_pods, root, own_loop(SAVES_ONCE, begin))
     lose_pod(job, root)
     assert "[rank 0] saved 1" in job.log(0)
-    assert "flk: resumed at step 1 from the memory of the pods" in job.log(0)
+    assert "flk: resumed at step 1 from pod memory" in job.log(0)
     assert [ends[-1] for ends in begun(job)] == ["1 with 1.0 1.0"] * 2
 
 

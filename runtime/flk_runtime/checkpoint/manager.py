@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 INTERNAL = "flk."
 """The beginning of the names of flk's own objects. A checkpoint has them or not, depending on the strategy, so no
 line is printed about one that is missing or left over."""
-_IN_MEMORY = "the memory of the pods"  # the name in messages for checkpoints there
+_IN_MEMORY = "pod memory"  # the name in messages for checkpoints there
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class CheckpointManager:
         self._objects[name] = thing
         if name not in self._unclaimed:
             if self._checkpoint is not None and not name.startswith(INTERNAL):
-                self._log(f"flk: {name!r} is not in the checkpoint {self._checkpoint.place}, and begins anew")
+                self._log(f"flk: {name!r} is not in {self._checkpoint.place}, and begins anew")
             return
         self._unclaimed.discard(name)
         self._load(name, thing)
@@ -224,11 +224,10 @@ class CheckpointManager:
         place = self._checkpoint.place if self._checkpoint else ""
         if needs_model and "model" in self._unclaimed:
             raise MismatchError(
-                f"the checkpoint {place} holds a model, but this script registers none: call parallelize before the "
-                "first step"
+                f"{place} holds a model, but this script registers none: call parallelize before the first step"
             )
         for name in sorted(each for each in self._unclaimed if not each.startswith(INTERNAL)):
-            self._log(f"flk: ignoring {name!r} in the checkpoint {place}: this script does not register it")
+            self._log(f"flk: ignoring {name!r} in {place}: this script does not register it")
         self._restored, self._own, self._own_of_rank_0, self._checkpoint = {}, {}, {}, None
         if self._memory:
             self._memory.restored()
@@ -314,7 +313,7 @@ class CheckpointManager:
                     "under another name so that it starts anew"
                 )
         except (CheckpointError, ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
-            message = f"cannot restore {name!r} from the checkpoint {place}: {error}"
+            message = f"cannot restore {name!r} from {place}: {error}"
             raise checkpoint_error(message, error) from error
 
     def _current_progress(self, steps: int) -> Any:
