@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             code = call(words)
     except FlkError as error:
-        report(error)
+        print_error(error)
         code = int(error.code)
     except KeyboardInterrupt:
         code = int(ExitCode.INTERRUPTED)
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code or flushed
 
 
-def report(error: FlkError) -> None:
+def print_error(error: FlkError) -> None:
     """Print an error on stderr: a line of what went wrong and why, and a line of what to do next."""
     coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     red, cyan, plain = ("\033[31m", "\033[36m", "\033[0m") if coloured else ("", "", "")
@@ -54,7 +54,7 @@ def _flush() -> int:
     try:
         sys.stdout.flush()
     except FlkError as error:
-        report(error)
+        print_error(error)
         return int(error.code)
     except BrokenPipeError:
         return PIPE_CLOSED

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import flk as library
-from flk.health import report
+from flk.health import diagnose
 from flk.observe.client import RESOURCES, JobClient
 from flk.observe.reader import view_job
 from flk_runtime.contract.exit_codes import ExitCode
@@ -122,7 +122,7 @@ def test_cause(causes: Causes, case: Case) -> None:
 
     def found() -> bool:
         view = view_job(client, case.name)
-        answer = report(view)
+        answer = diagnose(view)
         code = answer.cause.code if answer.cause else ""
         return code == expected.code and (answer.stuck or view.failed or not expected.stuck)
 

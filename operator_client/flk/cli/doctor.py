@@ -66,10 +66,10 @@ def doctor(
     results = examine(read_cluster(client, pods), pods)
     if start_pods:
         results.append(trial(job, root, client, timeout=limit, report=note))
-    return report(results, output)
+    return print_results(results, output)
 
 
-def report(results: Sequence[Result], output: str = "table") -> int | None:
+def print_results(results: Sequence[Result], output: str = "table") -> int | None:
     """Print what the checks found, and return the exit code."""
     from flk.health.cluster import Level
 

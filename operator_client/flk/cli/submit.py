@@ -83,7 +83,7 @@ def submit(
     try:
         _show(output, submission, submission.manifests)
     finally:
-        _report(submission)  # the job exists, also if its name cannot be written
+        _print_submission(submission)  # the job exists, also if its name cannot be written
     if submission.job.ttl is not None:
         for name in lifecycle.delete_expired(submission.client):
             note(f"deleted job {name}: it has ended, and its TTL has passed")
@@ -127,7 +127,7 @@ def _show(output: str, submission: Submission, manifests: list[dict[str, object]
         print(manifest.to_yaml(manifests, submission.job), end="", flush=True)
 
 
-def _report(submission: Submission) -> None:
+def _print_submission(submission: Submission) -> None:
     """Print what was created, and the next three commands."""
     job, bundle, client = submission.job, submission.bundle, submission.client
     pods = f"{job.replicas} pod{'s' * (job.replicas != 1)} with {job.processes_per_pod} rank"

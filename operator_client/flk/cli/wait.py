@@ -67,7 +67,7 @@ def wait(
         progress.clear()
         note(text)
 
-    def report(state: State) -> None:
+    def print_state(state: State) -> None:
         if limit != 0:
             told(f"job {describe(state)}")
 
@@ -78,7 +78,7 @@ def wait(
             timeout=limit,
             goal=until,
             fail_fast=fail_fast and limit != 0,
-            report=report,
+            report=print_state,
             watch=progress.show,
             note=told,
         )

@@ -30,12 +30,12 @@ def why(
     """
     if output not in ("text", "json", "yaml"):
         raise UsageError(f"--output: must be text, json or yaml (is {output!r})")
-    from flk.health import report
+    from flk.health import diagnose
     from flk.jobs.wait import look
 
     client, job = open_job(job, context, namespace)
     view, state = look(client, job, note)
-    answer = report(view)
+    answer = diagnose(view)
     if output == "json":
         print(json.dumps(answer.to_dict(), indent=2))
     elif output == "yaml":

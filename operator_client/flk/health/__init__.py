@@ -11,16 +11,16 @@ from flk.health.ending import job_failure
 from flk.health.failure import with_memory_limit
 from flk.health.page import page
 from flk.health.table import CAUSES, find
-from flk.health.why import Report, report
+from flk.health.why import Report, diagnose
 
 __all__ = [
     "CAUSES",
     "NO_PROGRESS",
     "Cause",
     "Report",
+    "diagnose",
     "find",
     "job_failure",
     "page",
-    "report",
     "with_memory_limit",
 ]

@@ -70,7 +70,7 @@ class Report:
         return {"schema": SCHEMA, "code": self.cause.code if self.cause else "", **data}
 
 
-def report(view: JobView) -> Report:
+def diagnose(view: JobView) -> Report:
     """Return the cause of a job's state, and everything else that was found."""
     found = find(view)
     cause = found[0] if found else None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flk.health import find, report
+from flk.health import diagnose, find
 from flk.jobs.state import Phase, derive
 from flk.observe.progress import Progress
 from flk_runtime.contract.failure import Failure, Kind
@@ -38,7 +38,7 @@ def codes(builder: JobBuilder, **around: Any) -> list[str]:
 @pytest.mark.parametrize("steps", [[0] * 6, [None] * 6, [5, *[5] * 6], [9, 3, 9, 9, 1, 2, 9]])
 def test_a_job_that_restarts_without_a_further_step_says_so(steps: list[int | None]) -> None:
     view = job(steps).view()
-    answer, state = report(view), derive(view)
+    answer, state = diagnose(view), derive(view)
     assert answer.cause
     assert answer.cause.code == "NoProgress"
     assert answer.summary.startswith("6 attempts in a row ended without a further step (attempts ")

@@ -10,7 +10,7 @@ import pytest
 
 from flk.__main__ import main
 from flk.commands import Commands, Connection
-from flk.health import CAUSES, find, page, report
+from flk.health import CAUSES, diagnose, find, page
 from flk.jobs.state import Phase, derive
 from flk.observe.model import PodPhase
 from flk.observe.observation import Observation
@@ -26,7 +26,7 @@ from tests.support.jobs import NOW, JobBuilder
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_recorded(case: Case) -> None:
     expected, view = case.expected, recorded.load(recorded.FOLDER / f"{case.name}.json")
-    answer = report(view)
+    answer = diagnose(view)
     assert answer.cause
     assert answer.cause.code == expected.code
     assert expected.sentence in answer.summary
@@ -161,14 +161,14 @@ def test_the_command_that_shows_the_operator_is_for_the_context(target: Target) 
 
 
 def test_nothing_is_wrong() -> None:
-    answer = report(JobBuilder().all("pod").condition("Running").view())
+    answer = diagnose(JobBuilder().all("pod").condition("Running").view())
     assert (answer.cause, answer.known) == (None, True)
     assert answer.summary == "nothing is wrong: 3 pods of 3 run"
 
 
 def test_unknown_says_what_was_examined() -> None:
     stuck = JobBuilder().all("pod", "Pending", {"waiting": {"reason": "ContainerCreating"}})
-    answer = report(stuck.view())
+    answer = diagnose(stuck.view())
     assert (answer.cause, answer.known) == (None, False)
     assert answer.summary.startswith("unknown: 0 of 3 pods run")
     assert "3 pods: 3 Starting" in answer.examined
@@ -178,7 +178,7 @@ def test_what_was_resolved_is_not_the_cause() -> None:
     job = JobBuilder().all("pod").condition("Running")
     job.event("FailedScheduling", "0/3 nodes are available", "Pod", "gpt-worker-1")
     job.event("FailedMount", "object not registered", "Pod", "gpt-worker-1")
-    told = {other.why_not for other in report(job.view()).others}
+    told = {other.why_not for other in diagnose(job.view()).others}
     assert told == {"resolved: the pod has node node-a since", "resolved: the volumes were mounted after it"}
 
 
@@ -209,9 +209,9 @@ def test_foreign_job_blames_the_rank_that_raised(tmp_path: Path) -> None:
     ]
     raised = ["Traceback (most recent call last):", '  File "t.py", line 2', "ValueError: no label"]
     logs = {"gpt-worker-0": lost, "gpt-worker-1": lost, "gpt-worker-2": raised}
-    answer = report(job.view(logs=logs))
+    answer = diagnose(job.view(logs=logs))
     assert answer.summary == "rank 2 in gpt-worker-2 raised ValueError: no label"
-    without = report(replace_logs(job, logs))
+    without = diagnose(replace_logs(job, logs))
     assert "gpt-worker-0" in without.summary
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from flk import labels
 from flk.__main__ import main
-from flk.health import report
+from flk.health import diagnose
 from flk.jobs.archive_writer import ArchiveWriter
 from flk.jobs.state import Phase, deleted, derive
 from flk.jobs.wait import wait_until_finished
@@ -327,8 +327,8 @@ def followed(client: JobClient, *views: JobView) -> None:
 def test_every_cause_is_the_same_when_the_job_is_gone(fake: FakeApiServer, client: JobClient, case: Case) -> None:
     view = recorded.load(recorded.FOLDER / f"{case.name}.json")
     followed(client, view)
-    answer = report(view_job(client, case.name))
-    assert answer.cause == report(view).cause
+    answer = diagnose(view_job(client, case.name))
+    assert answer.cause == diagnose(view).cause
     assert answer.place == "on this machine"
     assert answer.seen == pytest.approx(client.now(), abs=60)
 
@@ -336,7 +336,7 @@ def test_every_cause_is_the_same_when_the_job_is_gone(fake: FakeApiServer, clien
 def test_a_cause_that_has_gone_away_is_not_kept(fake: FakeApiServer, client: JobClient) -> None:
     runs = jobs.new().all("pod").condition("Running")
     followed(client, jobs.unschedulable().view(), runs.view())
-    answer = report(view_job(client, "gpt"))
+    answer = diagnose(view_job(client, "gpt"))
     assert answer.cause
     assert answer.cause.code == "Deleted"
 
@@ -344,7 +344,7 @@ def test_a_cause_that_has_gone_away_is_not_kept(fake: FakeApiServer, client: Job
 def test_a_failed_job_whose_pods_go_keeps_its_cause(fake: FakeApiServer, client: JobClient) -> None:
     view = recorded.load(recorded.FOLDER / "import-error.json")
     followed(client, view, JobView(Observation(view.job, [], view.now)))
-    assert report(view_job(client, "import-error")).cause == report(view).cause
+    assert diagnose(view_job(client, "import-error")).cause == diagnose(view).cause
 
 
 def test_a_job_that_was_deleted_while_it_ran_has_not_failed(fake: FakeApiServer, client: JobClient) -> None:
@@ -358,7 +358,7 @@ def test_a_job_that_was_deleted_while_it_ran_has_not_failed(fake: FakeApiServer,
     followed(client, before, job.view())
     view = view_job(client, "gpt")
     assert derive(view).phase == Phase.DELETED
-    cause = report(view).cause
+    cause = diagnose(view).cause
     assert cause
     assert cause.code == "Deleted"
 
@@ -374,6 +374,6 @@ def test_a_cause_ends_with_the_attempts_that_launchers_have_recorded_since(
     entry = ArchivedRecord("gpt", view.job["metadata"]["uid"], 3, 1, later, later, record)
     meta = {"name": "records", "labels": {labels.RECORDS: "true"}}
     fake.add("configmaps", {"metadata": meta, "data": {entry.key: entry.to_json()}})
-    cause = report(view_job(client, "gpt")).cause
+    cause = diagnose(view_job(client, "gpt")).cause
     assert cause
     assert cause.code == "ExceptionRaised"

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from flk import labels
-from flk.health import report
+from flk.health import diagnose
 from flk.jobs.state import Phase, derive
 from flk.observe.client import JobClient
 from flk.observe.reader import view_job
@@ -204,7 +204,7 @@ def test_a_job_that_failed_is_known_by_its_record_alone(fake: FakeApiServer, kub
     notes: list[str] = []
     view = view_job(JobClient.connect(), "gpt", notes.append)
     assert notes[0].startswith("job gpt is gone; this is what flk kept of it in ConfigMap site-flk-records ")
-    answer, state = report(view), derive(view)
+    answer, state = diagnose(view), derive(view)
     assert answer.cause is not None
     assert (answer.cause.code, answer.cause.exit_code) == ("ExceptionRaised", ExitCode.TRAINING)
     assert "raised ValueError: no label" in answer.summary
@@ -217,7 +217,7 @@ def test_a_job_that_was_deleted_while_it_ran_is_known_as_deleted(fake: FakeApiSe
     keep(fake, RUNNING)
     view = view_job(JobClient.connect(), "gpt")
     assert derive(view).phase == Phase.DELETED
-    cause = report(view).cause
+    cause = diagnose(view).cause
     assert cause is not None
     assert cause.code == "Deleted"
 
