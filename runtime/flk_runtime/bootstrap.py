@@ -16,6 +16,21 @@ import zipfile
 _USAGE_ERROR = 2  # see flk_runtime.contract.exit_codes
 
 
+def indented(source: str) -> str:
+    """Return a module of the archive as Python reads it.
+
+    There a line begins, in place of its indentation, with a character whose code is 64 plus the difference between the
+    indentations of this line and the one before. That takes fewer bytes when it is compressed.
+    """
+    lines, level = [], 0
+    for line in source.split("\n"):
+        if line:
+            level += ord(line[0]) - 64
+            line = " " * level + line[1:]
+        lines.append(line)
+    return "\n".join(lines)
+
+
 def unpacked(archive: str, work: str) -> str:
     """Return the folder with the runtime in ``archive``, below ``work``. It is unpacked once in each pod."""
     import bz2
@@ -29,7 +44,7 @@ def unpacked(archive: str, work: str) -> str:
             path = os.path.join(new, name)
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(path, "w", encoding="utf-8") as file:
-                file.write(source)
+                file.write(indented(source))
         try:
             os.rename(new, folder)
         except OSError:

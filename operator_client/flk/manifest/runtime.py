@@ -13,7 +13,7 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Final
 
@@ -29,8 +29,10 @@ _OF_PROGRAMS: Final = {"plan": {"plan"}, "bench": {"bench", "plan"}, "diloco": {
 _OF_ALL_JOBS: Final = ("diloco/__init__.py", "diloco/options.py")
 _BOOTSTRAP: Final = "bootstrap.py"
 _DIGEST: Final = hashlib.sha256().digest_size
+# Functions of flk_runtime.contract with the position of the argument that only the documentation reads.
+_DOCUMENTED: Final = {"Variable": 1, "Setting": 1, "Meaning": 0}
 _STRING_OR_COMMENT: Final = re.compile(
-    r'''(?P<long>"""(?:[^"\\]|\\.|"(?!""))*"""|\'\'\'(?:[^'\\]|\\.|'(?!''))*\'\'\')'''
+    r"""(?:\"\"\"(?:[^"\\]|\\.|"(?!""))*\"\"\"|\'\'\'(?:[^'\\]|\\.|'(?!''))*\'\'\')"""
     r"""|(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')|[ \t]*(?P<comment>\#[^\n]*)""",
     re.DOTALL,
 )
@@ -68,7 +70,7 @@ def runtime_archive(optional: Set[str] = OPTIONAL) -> bytes:
 def _packed(modules: Mapping[str, bytes], left_out: Set[str]) -> bytes:
     """Return modules, by their paths, as an archive without some of the OPTIONAL packages."""
     sources = {
-        f"flk_runtime/{name}": stripped(source.decode())
+        f"flk_runtime/{name}": _relative(stripped(source.decode()))
         for name, source in sorted(modules.items())
         if name != _BOOTSTRAP and (name in _OF_ALL_JOBS or re.split(r"[/.]", name)[0] not in left_out)
     }
@@ -83,43 +85,55 @@ def _packed(modules: Mapping[str, bytes], left_out: Set[str]) -> bytes:
     return buffer.getvalue()
 
 
+def _relative(source: str) -> str:
+    """Return the source of a module in the form that `flk_runtime.bootstrap.indented` reads."""
+    lines, level = [], 0
+    for line in source.split("\n"):
+        if line:
+            text = line.lstrip(" ")
+            before, level = level, len(line) - len(text)
+            line = chr(64 + level - before) + text
+        lines.append(line)
+    return "\n".join(lines)
+
+
 def stripped(source: str) -> str:
-    """Return the source of a module without comments and annotations, and with empty docstrings; all lines keep their
-    numbers.
+    """Return the source of a module of flk without what only its readers need; all lines keep their numbers.
 
-    The fields of classes keep their annotations, which make dataclasses and messages. It is made for the modules of
-    flk: annotations are never evaluated there, and a string in three quotes that is alone on its lines, after a colon
-    or at the beginning, is a docstring.
+    Comments and annotations are left out; docstrings, and texts that only the documentation reads, are empty. The
+    fields of classes keep their annotations, which make dataclasses and messages.
     """
-
-    def replaced(match: re.Match[str]) -> str:
-        if match["comment"]:
-            return ""
-        before = source[: match.start()].rstrip(" ")
-        alone = before[-1:] in ("", "\n") and source[match.end() : match.end() + 1] in ("", "\n")
-        if match["long"] and alone and before.rstrip()[-1:] in ("", ":"):
-            return '""' + "\n" * match[0].count("\n")
-        return match[0]
-
-    return _without_annotations(_STRING_OR_COMMENT.sub(replaced, source))
-
-
-def _without_annotations(source: str) -> str:
-    """Return the source of a module without those annotations that are on one line and of no field of a class."""
-    tree = ast.parse(source)
+    source = _STRING_OR_COMMENT.sub(lambda match: "" if match["comment"] else match[0], source)
     lines = [line.encode() for line in source.split("\n")]  # columns count bytes
-    fields = {field for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for field in node.body}
-    cuts = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.arg) and node.annotation:
-            cuts.append((node.annotation, node.col_offset + len(node.arg.encode())))
-        elif isinstance(node, ast.AnnAssign) and node.value and node not in fields:
-            cuts.append((node.annotation, node.target.end_col_offset or 0))
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns:
-            before = lines[node.returns.lineno - 1][: node.returns.col_offset]
-            cuts.append((node.returns, before.rindex(b"->")))
-    for annotation, start in sorted(cuts, key=lambda cut: -cut[1]):
-        if annotation.lineno == annotation.end_lineno:
-            line = lines[annotation.lineno - 1]
-            lines[annotation.lineno - 1] = line[:start].rstrip() + line[annotation.end_col_offset :]
+    for node, start, text in sorted(_parts_for_readers(ast.parse(source), lines), key=lambda part: -part[1]):
+        first, last = node.lineno - 1, (node.end_lineno or 0) - 1
+        rest = lines[last][node.end_col_offset :]
+        lines[first : last + 1] = [lines[first][:start] + text, *[b""] * (last - first)]
+        lines[last] += rest
     return b"\n".join(lines).decode()
+
+
+def _parts_for_readers(tree: ast.Module, lines: Sequence[bytes]) -> Iterator[tuple[ast.expr, int, bytes]]:
+    """Yield the expressions that are left out, the columns where they begin, and what takes their place."""
+    fields = {field for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for field in node.body}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(ast.Constant(str()) as docstring):
+                yield docstring, docstring.col_offset, b'""'
+            case ast.Call(ast.Name(name), arguments) if name in _DOCUMENTED:
+                meaning = arguments[_DOCUMENTED[name]]
+                yield meaning, meaning.col_offset, b'""'
+            case ast.arg(name, ast.expr() as annotation):
+                yield annotation, node.col_offset + len(name.encode()), b""
+            case ast.AnnAssign(target, annotation, ast.expr()) if node not in fields and _is_on_one_line(annotation):
+                yield annotation, target.end_col_offset or 0, b""
+            case (
+                ast.FunctionDef(returns=ast.expr() as annotation)
+                | ast.AsyncFunctionDef(returns=ast.expr() as annotation)
+            ) if _is_on_one_line(annotation):
+                before = lines[annotation.lineno - 1][: annotation.col_offset]
+                yield annotation, len(before[: before.rindex(b"->")].rstrip()), b""
+
+
+def _is_on_one_line(node: ast.expr) -> bool:
+    return node.lineno == node.end_lineno
