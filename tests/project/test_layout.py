@@ -14,7 +14,7 @@ PACKAGES = {"flk": ROOT / "operator_client" / "flk", "flk_runtime": ROOT / "runt
 
 # Test files, and the modules without a test file of their own that they cover.
 COVERED = {
-    "tests/cluster/test_exec.py": "flk.cli.exec flk.cli.port_forward",
+    "tests/cluster/test_exec.py": "flk.cli.exec",
     "tests/cluster/test_manifests.py": "flk.labels",
     "tests/local/test_accumulation.py": "flk_runtime.run.backward",
     "tests/local/test_automatic.py": "flk_runtime.automatic",

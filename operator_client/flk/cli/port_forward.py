@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -16,6 +16,8 @@ from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from flk.kube.sockets import PodConnection
+
+ANSWER: Final = 30.0  # seconds without an answer after which a connection is closed that its client will not write to
 
 
 def port_forward(
@@ -53,8 +55,9 @@ def port_forward(
                 connection.close()
                 note(str(error))
                 continue
-            threading.Thread(target=_send, args=(connection, pod), daemon=True).start()
-            threading.Thread(target=_receive, args=(connection, pod), daemon=True).start()
+            forwarding = Forwarding(connection, pod)
+            threading.Thread(target=forwarding.send, daemon=True).start()
+            threading.Thread(target=forwarding.receive, daemon=True).start()
     return int(ExitCode.INTERRUPTED)
 
 
@@ -66,20 +69,37 @@ def _ports(text: str) -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
-def _send(connection: socket.socket, pod: PodConnection) -> None:
-    with contextlib.suppress(Exception):  # either side may end at any time
-        while data := connection.recv(1 << 16):
-            pod.send(data)
-    pod.close()
+class Forwarding:
+    """One connection to this machine's port, and its connection to the pod. Each direction has a thread."""
 
+    def __init__(self, connection: socket.socket, pod: PodConnection) -> None:
+        self._connection, self._pod = connection, pod
+        self._received = 0  # bytes from the pod
+        self._ended = threading.Event()  # the pod sends no more
 
-def _receive(connection: socket.socket, pod: PodConnection) -> None:
-    try:
-        while data := pod.receive():
-            connection.sendall(data)
-    except FlkError as error:
-        note(str(error))
-    except OSError:
-        pass  # the program on this machine has closed its connection
-    finally:
-        connection.close()
+    def send(self) -> None:
+        """Send the client's bytes to the pod, and close the connection to the pod when neither end needs it.
+
+        A client may end its own direction and wait for the answer, which the protocol cannot tell the pod.
+        """
+        with contextlib.suppress(Exception):  # either side may end at any time
+            while data := self._connection.recv(1 << 16):
+                self._pod.send(data)
+            before = -1
+            while before != self._received and not self._ended.wait(ANSWER):
+                before = self._received
+        self._pod.close()
+
+    def receive(self) -> None:
+        """Send the pod's bytes to the client."""
+        try:
+            while data := self._pod.receive():
+                self._received += len(data)
+                self._connection.sendall(data)
+        except FlkError as error:
+            note(str(error))
+        except OSError:
+            pass  # the program on this machine has closed its connection
+        finally:
+            self._ended.set()
+            self._connection.close()

@@ -23,9 +23,12 @@ def split_stamp(line: bytes) -> tuple[str, str]:
 
 
 class LogPosition:
-    """How far one log has been read."""
+    """How far one log has been read. ``cut``: the first request leaves out its beginning, as ``--tail`` does."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, cut: bool = False) -> None:
+        self._cut = cut
+        self._first = b""  # the first line, if lines before it were left out
+        self._skips = False  # these lines come after a resumption, and then the first line
         self._recent: deque[tuple[bytes, bytes]] = deque()  # second and line, of the last two seconds
         self._repeated: Counter[bytes] = Counter()  # lines that come again after a resumption
         self._second = b""
@@ -36,13 +39,19 @@ class LogPosition:
         if not self._second:
             return ""
         self._repeated = Counter(line for _, line in self._recent)
-        return (_second_before(self._second) + self._zone).decode()
+        since = _second_before(self._second)
+        self._skips = self._first[: len(since)] >= since
+        return (since + self._zone).decode()
 
     def accept(self, line: bytes) -> bool:
-        """Return whether a line, with its time stamp, is new: it was not seen before a resumption."""
+        """Return whether a line, with its time stamp, is new: it was not seen, or left out, before a resumption."""
         match = _STAMP.match(line)
         if match is None:
             return True  # a message of the kubelet
+        if self._skips:
+            self._skips = line != self._first and match[2] <= self._first[: len(match[2])]
+            if self._skips:
+                return False
         if self._repeated.get(line):
             self._repeated[line] -= 1
             return False
@@ -53,6 +62,8 @@ class LogPosition:
             while self._recent and self._recent[0][0] < oldest:
                 self._recent.popleft()
         self._recent.append((second, line))
+        if self._cut and not self._first:
+            self._first = line
         return True
 
 

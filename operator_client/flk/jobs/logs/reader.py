@@ -45,8 +45,8 @@ class PodLog:
         self.name = str(pod["metadata"]["name"])
         self._client, self._pod, self._put, self._closed, self._keep = client, pod, put, closed, keep
         self._lines = chosen.lines(self.name)
-        self._position = LogPosition()
         self._query = chosen.options.query() if fresh else {}
+        self._position = LogPosition(cut=bool(self._query))
 
     def read(self, *, follow: bool) -> bool:
         """Send one request, pass on what is new, and return whether there was anything. Raises nothing.

@@ -51,6 +51,31 @@ def test_stream_that_breaks_anywhere_goes_on_where_it_was(lines: list[tuple[int,
     assert got + again == log
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["", ".1", ".25"])), max_size=8),
+    st.integers(0, 8),
+    st.integers(1, 8),
+)
+def test_lines_that_tail_left_out_do_not_come_after_a_resumption(
+    lines: list[tuple[int, str]], tail: int, cut: int
+) -> None:
+    stamps = sorted(lines, key=lambda item: item[0])
+    log = [line(second, f"line {number}", fraction) for number, (second, fraction) in enumerate(stamps)]
+    shown = log[len(log) - min(tail, len(log)) :]
+    position = LogPosition(cut=True)
+    got = [one for one in shown[:cut] if position.accept(one)]
+    since = position.resume()[:19].encode()
+    again = [one for one in log if one[:19] >= since and position.accept(one)] if got else shown
+    assert got + again == shown
+
+
+def test_a_first_line_that_does_not_come_again_stops_nothing() -> None:
+    position = LogPosition(cut=True)
+    assert position.accept(line(1, "rotated away"))
+    position.resume()
+    assert [position.accept(line(second, "x")) for second in (1, 2, 2)] == [False, True, True]
+
+
 def test_equal_lines_of_one_moment_stay_as_many_as_they_are() -> None:
     position = LogPosition()
     assert [position.accept(line(1, "x")) for _ in range(3)] == [True] * 3
