@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import importlib
 import io
 import pickle
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -224,8 +225,30 @@ _CLASSES = {
     ("torch.distributed.checkpoint.metadata", "TensorProperties"),
     ("torch.distributed.checkpoint.metadata", "TensorStorageMetadata"),
     ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
-    ("torch.serialization", "_get_layout"),
 }
+
+
+class _GetLayout:
+    """torch's function of the name of a layout. Unlike a function it has no attributes that a pickle could set."""
+
+    __slots__ = ()
+
+    def __call__(self, name: str) -> Any:
+        return torch.serialization._get_layout(name)  # type: ignore[no-untyped-call]
+
+
+class _GetMember:
+    """Stands for getattr: Python 3.11.0 to 3.11.3 pickle members of an enumeration as getattr(class, name)."""
+
+    __slots__ = ()
+
+    def __call__(self, kind: Any, name: str) -> Any:
+        if not isinstance(kind, enum.EnumMeta):
+            raise pickle.UnpicklingError(f"it reads {name} of what is no enumeration")
+        return kind[name]
+
+
+_FUNCTIONS = {("builtins", "getattr"): _GetMember(), ("torch.serialization", "_get_layout"): _GetLayout()}
 
 
 class _MetadataUnpickler(pickle.Unpickler):
@@ -235,23 +258,48 @@ class _MetadataUnpickler(pickle.Unpickler):
         dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if dtype or (module, name) in _CLASSES:  # exactly: pickle resolves dots in a name, through any module
             return super().find_class(module, name)
-        if (module, name) == ("builtins", "getattr"):
-            return _enum_member  # Python 3.11.0 to 3.11.3 pickle members of an enumeration as getattr(class, name)
+        if (module, name) in _FUNCTIONS:
+            return _FUNCTIONS[module, name]
         raise pickle.UnpicklingError(f"it refers to {module}.{name}, which the metadata of a checkpoint does not")
 
 
-def _enum_member(kind: Any, name: str) -> Any:
-    if not isinstance(kind, enum.EnumMeta):
-        raise pickle.UnpicklingError(f"it reads {name} of what is no enumeration")
-    return kind[name]
+def _shared_attributes() -> list[tuple[Any, dict[str, Any]]]:
+    """The attributes of the classes, and of members of enumerations, that metadata may refer to.
+
+    All code of the process shares them. pickle's opcode BUILD sets attributes of whatever a pickle names, and the
+    unpickler in C cannot be told to refuse a class.
+    """
+    classes: list[Any] = [getattr(importlib.import_module(module), name) for module, name in _CLASSES]
+    owners = classes + [member for each in classes for member in getattr(each, "__members__", {}).values()]
+    return [(owner, dict(vars(owner))) for owner in owners]
+
+
+def _set_back(shared: list[tuple[Any, dict[str, Any]]]) -> str:
+    """Set all of these attributes as they were, and return one that differed, with its owner; empty: none did."""
+    changed = ""
+    for owner, before in shared:
+        now = dict(vars(owner))
+        setter: Any = type if isinstance(owner, type) else object
+        for name in [each for each in now | before if now.get(each) is not before.get(each)]:
+            changed = f"{name} of {getattr(owner, '__name__', owner)}"
+            if name in before:
+                setter.__setattr__(owner, name, before[name])
+            else:
+                setter.__delattr__(owner, name)
+    return changed
 
 
 def read_metadata(data: bytes) -> Metadata:
     """The Metadata that a file ``.metadata`` holds. Raises CheckpointError for anything else."""
+    shared = _shared_attributes()
     try:
         metadata = _MetadataUnpickler(io.BytesIO(data)).load()
     except Exception as error:
         raise MismatchError(f"{METADATA} is not the metadata of a checkpoint: {error}") from error
+    finally:
+        changed = _set_back(shared)
+    if changed:
+        raise MismatchError(f"{METADATA} is not the metadata of a checkpoint: it sets {changed}")
     if not isinstance(metadata, Metadata):
         raise MismatchError(f"{METADATA} is not the metadata of a checkpoint")
     return metadata

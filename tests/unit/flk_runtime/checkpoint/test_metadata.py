@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
+from collections import OrderedDict
+from pathlib import Path, PosixPath
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.metadata import Metadata, TensorProperties
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata, MetadataIndex, TensorProperties
+from torch.serialization import _get_layout
 
 from flk_runtime.checkpoint.load import read_metadata
 from flk_runtime.errors import MismatchError
@@ -60,3 +62,55 @@ def test_names_that_lead_to_other_modules_are_refused(tmp_path: Path, module: st
     with pytest.raises(MismatchError, match=f"it refers to {module}.{name}, which"):
         read_metadata(named(module, name, str(tmp_path / "made")))
     assert not (tmp_path / "made").exists()
+
+
+def text(value: str) -> bytes:
+    return pickle.SHORT_BINUNICODE + bytes([len(value)]) + value.encode()
+
+
+def reference(module: str, name: str) -> bytes:
+    return text(module) + text(name) + pickle.STACK_GLOBAL
+
+
+ENCODINGS = reference("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING")
+LAYOUT = reference("torch.serialization", "_get_layout")
+STATES = {
+    "a dictionary": pickle.EMPTY_DICT + text("stolen") + text("x") + pickle.SETITEM,
+    "slots": pickle.NONE + pickle.EMPTY_DICT + text("stolen") + text("x") + pickle.SETITEM + pickle.TUPLE2,
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize(
+    "target",
+    [
+        reference("pathlib", "PosixPath"),
+        reference("torch.distributed.checkpoint.metadata", "Metadata"),
+        reference("torch.distributed.checkpoint.metadata", "TensorProperties"),
+        reference("collections", "OrderedDict"),
+        ENCODINGS,
+        ENCODINGS + pickle.BININT1 + b"\0" + pickle.TUPLE1 + pickle.REDUCE,  # a member
+        LAYOUT,
+        reference("builtins", "getattr"),
+        reference("torch", "float32"),
+        LAYOUT + text("torch.strided") + pickle.TUPLE1 + pickle.REDUCE,
+    ],
+)
+def test_attributes_of_classes_and_of_what_all_code_shares_are_not_set(target: bytes, state: str) -> None:
+    """A pickle may set the attributes of whatever it names, by the opcode that sets the state of an instance."""
+    owners = [PosixPath, Metadata, TensorProperties, OrderedDict, _MEM_FORMAT_ENCODING, *_MEM_FORMAT_ENCODING]
+    shared = [*owners, _get_layout, getattr, torch.float32, torch.strided]
+    data = pickle.PROTO + b"\4" + target + STATES[state] + pickle.BUILD + pickle.POP
+    with pytest.raises(MismatchError, match="is not the metadata of a checkpoint"):
+        read_metadata(data + pickle.dumps(Metadata({}), 4)[2:])
+    assert [each for each in shared if hasattr(each, "stolen")] == []
+
+
+def test_an_attribute_that_was_there_is_set_back() -> None:
+    target = reference("torch.distributed.checkpoint.metadata", "MetadataIndex")
+    before = MetadataIndex.__hash__
+    state = pickle.NONE + pickle.EMPTY_DICT + text("__hash__") + pickle.NONE + pickle.SETITEM + pickle.TUPLE2
+    data = pickle.PROTO + b"\4" + target + state + pickle.BUILD + pickle.POP + pickle.dumps(Metadata({}), 4)[2:]
+    with pytest.raises(MismatchError, match="it sets __hash__ of MetadataIndex"):
+        read_metadata(data)
+    assert MetadataIndex.__hash__ is before
