@@ -108,7 +108,7 @@ class LocalRun:
             else Decimal(os.cpu_count() or 1) / job.created_pods
         )
         values |= {
-            **self._meeting(),
+            **self._outer_rendezvous(),
             pod_env.POD_IP: "127.0.0.1",
             pod_env.RDZV_SECRET: secrets.token_hex(16),
             pod_env.CPUS: str(math.ceil(asked)),
@@ -121,7 +121,7 @@ class LocalRun:
             values["PYTHONPATH"] = os.pathsep.join(filter(None, [self._path, values.get("PYTHONPATH", "")]))
         return values
 
-    def _meeting(self) -> dict[str, str]:
+    def _outer_rendezvous(self) -> dict[str, str]:
         """Return the variables that say where DiLoCo's workers meet: at this job's hub or at another job's."""
         if self._job.strategy != DILOCO:
             return {}

@@ -14,7 +14,7 @@ from flk.errors import UsageError
 from flk.manifest import Bundle, render
 from flk.manifest.pod import LAUNCHER_GRACE, pod_template
 from flk.spec import names
-from flk.spec.fields import Checkpoint, Elastic, Part
+from flk.spec.fields import Checkpoint, Elastic, StrictModel
 from flk.spec.job import DEFAULT_IMAGE, Job, PodSettings, Resources
 from flk.spec.schema import schema_of
 from flk.targets import TARGETS
@@ -30,7 +30,7 @@ _RUNTIME: Final = Bundle(runtime=b"x")
 _CREATED, _MOST, _LEAST, _PROCESSES = range(71_110_010, 71_110_050, 10)  # no other number of a manifest is like these
 _FIRST: Final = 71_110_101
 _OF_TARGET: Final = {"kind": "kind", "apiVersion": "api_version", "container": "container", "scalable": "scalable"}
-_PARTS: Final[dict[str, type[Part]]] = {"resources": Resources, "pods": PodSettings}
+_PARTS: Final[dict[str, type[StrictModel]]] = {"resources": Resources, "pods": PodSettings}
 
 
 class _Marked(Job):

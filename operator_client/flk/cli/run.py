@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from flk.cli.options import LoadedJob, note, takes_job
+from flk_runtime.contract.ranges import plural
 
 
 @takes_job
@@ -34,7 +35,7 @@ def run(
     shown = place.relative_to(here) if isinstance(place, Path) else place
     kept = f"checkpoints in {shown}" if shown else "what it saves through flk is kept until the end of this run"
     sizes = f", elastic from {job.elastic.min} to {job.elastic.max} pods" if job.elastic else ""
-    sizes += f", {job.spares} spare{'s' * (job.spares != 1)}" if job.spares else ""
+    sizes += f", {plural(job.spares, 'spare')}" if job.spares else ""
     note(f"{job.name}: {job.replicas} x {job.processes_per_pod} ranks on this machine{sizes}, {kept}")
     local = LocalRun(job, here)
     code = local.run()

@@ -10,6 +10,7 @@ import typer
 from flk.cli.options import Context, LoadedJob, Namespace, Timeout, note, seconds, takes_job
 from flk.errors import UsageError
 from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.strategies import AUTO
 
 if TYPE_CHECKING:
@@ -130,18 +131,18 @@ def _show(output: str, submission: Submission, manifests: list[dict[str, object]
 def _print_submission(submission: Submission) -> None:
     """Print what was created, and the next three commands."""
     job, bundle, client = submission.job, submission.bundle, submission.client
-    pods = f"{job.replicas} pod{'s' * (job.replicas != 1)} with {job.processes_per_pod} rank"
-    pods += f"{'s' * (job.processes_per_pod != 1)}{' each' * (job.replicas != 1)}"
+    pods = f"{plural(job.replicas, 'pod')} with {plural(job.processes_per_pod, 'rank')}"
+    pods += "" if job.replicas == 1 else " each"
     if job.elastic:
         pods += f", elastic from {job.elastic.min} to {job.elastic.max}"
     if job.spares:
-        pods += f", {job.spares} more as spare{'s' * (job.spares != 1)}"
+        pods += f", {plural(job.spares, 'spare')}"
     where = f"namespace {client.namespace} of context {client.context}"
     note(f"created job {submission.name} in {where}: {pods}, image {job.image_or_default}")
     if bundle.code is not None:
         kilobytes = max(1, round(len(bundle.code) / 1000))
         files = len(bundle.files)
-        note(f"shipped {files} file{'s' * (files != 1)}, {kilobytes:,} kB compressed, sha256 {bundle.sha256[:12]}")
+        note(f"shipped {plural(files, 'file')}, {kilobytes:,} kB compressed, sha256 {bundle.sha256[:12]}")
     if job.checkpoint is None:
         note(
             "what it saves through flk stays in the memory of the pods; --checkpoint PVC:/PATH or s3://BUCKET/PREFIX "

@@ -288,8 +288,8 @@ CAUSES: Final = (
         "A rank made no progress",
         "No rank made a step, sent a heartbeat, wrote a line or began a collective within the hang timeout, so the "
         f"launchers ended the attempt. The cause names the rank that the others waited for. {_RECORD}",
-        "Read the stack of that rank, which `flk status` prints; the log of pod 0 has those of all ranks. Work that "
-        "takes longer than the hang timeout has to write a line or to call flk_runtime.heartbeat().",
+        "Read the stack of that rank, which `flk status` prints; the log of pod 0 has the stacks of all ranks. Work "
+        "that takes longer than the hang timeout has to write a line or to call flk_runtime.heartbeat().",
         _ended(
             lambda failure: failure.kind is Kind.HANG,
             lambda view, failure: (

@@ -83,7 +83,7 @@ def before(cluster: Cluster) -> Iterator[Result]:
     allowed, needed = cluster.rights, rights_for(cluster.target, cluster.gang)
     denied = sorted({r for rights in needed.values() for r in rights if not allowed.get(r)})
     optional = [verb for verb, rights in OPTIONAL.items() if not all(allowed.get(right) for right in rights)]
-    remedy = "ask the administrator for a Role like that of flk's k8s/rbac.yaml or of its chart"
+    remedy = "ask the administrator for a Role such as the one in flk's k8s/rbac.yaml or in its chart"
     if cluster.gang is not None:
         gang = next(name for name, known in GANGS.items() if known is cluster.gang)
         values = f"rbac.targets={{{cluster.target.name}}} and rbac.gangs={{{gang}}}"

@@ -133,7 +133,7 @@ def find(view: JobView) -> list[Finding]:
 
 
 def _order_now(finding: Finding, found: Sequence[Finding]) -> int:
-    """Return the place of a finding among those of a job that goes on by itself."""
+    """Return the rank of a finding among all findings of a job that goes on by itself, 0 first."""
     if finding.code == "Preempted":
         return 0
     now = {pod for other in found if other.code not in _FROM_OUTSIDE for pod in other.pods}

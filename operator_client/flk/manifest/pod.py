@@ -9,7 +9,7 @@ from flk import labels
 from flk.errors import UsageError
 from flk.manifest.bundle import Bundle
 from flk.manifest.environment import environment
-from flk.manifest.meeting import meeting_variables, meeting_volume
+from flk.manifest.outer_rendezvous import outer_rendezvous_variables, outer_rendezvous_volume
 from flk.manifest.patch import patched
 from flk.manifest.rendezvous import rendezvous_port, secret_variables
 from flk.spec.fabric import fabrics
@@ -166,7 +166,7 @@ def _env(job: Job, bundle: Bundle, port: int, target: Target) -> list[dict[str, 
         {"name": pod_env.CPUS, "valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}},
         *secret_variables(job),
         *({"name": name, "value": _literal(value)} for name, value in plain.items()),
-        *meeting_variables(job, target),
+        *outer_rendezvous_variables(job, target),
         *({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}} for name, secret, key in secrets),
     ]
 
@@ -210,9 +210,9 @@ def _volumes(job: Job, config_maps: list[str]) -> tuple[list[dict[str, Any]], li
     if job.records is not None:
         volumes.append({"name": "api", "projected": {"sources": _API_SOURCES}})
         mounts.append({"name": "api", "mountPath": pod_layout.API_FOLDER, "readOnly": True})
-    of_meeting = meeting_volume(job)
-    volumes += of_meeting[0]
-    mounts += of_meeting[1]
+    certificates, certificate_mounts = outer_rendezvous_volume(job)
+    volumes += certificates
+    mounts += certificate_mounts
     claims = [split_mount(mount) for mount in job.volumes]
     if job.checkpoint is not None:
         claims += [job.checkpoint.claim] if job.checkpoint.claim else []

@@ -59,7 +59,7 @@ class JobRef:
     uid: str = ""
 
     def means(self, job: Object) -> bool:
-        """Return whether this is the job that is meant, among those of the name."""
+        """Return whether a job with this name is the one that is meant."""
         of_kind = self.target is None or job.get("kind") in (None, self.target.kind)
         return of_kind and self.uid in ("", job["metadata"].get("uid"))
 

@@ -9,12 +9,12 @@ from pydantic import Field, ValidationError
 
 from flk import labels
 from flk.spec import file
-from flk.spec.fields import FabricName, Image, ObjectName, Part, Queue, Seconds, Tolerations
+from flk.spec.fields import FabricName, Image, ObjectName, Queue, Seconds, StrictModel, Tolerations
 from flk.spec.job import Job, Nodes
 from flk.spec.validation import usage_error
 
 
-class NamespaceDefaults(Part):
+class NamespaceDefaults(StrictModel):
     """Defaults of one namespace. A job's own values win; the tolerations are added to the job's."""
 
     image: Image | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field, model_validator
 
-from flk.spec.fields import ObjectName, OneOf, Part, Seconds, SecretKey, Strategy
+from flk.spec.fields import ObjectName, OneOf, Seconds, SecretKey, Strategy, StrictModel
 from flk_runtime.contract.strategies import INNER_STRATEGIES, OUTER_DTYPES
 
 TLS_FOLDER: Final = "/flk/meet"  # mount path of the Secret that `tls` names
@@ -31,7 +31,7 @@ def _address(value: str) -> str:
     return value
 
 
-class DiLoCo(Part):
+class DiLoCo(StrictModel):
     """How workers train by themselves and meet in rounds (strategy diloco)."""
 
     inner: Annotated[Strategy, AfterValidator(_inner)] = Field(

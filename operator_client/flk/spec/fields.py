@@ -42,7 +42,7 @@ _STRENGTHS: Final = ("required", "preferred")
 _EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
-class Part(BaseModel):
+class StrictModel(BaseModel):
     """Base of the job and its parts: immutable, without unknown keys and without conversions between types."""
 
     # Strict: a number in quotes is text. An error that names the field is better than a guess.
@@ -266,7 +266,7 @@ Topology = Annotated[
 Ship = Annotated[bool | list[Text], BeforeValidator(_ship)]
 
 
-class Checkpoint(Part):
+class Checkpoint(StrictModel):
     """Where checkpoints go: a PersistentVolumeClaim and the path where it is mounted, or an address in S3.
 
     As text ``PVC:/PATH`` or ``s3://BUCKET/PREFIX``.
@@ -306,7 +306,7 @@ class Checkpoint(Part):
         return (self.volume, self.path) if self.volume and self.path else None
 
 
-class Elastic(Part):
+class Elastic(StrictModel):
     """How few and how many pods may train, and what becomes of the global batch; as text ``MIN:MAX``."""
 
     SHORT: ClassVar[OrText] = OrText("0*[1-9][0-9]*:0*[1-9][0-9]*")
@@ -334,7 +334,7 @@ class Elastic(Part):
         return self
 
 
-class Toleration(Part):
+class Toleration(StrictModel):
     """A taint that the pods tolerate: the fields of Kubernetes, or ``KEY[=VALUE][:EFFECT]`` as in kubectl."""
 
     key: str = ""

@@ -34,7 +34,6 @@ from flk.spec.fields import (
     Mount,
     ObjectName,
     OwnKey,
-    Part,
     Queue,
     SaveEvery,
     Seconds,
@@ -42,6 +41,7 @@ from flk.spec.fields import (
     SecretKey,
     Ship,
     Strategy,
+    StrictModel,
     TargetName,
     Text,
     Tolerations,
@@ -63,7 +63,7 @@ SIZE_LIMIT: Final = 200_000
 MOST_REPLICAS: Final = 100_000  # an indexed Job has at most so many pods; a cluster, 150,000
 
 
-class Resources(Part):
+class Resources(StrictModel):
     """What each pod requests. Requests are limits too, except for CPU. A field that is left out is not requested."""
 
     cpu: Annotated[Cpu | None, Option("QUANTITY")] = Field(
@@ -99,7 +99,7 @@ class Resources(Part):
         return self.gpu + others
 
 
-class PodSettings(Part):
+class PodSettings(StrictModel):
     """What the pods are called and what they may use."""
 
     labels: Annotated[
@@ -119,7 +119,7 @@ class PodSettings(Part):
     )
 
 
-class Nodes(Part):
+class Nodes(StrictModel):
     """Which nodes the pods may run on."""
 
     selector: Annotated[
@@ -133,7 +133,7 @@ class Nodes(Part):
     )
 
 
-class Job(Part):
+class Job(StrictModel):
     """A training job: ``replicas`` pods with ``processes`` ranks each, all running ``command``.
 
     A job is data. `flk.render` returns its manifests and `flk.submit` creates them.
@@ -371,7 +371,7 @@ class Job(Part):
         Option(
             example="my-release-flk-records",
             variable=pod_env.RECORDS,
-            empty="defaults.records, else that of records.enabled",
+            empty="defaults.records, else the ConfigMap of records.enabled",
         ),
     ] = Field(
         default=None,

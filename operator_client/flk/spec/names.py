@@ -16,6 +16,7 @@ from typing import Final
 
 from flk import labels
 from flk_runtime.contract import user_env
+from flk_runtime.contract.ranges import plural
 from flk_runtime.contract.strategies import AUTO
 
 LABEL_LIMIT: Final = 63  # characters of a DNS label, of a label's value and of a service's name
@@ -71,7 +72,7 @@ def job_name(name: str, replicas: int, target: str = "pytorchjob") -> str:
     if len(longest(name, replicas, target)) > LABEL_LIMIT:
         room = LABEL_LIMIT - len(longest("", replicas, target))
         raise ValueError(
-            f"is too long: with {replicas} replica{'s' * (replicas != 1)} it may have {room} characters, not "
+            f"is too long: with {plural(replicas, 'replica')} it may have {room} characters, not "
             f"{len(name)}: the last pod and its Service are named {longest(name, replicas, target)!r}, "
             f"and {LABEL_LIMIT} is the limit"
         )

@@ -10,6 +10,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError
 
 from flk.errors import UsageError
+from flk_runtime.contract.ranges import plural
 
 _WRONG_TYPES: Final = {
     "int_type": "must be a whole number",
@@ -42,7 +43,7 @@ def usage_error(
     settings = [set_path for set_path in where if path == set_path or path.startswith((f"{set_path}.", f"{set_path}["))]
     place = where[max(settings, key=len)] if settings else ": ".join(part for part in (source, path) if part)
     more = len({d["loc"][:1] for d in details}) - 1
-    message = f"{place}: {text}" + (f" (and {more} more mistake{'s' * (more > 1)})" if more else "")
+    message = f"{place}: {text}" + (f" (and {plural(more, 'more mistake')})" if more else "")
     return UsageError(message, hint="" if settings else _hint(detail, path, model))  # hints are about YAML
 
 

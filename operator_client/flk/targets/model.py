@@ -109,7 +109,7 @@ class Target(ABC):
         return is_owner(uid, pod)
 
     def own(self, pods: Iterable[Object], job: Object) -> list[Object]:
-        """Return those of the pods that belong to exactly this object."""
+        """Return the pods that belong to exactly this object."""
         meta = job["metadata"]
         return [pod for pod in pods if self.owns(pod, meta["uid"], meta["name"], meta.get("creationTimestamp"))]
 

@@ -1,4 +1,4 @@
-"""Where the workers of strategy diloco meet: variables and the volume of a pod."""
+"""The outer rendezvous: variables and the volume by which a pod finds the other workers of strategy diloco."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flk_runtime.contract.strategies import DILOCO
 _VOLUME = "meet"
 
 
-def meeting_variables(job: Job, target: Target) -> list[dict[str, Any]]:
+def outer_rendezvous_variables(job: Job, target: Target) -> list[dict[str, Any]]:
     """Return the variables of a pod that say where the workers meet; none under the other strategies.
 
     Without an address of another job, the launcher of pod 0 serves the hub.
@@ -36,7 +36,7 @@ def meeting_variables(job: Job, target: Target) -> list[dict[str, Any]]:
     return variables
 
 
-def meeting_volume(job: Job) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def outer_rendezvous_volume(job: Job) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the volume of the certificates and its mount, as lists that are empty without TLS."""
     if not (job.diloco and job.diloco.tls):
         return [], []

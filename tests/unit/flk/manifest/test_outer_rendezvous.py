@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flk.manifest.meeting import meeting_variables, meeting_volume
+from flk.manifest.outer_rendezvous import outer_rendezvous_variables, outer_rendezvous_volume
 from flk.spec.job import Job, validated
 from flk.targets import DEFAULT
 from flk_runtime.contract import pod_env
@@ -19,7 +19,7 @@ def job(strategy: str = "diloco", **diloco: str) -> Job:
 
 
 def values(of: Job) -> dict[str, Any]:
-    return {each["name"]: each.get("value", each.get("valueFrom")) for each in meeting_variables(of, DEFAULT)}
+    return {each["name"]: each.get("value", each.get("valueFrom")) for each in outer_rendezvous_variables(of, DEFAULT)}
 
 
 def test_pod_0_serves_the_hub_unless_the_workers_meet_elsewhere() -> None:
@@ -34,9 +34,9 @@ def test_pod_0_serves_the_hub_unless_the_workers_meet_elsewhere() -> None:
 
 @pytest.mark.parametrize("diloco", [{}, {"meet": "hub:29401", "secret": "shared:key"}])
 def test_certificates_are_mounted_where_the_variables_say(diloco: dict[str, str]) -> None:
-    assert meeting_volume(job(**diloco)) == ([], [])
+    assert outer_rendezvous_volume(job(**diloco)) == ([], [])
     with_tls = job(**diloco, tls="certificates")
-    (volume,), (mount,) = meeting_volume(with_tls)
+    (volume,), (mount,) = outer_rendezvous_volume(with_tls)
     assert volume["secret"]["secretName"] == "certificates"
     assert mount["name"] == volume["name"]
     found = values(with_tls)
@@ -46,4 +46,4 @@ def test_certificates_are_mounted_where_the_variables_say(diloco: dict[str, str]
 
 
 def test_other_strategies_have_none() -> None:
-    assert meeting_variables(validated({"command": "a.py", "name": "gpt"}), DEFAULT) == []
+    assert outer_rendezvous_variables(validated({"command": "a.py", "name": "gpt"}), DEFAULT) == []
