@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from flk.errors import ApiError, ForbiddenError
-from flk.kube import Document, Object, Resource, Target
+from flk.kube import Document, Object, RequestTarget, Resource
 from flk.observe.client import OWNED, RESOURCES, JobClient
 from flk.spec.job import Job
 from flk.targets.gang import GANGS, NONE
@@ -48,10 +48,10 @@ def _serves(client: JobClient, resource: Resource) -> bool:
 
 
 def _has_runtime(client: JobClient) -> bool:
-    return _found(client, Target(RUNTIMES, None, RUNTIME)) is not None
+    return _found(client, RequestTarget(RUNTIMES, None, RUNTIME)) is not None
 
 
-def _found(client: JobClient, target: Target) -> Object | None:
+def _found(client: JobClient, target: RequestTarget) -> Object | None:
     """Return the object at a path of the API; None if there is none or the user may not read it."""
     try:
         return client.api.call("get", target)

@@ -14,7 +14,7 @@ from flk.health import autoscaling
 from flk.health.cluster import Cluster, Pods, Unreadable
 from flk.health.rights import Right, all_rights
 from flk.jobs.choice import RUNTIMES
-from flk.kube import Document, Object, Resource, Target
+from flk.kube import Document, Object, RequestTarget, Resource
 from flk.observe.client import JobClient
 from flk.targets import DEFAULT
 from flk.targets.controllers import CONTROLLERS
@@ -38,7 +38,7 @@ _QUOTAS: Final = Resource("", "v1", "resourcequotas")
 _LIMIT_RANGES: Final = Resource("", "v1", "limitranges")
 _VERSION: Final = Document(Resource("", "v1", "version"), document="/version")
 _KARPENTER: Final = Document(Resource("karpenter.sh", "v1", ""), document="/apis/karpenter.sh")
-_AUTOSCALER_STATUS: Final = Target(Resource("", "v1", "configmaps"), "kube-system", "cluster-autoscaler-status")
+_AUTOSCALER_STATUS: Final = RequestTarget(Resource("", "v1", "configmaps"), "kube-system", "cluster-autoscaler-status")
 _REVIEWS: Final = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
 
 T = TypeVar("T")
@@ -58,14 +58,14 @@ def read_cluster(client: JobClient, pods: Pods | None = None) -> Cluster:
             "rights": pool.submit(_rights, client, all_rights(target, gang)),
             "quotas": pool.submit(_list, client, client.target(_QUOTAS)),
             "limit_ranges": pool.submit(_list, client, client.target(_LIMIT_RANGES)),
-            "nodes": pool.submit(_list, client, Target(_NODES)),
-            "running": pool.submit(_list, client, Target(_PODS), "status.phase!=Succeeded,status.phase!=Failed"),
+            "nodes": pool.submit(_list, client, RequestTarget(_NODES)),
+            "running": pool.submit(_list, client, RequestTarget(_PODS), "status.phase!=Succeeded,status.phase!=Failed"),
         }
         autoscalers = [pool.submit(_call, client, "get", where) for where in (_KARPENTER, _AUTOSCALER_STATUS)]
         if gang is not None:
             futures["gang_api"] = pool.submit(_call, client, "get", _api(gang.api_version))
         if target.name == "trainjob":
-            futures["runtime"] = pool.submit(_call, client, "get", Target(RUNTIMES, None, RUNTIME))
+            futures["runtime"] = pool.submit(_call, client, "get", RequestTarget(RUNTIMES, None, RUNTIME))
         controllers = {
             each.check: pool.submit(_attempt, partial(client.list_deployments, each))
             for each in CONTROLLERS[target.name]
@@ -113,18 +113,18 @@ def _attempt(request: Callable[[], T]) -> T | Unreadable:
         return Unreadable(str(error))
 
 
-def _call(client: JobClient, verb: str, target: Target, **how: Any) -> Object | Unreadable:
+def _call(client: JobClient, verb: str, target: RequestTarget, **how: Any) -> Object | Unreadable:
     return _attempt(lambda: client.api.call(verb, target, **how))
 
 
-def _list(client: JobClient, target: Target, fields: str = "") -> list[Object] | Unreadable:
+def _list(client: JobClient, target: RequestTarget, fields: str = "") -> list[Object] | Unreadable:
     query = {"fieldSelector": fields} if fields else None
     return _attempt(lambda: client.api.list_all(target, query)[0])
 
 
 def _named(client: JobClient, kind: str, name: str) -> Object | Unreadable:
     namespace = None if kind in _OF_CLUSTER else client.namespace
-    return _call(client, "get", Target(_RESOURCES[kind], namespace, name))
+    return _call(client, "get", RequestTarget(_RESOURCES[kind], namespace, name))
 
 
 def _storage_classes(objects: Mapping[tuple[str, str], Object | Unreadable]) -> list[str]:
@@ -155,7 +155,7 @@ def _may(client: JobClient, verb: str, resource: str) -> bool | Unreadable:
         "kind": "SelfSubjectAccessReview",
         "spec": {"resourceAttributes": attributes},
     }
-    answer = _call(client, "create", Target(_REVIEWS), body=body)
+    answer = _call(client, "create", RequestTarget(_REVIEWS), body=body)
     return answer if isinstance(answer, Unreadable) else bool((answer.get("status") or {}).get("allowed"))
 
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from flk.errors import ForbiddenError
 from flk.health.autoscaling import AUTOSCALERS
 from flk.jobs.state import State, derive
-from flk.kube import Object, Target
+from flk.kube import Object, RequestTarget
 from flk.observe.client import JobClient
 from flk.observe.needs import is_about
 from flk.observe.observation import Observation, event_time
@@ -59,7 +59,7 @@ def _own(pods: dict[tuple[str, str, str], list[Object]], job: Object) -> list[Ob
 def _nodes(client: JobClient) -> dict[str, Object]:
     """Return the nodes by name; none where the user may not read them."""
     try:
-        found = client.api.list_all(Target(NODES))[0]
+        found = client.api.list_all(RequestTarget(NODES))[0]
     except ForbiddenError:
         return {}
     return {node["metadata"]["name"]: node for node in found}

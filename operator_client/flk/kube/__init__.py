@@ -8,7 +8,7 @@ from flk.kube.client import ApiClient, RetryPolicy
 from flk.kube.credentials import Access, connect
 from flk.kube.kubectl import kubectl_command
 from flk.kube.options import ConnectionOptions, Exchange, connection_options, set_connection_options
-from flk.kube.resources import Document, Object, Resource, Target
+from flk.kube.resources import Document, Object, RequestTarget, Resource
 from flk.kube.watch import Changed, Listed, list_and_watch
 
 __all__ = [
@@ -20,9 +20,9 @@ __all__ = [
     "Exchange",
     "Listed",
     "Object",
+    "RequestTarget",
     "Resource",
     "RetryPolicy",
-    "Target",
     "connect",
     "connection_options",
     "kubectl_command",

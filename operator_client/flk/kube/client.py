@@ -22,7 +22,7 @@ from flk.errors import ApiError, FlkError
 from flk.kube.credentials import Access
 from flk.kube.errors import RETRIED, error_from_connection, error_from_response, is_final, status_object
 from flk.kube.options import Exchange, connection_options
-from flk.kube.resources import Object, Target
+from flk.kube.resources import Object, RequestTarget
 
 PAGE: Final = 500  # objects in one answer to a list request
 LINE_LIMIT: Final = 1 << 24  # bytes of a line of a stream; an object has at most 3 MiB
@@ -76,7 +76,7 @@ class ApiClient:
     def call(
         self,
         verb: str,
-        target: Target,
+        target: RequestTarget,
         *,
         query: Mapping[str, Any] | None = None,
         body: Any = None,
@@ -123,7 +123,7 @@ class ApiClient:
                 raise problem
             self._sleep(pause)
 
-    def list_all(self, target: Target, query: Mapping[str, Any] | None = None) -> tuple[list[Object], str]:
+    def list_all(self, target: RequestTarget, query: Mapping[str, Any] | None = None) -> tuple[list[Object], str]:
         """Return all objects of a collection, read page by page, and the version from which a watch goes on."""
         items: list[Object] = []
         token = None
@@ -142,14 +142,16 @@ class ApiClient:
                 return items, str(meta.get("resourceVersion") or "")
 
     def watch(
-        self, target: Target, query: Mapping[str, Any], version: str, idle: float
+        self, target: RequestTarget, query: Mapping[str, Any], version: str, idle: float
     ) -> AbstractContextManager[Iterator[bytes]]:
         """Stream the changes of a collection after ``version``, one JSON document a line."""
         watching = {**query, "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version}
         return self.stream("watch", target, query=watching, idle=idle)
 
     @contextmanager
-    def stream(self, verb: str, target: Target, *, query: Mapping[str, Any], idle: float) -> Iterator[Iterator[bytes]]:
+    def stream(
+        self, verb: str, target: RequestTarget, *, query: Mapping[str, Any], idle: float
+    ) -> Iterator[Iterator[bytes]]:
         """Stream the lines of an answer without their ends, in one attempt.
 
         A last line without an end is dropped, and the end of a line of more than 16 MiB.
@@ -183,7 +185,7 @@ class ApiClient:
     def _send(
         self,
         verb: str,
-        target: Target,
+        target: RequestTarget,
         query: Mapping[str, Any] | None,
         body: Any,
         *,
@@ -248,14 +250,14 @@ class ApiClient:
         return data
 
 
-def _content_type(verb: str, target: Target) -> str:
+def _content_type(verb: str, target: RequestTarget) -> str:
     """Return the type of a request's body. A strategic merge adds to lists; the API server has it for its own kinds."""
     if verb != "patch":
         return "application/json"
     return f"application/{'merge' if target.resource.group else 'strategic-merge'}-patch+json"
 
 
-def _accepted(target: Target) -> str:
+def _accepted(target: RequestTarget) -> str:
     """Return the types of answers that are understood, the best first."""
     if target.resource.subresource:
         return "*/*"

@@ -23,12 +23,12 @@ from flk.errors import (
     UnreachableError,
 )
 from flk.kube.kubeconfig import Context
-from flk.kube.resources import Target
+from flk.kube.resources import RequestTarget
 
 RETRIED: Final = frozenset({429, 500, 502, 503, 504})  # HTTP statuses after which a request is sent again
 
 
-def error_from_response(status: int, body: bytes, verb: str, target: Target, context: Context) -> FlkError:
+def error_from_response(status: int, body: bytes, verb: str, target: RequestTarget, context: Context) -> FlkError:
     """Return the error for an answer with an HTTP status of 400 or more."""
     reply = status_object(body)
     message = " ".join(str(reply.get("message", "")).split())
@@ -103,7 +103,7 @@ def status_object(body: bytes) -> dict[str, Any]:
     return reply if isinstance(reply, dict) and reply.get("kind") == "Status" else {}
 
 
-def _forbidden(message: str, verb: str, target: Target, context: Context) -> ForbiddenError:
+def _forbidden(message: str, verb: str, target: RequestTarget, context: Context) -> ForbiddenError:
     _, _, rest = message.partition('User "')
     user = rest.partition('"')[0]
     needed = re.search(r"cannot (\w+) resource", message)
@@ -120,7 +120,7 @@ def _forbidden(message: str, verb: str, target: Target, context: Context) -> For
     )
 
 
-def _not_found(known: bool, details: dict[str, Any], target: Target, context: Context) -> FlkError:
+def _not_found(known: bool, details: dict[str, Any], target: RequestTarget, context: Context) -> FlkError:
     resource, commands = target.resource, Commands(connection=context.named)
     if not known:  # no API of that group: the answer is not a Status
         kind = f"{resource.jobs} (API {resource.group}/{resource.version})" if resource.jobs else str(resource)

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, Final
 
-from flk.kube.resources import Document, Target
+from flk.kube.resources import Document, RequestTarget
 
 _LOG_FLAGS: Final = {
     "follow": "--follow",
@@ -19,7 +19,7 @@ _LOG_FLAGS: Final = {
 }
 
 
-def kubectl_command(verb: str, target: Target, query: Mapping[str, Any], body: Any, flags: str) -> str:
+def kubectl_command(verb: str, target: RequestTarget, query: Mapping[str, Any], body: Any, flags: str) -> str:
     """Return the equivalent kubectl command. ``flags`` choose the cluster: `` --context NAME``.
 
     The manifest of an object to create stands as FILE, since it may hold code or secrets.
@@ -27,7 +27,7 @@ def kubectl_command(verb: str, target: Target, query: Mapping[str, Any], body: A
     return f"kubectl {' '.join(_words(verb, target, query, body))}{_scope(target, body)}{flags}"
 
 
-def _words(verb: str, target: Target, query: Mapping[str, Any], body: Any) -> list[str]:
+def _words(verb: str, target: RequestTarget, query: Mapping[str, Any], body: Any) -> list[str]:
     resource, name = str(target.resource), shlex.quote(target.name or "")
     if isinstance(target, Document):
         return ["get", "--raw", target.path]
@@ -55,7 +55,7 @@ def _words(verb: str, target: Target, query: Mapping[str, Any], body: Any) -> li
     return ["get", resource, *chosen, *(["--watch"] if verb == "watch" else ["-o", "json"])]
 
 
-def _scope(target: Target, body: Any) -> str:
+def _scope(target: RequestTarget, body: Any) -> str:
     if isinstance(target, Document):
         return ""
     if target.namespace is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flk.commands import Connection
-from flk.kube.resources import Target
+from flk.kube.resources import RequestTarget
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Exchange:
     """A request and its outcome, without headers and answers, which may hold secrets."""
 
     verb: str
-    target: Target
+    target: RequestTarget
     query: Mapping[str, Any]
     body: Any
     method: str

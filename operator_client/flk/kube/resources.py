@@ -51,7 +51,7 @@ class Resource:
 
 
 @dataclass(frozen=True)
-class Target:
+class RequestTarget:
     """The object or collection of a request. Without a namespace: all namespaces; without a name: the collection."""
 
     resource: Resource
@@ -75,7 +75,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Document(Target):
+class Document(RequestTarget):
     """A fixed path that is neither a collection nor an object: the server's version, the resources of an API group."""
 
     document: str = ""

@@ -21,7 +21,7 @@ from urllib3.exceptions import HTTPError
 from flk.errors import ApiError, UnreachableError
 from flk.kube.credentials import Access
 from flk.kube.errors import error_from_connection, error_from_response
-from flk.kube.resources import Target
+from flk.kube.resources import RequestTarget
 
 STDIN, STDOUT, STDERR, STATUS, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
 _EXEC: Final = ["v5.channel.k8s.io", "v4.channel.k8s.io"]
@@ -39,7 +39,9 @@ class Executed:
     stderr: bytes
 
 
-def execute(access: Access, target: Target, command: Sequence[str], *, container: str, timeout: float) -> Executed:
+def execute(
+    access: Access, target: RequestTarget, command: Sequence[str], *, container: str, timeout: float
+) -> Executed:
     """Run a command without input and wait until it has ended, at most ``timeout`` seconds.
 
     ``target`` is the subresource ``exec`` of a pod. Raises ForbiddenError without the right to create it,
@@ -67,7 +69,7 @@ class RemoteCommand:
     def __init__(
         self,
         access: Access,
-        target: Target,
+        target: RequestTarget,
         command: Sequence[str],
         *,
         container: str,
@@ -122,7 +124,7 @@ class RemoteCommand:
 class PodConnection:
     """A TCP connection to a port of a pod."""
 
-    def __init__(self, access: Access, target: Target, port: int) -> None:
+    def __init__(self, access: Access, target: RequestTarget, port: int) -> None:
         """Open the connection. Raises ApiError if the API server refuses it."""
         self._socket = _open(access, target, [("ports", str(port))], _PORT_FORWARD)
         self._begun = {0: False, 1: False}
@@ -160,7 +162,7 @@ def _receive(connection: Any) -> bytes | None:
     return None if operation == websocket.ABNF.OPCODE_CLOSE else bytes(data)
 
 
-def _open(access: Access, target: Target, pairs: Sequence[tuple[str, str]], protocols: Sequence[str]) -> Any:
+def _open(access: Access, target: RequestTarget, pairs: Sequence[tuple[str, str]], protocols: Sequence[str]) -> Any:
     for attempt in (1, 2):
         credentials = access.headers()
         url = f"ws{access.server.removeprefix('http')}{target.path}?{urlencode(pairs)}"

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from flk.errors import ApiError
 from flk.kube.client import ApiClient
-from flk.kube.resources import Object, Target
+from flk.kube.resources import Object, RequestTarget
 
 IDLE: Final = 90.0  # seconds without a change or a bookmark (the server sends one a minute) before a new watch
 OUTAGE: Final = 300.0  # seconds that the API server or a credentials plugin may fail
@@ -42,7 +42,7 @@ class Changed:
 
 def list_and_watch(
     client: ApiClient,
-    target: Target,
+    target: RequestTarget,
     query: Mapping[str, Any],
     *,
     idle: float = IDLE,

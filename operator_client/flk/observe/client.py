@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flk import labels, targets
 from flk.commands import Commands
 from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, MissingApiError
-from flk.kube import ApiClient, Object, Resource, Target, connect
+from flk.kube import ApiClient, Object, RequestTarget, Resource, connect
 from flk.targets import TARGETS
 from flk.targets.controllers import CONTROLLERS, Controller
 from flk.units import short_duration, timestamp
@@ -175,7 +175,7 @@ class JobClient:
         self, target: targets.Target, namespace: str | None, selector: str | None, metadata_only: bool
     ) -> list[Object]:
         """Return the jobs of one kind."""
-        where = Target(RESOURCES[target.name], namespace, metadata_only=metadata_only)
+        where = RequestTarget(RESOURCES[target.name], namespace, metadata_only=metadata_only)
         chosen = ",".join(filter(None, (target.selector, selector))) or None
         found = self.api.list_all(where, {"labelSelector": chosen})[0]
         return [_with_kind(job, target) for job in found if _is_training_job(target, job)]
@@ -191,7 +191,7 @@ class JobClient:
 
     def list_all_pods(self, target: targets.Target, *, all_namespaces: bool = False) -> list[Object]:
         """Return the pods of all jobs of one kind."""
-        where = Target(PODS, None if all_namespaces else self.namespace)
+        where = RequestTarget(PODS, None if all_namespaces else self.namespace)
         return self.api.list_all(where, {"labelSelector": target.pod_selector("")})[0]
 
     def find_pod(self, name: str) -> Object | None:
@@ -209,7 +209,7 @@ class JobClient:
 
     def list_job_events(self, kind: str, *, all_namespaces: bool = False) -> list[Object]:
         """Return the warnings about objects of a kind, oldest first; none where the user may not read them."""
-        target = Target(EVENTS, None if all_namespaces else self.namespace)
+        target = RequestTarget(EVENTS, None if all_namespaces else self.namespace)
         try:
             found = self.api.list_all(target, {"fieldSelector": f"involvedObject.kind={kind},type=Warning"})[0]
         except ForbiddenError:
@@ -218,7 +218,7 @@ class JobClient:
 
     def list_events_of(self, sources: Sequence[str], *, all_namespaces: bool = False) -> list[Object]:
         """Return the events about pods that programs of these names sent; none where the user may not read them."""
-        target, found = Target(EVENTS, None if all_namespaces else self.namespace), []
+        target, found = RequestTarget(EVENTS, None if all_namespaces else self.namespace), []
         for source in sources:
             try:
                 found += self.api.list_all(target, {"fieldSelector": f"involvedObject.kind=Pod,source={source}"})[0]
@@ -245,10 +245,10 @@ class JobClient:
         """
         query = {"labelSelector": controller.selector}
         try:
-            return self.api.list_all(Target(DEPLOYMENTS), query)[0]
+            return self.api.list_all(RequestTarget(DEPLOYMENTS), query)[0]
         except ForbiddenError:
             try:
-                return self.api.list_all(Target(DEPLOYMENTS, controller.namespace), query)[0]
+                return self.api.list_all(RequestTarget(DEPLOYMENTS, controller.namespace), query)[0]
             except ForbiddenError:
                 pass  # the first error says more: that it is about all namespaces
             raise
@@ -281,14 +281,14 @@ class JobClient:
             body["preconditions"] = {"uid": uid}
         return self.api.call("delete", self.target(RESOURCES[target.name], name), body=body)
 
-    def target(self, resource: Resource, name: str | None = None) -> Target:
+    def target(self, resource: Resource, name: str | None = None) -> RequestTarget:
         """Return an object (or the collection) of a kind in this namespace."""
-        return Target(resource, self.namespace, name)
+        return RequestTarget(resource, self.namespace, name)
 
     def find(self, resource: Resource, name: str, *, metadata_only: bool = False) -> Object | None:
         """Return the object of a kind and name, None if there is none."""
         try:
-            return self.api.call("get", Target(resource, self.namespace, name, metadata_only=metadata_only))
+            return self.api.call("get", RequestTarget(resource, self.namespace, name, metadata_only=metadata_only))
         except JobNotFoundError:
             return None
         except ApiError as error:

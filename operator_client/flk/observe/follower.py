@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from flk import targets
 from flk.errors import FlkError, JobNotFoundError
-from flk.kube import Changed, Listed, Object, Target, list_and_watch
+from flk.kube import Changed, Listed, Object, RequestTarget, list_and_watch
 from flk.observe.client import PODS, RESOURCES, JobClient
 from flk.observe.observation import Observation
 from flk.targets import DEFAULT
@@ -82,7 +82,7 @@ class Follower:
                 raise
             return DEFAULT  # it is gone
 
-    def _watch(self, source: str, target: Target, query: Mapping[str, Any]) -> None:
+    def _watch(self, source: str, target: RequestTarget, query: Mapping[str, Any]) -> None:
         try:
             for change in list_and_watch(self.client.api, target, query):
                 if self._closed.is_set():

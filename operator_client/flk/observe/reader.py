@@ -8,7 +8,7 @@ from typing import Final
 
 from flk import labels
 from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, UsageError
-from flk.kube import Object, Resource, Target
+from flk.kube import Object, RequestTarget, Resource
 from flk.observe import archive
 from flk.observe.client import OWNED, PODS, JobClient
 from flk.observe.model import PodPhase, PodState
@@ -120,9 +120,9 @@ class Reader:
             case "record" | "peer" | "log":
                 return Answer(lines=self._log(need, seen))
             case "nodes" if not need.name:
-                return self._list(Target(NODES))
+                return self._list(RequestTarget(NODES))
             case "nodes":
-                return self._get(Target(NODES, None, need.name))
+                return self._get(RequestTarget(NODES, None, need.name))
             case "claims":
                 return self._get(client.target(CLAIMS, need.name))
             case "workloads":
@@ -133,7 +133,7 @@ class Reader:
             case "other_pods":
                 near = self._list(client.target(PODS), labelSelector=f"{labels.JOB},{labels.JOB}!={seen.name}")
                 elsewhere = f"metadata.namespace!={client.namespace}"
-                far = self._list(Target(PODS), labelSelector=labels.JOB, fieldSelector=elsewhere)
+                far = self._list(RequestTarget(PODS), labelSelector=labels.JOB, fieldSelector=elsewhere)
                 return Answer(items=[*near.items, *far.items], unreadable=near.unreadable)
             case _:
                 return self._controllers(seen)
@@ -149,7 +149,7 @@ class Reader:
                 unreadable.add(f"deployments of {controller.name}")
         return Answer(controllers=found, unreadable=frozenset(unreadable))
 
-    def _get(self, target: Target) -> Answer:
+    def _get(self, target: RequestTarget) -> Answer:
         missing = Answer(missing=frozenset({f"{target.resource.plural}/{target.name}"}))
         try:
             return Answer(items=[self._client.api.call("get", target)])
@@ -160,7 +160,7 @@ class Reader:
         except ApiError as error:
             return missing if error.status == 404 else Answer()
 
-    def _list(self, target: Target, **query: str) -> Answer:
+    def _list(self, target: RequestTarget, **query: str) -> Answer:
         try:
             return Answer(items=self._client.api.list_all(target, query)[0])
         except ForbiddenError:

@@ -16,7 +16,7 @@ from typing import Final
 
 from flk import labels
 from flk.errors import ApiError, ConflictError, FlkError, ForbiddenError
-from flk.kube import Object, Resource, Target
+from flk.kube import Object, RequestTarget, Resource
 from flk.observe.client import OWNED, JobClient, age, resource_of
 from flk.targets import target_of
 
@@ -201,11 +201,11 @@ def _keeps(archive: Object | None, owner: Object) -> bool:
     return not owners or owner["uid"] in owners
 
 
-def _object(client: JobClient, manifest: Object) -> Target:
+def _object(client: JobClient, manifest: Object) -> RequestTarget:
     return client.target(_resource(manifest), manifest["metadata"]["name"])
 
 
-def _collection(client: JobClient, manifest: Object) -> Target:
+def _collection(client: JobClient, manifest: Object) -> RequestTarget:
     return client.target(_resource(manifest))
 
 

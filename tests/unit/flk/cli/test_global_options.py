@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flk.kube import ConnectionOptions, Document, Resource, Target, kubectl_command, set_connection_options
+from flk.kube import ConnectionOptions, Document, RequestTarget, Resource, kubectl_command, set_connection_options
 from flk.observe.client import CONFIG_MAPS, EVENTS, LOGS, PODS, RESOURCES
 from tests.support.api_server import TOKEN, write_kubeconfig
 from tests.support.jobs import JobBuilder
@@ -149,28 +149,39 @@ def test_show_kubectl_prints_each_command_once(fake: Any, run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "command"),
     [
-        (("get", Target(PODS, "team", "a"), {}, None), "get pods a -o json -n team"),
-        (("list", Target(PODS, None), {"labelSelector": "a=b c"}, None), "get pods -l 'a=b c' -o json -A"),
+        (("get", RequestTarget(PODS, "team", "a"), {}, None), "get pods a -o json -n team"),
+        (("list", RequestTarget(PODS, None), {"labelSelector": "a=b c"}, None), "get pods -l 'a=b c' -o json -A"),
         (
-            ("list", Target(EVENTS, "team"), {"fieldSelector": "involvedObject.name=a"}, None),
+            ("list", RequestTarget(EVENTS, "team"), {"fieldSelector": "involvedObject.name=a"}, None),
             "get events --field-selector involvedObject.name=a -o json -n team",
         ),
-        (("watch", Target(RESOURCES["pytorchjob"], "team"), {}, None), "get pytorchjobs.kubeflow.org --watch -n team"),
         (
-            ("get", Target(LOGS, "team", "a"), {"container": "pytorch", "follow": "true", "tailLines": "5"}, None),
+            ("watch", RequestTarget(RESOURCES["pytorchjob"], "team"), {}, None),
+            "get pytorchjobs.kubeflow.org --watch -n team",
+        ),
+        (
+            (
+                "get",
+                RequestTarget(LOGS, "team", "a"),
+                {"container": "pytorch", "follow": "true", "tailLines": "5"},
+                None,
+            ),
             "logs a -c pytorch --follow --tail=5 -n team",
         ),
-        (("create", Target(CONFIG_MAPS, "team"), {"dryRun": "All"}, {}), "create -f FILE --dry-run=server -n team"),
         (
-            ("delete", Target(RESOURCES["pytorchjob"], "team", "a"), {}, {"propagationPolicy": "Foreground"}),
+            ("create", RequestTarget(CONFIG_MAPS, "team"), {"dryRun": "All"}, {}),
+            "create -f FILE --dry-run=server -n team",
+        ),
+        (
+            ("delete", RequestTarget(RESOURCES["pytorchjob"], "team", "a"), {}, {"propagationPolicy": "Foreground"}),
             "delete pytorchjobs.kubeflow.org a --cascade=foreground --wait=false -n team",
         ),
-        (("get", Target(RESOURCES["jobset"]), {}, None), "get jobsets.jobset.x-k8s.io -o json -A"),
+        (("get", RequestTarget(RESOURCES["jobset"]), {}, None), "get jobsets.jobset.x-k8s.io -o json -A"),
         (("get", Document(RESOURCES["pytorchjob"], document="/version"), {}, None), "get --raw /version"),
         (
             (
                 "create",
-                Target(REVIEWS),
+                RequestTarget(REVIEWS),
                 {},
                 {
                     "spec": {

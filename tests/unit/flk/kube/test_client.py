@@ -26,11 +26,11 @@ from flk.errors import (
 from flk.kube.client import ApiClient, RetryPolicy
 from flk.kube.credentials import connect
 from flk.kube.errors import RETRIED
-from flk.kube.resources import Target
+from flk.kube.resources import RequestTarget
 from flk.observe.client import PODS, RESOURCES
 
-ALL = Target(RESOURCES["pytorchjob"], "team")
-ONE = Target(RESOURCES["pytorchjob"], "team", "gpt")
+ALL = RequestTarget(RESOURCES["pytorchjob"], "team")
+ONE = RequestTarget(RESOURCES["pytorchjob"], "team", "gpt")
 BACKOFFS = RetryPolicy().backoffs
 
 
@@ -209,7 +209,7 @@ def test_exceeded_quota_is_no_lack_of_permission(fake: Any, client: ApiClient) -
 
 @pytest.mark.parametrize(("target", "kinds"), [("pytorchjob", "PyTorchJobs"), ("jobset", "JobSets")])
 def test_cluster_without_a_kind_of_jobs(fake: Any, client: ApiClient, target: str, kinds: str) -> None:
-    where = Target(RESOURCES[target], "team", "gpt")
+    where = RequestTarget(RESOURCES[target], "team", "gpt")
     fake.fail(404, b"404 page not found\n")
     with pytest.raises(MissingApiError, match=f"does not serve {kinds}") as caught:
         client.call("create", where, body={})
@@ -239,7 +239,7 @@ def test_missing_job(client: ApiClient) -> None:
 
 def test_missing_pod_is_a_plain_404(client: ApiClient) -> None:
     with pytest.raises(ApiError) as caught:
-        client.call("get", Target(PODS, "team", "p"))
+        client.call("get", RequestTarget(PODS, "team", "p"))
     assert caught.value.status == 404
 
 

@@ -13,7 +13,7 @@ import pytest
 from flk.errors import ApiError, JobNotFoundError, NoConfigError, UnreachableError
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
-from flk.kube.resources import Target
+from flk.kube.resources import RequestTarget
 from flk.kube.watch import Changed, Listed, list_and_watch
 from flk.observe.client import PODS, JobClient
 from flk.observe.follower import Follower
@@ -39,7 +39,7 @@ def gone() -> bytes:
 
 
 def changes(client: JobClient, **how: Any) -> Iterator[Listed | Changed]:
-    return list_and_watch(client.api, Target(PODS, "team"), {}, sleep=lambda seconds: None, **how)
+    return list_and_watch(client.api, RequestTarget(PODS, "team"), {}, sleep=lambda seconds: None, **how)
 
 
 def told(found: Iterator[Listed | Changed], count: int) -> list[str]:
@@ -148,7 +148,7 @@ def test_outage_that_lasts_is_raised(fake: Any, client: JobClient) -> None:
 
     fake.faults.append(None)
     fake.fail(0, times=99)
-    found = list_and_watch(client.api, Target(PODS, "team"), {}, sleep=sleep, clock=lambda: now[0])
+    found = list_and_watch(client.api, RequestTarget(PODS, "team"), {}, sleep=sleep, clock=lambda: now[0])
     with pytest.raises(UnreachableError):
         told(found, 2)
     assert 300 < now[0] <= 420
@@ -279,7 +279,7 @@ def test_changes_without_a_pause_do_not_keep_updates_from_coming(
     fake.add("pytorchjobs", job())
     ended = threading.Event()
 
-    def endless(api: Any, target: Target, query: Any) -> Iterator[Listed | Changed]:
+    def endless(api: Any, target: RequestTarget, query: Any) -> Iterator[Listed | Changed]:
         yield Listed([job()] if target.resource.plural == "pytorchjobs" else [])
         while target.resource == PODS and not ended.wait(0.001):
             yield Changed(pod("pod-1"))
