@@ -38,7 +38,8 @@ COVERED = {
         "flk_runtime.launcher.hangs.control flk_runtime.launcher.hangs.watch flk_runtime.shared.observer"
     ),
     "tests/local/test_init.py": (
-        "flk_runtime.distributed.process_group flk_runtime.preflight.options flk_runtime.run.group flk_runtime.run.init"
+        "flk_runtime.distributed.process_group flk_runtime.preflight.options flk_runtime.run.group "
+        "flk_runtime.run.init flk_runtime.run.ranks"
     ),
     "tests/local/test_launcher.py": (
         "flk_runtime.__main__ flk_runtime.launcher.agent flk_runtime.launcher.coordinator flk_runtime.launcher.start"
@@ -322,3 +323,8 @@ def test_no_row_is_needless() -> None:
 def test_the_test_of_a_row_names_the_module_or_one_that_uses_it(test: str, module: str) -> None:
     named = [each for each in (module, *users_of(module)) if names_in(test) & known_by(each)]
     assert named, f"{test} names nothing of {module}"
+
+
+def test_the_run_is_a_facade() -> None:
+    lines = (ROOT / "runtime" / "flk_runtime" / "run" / "run.py").read_text().splitlines()
+    assert len(lines) <= 300, "what a run does belongs into flk_runtime.run.steps, saves, batches, models or backward"

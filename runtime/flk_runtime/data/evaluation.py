@@ -16,7 +16,14 @@ class EvaluationLoader:
     """Pairs of a batch of this rank and the number of its samples. Made by `Run.evaluation`.
 
     Each iteration is over the whole dataset, from its beginning. Each sample counts once over all ranks, and all ranks
-    get equally many batches: a rank that has no sample left gets one that counts already, with the number 0.
+    get equally many batches: a rank that has no sample left gets one that counts already, with the number 0. A mean
+    ignores values of weight 0:
+
+        losses, counts = [], []
+        for (x, y), count in evaluation:
+            losses.append(loss_of(model, x, y))
+            counts.append(count)
+        loss = run.mean(losses, weight=counts)
     """
 
     def __init__(self, dataset: Any, context: LoaderContext) -> None:

@@ -22,14 +22,26 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """The options of a loader, which are the same on all ranks. `Run.loader` describes them."""
+    """The options of `Run.loader`, which are the same on all ranks.
 
-    batch_size: int  # samples of a rank's micro-batch
-    shuffle: bool | None = None  # None: where the dataset has no order of its own
+    - ``batch_size``: samples of a rank's micro-batch.
+    - ``shuffle``: shuffle a map-style dataset anew in each epoch, which is the default. An iterable keeps its order.
+    - ``split``: False declares that an iterable is already split over ranks and workers.
+    - ``drop_last``: drop the samples at the end of an epoch that are too few for a step. By default the last step has
+      fewer samples or a few more.
+    - ``accumulate``: a batch is so many micro-batches, into which `Run.micro_batches` splits it. In an elastic job a
+      step takes ``full_world_size * batch_size * accumulate`` samples, also with fewer ranks, unless the job scales
+      its batch: then a rank's batch has more micro-batches.
+    - ``seed``: of the order. Default: the seed of the run.
+    - ``name``: under which checkpoints have the position. Default: by the order of calls.
+    """
+
+    batch_size: int
+    shuffle: bool | None = None
     split: bool = True
     drop_last: bool = False
-    accumulate: int = 1  # micro-batches of a rank in a step; of an elastic job when all ranks are there
-    seed: int | None = None  # None: the seed of the run
+    accumulate: int = 1
+    seed: int | None = None
     name: str | None = None
     of_torch: Mapping[str, Any] = field(default_factory=dict)  # the options of torch's DataLoader
 

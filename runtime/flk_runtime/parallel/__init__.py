@@ -11,8 +11,9 @@ from flk_runtime.parallel.average import Average
 from flk_runtime.parallel.blocks import Blocks, find_blocks
 from flk_runtime.parallel.initialize import load_weights
 from flk_runtime.parallel.model import ParallelModel
+from flk_runtime.parallel.options import ParallelArgs, ParallelOptions
 from flk_runtime.parallel.precision import Precision
-from flk_runtime.parallel.strategies import STRATEGIES, ParallelArgs, ParallelOptions, choose_strategy, parallelize
+from flk_runtime.parallel.strategies import STRATEGIES, choose_strategy, parallelize
 
 __all__ = [
     "STRATEGIES",

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -18,11 +18,12 @@ from flk_runtime.contract import user_env
 from flk_runtime.contract.strategies import parse_strategy
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import replaced
-from flk_runtime.parallel.blocks import Blocks, find_blocks, shardable_blocks
+from flk_runtime.parallel.blocks import find_blocks, shardable_blocks
 from flk_runtime.parallel.frozen import FrozenParameters
-from flk_runtime.parallel.initialize import RESETS, Initializer, check_init, initialize, meta_names
+from flk_runtime.parallel.initialize import RESETS, check_init, initialize, meta_names
 from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel
+from flk_runtime.parallel.options import ParallelOptions
 from flk_runtime.parallel.precision import Precision
 from flk_runtime.parallel.rebind import rebind_optimizers
 from flk_runtime.parallel.recompute import find_recomputed, recompute_activations
@@ -54,35 +55,6 @@ STRATEGIES = {
 # Optimizers that flatten or index whole parameters, which DTensor refuses in the middle of a step.
 _OF_WHOLE_PARAMETERS = (torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.Rprop)
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
-
-
-class ParallelArgs(TypedDict, total=False):
-    """The keyword arguments of `Run.parallelize`. `ParallelOptions` has their defaults."""
-
-    precision: Precision | None
-    blocks: Blocks | None
-    recompute: bool | Blocks
-    compile: bool | str | Mapping[str, Any]
-    shard_size: int | None
-    reshard_after_forward: int | None
-    find_unused_parameters: bool
-    init: Initializer | None
-    save_frozen: bool
-
-
-@dataclass(frozen=True)
-class ParallelOptions:
-    """The options of `Run.parallelize`."""
-
-    precision: Precision | None = None
-    blocks: Blocks | None = None
-    recompute: bool | Blocks = False
-    compile: bool | str | Mapping[str, Any] = False
-    shard_size: int | None = None
-    reshard_after_forward: int | None = None
-    find_unused_parameters: bool = False
-    init: Initializer | None = None
-    save_frozen: bool = True
 
 
 Planner = Callable[[nn.Module, Sequence[Optimizer], ParallelOptions], ParallelModel]

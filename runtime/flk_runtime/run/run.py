@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -13,11 +13,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import Stateful
-from flk_runtime.data import EpochLoader, EvaluationLoader, LoaderOptions, join_batches
+from flk_runtime.data import EpochLoader, EvaluationLoader, LoaderOptions
 from flk_runtime.discovery import RankInfo
-from flk_runtime.distributed import process_group
-from flk_runtime.distributed.process_group import Numbers
-from flk_runtime.errors import SetupError
 from flk_runtime.metrics import logging
 from flk_runtime.parallel import Average, ParallelArgs, ParallelOptions
 from flk_runtime.run.backward import Backward
@@ -26,6 +23,7 @@ from flk_runtime.run.context import RunContext
 from flk_runtime.run.metrics import Metrics
 from flk_runtime.run.models import Models
 from flk_runtime.run.options import RunOptions
+from flk_runtime.run.ranks import Ranks
 from flk_runtime.run.saves import Saves
 from flk_runtime.run.steps import Steps
 
@@ -36,7 +34,7 @@ T = TypeVar("T")
 O = TypeVar("O", bound="Optimizer | Sequence[Optimizer]")  # noqa: E741
 
 
-class Run:
+class Run(Ranks):
     """This rank's side of a training run. Made by `flk_runtime.init`.
 
     All ranks must call the methods marked "Collective.", in the same order.
@@ -45,13 +43,7 @@ class Run:
     def __init__(self, rank_info: RankInfo, options: RunOptions, *, owns_group: bool) -> None:
         """The process group is open. ``owns_group``: `close` destroys it. Collective."""
         context = RunContext.begin(rank_info, options)
-        self.rank_info, self.attempt = rank_info, rank_info.attempt
-        self.rank, self.world_size, self.full_world_size = context.rank, context.world_size, context.full_world_size
-        self.local_rank, self.local_world_size = rank_info.local_rank, rank_info.local_world_size
-        self.worker, self.workers = context.member.worker, context.member.workers
-        self.device, self.seed, self.strategy = options.device, options.seed, options.strategy
-        self.is_main, self.closed = self.rank == 0, False
-        self._context, self._owns_group = context, owns_group
+        super().__init__(context, owns_group=owns_group)
         self._metrics = Metrics(context)
         self._saves = Saves(context)
         self._steps = Steps(context, self._saves, self._metrics)
@@ -86,39 +78,19 @@ class Run:
         before and not passed raises SetupError at its step if the strategy shards. After the call each rank draws
         different random numbers. Several models can be parallelized, each with its own optimizers.
 
-        - ``precision``: dtypes of the computation and of the reduction; the optimizer works in the model's own.
-        - ``blocks``: modules that are sharded, recomputed and compiled one by one: classes, their names, paths such as
-          ``["layers.*", "embed", "head"]``, a function of path and module, or a minimum number of parameters. Default:
-          the modules of a repeated class in a ModuleList, ModuleDict or Sequential.
-        - ``recompute``: drop the activations of blocks and compute them again in the backward pass; or of the modules
-          that are named as for ``blocks``, such as ``"Attention"``.
-        - ``compile``: compile each block with torch.compile; a string is the backend, a dictionary all its options.
-        - ``shard_size``: number of ranks in a shard group under a hybrid strategy. Default: the ranks of one node.
-        - ``reshard_after_forward``: number of ranks over which a block's parameters stay sharded between its forward
-          and backward passes, under full_shard and hybrid_shard; such as a node's. Default: the whole shard group.
-        - ``find_unused_parameters``: ranks do not all use the same parameters in a forward pass.
-        - ``init``: for a model on the meta device, a function that is called with it once it is sharded, and sets the
-          values of parameters and buffers; the path of weights, as of `load_weights`; or "reset_parameters", which says
-          that the methods of this name of its modules set all values.
-        - ``save_frozen``: whether checkpoints have the parameters that require no gradient. With False, as for the base
-          of LoRA, the script loads them before each start, and a checkpoint has only the hashes of their values.
-
-        Raises SetupError, before any communication, if these do not fit each other or the model, and CheckpointError if
-        the checkpoint is of another model.
+        ``options`` are `flk_runtime.parallel.ParallelArgs`. Raises SetupError, before any communication, if they do not
+        fit each other or the model, and CheckpointError if the checkpoint is of another model.
         """
-        names = ParallelArgs.__annotations__
-        if unknown := [name for name in options if name not in names]:
-            raise TypeError(f"parallelize() has no argument {unknown[0]!r}: expected one of {', '.join(names)}")
+        chosen = ParallelOptions.of(options)
         optimizers = [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-        module = self._models.parallelize(model, optimizers, ParallelOptions(**options))
+        module = self._models.parallelize(model, optimizers, chosen)
         return module if optimizer is None else (module, optimizer)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """A context in which backward passes accumulate gradients without communication.
 
         `micro_batches` uses it. In a loop without it, use it for all micro-batches of a step but the last, and divide
-        each loss by the number of micro-batches. Under the sharding strategies each rank holds full gradients
-        meanwhile.
+        each loss by their number. Under the sharding strategies each rank holds full gradients meanwhile.
         """
         return self._models.no_sync()
 
@@ -141,11 +113,10 @@ class Run:
     def average(self, decay: float = 0.999, *, model: nn.Module | None = None) -> Average:
         """An exponential moving average (EMA) of the trained parameters of a model, under any strategy. Collective.
 
-        Call ``update()`` of it after each optimizer.step(), and evaluate in ``with average.applied():``. The values are
-        those of torch's AveragedModel with get_ema_multi_avg_fn(decay), which cannot copy a sharded model. It is saved
-        in checkpoints, and restored if the run was resumed. ``model`` selects one of several parallelized models.
-        Raises SetupError if that is ambiguous, or ``decay`` is not between 0 and 1; CheckpointError if its state does
-        not fit.
+        Call its ``update()`` after each optimizer.step(), and evaluate in ``with average.applied():``. Its values equal
+        torch's AveragedModel with get_ema_multi_avg_fn(decay). It is saved in checkpoints, and restored if the run was
+        resumed. ``model`` selects one of several parallelized models. Raises SetupError if that is ambiguous, or
+        ``decay`` is not between 0 and 1; CheckpointError if its state does not fit.
         """
         return self._models.average(decay, model)
 
@@ -175,51 +146,29 @@ class Run:
     ) -> EpochLoader:
         """A loader of this rank's batches for training, shuffled and with the incomplete last batch. Collective.
 
-        Defaults: a map-style ``dataset`` is shuffled anew in each epoch unless ``shuffle=False``, and an iterable keeps
-        its order. No sample is dropped unless ``drop_last=True``, so the last step of an epoch has fewer samples or a
-        few more. No sample is repeated, and all ranks take the same number of steps.
-
-        Every step takes ``world_size * batch_size * accumulate`` samples. With ``accumulate``, a batch is
-        ``accumulate`` micro-batches of ``batch_size`` samples, into which `micro_batches` splits it. In an elastic job
-        a step takes ``full_world_size * batch_size * accumulate`` samples, also with fewer ranks, unless the job scales
-        its batch: then a rank's batch has more micro-batches. ``split=False`` declares that an iterable is already
-        split over ranks and workers. The position is saved in checkpoints under ``name`` (default: by the order of
-        calls), except for a loader without a name that is made after the first step. ``options`` are the options of
-        torch.utils.data.DataLoader: num_workers, collate_fn, pin_memory, … Batches are on the run's device.
+        Every step takes ``world_size * batch_size * accumulate`` samples. No sample is repeated, and all ranks take the
+        same number of steps. Batches are on the run's device. The position is saved in checkpoints, except for a loader
+        without a name that is made after the first step. `flk_runtime.data.LoaderOptions` describes the arguments;
+        ``options`` are the options of torch.utils.data.DataLoader: num_workers, collate_fn, pin_memory, …
 
         Raises SetupError if the dataset is too small or an option contradicts the loader, and CheckpointError if the
         checkpoint's position is of another dataset.
         """
-        of_run = LoaderOptions(batch_size, shuffle, split, drop_last, accumulate, seed, name, options)
-        return self._batches.make_loader(dataset, of_run)
+        chosen = LoaderOptions(batch_size, shuffle, split, drop_last, accumulate, seed, name, options)
+        return self._batches.make_loader(dataset, chosen)
 
     def evaluation(self, dataset: Any, batch_size: int, *, split: bool = True, **options: Any) -> EvaluationLoader:
         """A loader for an evaluation, which yields pairs of a batch and the number of its samples. Collective.
 
         Each loop over it takes all of ``dataset`` in its order, each sample once over all ranks. All ranks get equally
         many batches, on the run's device, so that the passes of a sharded model fit together. A rank without a sample
-        for a step gets a batch that counts already, with the number 0: for example where there are fewer samples than
-        ranks. `mean` ignores values of weight 0:
-
-            losses, counts = [], []
-            for (x, y), count in evaluation:
-                losses.append(loss_of(model, x, y))
-                counts.append(count)
-            loss = run.mean(losses, weight=counts)
+        for a step gets a batch that counts already, with the number 0. `EvaluationLoader` shows how to take the mean.
 
         It has no position: nothing is saved, and training goes on as without it, also between two micro-batches.
-        ``dataset``, ``split`` and ``options`` are those of `loader`; a batch may have one sample more than
-        ``batch_size``. Raises SetupError if there is no sample, or no data on a rank with ``split=False``.
+        ``dataset``, ``split`` and ``options`` are as in `loader`; a batch may have one sample more than ``batch_size``.
+        Raises SetupError if there is no sample, or no data on a rank with ``split=False``.
         """
         return self._batches.make_evaluation(dataset, LoaderOptions(batch_size, split=split, of_torch=options))
-
-    def join_batches(self, batches: Iterable[T]) -> Iterator[T]:
-        """Yield this rank's ``batches`` until one of the ranks has no more; then all ranks stop. Collective.
-
-        For batches of the user's own that may differ in number; torch's Join handles the same case for gradients.
-        Prints on rank 0 how many were left on which rank. A loader of `loader` needs none of this.
-        """
-        return join_batches(batches, self._context.say)
 
     @property
     def accumulation(self) -> int:
@@ -232,12 +181,10 @@ class Run:
     def micro_batches(self, batch: T) -> Iterator[T]:
         """Yield the micro-batches of a loader's ``batch``, of about ``batch_size`` samples each.
 
-        There are ``accumulate`` of them, more in an elastic job that lacks ranks, fewer at the end of an epoch. Call
-        `backward` with the mean loss of each, and optimizer.step() after the loop. Gradients are accumulated, and
-        communicated in the last micro-batch only. The batch is a pytree; tensors and lists with an entry for each
-        sample are split. It is known by its tensors: of several loaders, each batch is split as its loader says. A
-        batch whose tensors the script has made itself counts as the latest one. Collective: all ranks take as many
-        micro-batches.
+        Collective: all ranks take as many micro-batches, ``accumulate``, more in an elastic job that lacks ranks, fewer
+        at the end of an epoch. Call `backward` with the mean loss of each, and optimizer.step() after the loop. The
+        gradients are communicated in the last micro-batch only. The batch is a pytree; tensors and lists with an entry
+        for each sample are split. It is known by its tensors; one that the script has made counts as the latest batch.
 
         Raises SetupError if the batch must be split and nothing in it has an entry for each sample, if it is of several
         loaders that differ, and inside of another loop over micro-batches.
@@ -254,11 +201,8 @@ class Run:
         ``scaler.scale`` returns. If all weights are 0, so are the gradients. Where the weight is 0, ``loss`` may be
         NaN, but not its gradient: cross_entropy is right without labels, a division by their number is not.
 
-        With a ``weight`` it is collective. The sum of the weights is added up over the ranks as a tensor on the device
-        of the run, so the host waits for no device: once in a step with one micro-batch, before the backward pass. With
-        several, it is known in the last one only. Until then the weights are divided by an estimate, the sum over the
-        ranks for the first micro-batch; after the last pass the gradients of all parallelized models are multiplied by
-        the estimate divided by the sum.
+        With a ``weight`` it is collective: the weights are added up over the ranks, and the host waits for no device.
+        In several micro-batches the gradients are right after the last one, when the sum of the weights is known.
 
         Raises SetupError with a ``weight`` in `no_sync`, for a second call for the same micro-batch, and in several
         micro-batches without a parallelized model or with a DistributedOptimizer; and without one if the loaders of the
@@ -267,15 +211,13 @@ class Run:
         self._backward.backward(loss, weight)
 
     def step(self, loss: torch.Tensor | float | None = None, **values: Any) -> None:
-        """Count a step that the script's optimizer has made: call it after optimizer.step(), which it does not call.
-
-        Collective. It logs and saves what is due.
+        """Count a step that the script's optimizer has made: call it after optimizer.step(). Collective.
 
         Every ``log_every`` steps a line of metrics is printed on rank 0, with the mean of ``loss`` over the ranks that
         give one, and rank 0's ``values``; tensors have one element and are read only then. Every ``save_every`` steps
-        a checkpoint is written. At the first step CheckpointError is raised if the checkpoint that was resumed holds a
-        model and none was parallelized, and SetupError after `close`, and if a loop over `micro_batches` was left
-        before its end; see also `save`.
+        a checkpoint is written. Raises CheckpointError at the first step if the checkpoint that was resumed holds a
+        model and none was parallelized, and as `save` does; SetupError after `close`, and if a loop over
+        `micro_batches` was left before its end.
 
         After a pod has received SIGTERM, all ranks save after the same step, and this raises SystemExit with code 143.
         """
@@ -323,8 +265,7 @@ class Run:
 
     @property
     def flops_per_step(self) -> float | None:
-        """FLOPs of one step's forward and backward passes, of all ranks together; counted for the first line of metrics
-        or `mfu`. Set it where that cannot count them."""
+        """FLOPs of a step's passes, of all ranks together. Set it where flk cannot count them at the first line."""
         return self._metrics.utilisation.flops_per_step
 
     @flops_per_step.setter
@@ -334,23 +275,6 @@ class Run:
     def log(self, **values: Any) -> None:
         """Print a line of JSON on rank 0, with the number of steps."""
         self.print(logging.line({"step": self.steps, **values}))
-
-    def print(self, *values: object) -> None:
-        """Print a line on rank 0."""
-        self._context.print(*values)
-
-    def barrier(self) -> None:
-        """Wait for all ranks. Collective."""
-        dist.barrier()
-
-    def mean(self, value: Numbers, weight: Numbers = 1.0) -> float:
-        """The mean of all ranks' ``value``, weighted by ``weight``, such as a number of samples. Collective.
-
-        A rank gives one value, or several as a sequence or a tensor, also none; and one weight for all of them or as
-        many weights. What has the weight 0 does not count, and may be NaN. The result is the same on all ranks, and NaN
-        if all weights are 0. Raises SetupError for another number of weights.
-        """
-        return process_group.mean(value, weight)
 
     def close(self) -> None:
         """Save what is not saved yet and destroy the process group. A second call does nothing. Collective."""
@@ -369,12 +293,3 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.abandon() if kind else self.close()
-
-    def _check_open(self, method: str) -> None:
-        if self.closed:
-            raise SetupError(f"this run is closed: call {method}() before close(), or begin another run with init()")
-
-    def _leave(self, *, at_once: bool) -> None:
-        self.closed = True
-        if self._owns_group:
-            process_group.leave(at_once=at_once)

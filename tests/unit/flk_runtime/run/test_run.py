@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from torch import nn
 
-from flk_runtime.parallel import ParallelArgs, ParallelOptions
 from flk_runtime.run.run import Run
 
 
@@ -16,8 +13,3 @@ def test_a_keyword_that_parallelize_lacks_is_named() -> None:
         TypeError, match=r"parallelize\(\) has no argument 'presision': expected one of precision, blocks"
     ):
         object.__new__(Run).parallelize(nn.Linear(1, 1), presision=None)
-
-
-def test_each_argument_of_parallelize_has_a_default() -> None:
-    assert list(ParallelArgs.__annotations__) == [field.name for field in dataclasses.fields(ParallelOptions)]
-    ParallelOptions()

@@ -1,0 +1,67 @@
+"""The options of `Run.parallelize`: as its keyword arguments, and as one object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from flk_runtime.parallel.blocks import Blocks
+from flk_runtime.parallel.initialize import Initializer
+from flk_runtime.parallel.precision import Precision
+
+
+class ParallelArgs(TypedDict, total=False):
+    """The keyword arguments of `Run.parallelize`.
+
+    - ``precision``: dtypes of the computation and of the reduction; the optimizer works in the model's own.
+    - ``blocks``: modules that are sharded, recomputed and compiled one by one: classes, their names, paths such as
+      ``["layers.*", "embed", "head"]``, a function of path and module, or a minimum number of parameters. Default:
+      the modules of a repeated class in a ModuleList, ModuleDict or Sequential.
+    - ``recompute``: drop the activations of blocks and compute them again in the backward pass; or of the modules
+      that are named as for ``blocks``, such as ``"Attention"``.
+    - ``compile``: compile each block with torch.compile; a string is the backend, a dictionary all its options.
+    - ``shard_size``: number of ranks in a shard group under a hybrid strategy. Default: the ranks of one node.
+    - ``reshard_after_forward``: number of ranks over which a block's parameters stay sharded between its forward
+      and backward passes, under full_shard and hybrid_shard; such as a node's. Default: the whole shard group.
+    - ``find_unused_parameters``: ranks do not all use the same parameters in a forward pass.
+    - ``init``: for a model on the meta device, a function that is called with it once it is sharded, and sets the
+      values of parameters and buffers; the path of weights, as of `load_weights`; or "reset_parameters", which says
+      that the methods of this name of its modules set all values.
+    - ``save_frozen``: whether checkpoints have the parameters that require no gradient. With False, as for the base
+      of LoRA, the script loads them before each start, and a checkpoint has only the hashes of their values.
+    """
+
+    precision: Precision | None
+    blocks: Blocks | None
+    recompute: bool | Blocks
+    compile: bool | str | Mapping[str, Any]
+    shard_size: int | None
+    reshard_after_forward: int | None
+    find_unused_parameters: bool
+    init: Initializer | None
+    save_frozen: bool
+
+
+# The fields stand here once more: type checkers take keyword arguments from a TypedDict only, and that has no defaults.
+@dataclass(frozen=True)
+class ParallelOptions:
+    """The options of `Run.parallelize` with their defaults."""
+
+    precision: Precision | None = None
+    blocks: Blocks | None = None
+    recompute: bool | Blocks = False
+    compile: bool | str | Mapping[str, Any] = False
+    shard_size: int | None = None
+    reshard_after_forward: int | None = None
+    find_unused_parameters: bool = False
+    init: Initializer | None = None
+    save_frozen: bool = True
+
+    @classmethod
+    def of(cls, arguments: ParallelArgs) -> ParallelOptions:
+        """The options that these arguments are. Raises TypeError if one is unknown, with the names that there are."""
+        names = ParallelArgs.__annotations__
+        if unknown := [name for name in arguments if name not in names]:
+            raise TypeError(f"parallelize() has no argument {unknown[0]!r}: expected one of {', '.join(names)}")
+        return cls(**arguments)

@@ -1,0 +1,64 @@
+"""Ranks: which rank of a run this is, and collectives that need no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from flk_runtime.data import join_batches
+from flk_runtime.distributed import process_group
+from flk_runtime.distributed.process_group import Numbers
+from flk_runtime.errors import SetupError
+from flk_runtime.run.context import RunContext
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """This rank among the ranks of a run."""
+
+    def __init__(self, context: RunContext, *, owns_group: bool) -> None:
+        info, options = context.rank_info, context.options
+        self.rank_info, self.attempt = info, info.attempt
+        self.rank, self.world_size, self.full_world_size = context.rank, context.world_size, context.full_world_size
+        self.local_rank, self.local_world_size = info.local_rank, info.local_world_size
+        self.worker, self.workers = context.member.worker, context.member.workers
+        self.device, self.seed, self.strategy = options.device, options.seed, options.strategy
+        self.is_main, self.closed = self.rank == 0, False
+        self._context, self._owns_group = context, owns_group
+
+    def print(self, *values: object) -> None:
+        """Print a line on rank 0."""
+        self._context.print(*values)
+
+    def barrier(self) -> None:
+        """Wait for all ranks. Collective."""
+        dist.barrier()
+
+    def mean(self, value: Numbers, weight: Numbers = 1.0) -> float:
+        """The mean of all ranks' ``value``, weighted by ``weight``, such as a number of samples. Collective.
+
+        A rank gives one value, or several as a sequence or a tensor, also none; and one weight for all of them or as
+        many weights. What has the weight 0 does not count, and may be NaN. The result is the same on all ranks, and NaN
+        if all weights are 0. Raises SetupError for another number of weights.
+        """
+        return process_group.mean(value, weight)
+
+    def join_batches(self, batches: Iterable[T]) -> Iterator[T]:
+        """Yield this rank's ``batches`` until one of the ranks has no more; then all ranks stop. Collective.
+
+        For batches of the user's own that may differ in number; torch's Join handles the same case for gradients.
+        Prints on rank 0 how many were left on which rank. A loader of `loader` needs none of this.
+        """
+        return join_batches(batches, self._context.say)
+
+    def _check_open(self, method: str) -> None:
+        if self.closed:
+            raise SetupError(f"this run is closed: call {method}() before close(), or begin another run with init()")
+
+    def _leave(self, *, at_once: bool) -> None:
+        self.closed = True
+        if self._owns_group:
+            process_group.leave(at_once=at_once)
