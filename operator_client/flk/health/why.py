@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from flk.health.table import LATER, find
@@ -17,6 +18,7 @@ from flk_runtime.contract.ranges import numbered, plural
 
 SCHEMA: Final = "flk.dev/why/v1"  # of the JSON that `flk why -o json` prints
 OTHERS: Final = 12  # other observations that are told; the rest is counted
+SAME: Final = 40  # characters at the end of two texts from which on they may say the same
 REPEATED: Final = "they repeat the cause"
 _REPEATING: Final = (
     "BackOff",
@@ -78,7 +80,7 @@ def diagnose(view: JobView) -> Report:
     return Report(
         job=view.name,
         namespace=view.namespace,
-        cause=cause,
+        cause=replace(cause, evidence=_distinct(cause.evidence)) if cause else None,
         summary=summary,
         known=known,
         stuck=bool(cause and not view.failed and cause.is_stuck(view.now)),
@@ -117,6 +119,22 @@ def examined(view: JobView) -> list[str]:
     return lines
 
 
+def _distinct(evidence: Sequence[Evidence]) -> list[Evidence]:
+    """Return the evidence without what repeats another piece, as an event that says the same as its pod."""
+    found: list[Evidence] = []
+    for item in evidence:
+        for number, other in enumerate(found):
+            pairs = zip(reversed(item.text), reversed(other.text), strict=False)
+            same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            if same >= max(SAME, min(len(item.text), len(other.text)) // 2):
+                if len(item.text) > len(other.text):
+                    found[number] = item
+                break
+        else:
+            found.append(item)
+    return found
+
+
 def _summary(view: JobView, cause: Finding | None) -> tuple[str, bool]:
     if cause:
         return cause.sentence, True
@@ -125,6 +143,9 @@ def _summary(view: JobView, cause: Finding | None) -> tuple[str, bool]:
     ready = sum(pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED) for pod in view.pods)
     if view.deletion_began:
         return "the job is being deleted", True
+    if ready == len(view.pods) and view.slow:
+        slow = "; ".join(rank.summary for rank in view.slow)
+        return f"{plural(ready, 'pod')} of {len(view.pods)} run, and the others wait: {slow}", True
     if ready == len(view.pods):
         return f"nothing is wrong: {plural(ready, 'pod')} of {len(view.pods)} run", True
     if not view.pods or view.now - view.created < 60:

@@ -13,6 +13,7 @@ class PodPhase(str, enum.Enum):
     """Where a pod is in its life."""
 
     MISSING = "Missing"  # it should exist and does not
+    SUSPENDED = "Suspended"  # it does not exist while the job is suspended or waits for its queue
     PENDING = "Pending"  # it has no node
     STARTING = "Starting"  # it has a node; its container does not run yet, or not any more
     RUNNING = "Running"
@@ -44,6 +45,11 @@ class PodState:
     memory_limit: str = ""
     failed_permanently: bool = field(default=False, repr=False)  # it failed, and the operator will not recreate it
     record: JobRecord | None = field(default=None, repr=False)
+
+    @property
+    def absent(self) -> bool:
+        """Whether it does not exist."""
+        return self.phase in (PodPhase.MISSING, PodPhase.SUSPENDED)
 
     @property
     def stuck(self) -> bool:

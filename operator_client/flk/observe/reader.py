@@ -74,7 +74,7 @@ def pod_of_rank(client: JobClient, name: str, rank: int) -> PodState:
     found = next((pod for pod in view.pods if rank in pod.ranks), None)
     if found is None:
         raise ApiError(f"rank {rank} is not in the latest attempt of job {name}, which has fewer pods", hint=hint)
-    if found.phase == PodPhase.MISSING:
+    if found.absent:
         raise ApiError(f"pod {found.name} does not exist", hint=f"{client.commands.flk('why', name)} says why")
     return found
 

@@ -29,7 +29,7 @@ from flk.targets import DEFAULT, WORKER, Target, target_of
 from flk.units import timestamp
 from flk_runtime.contract.pod_env import MIN_PODS, PODS, SPARES
 from flk_runtime.contract.ranges import parse_ranges
-from flk_runtime.contract.record import ArchivedRecord, JobRecord
+from flk_runtime.contract.record import ArchivedRecord, JobRecord, SlowRank
 from flk_runtime.contract.user_env import JOB
 
 CONTROLLER_DELAY: Final = 15.0  # seconds after a job's creation in which its controller should have seen it
@@ -244,6 +244,12 @@ class JobView:
         return len(started - outside - present)
 
     @property
+    def slow(self) -> list[SlowRank]:
+        """The ranks that the others of a running job wait for."""
+        record = self.record
+        return record.slow if record and record.outcome == "running" and not self.failed else []
+
+    @property
     def unschedulable(self) -> list[PodState]:
         """The pods for which the scheduler finds no node."""
         return [pod for pod in self.pods if pod.phase == PodPhase.PENDING and pod.reason == "Unschedulable"]
@@ -347,6 +353,7 @@ class JobView:
         """Return the states of all pods that the job should have, in the order of their indexes."""
         found = {self.target.position(pod): pod for pod in self.objects.values()}
         refused = self._refused_pods()
+        held = self.suspended and not {"Succeeded", "Failed"} & self.conditions.keys()
         states: list[PodState] = []
         for role, replicas in self.roles.items():
             for number in range(replicas.count):
@@ -355,7 +362,8 @@ class JobView:
                 there = found.get((role, number))
                 if there is None:
                     name = self.target.pod_name(self.name, role, number)
-                    states.append(missing_pod(index, name, ranks, refused.get(name)))
+                    missing = missing_pod(index, name, ranks, refused.get(name))
+                    states.append(replace(missing, phase=PodPhase.SUSPENDED) if held else missing)
                 else:
                     events = self.events_of(there["metadata"]["name"])
                     policy = replicas.restart_policy

@@ -45,7 +45,7 @@ def derive(view: JobView) -> State:
         max_disruptions=seen.record.max_disruptions if seen.record else None,
         owner=annotations.get(labels.OWNER, ""),
         image=seen.image,
-        slow=seen.record.slow if seen.record and seen.record.outcome == "running" and not seen.failed else [],
+        slow=seen.slow,
         code_hash=annotations.get(labels.CODE_HASH, ""),
         pods=seen.pods,
         progress=list(seen.around.progress),
@@ -60,7 +60,8 @@ def derive(view: JobView) -> State:
         state = _unfinished(base, seen, cause)
     attempts = _attempts(seen, state)
     if attempts:
-        state = replace(state, attempts=attempts, started=state.started or attempts[0].started)
+        began = min(attempts[0].started, state.started or attempts[0].started)  # a pod may have been created again
+        state = replace(state, attempts=attempts, started=began)
     state = replace(state, since=_since(state, seen))
     return state if seen.gone is None else deleted(state, now=seen.gone)
 
@@ -92,7 +93,7 @@ def _failed(base: State, seen: JobView, cause: Finding | None) -> State:
 
 def _succeeded(base: State, seen: JobView) -> State:
     # Pods of a job that has succeeded may have been deleted since. They have succeeded too.
-    pods = [replace(p, phase=PodPhase.SUCCEEDED) if p.phase == PodPhase.MISSING else p for p in seen.pods]
+    pods = [replace(p, phase=PodPhase.SUCCEEDED) if p.absent else p for p in seen.pods]
     ready = sum(pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED) for pod in pods)
     started = base.started or timestamp(seen.status.get("startTime")) or None
     return replace(

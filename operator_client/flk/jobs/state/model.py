@@ -122,4 +122,7 @@ class State:
             del pod["record"], pod["failed_permanently"]
             pod["phase"] = pod["phase"].value
         data["failure"] = self.failure and {**asdict(self.failure), "summary": self.failure.summary}
+        for failure in (data["failure"], *(attempt["failure"] for attempt in data["attempts"])):
+            if failure:
+                failure["attempt"] += 1  # launchers count from 0
         return data

@@ -163,6 +163,33 @@ def test_attempts_of_a_running_job_are_in_its_record() -> None:
     assert state.failure is None
 
 
+def test_a_job_started_with_its_first_attempt_and_not_with_its_present_pods() -> None:
+    job = JobBuilder().all("pod", state={"running": {"startedAt": "2026-01-01T00:00:55Z"}})
+    job.record = record(None, LOST, None, outcome="running")
+    assert job.state().started == NOW - 50
+    ended = JobBuilder().all("ended", 0).condition("Succeeded")
+    for pod in ended.pods.values():
+        pod["status"]["containerStatuses"][0]["state"]["terminated"]["startedAt"] = "2026-01-01T00:00:25Z"
+    ended.record = record(None, LOST, None, outcome="succeeded")
+    assert ended.state().started == NOW - 50
+
+
+def test_json_counts_attempts_from_1_everywhere() -> None:
+    job = JobBuilder().all("ended", 100).condition("Failed")
+    failure = replace(RAISED, attempt=1)
+    job.record = record(failure, RAISED, failure)
+    data = job.state().to_dict()
+    assert [attempt["number"] for attempt in data["attempts"]] == [1, 2]
+    assert [attempt["failure"]["attempt"] for attempt in data["attempts"]] == [1, 2]
+    assert data["failure"]["attempt"] == 2
+
+
+def test_pods_of_a_suspended_job_are_not_missing() -> None:
+    job = JobBuilder().pod(0)
+    job.job["spec"]["runPolicy"]["suspend"] = True
+    assert [pod.phase for pod in job.state().pods] == ["Running", "Suspended", "Suspended"]
+
+
 def test_between_two_attempts() -> None:
     between = JobBuilder().all("pod")
     between.record = record(None, RAISED, outcome="running")

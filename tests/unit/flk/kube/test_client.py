@@ -138,7 +138,7 @@ def test_a_list_may_take_longer_than_all_attempts_of_another_read(fake: Any, kub
 
     client.access.pool.request = slow  # type: ignore[method-assign]
     client.call("list", ALL)
-    client.call("list", Target(PODS, "team"))
+    client.call("list", RequestTarget(PODS, "team"))
     with pytest.raises(JobNotFoundError):
         client.call("get", ONE)
     assert [round(seconds) for seconds in waits] == [30, 30, 5]

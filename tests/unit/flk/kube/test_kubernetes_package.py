@@ -14,7 +14,7 @@ from kubernetes.config import new_client_from_config
 
 from flk.kube.client import ApiClient
 from flk.kube.credentials import connect
-from flk.kube.resources import Target
+from flk.kube.resources import RequestTarget
 from flk.observe.client import CONFIG_MAPS, RESOURCES
 from tests.support.jobs import JobBuilder
 
@@ -51,8 +51,8 @@ def test_both_clients_read_the_same(fake: Any, kubeconfig: Path, tmp_path: Path,
     )
 
     ours = ApiClient(connect())
-    assert maps["items"] == ours.list_all(Target(CONFIG_MAPS, "team"))[0]
-    assert jobs["items"] == ours.list_all(Target(RESOURCES["pytorchjob"], "team"))[0]
+    assert maps["items"] == ours.list_all(RequestTarget(CONFIG_MAPS, "team"))[0]
+    assert jobs["items"] == ours.list_all(RequestTarget(RESOURCES["pytorchjob"], "team"))[0]
     assert (len(maps["items"]), len(jobs["items"])) == (2, 1)
     assert len(set(heard)) == 1
     assert (heard[0] is None) == (kind == "nobody")
