@@ -239,6 +239,13 @@ def test_list_formats(fake: Any, run: Run) -> None:
     assert run("list", "-o", "xml")[0] == 2
 
 
+def test_list_reads_no_events_for_pods_that_start(fake: Any, run: Run) -> None:
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "back-off"}}
+    JobBuilder().all("pod", "Pending", waiting).add_to(fake)
+    assert run("list", "-o", "name")[0] == 0
+    assert not [path for path in fake.asked("GET") if "events" in path or "nodes" in path]
+
+
 def test_list_shows_a_job_as_stuck_whose_pods_no_node_could_hold(fake: Any, run: Run) -> None:
     nodes = [{"metadata": {"name": "node-a"}, "status": {"allocatable": {"nvidia.com/gpu": "8", "pods": "9"}}}]
     fake.documents["/api/v1/nodes"] = {"kind": "NodeList", "items": nodes, "metadata": {"resourceVersion": "1"}}
