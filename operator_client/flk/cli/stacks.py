@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -12,7 +13,6 @@ import typer
 from flk.cli.options import Context, JobName, Namespace, open_job
 from flk.errors import ApiError, UsageError
 from flk.targets import CONTAINERS
-from flk_runtime.contract.ranges import numbered
 
 if TYPE_CHECKING:
     from flk.kube import Object
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 SCHEMA: Final = "flk.dev/stacks/v1"
 _TIMEOUT: Final = 45.0  # seconds; the leader waits 12 for the stacks of all pods
 _PODS: Final = 32  # of a job without flk's launcher that are looked at
-# For a container without flk's launcher. Every Python process that has a rank is shown.
+# For a container without flk's launcher. It knows no ranks: they are in the environment of processes, as secrets are.
 _PY_SPY: Final = """
 command -v py-spy >/dev/null || exit 127
 for folder in /proc/[0-9]*; do
-  rank=$(tr '\\0' '\\n' 2>/dev/null <$folder/environ | sed -n 's/^RANK=//p')
   case $(cat $folder/comm 2>/dev/null) in python*|pt_main*) ;; *) continue ;; esac
-  if [ -n "$rank" ]; then echo "rank $rank"; py-spy dump --pid ${folder#/proc/} 2>&1 | tail -n +4; fi
+  echo "process ${folder#/proc/}"; py-spy dump --pid ${folder#/proc/} 2>&1 | tail -n +4
 done
 """
+_PROCESS: Final = re.compile(r"^process (\d+)\n", re.MULTILINE)
 
 
 def stacks(
@@ -44,7 +44,7 @@ def stacks(
     """Show the stacks of all ranks of a running job: equal ones once, the odd ones first. The job runs on.
 
     The first line says which rank the others wait for. Needs the right to create pods/exec. In jobs without flk's
-    launcher it uses py-spy, if the image has it.
+    launcher it shows the stacks of all Python processes, if the image has py-spy.
     """
     if output not in ("text", "json"):
         raise UsageError(f"--output: must be text or json (is {output!r})")
@@ -55,6 +55,8 @@ def stacks(
     if not running:
         raise ApiError(f"no pod of {job} runs", hint=f"{client.commands.flk('why', job)} says why")
     launchers = [pod for pod in running if launcher_command(pod)]
+    if rank is not None and not launchers:
+        raise UsageError(f"--rank: {job} does not run with flk's launcher, so its processes have no known ranks")
     report = _of_launcher(client, launchers) if launchers else _of_py_spy(client, running)
     if rank is not None:
         report["groups"] = [group for group in report["groups"] if rank in group["ranks"]]
@@ -93,26 +95,25 @@ def launcher_command(pod: Object) -> list[str]:
 
 
 def _of_py_spy(client: JobClient, pods: Sequence[Object]) -> dict[str, Any]:
-    """Ask py-spy in each pod."""
-    by_stack: dict[str, list[int]] = {}
+    """Ask py-spy in each pod for the stacks of all Python processes."""
+    by_stack: dict[str, list[str]] = {}
     without: list[str] = []
     for pod in pods[:_PODS]:
         name = pod["metadata"]["name"]
         done = client.execute(pod, ["sh", "-c", _PY_SPY], _TIMEOUT)
         if done.code in (126, 127):
             without.append(name)
-        for text in done.stdout.decode(errors="replace").split("rank ")[1:]:
-            number, _, stack = text.partition("\n")
-            if number.isdigit():
-                by_stack.setdefault(stack.rstrip(), []).append(int(number))
+        found = _PROCESS.split(done.stdout.decode(errors="replace"))[1:]
+        for number, stack in zip(found[::2], found[1::2], strict=True):
+            by_stack.setdefault(stack.rstrip(), []).append(f"process {number} in {name}")
     if not by_stack:
         raise ApiError(
             f"{without[0] if without else pods[0]['metadata']['name']} has neither flk's launcher nor py-spy",
             hint="install py-spy in the image, or start the script with python -m flk_runtime",
         )
     groups = [
-        {"ranks": sorted(ranks), "heading": numbered("rank", ranks), "lines": stack.splitlines()}
-        for stack, ranks in sorted(by_stack.items(), key=lambda item: (len(item[1]), item[1]))
+        {"ranks": [], "heading": ", ".join(processes), "lines": stack.splitlines()}
+        for stack, processes in sorted(by_stack.items(), key=lambda item: (len(item[1]), item[1]))
     ]
     return {"cause": "", "ranks": [], "groups": groups, "left": [], "silent": without}
 

@@ -22,8 +22,8 @@ import torch.distributed as dist
 
 from flk_runtime.errors import RuntimeFailure, SetupError
 from flk_runtime.run import current
-from flk_runtime.run import steps as steps_of_run
 from flk_runtime.run.run import Run
+from flk_runtime.run.steps import measured_by
 from flk_runtime.system import trial
 
 WARMUP = 3  # steps that are not measured: they compile, allocate and connect
@@ -76,9 +76,9 @@ def measure(command: Sequence[str], strategy: str, steps: int) -> dict[str, Any]
     Raises SetupError if the script makes fewer, or uses another strategy, and what the script raises.
     """
     clock = _Clock(strategy, steps)
-    steps_of_run.after_step = clock.tick
     try:
-        trial.run_script(command)
+        with measured_by(clock.tick):
+            trial.run_script(command)
     except _Done:
         pass
     except SystemExit as error:

@@ -77,6 +77,8 @@ def _ignore_ended_children() -> None:
 def keep_destroyed_groups() -> None:
     """Patch torch so that process groups which the script destroys live until this process ends with os._exit.
 
+    torch has no hook that is called when a group is destroyed.
+
     The destructor of a gloo group waits, while it holds Python's GIL, for a thread that may need the GIL. torch 2.13
     hung there about once in a few hundred jobs. A DistributedDataParallel may hold the last reference, so the
     destructor may run at the end of any function of the script.

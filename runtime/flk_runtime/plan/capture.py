@@ -328,7 +328,11 @@ class _WithoutData(TorchFunctionMode):
 
 @contextlib.contextmanager
 def _of_the_plan() -> Iterator[None]:
-    """Have the script use the process group of the plan, and convert modules with fake parameters."""
+    """Have the script use the process group of the plan, and convert modules with fake parameters.
+
+    torch 2.13 has no hook for either: no mode sees init_process_group, and a module that is converted swaps its fake
+    parameters, whatever ``torch.__future__`` says.
+    """
     open_real, swap_real = dist.init_process_group, torch.utils.swap_tensors
 
     def swap(first: torch.Tensor, second: torch.Tensor) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -16,8 +17,18 @@ from flk_runtime.run.saves import Saves
 if TYPE_CHECKING:
     from flk_runtime.diloco.worker import OuterLoop
 
-after_step: Callable[[], None] | None = None
-"""Called at the end of each step, where a program measures a script."""
+_tick: Callable[[], None] | None = None
+
+
+@contextlib.contextmanager
+def measured_by(tick: Callable[[], None]) -> Iterator[None]:
+    """Inside, ``tick`` is called at the end of each step of any run: a script is measured."""
+    global _tick
+    _tick = tick
+    try:
+        yield
+    finally:
+        _tick = None
 
 
 class Steps:
@@ -55,8 +66,8 @@ class Steps:
         self._saves.save_after_step(self.done)
         if first:
             self._saves.timeouts.shorten()
-        if after_step:
-            after_step()
+        if _tick:
+            _tick()
         page = self._context.page
         must_stop = page.must_stop if self._saves.manager.can_save else page.must_end_unsaved
         if must_stop(self.done):
