@@ -111,7 +111,8 @@ def _refuse_relative_imports(name: str, script: Path, root: Path) -> None:
     Only imports that are not inside another statement count, such as ``try``.
     """
     try:
-        statements = ast.parse(script.read_bytes()).body
+        source = script.read_bytes()
+        statements = [] if b"__package__" in source else ast.parse(source).body  # a script may name its package
     except (OSError, SyntaxError, ValueError, RecursionError):
         return  # whoever reads the script next says what is wrong
     for statement in statements:

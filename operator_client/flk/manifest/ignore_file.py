@@ -25,9 +25,10 @@ def ignored(root: Path, paths: Collection[str]) -> set[str]:
         # An empty repository beside an empty work tree: no other patterns count, and a tracked file may be ignored.
         git = ["git", "--git-dir", f"{empty}/git", "--work-tree", empty, "-c", f"core.excludesFile={root / NAME}"]
         _run(root, ["git", "init", "-q", "--bare", "--template=", f"{empty}/git"], empty)
-        given = b"\0".join(map(os.fsencode, sorted(paths)))
+        # A name may begin with a colon, which has a meaning for git.
+        given = b"\0".join(b"./" + os.fsencode(path) for path in sorted(paths))
         found = _run(root, [*git, "check-ignore", "--no-index", "-z", "--stdin"], empty, given)
-    return {os.fsdecode(path) for path in found.split(b"\0") if path}
+    return {os.fsdecode(path.removeprefix(b"./")) for path in found.split(b"\0") if path}
 
 
 def _run(root: Path, command: list[str], folder: str, given: bytes = b"") -> bytes:

@@ -105,7 +105,16 @@ def test_an_ignored_script_travels_all_the_same(tmp_path: Path, write: Write, gi
 
 @pytest.mark.parametrize("in_git", [False, True])
 def test_what_flkignore_excludes_does_not_travel(tmp_path: Path, write: Write, git: Any, in_git: bool) -> None:
-    write("train.py", "data/a.txt", "data/sub/b.txt", "notes.md", "docs/data/keep.txt", "old.py", "keep/old.py")
+    write(
+        ":(odd) [name].txt",
+        "train.py",
+        "data/a.txt",
+        "data/sub/b.txt",
+        "notes.md",
+        "docs/data/keep.txt",
+        "old.py",
+        "keep/old.py",
+    )
     write(".gitignore", content="train.py\n")  # git's own patterns are no business of .flkignore
     write(".flkignore", content="# comment\n/data/\n*.md\nold.py\n!keep/old.py\n")
     if in_git:
@@ -113,7 +122,7 @@ def test_what_flkignore_excludes_does_not_travel(tmp_path: Path, write: Write, g
         git("add", "-f", ".")
     bundle = make_bundle(job(ship=["notes.md"]), tmp_path)
     assert {file for file in bundle.files if not file.startswith(".")} == {
-        *("train.py", "docs/data/keep.txt", "keep/old.py", "notes.md")
+        *("train.py", "docs/data/keep.txt", "keep/old.py", "notes.md", ":(odd) [name].txt")
     }
     assert bundle.left_out == ()
 
@@ -154,6 +163,7 @@ def test_too_many_files_are_not_looked_at(tmp_path: Path, write: Write, monkeypa
 def test_a_script_with_relative_imports_is_a_module(tmp_path: Path, write: Write) -> None:
     write("train.py", "package/sub/train.py", content="import os\nfrom .model import Net\n")
     write("package/upper.py", content="from ..model import Net")
+    write("package/named.py", content="__package__ = 'package'\nfrom .model import Net\n")  # PEP 366
     write("package/careful.py", content="try:\n    from .model import Net\nexcept ImportError:\n    import model\n")
     error = error_of(job("package/sub/train.py"), tmp_path)
     assert "imports relative to its package in line 2, which a script cannot" in str(error)
@@ -161,7 +171,8 @@ def test_a_script_with_relative_imports_is_a_module(tmp_path: Path, write: Write
     assert error_of(job(), tmp_path).hint == f"run it as a module in {tmp_path.parent}: -m {tmp_path.name}.train"
     upper = error_of(job("package/upper.py"), tmp_path).hint
     assert upper == f"run it as a module in {tmp_path.parent}: -m {tmp_path.name}.package.upper"
-    assert make_bundle(job("package/careful.py"), tmp_path).script == "package/careful.py"
+    for script in ("package/careful.py", "package/named.py"):
+        assert make_bundle(job(script), tmp_path).script == script
 
 
 def test_patterns_add_files(tmp_path: Path, write: Write, git: Any) -> None:

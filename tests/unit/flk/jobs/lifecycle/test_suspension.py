@@ -168,6 +168,16 @@ def test_owners_stay_and_what_kueue_added_goes(fake: Any, run: Run) -> None:
     assert made["spec"]["containers"]
 
 
+def test_without_its_workload_a_queued_job_keeps_its_nodes_and_says_so(fake: Any, run: Run) -> None:
+    job = add_ended(fake)
+    job["metadata"]["labels"] |= {QUEUE: "a"}
+    job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["nodeSelector"] = {"pool": "a100"}
+    code, _, stderr = run("restart", "gpt")
+    assert (code, "the nodes that Kueue has chosen for it are kept" in stderr) == (0, True)
+    made = fake.objects[JOBS]["gpt"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    assert made["nodeSelector"] == {"pool": "a100"}
+
+
 def test_manifests_of_a_job_that_cannot_be_created_again_are_kept(fake: Any, run: Run) -> None:
     add_ended(fake)
     post = f"{JOBS}"
