@@ -107,7 +107,7 @@ def test_nobody_listens(submit: Any, altered: Any) -> None:
 
 
 def test_server_that_does_not_answer(submit: Any, altered: Any, silent_server: str) -> None:
-    result = submit(altered(server=silent_server))
+    result = submit(altered(server=silent_server), "--request-timeout", "5s")
     assert result.code == 1
     assert silent_server in result.stderr
     assert "does not answer" in result.stderr

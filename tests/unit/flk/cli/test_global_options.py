@@ -84,6 +84,7 @@ def test_a_server_and_a_token_need_no_kubeconfig(
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nowhere"))
     headers: list[Any] = []
     fake.heard = headers.append
+    fake.fail(401)  # the credentials are read again
     code, _, stderr = run("--server", fake.url, "--token", "of-a-robot", "-n", "team", "status", "nowhere")
     assert code == 102
     assert headers[-1]["Authorization"] == "Bearer of-a-robot"
