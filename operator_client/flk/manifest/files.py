@@ -1,8 +1,8 @@
 """Which of the user's files travel with a job.
 
-In a git checkout: the tracked files below the folder as they are in the work tree, and Python files that git neither
-tracks nor ignores. Elsewhere: all files below the folder, except hidden files and the folders of tools; in the user's
-home, only the Python files directly in it. What `.flkignore` excludes does not travel. The patterns of `ship` add files
+In the user's home: the Python files directly in it. In a git checkout: the tracked files below the folder as they are in
+the work tree, and Python files that git neither tracks nor ignores. Elsewhere: all files below the folder, except hidden
+files and the folders of tools. What `.flkignore` excludes does not travel. The patterns of `ship` add files
 to all of these. Files that look like keys or passwords, and links to files outside of the folder, travel only if `ship`
 lists them by name.
 """
@@ -49,7 +49,8 @@ def select_files(job: Job, root: Path) -> Selection:
             hint=f"run flk in the script's folder: cd {script.parent}",
         )
     listed = _listed(job.ship if isinstance(job.ship, list) else [], root)
-    in_git, at_home = _git_files(root), Path(os.path.expanduser("~")).is_relative_to(root)
+    at_home = Path(os.path.expanduser("~")).is_relative_to(root)
+    in_git = None if at_home else _git_files(root)
     found, others = in_git or (_found(root, at_home), set[str]())
     ignored = ignore_file.ignored(root, found | others)
     found, others = found - ignored, others - ignored
@@ -58,7 +59,7 @@ def select_files(job: Job, root: Path) -> Selection:
     locked = {path for path in (found | listed) - folders if os.path.isdir(root / path) and _is_locked(root / path)}
     outside = {path for path in found - secrets - folders if _leaves(root, path)}
     chosen = (found - secrets - folders - outside) | listed
-    home = {"all but the Python files in it"} if at_home and in_git is None else set()
+    home = {"all but the Python files in it"} if at_home else set()
     own = script or find_module(job, root)
     if own is not None:
         chosen.add(own.relative_to(root).as_posix())

@@ -133,8 +133,13 @@ def test_flkignore_without_git_is_refused(tmp_path: Path, write: Write, monkeypa
     assert ".flkignore needs git" in str(error_of(job(), tmp_path))
 
 
-def test_nothing_walks_the_home_folder(tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("in_git", [False, True])
+def test_nothing_walks_the_home_folder(
+    tmp_path: Path, write: Write, git: Any, monkeypatch: pytest.MonkeyPatch, in_git: bool
+) -> None:
     write("train.py", "helper.py", "notes.txt", "Documents/a.py", "code/model.py")
+    if in_git:  # as people keep their settings
+        git("init", "-q")
     for home in (tmp_path, tmp_path / "Documents"):
         monkeypatch.setenv("HOME", str(home))
         bundle = make_bundle(job(ship=["code"]), tmp_path)
