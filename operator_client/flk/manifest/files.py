@@ -1,9 +1,9 @@
 """Which of the user's files travel with a job.
 
-In the user's home: the Python files directly in it. In a git checkout: the tracked files below the folder as they are in
-the work tree, and Python files that git neither tracks nor ignores. Elsewhere: all files below the folder, except hidden
-files and the folders of tools. What `.flkignore` excludes does not travel. The patterns of `ship` add files
-to all of these. Files that look like keys or passwords, and links to files outside of the folder, travel only if `ship`
+In the user's home: the Python files directly in it. In a git checkout: the tracked files below the folder as they are
+in the work tree, and Python files that git neither tracks nor ignores. Elsewhere: all files below the folder, except
+hidden files and the folders of tools. What `.flkignore` excludes does not travel. The patterns of `ship` add files to
+all of these. Files that look like keys or passwords, and links to files outside of the folder, travel only if `ship`
 lists them by name.
 """
 
