@@ -30,6 +30,7 @@ NAMES: Final = (
     "rendezvous",
     "overhead",
     "loop",
+    "streams",
     "checkpoint",
     "memory",
     "parallel",

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from flk_runtime.data.loader import EpochLoader, LoaderContext
 from flk_runtime.data.reader import ShareReader, is_hugging_face, set_epoch
@@ -32,12 +32,13 @@ class IterableLoader(EpochLoader):
     Iterating is collective: before each step the ranks agree that all have a batch (one all-reduce of 16 bytes). If one
     has none, the epoch ends on all ranks, and rank 0 prints what is left over; in an evaluation the rank repeats its
     latest batch, which counts 0, until no rank has another. With ``split=False`` the data is split over ranks and
-    workers already. Raises SetupError for a dataset that would be split twice, and on all ranks for an epoch with too
-    few samples.
+    workers already. ``transform`` is called with each sample of this rank, in the workers if there are some: with two
+    or more, one process reads, and the workers transform and collate, each a step in turn. Raises SetupError for a
+    dataset that would be split twice, and on all ranks for an epoch with too few samples.
     """
 
     def __init__(self, dataset: Any, context: LoaderContext) -> None:
-        split, drop_last = context.options.split, context.options.drop_last
+        split, drop_last, transform = context.options.split, context.options.drop_last, context.options.transform
         options = dict(context.options.of_torch)
         if split:
             _check_not_split(dataset, context.name)
@@ -45,18 +46,25 @@ class IterableLoader(EpochLoader):
         self._split, self._drop_last = split, drop_last
         self._taken = 0  # steps of this epoch
         self._reader = ShareReader(dataset, context.rank, context.world_size, context.step_size, drop_last)
-        collate = _Collate(options.pop("collate_fn", None) or default_collate, counted=split)
+        collate = _Collate(options.pop("collate_fn", None) or default_collate, transform, counted=split)
         self._workers = options.get("num_workers", 0)
         self._persistent = bool(options.get("persistent_workers"))
         if self._persistent:
             self._reader.position.share_memory_()  # type: ignore[no-untyped-call]
-        self._make_source: Callable[[], DataLoader[Any]] = lambda: DataLoader(
-            self._reader if split else _SplitDataset(dataset, self._reader.position),
-            batch_size=None if split else context.options.rank_size,
-            collate_fn=collate,
-            generator=self._generator,
-            **{"pin_memory": context.device.type == "cuda", **({} if split else {"drop_last": drop_last}), **options},
-        )
+        common: dict[str, Any] = {"generator": self._generator, **options}
+        batches: dict[str, Any] = {"pin_memory": context.device.type == "cuda", **common, "collate_fn": collate}
+
+        def make_source() -> DataLoader[Any]:
+            if not split:
+                data = _SplitDataset(dataset, self._reader.position)
+                return DataLoader(data, batch_size=context.options.rank_size, drop_last=drop_last, **batches)
+            if self._workers < 2:
+                return DataLoader(self._reader, batch_size=None, **batches)
+            reads = {**common, "num_workers": 1, "pin_memory": False}
+            shares = DataLoader(self._reader, batch_size=None, collate_fn=_as_it_is, **reads)
+            return DataLoader(_Given(), batch_size=None, sampler=shares, **batches)
+
+        self._make_source = make_source
         self._source = self._make_source()
         self._start = self._reader.start  # with which the persistent workers of the source iterate
         # What reads it stands where the last iteration was left: it cannot begin again, or does not in its workers.
@@ -189,15 +197,30 @@ class _SplitDataset(IterableDataset[Any]):
         return iter(self._dataset)
 
 
-class _Collate:
-    """Collates the samples of a share, and passes on its count and state."""
+class _Given(Dataset[Any]):
+    """The dataset of workers that are given the samples of a share in the place of an index."""
 
-    def __init__(self, collate: Callable[[list[Any]], Any], *, counted: bool) -> None:
-        self._collate, self._counted = collate, counted
+    def __getitem__(self, share: Any) -> Any:
+        return share
+
+
+class _Collate:
+    """Transforms and collates the samples of a share, and passes on its count and state."""
+
+    def __init__(
+        self, collate: Callable[[list[Any]], Any], transform: Callable[[Any], Any] | None, *, counted: bool
+    ) -> None:
+        self._collate, self._transform, self._counted = collate, transform, counted
 
     def __call__(self, found: Any) -> tuple[int, Any, Any]:
         samples, state, content = found if self._counted else (len(found), None, found)
+        if self._transform:
+            content = [self._transform(each) for each in content]
         return samples, state, self._collate(content)
+
+
+def _as_it_is(share: Any) -> Any:
+    return share
 
 
 def _check_not_split(dataset: Any, name: str) -> None:

@@ -7,7 +7,7 @@ number of ranks.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -32,6 +32,8 @@ class LoaderOptions:
     - ``accumulate``: a batch is so many micro-batches, into which `Run.micro_batches` splits it. In an elastic job a
       step takes ``full_world_size * batch_size * accumulate`` samples, also with fewer ranks, unless the job scales
       its batch: then a rank's batch has more micro-batches.
+    - ``transform``: a function of a sample of an iterable, which all workers call while one process reads. By default
+      samples stay as they are.
     - ``seed``: of the order. Default: the seed of the run.
     - ``name``: under which checkpoints have the position. Default: by the order of calls.
     """
@@ -43,6 +45,7 @@ class LoaderOptions:
     accumulate: int = 1
     seed: int | None = None
     name: str | None = None
+    transform: Callable[[Any], Any] | None = None
     of_torch: Mapping[str, Any] = field(default_factory=dict)  # the options of torch's DataLoader
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 from torch.utils.data._utils import worker
 
 from flk_runtime.errors import MismatchError
@@ -109,11 +109,7 @@ class ShareReader(IterableDataset[ReadShare]):
 
     def __iter__(self) -> Iterator[ReadShare]:
         epoch, consumed = self.position.tolist()
-        info = get_worker_info()
-        number, workers = (info.id, info.num_workers) if info else (0, 1)
-        # Each worker reads everything that its rank reads, and yields only its own steps, so the order of samples is
-        # the same with any number of workers.
-        return islice(self._steps(epoch, consumed), number, None, workers)
+        return self._steps(epoch, consumed)
 
     def _steps(self, epoch: int, consumed: int) -> Iterator[ReadShare]:
         """Yield the shares of all steps from a position on."""

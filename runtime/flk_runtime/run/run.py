@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -142,6 +142,7 @@ class Run(Ranks):
         accumulate: int = 1,
         seed: int | None = None,
         name: str | None = None,
+        transform: Callable[[Any], Any] | None = None,
         **options: Any,
     ) -> EpochLoader:
         """A loader of this rank's batches for training, shuffled and with the incomplete last batch. Collective.
@@ -154,7 +155,7 @@ class Run(Ranks):
         Raises SetupError if the dataset is too small or an option contradicts the loader, and CheckpointError if the
         checkpoint's position is of another dataset.
         """
-        chosen = LoaderOptions(batch_size, shuffle, split, drop_last, accumulate, seed, name, options)
+        chosen = LoaderOptions(batch_size, shuffle, split, drop_last, accumulate, seed, name, transform, options)
         return self._batches.make_loader(dataset, chosen)
 
     def evaluation(self, dataset: Any, batch_size: int, *, split: bool = True, **options: Any) -> EvaluationLoader:
