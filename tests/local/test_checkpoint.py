@@ -132,7 +132,7 @@ def damage(kind: str, folder: Path) -> None:
         ("flip", "__0_0.distcp has another checksum than its manifest says"),
         ("missing", "__0_0.distcp is missing"),
         ("foreign", "it has no manifest.json, so it was not completed or flk did not write it"),
-        ("empty", "manifest.json is not that of a checkpoint of flk"),
+        ("empty", "manifest.json belongs to no checkpoint of flk"),
     ],
 )
 def test_a_damaged_checkpoint_is_reported_and_the_older_one_used(

@@ -1,4 +1,4 @@
-"""Transport: which network NCCL uses, as it tells in its log, and whether that is the one of the fabric's preset."""
+"""Transport: the network that NCCL uses, by its log, and whether the preset of the fabric names this network."""
 
 from __future__ import annotations
 

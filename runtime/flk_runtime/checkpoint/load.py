@@ -244,7 +244,7 @@ class _GetMember:
 
     def __call__(self, kind: Any, name: str) -> Any:
         if not isinstance(kind, enum.EnumMeta):
-            raise pickle.UnpicklingError(f"it reads {name} of what is no enumeration")
+            raise pickle.UnpicklingError(f"it reads {name} of a class that is no enumeration")
         return kind[name]
 
 

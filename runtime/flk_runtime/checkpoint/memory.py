@@ -63,7 +63,7 @@ class PodMemory:
         return _reason(answer)
 
     def release(self) -> None:
-        """Give up what was reserved, because another pod has no room."""
+        """Give up the reserved memory, because another pod has no room."""
         self._ask(messages.Release())
 
     @property

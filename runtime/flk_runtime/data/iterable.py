@@ -67,7 +67,7 @@ class IterableLoader(EpochLoader):
         self._make_source = make_source
         self._source = self._make_source()
         self._start = self._reader.start  # with which the persistent workers of the source iterate
-        # What reads it stands where the last iteration was left: it cannot begin again, or does not in its workers.
+        # Its reader stays where the last iteration was left: it cannot begin again, or does not in its workers.
         self._is_iterator = isinstance(dataset, Iterator)
         self._keeps_place = self._persistent or (self._is_iterator and not self._workers)
         self._left: tuple[tuple[int, int], Iterator[Any]] | None = None  # epoch and samples consumed there, the rest

@@ -153,8 +153,8 @@ class Hub:
             return ""
         key = different[0]
         if key in ("sizes", "model"):
-            return "its model differs from that of the other workers"
-        return f"its {key} is {layout.get(key)!r}, and that of the other workers {self._layout[key]!r}"
+            return "its model differs from the model of the other workers"
+        return f"its {key} is {layout.get(key)!r}, and {self._layout[key]!r} on the other workers"
 
     def _join(self, peer: _Peer, hello: Hello) -> None:
         worker = hello.worker

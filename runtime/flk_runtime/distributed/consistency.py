@@ -1,7 +1,7 @@
 """check_consistent(): before a collective, check that all ranks are about to call the same one on the same structure.
 
 A collective whose tensors differ between ranks hangs, crashes in C++ or computes wrong numbers. One all-reduce of a
-hash finds that out beforehand; only if it differs do the ranks exchange what they have, to name the first difference.
+hash finds that out beforehand; only if it differs do the ranks exchange their lines, to name the first difference.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flk_runtime.contract.ranges import numbered
 from flk_runtime.distributed.process_group import comm_device
 from flk_runtime.errors import SetupError
 
-Line = tuple[str, str]  # a path in the structure, and a description of what is there
+Line = tuple[str, str]  # a path in the structure, and a description of the value there
 
 
 def check_consistent(call: str, lines: Sequence[Line]) -> None:

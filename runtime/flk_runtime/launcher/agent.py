@@ -365,7 +365,7 @@ class Agent:
             self._report_restored(attempt)
 
     def _watch_attempt(self, attempt: PodAttempt) -> None:
-        """Report to the leader what is due of the attempt that runs."""
+        """Send the leader the reports of the running attempt that are due."""
         boundaries = attempt.preemption.boundaries(time.monotonic()) if attempt.preemption else None
         if boundaries is not None:
             self.member.report_boundaries(attempt.started, boundaries)

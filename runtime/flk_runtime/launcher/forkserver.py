@@ -41,7 +41,7 @@ PRELOAD = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data"
 PRELOAD_FOR_OPTIMIZERS = ("torch._dynamo",)
 # The sharding strategies import these, which takes half a second.
 PRELOAD_FOR_SHARDING = ("torch.distributed.fsdp", "torch.distributed.tensor")
-# What a script that uses flk's library has imported by its first step, with checkpoints: a fifth of a second.
+# The modules that a script with flk's library has imported by its first step: they take a fifth of a second.
 PRELOAD_FOR_LIBRARY = ("flk_runtime.run.init", "flk_runtime.checkpoint.load", "flk_runtime.checkpoint.save")
 _MESSAGE_LIMIT = 1 << 20  # bytes of one message between launcher and server
 
@@ -146,7 +146,7 @@ class _Server:
     def __init__(self, connection: socket.socket, *, fork: bool) -> None:
         self._connection = connection
         self._fork = fork
-        self._opened = contextlib.ExitStack()  # what a rank closes
+        self._opened = contextlib.ExitStack()  # the files that a rank closes
         self._opened.enter_context(connection)
 
     def run(self) -> NoReturn:

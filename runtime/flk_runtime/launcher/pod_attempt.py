@@ -34,7 +34,7 @@ class PodAttempt:
 
     @property
     def all_failures(self) -> list[Failure]:
-        """What this pod reports when it joins again: a rank that ends early with success breaks others' connections."""
+        """The failures that this pod reports when it joins again. A rank that ends early breaks others' connections."""
         return [*self.failures, *self.finished]
 
     def print_secondary(self) -> None:

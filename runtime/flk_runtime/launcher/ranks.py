@@ -82,7 +82,7 @@ class Ranks:
         count_lines: Callable[[int], None],
         hub: HubProcess | None,
     ) -> None:
-        """``selector`` watches the ranks' pipes, and ``output`` passes on what they contain.
+        """``selector`` watches the ranks' pipes, and ``output`` passes on their content.
 
         ``error_folder`` is for files of the ranks; ``count_lines`` is called with the number of lines written.
         """

@@ -56,7 +56,7 @@ class RecordWriter:
         return after_kill(entry, self._settings.pod_name) if entry else []
 
     def keep_progress(self, pages: Iterable[ProgressPage]) -> None:
-        """Show the progress of these ranks in the metrics, and now and then keep the first rank's in the cluster."""
+        """Show the progress of these ranks in the metrics, and keep the first rank's progress in the cluster."""
         found = list(pages)
         if self._metrics:
             self._metrics.put_progress(found)

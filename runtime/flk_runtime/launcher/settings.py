@@ -35,7 +35,7 @@ class Settings:
 
     command: tuple[str, ...]  # script.py args, or -m module args
     workers: int = 1  # of strategy diloco, among which the pods of the job are divided
-    worker: int = 0  # number of the one that this pod belongs to
+    worker: int = 0  # number of this pod's worker
     first_pod: int = 0  # index, in the job, of the first pod of that worker
     meet_secret: str = ""  # with which the workers and the hub authenticate each other
     hub_port: int = 0  # on which this launcher serves the hub; 0: another one does, or there is none

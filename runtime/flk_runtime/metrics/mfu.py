@@ -94,7 +94,7 @@ def is_device(model: str, name: str) -> bool:
 
 def skeleton(model: nn.Module) -> nn.Module:
     """A copy of ``model`` without data: parameters, buffers and other tensors on device meta, in float32."""
-    model = getattr(model, "_orig_mod", model)  # what torch.compile was called with
+    model = getattr(model, "_orig_mod", model)  # the module that torch.compile was called with
     memo: dict[int, Any] = {}
     for module in model.modules():
         others = (value for value in vars(module).values() if isinstance(value, torch.Tensor))

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Average(DistributedStateful):
     """An exponential moving average of the trained parameters of a model. Made by `Run.average`.
 
-    The values are those of torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn: the first update copies the
-    parameters, and each later one keeps a share ``decay`` of the average. Each rank averages what it holds, without
+    The values equal torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn: the first update copies the
+    parameters, and each later one keeps a share ``decay`` of the average. Each rank averages its own shards, without
     communication. Buffers are not averaged.
     """
 

@@ -16,14 +16,16 @@ from flk_runtime.checkpoint import DistributedStateful, ModuleState, Stateful, i
 class ParallelModel:
     """A model that is not wrapped: every rank holds all of it, and nothing is communicated.
 
-    This class itself is what a world of one and strategy ``none`` train.
+    A world of one rank and strategy ``none`` train with this class itself.
     """
 
     def __init__(self, model: nn.Module, module: nn.Module | None = None) -> None:
         self.model = model  # the user's
-        self.module = module or model  # what the user calls in its place: the wrapper, if there is one
-        self.state = module_state(self.module)  # what checkpoints save
-        self.beside: Mapping[str, Stateful | DistributedStateful] = {}  # what they save beside it, and may lack
+        self.module = module or model  # the user calls it in the model's place: the wrapper, if there is one
+        self.state = module_state(self.module)  # of the model, in checkpoints
+        self.beside: Mapping[
+            str, Stateful | DistributedStateful
+        ] = {}  # objects that checkpoints have beside it, and may lack
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """A context in which backward passes accumulate gradients without communication."""

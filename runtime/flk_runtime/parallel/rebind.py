@@ -137,7 +137,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _bound(function: Any) -> list[Any]:
-    """What a function, a method or a partial has bound: arguments, defaults, and variables of functions around it."""
+    """The values that a function, method or partial has bound: arguments, defaults, variables around the function."""
     if isinstance(function, functools.partial):
         return [function.func, function.args, function.keywords]
     inner = getattr(function, "__func__", function)

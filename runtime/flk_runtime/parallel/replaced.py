@@ -19,7 +19,7 @@ from flk_runtime.errors import SetupError
 from flk_runtime.system import pytree
 
 _MARK = "_flk_replaced"  # attribute of a replaced parameter: its name in the model
-# What a parameter is, in contrast to its values and its gradient.
+# The attributes of a parameter, in contrast to its values and its gradient.
 _PROPERTIES = (
     "shape",
     "dtype",

@@ -24,8 +24,8 @@ class Cluster:
     gpus: int  # of each node; one rank for each
     gpu: Gpu
     network: float  # bytes per second and GPU between nodes
-    fabric: str = "auto"  # name of what connects the nodes
-    calibration: Calibration = UNMEASURED  # what was measured on this hardware
+    fabric: str = "auto"  # name of the network between the nodes
+    calibration: Calibration = UNMEASURED  # measurements on this hardware
 
     @property
     def world_size(self) -> int:

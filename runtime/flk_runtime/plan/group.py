@@ -13,7 +13,7 @@ _NAME = "flk_plan"
 
 
 class _Alike(dist.ProcessGroup):
-    """Collectives as if all ranks gave what this rank gives."""
+    """Collectives as if all ranks gave this rank's tensors."""
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]

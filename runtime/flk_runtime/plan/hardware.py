@@ -12,11 +12,11 @@ from flk_runtime.metrics import mfu
 
 GIB: Final = 1 << 30
 # Fractions of the peaks that well-made kernels reach. None is fitted to a run that flk's documentation compares with.
-# - matrix products: what large bfloat16 products reach on an H100 and an A100 (ml-engineering, accelerator chapter).
+# - matrix products: the rate of large bfloat16 products on an H100 and an A100 (ml-engineering, accelerator chapter).
 # - attention: FlashAttention-2, forward and backward pass together, on an A100 (Dao, arXiv 2307.08691, table 1) reaches
 #   0.5 to 0.6 of the peak; its kernels do not use the H100's newer instructions and reach 0.35 there (Shah et al.,
 #   FlashAttention-3, arXiv 2407.08608, figure 5).
-# - memory: what copies of large tensors reach.
+# - memory: the rate of copies of large tensors.
 # - links: NCCL's busbw over the links' own bandwidth (ml-engineering, network chapter).
 # - processors: NCCL takes as many multiprocessors as the bandwidth needs, 2 for one network card and 16 for eight, and
 #   shares none with other kernels (its authors in NVIDIA/nccl, issue 689). An H100 has 132.
@@ -29,7 +29,7 @@ LAUNCH_SECONDS: Final = 5e-6  # that a kernel takes at least
 COLLECTIVE_SECONDS: Final = 30e-6  # that a collective takes at least
 DDP_BUCKET: Final = 25 << 20  # bytes of gradients that DDP sends together (bucket_cap_mb)
 RESERVED: Final = int(1.5 * GIB)  # CUDA context, NCCL's buffers and the libraries' workspaces
-FRAGMENTATION: Final = 0.05  # of the memory: what the caching allocator cannot use
+FRAGMENTATION: Final = 0.05  # of the memory: the share that the caching allocator cannot use
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def _warnings(captured: CapturedModel, cluster: Cluster) -> Iterator[str]:
 
 
 def unmodelled(captured: CapturedModel) -> Iterator[str]:
-    """What the predicted times leave out, so that they cannot be compared."""
+    """The costs that the predicted times leave out, so that the times cannot be compared."""
     assert captured.trace is not None  # noqa: S101
     if found := sorted(captured.trace.uncounted):
         yield (

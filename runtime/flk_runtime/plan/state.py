@@ -107,7 +107,7 @@ def _described(each: nn.Parameter, state: tuple[tuple[int, int], ...], place: in
 
 @dataclass(frozen=True)
 class OptimizerSizes:
-    """The tensors of an optimizer: those that it keeps, and the temporary ones of a step."""
+    """The sizes of the tensors that an optimizer keeps, and of the temporary tensors of a step."""
 
     states: dict[int, tuple[tuple[int, int], ...]]  # by id of the parameter: (elements, bytes of an element) of each
     of_all: float = 0.0  # temporary bytes for each byte of all parameters, which foreach kernels update together

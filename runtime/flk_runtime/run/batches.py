@@ -37,7 +37,7 @@ class Batches(LoaderEvents):
         self._context, self._steps, self._saves, self._metrics = context, steps, saves, metrics
         self._count = 0  # of loaders
         self._said_not_saved = False
-        self._loader: EpochLoader | None = None  # the one that gave the latest batch
+        self._loader: EpochLoader | None = None  # it gave the latest batch
         self._samples = 0  # given by it since the latest step, to all ranks
         self.latest = StepShare(context.world_size, 1, 1)
         """This rank's share of the step of the latest batch; where loaders gave none, all ranks count alike."""
@@ -111,7 +111,7 @@ class Batches(LoaderEvents):
         return self._only(lambda share: share.own > 0)
 
     def share_of(self, batch: Any) -> StepShare:
-        """This rank's share of the step that ``batch`` is of, which its tensors tell; else that of the latest batch.
+        """This rank's share of the step of ``batch``, by its tensors; of unknown ones, its share of the latest batch.
 
         Raises SetupError if it is of several loaders, and their shares differ.
         """
@@ -119,7 +119,7 @@ class Batches(LoaderEvents):
         return self._only(lambda share: share, [self._by_tensor[each] for each in tensors if each in self._by_tensor])
 
     def _only(self, read: Callable[[StepShare], T], shares: Sequence[StepShare] = ()) -> T:
-        """What ``read`` reads in all of ``shares``, by default the shares of all batches that are in use."""
+        """The value that ``read`` returns for all of ``shares``, by default for the shares of all batches in use."""
         shares = shares or list(self._in_use.values()) or [self.latest]
         values = {read(share) for share in shares}
         if len(values) > 1:

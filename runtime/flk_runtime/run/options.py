@@ -51,7 +51,7 @@ class RunOptions:
     preflight: float = user_env.PREFLIGHT_TIMEOUT.default
     keep_batch: bool = True  # a step of an elastic job has as many samples with fewer ranks as with all
     skipped: frozenset[str] = frozenset()  # checks of PREFLIGHT_CHECKS that are switched off
-    error: SetupError | None = None  # what is wrong with the options, if the other ranks are still to be told
+    error: SetupError | None = None  # of the options, if the other ranks are still to be told
 
     @classmethod
     def read(cls, rank_info: RankInfo, given: dict[str, Any], *, defer_error: bool) -> RunOptions:

@@ -196,7 +196,7 @@ class Run(Ranks):
         """Compute the gradients of ``loss``, the mean over this rank's latest batch or micro-batch.
 
         It is weighted so that the optimizer gets the gradient of the mean over all ranks and micro-batches of the step.
-        ``weight`` is what this mean counts, such as the number of tokens that are not padding: a number or a tensor
+        ``weight`` says how much this mean counts, such as the number of tokens without padding: a number or a tensor
         with one element, which may differ between ranks and be 0. By default each sample counts as much, also where
         ranks have different numbers of them; ``loss.backward()`` would weight all ranks alike. ``loss`` may be what
         ``scaler.scale`` returns. If all weights are 0, so are the gradients. Where the weight is 0, ``loss`` may be

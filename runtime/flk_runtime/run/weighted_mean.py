@@ -22,9 +22,9 @@ class WeightedMean:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], parts: int, world_size: int) -> None:
-        """``parameters``: the trained ones; gradients that they have already stay as they are, and are added to.
+        """``parameters``: the trained parameters. Gradients that they have already stay, and the new ones are added.
 
-        Raises SetupError for several micro-batches without parameters, or with those of a DistributedOptimizer.
+        Raises SetupError for several micro-batches without parameters, or with a DistributedOptimizer's parameters.
         """
         if parts > 1 and not parameters:
             raise SetupError("backward(weight=) in several micro-batches needs a model of parallelize: call it before")

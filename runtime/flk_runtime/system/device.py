@@ -57,7 +57,7 @@ def select(
             raise SetupError(f"device={requested!r}: this process sees {seen}, numbered from 0 ({shown})")
         return device
     if gpus == 1 and visible:
-        return torch.device("cuda", 0)  # the one that the launcher has shown to this process
+        return torch.device("cuda", 0)  # the only device that the launcher has shown to this process
     if rank_info.local_world_size > gpus:
         raise SetupError(
             f"local rank {rank_info.local_rank} of {rank_info.local_world_size} on a node with {plural(gpus, 'GPU')} "

@@ -23,7 +23,7 @@ _SIOCGIFADDR = 0x8915
 _OPEN_FILES = 1 << 20  # a process needs no more, and some programs close all descriptors below the limit
 _LISTEN = "0A"  # state of a socket in /proc/net/tcp
 _RESOURCE_TRACKER = b"from multiprocessing.resource_tracker import main"  # in the command line of Python's own
-_ROUNDS = 10  # of killing what a process group has started meanwhile
+_ROUNDS = 10  # of killing the processes that a process group has started meanwhile
 
 
 def cpu_count(root: Path = Path("/sys/fs/cgroup")) -> int:

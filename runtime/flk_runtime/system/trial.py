@@ -15,7 +15,7 @@ from typing import Final
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.errors import SetupError
 
-# What connects a rank with its launcher and with the other ranks of its attempt.
+# The variables that connect a rank with its launcher and with the other ranks of its attempt.
 _OF_RANK: Final = (
     pod_env.PROGRESS,
     pod_env.OBSERVER,

@@ -26,7 +26,7 @@ LENGTHS: Final = struct.Struct(">IQ")  # of a message and of the bulk data behin
 CODE: Final = 32  # bytes
 _MAGIC: Final = b"flk\n"
 _DIGEST: Final = "sha256"
-_CHANGED: Final = "sent what lacks the right authentication code: it was changed on its way"
+_CHANGED: Final = "sent data without the right authentication code: it was changed on its way"
 _FIRST_LIMIT: Final = 1 << 16  # bytes of the first message, before which the other end may be anybody
 _LIMIT: Final = 1 << 26  # bytes of a later message: headers of shards are long
 
@@ -71,7 +71,7 @@ class Session:
     def meet(self, data: bytes | bytearray) -> int:
         """Take the greeting of the other end, with which ``data`` begins, and return its length; 0: more must arrive.
 
-        Raises VersionError, StrangerError, and ConnectionError for what is no greeting.
+        Raises VersionError, StrangerError, and ConnectionError for data that is no greeting.
         """
         if data[: len(_MAGIC)] != _MAGIC[: len(data)]:
             raise ConnectionError(f"{self.other} does not speak the protocol of this version of flk")
@@ -126,7 +126,7 @@ class Session:
         return hmac.new(self._keys[not sent], number.to_bytes(8, "big"), _DIGEST)
 
     def check(self, computed: Any, code: bytes | bytearray) -> None:
-        """Raise StrangerError if ``code`` is not the one that was computed with `data_code`."""
+        """Raise StrangerError if ``code`` differs from the code that `data_code` computed."""
         if not hmac.compare_digest(computed.digest(), bytes(code)):
             raise StrangerError(f"{self.other} {_CHANGED}")
 

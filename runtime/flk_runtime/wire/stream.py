@@ -33,7 +33,7 @@ class Stream(Generic[M]):
 
     All methods block for at most the time of `set_timeout` without progress. They raise OSError: TimeoutError after
     that, StrangerError for what lacks the right authentication code, VersionError from the constructor, and
-    ConnectionError when the other end closes the connection or sends what is no message of the registry.
+    ConnectionError when the other end closes the connection or sends something else than a message of the registry.
     """
 
     def __init__(

@@ -174,7 +174,7 @@ class _Content(NamedTuple):
 
     groups: list[dict[str, Any]]
     state: Mapping[Any, Any]  # by parameters, and by other keys of the optimizer's own
-    extra: Mapping[str, Any]  # what its state_dict() returns beside these two
+    extra: Mapping[str, Any]  # the other entries of its state_dict()
 
 
 def _read(optimizer: Optimizer) -> _Content:

@@ -99,7 +99,7 @@ class StorageWriter:
             self._store.set(f"{key}begin", "")
 
     def _delete_keys(self) -> None:
-        """Delete what the latest save has left in the store. No rank reads it once the next save has begun."""
+        """Delete the keys of the latest save from the store. No rank reads it once the next save has begun."""
         for name in ("begin", "result", "read"):
             self._store.delete_key(f"{self._key}{name}")
 
@@ -129,7 +129,7 @@ class StorageWriter:
         return {"file": file, "stored": stored, "entries": [vars(entry) for entry in entries]}
 
     def _complete(self, key: str, header: ShardHeader) -> dict[str, Any] | None:
-        """Make the checkpoint visible when all ranks have written their files. Returns what prevented it, else None."""
+        """Make the checkpoint visible when all ranks have written their files. Returns the error if they have not."""
         place = self.destination.locate(header.step)
         answers = []
         for rank in range(header.world_size):
@@ -170,7 +170,7 @@ class StorageWriter:
         self.destination.commit(header.step, manifest.to_json())
 
     def _get(self, key: str, awaited: str) -> bytes:
-        """The value of a key, when it is there. The store is asked now and then, since waiting would lock it."""
+        """The value of a key, when it is there. The store is asked repeatedly, since waiting would lock it."""
         end = time.monotonic() + self._timeout
         pause = _POLL
         while not self._store.check([key]):

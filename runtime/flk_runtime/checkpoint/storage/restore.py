@@ -17,7 +17,7 @@ _SEEN_LIMIT = 5.0  # seconds in which a network file system has to show the othe
 
 
 class _Problem(NamedTuple):
-    """What one rank finds wrong."""
+    """The fault that one rank finds."""
 
     text: str = ""  # empty: nothing
     error: OSError | None = None  # of the storage itself
@@ -91,7 +91,7 @@ def _candidates(destination: Destination) -> list[int]:
 
 
 def _read_manifest(destination: Destination, step: int) -> tuple[bytes, str]:
-    """The manifest, and what is wrong with it."""
+    """The manifest, and its faults."""
     try:
         with destination.open(step, MANIFEST) as stream:
             text = stream.read()
@@ -109,7 +109,7 @@ def _read_manifest(destination: Destination, step: int) -> tuple[bytes, str]:
 
 
 def _verify(destination: Destination, manifest: Manifest) -> _Problem:
-    """What is wrong with this rank's share of the files."""
+    """The faults of this rank's share of the files."""
     for file in sorted(manifest.files)[process_group.rank() :: process_group.world_size()]:
         stored = manifest.files[file]
         try:

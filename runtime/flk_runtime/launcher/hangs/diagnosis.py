@@ -13,7 +13,7 @@ from flk_runtime.launcher.hangs.snapshot import Frame, Pending, Snapshot
 
 _DATA_LOADER: Final = "waits in its DataLoader"
 _IMPORT: Final = "imports a module"
-# What a rank does, by file and function of a call on its main thread's stack. The first row that matches counts.
+# The activity of a rank, by file and function of a call on its main thread's stack. The first row that matches counts.
 _ACTIVITIES: Final = (
     (r"torch/utils/data/dataloader\.py$", r"_try_get_data|_get_data|_next_data|__next__", _DATA_LOADER),
     (r"<frozen importlib\._bootstrap>$", r"acquire|__enter__|_lock_unlock_module", "waits for another thread's import"),

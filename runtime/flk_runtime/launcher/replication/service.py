@@ -41,7 +41,7 @@ class _Attempt:
         self.number, self.plan, self.partner, self.fetcher = number, plan, partner, fetcher
         self.ranks, self.pod = ranks, pod
         self.held = [*ranks[pod], *(rank for each, to in plan.partners.items() if to == pod for rank in ranks[each])]
-        """The ranks whose shards this pod holds: its own, and those of which it gets copies."""
+        """The ranks whose shards this pod holds: its own ranks, and the ranks of which it gets copies."""
         self.readers = readers(plan.restore, ranks) if plan.restore else []
         """The rank that reads each shard of the checkpoint to restore."""
         self.restored_copied = threading.Event()  # the partner has its copies of the restored checkpoint

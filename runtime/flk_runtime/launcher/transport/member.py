@@ -361,7 +361,7 @@ class Member:
             if isinstance(answer, Refused):
                 raise _RefusedError(answer.reason)
             if not isinstance(answer, Welcome):
-                raise ConnectionError("the answer is not that of a leader")
+                raise ConnectionError("the answer is not from a leader")
         except BaseException:
             sock.close()
             raise

@@ -185,7 +185,7 @@ class Server:
     def _admit(self, peer: _Peer, hello: Hello, now: float) -> None:
         """Make an authenticated peer the member of its pod, in the place of a former one."""
         former, peer.began = self._members.get(hello.pod), now - hello.age
-        # A new leader does not know which launcher has replaced another one: the one that began later.
+        # A new leader does not know which launcher has replaced another one. The later one counts.
         again = former and former.hello and former.hello.incarnation == hello.incarnation
         if former and not again and former.began > peer.began:
             self._replaced.add(hello.incarnation)
