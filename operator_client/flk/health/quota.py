@@ -159,8 +159,9 @@ def _exceeded(view: JobView) -> Found | None:
     _, quota, requested, used, limited = trace.texts
     limits = dict(part.split("=", 1) for part in limited.split(",") if "=" in part)
     shown = view.kubectl(f"describe resourcequota {quota}")
+    alike = view.sizes[0] if len(view.roles) == 1 else 1  # fewer cannot train; pods of another role may ask for less
     for key, each in (part.split("=", 1) for part in requested.split(",") if "=" in part):
-        needed = quantity(each) * view.sizes[0]  # all pods of a job ask for the same, and fewer cannot train
+        needed = quantity(each) * alike
         if key in limits and needed > quantity(limits[key]):
             return Found(
                 f"{not_created(view, trace)}: {_shortage(key, needed, quota, f'{limits[key]} in all', False)}",

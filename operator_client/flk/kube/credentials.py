@@ -86,8 +86,9 @@ class Access:
     def _take(self, context: Context) -> None:
         """Use a context, with the certificate of the present credential if that has one."""
         certificate = self._credential.certificate if self._credential else None
+        files = certificate_files(context)  # before they are used: a change in between is noticed
         self._impersonation, self.pool = _impersonation(context), open_pool(context, certificate)
-        self.context, self._files, self._reread = context, certificate_files(context), time.time() + _REREAD
+        self.context, self._files, self._reread = context, files, time.time() + _REREAD
 
     def _obtain(self) -> None:
         before = self._credential
@@ -171,6 +172,9 @@ def _expiration(time_text: Any) -> float:
 
 def _from_auth_provider(context: Context) -> Credential:
     """Have the kubernetes package refresh the token of an auth provider, which it stores in the kubeconfig."""
+    if connection_options().connection.account:  # that package takes the user of the context
+        problem = f"--user cannot choose user {connection_options().connection.account}, who has an auth-provider"
+        raise NoConfigError(problem, hint="name a context of this user: --context")
     from kubernetes.client import Configuration
     from kubernetes.config import ConfigException, load_kube_config
 

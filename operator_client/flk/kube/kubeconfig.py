@@ -19,7 +19,7 @@ from flk.errors import NoConfigError
 from flk.kube.options import connection_options
 
 IN_CLUSTER: Final = "in-cluster"  # name of the context of a pod that has no kubeconfig
-NO_CONTEXT: Final = "none"  # name of the context of an address without a context
+NO_CONTEXT: Final = "(none)"  # name of the context of an address without a context
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # of a pod
 HINT: Final = "kubectl config view shows what kubectl reads from it"
 
@@ -111,7 +111,7 @@ def _selected(contents: Mapping[Path, Mapping[str, Any]], name: str | None) -> C
         user = _chosen("user", options.account, users, files)
     elif context.get("user") and context["user"] not in users:
         raise NoConfigError(f"context {name} in {files} names a user that is not there", hint=HINT)
-    if options.server:  # as kubectl: the name in the certificate is that of the kubeconfig's server
+    if options.server:  # as kubectl: tls-server-name belongs to the kubeconfig's own server
         cluster = {**cluster, "server": options.server, "tls-server-name": ""}
     if options.token:
         user = {key: value for key, value in user.items() if key not in _CREDENTIALS} | {"token": options.token}

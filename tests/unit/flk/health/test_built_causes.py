@@ -304,3 +304,10 @@ def test_a_quota_is_stuck_that_the_pods_of_the_job_itself_fill(limit: str, phase
     view = elastic.view()
     view.now = NOW + 600
     assert derive(view).phase == Phase.PENDING
+    roles = refused(f"exceeded quota: q, requested: cpu=2, used: cpu=4, limited: cpu={limit}")
+    specs = roles.job["spec"]["pytorchReplicaSpecs"]
+    specs["Master"] = {**specs["Worker"], "replicas": 1}  # which may ask for less
+    specs["Worker"] = {**specs["Worker"], "replicas": 2}
+    view = roles.view()
+    view.now = NOW + 600
+    assert derive(view).phase == Phase.PENDING
