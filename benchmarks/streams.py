@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -49,7 +50,7 @@ def main() -> int:
     arguments = measure.parser(__doc__, rounds=8).parse_args()
     report = measure.Report("streams", arguments)
     with flk_runtime.init(device="cpu", log_every=0) as run:
-        options = {
+        options: dict[str, dict[str, Any]] = {
             "four": {"num_workers": WORKERS, "persistent_workers": True},
             "none": {"num_workers": 0},
         }

@@ -29,12 +29,13 @@ _SPLIT_THEMSELVES = {"webdataset": "nodesplitter=webdataset.split_by_node, ", "s
 class IterableLoader(EpochLoader):
     """Batches of this rank's share of an iterable, as tensors on the run's device. Made by `Run.loader`.
 
-    Iterating is collective: before each step the ranks agree that all have a batch (one all-reduce of 16 bytes). If one
-    has none, the epoch ends on all ranks, and rank 0 prints what is left over; in an evaluation the rank repeats its
-    latest batch, which counts 0, until no rank has another. With ``split=False`` the data is split over ranks and
-    workers already. ``transform`` is called with each sample of this rank, in the workers if there are some: with two
-    or more, one process reads, and the workers transform and collate, each a step in turn. Raises SetupError for a
-    dataset that would be split twice, and on all ranks for an epoch with too few samples.
+    Iterating is collective: the ranks agree that all have a batch, with one all-reduce of 16 bytes. It runs during the
+    step before, so a batch is read one step ahead. If a rank has none, the epoch ends on all ranks, and rank 0 prints
+    what is left over; in an evaluation the rank repeats its latest batch, which counts 0, until no rank has another.
+    With ``split=False`` the data is split over ranks and workers already. ``transform`` is called with each sample of
+    this rank, in the workers if there are some: with two or more, one process reads, and the workers transform and
+    collate, each a step in turn. Raises SetupError for a dataset that would be split twice, and on all ranks for an
+    epoch with too few samples.
     """
 
     def __init__(self, dataset: Any, context: LoaderContext) -> None:
@@ -70,17 +71,16 @@ class IterableLoader(EpochLoader):
         # Its reader stays where the last iteration was left: it cannot begin again, or does not in its workers.
         self._is_iterator = isinstance(dataset, Iterator)
         self._keeps_place = self._persistent or (self._is_iterator and not self._workers)
-        self._left: tuple[tuple[int, int], Iterator[Any]] | None = None  # epoch and samples consumed there, the rest
+        # Epoch and samples consumed there, and the rest.
+        self._left: tuple[tuple[int, int], Iterator[tuple[Any, int, int]]] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         self._begin()
         source, evaluates = self._rest(), self._context.evaluates
         least = 1 if evaluates else self._world_size if self._split else 0
         batch = None
-        while True:
-            found = next(source, None)
+        for found, ranks, total in source:
             samples, state, batch = found or (0, None, batch)
-            ranks, total = self._ready(found is not None, samples)
             is_over = ranks < (1 if evaluates else self._world_size)
             if is_over:
                 self._say_left_over(ranks, total)
@@ -97,8 +97,8 @@ class IterableLoader(EpochLoader):
         self._left = None
         self._next_epoch()
 
-    def _rest(self) -> Iterator[Any]:
-        """The rest of the epoch, from the dataset or from where the last iteration has been left."""
+    def _rest(self) -> Iterator[tuple[Any, int, int]]:
+        """The rest of the epoch, from the dataset or from where the last iteration has been left, as `_agreed`."""
         if self._left and self._left[0] == (self.epoch, self.consumed):
             return self._left[1]
         left, self._left = self._left, None
@@ -110,7 +110,21 @@ class IterableLoader(EpochLoader):
         if not self._split:
             for _ in islice(source, self._taken):  # skips what has been consumed
                 pass
-        return source
+        return self._agreed(source)
+
+    def _agreed(self, source: Iterator[Any]) -> Iterator[tuple[Any, int, int]]:
+        """Yield this rank's next share (None: it has none), the number of ranks that have one, and of their samples.
+
+        The ranks agree on the next share while this one is in use.
+        """
+        found = next(source, None)
+        answer = self._ask(found)
+        while True:
+            this, (ranks, samples) = found, answer()
+            if ranks == self._world_size or (ranks and self._context.evaluates):
+                found = next(source, None)
+                answer = self._ask(found)
+            yield this, ranks, samples
 
     def _too_few(self, samples: int) -> str:
         has = f"{self.name}: epoch {self.epoch} of the data has"
@@ -162,14 +176,20 @@ class IterableLoader(EpochLoader):
             "drop_last": self._drop_last,
         }
 
-    def _ready(self, ready: bool, samples: int) -> tuple[int, int]:
-        """The number of ranks that have a batch, and the number of their samples. Collective."""
+    def _ask(self, found: Any) -> Callable[[], tuple[int, int]]:
+        """Ask all ranks whether they have a share. The answer: the number of those that do, and of their samples."""
+        own = (int(found is not None), found[0] if found else 0)
         if self._world_size == 1:
-            return int(ready), samples
-        total = torch.tensor([int(ready), samples], device=comm_device(torch.device("cpu")))
-        dist.all_reduce(total)
-        ranks, samples = total.tolist()
-        return ranks, samples
+            return lambda: own
+        total = torch.tensor(own, device=comm_device(torch.device("cpu")))
+        work = dist.all_reduce(total, async_op=True)
+
+        def answer() -> tuple[int, int]:
+            work.wait()
+            ranks, samples = total.tolist()
+            return ranks, samples
+
+        return answer
 
     def _say_left_over(self, ranks: int, samples: int) -> None:
         if ranks and self._rank == 0:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from flk_runtime.data import IterableLoader, Loader, length_of, make_loader, shard
+from flk_runtime.data import IterableLoader, Loader, iterable, length_of, make_loader, shard
 from flk_runtime.data.reader import step_shares
 from flk_runtime.errors import MismatchError, SetupError
 from tests.support.loaders import loader_context
@@ -193,6 +193,27 @@ def test_one_process_reads_a_stream_and_all_workers_transform_its_samples_in_ord
     assert len(transformers) == max(1, workers)
     assert (os.getpid() in transformers) == (workers == 0)
     assert workers < 2 or rows[0][0] not in transformers  # reading does not wait for transforming
+
+
+def test_ranks_agree_on_the_next_step_during_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    class Work:
+        def wait(self) -> None:
+            events.append("wait")
+
+    def all_reduce(total: torch.Tensor, async_op: bool = False) -> Work:
+        events.append("ask")
+        total.mul_(2)  # both ranks have as much
+        assert async_op
+        return Work()
+
+    monkeypatch.setattr(iterable, "comm_device", lambda device: device)
+    monkeypatch.setattr(iterable.dist, "all_reduce", all_reduce)
+    context = loader_context(1, rank=0, world_size=2)
+    for _ in IterableLoader(Numbers(6), context):
+        events.append("step")
+    assert " ".join(events) == "ask wait ask step wait ask step wait ask step wait"
 
 
 def test_the_dataset_is_told_the_epoch() -> None:
