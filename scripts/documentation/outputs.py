@@ -75,7 +75,7 @@ class Session:
         self.code = 0
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("FLK_", "KUBE", "PYTHON"))}
         programs = Path(sys.executable).parent  # where pip has put flk
-        self.environment = kept | {"PATH": f"{programs}:{kept['PATH']}", "HOME": str(folder), "NO_COLOR": "1"}
+        self.environment = kept | {"PATH": f"{programs}:{kept['PATH']}", "HOME": str(folder.parent), "NO_COLOR": "1"}
         self.environment |= {"COLUMNS": "100", "KUBECONFIG": str(kubeconfig or folder / "no-kubeconfig")}
 
     def run(self, command: str) -> str:
@@ -94,7 +94,7 @@ class Session:
         )
         self.code = done.returncode
         output = done.stdout.replace(self.namespace, NAMESPACE) if self.namespace else done.stdout
-        output = output.replace(str(self.folder), "~/work").replace(str(ROOT), "~/flk")
+        output = output.replace(str(self.folder.parent), "~").replace(str(ROOT), "~/flk")
         output = re.sub(_OWNER, lambda owner: "ada@lab".ljust(len(owner[0])), output)  # columns stay aligned
         output = re.sub(rf'(?<="){_HOST}(?=")|(?<=on ){_HOST}\b|(?<=node ){_HOST}\b', "lab", output)
         return "".join(f"{line.rstrip()}\n" for line in output.splitlines())

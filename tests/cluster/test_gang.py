@@ -63,7 +63,7 @@ def gang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def cluster_of_one(gang: Path, tmp_path: Path) -> Iterator[tuple[Flk, Kubectl]]:
     """flk and kubectl for that cluster."""
-    command = Flk(tmp_path, kubeconfig=gang, home=tmp_path)
+    command = Flk(tmp_path, kubeconfig=gang, home=tmp_path / "home")
     yield command, Kubectl(gang)
     command.close()
 
