@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import mmap
 import os
 import random
 import re
@@ -15,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from flk_runtime.contract import pod_env, user_env
+from flk_runtime.shared.shard_file import DATA_BEGIN, ShardError, read_preamble
 from tests.support import preemption
 from tests.support.memory import TRAIN, delete_pods, folder_of
 from tests.support.pods import Pods
@@ -94,6 +97,25 @@ def test_a_deleted_pod_restores_from_its_partner(job: Callable[..., Pods], root:
     lost = [(before.step or 0) - (after.restored or 0) for before, after in itertools.pairwise(attempts)]
     # At most the steps since the last checkpoint that all pods held, which may be one that was not yet copied.
     assert all(0 <= steps < 10 for steps in lost), attempts
+
+
+def test_a_checkpoint_that_cannot_be_read_gives_way_to_the_one_before(job: Callable[..., Pods], root: Path) -> None:
+    run = job(3, **{user_env.BACKOFF: "0"})
+    start(run, 30, save_every=10, pause=0.1)
+    reach(run, 21)
+    delete_pods(run, root, 1)
+    newest = 0
+    for path in root.glob("*/*.part"):  # the only copies of the shards of rank 1
+        with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory, contextlib.suppress(ShardError):
+            preamble = read_preamble(memory)
+            newest = max(newest, preamble.step)
+            if (preamble.step, preamble.rank) == (20, 1):
+                memory[DATA_BEGIN] ^= 1
+    restart(run, 30, 1, save_every=10)
+    assert run.wait() == [0, 0, 0], run.logs_of_all()
+    assert newest == 20
+    assert begun(run) == [0, 20, 10], run.logs_of_all()
+    assert "the checkpoint in memory after step 20 could not be read: step 10 is restored" in run.log(0)
 
 
 def test_partners_that_are_lost_together_start_the_training_again(job: Callable[..., Pods], root: Path) -> None:

@@ -34,9 +34,7 @@ COVERED = {
     ),
     "tests/local/test_failure_kinds.py": "flk_runtime.contract.exit_codes",
     "tests/local/test_fresh_ranks.py": "flk_runtime.launcher.rank_process flk_runtime.system.rng",
-    "tests/local/test_hangs.py": (
-        "flk_runtime.launcher.hangs.control flk_runtime.launcher.hangs.watch flk_runtime.shared.observer"
-    ),
+    "tests/local/test_hangs.py": "flk_runtime.launcher.hangs.control flk_runtime.shared.observer",
     "tests/local/test_init.py": (
         "flk_runtime.distributed.process_group flk_runtime.preflight.options flk_runtime.run.group "
         "flk_runtime.run.init flk_runtime.run.ranks"
@@ -45,8 +43,7 @@ COVERED = {
         "flk_runtime.__main__ flk_runtime.launcher.agent flk_runtime.launcher.coordinator flk_runtime.launcher.start"
     ),
     "tests/local/test_memory.py": (
-        "flk_runtime.launcher.replication.exchange flk_runtime.launcher.replication.messages "
-        "flk_runtime.launcher.replication.service"
+        "flk_runtime.launcher.replication.messages flk_runtime.launcher.replication.service"
     ),
     "tests/local/test_metrics_page.py": (
         "flk_runtime.launcher.metrics_page flk_runtime.metrics.logging flk_runtime.metrics.shares"
@@ -86,7 +83,7 @@ COVERED = {
         "flk_runtime.data.uneven_inputs flk_runtime.parallel.ddp flk_runtime.parallel.fsdp2 "
         "flk_runtime.parallel.model flk_runtime.parallel.strategies"
     ),
-    "tests/local/test_streams.py": "flk_runtime.shared.memory_messages flk_runtime.wire.answers",
+    "tests/local/test_streams.py": "flk_runtime.wire.answers",
     "tests/local/test_unused_parameters.py": "flk_runtime.parallel.unused",
     "tests/local/test_weights.py": (
         "flk_runtime.checkpoint.files.export flk_runtime.checkpoint.files.safetensors "

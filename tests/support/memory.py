@@ -54,15 +54,15 @@ TRAIN = """
     if memory:
         step = restore()
         memory.restored()
-        refusal = memory.reserve(dict.fromkeys(range(world_size), size + 4096))
-        if refusal:
-            print(f"refused: {refusal}")
-            memory = None
     page.restored, page.restored_from = step, 2 if step else 1
     print(f"begins at step {step}")
     begun = torch.tensor([step])
     dist.all_reduce(begun, dist.ReduceOp.MIN)
     assert begun.item() == step
+    refusal = memory.reserve(dict.fromkeys(range(world_size), size + 4096)) if memory else ""
+    if refusal:
+        print(f"refused: {refusal}")
+        memory = None
     while step < steps:
         dist.all_reduce(torch.ones(1))
         step += 1

@@ -23,6 +23,7 @@ from flk_runtime.checkpoint.shard import ChunkReader
 from flk_runtime.checkpoint.state import Chunk, Path, join_tensors, references
 from flk_runtime.checkpoint.storage.manifest import METADATA
 from flk_runtime.errors import MismatchError, checkpoint_error, storage_access
+from flk_runtime.shared.progress import Phase, own_page
 
 Open = Callable[[str, int, int], BinaryIO]  # (file, begin, length) → a stream of the bytes
 
@@ -76,15 +77,16 @@ class SavedCheckpoint:
 
         Raises CheckpointError if the checkpoint has no such tensor, another shape, or cannot be read.
         """
-        self._reader.cover(chunks)
-        planner = _ChunkPlanner(self, chunks, values)
-        planner.set_up_planner({}, self.metadata)
-        plan = self._reader.prepare_local_plan(planner.create_local_plan())
-        try:
-            self._reader.read_data(plan, planner).wait()
-        except (OSError, EOFError, pickle.UnpicklingError) as error:
-            raise checkpoint_error(f"cannot read {self.place}: {error}", error) from error
-        return planner.values
+        with own_page().during(Phase.RESTORING):
+            self._reader.cover(chunks)
+            planner = _ChunkPlanner(self, chunks, values)
+            planner.set_up_planner({}, self.metadata)
+            plan = self._reader.prepare_local_plan(planner.create_local_plan())
+            try:
+                self._reader.read_data(plan, planner).wait()
+            except (OSError, EOFError, pickle.UnpicklingError) as error:
+                raise checkpoint_error(f"cannot read {self.place}: {error}", error) from error
+            return planner.values
 
     def value(self, name: str) -> Any:
         """A plain value."""

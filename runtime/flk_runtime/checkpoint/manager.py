@@ -19,6 +19,7 @@ from flk_runtime.contract import pod_layout, user_env
 from flk_runtime.data import EpochLoader
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError, MismatchError, RuntimeFailure, SetupError, checkpoint_error
+from flk_runtime.shared.progress import Phase, own_page
 from flk_runtime.shared.shard_file import value_name
 from flk_runtime.system import rng
 
@@ -100,9 +101,10 @@ class CheckpointManager:
         found = find_newest(destination, _warn) if destination and options.resume else None
         offered = self._memory and options.resume and not options.goes_back
         in_memory = self._memory.restorable() if self._memory and offered else None
-        if self._memory and in_memory and (found is None or in_memory.step >= found.step):
+        if self._memory and in_memory and (found is None or in_memory.is_preferred_to(found.step)):
             self.source = "memory"
-            reader = PodReader(in_memory.readers, self._memory.open_shard)
+            with own_page().during(Phase.RESTORING):
+                reader = PodReader(in_memory.readers, self._memory.open_shard)
             self._resume(SavedCheckpoint(_IN_MEMORY, reader), len(in_memory.readers))
         elif destination and found:
             self.source = "storage"

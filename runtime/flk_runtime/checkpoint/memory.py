@@ -54,7 +54,8 @@ class PodMemory:
     def reserve(self, sizes: dict[int, int]) -> str:
         """Make room for shards of so many bytes, with their headers. Returns why there is no room; empty: there is.
 
-        ``sizes`` are of all ranks, or of this rank alone if its shard has grown.
+        ``sizes`` are of all ranks, or of this rank alone if its shard has grown. Call it when all ranks have restored,
+        since older checkpoints give way.
         """
         answer = self._ask(messages.Reserve(sizes))
         if isinstance(answer, Files):

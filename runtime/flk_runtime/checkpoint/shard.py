@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from flk_runtime.checkpoint.state import Chunk
+from flk_runtime.shared.progress import heartbeat
 from flk_runtime.shared.shard_file import Entry, ShardError
 
 
@@ -45,6 +46,7 @@ class ChunkReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         for item in plan.items:
+            heartbeat()
             if item.type == LoadItemType.BYTE_IO:
                 planner.load_bytes(item, io.BytesIO(self.read_bytes(item)))
             else:

@@ -112,12 +112,18 @@ class Agent:
             settings,
             wake=wakeup.wake,
             failed=lambda error: wakeup.post(ThreadFailed(error)),
+            unreadable=lambda copies: self.member.report_unreadable(copies),
             log=self.records.log,
         )
         inventory = self.memory.inventory if self.memory else lambda: None
         self.member = Member(settings, port, wakeup.post, self.records.log, inventory, self.records.former)
         self.control = Control(error_folder, self.member.want_stacks, self.records.log)
-        self.watch = Watch(settings, self.member.post_status, self.member.report_stacks)
+        self.watch = Watch(
+            settings,
+            self.member.post_status,
+            self.member.report_stacks,
+            lambda: self.memory.received_at if self.memory else 0.0,
+        )
 
     def run(self) -> int:
         """Run attempts until the job ends or a signal stops this launcher. Returns the exit code."""

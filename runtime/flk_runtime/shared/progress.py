@@ -7,11 +7,13 @@ system call.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import mmap
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +32,7 @@ class Phase(enum.IntEnum):
     TRAINING = 2
     SAVING = 3  # a checkpoint
     MEETING = 4  # a round with the other workers of strategy diloco
+    RESTORING = 5  # a checkpoint
 
 
 class _Int:
@@ -120,6 +123,15 @@ class ProgressPage:
             self.step_seconds = mean + _WEIGHT * (duration - mean) if mean else duration
         self.step = step
         self.step_time = now
+
+    @contextlib.contextmanager
+    def during(self, phase: Phase) -> Iterator[None]:
+        """Be in ``phase`` inside the block."""
+        before, self.phase = self.phase, phase
+        try:
+            yield
+        finally:
+            self.phase = before
 
     def reach_boundary(self, step: int) -> bool | None:
         """Whether this rank must save and end after ``step``; None: it must wait, and call this again.

@@ -24,12 +24,13 @@ from flk_runtime.launcher.hangs.stragglers import Stragglers
 from flk_runtime.launcher.history import bad_nodes, job_record, new_record, progress, shorten
 from flk_runtime.launcher.preemption import Preemption
 from flk_runtime.launcher.replication import Inventory, MemoryPlan
-from flk_runtime.launcher.replication.plan import make_plan
+from flk_runtime.launcher.replication.plan import Copy, make_plan
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport.messages import (
     AttemptEnded,
     AttemptStarted,
     BoundaryReport,
+    CopiesUnreadable,
     DrainRequest,
     FailureReport,
     Heartbeat,
@@ -93,6 +94,7 @@ class Leader:
         self._joined: dict[int, Join] = {}  # members that are ready for the next attempt, spares included
         self._waiting: dict[int, float] = {}  # pods that joined while an attempt ran without them, and when
         self._drain = Drain()
+        self._unreadable: set[Copy] = set()  # copies of shards of checkpoints in memory
         self._keeps_memory = False  # the latest attempt keeps checkpoints in memory
         self._admitted: dict[int, str] = {}  # incarnations that take part in the latest attempt
         self._places: dict[int, tuple[str, str]] = {}  # names of pod and node of the admitted pods
@@ -185,6 +187,8 @@ class Leader:
                 if join and join.memory:
                     self._joined[target] = replace(join, memory=with_shards(join.memory, shards))
                 self._start_if_ready(now)
+            case CopiesUnreadable(copies):
+                self._unreadable |= set(copies)
             case Leave():
                 self._left.add(pod)
             case Heartbeat(status) if status:
@@ -388,7 +392,13 @@ class Leader:
     def _plan_memory(self, pods: list[int]) -> MemoryPlan | None:
         """Choose the checkpoint in memory from which the attempt of these pods starts, and the partners in it."""
         inventories = {pod: join.memory for pod, join in self._joined.items()}
-        plan, loss = make_plan(uuid.uuid4().hex, inventories, {pod: self._joined[pod].node for pod in pods})
+        self._unreadable = {
+            (pod, shard)
+            for pod, shard in self._unreadable
+            if (inventory := inventories.get(pod)) and shard in inventory.shards
+        }
+        nodes = {pod: self._joined[pod].node for pod in pods}
+        plan, loss = make_plan(uuid.uuid4().hex, inventories, nodes, self._unreadable)
         if loss:
             self._log(loss)
         self._keeps_memory = plan is not None

@@ -58,11 +58,16 @@ class Watch:
         settings: Settings,
         post_status: Callable[[PodStatus], None],
         report_stacks: Callable[[int, list[Snapshot]], None],
+        received_at: Callable[[], float],
     ) -> None:
-        """``post_status`` and ``report_stacks`` send to the leader; both return at once and work from any thread."""
+        """``post_status`` and ``report_stacks`` send to the leader; both return at once and work from any thread.
+
+        ``received_at`` is when bytes of a checkpoint that is restored arrived last, by time.monotonic; 0: never.
+        """
         self._settings = settings
         self._post_status = post_status
         self._report_stacks = report_stacks
+        self._received_at = received_at
         self._interval = min(_MAX_INTERVAL, watchdog.interval(settings.hang_timeout))
         self._watched: dict[int, _Watched] = {}  # by process id
         self.due = time.monotonic()  # time of the next `update`
@@ -77,7 +82,7 @@ class Watch:
             each.meter.update(now, collect.cpu_seconds(rank.pid))
             watched[rank.pid] = each
         self._watched = watched
-        self._post_status(PodStatus(attempt, [_status(each, now) for each in watched.values()]))
+        self._post_status(PodStatus(attempt, [self._status(each, now) for each in watched.values()]))
 
     def take_stacks(self, number: int) -> None:
         """Take snapshots of the ranks in a thread, which then sends them as the answer to request ``number``."""
@@ -89,7 +94,7 @@ class Watch:
                 each.process.pid,
                 each.process.environment[pod_env.OBSERVER],
                 each.process.progress.step,
-                min(_status(each, now).idle, now - each.started),
+                min(self._status(each, now).idle, now - each.started),
             )
             for each in self._watched.values()
         ]
@@ -100,26 +105,27 @@ class Watch:
 
         threading.Thread(target=run, name="stacks", daemon=True).start()
 
-
-def _status(watched: _Watched, now: float) -> RankStatus:
-    process, page = watched.process, watched.process.progress
-    touched = _file_age(process.environment[user_env.HEARTBEAT])
-    beats = [age(page.step_time, now), age(page.heartbeat_time, now), touched]
-    since_output, since_collective = age(process.output_time, now), age(page.collective_time, now)
-    idle = min(*beats, since_output, since_collective, now - watched.started)
-    waits = since_collective if page.pending else 0.0
-    # A checkpoint that is written to a slow volume takes hardly any CPU time.
-    busy = now if page.phase == Phase.SAVING else watched.meter.busy_time
-    return RankStatus(
-        process.rank,
-        page.step,
-        round(idle, 2),
-        round(min(beats), 2),
-        round(now - busy, 2),
-        round(waits, 2),
-        page.samples,
-        page.pending_samples,
-    )
+    def _status(self, watched: _Watched, now: float) -> RankStatus:
+        process, page = watched.process, watched.process.progress
+        touched = _file_age(process.environment[user_env.HEARTBEAT])
+        beats = [age(page.step_time, now), age(page.heartbeat_time, now), touched]
+        if page.phase == Phase.RESTORING:  # the rank may wait for its launcher, which receives the checkpoint
+            beats.append(age(self._received_at(), now))
+        since_output, since_collective = age(process.output_time, now), age(page.collective_time, now)
+        idle = min(*beats, since_output, since_collective, now - watched.started)
+        waits = since_collective if page.pending else 0.0
+        # A checkpoint that is written to a slow volume takes hardly any CPU time.
+        busy = now if page.phase == Phase.SAVING else watched.meter.busy_time
+        return RankStatus(
+            process.rank,
+            page.step,
+            round(idle, 2),
+            round(min(beats), 2),
+            round(now - busy, 2),
+            round(waits, 2),
+            page.samples,
+            page.pending_samples,
+        )
 
 
 def _file_age(path: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -29,6 +30,7 @@ from flk_runtime.shared.shard_file import ShardError, read_preamble, verify
 from flk_runtime.wire import Done, Failed, Stream, VersionError
 
 _STRANGERS: Final = 64  # connections that may wait for their authentication at once; others are closed
+_RETRY: Final = 0.2  # seconds between two times that all holders of a shard are asked
 _SLOT_TIMEOUT: Final = 5.0  # seconds until a file is free that another thread still uses
 
 
@@ -133,14 +135,25 @@ class Fetcher:
         self._settings, self._store, self._addresses = settings, store, addresses
         self._lock = threading.Lock()  # one shard after the other
         self._checked: set[ShardId] = set()
+        self._stopped = threading.Event()
+        self.received_at = 0.0
+        """When bytes of a shard arrived last, by time.monotonic; 0: never."""
 
     def fetch(self, shard: ShardId, holders: list[int]) -> None:
-        """Have the store hold an undamaged shard. Raises OSError or NoRoomError of the last holder that was asked."""
+        """Have the store hold an undamaged shard. Raises OSError or CheckpointError of the last holder that was asked.
+
+        All holders are asked in turn, again and again for the time of a lease.
+        """
         with self._lock:
             if not self._holds(shard):
                 others = [pod for pod in holders if pod != self._settings.pod]
-                self._try_each(others, lambda connection: self._receive(connection, shard))
+                first = self._settings.pod % max(1, len(others))  # so that not all pods ask the same one
+                self._fetch(shard, others[first:] + others[:first])
             self._checked.add(shard)
+
+    def stop(self) -> None:
+        """Have `fetch` ask no further holder."""
+        self._stopped.set()
 
     def _holds(self, shard: ShardId) -> bool:
         """Whether the store holds a shard, and the shard is undamaged."""
@@ -156,29 +169,38 @@ class Fetcher:
         self._store.forget(shard)
         return False
 
-    def _try_each(self, holders: list[int], action: Callable[[Peer], None]) -> None:
-        last: Exception | None = None
-        start = self._settings.pod % max(1, len(holders))  # so that not all pods ask the same one
-        for pod in holders[start:] + holders[:start]:
-            try:
-                connection = connect(self._addresses(pod), self._settings)
+    def _fetch(self, shard: ShardId, holders: list[int]) -> None:
+        deadline = time.monotonic() + self._settings.lease
+        error: Exception = ConnectionError("no pod holds it")
+        while holders:
+            for pod in [*holders]:
                 try:
-                    action(connection)
-                    return
-                finally:
-                    connection.close()
-            except (OSError, CheckpointError) as error:
-                last = error
-        raise last or ConnectionError("no pod holds it")
+                    connection = connect(self._addresses(pod), self._settings)
+                    try:
+                        self._receive(connection, shard)
+                        return
+                    finally:
+                        connection.close()
+                except (CheckpointError, VersionError) as refused:  # it does not have the shard, or a damaged one
+                    error = refused
+                    holders.remove(pod)
+                except OSError as failed:
+                    error = failed
+            if time.monotonic() >= deadline or self._stopped.wait(_RETRY):
+                break
+        raise error
 
     def _receive(self, connection: Peer, shard: ShardId) -> None:
         connection.send(Get(shard))
         _, length = expect(connection, Content)
         slot = self._store.begin(shard, length, _SLOT_TIMEOUT)
         try:
-            preamble = receive_shard(connection, slot.memory, length)
+            preamble = receive_shard(connection, slot.memory, length, self._note)
             check_shard(preamble, shard)
         except BaseException:
             self._store.cancel(slot)
             raise
         self._store.hold(slot, preamble)
+
+    def _note(self) -> None:
+        self.received_at = time.monotonic()

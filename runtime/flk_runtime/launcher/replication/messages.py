@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar, get_args
 
@@ -69,8 +70,12 @@ def expect(peer: Peer, kind: type[T]) -> tuple[T, int]:
     return answer, length
 
 
-def receive_shard(peer: Peer, memory: mmap.mmap, length: int) -> ShardPreamble:
+def receive_shard(
+    peer: Peer, memory: mmap.mmap, length: int, arrived: Callable[[], None] = lambda: None
+) -> ShardPreamble:
     """Receive a shard of ``length`` bytes into its file, all but its preamble, which is returned.
+
+    ``arrived`` is called now and then as bytes arrive.
 
     Raises ShardError if it is no shard, or its data was damaged before it was sent. The connection can be used then.
     """
@@ -78,6 +83,7 @@ def receive_shard(peer: Peer, memory: mmap.mmap, length: int) -> ShardPreamble:
     checksum = 0
     with memoryview(beginning) as begin, memoryview(memory) as view, view[len(beginning) : length] as data:
         for piece in peer.receive_data(begin, data):
+            arrived()
             if piece.obj is not beginning:
                 checksum = crc32(piece, checksum)
     preamble = ShardPreamble.from_bytes(bytes(beginning))

@@ -6,7 +6,7 @@ all shards were written in the same attempt, so shards of two states never meet.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,6 +31,9 @@ class ShardId(NamedTuple):
     rank: int
 
 
+Copy = tuple[int, ShardId]  # a pod, and a shard that it holds
+
+
 @dataclass(frozen=True)
 class Inventory:
     """The shards in the memory of a pod, and its launcher's address; sent when the launcher joins an attempt."""
@@ -46,6 +49,7 @@ class Restore:
 
     checkpoint: CheckpointId
     holders: list[list[int]]  # by rank of the checkpoint: the pods that hold its shard
+    doubtful: bool = False  # an earlier attempt could not read it, and there is no other
 
 
 @dataclass(frozen=True)
@@ -56,22 +60,44 @@ class MemoryPlan:
     addresses: dict[int, tuple[str, int]]  # of the pods' launchers: host, port
     partners: dict[int, int]  # which pod gets copies of a pod's shards; empty in a job of one pod
     restore: Restore | None = None
+    others: list[CheckpointId] = field(default_factory=list)
+    """Other whole checkpoints: an attempt that cannot read the first one falls back to them."""
 
 
-def newest_whole(inventories: Mapping[int, Inventory]) -> Restore | None:
-    """The newest whole checkpoint: these pods together hold all its shards. None if there is none."""
-    holders: dict[CheckpointId, dict[int, list[int]]] = {}
-    for pod, inventory in sorted(inventories.items()):
-        for shard in inventory.shards:
-            holders.setdefault(shard.checkpoint, {}).setdefault(shard.rank, []).append(pod)
-    full = [each for each, shards in holders.items() if len(shards) == each.world_size]
-    whole = [each for each in full if sorted(holders[each]) == list(range(each.world_size))]
+def newest_whole(inventories: Mapping[int, Inventory], unreadable: Set[Copy] = frozenset()) -> Restore | None:
+    """The newest whole checkpoint: these pods together hold all its shards. None if there is none.
+
+    Copies that could not be read count only if there is no whole checkpoint without them.
+    """
+    holders = _holders(inventories)
+    readable = _holders(inventories, unreadable)
+    whole = _whole(readable)
+    doubtful = not whole
+    if doubtful:
+        whole, readable = _whole(holders), holders
     if not whole:
         return None
     latest = {each.written_in: each for each in sorted(whole, key=lambda each: each.number)}  # of each attempt
     # Two attempts' checkpoints after the same step are of the same training: the one with more copies is safer.
-    best = max(latest.values(), key=lambda each: (each.step, sum(map(len, holders[each].values())), each.written_in))
-    return Restore(best, [holders[best][rank] for rank in range(best.world_size)])
+    best = max(latest.values(), key=lambda each: (each.step, sum(map(len, readable[each].values())), each.written_in))
+    return Restore(best, [readable[best][rank] for rank in range(best.world_size)], doubtful)
+
+
+_Holders = dict[CheckpointId, dict[int, list[int]]]  # pods by checkpoint and rank
+
+
+def _holders(inventories: Mapping[int, Inventory], unreadable: Set[Copy] = frozenset()) -> _Holders:
+    holders: _Holders = {}
+    for pod, inventory in sorted(inventories.items()):
+        for shard in inventory.shards:
+            if (pod, shard) not in unreadable:
+                holders.setdefault(shard.checkpoint, {}).setdefault(shard.rank, []).append(pod)
+    return holders
+
+
+def _whole(holders: _Holders) -> list[CheckpointId]:
+    full = [each for each, shards in holders.items() if len(shards) == each.world_size]
+    return [each for each in full if sorted(holders[each]) == list(range(each.world_size))]
 
 
 def newest_partial(inventories: Mapping[int, Inventory]) -> tuple[int, list[int]] | None:
@@ -133,9 +159,14 @@ def copied_to_partner(restore: Restore, ranks: Mapping[int, range], pod: int, pa
 
 
 def make_plan(
-    attempt_id: str, inventories: Mapping[int, Inventory | None], nodes: Mapping[int, str]
+    attempt_id: str,
+    inventories: Mapping[int, Inventory | None],
+    nodes: Mapping[int, str],
+    unreadable: Set[Copy] = frozenset(),
 ) -> tuple[MemoryPlan | None, str]:
-    """The plan of an attempt for checkpoints in memory, and a line about lost shards, which may be empty.
+    """The plan of an attempt for checkpoints in memory, and a line about what is lost, which may be empty.
+
+    ``unreadable`` are copies that earlier attempts could not read.
 
     ``nodes`` are the nodes of the pods that take part. ``inventories`` may be of more pods: a pod that waits can give
     the shards that it holds. There is no plan if a pod that takes part keeps no checkpoints in memory.
@@ -144,9 +175,14 @@ def make_plan(
     without = [pod for pod in nodes if pod not in known]
     if without:
         return None, f"no checkpoints are kept in memory, because pod {min(without)} keeps none" if known else ""
-    restore = newest_whole(known)
+    restore = newest_whole(known, unreadable)
+    others = [each for each in _whole(_holders(known)) if restore and each != restore.checkpoint]
     addresses = {pod: (inventory.host, inventory.port) for pod, inventory in known.items()}
-    plan = MemoryPlan(attempt_id, addresses, partners(nodes), restore)
+    plan = MemoryPlan(attempt_id, addresses, partners(nodes), restore, others)
+    newer = [each.step for each in others if restore and each.step > restore.checkpoint.step]
+    if restore and newer:
+        step = restore.checkpoint.step
+        return plan, f"the checkpoint in memory after step {max(newer)} could not be read: step {step} is restored"
     partial = newest_partial(known)
     if partial is None or restore:
         return plan, ""

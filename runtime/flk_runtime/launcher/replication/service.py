@@ -15,7 +15,7 @@ from flk_runtime.errors import CheckpointError
 from flk_runtime.launcher.replication import room
 from flk_runtime.launcher.replication.exchange import Exchange, Fetcher
 from flk_runtime.launcher.replication.partner import Partner
-from flk_runtime.launcher.replication.plan import Inventory, MemoryPlan, ShardId, copied_to_partner, readers
+from flk_runtime.launcher.replication.plan import Copy, Inventory, MemoryPlan, ShardId, copied_to_partner, readers
 from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, ShardStore, mebibytes
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared import memory_messages as messages
@@ -84,15 +84,16 @@ class MemoryService:
         *,
         wake: Callable[[], None],
         failed: Callable[[BaseException], None],
+        unreadable: Callable[[list[Copy]], None],
         log: Callable[[str], None],
     ) -> None:
         """``wake`` is called when `busy` may have become false after it was true, or a rank has restored.
 
-        ``failed`` receives the exception with which a thread ended, which is a bug in flk. All are called in other
-        threads. Raises OSError.
+        ``unreadable`` receives the copies of a shard if none could be read for a rank. ``failed`` receives the
+        exception with which a thread ended, which is a bug in flk. All are called in other threads. Raises OSError.
         """
         self._settings, self._store = settings, store
-        self._wake, self._failed, self._log = wake, failed, log
+        self._wake, self._failed, self._unreadable, self._log = wake, failed, unreadable, log
         self._lock = threading.Lock()
         self._attempt: _Attempt | None = None
         alone = settings.pods == 1 or settings.pod_ip == LOOPBACK  # all pods are on this machine
@@ -114,6 +115,7 @@ class MemoryService:
         *,
         wake: Callable[[], None],
         failed: Callable[[BaseException], None],
+        unreadable: Callable[[list[Copy]], None],
         log: Callable[[str], None],
     ) -> MemoryService | None:
         """The service, with the shards that an earlier launcher of this pod has left; None if it keeps none."""
@@ -128,7 +130,7 @@ class MemoryService:
             folder = room.own_folder(root, settings.job, settings.job_uid, settings.pod_in_job)
             store = ShardStore(folder, room.limit(root, settings.memory_limit))
             store.load(log)
-            return cls(settings, store, wake=wake, failed=failed, log=log)
+            return cls(settings, store, wake=wake, failed=failed, unreadable=unreadable, log=log)
         except OSError as error:
             log(f"keeps no checkpoints in memory: {root}: {reason(error)}")
             return None
@@ -143,7 +145,11 @@ class MemoryService:
         """Begin an attempt with these ranks of each pod. Call it before they start. None: nothing is kept."""
         self.stop()
         restore = plan.restore if plan else None
-        self._store.keep_only(restore.checkpoint if restore else None, attempt=plan.attempt_id if plan else "")
+        self._store.keep_only(
+            restore.checkpoint if restore else None,
+            attempt=plan.attempt_id if plan else "",
+            others=plan.others if plan else [],
+        )
         if plan is None:
             return
         pod = self._settings.pod
@@ -162,7 +168,8 @@ class MemoryService:
 
         def copy() -> None:
             for shard in copied:
-                with contextlib.suppress(OSError, CheckpointError):  # the rank that reads the shard hears of it
+                # The rank that reads the shard hears of an error.
+                with contextlib.suppress(OSError, CheckpointError, AttemptEndedError):
                     fetcher.fetch(shard, restore.holders[shard.rank])
                     partner.send(shard)
             attempt.restored_copied.set()
@@ -176,6 +183,13 @@ class MemoryService:
             attempt, self._attempt = self._attempt, None
         if attempt:
             attempt.partner.stop()
+            attempt.fetcher.stop()
+
+    @property
+    def received_at(self) -> float:
+        """When bytes of a shard that is restored arrived last, by time.monotonic; 0: never."""
+        attempt = self._attempt
+        return attempt.fetcher.received_at if attempt else 0.0
 
     @property
     def busy(self) -> bool:
@@ -251,7 +265,11 @@ class MemoryService:
                     return self._finish(attempt, Path(path), whole)
                 case messages.GetRestorable():
                     restore = attempt.plan.restore
-                    found = messages.Restorable(restore.checkpoint.step, attempt.readers) if restore else None
+                    found = (
+                        messages.Restorable(restore.checkpoint.step, attempt.readers, restore.doubtful)
+                        if restore
+                        else None
+                    )
                     return messages.ToRestore(found)
                 case messages.GetFile(shard):
                     return self._get_file(attempt, shard)
@@ -273,6 +291,7 @@ class MemoryService:
             attempt.fetcher.fetch(shard, holders)
             return messages.Files([str(self._store.path(shard))])
         except (OSError, CheckpointError) as error:
+            self._unreadable([(pod, shard) for pod in holders])
             why = reason(error) if isinstance(error, OSError) else str(error)
             return Failed(f"cannot get the part of rank {rank} from {_pods(holders)}: {why}")
 

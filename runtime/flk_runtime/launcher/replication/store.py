@@ -135,6 +135,9 @@ class ShardStore:
                 lambda: not any(slot.written and not 0 < sizes.get(slot.rank, 0) <= slot.size for slot in self._slots),
                 timeout,
             )
+            for slot in self._slots:  # all ranks have restored
+                if self._is_spare(slot):
+                    self._clear(slot)
             files, rest = self._assign(sizes, copied)
             need = sum(max(slot.size, sizes[rank]) if slot else sizes[rank] for rank, slot in files)
             need += sum(slot.size for slot in rest)
@@ -220,9 +223,12 @@ class ShardStore:
 
     # What may go -------------------------------------------------------------------------------------------------
 
-    def keep_only(self, checkpoint: CheckpointId | None, *, attempt: str) -> None:
+    def keep_only(
+        self, checkpoint: CheckpointId | None, *, attempt: str, others: Collection[CheckpointId] = ()
+    ) -> None:
         """Free all files except the files of one checkpoint; None: all files. No rank of this pod runs.
 
+        Shards of ``others`` stay until their files are needed, for the case that the one cannot be read.
         From now on ranks write in the attempt with the ID ``attempt``; empty: none does. Other checkpoints of the
         attempt before are not held any more, also if a copy arrives later.
         """
@@ -230,7 +236,7 @@ class ShardStore:
             self._ended, self._attempt, self._kept = self._attempt, attempt, checkpoint
             for slot in self._slots:
                 shard = slot.held()
-                if shard is None or shard.checkpoint != checkpoint:
+                if shard is None or shard.checkpoint not in (checkpoint, *others):
                     self._clear(slot)
                     slot.rank = _NOBODY
             self._changed.notify_all()
@@ -294,7 +300,8 @@ class ShardStore:
             if slot.held() is None:
                 return slot
         if len(self._own(rank)) < _FILES:
-            return next((slot for slot in unused if slot.rank == _NOBODY and not slot.shard), None) or self._make(rank)
+            free = [slot for slot in unused if slot.rank == _NOBODY and not slot.shard]
+            return next(iter([*free, *filter(self._is_spare, unused)]), None) or self._make(rank)
         return next((slot for slot in own if slot.shard and slot.shard.checkpoint not in (keep, self._kept)), None)
 
     def _wait(self, ready: Callable[[], T | None], timeout: float) -> T:
@@ -303,6 +310,11 @@ class ShardStore:
         if not result:
             raise TimeoutError(f"no file became free within {timeout:.0f} s")
         return result
+
+    def _is_spare(self, slot: Slot) -> bool:
+        """Whether the file holds a shard of an earlier attempt that is not of the checkpoint to restore."""
+        shard = slot.held()
+        return shard is not None and shard.checkpoint != self._kept and shard.checkpoint.written_in != self._attempt
 
     def _refuse_late(self, shard: ShardId) -> None:
         if shard.checkpoint.written_in == self._ended and shard.checkpoint != self._kept:

@@ -20,13 +20,14 @@ from flk_runtime.launcher.hangs.status import PodStatus
 from flk_runtime.launcher.history import job_record, new_record
 from flk_runtime.launcher.preemption import Boundary
 from flk_runtime.launcher.replication import Inventory
-from flk_runtime.launcher.replication.plan import ShardId
+from flk_runtime.launcher.replication.plan import Copy, ShardId
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport.messages import (
     MESSAGES,
     AttemptEnded,
     AttemptStarted,
     BoundaryReport,
+    CopiesUnreadable,
     DrainRequest,
     Event,
     FailureReport,
@@ -180,6 +181,10 @@ class Member:
     def report_transferred(self, pod: int, shards: list[ShardId]) -> None:
         """Say which shards the pod of Transfer holds now. Any thread may call this."""
         self._put(Transferred(pod, shards))
+
+    def report_unreadable(self, copies: list[Copy]) -> None:
+        """Say which copies of a shard could not be read. Any thread may call this."""
+        self._put(CopiesUnreadable(copies))
 
     def post_status(self, status: PodStatus) -> None:
         """Replace the status of this pod's ranks, which the next heartbeats carry to the leader."""

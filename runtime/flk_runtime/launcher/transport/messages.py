@@ -10,7 +10,7 @@ from flk_runtime.contract.record import Attempt, JobRecord, SlowRank
 from flk_runtime.launcher.hangs.snapshot import Snapshot
 from flk_runtime.launcher.hangs.status import PodStatus
 from flk_runtime.launcher.preemption import Boundary
-from flk_runtime.launcher.replication.plan import Inventory, MemoryPlan, ShardId
+from flk_runtime.launcher.replication.plan import Copy, Inventory, MemoryPlan, ShardId
 from flk_runtime.wire import Refused, Registry
 
 # From a member to the leader -------------------------------------------------------------------------------------
@@ -98,6 +98,13 @@ class Transferred:
 
     pod: int
     shards: list[ShardId]
+
+
+@dataclass(frozen=True)
+class CopiesUnreadable:
+    """These copies of a shard of the checkpoint that is restored could not be read by a rank of this pod."""
+
+    copies: list[Copy]
 
 
 @dataclass(frozen=True)
@@ -257,6 +264,7 @@ FromMember = (
     | Restored
     | DrainRequest
     | Transferred
+    | CopiesUnreadable
     | Leave
     | StacksReport
     | StacksWanted

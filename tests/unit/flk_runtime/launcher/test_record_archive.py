@@ -210,7 +210,7 @@ def test_a_job_that_failed_is_known_by_its_record_alone(fake: FakeApiServer, kub
     assert "raised ValueError: no label" in answer.summary
     assert (state.phase, state.code, state.replicas) == (Phase.FAILED, ExitCode.TRAINING, 2)
     code, lines, _ = run("logs", "gpt")
-    assert (code, lines) == (ExitCode.NOT_FOUND, "[rank 0] step 120\n")
+    assert (code, lines) == (ExitCode.TRAINING, "[rank 0] step 120\n")
 
 
 def test_a_job_that_was_deleted_while_it_ran_is_known_as_deleted(fake: FakeApiServer, kubeconfig: Path) -> None:

@@ -22,7 +22,8 @@ class Memory:
         self.path, self._limit = path, limit
         self.size, self.refusal = 0, ""
 
-    def reserve(self, size: int) -> str:
+    def reserve(self, sizes: dict[int, int]) -> str:
+        size = max(sizes.values())
         if size > self._limit:
             return f"{size} bytes are too much"
         self.size = size

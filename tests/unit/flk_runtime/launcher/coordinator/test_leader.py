@@ -14,11 +14,13 @@ from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.launcher.coordinator.leader import Leader
 from flk_runtime.launcher.preemption import NO_STEP, Boundary
 from flk_runtime.launcher.replication import Inventory
+from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.settings import Limits, Settings
 from flk_runtime.launcher.transport import AttemptEnded, AttemptStarted, JobEnded
 from flk_runtime.launcher.transport.messages import (
     MESSAGES,
     BoundaryReport,
+    CopiesUnreadable,
     FailureReport,
     FromMember,
     Join,
@@ -532,3 +534,25 @@ def test_no_value_that_a_member_may_send_ends_the_leader(message: Message) -> No
                 job.now = job.now + 1.0 if due is None else max(job.now, due)
                 job.leader.tick(job.now)
             job.join(*job.sent)
+
+
+def test_an_attempt_restores_no_copy_that_the_one_before_could_not_read() -> None:
+    job = Job(pods=2)
+    checkpoints = [CheckpointId("some", step, 2, step) for step in (5, 10)]
+    shards = [ShardId(each, rank) for each in checkpoints for rank in range(2)]
+
+    def restored() -> int:
+        for pod in range(2):
+            job.leader.received(pod, Join(f"worker-{pod}", "node", memory=Inventory("", 1, shards)), job.now)
+        job.wait(60)
+        plan = job.latest(0).memory
+        assert plan
+        assert plan.restore
+        return plan.restore.checkpoint.step
+
+    job.connect(0, 1)
+    assert restored() == 10
+    job.leader.received(1, CopiesUnreadable([(pod, shards[-1]) for pod in range(2)]), job.now)
+    job.leader.received(1, FailureReport(0, replace(RAISED, kind=Kind.STORAGE)), job.now)
+    assert restored() == 5
+    assert "the checkpoint in memory after step 10 could not be read: step 5 is restored" in job.log

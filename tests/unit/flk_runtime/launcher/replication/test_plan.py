@@ -76,3 +76,28 @@ def test_two_pods_hold_each_shard_again_before_anything_is_saved() -> None:
     assert {pod: [shard.rank for shard in shards] for pod, shards in changed.items()} == {0: [0], 1: [1], 2: [2]}
     fewer = {0: range(1), 1: range(1, 2)}
     assert [shard.rank for shard in copied_to_partner(restore, fewer, 1, 0)] == [0]
+
+
+def test_what_could_not_be_read_is_restored_from_other_copies_or_else_an_older_checkpoint() -> None:
+    old, new = saved(5, 1), saved(10, 2)
+    inventories = {0: held(old, new), 1: held(old, new, ranks=(1,))}
+    nodes = {0: "node-a", 1: "node-b"}
+    plan, line = make_plan("second", inventories, nodes, {(0, ShardId(new, 1))})
+    assert plan
+    assert plan.restore == Restore(new, [[0], [1]])
+    assert (plan.others, line) == ([old], "")
+    unreadable = {(pod, ShardId(new, 1)) for pod in inventories}
+    plan, line = make_plan("third", inventories, nodes, unreadable)
+    assert plan
+    assert plan.restore == Restore(old, [[0], [0, 1]])
+    assert (plan.others, line) == (
+        [new],
+        "the checkpoint in memory after step 10 could not be read: step 5 is restored",
+    )
+
+
+def test_the_only_whole_checkpoint_is_tried_again_and_called_doubtful() -> None:
+    only = saved(5, 1)
+    inventories = {0: held(only), 1: held(only)}
+    restore = newest_whole(inventories, {(0, ShardId(only, 0)), (1, ShardId(only, 0))})
+    assert restore == Restore(only, [[0, 1], [0, 1]], doubtful=True)

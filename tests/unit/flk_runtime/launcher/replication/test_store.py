@@ -261,6 +261,24 @@ def test_after_a_change_of_the_partner_the_same_memory_is_enough(store: ShardSto
     assert taken(store) == 4 * SIZE
 
 
+def test_older_checkpoints_stay_until_their_files_are_needed(store: ShardStore) -> None:
+    store.limit = 4 * SIZE
+    store.keep_only(None, attempt="first")
+    reserve(store, 0, 1)
+    for step in (1, 2):
+        for rank in (0, 1):
+            receive(store, shard(step, rank=rank), keep=shard(1) if step == 2 else None)
+    newest, older = shard(2).checkpoint, shard(1).checkpoint
+    store.keep_only(newest, attempt="second", others=[older])
+    assert len(store.shards()) == 4
+    receive(store, shard(2, rank=2))  # a copy for the new partner, which takes the file of an older shard
+    assert taken(store) == 4 * SIZE
+    assert len(store.shards()) == 4
+    store.reserve({0: SIZE, 2: SIZE}, 1, copied=[shard(2, rank=1)])
+    assert store.shards() == [shard(2), shard(2, rank=2)]
+    assert taken(store) == 4 * SIZE
+
+
 def test_files_without_a_shard_go_before_room_is_refused(store: ShardStore) -> None:
     store.limit = 4 * SIZE
     hold_as_partner_of_rank_1(store)

@@ -19,6 +19,7 @@ from flk_runtime.launcher.transport import AttemptEnded, AttemptStarted, JobEnde
 from flk_runtime.launcher.transport.messages import (
     MESSAGES,
     BoundaryReport,
+    CopiesUnreadable,
     DrainRequest,
     FailureReport,
     Heartbeat,
@@ -70,6 +71,7 @@ EXAMPLES: list[Message] = [
     Transfer(2, "10.0.0.2", 4711, [SHARD]),
     Transferred(2, [SHARD]),
     Restored(3, 7, "memory"),
+    CopiesUnreadable([(1, SHARD)]),
     Leave(),
     PreemptionRequest(3, FAILURE),
     PreemptionStarted(3, FAILURE),

@@ -1,0 +1,49 @@
+"""What a launcher tells the leader about the progress of its ranks."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from flk_runtime.contract import user_env
+from flk_runtime.launcher.hangs.status import NEVER, PodStatus
+from flk_runtime.launcher.hangs.watch import Watch
+from flk_runtime.launcher.settings import Settings
+from flk_runtime.shared.progress import Phase, ProgressPage
+
+
+@dataclass
+class Rank:
+    """A rank that has done nothing yet."""
+
+    progress: ProgressPage
+    environment: dict[str, str]
+    rank: int = 0
+    pid: int = 0
+    output_time: float = 0.0
+
+
+@dataclass
+class Received:
+    """When the launcher received bytes of a checkpoint last."""
+
+    at: float = 0.0
+    statuses: list[PodStatus] = field(default_factory=list)
+
+
+@pytest.mark.parametrize(("phase", "counts"), [(Phase.RESTORING, True), (Phase.TRAINING, False)])
+def test_bytes_of_a_checkpoint_are_progress_of_a_rank_that_restores(tmp_path: Path, phase: Phase, counts: bool) -> None:
+    received = Received()
+    watch = Watch(Settings(("train.py",)), received.statuses.append, lambda *_: None, lambda: received.at)
+    rank = Rank(ProgressPage.private(), {user_env.HEARTBEAT: str(tmp_path / "none")})
+    with rank.progress.during(phase):
+        watch.update(0, [rank])
+        received.at = time.monotonic()
+        watch.update(0, [rank])
+    assert rank.progress.phase == Phase.STARTING
+    before, after = (status.ranks[0].beat for status in received.statuses)
+    assert before == NEVER
+    assert (after < NEVER) == counts

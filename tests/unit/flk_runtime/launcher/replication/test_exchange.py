@@ -1,0 +1,138 @@
+"""Shards that are fetched from launchers of other pods, over real connections on this machine."""
+
+from __future__ import annotations
+
+import mmap
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flk_runtime.errors import CheckpointError
+from flk_runtime.launcher.replication import exchange
+from flk_runtime.launcher.replication.exchange import Exchange, Fetcher
+from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
+from flk_runtime.launcher.replication.store import ShardStore
+from flk_runtime.launcher.settings import Settings
+from flk_runtime.shared.shard_file import DATA_BEGIN, Entry, ShardFile
+
+SETTINGS = Settings(("train.py",), pods=3, secret="secret", lease=10.0)
+SHARD = ShardId(CheckpointId("first", 1, 2, 1), 0)
+SIZE = 3 << 20
+
+
+def holding(folder: Path) -> ShardStore:
+    """A store that holds the shard."""
+    store = ShardStore(folder, 1 << 30)
+    store.keep_only(None, attempt="first")
+    store.reserve({0: SIZE + 4096}, 1)
+    path, _ = store.files_of(0)
+    file = ShardFile(path, [Entry("x", ("x",), DATA_BEGIN, SIZE)], {})
+    file.begin()
+    file.finish(step=1, number=1, world_size=2, rank=0, values=b"")
+    file.close()
+    assert store.seal(path, "first") == SHARD
+    return store
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., int]]:
+    """Starts the launcher of another pod, and returns its port."""
+    listeners: list[socket.socket] = []
+
+    def start(store: ShardStore, port: int = 0) -> int:
+        listener = socket.create_server(("127.0.0.1", port))
+        listeners.append(listener)
+        threading.Thread(target=Exchange(SETTINGS, store, listener, print).run, daemon=True).start()
+        return int(listener.getsockname()[1])
+
+    yield start
+    for listener in listeners:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ShardStore:
+    own = ShardStore(tmp_path / "own", 1 << 30)
+    own.keep_only(SHARD.checkpoint, attempt="second")
+    return own
+
+
+def fetcher(store: ShardStore, ports: dict[int, int], lease: float = 10.0) -> Fetcher:
+    settings = replace(SETTINGS, lease=lease)
+    return Fetcher(settings, store, lambda pod: ("127.0.0.1", ports[pod]))
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        return int(unused.getsockname()[1])
+
+
+def damaged(folder: Path) -> ShardStore:
+    """A store whose shard has been changed in memory."""
+    held = holding(folder)
+    path = held.path(SHARD)
+    assert path
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        memory[DATA_BEGIN + SIZE // 2] = 1
+    return held
+
+
+def test_holders_are_asked_in_turn(store: ShardStore, tmp_path: Path, serve: Callable[..., int]) -> None:
+    """One is gone, one has not the shard, one has a damaged one, and the last has it."""
+    ports = {
+        1: free_port(),
+        2: serve(ShardStore(tmp_path / "empty", 1 << 30)),
+        3: serve(damaged(tmp_path / "damaged")),
+        4: serve(holding(tmp_path / "good")),
+    }
+    fetching = fetcher(store, ports)
+    fetching.fetch(SHARD, [1, 2, 3, 4])
+    assert store.shards() == [SHARD]
+    assert fetching.received_at > 0
+
+
+def test_a_holder_that_comes_back_is_asked_again(
+    store: ShardStore, tmp_path: Path, serve: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, port, tries = holding(tmp_path / "good"), free_port(), []
+    connect = exchange.connect
+
+    def counted(*arguments: object) -> object:
+        tries.append(arguments)
+        if len(tries) == 3:
+            serve(held, port)
+        return connect(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(exchange, "connect", counted)
+    monkeypatch.setattr(exchange, "_RETRY", 0.0)
+    fetcher(store, {1: port}).fetch(SHARD, [1])
+    assert len(tries) == 3
+    assert store.shards() == [SHARD]
+
+
+def test_what_no_holder_can_give_is_an_error(store: ShardStore, tmp_path: Path, serve: Callable[..., int]) -> None:
+    """Nobody is asked again who has said so, whatever the lease is."""
+    ports = {1: serve(ShardStore(tmp_path / "empty", 1 << 30)), 2: serve(damaged(tmp_path / "damaged"))}
+    with pytest.raises(CheckpointError, match="not held"):
+        fetcher(store, ports, lease=1e6).fetch(SHARD, [2, 1])
+    with pytest.raises(CheckpointError, match="another checksum"):
+        fetcher(store, ports, lease=1e6).fetch(SHARD, [1, 2])
+    stopped = fetcher(store, {1: free_port()}, lease=1e6)
+    stopped.stop()
+    with pytest.raises(ConnectionRefusedError):
+        stopped.fetch(SHARD, [1])
+    assert store.shards() == []
+
+
+def test_a_damaged_shard_of_the_own_pod_is_fetched(tmp_path: Path, serve: Callable[..., int]) -> None:
+    own = damaged(tmp_path / "own")
+    own.keep_only(SHARD.checkpoint, attempt="second")
+    fetcher(own, {1: serve(holding(tmp_path / "good"))}).fetch(SHARD, [0, 1])
+    path = own.path(SHARD)
+    assert path
+    assert path.read_bytes()[DATA_BEGIN + SIZE // 2] == 0
