@@ -27,6 +27,7 @@ OPTIONAL: Final = frozenset({"plan", "bench", "diloco"})
 # The programs of flk_runtime with the packages that they use. `flk bench` compares its results with predictions.
 _OF_PROGRAMS: Final = {"plan": {"plan"}, "bench": {"bench", "plan"}, "diloco": {"diloco"}}
 _OF_ALL_JOBS: Final = ("diloco/__init__.py", "diloco/options.py")
+_ELSEWHERE: Final = {"launcher/hub.py": "diloco"}  # modules that only an OPTIONAL package needs, outside of it
 _BOOTSTRAP: Final = "bootstrap.py"
 _DIGEST: Final = hashlib.sha256().digest_size
 # Functions of flk_runtime.contract with the position of the argument that only the documentation reads.
@@ -72,7 +73,7 @@ def _packed(modules: Mapping[str, bytes], left_out: Set[str]) -> bytes:
     sources = {
         f"flk_runtime/{name}": _relative(stripped(source.decode()))
         for name, source in sorted(modules.items())
-        if name != _BOOTSTRAP and (name in _OF_ALL_JOBS or re.split(r"[/.]", name)[0] not in left_out)
+        if name != _BOOTSTRAP and (name in _OF_ALL_JOBS or _ELSEWHERE.get(name, name.partition("/")[0]) not in left_out)
     }
     members = {
         "__main__.py": stripped(modules[_BOOTSTRAP].decode()).encode(),
@@ -81,7 +82,8 @@ def _packed(modules: Mapping[str, bytes], left_out: Set[str]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, data in members.items():
-            archive.writestr(zipfile.ZipInfo(name), data)  # its date is 1980
+            kind = zipfile.ZIP_DEFLATED if name == "__main__.py" else zipfile.ZIP_STORED
+            archive.writestr(zipfile.ZipInfo(name), data, kind, 9)  # its date is 1980
     return buffer.getvalue()
 
 

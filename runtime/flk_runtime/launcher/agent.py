@@ -12,7 +12,9 @@ import os
 import selectors
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from flk_runtime.contract import pod_env
 from flk_runtime.contract.failure import Failure, Kind
@@ -23,7 +25,6 @@ from flk_runtime.launcher import coordinator
 from flk_runtime.launcher.forkserver import ForkServer, ServerDiedError
 from flk_runtime.launcher.hangs.control import Control
 from flk_runtime.launcher.hangs.watch import Watch
-from flk_runtime.launcher.hub import HubProcess
 from flk_runtime.launcher.logs import is_readable
 from flk_runtime.launcher.output import Output
 from flk_runtime.launcher.pod_attempt import PodAttempt
@@ -50,6 +51,9 @@ from flk_runtime.launcher.transport import (
     Transfer,
 )
 from flk_runtime.system import host
+
+if TYPE_CHECKING:
+    from flk_runtime.launcher.hub import HubProcess
 
 TERMINATE_TIMEOUT = 1.0  # seconds between SIGTERM and SIGKILL at the end of an attempt: ranks hang in a collective
 LAST_WAIT = 2.0  # seconds in which a launcher that has to stop exchanges its last messages with the leader
@@ -97,7 +101,7 @@ class Agent:
         self.selector.register(wakeup.socket, selectors.EVENT_READ)
         self.selector.register(server.socket, selectors.EVENT_READ)
         self.records = RecordWriter(settings, output.write_stderr, output.last_lines)
-        self.hub = HubProcess(settings, os.environ, self.records.log) if settings.hub_port else None
+        self.hub = _start_hub(settings, self.records.log) if settings.hub_port else None
         self.ranks = Ranks(settings, server, self.selector, output, error_folder, self.records.count_lines, self.hub)
         self.phase = _Phase.JOINING
         self.attempt: PodAttempt | None = None  # the latest one
@@ -440,3 +444,9 @@ class Agent:
         if self.hub:
             self.hub.close(code)
         return code
+
+
+def _start_hub(settings: Settings, log: Callable[[str], None]) -> HubProcess:
+    from flk_runtime.launcher.hub import HubProcess  # only jobs with strategy diloco have this module
+
+    return HubProcess(settings, os.environ, log)

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flk_runtime.contract import log_format, pod_env
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.launcher.environment import rank_environment
 from flk_runtime.launcher.forkserver import ForkServer
-from flk_runtime.launcher.hub import HubProcess
 from flk_runtime.launcher.logs import Prefixer, RankPipes
 from flk_runtime.launcher.output import Output
 from flk_runtime.launcher.rank_failure import from_exit_code, from_report, is_crash
@@ -23,6 +23,9 @@ from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import AttemptStarted
 from flk_runtime.shared.progress import ProgressPage
 from flk_runtime.system import host
+
+if TYPE_CHECKING:
+    from flk_runtime.launcher.hub import HubProcess
 
 _TRACKERS_TIMEOUT = 2.0  # seconds for Python's resource trackers to end after what they track; it takes milliseconds
 _ORPHANS_TIMEOUT, _ORPHANS_POLL = 5.0, 0.005  # seconds for processes that ranks have left to end after SIGKILL

@@ -108,6 +108,8 @@ def test_a_plain_job_ships_nothing_that_it_does_not_use() -> None:
     archive = runtime_archive(used_by(validated({"command": "train.py"})))
     found = members(archive)
     assert {name for name in found if name.partition("/")[0] in OPTIONAL} == {"diloco/__init__.py", "diloco/options.py"}
+    assert "launcher/hub.py" not in found
+    assert "launcher/hub.py" in members(runtime_archive({"diloco"}))
     assert members(runtime_archive()) == {
         path.relative_to(FOLDER).as_posix(): stripped(path.read_text())
         for path in SOURCES
