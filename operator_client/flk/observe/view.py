@@ -154,6 +154,13 @@ class JobView:
         )
 
     @property
+    def started(self) -> float | None:
+        """When the first pod started, as far as those tell that are there; None if none did."""
+        earlier = [*self.replaced_pods.values(), *(self.objects[pod.name] for pod in self.pods if pod.restarts)]
+        starts = [timestamp((pod.get("status") or {}).get("startTime")) for pod in earlier]
+        return min(filter(None, [*starts, *(pod.started for pod in self.pods)]), default=None)
+
+    @property
     def ended(self) -> float | None:
         """When the last pod ended, or when the operator says that the job did."""
         return max((pod.ended for pod in self.pods if pod.ended), default=None) or self.completed

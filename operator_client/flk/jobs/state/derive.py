@@ -29,7 +29,7 @@ def derive(view: JobView) -> State:
         phase=Phase.PENDING,
         code=int(ExitCode.RUNNING),
         created=seen.created,
-        started=min((pod.started for pod in seen.pods if pod.started), default=None),
+        started=seen.started,
         kind=seen.kind,
         replicas=len(seen.pods),
         size=len(seen.members) if seen.resizable else 0,

@@ -174,6 +174,16 @@ def test_a_job_started_with_its_first_attempt_and_not_with_its_present_pods() ->
     assert ended.state().started == NOW - 50
 
 
+def test_a_foreign_job_started_before_its_container_was_started_again_or_its_pod_was_replaced() -> None:
+    again = JobBuilder().all("pod", state={"running": {"startedAt": "2026-01-01T00:00:55Z"}})
+    again.pods[1]["status"] |= {"startTime": "2026-01-01T00:00:02Z"}
+    again.pods[1]["status"]["containerStatuses"][0]["restartCount"] = 1
+    assert again.state().started == NOW - 58
+    replaced = JobBuilder().all("pod", state={"running": {"startedAt": "2026-01-01T00:00:55Z"}})
+    replaced.replaced_pods = {"gpt-worker-1": {"metadata": {"name": "gpt-worker-1"}, "status": {"startTime": MADE}}}
+    assert replaced.state().started == NOW - 60
+
+
 def test_json_counts_attempts_from_1_everywhere() -> None:
     job = JobBuilder().all("ended", 100).condition("Failed")
     failure = replace(RAISED, attempt=1)
