@@ -59,6 +59,7 @@ class PodReader(ChunkReader):
                 self._values[entry.name] = memory[entry.begin : entry.begin + entry.length]
         self._entries: dict[MetadataIndex, tuple[int, Entry]] = {}
         self._metadata: Any = Metadata({}, planner_data={})
+        self._device = _CPU  # on which values travel
         self._complete = False  # the headers of all shards are known
         self._share_names()
         if len(readers) != process_group.world_size():
@@ -85,7 +86,13 @@ class PodReader(ChunkReader):
         """Read the items of this rank's plan, and send other ranks what they need for theirs."""
         tensors = [item for item in plan.items if item.type != LoadItemType.BYTE_IO]
         remote = [item for item in tensors if self._shard_of(item) not in self._mapped]
-        if process_group.maximum(len(remote))[0]:
+        remote_anywhere, without_device = process_group.maximum(
+            len(remote),
+            int(not torch.cuda.is_initialized()),  # type: ignore[no-untyped-call]
+        )
+        if remote_anywhere:
+            # On the device, the values travel between the devices.
+            self._device = process_group.comm_device(_CPU if without_device else torch.device("cuda"))
             common = self._read_by_all(tensors)
             self._broadcast([item for item in tensors if item.storage_index.fqn in common], planner)
             self._exchange([item for item in remote if item.storage_index.fqn not in common], planner)
@@ -152,20 +159,19 @@ class PodReader(ChunkReader):
             read[item.storage_index.fqn] = read.get(item.storage_index.fqn, 0) + item.lengths.numel()
         names = sorted(name for name, found in self._metadata.state_dict_metadata.items() if _is_tensor(found))
         whole = [read.get(name) == self._metadata.state_dict_metadata[name].size.numel() for name in names]
-        flags = torch.tensor(whole, dtype=torch.uint8, device=process_group.comm_device(_CPU))
+        flags = torch.tensor(whole, dtype=torch.uint8, device=self._device)
         dist.all_reduce(flags, op=dist.ReduceOp.MIN)
         return {name for name, flag in zip(names, flags.tolist(), strict=True) if flag}
 
     def _broadcast(self, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
         """Read items that are the same on all ranks. A rank copies what it has itself in `read_data`."""
-        device = process_group.comm_device(_CPU)
         by_reader: dict[int, list[ReadItem]] = {}
         for item in sorted(items, key=_box):
             by_reader.setdefault(self._readers[self._shard_of(item)], []).append(item)
         for reader, found in sorted(by_reader.items()):
             for begin, end in _buckets([self._size(item) for item in found], _BUCKET):
                 bucket = found[begin:end]
-                data = torch.empty(sum(map(self._size, bucket)), dtype=torch.uint8, device=device)
+                data = torch.empty(sum(map(self._size, bucket)), dtype=torch.uint8, device=self._device)
                 if reader == self._rank:
                     self._pack(map(_box, bucket), data)
                 dist.broadcast(data, src=reader)
@@ -177,7 +183,7 @@ class PodReader(ChunkReader):
         """Read items of other ranks' shards, and send other ranks what they read of this rank's."""
         if not process_group.maximum(len(items))[0]:
             return
-        device, ranks = process_group.comm_device(_CPU), process_group.world_size()
+        device, ranks = self._device, process_group.world_size()
         wanted: list[list[ReadItem]] = [[] for _ in range(ranks)]  # by the rank that has them
         for item in items:
             wanted[self._readers[self._shard_of(item)]].append(item)
