@@ -199,6 +199,7 @@ COVERED = {
         "flk_runtime.checkpoint.memory flk_runtime.checkpoint.storage.restore flk_runtime.shared.failure_report"
     ),
     "tests/unit/flk_runtime/test_variable.py": "flk_runtime.contract.variable",
+    "tests/unit/flk_runtime/wire/test_registry.py": "flk_runtime.contract.typed",
     "tests/unit/flk_runtime/wire/test_stream.py": "flk_runtime.wire.session",
 }
 ROWS = [(test, module) for test, modules in COVERED.items() for module in modules.split()]

@@ -9,9 +9,10 @@ import enum
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from flk_runtime.contract import typed
 from flk_runtime.contract.exit_codes import ExitCode
 
 
@@ -321,12 +322,10 @@ class Failure:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Failure:
-        """The failure from the result of ``dataclasses.asdict``; ignores fields that a newer version has added.
+        """The failure from the result of ``dataclasses.asdict``. Raises as `typed.read`.
 
         Failures that earlier versions have recorded get the kinds that they have now.
         """
-        known = {each.name for each in fields(cls) if each.init}
-        values = {name: value for name, value in data.items() if name in known}
         kind = Kind(data["kind"])
         message, code, number = str(data.get("message", "")), data.get("exit_code"), data.get("signal")
         if kind in (Kind.EXIT, Kind.SIGNAL) and (code, number) != (None, None):
@@ -335,7 +334,7 @@ class Failure:
             kind = kind_of_loss(message)
         if kind is Kind.LOST and message.startswith(("never joined", "did not answer")):
             kind = Kind.ABSENT
-        return cls(**{**values, "kind": kind})
+        return typed.read_fields(cls, {**data, "kind": kind.value})
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure:

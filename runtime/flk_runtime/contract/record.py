@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from flk_runtime.contract import typed
 from flk_runtime.contract.failure import Failure
 
 _KEPT_RECORD_LIMIT = 10_000  # bytes
@@ -28,23 +29,6 @@ class Attempt:
     pods: str = ""  # that took part, in the order of their ranks, as `format_pods` writes them; empty: unknown
     restored: int | None = None  # the step after which its ranks began; None: unknown
     restored_from: str = ""  # one of SOURCES
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Attempt:
-        """The attempt from the result of ``dataclasses.asdict``; ignores fields that a newer version has added."""
-        failure = data.get("failure")
-        return cls(
-            int(data["number"]),
-            float(data["started"]),
-            data.get("ended"),
-            Failure.from_dict(failure) if failure else None,
-            int(data.get("restarts", 0)),
-            int(data.get("disruptions", 0)),
-            data.get("step"),
-            str(data.get("pods", "")),
-            data.get("restored"),
-            str(data.get("restored_from", "")),
-        )
 
 
 @dataclass(frozen=True)
@@ -111,21 +95,9 @@ class JobRecord:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> JobRecord:
-        """The record from the result of ``dataclasses.asdict``; ignores fields that a newer version has added."""
-        failure = data.get("failure")
-        return cls(
-            outcome=str(data["outcome"]),
-            code=int(data["code"]),
-            max_restarts=int(data.get("max_restarts", 0)),
-            failure=Failure.from_dict(failure) if failure else None,
-            attempts=[Attempt.from_dict(attempt) for attempt in data.get("attempts", [])],
-            max_disruptions=int(data.get("max_disruptions", 0)),
-            restarts=int(data.get("restarts", 0)),
-            disruptions=int(data.get("disruptions", 0)),
-            no_retry_reason=str(data.get("no_retry_reason") or data.get("verdict") or ""),  # verdict: its former name
-            slow=[SlowRank(**slow) for slow in data.get("slow", [])],
-            bad_nodes=[str(node) for node in data.get("bad_nodes", [])],
-        )
+        """The record from the result of ``dataclasses.asdict``. Raises as `typed.read`."""
+        reason = data.get("no_retry_reason") or data.get("verdict") or ""  # verdict: its former name
+        return typed.read_fields(cls, {**data, "no_retry_reason": reason})
 
 
 def entry_key(job: str, uid: str) -> str:
@@ -162,9 +134,7 @@ class ArchivedRecord:
     def from_json(cls, text: str) -> ArchivedRecord | None:
         """The entry that ``text`` contains, or None if it contains none."""
         try:
-            data = json.loads(text)
-            known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
-            return cls(**{**known, "record": JobRecord.from_dict(data["record"])})
+            return typed.read(cls, json.loads(text))
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
 

@@ -12,7 +12,8 @@ from flk_runtime.contract import log_format, pod_layout, user_env
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.log_format import is_record, parse_record
-from flk_runtime.contract.record import Attempt, JobRecord
+from flk_runtime.contract.record import Attempt, JobRecord, KeptRecord, SlowRank
+from tests.support.messages import check_types, replaced
 
 TEXT = st.text(max_size=8000)
 FAILURES = st.builds(
@@ -63,6 +64,31 @@ def test_a_termination_message_fits_and_keeps_outcome_code_and_cause(record: Job
 def test_text_without_a_record_decodes_to_none(text: str) -> None:
     assert JobRecord.from_json(text) is None
     assert parse_record(text) is None
+
+
+RECORD = JobRecord(
+    "failed",
+    100,
+    failure=Failure(Kind.EXIT, 1, 2, exit_code=1, step=7),
+    attempts=[Attempt(0, 1.0, 2.5, Failure(Kind.LOST, 1), step=7, pods="0-1", restored=3)],
+    slow=[SlowRank(3, "gpt-worker-1", "node-a", 2.5)],
+    bad_nodes=["node-a"],
+)
+
+
+@pytest.mark.parametrize("kind", [JobRecord, KeptRecord])
+def test_a_record_with_a_value_of_another_type_decodes_to_none(kind: type[JobRecord | KeptRecord]) -> None:
+    """Whoever compares the times of failures, or computes with steps, gets numbers."""
+    record = RECORD if kind is JobRecord else KeptRecord("gpt", "uid-1", 2, 4, 1.0, 2.0, RECORD, step=7, lines=["x"])
+    assert kind.from_json(record.to_json()) == record
+    refused = 0
+    for data in replaced(json.loads(record.to_json())):
+        found = kind.from_json(json.dumps(data))
+        if found is None:
+            refused += 1
+        else:
+            check_types(found, kind)
+    assert refused > 300
 
 
 def test_a_record_in_the_output_of_a_rank_is_ignored() -> None:

@@ -217,8 +217,8 @@ class Leader:
                 self._finish_joining(now)
             elif now >= self._progress_at:
                 self._progress_at = now + _PROGRESS_INTERVAL
-                if decide(self._history, self._settings.limits).restart:
-                    missing = self._membership.missing(self._joined)
+                missing = self._membership.missing(self._joined)
+                if missing and decide(self._history, self._settings.limits).restart:
                     count = f"{len(self._joined)} of {self._settings.pods}"
                     self._log(f"{count} pods have joined; waiting for pod {missing[0]}")
 
