@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from flk_runtime.contract import typed
 from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.ranges import plural
 
 
 class _Text(str, enum.Enum):
@@ -303,7 +304,7 @@ class Failure:
         if self.rank is not None:
             subject = f"rank {self.rank} in {subject}"
         if self.count > 1:
-            subject = f"{subject} and {self.count - 1} other {'rank' if self.count == 2 else 'ranks'}"
+            subject = f"{subject} and {plural(self.count - 1, 'other rank')}"
         first_line = _SOURCE_FILE.sub("", self.message.splitlines()[0])[:_LINE_LIMIT] if self.message else ""
         if self.kind in (Kind.PREEMPTED, Kind.RESIZED) and self.node:
             subject = f"{subject} on {self.node}"
