@@ -26,10 +26,10 @@ class Pixels(nn.Module):
 class Words(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embedding = nn.Embedding(13, 10)
+        self.embedding = nn.Embedding(203, 10)  # larger than a block, as the head
         layers = (nn.TransformerEncoderLayer(10, 2, 17, batch_first=True, dropout=0.0) for _ in range(3))
         self.encoder = nn.Sequential(*layers)
-        self.head = nn.Linear(10, 13)
+        self.head = nn.Linear(10, 203)
 
     def forward(self, x):
         return self.head(self.encoder(self.embedding(x))) * 1.0

@@ -369,6 +369,64 @@ with group():
     ranks(script, 4)
 
 
+def test_an_embedding_and_a_head_as_large_as_a_block_are_sharded_apart(ranks: Ranks) -> None:
+    script = (
+        SMALL_MODEL
+        + """
+def wide(tied=False, kind=Net):
+    torch.manual_seed(3)
+    model = kind(tied, words=200)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+def losses(name, tied, kind=Net, **options):
+    with init(name) as run:
+        model, optimizer = run.parallelize(*wide(tied, kind), **options)
+        sharded = [path for path, module in model.named_modules() if "FSDP" in type(module).__name__]
+        # torch's AdamW would hide a gradient that has another scale.
+        optimizer = torch.optim.SGD(model.parameters(), lr=3.0, momentum=0.9)
+        return train(run, model, optimizer, steps=4, accumulation=2), sharded
+
+class Uncalled(Net):
+    def forward(self, x):
+        x = F.embedding(x, self.embedding.weight)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+class InPlace(Net):
+    def __init__(self, tied, words):
+        super().__init__(tied, words)
+        self.head = nn.Linear(6, words)  # with a bias, what it returns is a view
+
+    def forward(self, x):
+        logits = super().forward(x)
+        logits += 1
+        logits /= 2
+        return logits * 1.0
+
+blocks = [f"blocks.{n}" for n in range(3)]
+with group():
+    for tied, kind in ((False, Net), (True, Net), (False, InPlace)):
+        expected, _ = losses("ddp", tied, kind)
+        found, sharded = losses("full_shard", tied, kind)
+        assert sharded == (["", *blocks] if tied else ["", "embedding", *blocks, "head"]), sharded
+        assert all(abs(one - other) < 1e-5 for one, other in zip(found, expected, strict=True)), (found, expected)
+    low = {"precision": flk.Precision()}
+    together, sharded = losses("full_shard", False, blocks="Block", **low)
+    assert (together, sharded) == (losses("full_shard", False, **low)[0], ["", *blocks])
+    with init("full_shard") as run:
+        assert len([m for m in run.parallelize(build()[0]).modules() if "FSDP" in type(m).__name__]) == 4  # small ones
+    with init("full_shard") as run:
+        model = run.parallelize(wide(kind=Uncalled)[0])
+        words = data(6, 1)[0][0][run.rank][:, :-1]
+        refused("Uncalled uses a parameter of a block without calling the block", lambda: model(words))
+    with init("full_shard") as run:
+        run.parallelize(wide(kind=Uncalled)[0], blocks="Block")(words)
+"""
+    )
+    ranks(script, 2)
+
+
 def test_what_does_not_go_together_is_refused_before_anything_waits(ranks: Ranks) -> None:
     script = (
         SMALL_MODEL

@@ -60,10 +60,31 @@ def shardable_blocks(model: nn.Module, blocks: Iterable[nn.Module]) -> list[nn.M
     return result
 
 
-def sharded_units(model: nn.Module, blocks: Iterable[nn.Module], precision: Precision | None) -> list[nn.Module]:
-    """The modules that FSDP gathers and reduces one by one: blocks, and modules that compute in float32."""
+def find_ends(model: nn.Module, blocks: Iterable[nn.Module]) -> list[nn.Module]:
+    """The embeddings and heads of ``model``: children of these classes that are at least as large as a block."""
+    size = min((sum(each.numel() for each in block.parameters()) for block in blocks), default=None)
+    return [
+        child
+        for child in model.children()
+        if isinstance(child, (nn.Embedding, nn.Linear)) and size is not None and child.weight.numel() >= size
+    ]
+
+
+def sharded_units(
+    model: nn.Module, blocks: Iterable[nn.Module], precision: Precision | None, *, ends: bool = True
+) -> list[nn.Module]:
+    """The modules that FSDP gathers and reduces one by one: blocks, and modules that compute in float32.
+
+    With ``ends``, which is the default where the script does not name blocks, `find_ends` too.
+    """
     in_float32 = [each for each in model.modules() if precision and precision.computes_in_float32(each)]
-    return shardable_blocks(model, dict.fromkeys([*blocks, *in_float32]))
+    apart = find_ends(model, blocks := list(blocks)) if ends else []
+    return shardable_blocks(model, dict.fromkeys([*blocks, *apart, *in_float32]))
+
+
+def kept_units(model: nn.Module, blocks: Iterable[nn.Module], *, ends: bool) -> list[nn.Module]:
+    """The units whose parameters the backward pass needs right after the forward pass: the model, and heads."""
+    return [model, *(each for each in (find_ends(model, blocks) if ends else ()) if isinstance(each, nn.Linear))]
 
 
 def _repeated(module: nn.Module) -> Iterator[nn.Module]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import reshard
 from flk_runtime.errors import SetupError
-from flk_runtime.parallel.blocks import sharded_units
+from flk_runtime.parallel.blocks import kept_units, sharded_units
 from flk_runtime.parallel.meta_init import Materializer
 from flk_runtime.parallel.model import ParallelModel, full
 from flk_runtime.parallel.precision import Precision
@@ -41,14 +42,15 @@ class FSDP2Model(ParallelModel):
         precision: Precision | None,
         find_unused_parameters: bool,
         init_follows: bool,
+        ends: bool,
     ) -> None:
-        """Shard ``model`` in place, each of ``blocks`` on its own. Collective.
+        """Shard ``model`` in place, each of ``blocks`` on its own; with ``ends``, its embedding and head. Collective.
 
         ``broadcast``: send rank 0's values to all ranks before.
         ``mesh`` has the dimension shard, or replicate and shard. ``reshards``: free a block's full parameters after its
         forward pass; a number of ranks keeps them sharded over so many until the backward pass. Parameters outside of
-        blocks are kept, since the backward pass needs them first. ``init_follows``: the model's own initialization sets
-        the tensors that modules do not set.
+        blocks and of a head are kept, since the backward pass needs them first. ``init_follows``: the model's own
+        initialization sets the tensors that modules do not set.
         """
 
         def shard(block: nn.Module) -> None:
@@ -58,7 +60,7 @@ class FSDP2Model(ParallelModel):
             fully_shard(
                 block,
                 mesh=mesh,
-                reshard_after_forward=False if root else reshards,
+                reshard_after_forward=False if block in kept else reshards,
                 mp_policy=_mixed_precision(precision, block, root) if precision else MixedPrecisionPolicy(),
             )
 
@@ -66,12 +68,17 @@ class FSDP2Model(ParallelModel):
         for each in in_float32:
             if precision and not any(True for _ in each.parameters()):  # which fully_shard does not cast for
                 _cast_calls(each, precision)
-        units = sharded_units(model, blocks, precision)
+        units = sharded_units(model, blocks, precision, ends=ends)
+        kept = kept_units(model, blocks, ends=ends)
+        for head in kept[1:]:  # torch warns that changes in place lose its gathering, which it does not need
+            name = f"FSDP{type(head).__name__}"
+            warnings.filterwarnings("ignore", rf"FSDP2-wrapped module \({name}\) returned a view tensor")
         Materializer(model, units, device, init_follows=init_follows).run(shard, broadcast=broadcast)
         super().__init__(model)
         self._fsdp_modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for kind in {type(module) for module in self._fsdp_modules}:
             kind.__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]
+        type(model).__call__ = _call  # type: ignore[method-assign]
         self._keeps_full = not reshards
         self._unused: UnusedParameters | None = None
         if find_unused_parameters:
@@ -113,6 +120,18 @@ def _refuse_copy(module: nn.Module, memo: Any) -> None:
         f"a {type(module).__name__} is sharded and cannot be copied: use run.average() in place of AveragedModel, or "
         "copy the model before parallelize, and parallelize both"
     )
+
+
+def _call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return nn.Module.__call__(model, *args, **kwargs)
+    except RuntimeError as error:
+        if "DTensor" not in str(error):
+            raise
+        raise SetupError(
+            f"{type(model).__name__.removeprefix('FSDP')} uses a parameter of a block without calling the block: "
+            f"{str(error).splitlines()[0]}; leave it out of the blocks, as in parallelize(…, blocks='layers.*')"
+        ) from error
 
 
 def _mixed_precision(precision: Precision, block: nn.Module, root: bool) -> MixedPrecisionPolicy:

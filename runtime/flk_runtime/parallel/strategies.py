@@ -18,7 +18,7 @@ from flk_runtime.contract import user_env
 from flk_runtime.contract.strategies import parse_strategy
 from flk_runtime.errors import SetupError
 from flk_runtime.parallel import replaced
-from flk_runtime.parallel.blocks import find_blocks, shardable_blocks
+from flk_runtime.parallel.blocks import find_blocks
 from flk_runtime.parallel.frozen import FrozenParameters
 from flk_runtime.parallel.initialize import RESETS, check_init, initialize, meta_names
 from flk_runtime.parallel.meta_init import Materializer
@@ -119,7 +119,7 @@ def parallelize(
             module.compile(**_compile_options(options.compile))
         return _parallelize(
             model,
-            shardable_blocks(model, blocks),
+            blocks,
             strategy,
             options,
             device=device,
@@ -179,6 +179,7 @@ def _parallelize(
         precision=options.precision,
         find_unused_parameters=options.find_unused_parameters,
         init_follows=init_follows,
+        ends=options.blocks is None,
     )
 
 

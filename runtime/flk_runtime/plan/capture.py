@@ -182,7 +182,7 @@ class _Session:
                 captured.autocast = torch.get_autocast_dtype("cpu")
             options = captured.options
             self._recording.enter_context(
-                _as_trained(model, captured.blocks, precision=options.precision, recompute=options.recompute)
+                _as_trained(captured, precision=options.precision, recompute=options.recompute)
             )
             self._recording.enter_context(self._tracer.recording())
         elif self._tracer.backward_began:
@@ -233,7 +233,7 @@ def retrace(captured: CapturedModel, gpu: Gpu, *, precision: Precision | None, r
     with (
         _WithoutData(),
         _dropout_of_gpus(),
-        _as_trained(model, blocks, precision=precision, recompute=recompute),
+        _as_trained(captured, precision=precision, recompute=recompute),
         parameter.data.fake_mode,
         torch.autocast("cpu", captured.autocast, enabled=captured.autocast is not None),
         tracer.recording(),
@@ -246,17 +246,17 @@ def retrace(captured: CapturedModel, gpu: Gpu, *, precision: Precision | None, r
 
 
 @contextlib.contextmanager
-def _as_trained(
-    model: nn.Module, blocks: Sequence[nn.Module], *, precision: Precision | None, recompute: bool | Blocks
-) -> Iterator[None]:
+def _as_trained(captured: CapturedModel, *, precision: Precision | None, recompute: bool | Blocks) -> Iterator[None]:
     """Give the model the dtypes and the recomputation that `run.parallelize` would give it."""
+    model, blocks = captured.model, captured.blocks
     with contextlib.ExitStack() as stack:
         for each in find_recomputed(model, blocks, recompute):
             recompute_activations(each)
             stack.callback(each.__dict__.pop, "forward")
         if precision:
             stack.enter_context(_parameters_in(model, precision))
-            for module in (*sharded_units(model, blocks, precision), model):  # FSDP casts at the border of each unit
+            units = sharded_units(model, blocks, precision, ends=captured.options.blocks is None)
+            for module in (*units, model):  # FSDP casts at the border of each unit
                 output = precision.output_dtype(module, root=module is model)
                 for hook in _casts(module, precision.param_dtype(module), output):
                     stack.callback(hook.remove)

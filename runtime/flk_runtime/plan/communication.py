@@ -123,7 +123,7 @@ def collectives(
         if shards > 1:
             share = (shards - 1) / shards
             yield Collective(unit, When.FORWARD, Kind.ALL_GATHER, gathered * share, shards, 1)
-            if kind.reshards and not unit.is_root:
+            if kind.reshards and not unit.is_kept:
                 yield Collective(unit, When.BACKWARD, Kind.ALL_GATHER, gathered * share, shards, 1)
             if trained:
                 yield Collective(unit, When.OPTIMIZER, Kind.REDUCE_SCATTER, reduced * share, shards, 1)

@@ -162,7 +162,7 @@ def _workloads(captured: CapturedModel, cluster: Cluster) -> Iterator[Workload]:
     states = {key: sizes for each in optimizers for key, sizes in each.states.items()}
     for name, precision in precisions.items():
         ready = () if given.find_unused_parameters else trace.ready  # with it, DDP keeps the order that it began with
-        units = units_of(captured.model, captured.blocks, states, precision, ready)
+        units = units_of(captured.model, captured.blocks, states, precision, ready, ends=given.blocks is None)
         for recompute in (given.recompute, *([can_recompute] if can_recompute != bool(given.recompute) else [])):
             as_traced = precision is given.precision and recompute == given.recompute
             yield Workload(

@@ -138,7 +138,10 @@ class _Memory:
             collections.Counter[int](),
             collections.Counter[int](),
         )
+        self._ends = 0  # full parameters of units that are neither blocks nor kept, as an embedding
         for unit in work.units:
+            if unit.block == OUTSIDE and not unit.is_kept:
+                self._ends += unit.full_bytes(work.parameter_size)
             self._full[unit.block] += unit.full_bytes(work.parameter_size)
             self._reduced[unit.block] += unit.trained_bytes(work.reduce_size)
             own[unit.block] += sum(each.local_numel(shards) * each.size for each in unit.parameters if each.trained)
@@ -182,8 +185,8 @@ class _Memory:
 
     def _in_use(self, segment: Segment) -> int:
         """Bytes of full parameters: the segment's block, the next block, and the parameters in no block."""
-        root = self._full.get(OUTSIDE, 0)
         place = self._place.get(segment.block)
+        root = self._full.get(OUTSIDE, 0) - (self._ends if self._reshards and place is not None else 0)
         last = len(self._order) - 1
         if not self._reshards:  # all from the forward pass until their own backward pass
             if segment.backward:
@@ -239,9 +242,13 @@ def _communication(sent: Sequence[Collective], work: Workload, cluster: Cluster)
 
 
 def _first(sent: Sequence[Collective], when: When) -> list[Collective]:
-    """The collectives of the unit whose parameters are used first, and so updated last."""
+    """The collectives of the units whose parameters are used first, and so updated last: the root and an embedding."""
     found = [each for each in sent if each.when is when]
-    return [each for each in found if each is found[0] or (each.unit is not None and each.unit is found[0].unit)]
+    return [each for each in found if each is found[0] or (each.unit is not None and _is_first(each.unit, found[0]))]
+
+
+def _is_first(unit: Unit, first: Collective) -> bool:
+    return unit is first.unit or (unit.block == OUTSIDE and not unit.is_kept)
 
 
 def _copied_bytes(each: Collective) -> float:

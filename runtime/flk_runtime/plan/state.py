@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
 from flk_runtime.parallel import Precision
-from flk_runtime.parallel.blocks import sharded_units
+from flk_runtime.parallel.blocks import kept_units, sharded_units
 from flk_runtime.plan.hardware import Gpu
 from flk_runtime.plan.trace import OUTSIDE, MemoryCounter
 
@@ -46,6 +46,7 @@ class Unit:
     block: int  # index of the block that it is, or is a part of; OUTSIDE if there is none
     parameters: tuple[Parameter, ...]
     is_root: bool = False  # it is gathered before all others, kept until the end of the step, and reduced after them
+    is_kept: bool = False  # between the forward and the backward pass, whatever the strategy
 
     @property
     def numel(self) -> int:
@@ -76,11 +77,14 @@ def units_of(
     states: Mapping[int, tuple[tuple[int, int], ...]],
     precision: Precision | None = None,
     ready: Sequence[int] = (),
+    *,
+    ends: bool = True,
 ) -> list[Unit]:
     """The units that FSDP makes of ``model``, in the order of registration; the root is first.
 
     ``blocks`` are the parts that are traced; ``states`` are the sizes of the optimizers' states by id of the parameter.
-    ``ready``: see `StepTrace`; by default gradients become ready in the reverse order of registration.
+    ``ends``: see `sharded_units`. ``ready``: see `StepTrace`; by default gradients become ready in the reverse order of
+    registration.
     """
     parameters = list(model.parameters())
     rest = set(range(len(parameters))).difference(ready)
@@ -89,7 +93,8 @@ def units_of(
     for index, block in enumerate(blocks):
         for module in block.modules():
             part.setdefault(id(module), index)
-    chosen = {id(module) for module in (*sharded_units(model, blocks, precision), model)}
+    chosen = {id(module) for module in (*sharded_units(model, blocks, precision, ends=ends), model)}
+    kept = kept_units(model, blocks, ends=ends)
     units: list[Unit] = []
     seen: set[int] = set()
     for module in reversed([each for each in model.modules() if id(each) in chosen]):  # inner ones before outer ones
@@ -97,7 +102,7 @@ def units_of(
         seen.update(map(id, own))
         if own:
             described = tuple(_described(each, states.get(id(each), ()), place[id(each)]) for each in own)
-            units.append(Unit(part.get(id(module), OUTSIDE), described, is_root=module is model))
+            units.append(Unit(part.get(id(module), OUTSIDE), described, module is model, module in kept))
     return units[::-1]
 
 

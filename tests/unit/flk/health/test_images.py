@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flk.health import find, report
+from flk.health import diagnose, find
 from flk.jobs.state import Phase, derive
 from tests.support.jobs import NOW, JobBuilder
 
@@ -90,9 +90,9 @@ def test_a_pod_that_finds_no_node_for_a_new_reason_has_its_grace() -> None:
 def test_what_pod_and_event_both_say_is_told_once() -> None:
     said = "failed to pull and unpack image: docker.io/library/img:1: not found"
     message = f'Back-off pulling image "img:1": ErrImagePull: {said}'
-    cause = report(pulling(("Failed", f'Failed to pull image "img:1": {said}', 3), message=message).view()).cause
+    cause = diagnose(pulling(("Failed", f'Failed to pull image "img:1": {said}', 3), message=message).view()).cause
     assert cause
     assert [item.source for item in cause.evidence] == [f"pod {POD}"]
-    brief = report(pulling(("Failed", NOT_FOUND, 3)).view()).cause  # the pod alone does not say why
+    brief = diagnose(pulling(("Failed", NOT_FOUND, 3)).view()).cause  # the pod alone does not say why
     assert brief
     assert len(brief.evidence) == 2

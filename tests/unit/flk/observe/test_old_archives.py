@@ -46,7 +46,7 @@ def test_a_job_that_failed(fake: FakeApiServer, run: Run, place: str) -> None:
     assert (state["phase"], state["code"], state["failure"]["rank"]) == ("Failed", ExitCode.TRAINING, 1)
     assert [attempt["outcome"] for attempt in state["attempts"]] == ["failed"]
     code, lines, _ = run("logs", "gpt")
-    assert code == ExitCode.NOT_FOUND
+    assert code == ExitCode.TRAINING
     assert "step 20" in lines
 
 

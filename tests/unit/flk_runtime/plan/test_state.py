@@ -98,9 +98,18 @@ class Words(nn.Module):
 def test_units_are_those_that_fsdp_makes() -> None:
     model = Words()
     blocks = find_blocks(model, None)
-    plain = units_of(model, blocks, {})
+    apart = units_of(model, blocks, {})  # the embedding and the head are larger than a block
+    assert [(unit.block, unit.is_root, unit.is_kept) for unit in apart] == [
+        (-1, False, False),
+        (0, False, False),
+        (1, False, False),
+        (-1, False, True),
+    ]
+    again = [each for each in collectives("full_shard", apart, 4, 4) if each.when.name == "BACKWARD"]
+    assert [each.unit for each in again] == apart[:3]  # the head is there
+    plain = units_of(model, blocks, {}, ends=False)
     assert [(unit.block, unit.is_root) for unit in plain] == [(-1, True), (0, False), (1, False)]
-    mixed = units_of(model, blocks, {}, Precision())  # batch norms compute in float32, and are units
+    mixed = units_of(model, blocks, {}, Precision(), ends=False)  # batch norms compute in float32, and are units
     assert sorted(unit.block for unit in mixed) == [-1, 0, 0, 1, 1]
     assert sum(unit.numel for unit in mixed) == sum(unit.numel for unit in plain)
     gathered = [each for each in collectives("full_shard", mixed, 4, 4) if each.when.name == "FORWARD"]
