@@ -62,7 +62,7 @@ class ShareReader(IterableDataset[ReadShare]):
         self._dataset, self._rank, self._world_size = dataset, rank, world_size
         self._step_size, self._drop_last = step_size, drop_last
         self.has_state = (
-            hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict") and not is_hugging_face(dataset)
+            hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict") and not _has_shuffle_buffer(dataset)
         )
         self._parts = self._native_parts()
         self._even = True  # whether all steps of this epoch were full
@@ -167,6 +167,19 @@ def is_hugging_face(dataset: Any) -> bool:
     """Whether ``dataset`` is an IterableDataset of Hugging Face's library datasets."""
     datasets = sys.modules.get("datasets")
     return datasets is not None and isinstance(dataset, datasets.IterableDataset)
+
+
+def _has_shuffle_buffer(dataset: Any) -> bool:
+    """Whether a dataset of Hugging Face has a buffer for shuffling, whose elements its state does not have."""
+    if not is_hugging_face(dataset):
+        return False
+    waiting = [dataset._ex_iterable]
+    while waiting:
+        inner = waiting.pop()
+        if "Shuffled" in type(inner).__name__ and hasattr(inner, "buffer_size"):
+            return True
+        waiting += [each for each in [getattr(inner, "ex_iterable", None), *getattr(inner, "ex_iterables", ())] if each]
+    return False
 
 
 def _round_robin(streams: list[Iterator[Any]]) -> Iterator[Any]:

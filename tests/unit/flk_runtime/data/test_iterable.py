@@ -271,6 +271,33 @@ def test_a_dataset_s_own_state_is_used() -> None:
         one(Stateful()).load_state_dict(one([1, 2, 3]).state_dict())
 
 
+@pytest.mark.parametrize("buffer", [0, 5])
+def test_a_hugging_face_stream_resumes_from_its_own_state_unless_that_would_lose_elements(buffer: int) -> None:
+    datasets = pytest.importorskip("datasets", reason="needs datasets from PyPI")
+    read: list[int] = []
+
+    def watch(row: dict[str, int]) -> dict[str, int]:
+        read.append(row["n"])
+        return row
+
+    def loader() -> Any:
+        data = datasets.Dataset.from_dict({"n": list(range(24))}).to_iterable_dataset(num_shards=3)
+        return one((data.shuffle(seed=1, buffer_size=buffer) if buffer else data).map(watch))
+
+    def numbers(batches: Any) -> list[int]:
+        return [number for batch in batches for number in batch["n"].tolist()]
+
+    expected = [numbers(whole) for whole in [loader()] for _ in whole.epochs(2)]
+    stream = loader()
+    begun = numbers(batch for _, batch in zip(range(2), stream, strict=False))
+    resumed = loader()
+    resumed.load_state_dict(stream.state_dict())
+    read.clear()
+    assert begun + numbers(resumed) == expected[0]
+    assert sorted(read) == sorted(expected[0] if buffer else expected[0][8:])
+    assert numbers(resumed) == expected[1]
+
+
 def test_data_that_is_split_already_comes_as_it_is() -> None:
     stream = one(Numbers(23), split=False, num_workers=2)
     first = values(stream)
