@@ -118,6 +118,21 @@ def test_a_checkpoint_that_cannot_be_read_gives_way_to_the_one_before(job: Calla
     assert "the checkpoint in memory after step 20 could not be read: step 10 is restored" in run.log(0)
 
 
+def test_a_holder_that_is_stopped_during_a_restore_delays_it(job: Callable[..., Pods], root: Path) -> None:
+    """For longer than a lease: the attempt ends, and the next one restores."""
+    run = job(3, **{user_env.BACKOFF: "0", user_env.LEASE: "2"})
+    start(run, 40, save_every=10, pause=0.05)
+    reach(run, 21)
+    delete_pods(run, root, 1)
+    restart(run, 40, 1, save_every=10)
+    run.until(lambda: "flk-attempt 2" in run.log(0), "the second attempt starts")
+    run.running[2].send_signal(signal.SIGSTOP)
+    time.sleep(4)
+    run.running[2].send_signal(signal.SIGCONT)
+    assert run.wait() == [0, 0, 0], run.logs_of_all()
+    assert all(attempt.restored in (None, 10, 20) for attempt in run.record().attempts[1:]), run.logs_of_all()
+
+
 def test_partners_that_are_lost_together_start_the_training_again(job: Callable[..., Pods], root: Path) -> None:
     run = job(3)
     start(run, 30)
