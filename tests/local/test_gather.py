@@ -76,6 +76,8 @@ for saved in ("ddp", "full", "hybrid"):
         print("=", json.dumps([f"{saved} {wanted}", [reader.received, needed, own, len(reader._headers)]]))
 """
 OTHER = """
+reader, _, _ = read("full", "full", [0, 1, 1, 0])
+assert rank or sorted(reader._headers) == [0, 1, 3], "of the shards that it reads, and that have the rest of its rows"
 for wanted in ("ddp", "full", "hybrid"):
     reader, needed, own = read("hybrid", wanted, [1, 0, 1, 0])
     assert len(reader._values) == 4

@@ -15,7 +15,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,11 +30,33 @@ from flk_runtime.shared.progress import heartbeat
 from flk_runtime.shared.shard_file import Entry, ShardHeader, read_header, value_name
 
 _BUCKET: Final = 32 << 20  # bytes that a rank sends or receives at once
+_SAMPLE: Final = 16  # entries
 _ALIGNMENT: Final = 16  # bytes of the largest dtype
 _CPU: Final = torch.device("cpu")
 
 T = TypeVar("T")
 _Box = list[Any]  # of a shard's chunk: name and offsets of the chunk, offsets in the chunk, and size; as JSON
+
+
+class _Unread(NamedTuple):
+    """The header of a shard as it travels."""
+
+    text: bytes  # compressed JSON
+    sample: tuple[Entry, ...]  # some of its entries
+
+    @classmethod
+    def of(cls, header: ShardHeader) -> _Unread:
+        tensors = [entry for entry in header.entries if entry.dtype]
+        return cls(zlib.compress(header.to_json(), 1), tuple(tensors[:: max(1, len(tensors) // _SAMPLE)]))
+
+    def header(self) -> ShardHeader:
+        return ShardHeader.from_json(zlib.decompress(self.text))
+
+    def has_piece_of(self, chunks: Sequence[Chunk]) -> bool:
+        wanted = {chunk.name: chunk for chunk in chunks}
+        return any(
+            entry.name in wanted and _overlap(wanted[entry.name], entry.offsets, entry.size) for entry in self.sample
+        )
 
 
 class PodReader(ChunkReader):
@@ -60,7 +82,8 @@ class PodReader(ChunkReader):
         self._entries: dict[MetadataIndex, tuple[int, Entry]] = {}
         self._metadata: Any = Metadata({}, planner_data={})
         self._device = _CPU  # on which values travel
-        self._complete = False  # the headers of all shards are known
+        self._others: dict[int, _Unread] = {}  # headers of further shards
+        self._gathered = False  # this rank has, or had, all of them there
         self._share_names()
         if len(readers) != process_group.world_size():
             for values in process_group.all_gather(self._values):
@@ -77,10 +100,17 @@ class PodReader(ChunkReader):
         pass
 
     def cover(self, chunks: Sequence[Chunk]) -> None:
-        lacks = not self._complete and not all(map(self._covers, chunks))
-        if process_group.maximum(int(lacks))[0]:
+        lacking = [chunk for chunk in chunks if not self._covers(chunk)]
+        if not self._gathered and process_group.maximum(len(lacking))[0]:
             self._gather_headers()
+        for certain in (True, False):  # first the headers of shards that have a piece of these chunks for certain
+            if not lacking:
+                return
+            found = [shard for shard, other in self._others.items() if not certain or other.has_piece_of(lacking)]
+            for shard in found:
+                self._headers[shard] = self._others.pop(shard).header()
             self._add(self._headers)
+            lacking = [chunk for chunk in lacking if not self._covers(chunk)]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read the items of this rank's plan, and send other ranks what they need for theirs."""
@@ -109,23 +139,22 @@ class PodReader(ChunkReader):
 
     def _share_names(self) -> None:
         """Have the metadata name all tensors, and take the header and the plain values of the shard of rank 0."""
+        known: set[str] = set()
         if self._readers[0] == 0:
             first = process_group.on_main(lambda: (self._headers[0].to_json(), self._values[value_name(0)]))
             self._headers[0], self._values[value_name(0)] = ShardHeader.from_json(first[0]), first[1]
-        known = {entry.name for entry in self._headers[0].entries} if 0 in self._headers else set()
+            known = {entry.name for entry in self._headers[0].entries}
         own = [entry for header in self._headers.values() for entry in header.entries]
         add_entries(self._metadata, own, chunks=False)
         for more in process_group.all_gather({entry.name: entry for entry in own if entry.name not in known}):
             add_entries(self._metadata, more.values(), chunks=False)
 
     def _gather_headers(self) -> None:
-        """Have every rank know the headers of all shards."""
-        own = {shard: zlib.compress(header.to_json(), 1) for shard, header in self._headers.items()}
+        """Have every rank hold the headers of all shards, unread: those of a sharded model have many entries."""
+        own = {shard: _Unread.of(header) for shard, header in self._headers.items() if shard in self._mapped}
         for headers in process_group.all_gather(own):
-            for shard, text in headers.items():
-                if shard not in self._headers:
-                    self._headers[shard] = ShardHeader.from_json(zlib.decompress(text))
-        self._complete = True
+            self._others |= {shard: header for shard, header in headers.items() if shard not in self._headers}
+        self._gathered = True
 
     def _add(self, headers: dict[int, ShardHeader]) -> None:
         """Have the metadata name the chunks of these shards, in the same order on all ranks."""
