@@ -14,6 +14,7 @@ import sys
 import zipfile
 
 _USAGE_ERROR = 2  # see flk_runtime.contract.exit_codes
+_PRINTABLE = bytes(range(32, 127))  # characters of ASCII
 
 
 def indented(source: str) -> str:
@@ -31,20 +32,30 @@ def indented(source: str) -> str:
     return "\n".join(lines)
 
 
-def unpacked(archive: str, work: str) -> str:
-    """Return the folder with the runtime in ``archive``, below ``work``. It is unpacked once in each pod."""
+def modules(data: bytes) -> dict[str, str]:
+    """Return the sources of the modules in ``data``, the member of the archive, by their paths.
+
+    It begins with the printable characters, in the order of their codes in the compressed text.
+    """
     import bz2
 
+    count = len(_PRINTABLE)
+    text = bz2.decompress(data[count:]).translate(bytes.maketrans(_PRINTABLE, data[:count]))
+    return {name: indented(source) for name, source in json.loads(text).items()}
+
+
+def unpacked(archive: str, work: str) -> str:
+    """Return the folder with the runtime in ``archive``, below ``work``. It is unpacked once in each pod."""
     with zipfile.ZipFile(archive) as members:
-        data = members.read(next(name for name in members.namelist() if name.endswith(".json.bz2")))
+        data = members.read(next(name for name in members.namelist() if name.endswith(".packed")))
     folder = os.path.join(work, ".flk", hashlib.sha256(data).hexdigest()[:12])
     if not os.path.isdir(folder):
         new = f"{folder}.{os.getpid()}"
-        for name, source in json.loads(bz2.decompress(data)).items():
+        for name, source in modules(data).items():
             path = os.path.join(new, name)
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(path, "w", encoding="utf-8") as file:
-                file.write(indented(source))
+                file.write(source)
         try:
             os.rename(new, folder)
         except OSError:

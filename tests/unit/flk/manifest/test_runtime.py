@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import bz2
 import io
-import json
 import zipfile
 from collections.abc import Mapping, Set
 from pathlib import Path
@@ -17,7 +15,7 @@ import flk_runtime
 from flk.manifest import runtime
 from flk.manifest.runtime import OPTIONAL, runtime_archive, stripped, used_by
 from flk.spec.job import validated
-from flk_runtime.bootstrap import indented
+from flk_runtime.bootstrap import modules
 
 FOLDER = Path(flk_runtime.__path__[0])
 SOURCES = sorted(FOLDER.rglob("*.py"))
@@ -27,8 +25,8 @@ LIMIT = 150_000  # bytes
 def members(archive: bytes) -> dict[str, str]:
     """The modules in an archive, by their paths in the package."""
     with zipfile.ZipFile(io.BytesIO(archive)) as outer:
-        sources = json.loads(bz2.decompress(outer.read("flk_runtime.json.bz2")))
-    return {name.removeprefix("flk_runtime/"): indented(source) for name, source in sources.items()}
+        sources = modules(outer.read("flk_runtime.packed"))
+    return {name.removeprefix("flk_runtime/"): source for name, source in sources.items()}
 
 
 class Needed(ast.NodeTransformer):
@@ -45,6 +43,9 @@ class Needed(ast.NodeTransformer):
         if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             node.value.value = ""
         return self.generic_visit(node)
+
+    def visit_If(self, node: ast.If) -> ast.AST | None:
+        return None if getattr(node.test, "id", "") == "TYPE_CHECKING" else self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         place = {"Variable": 1, "Setting": 1, "Meaning": 0}.get(getattr(node.func, "id", ""))
@@ -87,6 +88,7 @@ STRIPPED = {
         "def f(a: int, *b: str, c: set[\n  int\n] = ()) -> list[\n  int\n]:\n    é: str = g('é', d=2)\n    e: int\n",
         "def f(a, *b, c\n\n = ()) -> list[\n  int\n]:\n    é = g('é', d=2)\n    e: int\n",
     ),
+    "imports": ("import a\nif TYPE_CHECKING:\n    import b\n\n    c = 1\nd = 2", "import a\n\n\n\n\nd = 2"),
     "coroutines": ("async def h(a: int) -> str: ...", "async def h(a): ..."),
     "fields of classes": (
         "class A:\n    x: int\n    y: int = 1\n    def m(self) -> int:\n        self.z: int = 2\n",
