@@ -364,6 +364,12 @@ with group():
         found, _, _ = losses(name, compile={"backend": "eager", "dynamic": False})
         assert found == expected
     assert losses("full_shard", reshard_after_forward=2)[0] == losses("full_shard")[0]
+    assert losses("full_shard", prefetch=2)[0] == losses("full_shard")[0]
+    with init("full_shard") as run:
+        model = run.parallelize(build()[0], prefetch=2)
+        ahead = [len(each._get_fsdp_state()._states_to_forward_prefetch) for each in (model, *model.blocks)]
+        behind = [len(each._get_fsdp_state()._states_to_backward_prefetch) for each in (model, *model.blocks)]
+        assert (ahead, behind) == ([2, 2, 1, 0], [2, 0, 1, 2])
 """
     )
     ranks(script, 4)
@@ -456,6 +462,7 @@ with group():
         ("reshard_after_forward=1: expected a number of ranks from 2 on that divides the 2", "full_shard",
          {"reshard_after_forward": 1}),
         ("blocks=0: expected", "full_shard", {"blocks": 0}),
+        ("prefetch=0: expected a number of blocks from 1 on", "full_shard", {"prefetch": 0}),
         ("recompute=True needs blocks", "ddp", {"model": nn.Linear(2, 2), "recompute": True}),
         ("'weight' of 0 (Odd) is on the meta device, and no reset_parameters() sets it", "full_shard",
          {"model": nn.Sequential(Odd()), "init": "reset_parameters"}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +43,7 @@ class FSDP2Model(ParallelModel):
         find_unused_parameters: bool,
         init_follows: bool,
         ends: bool,
+        prefetch: int | None,
     ) -> None:
         """Shard ``model`` in place, each of ``blocks`` on its own; with ``ends``, its embedding and head. Collective.
 
@@ -50,7 +51,8 @@ class FSDP2Model(ParallelModel):
         ``mesh`` has the dimension shard, or replicate and shard. ``reshards``: free a block's full parameters after its
         forward pass; a number of ranks keeps them sharded over so many until the backward pass. Parameters outside of
         blocks and of a head are kept, since the backward pass needs them first. ``init_follows``: the model's own
-        initialization sets the tensors that modules do not set.
+        initialization sets the tensors that modules do not set. ``prefetch``: number of units that are gathered before
+        they are needed, in the order of registration; by default as torch does.
         """
 
         def shard(block: nn.Module) -> None:
@@ -79,6 +81,8 @@ class FSDP2Model(ParallelModel):
         for kind in {type(module) for module in self._fsdp_modules}:
             kind.__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]
         type(model).__call__ = _call  # type: ignore[method-assign]
+        if prefetch:
+            _prefetch(self._fsdp_modules, prefetch)
         self._keeps_full = not reshards
         self._unused: UnusedParameters | None = None
         if find_unused_parameters:
@@ -132,6 +136,15 @@ def _call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
             f"{type(model).__name__.removeprefix('FSDP')} uses a parameter of a block without calling the block: "
             f"{str(error).splitlines()[0]}; leave it out of the blocks, as in parallelize(…, blocks='layers.*')"
         ) from error
+
+
+def _prefetch(units: Sequence[FSDPModule], count: int) -> None:
+    """Have each of ``units``, the model first, gather the ``count`` that follow it in a pass."""
+    blocks = list(units[1:])
+    for place, unit in enumerate(units):
+        unit.set_modules_to_forward_prefetch(blocks[place : place + count])
+        last = place - 1 if place else len(blocks)  # of the blocks before it in the forward pass
+        unit.set_modules_to_backward_prefetch(blocks[max(0, last - count) : last][::-1])
 
 
 def _mixed_precision(precision: Precision, block: nn.Module, root: bool) -> MixedPrecisionPolicy:

@@ -24,6 +24,8 @@ class ParallelArgs(TypedDict, total=False):
     - ``shard_size``: number of ranks in a shard group under a hybrid strategy. Default: the ranks of one node.
     - ``reshard_after_forward``: number of ranks over which a block's parameters stay sharded between its forward
       and backward passes, under full_shard and hybrid_shard; such as a node's. Default: the whole shard group.
+    - ``prefetch``: number of blocks gathered before they are needed, under strategies that shard; many need memory.
+      Default: one, as torch does it.
     - ``find_unused_parameters``: ranks do not all use the same parameters in a forward pass.
     - ``init``: for a model on the meta device, a function that is called with it once it is sharded, and sets the
       values of parameters and buffers; the path of weights, as of `load_weights`; or "reset_parameters", which says
@@ -38,6 +40,7 @@ class ParallelArgs(TypedDict, total=False):
     compile: bool | str | Mapping[str, Any]
     shard_size: int | None
     reshard_after_forward: int | None
+    prefetch: int | None
     find_unused_parameters: bool
     init: Initializer | None
     save_frozen: bool
@@ -54,6 +57,7 @@ class ParallelOptions:
     compile: bool | str | Mapping[str, Any] = False
     shard_size: int | None = None
     reshard_after_forward: int | None = None
+    prefetch: int | None = None
     find_unused_parameters: bool = False
     init: Initializer | None = None
     save_frozen: bool = True

@@ -106,6 +106,7 @@ def parallelize(
     unset = meta_names(model)
     if not (strategy == "none" and _parallelized_by_script(model)):
         check_init(unset, options.init)
+    _check_prefetch(options.prefetch)
     shard_size = _shard_size(strategy, options.shard_size, world_size, local_world_size)
     blocks = find_blocks(model, options.blocks)
     recomputed = find_recomputed(model, blocks, options.recompute)
@@ -180,12 +181,18 @@ def _parallelize(
         find_unused_parameters=options.find_unused_parameters,
         init_follows=init_follows,
         ends=options.blocks is None,
+        prefetch=options.prefetch,
     )
 
 
 def _check_precision(precision: object) -> None:
     if precision is not None and not isinstance(precision, Precision):
         raise SetupError(f"precision={precision!r}: expected a flk_runtime.Precision")
+
+
+def _check_prefetch(blocks: object) -> None:
+    if blocks is not None and (isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1):
+        raise SetupError(f"prefetch={blocks!r}: expected a number of blocks from 1 on")
 
 
 def _check_shared(model: nn.Module) -> None:

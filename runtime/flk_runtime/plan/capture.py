@@ -138,8 +138,9 @@ class _Session:
     def _capture(self, model: nn.Module, optimizers: Sequence[Optimizer], options: ParallelOptions) -> ParallelModel:
         if self.captured is not None:
             raise SetupError("plan works for a script that parallelizes one model, and this one parallelizes several")
-        if options.reshard_after_forward:
-            raise SetupError("plan does not model reshard_after_forward: leave it out to compare strategies")
+        for name in ("reshard_after_forward", "prefetch"):
+            if getattr(options, name):
+                raise SetupError(f"plan does not model {name}: leave it out to compare strategies")
         unset = [name for name, each in model.named_parameters() if getattr(each, _META, False)]
         check_init([*unset, *meta_names(model)], options.init)
         for module in model.modules():
