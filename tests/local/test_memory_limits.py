@@ -86,6 +86,20 @@ def test_a_limit_is_enough_for_restores_or_refused(
     check(forked_pods, root, strategy, fault, limit)
 
 
+def test_fewer_pods_restore_from_memory_and_need_more_of_it(forked_pods: Callable[..., Pods], root: Path) -> None:
+    """Two shards of the lost pod have one copy, and larger shards follow. The limit is just enough for these."""
+    settings = {pod_env.MEMORY_ROOT: str(root), pod_env.RESTARTS: "1", user_env.LEASE: "2", user_env.LAST_CALL: "1"}
+    limits = {user_env.MEMORY_LIMIT: str(int(6.2 * SHARD)), pod_env.MIN_PODS: "2"}
+    job = forked_pods(4, 1, script=TRAIN, **settings, **limits)
+    job.start("train.py", "full_shard", "14")
+    paths = [job.folder / f"step.{rank}" for rank in range(4)]
+    job.until(lambda: all(path.exists() and path.read_text() == "7" for path in paths), "all ranks do step 7")
+    delete_pods(job, root, 3)
+    assert [job.running[pod].wait(60) for pod in range(3)] == [0] * 3, job.logs_of_all()
+    assert re.findall(r"\[rank 0\] begins at (\d+)", job.log(0)) in (["0", "4"], ["0", "6"])
+    assert "keeping no checkpoints" not in job.logs_of_all()
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("fault", FAULTS)

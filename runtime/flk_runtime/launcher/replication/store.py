@@ -138,15 +138,17 @@ class ShardStore:
             for slot in self._slots:  # all ranks have restored
                 if self._is_spare(slot):
                     self._clear(slot)
-            files, rest = self._assign(sizes, copied)
-            need = sum(max(slot.size, sizes[rank]) if slot else sizes[rank] for rank, slot in files)
-            need += sum(slot.size for slot in rest)
-            for slot in [slot for slot in rest if slot.shard in copied]:
-                if max(need, least) > self.limit:
-                    need -= slot.size
-                    self._clear(slot)
+            dropped: list[Slot] = []
+            files, rest, need = self._assign(sizes, copied, dropped)
+            for slots in (rest, self._slots):  # first those that no rank gets
+                if need > self.limit:
+                    dropped = [slot for slot in slots if slot.held() in copied]
+                    files, rest, need = self._assign(sizes, copied, dropped)
             if max(need, least) > self.limit:
                 raise NoRoomError(_too_much(max(need, least), self.limit))
+            for slot in dropped:
+                self._clear(slot)
+                slot.rank = _NOBODY
             self._remove(lambda slot: slot.rank not in sizes and all(slot is not each for _, each in files))
             chosen = []
             for rank, found in files:
@@ -272,25 +274,28 @@ class ShardStore:
         return next((slot for slot in self._slots if slot.held() == shard), None)
 
     def _assign(
-        self, sizes: Mapping[int, int], copied: Collection[ShardId]
-    ) -> tuple[list[tuple[int, Slot | None]], list[Slot]]:
-        """The files of each rank in ``sizes``, None for a new one; and the files with shards that no rank gets.
+        self, sizes: Mapping[int, int], copied: Collection[ShardId], dropped: Collection[Slot]
+    ) -> tuple[list[tuple[int, Slot | None]], list[Slot], int]:
+        """The files of each rank, None for a new one; the files with shards that no rank gets; and the bytes of all.
 
-        At least one file of each rank holds nothing. Files with shards in ``copied`` are taken last.
+        At least one file of each rank holds nothing. Files with shards in ``copied`` are taken last. ``dropped`` are
+        files that count as free ones.
         """
-        own = {rank: self._own(rank) for rank in sizes}
-        others = [slot for slot in self._slots if slot.rank not in sizes]
-        held = sorted((slot for slot in others if slot.held()), key=lambda slot: slot.shard not in copied)
-        free = [slot for slot in others if not slot.held()]
+        own = {rank: [slot for slot in self._own(rank) if slot not in dropped] for rank in sizes}
+        others = [slot for slot in self._slots if slot.rank not in sizes or slot in dropped]
+        held = [slot for slot in others if slot.held() and slot not in dropped]
+        held.sort(key=lambda slot: slot.shard not in copied)
+        free = [slot for slot in others if slot not in held]
         files: list[tuple[int, Slot | None]] = []
         for rank, slots in own.items():
             found: list[Slot | None] = [*slots]
             while len(found) < _FILES:
-                has_free = any(slot is None or not slot.held() for slot in found)
+                has_free = any(slot is None or slot in dropped or not slot.held() for slot in found)
                 pool = held if has_free and held else free
                 found.append(pool.pop() if pool else None)
             files += [(rank, slot) for slot in found]
-        return files, held
+        need = sum(max(slot.size, sizes[rank]) if slot else sizes[rank] for rank, slot in files)
+        return files, held, need + sum(slot.size for slot in held)
 
     def _slot_for(self, rank: int, keep: CheckpointId | None) -> Slot | None:
         """An unused file for a copy: a file without a shard, or else a file whose shard is of no whole checkpoint."""

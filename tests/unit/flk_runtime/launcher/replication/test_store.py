@@ -309,6 +309,22 @@ def test_more_copies_than_files_give_way_if_other_pods_hold_them(store: ShardSto
     assert taken(store) == 4 * SIZE
 
 
+def test_a_copy_in_a_file_of_a_rank_gives_way_to_a_shard_that_only_this_pod_keeps(store: ShardStore) -> None:
+    store.limit = 4 * SIZE
+    store.keep_only(None, attempt="first")
+    for rank in (0, 2, 3):
+        receive(store, shard(1, rank=rank))
+    store.keep_only(shard(1).checkpoint, attempt="second")
+    store.reserve({0: SIZE, 2: SIZE}, 1, copied=[shard(1, rank=2)])
+    assert store.shards() == [shard(1), shard(1, rank=3)]
+    assert taken(store) == 4 * SIZE
+    files = [store.files_of(rank) for rank in (0, 2)]
+    for path, _ in files:
+        finish(path, 2)
+        store.seal(path, "second")
+    assert shard(1, rank=3) in store.shards()
+
+
 def test_files_that_are_reserved_in_vain_are_given_up(store: ShardStore) -> None:
     store.keep_only(None, attempt="first")
     receive(store, shard(1))
