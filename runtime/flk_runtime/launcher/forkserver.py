@@ -42,7 +42,12 @@ PRELOAD_FOR_OPTIMIZERS = ("torch._dynamo",)
 # The sharding strategies import these, which takes half a second.
 PRELOAD_FOR_SHARDING = ("torch.distributed.fsdp", "torch.distributed.tensor")
 # The modules that a script with flk's library has imported by its first step: they take a fifth of a second.
-PRELOAD_FOR_LIBRARY = ("flk_runtime.run.init", "flk_runtime.checkpoint.load", "flk_runtime.checkpoint.save")
+PRELOAD_FOR_LIBRARY = (
+    "flk_runtime.run.init",
+    "flk_runtime.checkpoint.gather",
+    "flk_runtime.checkpoint.load",
+    "flk_runtime.checkpoint.save",
+)
 _MESSAGE_LIMIT = 1 << 20  # bytes of one message between launcher and server
 
 
