@@ -174,11 +174,22 @@ def test_image_that_is_not_there_is_told_while_waiting(flk: Any, folder: Path, e
 
 def test_pods_that_a_quota_refuses(flk: Any, kubectl: Any, image: str, folder: Path, eventually: Any) -> None:
     kubectl("create", "quota", "tight", "--hard=pods=1")
-    args = ["submit", "forever.py", "--name", "quota", "--replicas", "2", "--image", image, *SMALL]
+    args = [
+        "submit",
+        "forever.py",
+        "--name",
+        "quota",
+        "--replicas",
+        "2",
+        "--image",
+        image,
+        "--stuck-after",
+        "5s",
+        *SMALL,
+    ]
     assert flk(*args, cwd=folder).code == 0
-    found = eventually("the reason is known", lambda: (s := state(flk, "quota"))["reason"] and s)
-    assert found["phase"] == "Pending"
-    assert "quota tight is used up" in found["message"]
+    found = eventually("it is stuck", lambda: (s := state(flk, "quota"))["phase"] == "Stuck" and s)
+    assert "the job needs 2 pods, and quota tight has 1 in all: it can never run" in found["message"]
     assert flk("delete", "quota").code == 0
 
 

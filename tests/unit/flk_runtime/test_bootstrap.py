@@ -15,13 +15,14 @@ from flk_runtime.bootstrap import unpacked
 MODULES = """
 import importlib, os, pkgutil, sys
 import flk_runtime
+from flk_runtime.contract import typed
 from flk_runtime.wire import registry
 assert flk_runtime.__path__[0].startswith(os.environ["FLK_WORK"]), flk_runtime.__path__
 for module in pkgutil.walk_packages(flk_runtime.__path__, "flk_runtime."):
     if not module.name.endswith("__main__"):
         for value in vars(importlib.import_module(module.name)).values():
             if isinstance(value, registry.Registry):  # reads the annotations of its messages, which stay
-                sets = [registry._reader(message) for message in value._classes.values()]
+                sets = [typed._reader(message) for message in value._classes.values()]
 assert sets
 print("all")
 """

@@ -12,7 +12,7 @@ from flk_runtime.contract import log_format, pod_layout, user_env
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.log_format import is_record, parse_record
-from flk_runtime.contract.record import Attempt, JobRecord, KeptRecord, SlowRank
+from flk_runtime.contract.record import ArchivedRecord, Attempt, JobRecord, SlowRank
 from tests.support.messages import check_types, replaced
 
 TEXT = st.text(max_size=8000)
@@ -76,10 +76,12 @@ RECORD = JobRecord(
 )
 
 
-@pytest.mark.parametrize("kind", [JobRecord, KeptRecord])
-def test_a_record_with_a_value_of_another_type_decodes_to_none(kind: type[JobRecord | KeptRecord]) -> None:
+@pytest.mark.parametrize("kind", [JobRecord, ArchivedRecord])
+def test_a_record_with_a_value_of_another_type_decodes_to_none(kind: type[JobRecord | ArchivedRecord]) -> None:
     """Whoever compares the times of failures, or computes with steps, gets numbers."""
-    record = RECORD if kind is JobRecord else KeptRecord("gpt", "uid-1", 2, 4, 1.0, 2.0, RECORD, step=7, lines=["x"])
+    record = (
+        RECORD if kind is JobRecord else ArchivedRecord("gpt", "uid-1", 2, 4, 1.0, 2.0, RECORD, step=7, lines=["x"])
+    )
     assert kind.from_json(record.to_json()) == record
     refused = 0
     for data in replaced(json.loads(record.to_json())):
