@@ -207,6 +207,10 @@ class Stream(torch.utils.data.IterableDataset):
     def __iter__(self):
         return (Words()[number] for number in self.numbers)
 
+class Numbers(Stream):
+    def __iter__(self):
+        return iter(self.numbers)
+
 def evaluate(run, model, evaluation, passes):
     losses, counts, numbers = [], [], []
     model.eval()
@@ -228,6 +232,7 @@ with group():
                 "map": run.evaluation(Words(), 4),
                 "few": run.evaluation(Words(range(2)), 4),
                 "stream": run.evaluation(Stream(41), 4, num_workers=0),
+                "transformed": run.evaluation(Numbers(41), 4, transform=Words().__getitem__),
                 "few of a stream": run.evaluation(Stream(3), 4),
                 "split": run.evaluation(Stream(41, run.world_size, run.rank), 2, split=False),
                 "uneven": run.evaluation(Stream(13 - 3 * run.rank), 2, split=False),
@@ -266,7 +271,7 @@ if "RANK" not in os.environ:
 """
     )
     alone = told(ranks(script, 1)[0])
-    expected = {"map": alone["map"], "stream": alone["map"], "split": alone["map"]}
+    expected = dict.fromkeys(("map", "stream", "transformed", "split"), alone["map"])
     expected |= {key: alone[key] for key in ("few", "few of a stream")}
     for size in (1, 3):
         found = told(ranks(script, size)[0]) if size > 1 else alone

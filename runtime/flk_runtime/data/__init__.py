@@ -7,7 +7,7 @@ datasets and `shard` work without a process group.
 from flk_runtime.data.evaluation import EvaluationLoader
 from flk_runtime.data.factory import length_of, make_loader, share_of_worker
 from flk_runtime.data.iterable import IterableLoader
-from flk_runtime.data.loader import EpochLoader, LoaderContext, LoaderEvents, LoaderOptions
+from flk_runtime.data.loader import EpochLoader, LoaderContext, LoaderEvents, LoaderOptions, Transform
 from flk_runtime.data.map_style import Loader
 from flk_runtime.data.micro_batches import StepShare, split
 from flk_runtime.data.partition import DataShard, shard
@@ -23,6 +23,7 @@ __all__ = [
     "LoaderEvents",
     "LoaderOptions",
     "StepShare",
+    "Transform",
     "join_batches",
     "length_of",
     "make_loader",

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from flk_runtime.data.loader import EpochLoader, LoaderContext
+from flk_runtime.data.loader import EpochLoader, LoaderContext, Transform
 from flk_runtime.data.reader import ShareReader, is_hugging_face, set_epoch
 from flk_runtime.distributed import comm_device
 from flk_runtime.errors import MismatchError, SetupError
@@ -227,9 +227,7 @@ class _Given(Dataset[Any]):
 class _Collate:
     """Transforms and collates the samples of a share, and passes on its count and state."""
 
-    def __init__(
-        self, collate: Callable[[list[Any]], Any], transform: Callable[[Any], Any] | None, *, counted: bool
-    ) -> None:
+    def __init__(self, collate: Callable[[list[Any]], Any], transform: Transform | None, *, counted: bool) -> None:
         self._collate, self._transform, self._counted = collate, transform, counted
 
     def __call__(self, found: Any) -> tuple[int, Any, Any]:

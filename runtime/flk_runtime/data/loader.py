@@ -18,6 +18,7 @@ from flk_runtime.errors import SetupError
 from flk_runtime.system import pytree, rng
 
 T = TypeVar("T")
+Transform = Callable[[Any], Any]  # of a sample
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class LoaderOptions:
     accumulate: int = 1
     seed: int | None = None
     name: str | None = None
-    transform: Callable[[Any], Any] | None = None
+    transform: Transform | None = None
     of_torch: Mapping[str, Any] = field(default_factory=dict)  # the options of torch's DataLoader
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flk_runtime.checkpoint import Stateful
-from flk_runtime.data import EpochLoader, EvaluationLoader, LoaderOptions
+from flk_runtime.data import EpochLoader, EvaluationLoader, LoaderOptions, Transform
 from flk_runtime.discovery import RankInfo
 from flk_runtime.metrics import logging
 from flk_runtime.parallel import Average, ParallelArgs, ParallelOptions
@@ -142,7 +142,7 @@ class Run(Ranks):
         accumulate: int = 1,
         seed: int | None = None,
         name: str | None = None,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         **options: Any,
     ) -> EpochLoader:
         """A loader of this rank's batches for training, shuffled and with the incomplete last batch. Collective.
@@ -158,7 +158,9 @@ class Run(Ranks):
         chosen = LoaderOptions(batch_size, shuffle, split, drop_last, accumulate, seed, name, transform, options)
         return self._batches.make_loader(dataset, chosen)
 
-    def evaluation(self, dataset: Any, batch_size: int, *, split: bool = True, **options: Any) -> EvaluationLoader:
+    def evaluation(
+        self, dataset: Any, batch_size: int, *, split: bool = True, transform: Transform | None = None, **options: Any
+    ) -> EvaluationLoader:
         """A loader for an evaluation, which yields pairs of a batch and the number of its samples. Collective.
 
         Each loop over it takes all of ``dataset`` in its order, each sample once over all ranks. All ranks get equally
@@ -166,10 +168,11 @@ class Run(Ranks):
         for a step gets a batch that counts already, with the number 0. `EvaluationLoader` shows how to take the mean.
 
         It has no position: nothing is saved, and training goes on as without it, also between two micro-batches.
-        ``dataset``, ``split`` and ``options`` are as in `loader`; a batch may have one sample more than ``batch_size``.
+        The arguments are as in `loader`; a batch may have one sample more than ``batch_size``.
         Raises SetupError if there is no sample, or no data on a rank with ``split=False``.
         """
-        return self._batches.make_evaluation(dataset, LoaderOptions(batch_size, split=split, of_torch=options))
+        chosen = LoaderOptions(batch_size, split=split, transform=transform, of_torch=options)
+        return self._batches.make_evaluation(dataset, chosen)
 
     @property
     def accumulation(self) -> int:
