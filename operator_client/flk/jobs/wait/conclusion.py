@@ -53,7 +53,7 @@ def raise_for_state(state: State, client: JobClient, timeout: float | None = Non
             hint=f"{command('why', name)} shows the cause and what to do; --no-fail-fast waits on",
             code=ExitCode((state.cause.exit_code if state.cause else 0) or ExitCode.INFRASTRUCTURE),
         )
-    if state.phase == Phase.DELETED:
+    if state.was_deleted:
         raise JobDeletedError(f"job {name} is gone: {state.message}")
     deletion = goal is not None and goal.is_deletion
     again = command("wait", name) + (f" --for {goal.text}" if goal else "")
