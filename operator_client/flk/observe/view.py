@@ -57,7 +57,8 @@ class JobView:
         self.roles = self.target.replicas(self.job) if seen.job else {}
         self.processes = seen.entry.processes if seen.entry else self.target.processes(self.job)
         self.conditions = self.target.conditions(self.job)
-        self.seen_by_operator = seen.job is None or self.target.is_seen(self.job) or bool(self.job_events)
+        touched = self.target.is_seen(self.job) or bool(self.job_events) or seen.record is not None
+        self.seen_by_operator = seen.job is None or touched
         self.pods = self._pods() if seen.entry is None else _unnamed_pods(seen.entry)
         self.records = [*(pod.record for pod in self.pods if pod.record), *([seen.record] if seen.record else [])]
         if self.resizable:

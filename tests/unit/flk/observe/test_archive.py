@@ -377,3 +377,21 @@ def test_a_cause_ends_with_the_attempts_that_launchers_have_recorded_since(
     cause = diagnose(view_job(client, "gpt")).cause
     assert cause
     assert cause.code == "ExceptionRaised"
+
+
+def test_a_job_that_only_its_launchers_have_told_of_was_seen_by_its_operator(
+    fake: FakeApiServer, client: JobClient
+) -> None:
+    """`flk submit` saw it before it had pods, its launchers kept a record, and then somebody deleted it."""
+    view = jobs.created().view()
+    writer = ArchiveWriter(client)
+    writer.observe(view.around, derive(view))
+    writer.close()
+    later = client.now() + 60
+    record = JobRecord("running", 0, attempts=[Attempt(0, 1e9, None, None)])
+    entry = ArchivedRecord("gpt", view.job["metadata"]["uid"], 2, 1, later, later, record)
+    meta = {"name": "records", "labels": {labels.RECORDS: "true"}}
+    fake.add("configmaps", {"metadata": meta, "data": {entry.key: entry.to_json()}})
+    cause = diagnose(view_job(client, "gpt")).cause
+    assert cause
+    assert cause.code == "Deleted"
