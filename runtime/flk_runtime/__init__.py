@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     )
     from flk_runtime.errors import CheckpointError, DiscoveryError, PeerError, RendezvousError, SetupError
     from flk_runtime.parallel.precision import Precision
+    from flk_runtime.run.adopt import adopt
     from flk_runtime.run.init import init
+    from flk_runtime.run.loop import Loop
     from flk_runtime.run.run import Run
     from flk_runtime.run.script import restore, save
     from flk_runtime.shared.progress import heartbeat
@@ -49,12 +51,14 @@ _MODULES = {
     "DistributedOptimizer": "distributed",
     "EvaluationLoader": "data",
     "Loader": "data",
+    "Loop": "run.loop",
     "PeerError": "errors",
     "Precision": "parallel.precision",
     "RankInfo": "discovery",
     "RendezvousError": "errors",
     "Run": "run.run",
     "SetupError": "errors",
+    "adopt": "run.adopt",
     "all_reduce": "distributed",
     "broadcast": "distributed",
     "heartbeat": "shared.progress",
@@ -76,6 +80,7 @@ __all__ = [
     "DistributedOptimizer",
     "EvaluationLoader",
     "Loader",
+    "Loop",
     "PeerError",
     "Precision",
     "RankInfo",
@@ -83,6 +88,7 @@ __all__ = [
     "Run",
     "SetupError",
     "__version__",
+    "adopt",
     "all_reduce",
     "broadcast",
     "heartbeat",

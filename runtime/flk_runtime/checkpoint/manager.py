@@ -45,6 +45,7 @@ class CheckpointOptions:
     keep: int = 2  # the newest checkpoints that stay
     keep_every: int = 0  # checkpoints whose step is a multiple of this stay too; 0: none
     resume: bool = True  # whether an existing checkpoint is restored
+    needs_model: bool = True  # nothing is saved, and no step made, before a model is registered
     in_memory: bool = True  # the memory of the pods is used too; it has room for checkpoints of one place
     goes_back: bool = False
     """This process has saved there before. Then only storage is read, since launchers offer the checkpoint with which
@@ -63,7 +64,7 @@ class CheckpointManager:
     def __init__(self, options: CheckpointOptions, log: Callable[[str], None], on_saved: Callable[[int], None]) -> None:
         self.steps = 0  # optimizer steps that the checkpoint was taken after
         self.place = options.place
-        self._seed, self._log = options.seed, log
+        self._seed, self._log, self._needs_model = options.seed, log, options.needs_model
         self._objects: dict[str, Stateful | DistributedStateful] = {}
         self._checkpoint: SavedCheckpoint | None = None  # until the first step
         self._own: dict[str, Any] = {}  # states that this rank has saved for itself in the checkpoint
@@ -217,14 +218,14 @@ class CheckpointManager:
             rng.seed_all(rng.derive_seed("rank", self._seed, process_group.rank(), 0))
         self._rng_started = True
 
-    def finish_restoring(self, *, needs_model: bool = True) -> None:
+    def finish_restoring(self) -> None:
         """At the first step, warn about entries that no registered object has claimed, and free the rest.
 
-        Raises CheckpointError if the unclaimed entry is the model, which the script has to register if ``needs_model``.
+        Raises CheckpointError if the unclaimed entry is the model that the script has to register.
         """
         self._finished = True
         place = self._checkpoint.place if self._checkpoint else ""
-        if needs_model and "model" in self._unclaimed:
+        if self._needs_model and "model" in self._unclaimed:
             raise MismatchError(
                 f"{place} holds a model, but this script registers none: call parallelize before the first step"
             )
@@ -240,8 +241,9 @@ class CheckpointManager:
 
     @property
     def can_save(self) -> bool:
-        """Whether there is a place for checkpoints, and a registered model to save."""
-        return self._saver is not None and self._saver.can_save and "model" in self._objects
+        """Whether there is a place for checkpoints, and a state to save: a model where one is needed."""
+        has_state = "model" in self._objects if self._needs_model else bool(self._objects)
+        return self._saver is not None and self._saver.can_save and has_state
 
     def save(self, steps: int) -> None:
         """Save the state after ``steps`` optimizer steps. Call only if `can_save`. Collective.

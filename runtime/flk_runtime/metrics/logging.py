@@ -33,19 +33,21 @@ def _plain(value: Any) -> Any:
 
 
 class Throughput:
-    """Samples per second between two readings."""
+    """Samples and tokens per second between two readings."""
 
     def __init__(self) -> None:
-        self._samples = 0
+        self._samples = self._tokens = 0
         self._since = time.perf_counter()
 
-    def add(self, samples: int) -> None:
-        """Add samples, of all ranks together, that were trained on."""
+    def add(self, samples: int, tokens: int = 0) -> None:
+        """Add samples and tokens, of all ranks together, that were trained on."""
         self._samples += samples
+        self._tokens += tokens
 
-    def read(self) -> float | None:
-        """Samples per second since the last reading; None if no samples were added."""
+    def read(self) -> dict[str, float]:
+        """``samples_per_s`` and ``tokens_per_s`` since the last reading, as far as any were added."""
         now = time.perf_counter()
-        rate = self._samples / max(now - self._since, 1e-9) if self._samples else None
-        self._samples, self._since = 0, now
-        return rate
+        seconds = max(now - self._since, 1e-9)
+        counts = {"samples_per_s": self._samples, "tokens_per_s": self._tokens}
+        self._samples, self._tokens, self._since = 0, 0, now
+        return {name: round(count / seconds, 1) for name, count in counts.items() if count}

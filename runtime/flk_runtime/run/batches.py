@@ -46,22 +46,27 @@ class Batches(LoaderEvents):
         self._step_ended = False  # since the latest batch
         self._by_tensor: MutableMapping[torch.Tensor, StepShare] = WeakIdKeyDictionary()
 
-    def make_loader(self, dataset: Any, options: LoaderOptions) -> EpochLoader:
-        """A loader as `Run.loader` describes it. Collective."""
+    def make_loader(self, dataset: Any, options: LoaderOptions, part: tuple[int, int] | None = None) -> EpochLoader:
+        """A loader as `Run.loader` describes it, of one of several parts of the data. Collective.
+
+        ``part``: this rank's number and how many parts there are. By default each rank has one.
+        """
         # An evaluation may make a loader anew each time, and a resumed run has made another number of them.
         context, manager = self._context, self._saves.manager
         saved = options.name is not None or not self._steps.began
         name = options.name or ("loader" if self._count == 0 else f"loader-{self._count}")
         self._count += 1
+        number, parts = part or (context.rank, context.world_size)
+        full = context.full_world_size if context.options.keep_batch else context.world_size
         loader_context = LoaderContext(
             options,
-            context.rank,
-            context.world_size,
+            number,
+            parts,
             context.options.device,
             context.options.seed if options.seed is None else options.seed,
             name,
             events=self,
-            full_world_size=context.full_world_size if context.options.keep_batch else context.world_size,
+            full_world_size=full if part is None else parts,
         )
         if context.member.workers > 1 and options.split:
             dataset = share_of_worker(dataset, context.member.worker, context.member.workers)

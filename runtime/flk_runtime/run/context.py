@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch.distributed as dist
 
 from flk_runtime.diloco import Membership
 from flk_runtime.discovery import RankInfo
+from flk_runtime.metrics import logging
 from flk_runtime.run.options import RunOptions
 from flk_runtime.shared import progress
 from flk_runtime.shared.progress import Phase, ProgressPage
@@ -44,6 +47,10 @@ class RunContext:
             # One write: print() writes the newline separately, and another rank's line may come in between.
             sys.stdout.write(" ".join(map(str, values)) + "\n")
             sys.stdout.flush()
+
+    def log(self, steps: int, values: Mapping[str, Any]) -> None:
+        """Print a line of JSON on rank 0, with the number of steps."""
+        self.print(logging.line({"step": steps, **values}))
 
     def say(self, text: str) -> None:
         """Print a message of flk on rank 0."""

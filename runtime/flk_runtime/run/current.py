@@ -6,12 +6,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from flk_runtime.checkpoint import CheckpointManager
+    from flk_runtime.run.loop import Loop
     from flk_runtime.run.run import Run
 
 run: Run | None = None
 """The latest run, which may be closed."""
+loop: Loop | None = None
+"""The latest loop that `adopt` has begun, which may be closed."""
+
+
+def is_open() -> bool:
+    """Whether a run or a loop has begun that is not closed."""
+    return any(each is not None and not each.closed for each in (run, loop))
 
 
 def checkpoints() -> CheckpointManager | None:
-    """The checkpoint manager of the run; None if there is no run."""
-    return run._saves.manager if run else None
+    """The checkpoint manager of the run or the loop; None if there is neither."""
+    owner = run or loop
+    return owner._saves.manager if owner else None

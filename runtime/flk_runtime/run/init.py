@@ -84,6 +84,10 @@ def init(
             )
         return current.run
 
+    if current.is_open():
+        raise SetupError(
+            "init: flk.adopt keeps the state of this process's loop: use one of both, or close the loop before"
+        )
     rank_info = discover()
     progress.own_page().phase = Phase.RENDEZVOUS
     owns_group = not dist.is_initialized()

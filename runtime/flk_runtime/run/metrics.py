@@ -21,9 +21,9 @@ class Metrics:
         self.shares = Shares(context.page)
         self._throughput = logging.Throughput()
 
-    def record(self, samples: int) -> None:
-        """Count a step that took ``samples`` samples on all ranks together."""
-        self._throughput.add(samples)
+    def record(self, samples: int, tokens: int = 0) -> None:
+        """Count a step that took ``samples`` and ``tokens`` of all ranks together."""
+        self._throughput.add(samples, tokens)
         self.utilisation.step()
 
     def read(self, loss: torch.Tensor | float | None) -> dict[str, Any]:
@@ -35,9 +35,7 @@ class Metrics:
             else process_group.mean(float(loss.detach() if isinstance(loss, torch.Tensor) else loss), 1.0)
         )
         line: dict[str, Any] = {} if loss is None else {"loss": mean}
-        rate = self._throughput.read()
-        if rate is not None:
-            line["samples_per_s"] = round(rate, 1)
+        line |= self._throughput.read()
         utilisation = self.utilisation.read(mark=True)
         if utilisation is not None:
             line["mfu"] = round(utilisation, 4)

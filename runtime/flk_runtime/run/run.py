@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from flk_runtime.checkpoint import Stateful
 from flk_runtime.data import EpochLoader, EvaluationLoader, LoaderOptions, Transform
 from flk_runtime.discovery import RankInfo
-from flk_runtime.metrics import logging
 from flk_runtime.parallel import Average, ParallelArgs, ParallelOptions
 from flk_runtime.run.backward import Backward
 from flk_runtime.run.batches import Batches
@@ -278,7 +277,7 @@ class Run(Ranks):
 
     def log(self, **values: Any) -> None:
         """Print a line of JSON on rank 0, with the number of steps."""
-        self.print(logging.line({"step": self.steps, **values}))
+        self._context.log(self.steps, values)
 
     def close(self) -> None:
         """Save what is not saved yet and destroy the process group. A second call does nothing. Collective."""

@@ -23,8 +23,8 @@ from flk_runtime.system import rng
 class Saves:
     """Writes the checkpoints of a run: every ``save_every`` steps, at its end, and when the script asks for one."""
 
-    def __init__(self, context: RunContext) -> None:
-        """Resume from the newest checkpoint, if there is one. Collective."""
+    def __init__(self, context: RunContext, *, needs_model: bool = True) -> None:
+        """Resume from the newest checkpoint, if there is one. ``needs_model``: nothing is saved without. Collective."""
         options, worker = context.options, context.member.worker
         self._context = context
         self.timeouts = process_group.Timeouts(options.timeout, options.step_timeout)
@@ -36,6 +36,7 @@ class Saves:
                 timeout=options.timeout,
                 keep=options.keep,
                 keep_every=options.keep_every,
+                needs_model=needs_model,
             ),
             context.print,
             self._note_saved,

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
-import multiprocessing
 import os
-import sys
-from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
@@ -18,12 +14,12 @@ from flk_runtime.contract import VERSION, user_env
 from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.run import current
+from flk_runtime.run.ending import complete_at_the_end, forget
 from flk_runtime.shared import progress
 from flk_runtime.system.torch_version import check_torch
 
 _TIMEOUT = 1800.0  # seconds that a rank waits in the background for the file of another
 _managers: dict[str, CheckpointManager] = {}  # by the place of the checkpoints
-_process = 0  # ID of the process of multiprocessing that waits for its writes when it ends
 
 
 def save(step: int, /, checkpoint: str | os.PathLike[str] | None = None, wait: bool = False, **objects: Any) -> None:
@@ -68,7 +64,7 @@ def restore(checkpoint: str | os.PathLike[str] | None = None, **objects: Any) ->
     _register(manager, objects)
     if manager.steps:
         manager.start_rank_rng()
-    manager.finish_restoring(needs_model=False)
+    manager.finish_restoring()
     return manager.steps
 
 
@@ -78,11 +74,11 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
         raise SetupError(f"there is no place for checkpoints: pass checkpoint=, or set {user_env.CHECKPOINT}")
     check_torch()
     _check_group(place)
-    _complete_at_the_end()
     before = _managers.get(place)
     if before is None or resume:
         if before:
             before.wait()
+            forget(before)
         page = progress.own_page()
         options = CheckpointOptions(
             place,
@@ -90,6 +86,7 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
             metadata={"job": os.environ.get(user_env.JOB, ""), "flk": VERSION, "torch": torch.__version__},
             timeout=_TIMEOUT,
             resume=resume,
+            needs_model=False,
             in_memory=_is_same(place, _default_place(place)),
             goes_back=before is not None and before.has_saved,
         )
@@ -98,6 +95,7 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
             lambda text: print(text, flush=True) if process_group.rank() == 0 else None,
             lambda step: setattr(page, "saved", step),
         )
+    complete_at_the_end(_managers[place])
     return _managers[place]
 
 
@@ -136,21 +134,3 @@ def _register(manager: CheckpointManager, objects: dict[str, Any]) -> None:
             manager.register(name, adapted)
         else:
             manager.replace(name, adapted)
-
-
-@atexit.register
-def _complete() -> None:
-    """Wait for writes that are going on, unless the script has failed: other ranks may be gone then."""
-    error = sys.exc_info()[1]  # that ends a process of multiprocessing
-    failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
-    if not (failed or hasattr(sys, "last_type")):
-        for manager in _managers.values():
-            manager.wait()
-
-
-def _complete_at_the_end() -> None:
-    """Have the end of this process wait for its writes. A process of multiprocessing does not use atexit."""
-    global _process
-    if multiprocessing.parent_process() is not None and _process != os.getpid():
-        _process = os.getpid()
-        Finalize(None, _complete, exitpriority=0)

@@ -47,9 +47,15 @@ class Steps:
         self.done = outer.begin(self.done)
 
     def record(
-        self, loss: torch.Tensor | float | None, values: dict[str, Any], *, samples: int, epoch: int | None
+        self,
+        loss: torch.Tensor | float | None,
+        values: dict[str, Any],
+        *,
+        samples: int,
+        epoch: int | None,
+        tokens: int = 0,
     ) -> None:
-        """Count a step, which took ``samples`` samples on all ranks together, and do all that is due. Collective."""
+        """Count a step, with the samples and tokens of all ranks together, and do all that is due. Collective."""
         first = not self.began
         if first:
             self._saves.manager.finish_restoring()
@@ -58,7 +64,7 @@ class Steps:
         if self.outer:
             self.done = self.outer.step(self.done)
         self._context.page.record_step(self.done)
-        self._metrics.record(samples)
+        self._metrics.record(samples, tokens)
         every = self._context.options.log_every
         if every and self.done % every == 0:
             line = {"step": self.done} | ({} if epoch is None else {"epoch": epoch}) | self._metrics.read(loss)

@@ -1,0 +1,88 @@
+"""adopt(): let flk keep the state of a training loop of the script's own."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+import torch.distributed as dist
+from torch import nn
+
+from flk_runtime.checkpoint.adapters import parameters_of
+from flk_runtime.checkpoint.stateful import Declared
+from flk_runtime.discovery import discover
+from flk_runtime.errors import SetupError
+from flk_runtime.preflight.options import compare_options
+from flk_runtime.run import current
+from flk_runtime.run.context import RunContext
+from flk_runtime.run.group import open_group
+from flk_runtime.run.loop import Loop
+from flk_runtime.run.options import LOG_EVERY, RunOptions
+
+_STRATEGY: Final = "none"  # the script parallelizes its model itself
+
+
+def adopt(
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
+    save_every: int | str | None = None,
+    keep: int | None = None,
+    keep_every: int | None = None,
+    log_every: int = LOG_EVERY,
+    **objects: Any,
+) -> Loop:
+    """Let flk keep the state of a training loop of the script's own, and restore it. Collective.
+
+    ``objects`` are the state of the loop, by names of your choice: modules, however they are wrapped (DDP, FSDP, tensor
+    parallel DTensors on any DeviceMesh), optimizers of these modules, anything with ``state_dict`` and
+    ``load_state_dict`` (schedulers, GradScaler, loaders), and dictionaries of plain values. They are saved as `save`
+    does, and restored now if there is a checkpoint. The script then goes on after ``steps`` of the result:
+
+        loop = flk.adopt(model=model, optimizer=optimizer, scheduler=scheduler, progress=progress)
+        for step in range(loop.steps, 1000):
+            ...
+            optimizer.step()
+            loop.step(loss=loss)
+        loop.close()
+
+    The script parallelizes its model and opens the process group itself. Without one, that of `init` is opened for a
+    job of several ranks. Seeds are left alone, and the random states of every rank are restored. ``checkpoint``,
+    ``save_every``, ``keep``, ``keep_every`` and ``log_every`` are as in `init`.
+
+    Raises SetupError if an object cannot be saved, the ranks hold different objects or parameters (as pipeline stages
+    do: pass these as `per_rank`), or a run of `init` is open; CheckpointError if a state does not fit.
+    """
+    if current.is_open():
+        raise SetupError(
+            "adopt: this process has a run or a loop already, which keeps its own state: give all objects to one call "
+            "of adopt, add them to the run with run.register(name, thing), or close it before"
+        )
+    given = {
+        "strategy": _STRATEGY,
+        "checkpoint": checkpoint,
+        "save_every": save_every,
+        "keep": keep,
+        "keep_every": keep_every,
+        "log_every": log_every,
+    }
+    if not objects:
+        raise SetupError("adopt: there is nothing to keep: pass the model and its optimizer by name, as model=model")
+    rank_info = discover()
+    owns_group = not dist.is_initialized()
+    options = RunOptions.read(rank_info, given, defer_error=owns_group)
+    if owns_group:
+        open_group(rank_info, options)
+    compare_options("adopt", _described(objects))
+    current.loop = Loop(RunContext.begin(rank_info, options), objects, owns_group=owns_group)
+    return current.loop
+
+
+def _described(objects: dict[str, Any]) -> dict[str, str]:
+    """What all ranks must hold alike: the names of the objects, their classes, and names and shapes of parameters."""
+    found: dict[str, str] = {}
+    for name, thing in objects.items():
+        own = isinstance(thing, Declared) and not thing.replicated
+        found[name] = "per_rank" if own else type(thing).__qualname__
+        if isinstance(thing, nn.Module):
+            found |= {f"{name}.{key}": str(tuple(each.shape)) for key, each in parameters_of(thing).items()}
+    return found

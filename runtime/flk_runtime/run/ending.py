@@ -1,0 +1,40 @@
+"""complete_at_the_end(): the end of a process waits for the checkpoints that it is writing."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import sys
+from multiprocessing.util import Finalize
+
+from flk_runtime.checkpoint.manager import CheckpointManager
+
+_managers: list[CheckpointManager] = []
+_process = 0  # ID of the process of multiprocessing that waits for its writes when it ends
+
+
+def complete_at_the_end(manager: CheckpointManager) -> None:
+    """Have the end of this process wait for the writes of ``manager``."""
+    global _process
+    if all(each is not manager for each in _managers):
+        _managers.append(manager)
+    # A process of multiprocessing does not use atexit.
+    if multiprocessing.parent_process() is not None and _process != os.getpid():
+        _process = os.getpid()
+        Finalize(None, _complete, exitpriority=0)
+
+
+def forget(manager: CheckpointManager) -> None:
+    """Do not wait for ``manager`` any more: another one writes in its place."""
+    _managers[:] = [each for each in _managers if each is not manager]
+
+
+@atexit.register
+def _complete() -> None:
+    """Wait for writes that are going on, unless the script has failed: other ranks may be gone then."""
+    error = sys.exc_info()[1]  # that ends a process of multiprocessing
+    failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
+    if not (failed or hasattr(sys, "last_type")):
+        for manager in _managers:
+            manager.wait()

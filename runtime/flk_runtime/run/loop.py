@@ -1,0 +1,119 @@
+"""Loop: a training loop of the script's own, or of a framework, whose state flk keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from flk_runtime.checkpoint.adapters import adapt
+from flk_runtime.data import EpochLoader, LoaderOptions
+from flk_runtime.errors import SetupError
+from flk_runtime.run.batches import Batches
+from flk_runtime.run.context import RunContext
+from flk_runtime.run.ending import complete_at_the_end
+from flk_runtime.run.metrics import Metrics
+from flk_runtime.run.ranks import Ranks
+from flk_runtime.run.saves import Saves
+from flk_runtime.run.steps import Steps
+
+
+class Loop(Ranks):
+    """A training loop of the script's own. Made by `adopt`: what that was given is saved, and `step` ends each step.
+
+    All ranks must call the methods marked "Collective.", in the same order.
+    """
+
+    def __init__(self, context: RunContext, objects: dict[str, Any], *, owns_group: bool) -> None:
+        """Restore ``objects``, the state of the loop, by their names in checkpoints. Collective."""
+        super().__init__(context, owns_group=owns_group)
+        modules = {name: each for name, each in objects.items() if isinstance(each, nn.Module)}
+        adapted = {name: adapt(name, each, modules) for name, each in objects.items()}
+        self._saves = Saves(context, needs_model=False)
+        self._metrics = Metrics(context)
+        self._steps = Steps(context, self._saves, self._metrics)
+        self._batches = Batches(context, self._steps, self._saves, self._metrics)
+        complete_at_the_end(self._saves.manager)
+        for name, each in adapted.items():
+            self._saves.manager.register(name, each)
+        if self.steps:
+            self._saves.manager.start_rank_rng()
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps so far, including those before a resume."""
+        return self._steps.done
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether `step` will save and end this process after the step that is going on: a pod of the job must go.
+
+        For a loop that has something to finish before, such as a log. It may become true on one rank before another, so
+        no rank may skip a collective because of it.
+        """
+        return bool(self._context.page.hold)
+
+    def loader(self, dataset: Any, batch_size: int, *, mesh: Any = None, **options: Any) -> EpochLoader:
+        """A loader of this rank's batches, whose position is saved and restored, as `Run.loader`. Collective.
+
+        ``mesh``: the dimension of the script's DeviceMesh along which the data is split, such as ``mesh["dp"]``. The
+        ranks of one tensor, context or pipeline parallel group then get the same batches. By default the data is split
+        over all ranks. Call it before the first step.
+        """
+        of_flk = {key: options.pop(key) for key in LoaderOptions.__dataclass_fields__ if key in options}
+        return self._batches.make_loader(dataset, LoaderOptions(batch_size, **of_flk, of_torch=options), _part(mesh))
+
+    def step(
+        self, loss: torch.Tensor | float | None = None, *, samples: int = 0, tokens: int = 0, **values: Any
+    ) -> None:
+        """Count a step that the script's optimizer has made: call it after optimizer.step(). Collective.
+
+        Every ``log_every`` steps a line of metrics is printed on rank 0, with the mean of ``loss`` over the ranks that
+        give one, and rank 0's ``values``; tensors have one element and are read only then. ``samples`` and ``tokens``
+        are the numbers in this step of all ranks together, for the throughput; a loader of `loader` counts its samples
+        itself. Every ``save_every`` steps a checkpoint is written. Raises CheckpointError as `save` does, and
+        SetupError after `close`.
+
+        After a pod has received SIGTERM, all ranks save after the same step, and this raises SystemExit with code 143.
+        """
+        self._check_open("step")
+        self._steps.record(
+            loss, values, samples=self._batches.take_samples() or samples, tokens=tokens, epoch=self._batches.epoch
+        )
+
+    def save(self, *, wait: bool = False) -> None:
+        """Write a checkpoint now, as `Run.save` does. Collective."""
+        self._check_open("save")
+        self._saves.save(self.steps, wait=wait)
+
+    def log(self, **values: Any) -> None:
+        """Print a line of JSON on rank 0, with the number of steps."""
+        self._context.log(self.steps, values)
+
+    def close(self) -> None:
+        """Save what is not saved yet. A second call does nothing. Collective."""
+        if not self.closed:
+            self._steps.close()
+            if self._owns_group:
+                self.barrier()  # no rank leaves while another still communicates
+            self._leave(at_once=False)
+
+    def __enter__(self) -> Loop:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if not kind:
+            self.close()
+
+
+def _part(mesh: Any) -> tuple[int, int] | None:
+    """This rank's coordinate in one dimension of a DeviceMesh, and the size of the dimension; None without a mesh."""
+    if mesh is None:
+        return None
+    if getattr(mesh, "ndim", 0) != 1:
+        raise SetupError(
+            "mesh: expected one dimension of a DeviceMesh, such as mesh['dp']; several can be joined with "
+            "mesh['dp', 'fsdp']._flatten()"
+        )
+    return int(mesh.get_local_rank()), int(mesh.size())

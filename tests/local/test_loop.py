@@ -1,0 +1,199 @@
+"""flk.adopt: loops of the script's own, with models on meshes of any shape."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flk_runtime.contract import pod_env, pod_layout, user_env
+from tests.support.pods import Pods
+from tests.support.ranks import Ranks
+from tests.support.small_model import told
+
+# Trains the same batches under each wrap: as a whole, and in two parts of which the second begins under another wrap.
+MESHES = """
+    import json, os, torch, torch.distributed as dist
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    import flk_runtime as flk
+
+    dist.init_process_group("gloo")
+    FOLDER = os.environ["FOLDER"]
+    data = [(torch.randn(7, generator=torch.Generator().manual_seed(n)), n) for n in range(48)]
+
+    def build(wrap):
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(7, 12), nn.Tanh(), nn.Linear(12, 3), nn.Hardtanh())
+        shape = {"ddp": (4, 1), "fsdp2": (4, 1), "tp": (1, 4), "fsdp2 x tp": (2, 2)}[wrap]
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
+        if wrap == "ddp":
+            model = nn.parallel.DistributedDataParallel(model)
+        if mesh["tp"].size() > 1:
+            parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        if wrap.startswith("fsdp2"):
+            fully_shard(model, mesh=mesh["dp"])
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, foreach=False)
+        return mesh, model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+
+    def train(name, wrap, until):
+        mesh, model, optimizer, scheduler = build(wrap)
+        progress, seen = {"losses": []}, []
+        loop = flk.adopt(
+            checkpoint=f"{FOLDER}/{name}", save_every=0, log_every=0,
+            model=model, optimizer=optimizer, scheduler=scheduler, progress=progress,
+        )
+        parts = mesh["dp"].size()
+        loader = loop.loader(data, batch_size=8 // parts, mesh=mesh["dp"], seed=5)
+        for batch, numbers in loader.steps(until):
+            loss = model(batch).square().sum() / len(batch)
+            optimizer.zero_grad(), loss.backward(), optimizer.step(), scheduler.step()
+            seen.append(numbers.tolist())
+            total = loss.detach().clone()
+            dist.all_reduce(total)
+            progress["losses"].append(round(float(total) / 4, 5))
+            loop.step(loss=loss, tokens=8)
+        loop.close()
+        return loop.steps, progress["losses"], seen
+
+    found = {}
+    for wrap in ("ddp", "fsdp2", "tp", "fsdp2 x tp"):
+        found[wrap] = [train(wrap, wrap, 6)[1]]
+    for first, second in (("ddp", "fsdp2 x tp"), ("fsdp2 x tp", "tp"), ("tp", "fsdp2")):
+        train(f"{first}+{second}", first, 3)
+        found[first + " then " + second] = [train(f"{first}+{second}", second, 6)[1]]
+    print("=", json.dumps(["found", found]))
+    _, _, seen = train("batches", "fsdp2 x tp", 2)
+    gathered = [None] * 4
+    dist.all_gather_object(gathered, seen)
+    print("=", json.dumps(["batches", gathered]))
+    dist.barrier()
+"""
+
+
+def test_a_loop_trains_the_same_on_every_mesh_and_after_a_change_of_the_mesh(ranks: Ranks, tmp_path: Path) -> None:
+    seen = told(ranks(MESHES, 4, {"FOLDER": str(tmp_path)})[0])
+    (expected,) = seen["found"].pop("ddp")
+    assert len(expected) == 6
+    assert len(set(expected)) == 6
+    for name, (losses,) in seen["found"].items():
+        assert losses == pytest.approx(expected, abs=2e-5), name
+    first, second, third, fourth = seen["batches"]
+    assert first == second, "ranks of one tensor parallel group have the same batches"
+    assert third == fourth
+    assert not set(first[0]) & set(third[0])
+
+
+REFUSED = """
+    import os, torch, torch.distributed as dist
+    from torch import nn
+    import flk_runtime as flk
+
+    dist.init_process_group("gloo")
+    def refused(**objects):
+        try:
+            flk.adopt(checkpoint=os.environ["FOLDER"], **objects)
+        except (flk.SetupError, flk.CheckpointError) as error:
+            print(f"refused: {error}")
+
+    stage = nn.Linear(3, 3) if dist.get_rank() == 0 else nn.Sequential(nn.Linear(3, 3))
+    optimizer = torch.optim.SGD(stage.parameters(), momentum=0.9)
+    refused()
+    refused(model=stage, optimizer=optimizer)
+    refused(model=nn.Linear(3, 3), optimizer=optimizer)
+    refused(loader=torch.utils.data.DataLoader([1, 2]))
+    loop = flk.adopt(checkpoint=os.environ["FOLDER"], model=flk.per_rank(stage), optimizer=flk.per_rank(optimizer))
+    refused(model=nn.Linear(3, 3))
+    try:
+        flk.init()
+    except flk.SetupError as error:
+        print(f"refused: {error}")
+    stage(torch.ones(3)).sum().backward(), optimizer.step()
+    loop.step()
+    loop.close()
+    try:
+        loop.step()
+    except flk.SetupError as error:
+        print(f"refused: {error}")
+    before = [each.detach().clone() for each in stage.parameters()]
+    for each in stage.parameters():
+        each.data.zero_()
+    own = dict(model=flk.per_rank(stage), optimizer=flk.per_rank(optimizer))
+    with flk.adopt(checkpoint=os.environ["FOLDER"], **own) as loop:
+        assert loop.steps == 1
+        assert all(torch.equal(*pair) for pair in zip(before, stage.parameters(), strict=True))
+    dist.barrier()
+"""
+
+
+def test_what_a_loop_cannot_keep_is_refused_by_name(ranks: Ranks, tmp_path: Path) -> None:
+    result, _ = ranks(REFUSED, 2, {"FOLDER": str(tmp_path)})
+    refused = re.findall(r"refused: (.*)", result.output)
+    assert len(refused) == 7, result.output
+    for text, words in zip(
+        refused,
+        (
+            "there is nothing to keep",
+            "the ranks differ",
+            "optimizer is an optimizer of 2 parameters, and 2 of them are in none of the modules",
+            "loader is a DataLoader",
+            "has a run or a loop already",
+            "flk.adopt keeps the state of this process's loop",
+            "is closed: call step() before close()",
+        ),
+        strict=True,
+    ):
+        assert words in text
+
+
+FAULTS = """
+    import os, time, torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    import flk_runtime as flk
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(1)
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loop = flk.adopt(model=model, optimizer=optimizer, save_every=1, log_every=1)
+    print(f"begins at step {loop.steps}")
+    for step in range(loop.steps, 10_000):
+        if step == 20 and loop.attempt == 0 and loop.rank == 1:
+            os.kill(os.getpid(), 9)
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step * 10 + loop.rank))
+        loss = model(x).square().mean()
+        optimizer.zero_grad(), loss.backward(), optimizer.step()
+        loop.step(loss=loss, samples=16)
+        if loop.attempt == 1:
+            open(f"step.{loop.rank}", "w").write(str(step))
+            time.sleep(0.02)
+"""
+
+
+def test_a_loop_resumes_from_memory_and_all_ranks_stop_after_the_same_step(
+    forked_pods: Callable[..., Pods], root: Path
+) -> None:
+    variables: dict[str, Any] = {
+        pod_env.MEMORY_ROOT: str(root),
+        user_env.CHECKPOINT: pod_layout.CHECKPOINT_FOLDER,
+        pod_env.RESTARTS: "1",
+    }
+    job = forked_pods(2, 1, script=FAULTS, **variables)
+    job.start("train.py")
+    job.until(lambda: all((job.folder / f"step.{rank}").exists() for rank in (0, 1)), "the second attempt trains")
+    for pod in job.running.values():
+        pod.send_signal(signal.SIGTERM)
+    assert job.wait() == [143, 143], job.logs_of_all()
+    begun = [re.findall(r"begins at step (\d+)", job.log(pod)) for pod in job.running]
+    assert begun == [["0", "20"]] * 2
+    lines = [json.loads(line) for line in re.findall(r"\[rank 0\] (\{.*\})", job.log(0))]
+    assert [line["step"] for line in lines[:21]] == list(range(1, 22))
+    assert lines[-1]["samples_per_s"] > 0
+    assert re.search(rf"stopped after step {lines[-1]['step']}, which is saved", job.log(0))
