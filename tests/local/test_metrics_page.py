@@ -66,6 +66,8 @@ def test_a_running_job_shows_its_steps(tmp_path: Path, port: int) -> None:
         assert found['flk_attempts_total{job="gpt",pod="0"}'] == 1
         assert found['flk_restarts_total{job="gpt",pod="0"}'] == 0
         assert found['flk_step_seconds{job="gpt",pod="0",local_rank="0"}'] > 0.01
+        assert 0 < found['flk_goodput_ratio{job="gpt",pod="0"}'] < 1
+        assert found['flk_time_seconds{job="gpt",pod="0",cause="starting"}'] > 0
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5)
     finally:

@@ -10,6 +10,7 @@ from flk.cli.table import table
 from flk.terminal import printable
 from flk.units import short_duration
 from flk_runtime.contract.ranges import plural
+from flk_runtime.contract.record import TIME_CAUSES, Goodput
 
 if TYPE_CHECKING:
     from flk.jobs.state import AttemptState, State
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from flk.observe.progress import Progress
 
 _SHOWN: Final = 32  # pods in the text format
+_LEAST: Final = 1.0  # seconds that a cause must have taken to be in the line about the goodput
 _REASON: Final = 60  # characters of a pod's reason where the width is not known
 
 
@@ -37,6 +39,8 @@ def status_text(state: State, client: JobClient, *, wide: bool) -> str:
         lines.append(f"{commands.flk('why', state.name)} shows the evidence and the remedy")
     if state.progress:
         lines.append(progress_line(state))
+    if state.goodput and state.goodput.share is not None:
+        lines.append(_goodput_line(state.goodput))
     if state.attempts:
         lines += ["", f"attempt {state.attempt}{_used(state)}:", *_attempts(state, now, wide)]
     lines += ["", *_pods(state, wide)]
@@ -75,6 +79,13 @@ def progress_line(state: State) -> str:
         if first.remaining is not None:
             parts.append(f"{short_duration(first.remaining)} left")
     return ", ".join(parts)
+
+
+def _goodput_line(goodput: Goodput) -> str:
+    """Return one line about what the time of a job has gone into: the goodput, and each cause with its time."""
+    spent = [(cause, goodput.seconds.get(cause, 0.0)) for cause in TIME_CAUSES]
+    causes = ", ".join(f"{cause} {short_duration(seconds)}" for cause, seconds in spent if seconds >= _LEAST)
+    return f"goodput {goodput.share:.0%} of {short_duration(goodput.total)}: {causes}"
 
 
 def _since(state: State, now: float) -> str:

@@ -29,7 +29,7 @@ from flk.targets import DEFAULT, WORKER, Target, target_of
 from flk.units import timestamp
 from flk_runtime.contract.pod_env import MIN_PODS, PODS, SPARES
 from flk_runtime.contract.ranges import parse_ranges
-from flk_runtime.contract.record import ArchivedRecord, JobRecord, SlowRank
+from flk_runtime.contract.record import ArchivedRecord, Goodput, JobRecord, SlowRank
 from flk_runtime.contract.user_env import JOB
 
 CONTROLLER_DELAY: Final = 15.0  # seconds after a job's creation in which its controller should have seen it
@@ -153,6 +153,11 @@ class JobView:
             key=lambda r: (r.attempts[-1].number if r.attempts else -1, r.outcome in ("failed", "succeeded")),
             default=None,
         )
+
+    @property
+    def goodput(self) -> Goodput | None:
+        """What the time of the job has gone into, as the launcher of pod 0 told last; None: it has told nothing."""
+        return max((r.goodput for r in self.records if r.goodput), key=lambda each: each.until, default=None)
 
     @property
     def started(self) -> float | None:

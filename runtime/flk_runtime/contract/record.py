@@ -47,6 +47,40 @@ class SlowRank:
         return f"rank {self.rank} in {place} is slow: it works {self.factor:g} times as long as the others"
 
 
+# What the time of a job goes into, in the order in which it is shown. The causes add up to the time since the start.
+TIME_CAUSES: Final = (
+    "computing",  # steps whose result was kept, without the first one of each attempt
+    "waiting",  # for pods, before the first attempt
+    "starting",  # from the start of an attempt until its ranks have done their first step
+    "restoring",  # a checkpoint
+    "saving",  # checkpoints, as far as the training stops for it
+    "lost",  # steps that a later attempt had to do again
+    "hanging",  # from the last step until a hang was found
+    "recovering",  # from the end of an attempt until the next one starts
+    "down",  # no launcher of pod 0 ran: the job was suspended, or the pod was lost
+)
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """What the time of a job went into until a moment."""
+
+    until: float  # seconds since the epoch, by the clock of pod 0's node
+    seconds: dict[str, float]  # by TIME_CAUSES; a cause without time is left out
+    first_step: int | None = None  # the first that is counted; None: the script tells no steps
+    step: int | None = None  # the last one
+
+    @property
+    def total(self) -> float:
+        """Seconds since the start of the job's first launcher."""
+        return sum(self.seconds.values())
+
+    @property
+    def share(self) -> float | None:
+        """The goodput: the time of steps whose result was kept, as a share of all time; None: unknown."""
+        return self.seconds.get("computing", 0.0) / self.total if self.total and self.step is not None else None
+
+
 @dataclass(frozen=True)
 class JobRecord:
     """State of a job as its launchers know it: a line of the log while it runs, the termination message at its end."""
@@ -64,6 +98,7 @@ class JobRecord:
     no_retry_reason: str = ""  # why no attempt follows a failure
     slow: list[SlowRank] = field(default_factory=list)  # ranks that the others wait for, while the job runs
     bad_nodes: list[str] = field(default_factory=list)  # nodes on which pods of this job have failed repeatedly
+    goodput: Goodput | None = None  # only the launcher of pod 0 knows it
 
     def to_json(self, limit: int | None = None) -> str:
         """The record as one line of JSON of at most ``limit`` bytes.

@@ -192,6 +192,7 @@ class Agent:
             case Release() if self.stop:
                 self.stop.draining = False
             case AttemptEnded() if running:
+                self._end_in_ledger(event.failure)
                 running.end = event.failure
                 running.print_secondary()
                 self._end_ranks()
@@ -200,6 +201,7 @@ class Agent:
                     cause = "" if event.failure.secondary else f": {event.failure.summary}"
                     self.records.log(f"attempt {running.started.number + 1} ended{cause}")
             case LeaderLost() if running:
+                self._end_in_ledger(event.failure)
                 running.failures.append(event.failure)
                 self._end_ranks()
             case StacksRequested():
@@ -210,6 +212,8 @@ class Agent:
                 self.records.write_slow(event.slow)
             case JobEnded():
                 self.final_record = event.record
+                if self.records.ledger:
+                    self.records.ledger.close(time.monotonic())
                 self._end_ranks()
             case ThreadFailed():
                 raise event.error
@@ -236,6 +240,13 @@ class Agent:
             self.memory.start(attempt.number, attempt.memory, ranks)
             variables = {pod_env.MEMORY: self.memory.socket} if attempt.memory else {}
         self.ranks.start(attempt, variables)
+        if self.records.ledger:
+            self.records.ledger.start_attempt(next(iter(self.ranks)).progress, time.monotonic())
+
+    def _end_in_ledger(self, failure: Failure) -> None:
+        if self.records.ledger:
+            stopped = failure.kind in (Kind.PREEMPTED, Kind.RESIZED)  # after a step, and saved
+            self.records.ledger.end_attempt(time.monotonic(), failed=not stopped, hung=failure.kind is Kind.HANG)
 
     def _end_ranks(self) -> None:
         """End the ranks of this pod, because the attempt or the job is over in all pods."""
@@ -397,6 +408,8 @@ class Agent:
         if page is None:
             return
         attempt.restored = True
+        if self.records.ledger:
+            self.records.ledger.begin_after(page.restored)
         source = SOURCES[page.restored_from]
         self.member.report_restored(attempt.started, page.restored, source)
         attempt.history[-1] = replace(attempt.history[-1], restored=page.restored, restored_from=source)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from flk_runtime.contract.record import JobRecord
+from flk_runtime.contract.record import Goodput, JobRecord
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.progress import ProgressPage
 
@@ -26,6 +26,7 @@ class MetricsPage:
         """Start to serve. A port that cannot be opened is one line for ``log``."""
         self._labels = f'job="{settings.job}",pod="{settings.pod}"'
         self._record: JobRecord | None = None
+        self._goodput: Goodput | None = None
         self._ranks: list[tuple[int, float, int]] = []  # step, seconds of a step and saved step of each local rank
         page = self
 
@@ -51,10 +52,11 @@ class MetricsPage:
 
     def put_record(self, record: JobRecord) -> None:
         """Show this record of the job; the launcher of pod 0 has it."""
-        self._record = record
+        self._record, self._goodput = record, record.goodput
 
-    def put_progress(self, pages: Iterable[ProgressPage]) -> None:
-        """Show how far the ranks of this pod are, in the order of their local ranks."""
+    def put_progress(self, pages: Iterable[ProgressPage], goodput: Goodput | None = None) -> None:
+        """Show how far the ranks of this pod are, in the order of their local ranks, and the goodput of the job."""
+        self._goodput = goodput
         self._ranks = [(page.step, page.step_seconds, page.saved) for page in pages]
 
     def text(self) -> str:
@@ -75,6 +77,11 @@ class MetricsPage:
             disruptions = [("", float(record.disruptions))]
             add("flk_disruptions_total", "counter", "Attempts that followed disruptions.", disruptions)
             add("flk_slow_ranks", "gauge", "Ranks that the others wait for.", [("", float(len(record.slow)))])
+        if goodput := self._goodput:
+            share = [] if goodput.share is None else [("", goodput.share)]
+            add("flk_goodput_ratio", "gauge", "Time of steps whose result was kept, as a share of all time.", share)
+            times = [(f',cause="{cause}"', seconds) for cause, seconds in goodput.seconds.items()]
+            add("flk_time_seconds", "gauge", "Time of the job by what it went into.", times)
         ranks = [(f',local_rank="{number}"', *values) for number, values in enumerate(self._ranks)]
         steps = [(label, float(step)) for label, step, _, _ in ranks if step >= 0]
         add("flk_step", "gauge", "Optimizer steps done.", steps)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flk_runtime.contract import log_format, pod_layout
-from flk_runtime.contract.record import ArchivedRecord, JobRecord, entry_key
+from flk_runtime.contract.record import ArchivedRecord, Goodput, JobRecord, entry_key
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared.progress import ProgressPage
 
@@ -54,6 +54,7 @@ class RecordArchive:
         self._created = time.time()
         self._entry: ArchivedRecord | None = None
         self._changed = False  # the record, which is written soon, as opposed to the progress
+        self._puts = 0  # how often the record has changed
         self._written = 0.0  # time.monotonic
         self._told = False  # that it cannot be written
         self._made_room = False
@@ -68,17 +69,19 @@ class RecordArchive:
                 settings.job, settings.job_uid, settings.pods, settings.processes, self._created, 0.0, record
             )
             self._entry, self._changed = replace(made, record=record), True
+            self._puts += 1
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="record archive", daemon=True)
                 self._thread.start()
             self._condition.notify_all()
 
-    def put_progress(self, page: ProgressPage) -> None:
+    def put_progress(self, page: ProgressPage, goodput: Goodput | None = None) -> None:
         """Write the progress of a rank with the next record, or when the last write is some minutes ago."""
         with self._condition:
             if self._entry:
                 self._entry = replace(
                     self._entry,
+                    record=replace(self._entry.record, goodput=goodput),
                     step=None if page.step < 0 else page.step,
                     step_seconds=round(page.step_seconds, 6) or None,
                     saved=None if page.saved < 0 else page.saved,
@@ -102,7 +105,7 @@ class RecordArchive:
         while True:
             with self._condition:
                 self._condition.wait_for(lambda: self._changed, max(0.0, self._written + INTERVAL - time.monotonic()))
-                entry, was_changed = self._entry, self._changed
+                entry, was_changed, puts = self._entry, self._changed, self._puts
             if entry is None:
                 continue
             lines = [line[:_LINE_LIMIT] for line in self._last_lines(10 * _LINES) if not log_format.is_record(line)]
@@ -113,8 +116,7 @@ class RecordArchive:
                 if failure and not self._told:
                     self._log(f"the record of the job is not kept in ConfigMap {self._settings.records}: {failure}")
                 self._told = bool(failure)
-                newer = self._entry is not None and self._entry.record is not entry.record
-                self._changed = newer or (was_changed and bool(failure))
+                self._changed = self._puts > puts or (was_changed and bool(failure))
                 self._condition.notify_all()
             time.sleep(_RETRY if failure else _PAUSE)
 

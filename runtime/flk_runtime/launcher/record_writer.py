@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flk_runtime.contract import log_format, pod_layout
 from flk_runtime.contract.failure import Failure
@@ -18,7 +20,11 @@ from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import exit_code_of_signal
 from flk_runtime.shared.progress import ProgressPage
 
+if TYPE_CHECKING:
+    from flk_runtime.launcher.ledger import Ledger
+
 _LAST = 8.0  # seconds for the last write to the cluster, at the end of the job
+_RENEWED, _RENEWED_LEAST, _RENEWED_MOST = 0.1, 10.0, 300.0  # the log gets the goodput anew after this share of time
 _LAST_STOPPED = 2.5  # and after SIGTERM, within the grace period of the pod
 
 
@@ -33,6 +39,9 @@ class RecordWriter:
         self._write = write
         self._kept = RecordArchive(settings, last_lines, self.log) if settings.records and settings.pod == 0 else None
         self._metrics = MetricsPage(settings, self.log) if settings.metrics_port else None
+        self.ledger = _new_ledger() if settings.trains and settings.pod == 0 else None
+        """What the time of the job goes into; None: another pod knows, or nobody asks."""
+        self._renew_at = 0.0  # the time of the job at which the log gets its goodput anew
         self._latest: JobRecord | None = None
         self._lines = 0  # of the ranks, since the latest record was written
 
@@ -43,25 +52,44 @@ class RecordWriter:
 
     def write(self, record: JobRecord) -> None:
         """Write the job record as a line of the log."""
-        self._latest = record
-        self.log(log_format.RECORD_MARKER + record.to_json())
+        record = self._log_record(record)
         if self._kept:
             self._kept.put_record(record)
         if self._metrics:
             self._metrics.put_record(record)
 
+    def _log_record(self, record: JobRecord) -> JobRecord:
+        """Write the record as a line of the log, and return it with the goodput."""
+        self._latest = record = self._with_goodput(record)
+        self.log(log_format.RECORD_MARKER + record.to_json())
+        if record.goodput:
+            total = record.goodput.total
+            self._renew_at = total + min(_RENEWED_MOST, max(_RENEWED_LEAST, _RENEWED * total))
+        return record
+
+    def _with_goodput(self, record: JobRecord) -> JobRecord:
+        return replace(record, goodput=self.ledger.read(time.monotonic())) if self.ledger else record
+
     def former(self) -> list[Attempt]:
         """Read from the cluster the attempts of this job that no launcher knows any more, since all were killed."""
         entry = self._kept.read() if self._kept else None
+        if entry and entry.record.goodput and self.ledger:
+            self.ledger.resume(entry.record.goodput)
         return after_kill(entry, self._settings.pod_name) if entry else []
 
     def keep_progress(self, pages: Iterable[ProgressPage]) -> None:
-        """Show the progress of these ranks in the metrics, and keep the first rank's progress in the cluster."""
+        """Show the progress of these ranks in the metrics, and keep the first rank's progress in the cluster.
+
+        The goodput goes with it, and to the log when it is much older there.
+        """
         found = list(pages)
+        goodput = self.ledger.read(time.monotonic()) if self.ledger else None
+        if self._latest and goodput and goodput.total >= self._renew_at:
+            self._log_record(self._latest)
         if self._metrics:
-            self._metrics.put_progress(found)
+            self._metrics.put_progress(found, goodput)
         if self._kept and found:
-            self._kept.put_progress(found[0])
+            self._kept.put_progress(found[0], goodput)
 
     def mark_attempt(self, number: int) -> None:
         """Write that an attempt begins, so that readers of the log know to which attempt each later line belongs."""
@@ -85,6 +113,7 @@ class RecordWriter:
 
     def finish(self, record: JobRecord, *, leader: bool) -> int:
         """Write the record of a job that has ended; the ``leader`` logs it too. Returns the launcher's exit code."""
+        record = self._with_goodput(record)
         write_termination_message(self._settings.termination_log, record)
         if record.outcome == "replaced" and record.failure:
             self.log(f"leaving, so that another pod replaces this one: {record.failure.summary}")
@@ -104,7 +133,7 @@ class RecordWriter:
         """
         code = exit_code_of_signal(number)
         self.log(f"received {signal.Signals(number).name}; all ranks of this pod have ended")
-        record = new_record("preempted", code, failure, history, self._settings.limits)
+        record = self._with_goodput(new_record("preempted", code, failure, history, self._settings.limits))
         write_termination_message(self._settings.termination_log, record)
         if self._kept:  # else the next launcher would take this one for killed
             self._kept.put_record(record)
@@ -120,6 +149,12 @@ class RecordWriter:
         write_termination_message(self._settings.termination_log, record)
         self.log(f"failed: {failure.summary}")
         return failure.code if self._settings.pods == 1 else 128 + signal.SIGKILL
+
+
+def _new_ledger() -> Ledger:
+    from flk_runtime.launcher.ledger import Ledger  # only jobs that train have this module
+
+    return Ledger(time.monotonic(), time.time())
 
 
 def write_termination_message(path: str, record: JobRecord) -> None:

@@ -15,6 +15,7 @@ from flk_runtime.errors import SetupError
 from flk_runtime.system import host
 from flk_runtime.wire import Session
 
+_PROGRAMS = ("flk_runtime.bench", "flk_runtime.plan", "flk_runtime.diloco")
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 
 
@@ -78,6 +79,11 @@ class Settings:
     def session(self, purpose: str = "rendezvous", *, serves: bool, other: str = "it") -> Session:
         """One end of a connection to another launcher of this job; arguments as for `Session`."""
         return Session(self.secret, [purpose, self.job, self.job_uid, self.pods], serves=serves, other=other)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the job trains: it is no other program of flk, which has not all modules of the runtime."""
+        return not (self.command[0] == "-m" and self.command[1].startswith(_PROGRAMS))
 
     @property
     def pod_in_job(self) -> int:

@@ -21,6 +21,7 @@ from flk_runtime.contract import pod_env
 
 _SIZE: Final = mmap.PAGESIZE
 _POLL: Final = 0.002  # seconds between two looks of a rank that waits
+_SECONDS: Final = 20  # index of the seconds that the rank has spent in the first phase; those of the others follow
 _WEIGHT: Final = 0.1  # of the latest step in the mean step time
 
 
@@ -61,11 +62,22 @@ class _Float:
         page._floats[self._index] = value
 
 
+class _PhaseField(_Int):
+    """The field with the phase of the rank. Whoever sets it adds the time since the last change to the former phase."""
+
+    def __set__(self, page: ProgressPage, value: int) -> None:
+        now, former = time.monotonic(), self.__get__(page, ProgressPage)
+        began, page.phase_time = page.phase_time, now
+        page._floats[_SECONDS + former] += now - began
+        super().__set__(page, value)
+
+
 class ProgressPage:
     """The page of one rank in one attempt. Times are in seconds, by time.monotonic, which all processes share."""
 
     # The rank writes these.
-    phase = _Int(0)  # a Phase
+    phase = _PhaseField(0)  # a Phase
+    phase_time = _Float(18)  # when the rank came into its phase
     step = _Int(1)  # optimizer steps done, steps before a resume included; -1: no step in this attempt
     step_time = _Float(2)  # when the latest step was done; 0: no step in this attempt
     step_seconds = _Float(3)  # duration of a step, as an exponentially weighted mean; 0: fewer than two steps
@@ -75,6 +87,8 @@ class ProgressPage:
     waiting = _Int(7)  # 1: the rank has found `hold` and waits at `boundary` until `target` is known
     restored = _Int(14)  # the step after which this attempt's training began; -1: not known yet
     restored_from = _Int(15)  # index in SOURCES
+    first_step = _Int(16)  # the first step done in this attempt; -1: none
+    first_step_time = _Float(17)  # when it was done
     # The rank's observer writes these, a few times a second.
     samples = _Int(10)  # how often it has looked whether a collective of this rank has not ended
     pending_samples = _Int(11)  # how often one had not
@@ -121,8 +135,15 @@ class ProgressPage:
             duration = now - self.step_time
             mean = self.step_seconds
             self.step_seconds = mean + _WEIGHT * (duration - mean) if mean else duration
+        else:
+            self.first_step, self.first_step_time = step, now
         self.step = step
         self.step_time = now
+
+    def seconds_in(self, phase: Phase, now: float) -> float:
+        """The seconds that the rank has spent in ``phase`` until ``now``."""
+        current = now - self.phase_time if self.phase == phase else 0.0
+        return self._floats[_SECONDS + phase] + max(0.0, current)
 
     @contextlib.contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
@@ -163,7 +184,8 @@ class ProgressPage:
         return 0 <= self.target <= step
 
     def _clear(self) -> None:
-        self.step = self.saved = self.boundary = self.target = self.restored = -1
+        self.step = self.saved = self.boundary = self.target = self.restored = self.first_step = -1
+        self.phase_time = time.monotonic()
 
 
 @functools.cache

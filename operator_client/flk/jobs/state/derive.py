@@ -46,6 +46,7 @@ def derive(view: JobView) -> State:
         owner=annotations.get(labels.OWNER, ""),
         image=seen.image,
         slow=seen.slow,
+        goodput=seen.goodput,
         code_hash=annotations.get(labels.CODE_HASH, ""),
         pods=seen.pods,
         progress=list(seen.around.progress),

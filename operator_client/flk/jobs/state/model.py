@@ -9,7 +9,7 @@ from typing import Any, Final
 from flk.observe.model import Finding, PodState
 from flk.observe.progress import Progress
 from flk_runtime.contract.failure import Failure
-from flk_runtime.contract.record import SlowRank
+from flk_runtime.contract.record import Goodput, SlowRank
 
 SCHEMA: Final = "flk.dev/state/v1"  # of the JSON that `-o json` prints
 
@@ -86,6 +86,7 @@ class State:
     attempts: list[AttemptState] = field(default_factory=list)
     slow: list[SlowRank] = field(default_factory=list)  # ranks that the others wait for
     bad_nodes: list[str] = field(default_factory=list)  # nodes on which pods of the job have failed repeatedly
+    goodput: Goodput | None = None  # what the time of the job has gone into, as far as that was told
     pods: list[PodState] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)  # of the ranks that print metrics
 
@@ -122,6 +123,7 @@ class State:
             del pod["record"], pod["failed_permanently"]
             pod["phase"] = pod["phase"].value
         data["failure"] = self.failure and {**asdict(self.failure), "summary": self.failure.summary}
+        data["goodput"] = self.goodput and {**asdict(self.goodput), "share": self.goodput.share}
         for failure in (data["failure"], *(attempt["failure"] for attempt in data["attempts"])):
             if failure:
                 failure["attempt"] += 1  # launchers count from 0

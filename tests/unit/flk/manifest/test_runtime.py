@@ -112,25 +112,27 @@ def test_a_plain_job_ships_nothing_that_it_does_not_use() -> None:
     assert {name for name in found if name.partition("/")[0] in OPTIONAL} == {"diloco/__init__.py", "diloco/options.py"}
     assert "launcher/hub.py" not in found
     assert "launcher/hub.py" in members(runtime_archive({"diloco"}))
+    assert "launcher/ledger.py" in found
+    assert "launcher/ledger.py" not in members(runtime_archive({"bench", "plan"}))
     assert members(runtime_archive()) == {
         path.relative_to(FOLDER).as_posix(): stripped(path.read_text())
         for path in SOURCES
         if path.name != "bootstrap.py" or path.parent != FOLDER
     }
-    assert archive == runtime_archive(frozenset())
+    assert archive == runtime_archive({"training"})
 
 
 JOBS: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "plain": ({"strategy": "full_shard"}, set()),
-    "auto": ({"strategy": "auto"}, {"plan"}),
-    "diloco": ({"strategy": "diloco"}, {"diloco"}),
+    "plain": ({"strategy": "full_shard"}, {"training"}),
+    "auto": ({"strategy": "auto"}, {"training", "plan"}),
+    "diloco": ({"strategy": "diloco"}, {"training", "diloco"}),
     "bench": ({"command": ["-m", "flk_runtime.bench", "{}", "train.py"]}, {"bench", "plan"}),
     "hub": ({"command": ["-m", "flk_runtime.diloco", "--listen", ":29401"]}, {"diloco"}),
     "hub's module": ({"command": ["-m", "flk_runtime.diloco.__main__"]}, {"diloco"}),
     "plan": ({"command": ["-m", "flk_runtime.plan", "train.py"]}, {"plan"}),
-    "check": ({"command": ["-m", "flk_runtime.check"]}, set()),
-    "runtime": ({"command": ["-m", "flk_runtime", "check"]}, set()),
-    "other module": ({"command": ["-m", "plan.bench"], "strategy": "auto"}, {"plan"}),
+    "check": ({"command": ["-m", "flk_runtime.check"]}, {"training"}),
+    "runtime": ({"command": ["-m", "flk_runtime", "check"]}, {"training"}),
+    "other module": ({"command": ["-m", "plan.bench"], "strategy": "auto"}, {"training", "plan"}),
 }
 
 
@@ -172,7 +174,7 @@ def test_an_archive_is_packed_once_for_the_same_sources(kept: Path, packed: list
     choices: list[Set[str]] = [frozenset(), {"plan"}, OPTIONAL]
     first = [runtime_archive(optional) for optional in choices]
     assert [runtime_archive(optional) for optional in choices] == first
-    assert packed == [OPTIONAL, {"bench", "diloco"}, frozenset()]
+    assert packed == [OPTIONAL, OPTIONAL - {"plan"}, frozenset()]
     assert kept.stat().st_mode & 0o777 == 0o600
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.log_format import RECORD_MARKER
-from flk_runtime.contract.record import Attempt, JobRecord, SlowRank
+from flk_runtime.contract.record import Attempt, Goodput, JobRecord, SlowRank
 from flk_runtime.launcher.coordinator.policy import decide
 from flk_runtime.launcher.history import job_record, new_record
 from flk_runtime.launcher.settings import Limits
@@ -203,7 +203,9 @@ RECORDS = {
     "running": new_record("running", 0, None, attempts(None), Limits(3)),
     "restarting": new_record("running", 0, None, attempts(LOST), Limits(3)),
     "slow rank": replace(
-        new_record("running", 0, None, attempts(None), Limits(3)), slow=[SlowRank(1, "gpt-worker-1", "node-b", 2.1)]
+        new_record("running", 0, None, attempts(None), Limits(3)),
+        slow=[SlowRank(1, "gpt-worker-1", "node-b", 2.1)],
+        goodput=Goodput(NOW - 10, {"waiting": 2.0, "starting": 7.5, "saving": 0.25, "computing": 40.25}, 1, 25),
     ),
 }
 

@@ -1,0 +1,109 @@
+"""The records of a launcher have the goodput of the job, which outlives the launchers in the cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flk_runtime.contract.log_format import parse_record
+from flk_runtime.contract.record import ArchivedRecord, Attempt, Goodput, JobRecord
+from flk_runtime.launcher import record_writer
+from flk_runtime.launcher.record_writer import RecordWriter
+from flk_runtime.launcher.settings import Settings
+from flk_runtime.shared.progress import ProgressPage
+
+RUNNING = [Attempt(0, 1e9)]
+
+
+class Archive:
+    """The entry of the job in the cluster."""
+
+    def __init__(self, *_: Any) -> None:
+        self.kept: Goodput | None = None
+        self.entry: ArchivedRecord | None = None
+
+    def read(self) -> ArchivedRecord | None:
+        return self.entry
+
+    def put_record(self, record: JobRecord) -> None:
+        self.kept = record.goodput
+
+    def put_progress(self, page: ProgressPage, goodput: Goodput | None) -> None:
+        self.kept = goodput
+
+    def flush(self, seconds: float) -> None: ...
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A clock that stands still; ``now`` is its time."""
+    clock = SimpleNamespace(now=1000.0)
+    clock.monotonic = clock.time = lambda: clock.now
+    monkeypatch.setattr(record_writer, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def archive(monkeypatch: pytest.MonkeyPatch) -> Archive:
+    made = Archive()
+    monkeypatch.setattr(record_writer, "RecordArchive", lambda *_: made)
+    return made
+
+
+def writer(lines: list[str], tmp_path: Path, **settings: Any) -> RecordWriter:
+    settings = {"command": ("train.py",), "records": "records", "termination_log": str(tmp_path / "end"), **settings}
+    return RecordWriter(Settings(**settings), lambda line: lines.append(line.decode()), lambda number: [])
+
+
+def logged(lines: list[str]) -> list[Goodput | None]:
+    return [record.goodput for line in lines if (record := parse_record(line.rstrip()))]
+
+
+def test_goodput_goes_to_the_log_the_cluster_and_the_termination_message(
+    archive: Archive, clock: SimpleNamespace, tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    records = writer(lines, tmp_path)
+    clock.now += 100
+    records.write_running(RUNNING)
+    page = ProgressPage.private()
+    records.keep_progress([page])
+    assert logged(lines) == [Goodput(1100, {"waiting": 100})]
+    clock.now += 9  # less than a tenth more: the log is new enough
+    records.keep_progress([page])
+    assert len(logged(lines)) == 1
+    assert archive.kept == Goodput(1109, {"waiting": 109})
+    clock.now += 9
+    records.keep_progress([page])
+    assert logged(lines)[1:] == [Goodput(1118, {"waiting": 118})]
+    clock.now += 1
+    records.finish_stopped(15, None, RUNNING)
+    end = JobRecord.from_json((tmp_path / "end").read_text())
+    assert end
+    assert end.goodput == archive.kept == Goodput(1119, {"waiting": 119})
+
+
+@pytest.mark.usefixtures("clock")
+def test_the_next_launcher_adds_the_time_until_it_began(archive: Archive, tmp_path: Path) -> None:
+    """The job was suspended: its record says preempted, and the attempts of former launchers are no failures."""
+    former = Goodput(950, {"computing": 80.0, "starting": 20.0}, 1, 41)
+    record = JobRecord("preempted", 143, attempts=RUNNING, goodput=former)
+    archive.entry = ArchivedRecord("gpt", "uid-1", 1, 1, 1e9, 1e9 + 100, record)
+    records = writer([], tmp_path)
+    assert records.former() == []
+    records.write_running(RUNNING)
+    assert archive.kept == Goodput(1000, {"computing": 80, "starting": 20, "down": 50}, 1, 41)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"pod": 1, "pods": 2}, {"command": ("-m", "flk_runtime.bench", "{}", "train.py")}]
+)
+def test_other_launchers_keep_no_goodput(archive: Archive, tmp_path: Path, settings: dict[str, Any]) -> None:
+    lines: list[str] = []
+    records = writer(lines, tmp_path, **settings)
+    records.write_running(RUNNING)
+    records.keep_progress([ProgressPage.private()])
+    assert logged(lines) == [None]
