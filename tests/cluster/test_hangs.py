@@ -94,7 +94,16 @@ def in_fetch(stacks: Any) -> str:
     return str(stacks.stdout) if "train.py:9 in fetch" in stacks.stdout else ""
 
 
+ASLEEP = """
+    import os, time
+    time.sleep(10_000) if os.environ["RANK"] == "0" else None
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+"""
+
+
 def test_stacks_and_slow_ranks_of_a_running_job(flk: Any, image: str, script: Any, eventually: Any) -> None:
+    submit(flk, image, script(ASLEEP), "asleep", "--processes", "1")
     folder = script(SCRIPT.format(fault="time.sleep(0.06)", begin=0))
     submit(flk, image, folder, "slow", "--env", "FLK_SLOW_WINDOW=15")
     eventually("all ranks run", lambda: flk("status", "slow", "-o", "json").stdout.count('"running"'))
@@ -108,3 +117,12 @@ def test_stacks_and_slow_ranks_of_a_running_job(flk: Any, image: str, script: An
     assert [(each["rank"], each["pod_name"]) for each in slow] == [(2, "slow-worker-1")]
     assert "rank 2 in slow-worker-1 on " in flk("status", "slow").stdout
     assert status(flk, "slow")["phase"] == "Running"
+    # Meanwhile nothing goes on in the other job.
+    eventually("all wait", lambda: status(flk, "asleep")["reason"])
+    said = json.loads(flk("why", "asleep", "-o", "json").stdout)
+    assert said["summary"] == (
+        "no rank makes progress: rank 1 waits for rank 0, which did not reach init_process_group; it is at train.py:3: "
+        'time.sleep(10_000) if os.environ["RANK"] == "0" else None'
+    )
+    assert "rank 1 waits for rank 0, which" in flk("status", "asleep").stdout
+    assert (status(flk, "asleep")["phase"], status(flk, "asleep")["attempts"][-1]["number"]) == ("Running", 1)

@@ -5,7 +5,7 @@ are found in the objects of a job afterwards (`flk why`, `status`, `wait`). Noth
 `flk.jobs` reads the objects.
 """
 
-from flk.health.attempts import NO_PROGRESS
+from flk.health.attempts import GOING_ON
 from flk.health.cause import Cause
 from flk.health.ending import job_failure
 from flk.health.failure import with_memory_limit
@@ -15,7 +15,7 @@ from flk.health.why import Report, diagnose
 
 __all__ = [
     "CAUSES",
-    "NO_PROGRESS",
+    "GOING_ON",
     "Cause",
     "Report",
     "diagnose",

@@ -1,4 +1,4 @@
-"""Cause NoProgress: attempts of a job that end one after the other without a further step."""
+"""Attempts without progress: those that end one after the other without a further step, and one in which all wait."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from flk_runtime.contract.ranges import numbered, plural
 from flk_runtime.contract.record import Attempt
 
 NO_PROGRESS: Final = "NoProgress"
+STANDSTILL: Final = "Standstill"
+GOING_ON: Final = (NO_PROGRESS, STANDSTILL)  # causes of a job whose ranks run
 FRUITLESS: Final = 3  # attempts in a row without a further step before flk says so
 SHORT: Final = 120.0  # seconds: a longer attempt of a script that tells no steps may have made some
 
@@ -77,6 +79,20 @@ def _seconds(attempt: Attempt, until: float | None) -> float:
     return (until or attempt.started) - attempt.started
 
 
+def _standstill(view: JobView) -> Found | None:
+    found = view.standstill
+    if found is None or view.suspended:
+        return None
+    return Found(
+        found.summary,
+        f"{view.flk('stacks')} shows what every rank does now; {view.flk('delete')} ends the job, which its "
+        "--hang-timeout does too",
+        [Evidence("record of the launchers", found.text, time=found.since)],
+        [found.pod_name],
+        since=found.since,
+    )
+
+
 CAUSES: Final = (
     Cause(
         NO_PROGRESS,
@@ -89,5 +105,17 @@ CAUSES: Final = (
         _no_progress,
         ExitCode.TRAINING,
         cured_by="another attempt",
+    ),
+    Cause(
+        STANDSTILL,
+        "No rank makes progress at the moment",
+        "For half a minute no rank has made a step, written a line, begun or ended a collective, or used a processor. "
+        "The launchers look at the stacks of all ranks and say which of them the others wait for, or what all do. flk "
+        "reads it in their record. That ends nothing: what the rank waits for may still come.",
+        "Read what the rank does that the others wait for: `flk stacks` shows it again. The job goes on by itself, or "
+        "its attempt ends at the job's `--hang-timeout`.",
+        _standstill,
+        ExitCode.RUNNING,
+        cured_by="the rank that the others wait for",
     ),
 )

@@ -146,6 +146,11 @@ def _summary(view: JobView, cause: Finding | None) -> tuple[str, bool]:
     if ready == len(view.pods) and view.slow:
         slow = "; ".join(rank.summary for rank in view.slow)
         return f"{plural(ready, 'pod')} of {len(view.pods)} run, and the others wait: {slow}", True
+    if ready == len(view.pods) and not view.from_flk:
+        return (
+            f"{plural(ready, 'pod')} of {len(view.pods)} run, without a launcher that tells whether their ranks make "
+            f"progress: {view.flk('stacks')} shows what they do"
+        ), True
     if ready == len(view.pods):
         return f"nothing is wrong: {plural(ready, 'pod')} of {len(view.pods)} run", True
     if not view.pods or view.now - view.created < 60:

@@ -29,7 +29,7 @@ from flk.targets import DEFAULT, WORKER, Target, target_of
 from flk.units import timestamp
 from flk_runtime.contract.pod_env import MIN_PODS, PODS, SPARES
 from flk_runtime.contract.ranges import parse_ranges
-from flk_runtime.contract.record import ArchivedRecord, Goodput, JobRecord, SlowRank
+from flk_runtime.contract.record import ArchivedRecord, Goodput, JobRecord, SlowRank, Standstill
 from flk_runtime.contract.user_env import JOB
 
 CONTROLLER_DELAY: Final = 15.0  # seconds after a job's creation in which its controller should have seen it
@@ -261,6 +261,12 @@ class JobView:
         """The ranks that the others of a running job wait for."""
         record = self.record
         return record.slow if record and record.outcome == "running" and not self.failed else []
+
+    @property
+    def standstill(self) -> Standstill | None:
+        """What the ranks of a running job do while none of them makes progress."""
+        record = self.record
+        return record.standstill if record and record.outcome == "running" and not self.failed else None
 
     @property
     def unschedulable(self) -> list[PodState]:

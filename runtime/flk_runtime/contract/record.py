@@ -1,4 +1,4 @@
-"""Records: data of the launchers about a job, its attempts and slow ranks."""
+"""Records: data of the launchers about a job, its attempts and the ranks that the others wait for."""
 
 from __future__ import annotations
 
@@ -82,6 +82,20 @@ class Goodput:
 
 
 @dataclass(frozen=True)
+class Standstill:
+    """A time in which no rank of a job that runs makes progress. It ends nothing yet."""
+
+    since: float  # when a rank last made progress; seconds since the epoch
+    text: str  # which ranks wait for which, and what these do
+    pod_name: str  # of the first rank that the others wait for
+
+    @property
+    def summary(self) -> str:
+        """One line that names the ranks."""
+        return f"no rank makes progress: {self.text}"
+
+
+@dataclass(frozen=True)
 class JobRecord:
     """State of a job as its launchers know it: a line of the log while it runs, the termination message at its end."""
 
@@ -97,6 +111,7 @@ class JobRecord:
     disruptions: int = 0  # used: attempts that followed disruptions
     no_retry_reason: str = ""  # why no attempt follows a failure
     slow: list[SlowRank] = field(default_factory=list)  # ranks that the others wait for, while the job runs
+    standstill: Standstill | None = None  # while the job runs; None: a rank makes progress
     bad_nodes: list[str] = field(default_factory=list)  # nodes on which pods of this job have failed repeatedly
     goodput: Goodput | None = None  # only the launcher of pod 0 knows it
 
@@ -107,6 +122,8 @@ class JobRecord:
         traceback and message are cut, then the oldest attempts are dropped, then the failure's texts are cut further.
         """
         data = asdict(self)
+        if self.standstill is None:
+            del data["standstill"]
         text = _dump(data)
         if limit is None or len(text.encode()) <= limit:
             return text

@@ -44,11 +44,11 @@ from flk_runtime.launcher.transport import (
     PreemptionStarted,
     Release,
     SaveAt,
-    SlowRanksChanged,
     StacksGathered,
     StacksRequested,
     ThreadFailed,
     Transfer,
+    WaitsChanged,
 )
 from flk_runtime.system import host
 
@@ -208,8 +208,8 @@ class Agent:
                 self.watch.take_stacks(event.number)
             case StacksGathered():
                 self.control.answer(event.asker, event.report)
-            case SlowRanksChanged():
-                self.records.write_slow(event.slow)
+            case WaitsChanged():
+                self.records.write_waits(event.slow, event.standstill)
             case JobEnded():
                 self.final_record = event.record
                 if self.records.ledger:

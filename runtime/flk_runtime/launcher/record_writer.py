@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from flk_runtime.contract import log_format, pod_layout
 from flk_runtime.contract.failure import Failure
-from flk_runtime.contract.record import Attempt, JobRecord, SlowRank
+from flk_runtime.contract.record import Attempt, JobRecord, SlowRank, Standstill
 from flk_runtime.launcher.history import after_kill, job_record, new_record
 from flk_runtime.launcher.metrics_page import MetricsPage
 from flk_runtime.launcher.record_archive import RecordArchive
@@ -99,10 +99,10 @@ class RecordWriter:
         """Write the record of a job whose last attempt is running."""
         self.write(new_record("running", 0, None, history, self._settings.limits))
 
-    def write_slow(self, slow: Sequence[SlowRank]) -> None:
-        """Write the record of the running job anew, with the ranks that are slow now."""
+    def write_waits(self, slow: Sequence[SlowRank], standstill: Standstill | None) -> None:
+        """Write the record of the running job anew, with the ranks that the others wait for now."""
         if self._latest and self._latest.outcome == "running":
-            self.write(replace(self._latest, slow=list(slow)))
+            self.write(replace(self._latest, slow=list(slow), standstill=standstill))
 
     def count_lines(self, lines: int) -> None:
         """Count lines of the ranks, and repeat the record so that a tail of the log contains it."""

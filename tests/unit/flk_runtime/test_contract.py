@@ -12,7 +12,7 @@ from flk_runtime.contract import log_format, pod_layout, user_env
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.log_format import is_record, parse_record
-from flk_runtime.contract.record import ArchivedRecord, Attempt, Goodput, JobRecord, SlowRank
+from flk_runtime.contract.record import ArchivedRecord, Attempt, Goodput, JobRecord, SlowRank, Standstill
 from tests.support.messages import check_types, replaced
 
 TEXT = st.text(max_size=8000)
@@ -72,6 +72,7 @@ RECORD = JobRecord(
     failure=Failure(Kind.EXIT, 1, 2, exit_code=1, step=7),
     attempts=[Attempt(0, 1.0, 2.5, Failure(Kind.LOST, 1), step=7, pods="0-1", restored=3)],
     slow=[SlowRank(3, "gpt-worker-1", "node-a", 2.5)],
+    standstill=Standstill(7.5, "rank 1 sleeps", "gpt-worker-1"),
     bad_nodes=["node-a"],
     goodput=Goodput(9.5, {"computing": 7.0, "starting": 1.5}, 1, 7),
 )

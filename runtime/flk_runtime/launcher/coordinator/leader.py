@@ -43,13 +43,13 @@ from flk_runtime.launcher.transport.messages import (
     RanksEnded,
     Restored,
     SaveAt,
-    SlowRanksChanged,
     StacksGathered,
     StacksReport,
     StacksRequested,
     StacksWanted,
     SuccessReport,
     Transferred,
+    WaitsChanged,
 )
 
 _PRIMARY_TIMEOUT = 0.5  # seconds to wait for a primary failure after a secondary one has been reported
@@ -116,7 +116,7 @@ class Leader:
             Stragglers(settings.slow_factor, settings.slow_window),
             request=lambda pod, number: send([pod], StacksRequested(number)),
             answer=lambda asker, report: send([asker[0]], StacksGathered(asker[1], report)),
-            show_slow=lambda slow: send([0], SlowRanksChanged(slow)),
+            show=lambda *waits: send([0], WaitsChanged(*waits)),
             log=log,
         )
         self._start_joining(now)

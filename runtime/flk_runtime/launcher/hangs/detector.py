@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,19 +10,26 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.contract.record import SlowRank
+from flk_runtime.contract.record import SlowRank, Standstill
 from flk_runtime.launcher.hangs import report, watchdog
-from flk_runtime.launcher.hangs.diagnosis import diagnose
+from flk_runtime.launcher.hangs.diagnosis import diagnose, told_with_waiting
 from flk_runtime.launcher.hangs.snapshot import Snapshot
 from flk_runtime.launcher.hangs.status import PodStatus, RankStatus
 from flk_runtime.launcher.hangs.stragglers import Stragglers
 
 _REPORT_TIMEOUT: Final = 12.0  # seconds to wait for the stacks of all pods
-_AGAIN: Final = 60.0  # seconds between two looks at the same hang, if the attempt does not end
+_AGAIN: Final = 60.0  # seconds between two looks at the same hang or standstill, if the attempt does not end
+STANDSTILL: Final = 30.0  # seconds without progress after which the ranks are looked at
 _SLOW_INTERVAL: Final = 30.0  # seconds between two changes of the list of slow ranks
 _SLOW_LIMIT: Final = 8  # ranks in the list
 
 Asker = tuple[int, str]  # index of a pod, and a name that is its own business
+
+
+class _Purpose(enum.Enum):
+    ASKED = enum.auto()  # somebody wants to know
+    STANDSTILL = enum.auto()  # no rank makes progress, which people are told
+    HANG = enum.auto()  # and it ends the attempt
 
 
 @dataclass
@@ -31,8 +39,8 @@ class _Collection:
     number: int
     deadline: float
     asked: set[int]  # pods
-    askers: list[Asker]  # who wants to know; empty: because the job hangs
-    because_of_hang: bool
+    purpose: _Purpose
+    askers: list[Asker] = field(default_factory=list)  # who wants to know
     snapshots: list[Snapshot] = field(default_factory=list)
     known: dict[str, Snapshot] = field(default_factory=dict)  # the first with each stack, by key
 
@@ -49,19 +57,20 @@ class HangDetector:
         stragglers: Stragglers,
         request: Callable[[int, int], None],
         answer: Callable[[Asker, dict[str, Any]], None],
-        show_slow: Callable[[list[SlowRank]], None],
+        show: Callable[[list[SlowRank], Standstill | None], None],
         log: Callable[[str], None],
     ) -> None:
         """``limit`` is the time without progress after which the job hangs, in seconds; 0: never.
 
         ``request`` asks a pod for its stacks and takes its index and the number of the request. ``answer`` sends a
-        report to one who asked for it. ``show_slow`` is called when other ranks are slow than before.
+        report to one who asked for it. ``show`` is called when other ranks are slow than before, and when a standstill
+        begins or ends.
         """
         self._limit = limit
         self._stragglers = stragglers
         self._request = request
         self._answer = answer
-        self._show_slow = show_slow
+        self._show = show
         self._log = log
         self._attempt = -1  # -1: none runs
         self._places: dict[int, tuple[str, str]] = {}  # names of pod and node, by pod
@@ -71,6 +80,8 @@ class HangDetector:
         self._look_at = 0.0  # time of the next look at all ranks
         self._slow: list[SlowRank] = []
         self._slow_at = 0.0  # time of the latest change
+        self._standstill: Standstill | None = None
+        self._look_again = 0.0  # time of the next look at the ranks while no rank makes progress
 
     def attempt_started(self, number: int, places: Mapping[int, tuple[str, str]], now: float) -> None:
         """Note that an attempt starts on these pods, whose names and nodes are ``places``."""
@@ -85,7 +96,8 @@ class HangDetector:
         self._statuses.clear()
         self._stragglers.clear()
         self._slow, self._slow_at = [], 0.0
-        if self._collection and self._collection.because_of_hang:
+        self._standstill, self._look_again = None, 0.0
+        if self._collection and not self._collection.askers:
             self._collection = None
 
     def heartbeat(self, pod: int, status: PodStatus) -> None:
@@ -96,7 +108,7 @@ class HangDetector:
     def want_stacks(self, asker: Asker, now: float) -> None:
         """Gather the stacks of all ranks, and send a report to ``asker``."""
         if self._collection is None:
-            self._start_collection(now, because_of_hang=False)
+            self._start_collection(now, _Purpose.ASKED)
         if self._collection:
             self._collection.askers.append(asker)
 
@@ -120,8 +132,15 @@ class HangDetector:
         if len(self._statuses) == len(self._places):
             ranks = [status for statuses in self._statuses.values() for status in statuses]
             self._find_slow(ranks, now)
+            stands = watchdog.hangs(ranks, STANDSTILL)
+            if self._standstill and not stands:
+                self._standstill = None
+                self._show(self._slow, None)
             if self._limit and not self._collection and watchdog.hangs(ranks, self._limit):
-                self._start_collection(now, because_of_hang=True)
+                self._start_collection(now, _Purpose.HANG)
+            elif stands and not self._collection and now >= self._look_again:
+                self._look_again = now + _AGAIN
+                self._start_collection(now, _Purpose.STANDSTILL)
         return None
 
     def due(self) -> float | None:
@@ -131,10 +150,10 @@ class HangDetector:
             times.append(self._look_at)
         return min(times, default=None)
 
-    def _start_collection(self, now: float, *, because_of_hang: bool) -> None:
+    def _start_collection(self, now: float, purpose: _Purpose) -> None:
         self._number += 1
         pods = set(self._places) if self._attempt >= 0 else set()
-        self._collection = _Collection(self._number, now + _REPORT_TIMEOUT, pods, [], because_of_hang)
+        self._collection = _Collection(self._number, now + _REPORT_TIMEOUT, pods, purpose)
         for pod in sorted(pods):
             self._request(pod, self._number)
 
@@ -148,20 +167,24 @@ class HangDetector:
                 self._answer(asker, {"cause": "", "ranks": [], "groups": [], "left": [], "silent": silent})
             return None
         snapshots = self._full(collection)
-        diagnosis = diagnose(snapshots, hung=collection.because_of_hang)
+        diagnosis = diagnose(snapshots, hung=collection.purpose is _Purpose.HANG)
         found = report.to_dict(snapshots, diagnosis, silent)
         for asker in collection.askers:
             self._answer(asker, found)
         ranks = [status for statuses in self._statuses.values() for status in statuses]
-        if not collection.because_of_hang or not watchdog.hangs(ranks, self._limit):
+        idle = min((min(status.idle, status.beat) for status in ranks), default=0.0)
+        first = next(each for each in snapshots if each.rank == diagnosis.ranks[0])
+        if collection.purpose is _Purpose.STANDSTILL and watchdog.hangs(ranks, STANDSTILL):
+            self._tell_standstill(
+                Standstill(time.time() - idle, told_with_waiting(diagnosis, snapshots), first.pod_name)
+            )
+        if collection.purpose is not _Purpose.HANG or not watchdog.hangs(ranks, self._limit):
             return None
         self._look_at = now + _AGAIN
-        idle = min(min(status.idle, status.beat) for status in ranks)
         cause, *lines = report.lines_of(found)
         self._log(f"no rank has made progress for {idle:.0f} s: {cause}")
         for line in lines:
             self._log(line)
-        first = next(each for each in snapshots if each.rank == diagnosis.ranks[0])
         return Failure(
             Kind.HANG,
             first.pod,
@@ -181,6 +204,12 @@ class HangDetector:
         firsts = {each.rank: each for each in collection.known.values()}
         return [firsts.get(each.rank, each) for each in collection.snapshots]
 
+    def _tell_standstill(self, found: Standstill) -> None:
+        if self._standstill is None or found.text != self._standstill.text:
+            self._standstill = found
+            self._show(self._slow, found)
+            self._log(found.summary)
+
     def _find_slow(self, ranks: Sequence[RankStatus], now: float) -> None:
         found = self._stragglers.update(now, ranks)
         pods = {status.rank: pod for pod, statuses in self._statuses.items() for status in statuses}
@@ -189,6 +218,6 @@ class HangDetector:
             return
         self._slow_at = now
         self._slow = [SlowRank(rank, *self._places[pods[rank]], found[rank]) for rank in slowest]
-        self._show_slow(self._slow)
+        self._show(self._slow, self._standstill)
         for slow in self._slow:
             self._log(slow.summary)

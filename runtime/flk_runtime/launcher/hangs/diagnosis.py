@@ -32,7 +32,9 @@ _ACTIVITIES: Final = (
 _LIBRARY = re.compile(r"^<|^torch/|(^|/)python3\.\d+/|(^|/)flk_runtime/")
 _C10D = re.compile(r"(^|/)torch/distributed/(distributed_c10d|_functional_collectives)\.py$")
 _NOT_COLLECTIVES = ("wrapper", "<lambda>", "_object_to_tensor", "_tensor_to_object")
+_PREFLIGHT = re.compile(r"(^|/)flk_runtime/preflight/")
 _BACKWARD = "_engine_run_backward"
+_ACTIVITIES_TOLD: Final = 3  # different ones of ranks in one sentence
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,15 @@ def diagnose(snapshots: Sequence[Snapshot], *, hung: bool = False) -> Diagnosis:
     if not snapshots:
         raise ValueError("a diagnosis needs at least one snapshot")
     return _by_flight_recorder(snapshots, hung) or _by_stacks(snapshots)
+
+
+def told_with_waiting(diagnosis: Diagnosis, snapshots: Sequence[Snapshot]) -> str:
+    """The cause in one sentence with the ranks that wait, and the line of source at which the first rank is."""
+    waiting = {each.rank for each in snapshots}.difference(diagnosis.ranks) if diagnosis.collective else ()
+    wait = f"{numbered('rank', waiting)} wait{'s' if len(waiting) == 1 else ''} for " if waiting else ""
+    which = f"{numbered('rank', diagnosis.ranks)}{', which' if waiting else ''} {diagnosis.predicate}"
+    frame = next(user_frame(each.main) for each in snapshots if each.rank == diagnosis.ranks[0])
+    return wait + which + (f": {frame.text}" if frame and frame.text else "")
 
 
 def activity(snapshot: Snapshot) -> str:
@@ -89,6 +100,8 @@ def in_collective(snapshot: Snapshot) -> str:
     for frame in snapshot.main:
         if frame.function == _BACKWARD:
             return "the backward pass"
+        if _PREFLIGHT.search(frame.file):
+            return "flk_runtime.init"
         if _C10D.search(frame.file) and frame.function not in _NOT_COLLECTIVES:
             function = frame.function  # the outermost: all_gather_object and not the all_gather that it calls
     return function
@@ -163,7 +176,19 @@ def _by_stacks(snapshots: Sequence[Snapshot]) -> Diagnosis:
     keys = collections.Counter(each.key for each in snapshots).most_common()
     rare_key = keys[-1][0] if len(keys) > 1 and keys[-1][1] < keys[0][1] else None
     odd = [each for each in snapshots if rare_key is None or each.key == rare_key]
-    return Diagnosis(tuple(sorted(each.rank for each in odd)), activity(odd[0]), inside[0][0] if inside else "")
+    ranks = tuple(sorted(each.rank for each in odd))
+    return Diagnosis(ranks, _common_activity(odd), inside[0][0] if inside else "")
+
+
+def _common_activity(ranks: Sequence[Snapshot]) -> str:
+    """The activity of these ranks as a predicate; where they differ, with the ranks of each."""
+    told: dict[str, list[int]] = {}
+    for each in ranks:
+        told.setdefault(activity(each), []).append(each.rank)
+    if len(told) > 1:
+        shown = [f"{numbered('rank', found)} {text}" for text, found in list(told.items())[:_ACTIVITIES_TOLD]]
+        return f"differ: {'; '.join(shown)}"
+    return ("" if len(ranks) == 1 else "do the same: each ") + next(iter(told))
 
 
 def _aside(missing: Sequence[Snapshot]) -> str:

@@ -39,11 +39,11 @@ from flk_runtime.launcher.transport.messages import (
     PreemptionStarted,
     Release,
     SaveAt,
-    SlowRanksChanged,
     StacksGathered,
     StacksRequested,
     ThreadFailed,
     Transfer,
+    WaitsChanged,
 )
 from flk_runtime.launcher.transport.server import Server
 
@@ -58,9 +58,9 @@ __all__ = [
     "Release",
     "SaveAt",
     "Server",
-    "SlowRanksChanged",
     "StacksGathered",
     "StacksRequested",
     "ThreadFailed",
     "Transfer",
+    "WaitsChanged",
 ]

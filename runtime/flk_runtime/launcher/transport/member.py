@@ -45,7 +45,6 @@ from flk_runtime.launcher.transport.messages import (
     Release,
     Restored,
     SaveAt,
-    SlowRanksChanged,
     StacksGathered,
     StacksReport,
     StacksRequested,
@@ -53,6 +52,7 @@ from flk_runtime.launcher.transport.messages import (
     SuccessReport,
     Transfer,
     Transferred,
+    WaitsChanged,
     Welcome,
 )
 from flk_runtime.launcher.transport.thread import start_thread
@@ -292,7 +292,7 @@ class Member:
             case AttemptEnded() if self._attempt:
                 self._end_attempt(message.failure)
                 self._post(message)
-            case StacksRequested() | StacksGathered() | SlowRanksChanged() | Transfer() | Release():
+            case StacksRequested() | StacksGathered() | WaitsChanged() | Transfer() | Release():
                 self._post(message)
             case JobEnded():
                 with contextlib.suppress(OSError):

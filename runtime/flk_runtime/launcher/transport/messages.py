@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
 from flk_runtime.contract.failure import Failure
-from flk_runtime.contract.record import Attempt, JobRecord, SlowRank
+from flk_runtime.contract.record import Attempt, JobRecord, SlowRank, Standstill
 from flk_runtime.launcher.hangs.snapshot import Snapshot
 from flk_runtime.launcher.hangs.status import PodStatus
 from flk_runtime.launcher.preemption import Boundary
@@ -230,10 +230,11 @@ class StacksGathered:
 
 
 @dataclass(frozen=True)
-class SlowRanksChanged:
-    """The slow ranks have changed. For the launcher of pod 0, which writes the job's record."""
+class WaitsChanged:
+    """Other ranks are waited for than before. For the launcher of pod 0, which writes the job's record."""
 
     slow: list[SlowRank]
+    standstill: Standstill | None = None
 
 
 # From the threads of the rendezvous to the launcher's loop, in the same process -----------------------------------
@@ -282,7 +283,7 @@ FromLeader = (
     | JobEnded
     | StacksRequested
     | StacksGathered
-    | SlowRanksChanged
+    | WaitsChanged
     | Heartbeat
 )
 Message = FromMember | FromLeader

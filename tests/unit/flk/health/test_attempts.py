@@ -11,7 +11,7 @@ from flk.health import diagnose, find
 from flk.jobs.state import Phase, derive
 from flk.observe.progress import Progress
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.contract.record import Attempt
+from flk_runtime.contract.record import Attempt, Standstill
 from tests.support.jobs import NOW, JobBuilder, record
 
 RAISED = Failure(Kind.EXCEPTION, 1, 1, "gpt-worker-1", "node-a", 0, NOW - 45, "ValueError", "no label")
@@ -78,3 +78,25 @@ def test_attempts_that_pods_joined_or_left_do_not_count() -> None:
     resized = [replace(each, failure=RESIZED if each.failure else None) for each in builder.record.attempts]
     builder.record = replace(builder.record, attempts=resized)
     assert codes(builder) == []
+
+
+def test_a_job_in_which_all_wait_names_the_rank_that_they_wait_for() -> None:
+    text = "rank 1 waits for rank 0, which did not reach init_process_group; it is at train.py:2: time.sleep(300)"
+    builder = JobBuilder(2).all("pod").condition("Running")
+    running = record(None, None, outcome="running")
+    builder.record = replace(running, standstill=Standstill(NOW - 40, text, "gpt-worker-0"))
+    answer, state = diagnose(builder.view()), builder.state()
+    assert answer.summary == f"no rank makes progress: {text}"
+    assert (answer.cause and answer.cause.code, answer.stuck) == ("Standstill", False)
+    assert (state.phase, state.reason, state.message) == (Phase.RUNNING, "Standstill", answer.summary)
+    builder.record = replace(builder.record, outcome="succeeded")
+    assert codes(builder) == []
+
+
+def test_of_a_job_without_launchers_that_tell_it_flk_does_not_say_that_nothing_is_wrong() -> None:
+    builder = JobBuilder(2).all("pod").condition("Running")
+    builder.job["metadata"]["labels"] = {}
+    assert diagnose(builder.view()).summary == (
+        "2 pods of 2 run, without a launcher that tells whether their ranks make progress: flk stacks gpt -n team "
+        "shows what they do"
+    )

@@ -27,6 +27,7 @@ ELSEWHERE = {
     "NodeNotAddedNow": "health/test_autoscaling.py",
     "Deadlocked": "health/test_deadlock.py",
     "NoProgress": "health/test_attempts.py",
+    "Standstill": "health/test_attempts.py",
     "Deleted": "observe/test_archive.py",
 }
 MISSING: set[str] = set()  # causes without a test

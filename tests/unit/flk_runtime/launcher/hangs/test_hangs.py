@@ -9,7 +9,7 @@ import pytest
 
 from flk_runtime.contract.exit_codes import ExitCode
 from flk_runtime.contract.failure import Failure
-from flk_runtime.contract.record import SlowRank
+from flk_runtime.contract.record import SlowRank, Standstill
 from flk_runtime.launcher.hangs import report
 from flk_runtime.launcher.hangs.collect import parse_stacks
 from flk_runtime.launcher.hangs.detector import HangDetector
@@ -148,6 +148,21 @@ def test_stacks_tell_without_a_flight_recorder() -> None:
     )
 
 
+def test_ranks_before_their_first_group_meet_in_flk_init() -> None:
+    meets = Frame("flk_runtime/preflight/exchange.py", 88, "meet")
+    ranks = [elsewhere(0, STACK[1]), Snapshot(1, 1, main=(meets, Frame("train.py", 3, "<module>")))]
+    assert diagnose(ranks).sentence() == "rank 0 did not reach flk_runtime.init; it is at train.py:31"
+
+
+def test_ranks_that_wait_for_nobody_are_told_by_what_they_do() -> None:
+    same = [elsewhere(0, STACK[1]), elsewhere(1, STACK[1])]
+    assert diagnose(same).sentence() == "ranks 0-1 do the same: each is at train.py:31"
+    differ = [elsewhere(0, STACK[1]), elsewhere(1, IMPORT, STACK[0])]
+    assert diagnose(differ).sentence() == (
+        "ranks 0-1 differ: rank 0 is at train.py:31; rank 1 imports a module at train.py:20 in step"
+    )
+
+
 def replace_function(frame: Frame, function: str) -> Frame:
     return frame._replace(function=function)
 
@@ -266,14 +281,14 @@ class Leader:
     def __init__(self, limit: float = LIMIT) -> None:
         self.requests: list[tuple[int, int]] = []
         self.answers: list[tuple[tuple[int, str], dict[str, Any]]] = []
-        self.slow: list[list[SlowRank]] = []
+        self.waits: list[tuple[list[SlowRank], Standstill | None]] = []
         self.log: list[str] = []
         self.detector = HangDetector(
             limit,
             Stragglers(1.5, 60),
             lambda pod, number: self.requests.append((pod, number)),
             lambda asker, answer: self.answers.append((asker, answer)),
-            self.slow.append,
+            lambda *waits: self.waits.append(waits),
             self.log.append,
         )
         self.detector.attempt_started(4, {0: ("gpt-worker-0", "node-a"), 1: ("gpt-worker-1", "node-b")}, 0.0)
@@ -340,11 +355,61 @@ def test_a_pod_that_has_said_nothing_yet_or_speaks_of_another_attempt_is_waited_
     assert leader.requests == []
 
 
-def test_no_limit_no_hang() -> None:
+INIT = Frame("torch/distributed/distributed_c10d.py", 1700, "init_process_group", "store = next(rendezvous)")
+IN_INIT = Snapshot(1, 1, "gpt-worker-1", "node-b", main=(INIT, Frame("train.py", 3, "<module>")))
+ASLEEP = Snapshot(0, 0, "gpt-worker-0", "node-a", main=(Frame("train.py", 2, "<module>", "time.sleep(3600)"),))
+QUIET_START = QUIET._replace(idle=31, cpu_idle=31)
+
+
+@pytest.mark.parametrize("limit", [0.0, LIMIT])
+def test_a_standstill_is_told_and_ends_nothing(limit: float) -> None:
+    leader = Leader(limit)
+    leader.heartbeat(QUIET_START, QUIET_START)
+    assert leader.detector.tick(36.0) is None
+    leader.send_stacks(ASLEEP, IN_INIT)
+    assert leader.detector.tick(36.5) is None
+    ((slow, standstill),) = leader.waits
+    assert standstill is not None
+    assert (slow, standstill.pod_name) == ([], "gpt-worker-0")
+    assert standstill.text == (
+        "rank 1 waits for rank 0, which did not reach init_process_group; it is at train.py:2: time.sleep(3600)"
+    )
+    assert leader.log == [f"no rank makes progress: {standstill.text}"]
+    leader.detector.tick(60.0)
+    assert len(leader.requests) == 2, "it is looked at again only after a minute"
+    leader.heartbeat(QUIET_START._replace(idle=1), QUIET_START)
+    leader.detector.tick(66.0)
+    assert leader.waits[1:] == [([], None)]
+
+
+def test_a_standstill_that_lasts_is_looked_at_again_and_told_when_it_differs() -> None:
+    leader = Leader(limit=0)
+    for now, ranks in ((36.0, (ASLEEP, IN_INIT)), (97.0, (ASLEEP, IN_INIT)), (158.0, (waiting(0), SLEEPS))):
+        leader.heartbeat(QUIET_START, QUIET_START)
+        leader.detector.tick(now)
+        leader.send_stacks(*ranks)
+        leader.detector.tick(now + 0.5)
+    told = [standstill.text[:24] for _, standstill in leader.waits if standstill]
+    assert told == ["rank 1 waits for rank 0,", "rank 0 waits for rank 1,"]
+
+
+def test_stacks_that_somebody_wants_are_sent_although_the_attempt_ends() -> None:
+    leader = Leader()
+    leader.heartbeat(WAITS, QUIET)
+    leader.detector.tick(6.0)
+    leader.detector.want_stacks((0, "cli"), 6.1)
+    leader.detector.attempt_ended()
+    leader.send_stacks(waiting(0), SLEEPS)
+    leader.detector.tick(6.5)
+    assert [asker for asker, _ in leader.answers] == [(0, "cli")]
+
+
+def test_without_a_limit_no_hang_ends_the_attempt() -> None:
     leader = Leader(limit=0)
     leader.heartbeat(WAITS, QUIET)
     assert leader.detector.tick(600.0) is None
-    assert leader.requests == []
+    leader.send_stacks(waiting(0), SLEEPS)
+    assert leader.detector.tick(600.5) is None
 
 
 def test_stacks_on_demand_leave_the_attempt_alone() -> None:
@@ -376,5 +441,5 @@ def test_slow_ranks_are_told_once_and_when_they_change() -> None:
             QUIET._replace(idle=0, samples=samples, pending=samples // 2), QUIET._replace(idle=0, samples=samples)
         )
         leader.detector.tick(seconds + 6.0)
-    assert leader.slow == [[SlowRank(1, "gpt-worker-1", "node-b", 2.0)]]
+    assert leader.waits == [([SlowRank(1, "gpt-worker-1", "node-b", 2.0)], None)]
     assert leader.log == ["rank 1 in gpt-worker-1 on node-b is slow: it works 2 times as long as the others"]

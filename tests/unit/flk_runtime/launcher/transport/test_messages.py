@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.contract.record import Attempt, JobRecord, SlowRank
+from flk_runtime.contract.record import Attempt, JobRecord, SlowRank, Standstill
 from flk_runtime.launcher.hangs.snapshot import Frame, Pending, Snapshot
 from flk_runtime.launcher.hangs.status import PodStatus, RankStatus
 from flk_runtime.launcher.preemption import Boundary
@@ -33,7 +33,6 @@ from flk_runtime.launcher.transport.messages import (
     Release,
     Restored,
     SaveAt,
-    SlowRanksChanged,
     StacksGathered,
     StacksReport,
     StacksRequested,
@@ -41,6 +40,7 @@ from flk_runtime.launcher.transport.messages import (
     SuccessReport,
     Transfer,
     Transferred,
+    WaitsChanged,
     Welcome,
 )
 from flk_runtime.wire import MessageError, Refused
@@ -88,7 +88,7 @@ EXAMPLES: list[Message] = [
     StacksWanted("a"),
     StacksRequested(1),
     StacksGathered("a", {"cause": ""}),
-    SlowRanksChanged([SlowRank(3, "gpt-worker-1", "node-a", 2.5)]),
+    WaitsChanged([SlowRank(3, "gpt-worker-1", "node-a", 2.5)], Standstill(7.5, "rank 1 sleeps", "gpt-worker-1")),
     Release(),
 ]
 
