@@ -117,6 +117,8 @@ def _options(marks: dict[str, Any]) -> Iterator[tuple[str, str | None, dict[str,
     base = _base(marks)
     for path, mark in marks.items():
         name, _, inner = path.partition(".")
+        if path == "resources.gpu_type":
+            continue  # its affinity is in files/gpus.json
         if name in _PARTS:
             yield path, "", base, base | {name: _PARTS[name].model_construct(**{inner: mark})}
         elif path == "queue_priority":

@@ -41,6 +41,25 @@ tests/unit/chart/test_parity.py compares the two. A template returns text, so ot
 {{- $parts._0 }}:{{ clean $parts._1 }}
 {{- end }}
 
+{{/* A volume in one of the forms of flk.spec.mounts, as JSON: its kind, the name of its source, the path, whether it is
+read-only, and the whole text with both paths normalised. */}}
+{{- define "flk.mount" -}}
+{{- $body := trimSuffix ":ro" . }}
+{{- $kind := "claim" }}
+{{- $prefix := "" }}
+{{- range $name, $text := dict "nfs" "nfs://" "secret" "secret:" "configmap" "configmap:" "hostpath" "hostpath:" }}
+{{- if hasPrefix $text $body }}{{ $kind = $name }}{{ $prefix = $text }}{{ end }}
+{{- end }}
+{{- $parts := splitn ":" 2 (trimPrefix $prefix $body) }}
+{{- $name := $parts._0 }}
+{{- if eq $kind "hostpath" }}{{ $name = clean $name }}{{ end }}
+{{- if eq $kind "nfs" }}{{ $server := splitn "/" 2 $name }}{{ $name = printf "%s%s" $server._0 (printf "/%s" $server._1 | clean) }}{{ end }}
+{{- $given := and (ne $body .) (not (has $kind (list "secret" "configmap"))) }}
+{{- $text := printf "%s%s:%s%s" $prefix $name (clean $parts._1) ($given | ternary ":ro" "") }}
+{{- dict "kind" $kind "name" $name "path" (clean $parts._1) "readOnly" (or $given (has $kind (list "secret" "configmap")))
+  "source" (printf "%s%s" $prefix $name) "text" $text | toJson }}
+{{- end }}
+
 {{/* A toleration with all its fields, from some of them or from key=value:Effect. */}}
 {{- define "flk.toleration" -}}
 {{- $toleration := . }}
@@ -113,8 +132,17 @@ the site's defaults or flk.yaml's, in this order. */}}
 {{- if and $spec.queue_priority (not $spec.queue) }}{{ fail "job.queue_priority: needs a queue" }}{{ end }}
 {{- $count := include "flk.pods" . | fromJson }}
 {{- $asked := $job.resources | default dict }}
-{{- $resources := dict "gpu" (int64 ($asked.gpu | default 0)) }}
-{{- range list "cpu" "memory" "shm" }}
+{{- $gpu := splitn ":" 2 (include "flk.text" ($asked.gpu | default 0)) }}
+{{- $type := $asked.gpu_type | default "" }}
+{{- if $gpu._1 }}{{ $type = upper $gpu._0 }}{{ end }}
+{{- $resources := dict "gpu" (int64 ($gpu._1 | default $gpu._0)) }}
+{{- with $type }}
+{{- $known := keys ($.Files.Get "files/gpus.json" | fromJson) | sortAlpha }}
+{{- if not (has . $known) }}{{ fail (printf "job.resources.gpu: flk knows no GPUs of type %s, only %s" . (join ", " $known)) }}{{ end }}
+{{- if not $resources.gpu }}{{ fail (printf "job.resources.gpu_type: needs a number of GPUs: %s:1" .) }}{{ end }}
+{{- $_ := set $resources "gpu_type" . }}
+{{- end }}
+{{- range list "cpu" "memory" "cpu_limit" "memory_limit" "ephemeral_storage" "shm" }}
 {{- $amount := get $asked . }}
 {{- if $amount }}{{ $_ := set $resources . (include "flk.text" $amount) }}{{ end }}
 {{- end }}
@@ -132,7 +160,13 @@ the site's defaults or flk.yaml's, in this order. */}}
 {{- $env := $job.env | default dict }}
 {{- if .Values.podMonitor.enabled }}{{ $env = merge (dict) $env (dict "FLK_METRICS_PORT" (include "flk.text" .Values.podMonitor.port)) }}{{ end }}
 {{- $volumes := list }}
-{{- range $job.volumes | default list }}{{ $volumes = append $volumes (include "flk.claim" .) }}{{ end }}
+{{- range $job.volumes | default list }}
+{{- $mount := include "flk.mount" . | fromJson }}
+{{- if has $mount.kind ($.Values.defaults.forbidden_volumes | default list) }}
+{{- fail (printf "job.volumes: the defaults of this namespace forbid volumes of kind %s: %s" $mount.kind .) }}
+{{- end }}
+{{- $volumes = append $volumes $mount.text }}
+{{- end }}
 {{- $spec = include "flk.merged" (list $spec (dict "name" $name "command" (include "flk.code" . | fromJson).command
   "replicas" (int64 $count.replicas) "strategy" ($spec.strategy | lower | trimPrefix "_") "resources" $resources "env" $env
   "secrets" ($job.secrets | default dict) "volumes" $volumes "patch" ($job.patch | default dict) "ship" true

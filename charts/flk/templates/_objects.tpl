@@ -112,20 +112,35 @@ Service and PodGroup. */}}
 {{- end }}
 {{- with $tolerations }}{{ $_ := set $pod "tolerations" . }}{{ end }}
 
-{{- $claims := $spec.volumes }}
+{{- $volumes := $spec.volumes }}
 {{- $plain := dict "FLK_FABRIC" $spec.fabric }}
 {{- with $spec.checkpoint }}
-{{- if .volume }}{{ $claims = append $claims (printf "%s:%s" .volume .path) }}{{ end }}
+{{- if .volume }}{{ $volumes = append $volumes (printf "%s:%s" .volume .path) }}{{ end }}
 {{- $_ := set $plain "FLK_CHECKPOINT" (printf "%s/%s" (.address | default .path) $spec.name) }}
 {{- end }}
 {{- $known := dict }}
-{{- range $claims }}
-{{- $parts := splitn ":" 2 . }}
-{{- if not (hasKey $known $parts._0) }}
-{{- $_ := set $known $parts._0 (printf "claim-%d" (len $known)) }}
-{{- $_ := set $pod "volumes" (append $pod.volumes (dict "name" (get $known $parts._0) "persistentVolumeClaim" (dict "claimName" $parts._0))) }}
+{{- range $volumes }}
+{{- $mount := include "flk.mount" . | fromJson }}
+{{- if not (hasKey $known $mount.source) }}
+{{- $_ := set $known $mount.source (printf "%s-%d" $mount.kind (len $known)) }}
+{{- $server := splitn "/" 2 $mount.name }}
+{{- $volume := get (dict "claim" (dict "persistentVolumeClaim" (dict "claimName" $mount.name))
+  "nfs" (dict "nfs" (dict "server" $server._0 "path" (printf "/%s" $server._1)))
+  "secret" (dict "secret" (dict "secretName" $mount.name)) "configmap" (dict "configMap" (dict "name" $mount.name))
+  "hostpath" (dict "hostPath" (dict "path" $mount.name "type" "Directory"))) $mount.kind }}
+{{- $_ := set $pod "volumes" (append $pod.volumes (set $volume "name" (get $known $mount.source))) }}
 {{- end }}
-{{- $_ := set $container "volumeMounts" (append $container.volumeMounts (dict "name" (get $known $parts._0) "mountPath" $parts._1)) }}
+{{- $own := dict "name" (get $known $mount.source) "mountPath" $mount.path }}
+{{- if $mount.readOnly }}{{ $_ := set $own "readOnly" true }}{{ end }}
+{{- $_ := set $container "volumeMounts" (append $container.volumeMounts $own) }}
+{{- end }}
+{{- with $spec.resources.gpu_type }}
+{{- $terms := list }}
+{{- range $label, $values := get ((first $).Files.Get "files/gpus.json" | fromJson) . }}
+{{- $terms = append $terms (dict "matchExpressions" (list (dict "key" $label "operator" "In" "values" $values))) }}
+{{- end }}
+{{- $affinity := dict "nodeAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms)) }}
+{{- $_ := set $pod "affinity" (include "flk.merged" (list $affinity $pod.affinity) | fromJson) }}
 {{- end }}
 {{- with include "flk.codeSource" . | fromJson }}
 {{- $source := . }}

@@ -98,6 +98,20 @@ class Pods:
         return sorted({v["persistentVolumeClaim"]["claimName"] for v in volumes if v.get("persistentVolumeClaim")})
 
     @property
+    def mounted(self) -> list[tuple[str, str]]:
+        """The objects whose keys the pods mount as files: ``secrets`` or ``configmaps``, and the name."""
+        found = set()
+        for volume in self.spec.get("volumes") or []:
+            secret, config_map = volume.get("secret") or {}, volume.get("configMap") or {}
+            for kind, name, source in (
+                ("secrets", secret.get("secretName"), secret),
+                ("configmaps", config_map.get("name"), config_map),
+            ):
+                if name and not source.get("optional"):
+                    found.add((kind, str(name)))
+        return sorted(found)
+
+    @property
     def pull_secrets(self) -> list[str]:
         """Names of the Secrets with which nodes pull the images."""
         return sorted({str(secret.get("name")) for secret in self.spec.get("imagePullSecrets") or []})
@@ -123,7 +137,7 @@ class Pods:
         found = [("serviceaccounts", self.service_account)]
         found += [("persistentvolumeclaims", name) for name in self.claims]
         found += [("secrets", name) for name in self.pull_secrets]
-        found += [(kind, name) for kind, name, _ in self.keys]
+        found += [*self.mounted, *((kind, name) for kind, name, _ in self.keys)]
         if self.priority_class:
             found.append(("priorityclasses", self.priority_class))
         if self.queue:

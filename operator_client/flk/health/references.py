@@ -10,21 +10,24 @@ from flk.health.cause import Cause, Find, tell, waiting
 from flk.health.cluster import Cluster, Level, Pods, Result, Unreadable
 
 CONFIG_ERRORS: Final = ("CreateContainerConfigError", "CreateContainerError")
+_MOUNTED: Final = "which the pods mount"
+_PULLS: Final = "with which the image is pulled"
 _KEY: Final = re.compile(r"couldn't find key (\S+) in (Secret|ConfigMap) (?:\S+/)?(\S+)")
 
 
 def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
-    """Check that the Secrets and ConfigMaps of the environment exist and have the keys, and that pull secrets exist."""
-    wanted = [(kind, name, key) for kind, name, key in pods.keys]
-    wanted += [("secrets", name, "") for name in pods.pull_secrets]
+    """Check that Secrets and ConfigMaps exist: of variables, with their keys, of volumes, and for pulling images."""
+    wanted = [(kind, name, key, f"for key {key}") for kind, name, key in pods.keys]
+    wanted += [(kind, name, "", _MOUNTED) for kind, name in pods.mounted]
+    wanted += [("secrets", name, "", _PULLS) for name in pods.pull_secrets]
     fine: list[str] = []
-    for kind, name, key in wanted:
+    for kind, name, key, purpose in wanted:
         what, found = kind.removesuffix("s"), cluster.named.get((kind, name))
         if isinstance(found, Unreadable):
             if found.missing:
-                purpose = f"for key {key}" if key else "with which the image is pulled"
-                remedy = cluster.commands.kubectl(f"create {_create_command(kind, name, key)}")
+                remedy = cluster.commands.kubectl(f"create {_create_command(kind, name, key, purpose)}")
                 code = "SecretMissing" if what == "secret" else "ConfigMapMissing"
+                code = "VolumeSourceMissing" if purpose == _MOUNTED else code
                 yield Result(what, Level.FAILED, f"there is no {what} {name} {purpose}", remedy, code)
             else:
                 remedy = "the pods may use it all the same"
@@ -42,7 +45,9 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
         yield Result("secret", Level.OK, f"exist: {', '.join(sorted(fine))}")
 
 
-def _create_command(kind: str, name: str, key: str) -> str:
+def _create_command(kind: str, name: str, key: str, purpose: str) -> str:
+    if purpose == _MOUNTED:
+        return f"{'configmap' if kind == 'configmaps' else 'secret generic'} {name} --from-file=FILE"
     if kind == "configmaps":
         return f"configmap {name} --from-literal={key}=VALUE"
     if key:

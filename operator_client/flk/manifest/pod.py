@@ -9,11 +9,13 @@ from flk import labels
 from flk.errors import UsageError
 from flk.manifest.bundle import Bundle
 from flk.manifest.environment import environment
-from flk.manifest.outer_rendezvous import outer_rendezvous_variables, outer_rendezvous_volume
+from flk.manifest.outer_rendezvous import outer_rendezvous_variables
 from flk.manifest.patch import patched
 from flk.manifest.rendezvous import rendezvous_port, secret_variables
+from flk.manifest.volumes import SHM, volumes_and_mounts
 from flk.spec.fabric import fabrics
-from flk.spec.fields import split_mount, split_topology
+from flk.spec.fields import PULL_POLICIES, split_topology
+from flk.spec.gpus import node_affinity
 from flk.spec.job import Job, PodSettings
 from flk.targets import TARGETS, Target
 from flk.targets.gang import add_gang
@@ -39,13 +41,6 @@ START: Final = (
     f"printf {shlex.quote(_NO_PROGRAM_FORMAT)} "
     '"$FLK_POD_INDEX" "$FLK_POD_NAME" "$FLK_NODE_NAME" "$1" >"$FLK_TERMINATION_LOG"; exit 2'
 )
-# Token, certificate and namespace for the API server. They are not at Kubernetes' path, where every library would look.
-_API_SOURCES: Final[list[dict[str, Any]]] = [
-    {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}},
-    {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}], "optional": True}},
-    {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}},
-]
-_SHM: Final = "/dev/shm"  # noqa: S108 - not a temporary file; its default size of 64 MiB is too small for NCCL
 
 
 def pod_template(job: Job, bundle: Bundle, config_maps: list[str], namespace: str | None = None) -> dict[str, Any]:
@@ -77,11 +72,11 @@ def chosen_target(job: Job) -> Target:
 
 
 def _template(job: Job, bundle: Bundle, config_maps: list[str], port: int, target: Target) -> dict[str, Any]:
-    volumes, mounts = _volumes(job, config_maps)
+    volumes, mounts = volumes_and_mounts(job, config_maps)
     container = {
         "name": target.container,
         "image": job.image_or_default,
-        "imagePullPolicy": "IfNotPresent",
+        "imagePullPolicy": job.image_pull_policy or PULL_POLICIES[0],
         "command": [_literal(word) for word in _command(job, bundle)],
         "env": _env(job, bundle, port, target),
         "ports": [{"name": target.port_name, "containerPort": port}],
@@ -115,7 +110,7 @@ def _template(job: Job, bundle: Bundle, config_maps: list[str], port: int, targe
             **({"priorityClassName": pods.priority_class} if pods.priority_class else {}),
             **({"nodeSelector": dict(job.nodes.selector)} if job.nodes.selector else {}),
             **({"tolerations": tolerations} if tolerations else {}),
-            **({"affinity": _affinity(job)} if job.topology else {}),
+            **_affinity(job),
             "containers": [container],
             "volumes": volumes,
         },
@@ -123,13 +118,21 @@ def _template(job: Job, bundle: Bundle, config_maps: list[str], port: int, targe
 
 
 def _affinity(job: Job) -> dict[str, Any]:
-    """Return the affinity of a job's pods to each other: on nodes with the same value of a label."""
-    key, strength = split_topology(str(job.topology))
+    """Return the affinity of a job's pods to nodes with its type of GPUs, and to each other."""
+    affinity: dict[str, Any] = {}
+    if job.resources.gpu_type:
+        affinity["nodeAffinity"] = node_affinity(job.resources.gpu_type)
+    if job.topology:
+        affinity["podAffinity"] = _pod_affinity(job, *split_topology(job.topology))
+    return {"affinity": affinity} if affinity else {}
+
+
+def _pod_affinity(job: Job, key: str, strength: str) -> dict[str, Any]:
+    """Return the affinity of pods to each other: on nodes with the same value of the label ``key``."""
     term = {"topologyKey": key, "labelSelector": {"matchLabels": {labels.JOB: job.name}}}
     if strength == "required":
-        return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
-    weighted = {"weight": 100, "podAffinityTerm": term}
-    return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [weighted]}}
+        return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+    return {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
 
 
 def _command(job: Job, bundle: Bundle) -> list[str]:
@@ -145,7 +148,7 @@ def _env(job: Job, bundle: Bundle, port: int, target: Target) -> list[dict[str, 
     of_pods = {
         pod_env.RDZV_ENDPOINT: f"{target.pod_host(str(job.name), first)}:{port}",
         pod_env.WORK: pod_layout.WORK_FOLDER,
-        pod_env.MEMORY_ROOT: _SHM,
+        pod_env.MEMORY_ROOT: SHM,
         pod_env.TERMINATION_LOG: pod_layout.TERMINATION_LOG_PATH,
         "HOME": pod_layout.WORK_FOLDER,  # a numeric user has no home folder
     }
@@ -177,52 +180,21 @@ def _literal(text: str) -> str:
 
 
 def _resources(job: Job) -> dict[str, Any]:
-    """Return requests and limits, which are equal except for CPU.
+    """Return requests and limits, which are equal unless the job gives a limit; CPU has none by itself.
 
     A CPU limit would throttle ranks in the middle of a step, and all other ranks would wait for them.
     """
+    wanted = job.resources
     amounts = {
-        "memory": job.resources.memory,
-        "nvidia.com/gpu": str(job.resources.gpu) if job.resources.gpu else None,
-        **{name: str(amount) for name, amount in (job.resources.extended or {}).items()},
-        **fabrics()[job.fabric].pod_limits(job.resources.gpu),
+        "memory": wanted.memory,
+        "ephemeral-storage": wanted.ephemeral_storage,
+        "nvidia.com/gpu": str(wanted.gpu) if wanted.gpu else None,
+        **{name: str(amount) for name, amount in (wanted.extended or {}).items()},
+        **fabrics()[job.fabric].pod_limits(wanted.gpu),
     }
-    limits = {name: amount for name, amount in amounts.items() if amount is not None}
-    requests = {**({"cpu": job.resources.cpu} if job.resources.cpu else {}), **limits}
-    resources = {**({"limits": limits} if limits else {}), **({"requests": requests} if requests else {})}
+    limits = {**amounts, "cpu": wanted.cpu_limit, "memory": wanted.memory_limit or wanted.memory}
+    requests = {"cpu": wanted.cpu, **amounts}
+    kinds = {"limits": limits, "requests": requests}
+    given = {kind: {name: amount for name, amount in of.items() if amount is not None} for kind, of in kinds.items()}
+    resources = {kind: of for kind, of in given.items() if of}
     return {"resources": resources} if resources else {}
-
-
-def _volumes(job: Job, config_maps: list[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    size = {"sizeLimit": job.resources.shm} if job.resources.shm else {}
-    volumes: list[dict[str, Any]] = [
-        {"name": "work", "emptyDir": {}},
-        {"name": "shm", "emptyDir": {"medium": "Memory", **size}},
-    ]
-    mounts: list[dict[str, Any]] = [
-        {"name": "work", "mountPath": pod_layout.WORK_FOLDER},
-        {"name": "shm", "mountPath": _SHM},
-    ]
-    if config_maps:
-        sources = [{"configMap": {"name": name}} for name in config_maps]
-        volumes.append({"name": "ship", "projected": {"sources": sources}})
-        mounts.append({"name": "ship", "mountPath": pod_layout.SHIP_FOLDER, "readOnly": True})
-    if job.records is not None:
-        volumes.append({"name": "api", "projected": {"sources": _API_SOURCES}})
-        mounts.append({"name": "api", "mountPath": pod_layout.API_FOLDER, "readOnly": True})
-    certificates, certificate_mounts = outer_rendezvous_volume(job)
-    volumes += certificates
-    mounts += certificate_mounts
-    claims = [split_mount(mount) for mount in job.volumes]
-    if job.checkpoint is not None:
-        claims += [job.checkpoint.claim] if job.checkpoint.claim else []
-    else:
-        volumes.append({"name": "checkpoint", "emptyDir": {}})
-        mounts.append({"name": "checkpoint", "mountPath": pod_layout.CHECKPOINT_FOLDER})
-    volume_of: dict[str, str] = {}  # a PersistentVolumeClaim that is mounted twice is one volume
-    for claim, path in claims:
-        if claim not in volume_of:
-            volume_of[claim] = f"claim-{len(volume_of)}"
-            volumes.append({"name": volume_of[claim], "persistentVolumeClaim": {"claimName": claim}})
-        mounts.append({"name": volume_of[claim], "mountPath": path})
-    return volumes, mounts

@@ -8,20 +8,26 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from flk import labels
+from flk.errors import UsageError
 from flk.spec import file
-from flk.spec.fields import FabricName, Image, ObjectName, Queue, Seconds, StrictModel, Tolerations
+from flk.spec.fields import FabricName, Image, ObjectName, Queue, Seconds, StrictModel, Tolerations, VolumeKind
 from flk.spec.job import Job, Nodes
+from flk.spec.mounts import Mount
 from flk.spec.validation import usage_error
 
 
 class NamespaceDefaults(StrictModel):
-    """Defaults of one namespace. A job's own values win; the tolerations are added to the job's."""
+    """Defaults of one namespace, and kinds of volumes that its jobs may not mount.
+
+    A job's own values win; the tolerations are added to the job's.
+    """
 
     image: Image | None = None
     fabric: FabricName | None = None
     queue: Queue | None = None
     records: ObjectName | None = None
     stuck_after: Seconds | None = None
+    forbidden_volumes: list[VolumeKind] = Field(default_factory=list)
     tolerations: Tolerations = Field(default_factory=list)
 
 
@@ -43,9 +49,16 @@ def parse(texts: Iterable[tuple[str, str]]) -> NamespaceDefaults:
 
 
 def apply(job: Job, defaults: NamespaceDefaults) -> Job:
-    """Return the job with the defaults for what it does not set."""
+    """Return the job with the defaults for what it does not set. Raises UsageError for a forbidden volume."""
+    for text in job.volumes:
+        kind = Mount.parse(text).kind
+        if kind in defaults.forbidden_volumes:
+            raise UsageError(
+                f"volumes: the defaults of this namespace forbid volumes of kind {kind}: {text}",
+                hint="use another kind of volume, or ask who administrates the namespace",
+            )
     own = {name for name in job.model_fields_set if getattr(job, name) is not None}
-    given = {name: getattr(defaults, name) for name in NamespaceDefaults.model_fields if name != "tolerations"}
+    given = {name: getattr(defaults, name) for name in NamespaceDefaults.model_fields if name in Job.model_fields}
     fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None and name not in own}
     added = [t for t in defaults.tolerations if t not in job.nodes.tolerations]
     if added:

@@ -26,8 +26,9 @@ from pydantic import (
 from pydantic_core import core_schema
 
 from flk import units
-from flk.spec import names
+from flk.spec import mounts, names
 from flk.spec.fabric import fabrics
+from flk.spec.gpus import gpu_types
 from flk_runtime.contract import user_env
 from flk_runtime.contract.pod_env import BATCHES
 from flk_runtime.contract.strategies import AUTO, STRATEGIES, parse_strategy
@@ -38,6 +39,7 @@ DEFAULT_TARGET: Final = "pytorchjob"
 TARGETS: Final = (AUTO, DEFAULT_TARGET, "trainjob", "jobset", "job")
 NO_GANG: Final = "none"
 GANGS: Final = (AUTO, "native", "volcano", "coscheduling", NO_GANG)
+PULL_POLICIES: Final = ("IfNotPresent", "Always", "Never")  # the default first
 _STRENGTHS: Final = ("required", "preferred")
 _EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
@@ -97,19 +99,8 @@ def split_command(value: Any) -> Any:
         raise ValueError(f"cannot be split into words: {str(error).lower()}") from None
 
 
-def split_mount(value: str) -> tuple[str, str]:
-    """Split ``PVC:/PATH`` into the name of the PersistentVolumeClaim and the path where it is mounted."""
-    claim, colon, path = value.partition(":")
-    if not colon:
-        raise ValueError(f"must be PVC:/PATH (is {value!r})")
-    return (
-        _checked("the PersistentVolumeClaim", names.object_name, claim),
-        _checked("the path", names.mount_path, path),
-    )
-
-
 def _mount(value: str) -> str:
-    return ":".join(split_mount(value))
+    return str(mounts.Mount.parse(value))
 
 
 def _secret_key(value: str) -> str:
@@ -227,7 +218,11 @@ LabelValue = Annotated[
     WithJsonSchema(text_schema(f"({names.QUALIFIED.pattern})?", maxLength=names.LABEL_LIMIT)),
 ]
 Command = Annotated[list[Text], BeforeValidator(split_command), OrText()]
-Mount = Annotated[str, AfterValidator(_mount), WithJsonSchema(text_schema(_CLAIM))]
+Mount = Annotated[
+    str,
+    AfterValidator(_mount),
+    WithJsonSchema(text_schema(mounts.PATTERN, **{"not": {"pattern": mounts.NOT_PATTERN}})),
+]
 SecretKey = Annotated[
     str,
     AfterValidator(_secret_key),
@@ -257,6 +252,9 @@ SaveEvery = Annotated[
 Strategy = Annotated[str, AfterValidator(_strategy), WithJsonSchema({"enum": [*STRATEGIES, *TORCH_STRATEGIES]})]
 FabricName = Annotated[str, OneOf(*fabrics())]
 TargetName = Annotated[str, OneOf(*TARGETS)]
+GpuType = Annotated[str, OneOf(*gpu_types())]
+PullPolicy = Annotated[str, OneOf(*PULL_POLICIES)]
+VolumeKind = Annotated[str, OneOf(*mounts.SOURCES)]
 GangName = Annotated[str, OneOf(*GANGS)]
 Topology = Annotated[
     str,
@@ -290,7 +288,11 @@ class Checkpoint(StrictModel):
             return {"address": value}
         if ":" not in value:
             raise ValueError(f"must be PVC:/PATH or s3://BUCKET/PREFIX (is {value!r})")
-        return dict(zip(("volume", "path"), split_mount(value), strict=True))
+        claim, _, path = value.partition(":")
+        return {
+            "volume": _checked("the PersistentVolumeClaim", names.object_name, claim),
+            "path": _checked("the path", names.mount_path, path),
+        }
 
     @model_validator(mode="after")
     def _check(self) -> Checkpoint:

@@ -13,12 +13,14 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, ValidationError, WithJsonSchema, field_validator, model_validator
 
-from flk.spec import file, names
+from flk import units
+from flk.spec import file, gpus, mounts, names
 from flk.spec.diloco import DiLoCo
 from flk.spec.fabric import fabrics
 from flk.spec.fields import (
     DEFAULT_TARGET,
     NO_GANG,
+    PULL_POLICIES,
     Checkpoint,
     Command,
     Cpu,
@@ -26,6 +28,7 @@ from flk.spec.fields import (
     ExtendedResource,
     FabricName,
     GangName,
+    GpuType,
     Image,
     JobName,
     LabelKey,
@@ -33,7 +36,9 @@ from flk.spec.fields import (
     Memory,
     Mount,
     ObjectName,
+    OrText,
     OwnKey,
+    PullPolicy,
     Queue,
     SaveEvery,
     Seconds,
@@ -64,7 +69,10 @@ MOST_REPLICAS: Final = 100_000  # an indexed Job has at most so many pods; a clu
 
 
 class Resources(StrictModel):
-    """What each pod requests. Requests are limits too, except for CPU. A field that is left out is not requested."""
+    """What each pod requests. Requests are limits too, except for CPU, unless a limit is given.
+
+    A field that is left out is not requested.
+    """
 
     cpu: Annotated[Cpu | None, Option("QUANTITY")] = Field(
         default=None, description="cores that each pod requests: 4, 500m"
@@ -72,8 +80,20 @@ class Resources(StrictModel):
     memory: Annotated[Memory | None, Option("QUANTITY", help="memory of each pod: 16Gi")] = Field(
         default=None, description="memory of each pod, request and limit: 16Gi"
     )
-    gpu: Annotated[int, Option("N", Form.NUMBER, help="GPUs of each pod")] = Field(
-        default=0, ge=0, le=1024, description="NVIDIA GPUs of each pod"
+    cpu_limit: Annotated[Cpu | None, Option("QUANTITY")] = Field(
+        default=None, description="cores that each pod may use at most; left out: those of its node"
+    )
+    memory_limit: Annotated[Memory | None, Option("QUANTITY")] = Field(
+        default=None, description="memory that each pod may use at most; left out: the request"
+    )
+    ephemeral_storage: Annotated[Memory | None, Option("QUANTITY")] = Field(
+        default=None, description="disk of the node for each pod's own files, request and limit: 100Gi"
+    )
+    gpu: Annotated[
+        int, OrText(gpus.TYPED.pattern), Option("N|TYPE:N", Form.NUMBER, help="GPUs of each pod: 8, H100:8")
+    ] = Field(default=0, ge=0, le=1024, description="NVIDIA GPUs of each pod: 8; H100:8 sets gpu_type too")
+    gpu_type: Annotated[GpuType | None, Option()] = Field(
+        default=None, description=f"which nodes the pods may run on, by their GPUs: {', '.join(gpus.gpu_types())}"
     )
     shm: Annotated[Memory | None, Option("QUANTITY", help="size of /dev/shm of each pod")] = Field(
         default=None, description="size of /dev/shm, which counts as memory; left out: limited by the memory only"
@@ -84,6 +104,18 @@ class Resources(StrictModel):
         Option("NAME=N", Form.NUMBERS, ("--resource",), "resource of a device plugin: amd.com/gpu=8"),
     ] = Field(default=None, description="resources of other device plugins for each pod: {amd.com/gpu: 8}")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _split_gpus(cls, value: Any) -> Any:
+        """``gpu: H100:8`` sets the type too."""
+        if not isinstance(value, dict) or not isinstance(value.get("gpu"), str):
+            return value
+        try:
+            name, number = gpus.split_gpus(value["gpu"])
+        except ValueError as error:
+            raise ValueError(f"gpu: {error}") from None
+        return value | {"gpu": number, "gpu_type": name}
+
     @field_validator("extended")
     @classmethod
     def _check_extended(cls, value: dict[str, int] | None) -> dict[str, int] | None:
@@ -91,6 +123,16 @@ class Resources(StrictModel):
             if amount < 1:
                 raise ValueError(f"{name} must be at least 1 (is {amount})")
         return value
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> Resources:
+        for name in ("cpu", "memory"):
+            request, limit = getattr(self, name), getattr(self, f"{name}_limit")
+            if request and limit and units.parse_quantity(limit) < units.parse_quantity(request):
+                raise ValueError(f"{name}_limit: is {limit}, less than {name}, which is {request}")
+        if self.gpu_type and not self.gpu:
+            raise ValueError(f"gpu_type: needs a number of GPUs: {self.gpu_type}:1")
+        return self
 
     @property
     def accelerators(self) -> int:
@@ -151,6 +193,17 @@ class Job(StrictModel):
             empty="defaults.image, else flk's own image for CPUs or GPUs",
         ),
     ] = Field(default=None, description="container image with torch")
+    image_pull_policy: Annotated[
+        PullPolicy | None,
+        Option(
+            "POLICY",
+            help=f"when nodes pull the image: {', '.join(PULL_POLICIES)}. Default: {PULL_POLICIES[0]}",
+            example=PULL_POLICIES[0],
+        ),
+    ] = Field(
+        default=None,
+        description=f"when nodes pull the image: {', '.join(PULL_POLICIES)}; left out: {PULL_POLICIES[0]}",
+    )
     command: Command = Field(
         description="the script and its arguments, or -m and a module; text is split as by a shell"
     )
@@ -353,8 +406,9 @@ class Job(StrictModel):
         Option("VAR=SECRET:KEY", Form.PAIR, ("--secret",), "variable from a Secret", "{WANDB_API_KEY: wandb:key}"),
     ] = Field(default_factory=dict, description="environment from Secrets: VARIABLE: SECRET:KEY")
     volumes: Annotated[
-        list[Mount], Option("PVC:/PATH", Form.LIST, ("--volume",), "PersistentVolumeClaim to mount", "[my-data:/data]")
-    ] = Field(default_factory=list, description="PersistentVolumeClaims to mount, each as PVC:/PATH")
+        list[Mount],
+        Option("VOLUME", Form.LIST, ("--volume",), f"what to mount: {mounts.FORMS}", "[my-data:/data]"),
+    ] = Field(default_factory=list, description=f"what to mount, each as one of {mounts.FORMS}")
     nodes: Annotated[Nodes, Option(example="{selector: {pool: gpu}, tolerations: [nvidia.com/gpu:NoSchedule]}")] = (
         Field(default=Nodes(), description="which nodes the pods may run on")
     )
@@ -420,7 +474,7 @@ class Job(StrictModel):
         for name in self.env.keys() & self.secrets.keys():
             raise ValueError(f"secrets.{name}: is in env too")
         _check_field(f"env.{user_env.PREFLIGHT}", parse_preflight, self.env.get(user_env.PREFLIGHT, "on"))
-        paths = [mount.partition(":")[2] for mount in self.volumes]
+        paths = [mounts.Mount.parse(mount).path for mount in self.volumes]
         if self.checkpoint and self.checkpoint.path:
             paths.append(self.checkpoint.path)
         for path in paths:

@@ -211,8 +211,8 @@ def s3_address(address: str) -> str:
     return address.rstrip("/")
 
 
-def mount_path(path: str) -> str:
-    """Return the normalised path at which a volume is mounted in a pod. Paths that hide others are refused."""
+def folder(path: str) -> str:
+    """Return the normalised path of a folder in a pod, on a node or on a server. Raises ValueError for others."""
     text(path)
     if not path.startswith("/"):
         raise ValueError(f"must be an absolute path (is {path!r})")
@@ -225,6 +225,12 @@ def mount_path(path: str) -> str:
     clean = "/" + posixpath.normpath(path).strip("/")
     if len(clean) > 1024:
         raise ValueError("must have at most 1,024 characters")
+    return clean
+
+
+def mount_path(path: str) -> str:
+    """Return the normalised path at which a volume is mounted in a pod. Paths that hide others are refused."""
+    clean = folder(path)
     if clean == "/":
         raise ValueError("must not be the root folder")
     # A volume mounted over one of these would hide it from the launcher.

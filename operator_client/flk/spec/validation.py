@@ -23,6 +23,7 @@ _WRONG_TYPES: Final = {
     "model_type": "must be a mapping of keys to values",
     "model_attributes_type": "must be a mapping of keys to values",
 }
+_OF_FIELD: Final = re.compile(r"([a-z_]+(?:[.\[][^: ]*)?): ")  # how the message of a check of several fields begins
 _SHOWN_LENGTH: Final = 80  # characters of a wrong value in a message
 
 
@@ -38,8 +39,8 @@ def usage_error(
             detail = other
     path = _path(detail["loc"])
     text = _text(detail)
-    if not path and ": " in text:  # a check of several fields begins its message with the field
-        path, _, text = text.partition(": ")
+    if detail["type"] == "value_error" and (begin := _OF_FIELD.match(text)):  # a check of several fields
+        path, text = f"{path}.{begin[1]}".lstrip("."), text[begin.end() :]
     settings = [set_path for set_path in where if path == set_path or path.startswith((f"{set_path}.", f"{set_path}["))]
     place = where[max(settings, key=len)] if settings else ": ".join(part for part in (source, path) if part)
     more = len({d["loc"][:1] for d in details}) - 1

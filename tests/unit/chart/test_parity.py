@@ -89,6 +89,7 @@ def of_chart(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
 SAMPLES: dict[str, list[Any]] = {
     "name": ["other"],
     "image": ["registry.example.com:5000/team/torch:2"],
+    "image_pull_policy": ["Always"],
     "command": ["train.py --lr 3e-4", ["-m", "team.train"]],
     "replicas": [3],
     "elastic": ["2:4", {"min": 1, "max": 8, "batch": "scale"}],
@@ -96,7 +97,11 @@ SAMPLES: dict[str, list[Any]] = {
     "processes": [2],
     "resources.cpu": ["500m", 2],
     "resources.memory": ["8Gi"],
-    "resources.gpu": [2],
+    "resources.cpu_limit": ["4"],
+    "resources.memory_limit": ["16Gi"],
+    "resources.ephemeral_storage": ["100Gi"],
+    "resources.gpu": [2, "h100:8"],
+    "resources.gpu_type": ["T4"],
     "resources.shm": ["1Gi"],
     "resources.extended": [{"amd.com/gpu": 2, "rdma/hca": 1}],
     "strategy": ["full_shard", "none"],
@@ -119,7 +124,10 @@ SAMPLES: dict[str, list[Any]] = {
     "topology": ["rack", "topology.kubernetes.io/rack:preferred"],
     "env": [{"A": "$(B)", "NCCL_DEBUG": "INFO"}],
     "secrets": [{"KEY": "secret:key", "FLK_SEED": "secret:seed"}],
-    "volumes": [["data:/data"]],
+    "volumes": [
+        ["data:/data/:ro", "nfs://fs.example.com/a//b/:/nfs", "nfs://10.0.0.1/:/root"],
+        ["secret:keys:/keys:ro", "configmap:settings:/s", "hostpath:/mnt//x/:/x:ro", "data:/a", "data:/b:ro"],
+    ],
     "nodes.selector": [{"pool": "gpu"}],
     "nodes.tolerations": [["gpu:NoSchedule"]],
     "pods.labels": [{"team": "a"}],
@@ -133,14 +141,31 @@ SAMPLES: dict[str, list[Any]] = {
 NEEDED: dict[str, dict[str, Any]] = {  # for the option to have an effect, or to be allowed
     "queue_priority": {"queue": "team"},
     "gang": {"replicas": 2},
+    "resources.gpu_type": {"resources": {"gpu": 1}},
 }
+
+
+def united(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
+    """The fields of both jobs, or None where both set one field to different values."""
+    result = dict(one)
+    for key, value in other.items():
+        if key in ("nodes", "pods", "resources"):
+            value = united(one.get(key, {}), value)
+        elif one.get(key, value) != value:
+            return None
+        if value is None:
+            return None
+        result[key] = value
+    return result
 
 
 def with_value(path: str, value: Any) -> dict[str, Any]:
     """The fields of a job with one option."""
     for name in reversed(path.split(".")):
         value = {name: value}
-    return {**NEEDED.get(path, {}), **value}
+    fields = united(NEEDED.get(path, {}), value)
+    assert fields is not None
+    return fields
 
 
 OPTIONS = {
@@ -322,6 +347,8 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "patch of the scheduler": {"patch": {"spec": {"schedulerName": "volcano", "topologySpreadConstraints": []}}},
     "patch that removes": {"patch": {"spec": {"securityContext": None, "enableServiceLinks": None}}},
+    "type of GPUs and a rack": {"resources": {"gpu": "A100:1"}, "topology": "rack"},
+    "limits beside requests": {"resources": {"cpu": 2, "cpu_limit": 4, "memory": "4Gi", "memory_limit": "8Gi"}},
     "everything": {
         "target": "jobset",
         "replicas": 3,
@@ -345,20 +372,6 @@ JOBS: dict[str, dict[str, Any]] = {
     "own domain of a Job's pods": {"target": "job", "patch": {"spec": {"subdomain": "mine"}}},
     **{f"fabric {name}": {"fabric": name, "resources": {"gpu": 8, "memory": "64Gi"}} for name in fabrics()},
 }
-
-
-def united(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
-    """The fields of both jobs, or None where both set one field to different values."""
-    result = dict(one)
-    for key, value in other.items():
-        if key in ("nodes", "pods", "resources"):
-            value = united(one.get(key, {}), value)
-        elif one.get(key, value) != value:
-            return None
-        if value is None:
-            return None
-        result[key] = value
-    return result
 
 
 def packed(cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -431,6 +444,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "host network of a TrainJob": {"patch": {"spec": {"hostNetwork": True}}},
     "sidecar of a TrainJob": {"patch": {"spec": {"containers": [{"name": "sidecar", "image": "x"}]}}},
     "a volume of a TrainJob at two paths": {"volumes": ["data:/data", "data:/again"]},
+    "pull policy of a TrainJob": {"image_pull_policy": "Always"},
     "probe of a TrainJob": {"patch": {"spec": {"containers": [{"name": "node", "livenessProbe": {}}]}}},
 }
 
@@ -442,6 +456,15 @@ def test_chart_refuses_what_a_train_job_cannot_set_in_the_words_of_flk(values: d
         rendered(validated({"command": COMMAND, "name": "gpt", "target": "trainjob", **values}))
     assert chart.code != 0
     assert str(refused.value).removeprefix("target: ") in chart.stderr
+
+
+def test_chart_refuses_volumes_and_gpus_in_the_words_of_flk() -> None:
+    volumes = {"job": {"enabled": True, "volumes": ["hostpath:/a:/b"]}, "defaults": {"forbidden_volumes": ["hostpath"]}}
+    unknown = {"job": {"enabled": True, "resources": {"gpu": "X9:1"}}}
+    without = {"job": {"enabled": True, "resources": {"gpu_type": "H100"}}}
+    assert "forbid volumes of kind hostpath: hostpath:/a:/b" in template(volumes).stderr
+    assert "flk knows no GPUs of type X9, only A10, A100" in template(unknown).stderr
+    assert "gpu_type: needs a number of GPUs: H100:1" in template(without).stderr
 
 
 def test_chart_takes_the_sites_defaults_as_flk_does() -> None:

@@ -300,6 +300,20 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
         Level.FAILED,
         "with which the image is pulled",
     ),
+    "mounted secret": (
+        "secret",
+        {"named": {("secrets", "keys"): MISSING}},
+        pods(spec={"volumes": [{"name": "k", "secret": {"secretName": "keys"}}]}),
+        Level.FAILED,
+        "there is no secret keys which the pods mount",
+    ),
+    "mounted config map": (
+        "configmap",
+        {"named": {("configmaps", "settings"): MISSING}},
+        pods(spec={"volumes": [{"name": "s", "configMap": {"name": "settings"}}]}),
+        Level.FAILED,
+        "there is no configmap settings which the pods mount",
+    ),
     "claim": (
         "claim",
         {"named": {("persistentvolumeclaims", "data"): MISSING}},

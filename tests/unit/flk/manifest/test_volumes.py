@@ -1,0 +1,138 @@
+"""Volumes, pull policy, limits and types of GPUs: from flags to the pod, and what is refused before anything exists."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flk.errors import UsageError
+from flk.spec.defaults import apply, parse
+from flk.spec.gpus import gpu_types
+from flk.spec.job import validated
+from flk.spec.mounts import SOURCES, Mount
+from flk.spec.names import label_key, label_value
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def pod(run: Run) -> Callable[..., Any]:
+    """The spec of the pods of a PyTorchJob with these flags."""
+
+    def spec(*flags: str) -> Any:
+        Path("train.py").write_text("")
+        code, stdout, stderr = run("render", "train.py", "--name", "gpt", *flags, "-o", "json")
+        assert code == 0, stderr
+        return json.loads(stdout)["items"][0]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+
+    return spec
+
+
+def test_each_form_of_a_volume_reaches_the_pod(pod: Callable[..., Any]) -> None:
+    forms = {
+        "data:/data": {"persistentVolumeClaim": {"claimName": "data"}},
+        "nfs://fs.example.com/export/:/nfs:ro": {"nfs": {"server": "fs.example.com", "path": "/export"}},
+        "secret:keys:/keys": {"secret": {"secretName": "keys"}},
+        "configmap:settings:/settings": {"configMap": {"name": "settings"}},
+        "hostpath:/mnt/ssd:/ssd": {"hostPath": {"path": "/mnt/ssd", "type": "Directory"}},
+        "data:/again:ro": {"persistentVolumeClaim": {"claimName": "data"}},
+    }
+    spec = pod(*(word for form in forms for word in ("--volume", form)))
+    volumes = {volume.pop("name"): volume for volume in spec["volumes"]}
+    mounts = {mount["mountPath"]: mount for mount in spec["containers"][0]["volumeMounts"]}
+    for text, source in forms.items():
+        mount = Mount.parse(text)
+        assert volumes[mounts[mount.path]["name"]] == source
+        assert mounts[mount.path].get("readOnly", False) == (text.endswith(":ro") or SOURCES[mount.kind].read_only)
+    assert mounts["/data"]["name"] == mounts["/again"]["name"]
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("secret:a:/b:ro", "secret:a:/b"),
+        ("hostpath:/a//b/:/c/:ro", "hostpath:/a/b:/c:ro"),
+        ("nfs://10.0.0.1/:/x", "nfs://10.0.0.1/:/x"),
+        ("nfs:/x", "nfs:/x"),  # a PersistentVolumeClaim may have this name
+    ],
+)
+def test_a_volume_has_one_text(text: str, normal: str) -> None:
+    assert str(Mount.parse(text)) == normal == str(Mount.parse(normal))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--volume", "data"], "--volume: must be one of PVC:/PATH[:ro], nfs://SERVER/PATH:/PATH[:ro], secret:NAME:"),
+        (["--volume", "secret:/x"], "--volume: must be secret:NAME:/PATH (is 'secret:/x')"),
+        (["--volume", "hostpath:/x:ro"], "--volume: must be hostpath:/PATH:/PATH[:ro] (is 'hostpath:/x:ro')"),
+        (["--volume", "hostpath:x:/y"], "--volume: what follows hostpath: must be an absolute path (is 'x')"),
+        (["--volume", "hostpath:/a/../b:/y"], "--volume: what follows hostpath: must not contain '..'"),
+        (["--volume", "nfs://:/y"], "--volume: what follows nfs:// must begin with the name or address of a server"),
+        (["--volume", "nfs://h/a:y"], "--volume: the path must be an absolute path (is 'y')"),
+        (["--volume", "configmap:A:/y"], "--volume: what follows configmap: must be lower-case letters"),
+        (["--volume", "data:relative:ro"], "--volume: the path must be an absolute path (is 'relative')"),
+        (["--volume", "data:/x:rw"], "--volume: the path must not contain ':'"),
+        (["--volume", "secret:k:/flk/work/k"], "--volume: the path must not be below /flk"),
+        (["--volume", "a:/x", "--volume", "secret:b:/x/"], "volumes: two volumes are mounted at /x"),
+        (["--volume", "a:/x:ro", "--checkpoint", "b:/x"], "volumes: two volumes are mounted at /x"),
+        (["--image-pull-policy", "always"], "must be one of IfNotPresent, Always, Never (is 'always')"),
+        (["--cpu", "4", "--cpu-limit", "2"], "--cpu-limit: is 2, less than cpu, which is 4"),
+        (["--memory", "4Gi", "--memory-limit", "4G"], "--memory-limit: is 4G, less than memory, which is 4Gi"),
+        (["--ephemeral-storage", "1GB"], "--ephemeral-storage: must be a quantity"),
+        (["--gpu", "H100"], "--gpu: must be a number of GPUs, or TYPE:N like H100:8 (is 'H100')"),
+        (["--gpu", "H100:0"], "--gpu: must be a number of GPUs, or TYPE:N like H100:8 (is 'H100:0')"),
+        (["--gpu", "H100:1025"], "--gpu: must be at most 1024 (is 1025)"),
+        (["--gpu", "K80:1"], "--gpu: flk knows no GPUs of type K80, only A10, A100"),
+    ],
+)
+def test_a_wrong_value_is_refused_in_one_line(run: Run, flags: list[str], message: str) -> None:
+    Path("train.py").write_text("")
+    code, stdout, stderr = run("render", "train.py", *flags)
+    assert code == 2
+    assert stdout == ""
+    assert stderr.startswith(f"error: {flags[0]}") or message in stderr
+    assert message in stderr
+
+
+def test_limits_and_requests_differ_where_the_job_says_so(pod: Callable[..., Any]) -> None:
+    flags = ("--memory", "8Gi", "--memory-limit", "12Gi", "--cpu-limit", "4", "--ephemeral-storage", "50Gi")
+    container = pod(*flags, "--image-pull-policy", "Always")["containers"][0]
+    assert container["imagePullPolicy"] == "Always"
+    assert container["resources"] == {
+        "limits": {"cpu": "4", "memory": "12Gi", "ephemeral-storage": "50Gi"},
+        "requests": {"memory": "8Gi", "ephemeral-storage": "50Gi"},
+    }
+
+
+def test_a_type_of_gpus_is_an_affinity_to_nodes_with_one_of_the_known_labels(pod: Callable[..., Any]) -> None:
+    spec = pod("--gpu", "h100:8", "--topology", "rack")
+    assert spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "8"
+    assert "podAffinity" in spec["affinity"]
+    required = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    terms = [term["matchExpressions"] for term in required["nodeSelectorTerms"]]  # one of them has to match
+    found = {expression["key"]: expression["values"] for (expression,) in terms}
+    assert found["nvidia.com/gpu.product"][0] == "NVIDIA-H100-80GB-HBM3"
+    assert found["karpenter.k8s.aws/instance-gpu-name"] == ["h100"]
+    assert found == gpu_types()["H100"]
+
+
+def test_the_labels_of_all_types_are_labels() -> None:
+    assert [*gpu_types()] == sorted(gpu_types())
+    for of_type in gpu_types().values():
+        for key, values in of_type.items():
+            label_key(key)
+            assert values == sorted({label_value(value) for value in values})
+
+
+def test_a_namespace_may_forbid_kinds_of_volumes() -> None:
+    site = parse([("d", "forbidden_volumes: [hostpath, nfs]")])
+    assert apply(validated({"command": "a.py", "volumes": ["data:/d"]}), site)
+    with pytest.raises(UsageError, match="forbid volumes of kind hostpath: hostpath:/a:/b"):
+        apply(validated({"command": "a.py", "volumes": ["data:/d", "hostpath:/a:/b"]}), site)
+    with pytest.raises(UsageError, match=r"forbidden_volumes\[0\]: must be one of claim, nfs"):
+        parse([("d", "forbidden_volumes: [host]")])
