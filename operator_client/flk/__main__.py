@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flk.errors import FlkError
-from flk.terminal import one_line
+from flk.terminal import print_error
 from flk_runtime.contract import VERSION
 from flk_runtime.contract.exit_codes import ExitCode
 
@@ -38,15 +38,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = PIPE_CLOSED
     flushed = _flush()
     return code or flushed
-
-
-def print_error(error: FlkError) -> None:
-    """Print an error on stderr: a line of what went wrong and why, and a line of what to do next."""
-    coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-    red, cyan, plain = ("\033[31m", "\033[36m", "\033[0m") if coloured else ("", "", "")
-    print(f"{red}error:{plain} {one_line(str(error))}", file=sys.stderr)
-    if error.hint:
-        print(f"{cyan}hint:{plain} {one_line(error.hint)}", file=sys.stderr)
 
 
 def _flush() -> int:

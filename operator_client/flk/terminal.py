@@ -1,9 +1,14 @@
-"""Make text from elsewhere (logs, exceptions, messages of a cluster) safe to print."""
+"""Make text from elsewhere (logs, exceptions, messages of a cluster) safe to print, and print errors."""
 
 from __future__ import annotations
 
+import os
 import re
-from typing import Final
+import sys
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from flk.errors import FlkError
 
 _COLOUR: Final = r"\x1b\[[0-9;]*m"
 # Escape sequences that move the cursor, set titles or make the terminal answer.
@@ -27,3 +32,13 @@ def printable(text: str, *, colour: bool = False) -> str:
 def one_line(text: str) -> str:
     """Return text as one printable line, with single blanks instead of line ends and tabs."""
     return printable(" ".join(text.split()))
+
+
+def print_error(error: FlkError) -> None:
+    """Print an error on stderr: a line of what went wrong and why, and a line of what to do next."""
+    coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    red, cyan, plain = ("\033[31m", "\033[36m", "\033[0m") if coloured else ("", "", "")
+    hint = f"{cyan}hint:{plain} {one_line(error.hint)}\n" if error.hint else ""
+    # In one piece: threads may print at once.
+    sys.stderr.write(f"{red}error:{plain} {one_line(str(error))}\n{hint}")
+    sys.stderr.flush()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -10,9 +10,13 @@ import typer
 
 from flk.cli.options import Context, Namespace, note
 from flk.errors import UsageError
+from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from flk.cli.data_output import DataOutput
+    from flk.jobs.listing import Listed
     from flk.jobs.state import State
+    from flk.observe.client import JobClient
 
 
 _KEYS: Final[dict[str, Callable[[State], Any]]] = {
@@ -43,69 +47,84 @@ def list_(
     sort: Annotated[
         str, typer.Option("--sort", metavar="KEY", help="Sort by age (newest last), name, phase, pods or owner.")
     ] = "age",
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show the list again whenever it changes, until Ctrl-C.")
+    ] = False,
     output: Annotated[
         str,
         typer.Option(
-            "--output", "-o", metavar="FORMAT", help="Output format: text, wide (the cause too), json, yaml, name."
+            "--output",
+            "-o",
+            metavar="FORMAT",
+            help="Output format: text, wide (the cause too), json, yaml, name, jsonpath=TEMPLATE, "
+            "custom-columns=HEADER:PATH,…; paths are those of json.",
         ),
     ] = "text",
-) -> None:
-    """List jobs, the newest last, with the phase of each and the code of what keeps it from running or ended it."""
-    if output not in ("text", "wide", "json", "yaml", "name"):
-        raise UsageError(f"--output: must be text, wide, json, yaml or name (is {output!r})")
+    raw: Annotated[
+        bool, typer.Option("--raw", help="The objects as the API server has them, as json, yaml or by a template.")
+    ] = False,
+) -> int | None:
+    """List jobs, the newest last, with the phase of each and the code of what keeps it from running or ended it.
+
+    On a terminal --watch renews the screen; elsewhere it prints a line for each job and each change.
+    """
+    from flk.cli.data_output import DataOutput
+
+    form = DataOutput.parse(output, ("text", "wide", "json", "yaml", "name"), raw=raw)
+    if watch and (raw or form.kind not in ("text", "wide", "json")):
+        raise UsageError(f"--watch and {'--raw' if raw else f'--output {form.kind}'} exclude each other")
     if sort not in _KEYS:
         raise UsageError(f"--sort: must be {', '.join(_KEYS)} (is {sort!r})")
     phases = _phases(phase or [])
     if all_namespaces and namespace:
         raise UsageError("--namespace and --all-namespaces exclude each other")
-    from flk.cli.table import table
-    from flk.jobs.listing import list_states
+    from flk.jobs.listing import list_observed
     from flk.jobs.owner import is_user, user_name
-    from flk.jobs.state import SCHEMA
-    from flk.observe.client import JobClient, qualified
-    from flk.terminal import printable
-    from flk.units import short_duration
+    from flk.observe.client import JobClient
 
     client = JobClient.connect(context, namespace)
-    states = [
-        state
-        for state in list_states(client, all_namespaces=all_namespaces, selector=selector)
-        if (not phases or state.phase.value in phases) and (not mine or is_user(user_name(), state.owner))
-    ]
-    states.sort(key=_KEYS[sort])
-    if output in ("json", "yaml"):
-        data = {"schema": SCHEMA, "items": [state.to_dict() for state in states]}
-        if output == "json":
-            print(json.dumps(data, indent=2))
-        else:
-            import yaml
 
-            print(yaml.safe_dump(json.loads(json.dumps(data)), sort_keys=False, allow_unicode=True), end="")
-        return
-    if output == "name":
+    def read() -> list[Listed]:
+        listed = [
+            each
+            for each in list_observed(client, all_namespaces=all_namespaces, selector=selector)
+            if (not phases or each.state.phase.value in phases) and (not mine or is_user(user_name(), each.state.owner))
+        ]
+        return sorted(listed, key=lambda each: _KEYS[sort](each.state))
+
+    chosen = " that match" if selector or mine or phases else ""
+    nothing = f"there are no jobs{chosen}" + ("" if all_namespaces else f" in namespace {client.namespace}")
+    if watch:
+        from flk.cli.list_watch import watch_list
+
+        try:
+            watch_list(client, read, form, all_namespaces=all_namespaces, nothing=nothing)
+        except KeyboardInterrupt:
+            return int(ExitCode.INTERRUPTED)
+    listed = read()
+    _print(client, listed, form, raw=raw, all_namespaces=all_namespaces, nothing=nothing)
+    return None
+
+
+def _print(
+    client: JobClient, listed: list[Listed], form: DataOutput, *, raw: bool, all_namespaces: bool, nothing: str
+) -> None:
+    from flk.cli.data_output import data_of, raw_object
+    from flk.cli.list_text import list_text
+    from flk.observe.client import qualified
+
+    states = [each.state for each in listed]
+    if form.is_data:
+        objects = [raw_object(each.seen.job or {}) if raw else each.state.to_dict() for each in listed]
+        sys.stdout.write(form.text(data_of(objects, raw)))
+    elif form.kind == "name":
         for state in states:
             print(qualified(state.kind, state.name))
-        return
-    if not states:
-        chosen = " that match" if selector or mine or phases else ""
-        note(f"there are no jobs{chosen}" + ("" if all_namespaces else f" in namespace {client.namespace}"))
-        return
-    header = ["NAME", "PHASE", "PODS", "AGE", "OWNER", "REASON"]
-    rows = [
-        [
-            state.name,
-            str(state.phase),
-            f"{state.ready}/{state.replicas}",
-            short_duration(client.now() - state.created),
-            state.owner,
-            f"{state.reason}: {state.message}" if output == "wide" and state.message else state.reason,
-        ]
-        for state in states
-    ]
-    if all_namespaces:
-        header = ["NAMESPACE", *header]
-        rows = [[state.namespace, *row] for state, row in zip(states, rows, strict=True)]
-    print("\n".join(map(printable, table(header, rows))))
+    elif states:
+        wide = form.kind == "wide"
+        sys.stdout.write(list_text(states, client.now(), wide=wide, all_namespaces=all_namespaces))
+    else:
+        note(nothing)
 
 
 def _phases(given: list[str]) -> set[str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Generator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
@@ -20,11 +21,18 @@ OPEN_FILES: Final = 64  # files that are open at once
 
 
 class LogOutput:
-    """Writes lines. ``form`` is text or jsonl, ``folder`` (None: stdout) gets a file for each rank and launcher."""
+    """Writes lines. ``form`` is text or jsonl, ``folder`` (None: stdout) gets a file for each rank and launcher.
 
-    def __init__(self, *, form: str = "text", timestamps: bool = False, folder: Path | None = None) -> None:
+    Of ``several`` jobs each line begins with its job's name, and each job has a folder of its own. Several threads may
+    use one output, which is closed at the end.
+    """
+
+    def __init__(
+        self, *, form: str = "text", timestamps: bool = False, folder: Path | None = None, several: bool = False
+    ) -> None:
         """Raises UsageError if the folder has files already, or cannot be created."""
-        self._form, self._timestamps, self._folder = form, timestamps, folder
+        self._form, self._timestamps, self._folder, self._several = form, timestamps, folder, several
+        self._lock = threading.Lock()
         self._files: OrderedDict[str, IO[str]] = OrderedDict()  # by name, the one that was used last at the end
         self._written: set[str] = set()
         if folder is not None:
@@ -37,13 +45,19 @@ class LogOutput:
 
     def write_all(self, lines: Generator[LogLine, None, None]) -> None:
         """Write lines as they come. The generator is closed if that fails."""
-        with closing(lines), ExitStack() as files:
-            files.callback(self._close)
+        with closing(lines):
             for line in lines:
-                if line.note:
-                    note(line.message)
-                else:
-                    self._write(line)
+                with self._lock:
+                    if line.note:
+                        note(line.message)
+                    else:
+                        self._write(line)
+
+    def close(self) -> None:
+        """Close the files, and say how many were written."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
         if self._folder is not None:
             note(f"wrote {len(self._written)} files to {self._folder}")
 
@@ -52,7 +66,7 @@ class LogOutput:
             text = json.dumps(line.to_dict(), ensure_ascii=False)
         else:
             stamp = f"{line.time} " if self._timestamps and line.time else ""
-            text = stamp + (line.message if self._folder else line.text)
+            text = stamp + (line.message if self._folder else f"{line.job} " * self._several + line.text)
         if self._folder is None:
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
@@ -62,17 +76,13 @@ class LogOutput:
     def _file(self, folder: Path, line: LogLine) -> IO[str]:
         suffix = "jsonl" if self._form == "jsonl" else "log"
         kind, number = ("rank", line.rank) if line.rank is not None else ("pod", line.index)
-        name = f"{kind}-{number}.{suffix}"
+        name = f"{line.job}/" * self._several + f"{kind}-{number}.{suffix}"
         file = self._files.pop(name, None)
         if file is None:
             if len(self._files) >= OPEN_FILES:
                 self._files.popitem(last=False)[1].close()
-            file = open(folder / name, "a", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed by _close
+            (folder / name).parent.mkdir(exist_ok=True)
+            file = open(folder / name, "a", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed by close
             self._written.add(name)
         self._files[name] = file
         return file
-
-    def _close(self) -> None:
-        for file in self._files.values():
-            file.close()
-        self._files.clear()

@@ -1,29 +1,34 @@
-"""`flk logs`: show what every rank of a job prints."""
+"""`flk logs`: show what every rank of a job, or of several, prints."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flk.cli.options import Context, JobName, Namespace, note, open_job, seconds
-from flk.errors import UsageError
+from flk.cli.options import Context, Namespace, note, seconds
+from flk.cli.several import Chosen, Jobs, Selector
+from flk.errors import JobNotFoundError, UsageError
 from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    import threading
+
     from flk.cli.log_output import LogOutput
     from flk.jobs.logs import LogOptions
-    from flk.observe.client import JobClient
+    from flk.observe.client import JobClient, JobRef
 
 
 def logs(
-    job: JobName,
+    jobs: Jobs = None,
     context: Context = None,
     namespace: Namespace = None,
+    selector: Selector = None,
     follow: Annotated[
         bool,
         typer.Option("--follow/--no-follow", "-f", help="Show lines until the job ends (default), or those so far."),
@@ -76,6 +81,7 @@ def logs(
 ) -> int | None:
     """Show what every rank of a job prints, from all its pods, until it ends, and exit with the job's exit code.
 
+    Of several jobs, each line begins with the name of its job, and the worst exit code counts.
     Waits for pods that are not up yet. Ctrl-C detaches: the job goes on. With --no-follow the exit code is 0. Of a job
     or of pods that are gone, shows the last lines that flk has kept on this machine.
     """
@@ -101,19 +107,28 @@ def logs(
         raw=raw,
         colour=on_stdout and _is_coloured(),
     )
-    client, job = open_job(job, context, namespace)
-    written = LogOutput(form=output, timestamps=timestamps, folder=output_folder)
-    if first_error:
-        written.write_all(job_logs.first_error(client, job, options))
-    elif previous or not follow:
-        written.write_all(job_logs.dump(client, job, options))
-    else:
-        return _follow(client, job, options, written)
-    return None
+    chosen = Chosen.of(jobs, selector, context, namespace, command="logs")
+    written = LogOutput(form=output, timestamps=timestamps, folder=output_folder, several=chosen.are_several)
+    read = job_logs.first_error if first_error else job_logs.dump
+
+    def show(client: JobClient, job: JobRef) -> None:
+        written.write_all(read(client, job.name, options))
+
+    def follow_one(client: JobClient, job: JobRef, ended: threading.Event) -> int | None:
+        return _follow(client, job.name, options, written)
+
+    with closing(written):
+        if first_error or previous or not follow:
+            return chosen.in_turn(show)
+        try:
+            return chosen.at_once(follow_one)
+        except KeyboardInterrupt:
+            note_detached(chosen)
+            return int(ExitCode.INTERRUPTED)
 
 
 def _follow(client: JobClient, name: str, options: LogOptions, written: LogOutput) -> int | None:
-    from flk.errors import JobNotFoundError
+    """Write the lines of a job until it ends, or those that are kept of one that is gone."""
     from flk.jobs import logs as job_logs
     from flk.jobs.wait import get_state, raise_for_state
 
@@ -123,39 +138,46 @@ def _follow(client: JobClient, name: str, options: LogOptions, written: LogOutpu
         written.write_all(job_logs.dump(client, name, options))  # what is kept; raises the error if nothing is
         raise_for_state(get_state(client, name), client)
         return None
-    return follow_to_end(client, name, uid, options, written)
+    return _follow_to_end(client, name, uid, options, written)
 
 
-def follow_to_end(
-    client: JobClient,
-    name: str,
-    uid: str | None,
-    options: LogOptions | None = None,
-    written: LogOutput | None = None,
-    *,
-    timeout: float | None = None,
-) -> int | None:
+def follow_to_end(client: JobClient, name: str, uid: str | None, *, timeout: float | None = None) -> int | None:
     """Print the lines of a job until it ends, then raise the error of a job that failed: `flk submit --follow`."""
     from flk.cli.log_output import LogOutput
     from flk.jobs import logs as job_logs
+    from flk.observe.client import JobRef
+
+    options = job_logs.LogOptions(colour=_is_coloured(), fold=sys.stdout.isatty())
+    try:
+        return _follow_to_end(client, name, uid, options, LogOutput(), timeout=timeout)
+    except KeyboardInterrupt:
+        note_detached(Chosen(client, [JobRef(name)], by_labels=False))
+        return int(ExitCode.INTERRUPTED)
+
+
+def _follow_to_end(
+    client: JobClient,
+    name: str,
+    uid: str | None,
+    options: LogOptions,
+    written: LogOutput,
+    *,
+    timeout: float | None = None,
+) -> int | None:
+    from flk.jobs import logs as job_logs
     from flk.jobs.wait import raise_for_state, run_time_text, wait_until_finished
 
-    written = written or LogOutput()
-    options = options or job_logs.LogOptions(colour=_is_coloured(), fold=sys.stdout.isatty())
-    try:
-        written.write_all(job_logs.follow(client, name, options, timeout=timeout, note=note))
-        state = wait_until_finished(client, name, uid=uid)
-    except KeyboardInterrupt:
-        note_detached(client, name)
-        return int(ExitCode.INTERRUPTED)
+    written.write_all(job_logs.follow(client, name, options, timeout=timeout, note=note))
+    state = wait_until_finished(client, name, uid=uid)
     raise_for_state(state, client)
     note(f"job {name} succeeded{run_time_text(state)}")
     return None
 
 
-def note_detached(client: JobClient, name: str) -> None:
-    """Say that the job goes on although flk does not follow it any more."""
-    note(f"detached: job {name} goes on. To attach again: {client.commands.flk('logs', name)}")
+def note_detached(chosen: Chosen, verb: str = "logs") -> None:
+    """Say that the jobs go on although flk does not follow them any more; ``verb`` is the command that does again."""
+    what = f"{len(chosen.jobs)} jobs go on" if chosen.are_several else f"job {chosen.names} goes on"
+    note(f"detached: {what}. To attach again: {chosen.client.commands.flk(verb, chosen.names)}")
 
 
 def parse_ranks(text: str | None) -> frozenset[int]:

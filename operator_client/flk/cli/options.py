@@ -41,7 +41,8 @@ class LoadedJob:
 
 def note(text: str) -> None:
     """Print a line on stderr that is not an error."""
-    print(f"flk: {one_line(text)}", file=sys.stderr)
+    sys.stderr.write(f"flk: {one_line(text)}\n")  # in one piece: threads may print at once
+    sys.stderr.flush()
 
 
 def seconds(value: str | None, flag: str) -> int | None:

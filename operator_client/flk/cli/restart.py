@@ -1,29 +1,46 @@
-"""`flk restart`: run a job anew."""
+"""`flk restart`: run jobs anew."""
 
 from __future__ import annotations
 
-from flk.cli.options import Context, JobName, Namespace, Timeout, note, open_job, seconds
+from typing import TYPE_CHECKING
+
+from flk.cli.options import Context, Namespace, Timeout, note, seconds
+from flk.cli.several import Chosen, Jobs, Selector
 from flk_runtime.contract.exit_codes import ExitCode
 
+if TYPE_CHECKING:
+    from flk.observe.client import JobClient, JobRef
 
-def restart(job: JobName, context: Context = None, namespace: Namespace = None, timeout: Timeout = None) -> int | None:
-    """Run a job anew from its last checkpoint, with the same code and options. Its count of restarts begins anew.
+
+def restart(
+    jobs: Jobs = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    selector: Selector = None,
+    timeout: Timeout = None,
+) -> int:
+    """Run jobs anew from their last checkpoints, with the same code and options. Counts of restarts begin anew.
 
     The pods of a job that runs get SIGTERM and their grace period, in which a job that uses flk's library saves. A job
-    that has ended is deleted and created again under its name.
+    that has ended is deleted and created again under its name. Several jobs are restarted one after the other.
+    With -l, only jobs that flk has made are restarted.
     """
     limit = seconds(timeout, "--timeout")
     from flk.jobs import lifecycle
     from flk.jobs.submission import objects_with_uid
 
-    client, job = open_job(job, context, namespace)
+    chosen = Chosen.of(jobs, selector, context, namespace, command="restart", own=True)
+    current = ""
+
+    def act(client: JobClient, job: JobRef) -> None:
+        nonlocal current
+        current = job.name
+        lifecycle.restart(client, job.name, timeout=limit, report=note, objects_with_uid=objects_with_uid)
+        note(f"job {job.name} is restarted; this shows what its ranks print: {client.commands.flk('logs', job.name)}")
+
     try:
-        lifecycle.restart(client, job, timeout=limit, report=note, objects_with_uid=objects_with_uid)
+        return chosen.in_turn(act)
     except KeyboardInterrupt:
-        resume = client.commands.flk("resume", job)
-        note(
-            f"interrupted while {job} was restarted: {client.commands.flk('status', job)} shows it; {resume} starts it"
-        )
+        status, resume = (chosen.client.commands.flk(verb, current) for verb in ("status", "resume"))
+        note(f"interrupted while {current} was restarted: {status} shows it; {resume} starts it")
         return int(ExitCode.INTERRUPTED)
-    note(f"job {job} is restarted; this shows what its ranks print: {client.commands.flk('logs', job)}")
-    return None

@@ -1,15 +1,25 @@
-"""`flk resume`: start a suspended job again."""
+"""`flk resume`: start suspended jobs again."""
 
 from __future__ import annotations
 
-from flk.cli.options import Context, JobName, Namespace, note, open_job
+from typing import TYPE_CHECKING
+
+from flk.cli.options import Context, Namespace, note
+from flk.cli.several import Chosen, Jobs, Selector
+
+if TYPE_CHECKING:
+    from flk.observe.client import JobClient, JobRef
 
 
-def resume(job: JobName, context: Context = None, namespace: Namespace = None) -> None:
-    """Start a suspended job again, at its last checkpoint. Its count of restarts begins anew."""
+def resume(jobs: Jobs = None, context: Context = None, namespace: Namespace = None, selector: Selector = None) -> int:
+    """Start suspended jobs again, each at its last checkpoint. Their counts of restarts begin anew.
+
+    With -l, only jobs that flk has made are resumed.
+    """
     from flk.jobs import lifecycle
 
-    client, job = open_job(job, context, namespace)
-    resumed = lifecycle.resume(client, job)
-    state = "is resumed" if resumed else "was not suspended"
-    note(f"job {job} {state}; this shows what its ranks print: {client.commands.flk('logs', job)}")
+    def act(client: JobClient, job: JobRef) -> None:
+        state = "is resumed" if lifecycle.resume(client, job.name) else "was not suspended"
+        note(f"job {job.name} {state}; this shows what its ranks print: {client.commands.flk('logs', job.name)}")
+
+    return Chosen.of(jobs, selector, context, namespace, command="resume", own=True).in_turn(act)

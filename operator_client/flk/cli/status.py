@@ -1,96 +1,134 @@
-"""`flk status`: show the state of a job, its attempts and its pods, and why it ended."""
+"""`flk status`: show the state of jobs, their attempts and their pods, and why they ended."""
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flk.cli.options import Context, JobName, Namespace, note, open_job
-from flk.errors import UsageError
+from flk.cli.options import Context, Namespace, note
+from flk.cli.several import Chosen, Jobs, Selector
+from flk.errors import JobNotFoundError, UsageError
 from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from flk.cli.data_output import DataOutput
     from flk.jobs.state import State
-    from flk.observe.client import JobClient
+    from flk.observe.client import JobClient, JobRef
 
 
 def status(
-    job: JobName,
+    jobs: Jobs = None,
     context: Context = None,
     namespace: Namespace = None,
+    selector: Selector = None,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Show the status again whenever it changes, until the job ends.")
     ] = False,
     output: Annotated[
         str,
         typer.Option(
-            "--output", "-o", metavar="FORMAT", help="Output format: text, wide (all pods, in full), json, yaml, name."
+            "--output",
+            "-o",
+            metavar="FORMAT",
+            help="Output format: text, wide (all pods, in full), json, yaml, name, jsonpath=TEMPLATE, "
+            "custom-columns=HEADER:PATH,…; paths are those of json.",
         ),
     ] = "text",
+    raw: Annotated[
+        bool, typer.Option("--raw", help="The object as the API server has it, as json, yaml or by a template.")
+    ] = False,
 ) -> int | None:
     """Show the status of a job: its phase, its attempts and why each ended, its pods and why they do not run.
 
-    Exits with 103 if the job was deleted before it had ended, else with 0; `flk wait --timeout 0` exits with the job's
+    Exits with 103 if a job was deleted before it had ended, else with 0; `flk wait --timeout 0` exits with the job's
     exit code. On a terminal --watch renews the screen; elsewhere it prints a line for each change.
     """
-    if output not in ("text", "wide", "json", "yaml", "name"):
-        raise UsageError(f"--output: must be text, wide, json, yaml or name (is {output!r})")
-    if watch and output in ("yaml", "name"):
-        raise UsageError(f"--watch and --output {output} exclude each other")
-    from flk.jobs.wait import get_state
+    from flk.cli.data_output import DataOutput, data_of
 
-    client, job = open_job(job, context, namespace)
+    form = DataOutput.parse(output, ("text", "wide", "json", "yaml", "name"), raw=raw)
+    if watch and (raw or form.kind not in ("text", "wide", "json")):
+        raise UsageError(f"--watch and {'--raw' if raw else f'--output {form.kind}'} exclude each other")
+    chosen = Chosen.of(jobs, selector, context, namespace, command="status")
+    if watch and chosen.are_several:
+        shown = chosen.client.commands.flk("list")
+        raise UsageError("--watch shows one job", hint=f"{shown} --watch shows all of a namespace, and -l some of them")
     if watch:
         try:
-            _watch(client, job, output)
+            return chosen.in_turn(lambda client, job: _watch(client, job.name, form))
         except KeyboardInterrupt:
             return int(ExitCode.INTERRUPTED)
-        return None
-    state = get_state(client, job, note)
-    _print(state, client, output)
-    return state.code if state.was_deleted else None
+    found: list[dict[str, Any]] = []
+    code = chosen.in_turn(lambda client, job: _show(client, job, form, raw, found, chosen))
+    if form.is_data:
+        sys.stdout.write(form.text(data_of(found, raw) if chosen.as_list else found[0]))
+    return code
 
 
-def _print(state: State, client: JobClient, output: str) -> None:
-    if output == "json":
-        print(json.dumps(state.to_dict(), indent=2))
-    elif output == "yaml":
-        import yaml
+def _show(
+    client: JobClient, job: JobRef, form: DataOutput, raw: bool, found: list[dict[str, Any]], chosen: Chosen
+) -> int | None:
+    """Print the status of a job, or add its data to those that were found."""
+    from flk.cli.data_output import raw_object
+    from flk.jobs.wait import look
 
-        print(yaml.safe_dump(json.loads(json.dumps(state.to_dict())), sort_keys=False, allow_unicode=True), end="")
-    elif output == "name":
+    view, state = look(client, job.name, note)
+    if raw and view.around.job is None:
+        raise JobNotFoundError(f"job {job.name} is gone, and flk has kept no object of it")
+    if raw:
+        found.append(raw_object(view.around.job or {}))
+    elif form.is_data:
+        found.append(state.to_dict())
+    elif form.kind == "name":
         from flk.observe.client import qualified
 
         print(qualified(state.kind, state.name))
     else:
-        from flk.cli.status_text import status_text
+        if chosen.are_several and job != chosen.jobs[0]:
+            print()
+        _print(state, client, form)
+    return state.code if state.was_deleted else None
 
-        sys.stdout.write(status_text(state, client, wide=output == "wide"))
+
+def _print(state: State, client: JobClient, form: DataOutput) -> None:
+    from flk.cli.status_text import status_text
+
+    sys.stdout.write(status_text(state, client, wide=form.kind == "wide"))
+    sys.stdout.flush()
 
 
-def _watch(client: JobClient, job: str, output: str) -> None:
-    """Print the status at each change, until the job has ended."""
+def _watch(client: JobClient, job: str, form: DataOutput) -> int | None:
+    """Print the status at each change until the job has ended, or the last one of a job that is gone."""
     from flk.cli.screen import Screen
     from flk.cli.status_text import progress_line, status_text
-    from flk.jobs.wait import describe, follow_states
+    from flk.jobs.wait import describe, follow_states, get_state
+
+    def states() -> Iterator[State]:
+        try:
+            yield from follow_states(client, job)
+        except JobNotFoundError:
+            if shown:
+                raise
+            yield get_state(client, job, note)
 
     screen = Screen(sys.stdout)
     shown = ""
-    for state in follow_states(client, job):
-        if output == "json":
+    for state in states():
+        if form.kind == "json":
             text = json.dumps(state.to_dict()) + "\n"
         elif screen.is_terminal:
-            text = status_text(state, client, wide=output == "wide") + progress_line(state) + "\n"
+            text = status_text(state, client, wide=form.kind == "wide") + progress_line(state) + "\n"
         else:
             text = f"{describe(state)}\n"
-        if screen.is_terminal and output != "json":
+        if screen.is_terminal and form.kind != "json":
             screen.show(text)
         elif text != shown:
             sys.stdout.write(text)
             sys.stdout.flush()
         shown = text
         if state.finished:
-            return
+            return state.code if state.was_deleted else None
+    return None

@@ -1,33 +1,54 @@
-"""`flk suspend`: end a job's pods and keep the job."""
+"""`flk suspend`: end the pods of jobs and keep the jobs."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import time
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flk.cli.options import Context, JobName, Namespace, Timeout, note, open_job, seconds
+from flk.cli.options import Context, Namespace, Timeout, note, seconds
+from flk.cli.several import Chosen, Jobs, Selector, worst
+
+if TYPE_CHECKING:
+    from flk.observe.client import JobClient, JobRef
 
 
 def suspend(
-    job: JobName,
+    jobs: Jobs = None,
     context: Context = None,
     namespace: Namespace = None,
+    selector: Selector = None,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Wait until the pods are gone (default), or return at once.")
     ] = True,
     timeout: Timeout = None,
-) -> None:
-    """End the pods of a job and keep the job, so that it can be resumed.
+) -> int:
+    """End the pods of jobs and keep the jobs, so that they can be resumed.
 
     The pods get SIGTERM and their grace period, in which a job that uses flk's library saves a checkpoint. The job
     holds no node until `flk resume` starts it again, at its last checkpoint in a volume or in S3: those in memory end
-    with the pods.
+    with the pods. With -l, only jobs that flk has made are suspended.
     """
     limit = seconds(timeout, "--timeout")
     from flk.jobs import lifecycle
 
-    client, job = open_job(job, context, namespace)
-    changed = lifecycle.suspend(client, job, wait=wait, timeout=limit, report=note)
-    state = "suspended" if changed else "suspended already"
-    note(f"job {job} is {state}; this starts it again: {client.commands.flk('resume', job)}")
+    chosen = Chosen.of(jobs, selector, context, namespace, command="suspend", own=True)
+    suspended: list[JobRef] = []
+    until = None if limit is None else time.monotonic() + limit
+
+    def begin(client: JobClient, job: JobRef) -> None:
+        alone = wait and not chosen.are_several
+        changed = lifecycle.suspend(client, job.name, wait=alone, timeout=limit, report=note)
+        suspended.append(job)
+        state = "suspended" if changed else "suspended already"
+        note(f"job {job.name} is {state}; this starts it again: {client.commands.flk('resume', job.name)}")
+
+    def end(client: JobClient, job: JobRef) -> None:
+        left = None if until is None else max(0.0, until - time.monotonic())
+        lifecycle.suspend(client, job.name, wait=True, timeout=left, report=note)
+
+    code = chosen.in_turn(begin)
+    if not (wait and chosen.are_several):
+        return code
+    return worst([code, chosen.limited_to(suspended).in_turn(end)])  # the pods of all jobs end at once

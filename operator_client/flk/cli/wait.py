@@ -1,26 +1,33 @@
-"""`flk wait`: wait until a job ends, and exit with the job's exit code."""
+"""`flk wait`: wait until jobs end, and exit with their worst exit code."""
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flk.cli.options import Context, JobName, Namespace, Timeout, note, open_job, seconds
-from flk.errors import JobNotFoundError, UsageError
+from flk.cli.options import Context, Namespace, Timeout, note, seconds
+from flk.cli.several import Chosen, Jobs, Selector
+from flk.errors import FlkError, JobNotFoundError, UsageError
 from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    import threading
+
+    from flk.cli.progress_line import ProgressLine
     from flk.jobs.state import State
     from flk.jobs.wait import Goal
+    from flk.observe.client import JobClient, JobRef
 
 
 def wait(
-    job: JobName,
+    jobs: Jobs = None,
     context: Context = None,
     namespace: Namespace = None,
+    selector: Selector = None,
     goal: Annotated[
         str | None,
         typer.Option(
@@ -43,7 +50,7 @@ def wait(
         typer.Option("--output", "-o", metavar="FORMAT", help="Output format: json prints the last state on stdout."),
     ] = None,
 ) -> int | None:
-    """Wait until a job ends, and exit with the job's exit code.
+    """Wait until a job ends, and exit with the job's exit code; of several jobs, until all have, with the worst code.
 
     0 done or --for reached, 100 training failed, 103 deleted, 104 infrastructure, 124 --timeout or the job's deadline
     is over, 101 (with --timeout 0) it has not ended, 102 no such job. Of a job that is gone, what flk has archived
@@ -56,58 +63,107 @@ def wait(
     limit, until = seconds(timeout, "--timeout"), _goal(goal)
     from flk.cli.logs import note_detached
     from flk.cli.progress_line import ProgressLine
-    from flk.jobs.wait import Outcome, Waited, describe, get_state, raise_for_state, run_time_text, wait_for
-    from flk.terminal import printable
 
-    client, job = open_job(job, context, namespace)
-
-    progress = ProgressLine(sys.stderr)
-
-    def told(text: str) -> None:
-        progress.clear()
-        note(text)
-
-    def print_state(state: State) -> None:
-        if limit != 0:
-            told(f"job {describe(state)}")
-
+    chosen = Chosen.of(jobs, selector, context, namespace, command="wait")
+    progress = ProgressLine(sys.stderr, several=chosen.are_several)
+    waiting = _Waiting(limit, until, fail_fast and limit != 0, progress, {} if output else None, chosen.are_several)
     try:
-        waited = wait_for(
-            client,
-            job,
-            timeout=limit,
-            goal=until,
-            fail_fast=fail_fast and limit != 0,
-            report=print_state,
-            watch=progress.show,
-            note=told,
-        )
-    except JobNotFoundError:
-        if until is not None and until.is_deletion:
-            note(f"there is no job {job} in namespace {client.namespace}")
-            return None
-        waited = Waited(get_state(client, job, note), Outcome.FINISHED)  # raises the error if nothing is archived
+        code = chosen.at_once(waiting.act)
     except KeyboardInterrupt:
         progress.clear()
-        note_detached(client, job)
+        note_detached(chosen, "wait" if chosen.are_several else "logs")
         return int(ExitCode.INTERRUPTED)
     finally:
         progress.clear()
-    state = waited.state
-    if output:
-        print(json.dumps({**state.to_dict(), "outcome": waited.outcome.value}, indent=2))
-    if waited.outcome == Outcome.REACHED:
-        note(f"job {describe(state)}")
+        waiting.print(chosen)
+    return code
+
+
+@dataclass
+class _Waiting:
+    """How to wait for each job, and what is known of those for which the wait has ended."""
+
+    limit: int | None
+    goal: Goal | None
+    fail_fast: bool
+    progress: ProgressLine
+    states: dict[JobRef, dict[str, Any]] | None  # None: they are not wanted
+    several: bool
+
+    def act(self, client: JobClient, ref: JobRef, ended: threading.Event) -> int | None:
+        """Wait for one job, and return its exit code, or raise the error that has it."""
+        from flk.jobs.wait import Outcome, Waited, describe, get_state, raise_for_state, run_time_text, wait_for
+        from flk.terminal import print_error, printable
+
+        job = ref.name
+
+        def print_state(state: State) -> None:
+            if self.limit != 0:
+                self._told(f"job {describe(state)}")
+
+        def watch(state: State) -> None:
+            if ended.is_set():
+                raise KeyboardInterrupt
+            self.progress.show(state)
+
+        try:
+            waited = wait_for(
+                client,
+                job,
+                uid=ref.uid or None,
+                timeout=self.limit,
+                goal=self.goal,
+                fail_fast=self.fail_fast,
+                report=print_state,
+                watch=watch,
+                note=self._told,
+            )
+        except JobNotFoundError:
+            if self.goal is not None and self.goal.is_deletion:
+                note(f"there is no job {job} in namespace {client.namespace}")
+                return None
+            waited = Waited(get_state(client, job, note), Outcome.FINISHED)  # raises the error if nothing is archived
+        state = waited.state
+        with self.progress.lock:
+            self.progress.drop(state)
+            self.progress.clear()
+            if self.states is not None:
+                self.states[ref] = {**state.to_dict(), "outcome": waited.outcome.value}
+            if waited.outcome == Outcome.REACHED:
+                note(f"job {describe(state)}")
+                return None
+            if state.failure and state.failure.details:
+                for line in state.failure.details.splitlines():
+                    print(f"  {printable(line)}", file=sys.stderr)
+            try:
+                raise_for_state(state, client, self.limit, goal=self.goal)
+            except FlkError as error:
+                if not self.several:
+                    raise
+                print_error(error)  # below the details, and not among those of another job
+                return int(error.code)
+            if self.goal is not None:
+                note(f"job {job} has ended and was never seen as {self.goal.text}")
+                return int(ExitCode.ERROR)
+            note(f"job {job} succeeded{run_time_text(state)}")
         return None
-    if state.failure and state.failure.details:
-        for line in state.failure.details.splitlines():
-            print(f"  {printable(line)}", file=sys.stderr)
-    raise_for_state(state, client, limit, goal=until)
-    if until is not None:
-        note(f"job {job} has ended and was never seen as {until.text}")
-        return int(ExitCode.ERROR)
-    note(f"job {job} succeeded{run_time_text(state)}")
-    return None
+
+    def print(self, chosen: Chosen) -> None:
+        """Print the last states as JSON, in the order of the jobs."""
+        from flk.jobs.state import SCHEMA
+
+        if self.states is None:
+            return
+        states = [self.states[job] for job in chosen.jobs if job in self.states]
+        if chosen.as_list:
+            print(json.dumps({"schema": SCHEMA, "items": states}, indent=2))
+        elif states:
+            print(json.dumps(states[0], indent=2))
+
+    def _told(self, text: str) -> None:
+        with self.progress.lock:
+            self.progress.clear()
+            note(text)
 
 
 def _goal(text: str | None) -> Goal | None:

@@ -7,6 +7,7 @@ nodes and the events of autoscalers.
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from functools import cached_property
 
 from flk.errors import ForbiddenError
@@ -23,23 +24,37 @@ from flk.targets import target_of
 _Key = tuple[str, str, str]  # namespace, kind and name of an object
 
 
+@dataclass(frozen=True)
+class Listed:
+    """A job of a list: what was read of it, and its state."""
+
+    seen: Observation
+    state: State
+
+
 def list_states(client: JobClient, *, all_namespaces: bool = False, selector: str | None = None) -> list[State]:
     """Return the states of the jobs of the namespace, or of all namespaces, the newest last.
 
     ``selector`` chooses jobs by their labels, as kubectl's does.
     """
+    return [listed.state for listed in list_observed(client, all_namespaces=all_namespaces, selector=selector)]
+
+
+def list_observed(client: JobClient, *, all_namespaces: bool = False, selector: str | None = None) -> list[Listed]:
+    """Return the states of the jobs as `list_states` does, each with what was read of its job."""
     jobs = client.list_jobs(all_namespaces=all_namespaces, selector=selector)
     pods: dict[_Key, list[Object]] = defaultdict(list)
     for target in {target_of(job).name: target_of(job) for job in jobs}.values():
         for pod in client.list_all_pods(target, all_namespaces=all_namespaces):
             pods[pod["metadata"].get("namespace", ""), target.kind, target.job_name(pod)].append(pod)
     answers, now = _Answers(client, all_namespaces), client.now()
-    states = []
+    found = []
     for job in jobs:
         target, meta = target_of(job), job["metadata"]
         own = target.own(pods[meta.get("namespace", ""), target.kind, meta["name"]], job)
-        states.append(derive(JobView(answers.complete(Observation(job, own, now)))))
-    return sorted(states, key=lambda state: (state.created, state.namespace, state.name))
+        view = JobView(answers.complete(Observation(job, own, now)))
+        found.append(Listed(view.around, derive(view)))
+    return sorted(found, key=lambda each: (each.state.created, each.state.namespace, each.state.name))
 
 
 class _Answers:

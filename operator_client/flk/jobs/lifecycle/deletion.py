@@ -59,13 +59,13 @@ def delete_jobs(
     """Delete all jobs at once, then yield each and whether it existed; with ``wait`` once its pods are gone.
 
     Another job that has the name by then is left alone where the UID is given, and yielded as one that did not exist.
-    An error of one job is raised after the others were yielded. Raises WaitTimeoutError if pods are left after
-    ``timeout`` seconds. ``report`` is called with a line while flk waits. With ``dry_run`` nothing is deleted, and
-    nothing waited for.
+    The first error of a job is raised after the others were yielded, and later ones are reported. Such an error is
+    WaitTimeoutError if pods are left after ``timeout`` seconds. ``report`` is called with a line while flk waits, too.
+    With ``dry_run`` nothing is deleted, and nothing waited for.
     """
     until = None if timeout is None else time.monotonic() + timeout
     deleted: list[tuple[JobRef, JobClient, str]] = []
-    failure: FlkError | None = None
+    failures: list[FlkError] = []
     for job in jobs:
         own = client.of(job)
         try:
@@ -76,13 +76,19 @@ def delete_jobs(
         except JobNotFoundError:
             yield job, False
         except FlkError as error:
-            failure = failure or error
+            failures.append(error)
     for job, own, uid in deleted:
-        if wait and not dry_run:
-            _wait_until_gone(own, job.name, uid, until, report)  # it knows the job's kind, which may be gone already
+        try:
+            if wait and not dry_run:
+                _wait_until_gone(own, job.name, uid, until, report)  # it knows the kind of a job that may be gone
+        except FlkError as error:
+            failures.append(error)
+            continue
         yield job, True
-    if failure is not None:
-        raise failure
+    for failure in failures[1:]:
+        report(str(failure))
+    if failures:
+        raise failures[0]
 
 
 def _wait_until_gone(

@@ -43,6 +43,7 @@ class LogLine:
     note: bool = False
     tag: str = ""  # "[rank 3] ": the launcher's prefix of each line; "[pod 1] " for its own lines
     rank: int | None = None
+    job: str = ""  # name of the job
     pod: str = ""  # name of the pod
     index: int = 0  # of the pod
     time: str = ""  # when the kubelet has received it, as RFC 3339; empty if unknown
@@ -57,6 +58,7 @@ class LogLine:
         """Return plain data for `-o jsonl`."""
         return {
             "time": self.time or None,
+            "job": self.job,
             "pod": self.pod,
             "rank": self.rank,
             "attempt": self.attempt or None,
@@ -68,7 +70,7 @@ class LineFilter:
     """The pods and lines of one job that options choose. Raises UsageError for a rank or a pod that the job lacks."""
 
     def __init__(self, view: JobView, options: LogOptions) -> None:
-        self.options = options
+        self.options, self.job = options, view.name
         self._target, self._processes = view.target, view.processes
         self._fixed_ranks = not view.resizable  # each rank is in the same pod in all attempts
         self.names = [pod.name for pod in view.pods]
@@ -155,4 +157,10 @@ class PodLines:
         return LogLine(message, tag=tag, rank=rank, **self._where(time))
 
     def _where(self, time: str) -> dict[str, Any]:
-        return {"pod": self._name, "index": self._index, "time": time, "attempt": self._attempt}
+        return {
+            "job": self._chosen.job,
+            "pod": self._name,
+            "index": self._index,
+            "time": time,
+            "attempt": self._attempt,
+        }

@@ -296,6 +296,20 @@ def test_delete_prints_what_was_deleted_although_another_failed(fake: Any, run: 
     assert "no permission to delete" in stderr
 
 
+def test_delete_tells_of_each_job_that_it_could_not_delete(fake: Any, run: Run) -> None:
+    for name in ("a", "b", "c"):
+        JobBuilder(1, name=name).all("pod").add_to(fake)
+    refused = fake.status(403, 'User "eve" cannot delete resource "pytorchjobs"')
+    fake.faults.extend([None])  # get a
+    fake.fail(403, refused)
+    fake.faults.extend([None, None, None])  # get and delete b, get c
+    fake.fail(403, refused)
+    code, stdout, stderr = run("delete", "a", "b", "c", "--timeout", "0")
+    assert (code, stdout) == (1, "")
+    assert stderr.count("no permission to delete") == 2
+    assert "flk: job b is being deleted and not gone yet: 1 pod left" in stderr
+
+
 def test_hints_name_the_context_that_was_given_and_the_plugin(
     fake: Any, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

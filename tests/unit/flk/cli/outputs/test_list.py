@@ -37,3 +37,24 @@ def test_json(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAsserti
 def test_wrong_option(terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, options: str) -> None:
     assert terminal(f"flk list {options}") == snapshot
     assert fake.requests == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        """-o jsonpath='{range .items[*]}{.name}{"\\t"}{.phase}{"\\n"}{end}' """,
+        "-o custom-columns=JOB:.name,STATE:.phase,NODE:.pods[*].node",
+        "-o yaml --raw",
+        "-o custom-columns=JOB:.metadata.name,IMAGE:..image --raw",
+        "-o wide --raw",
+        "-o jsonpath={.items[x]}",
+    ],
+)
+def test_templates_and_objects(
+    terminal: Terminal, fake: FakeApiServer, snapshot: SnapshotAssertion, options: str
+) -> None:
+    jobs.running("resnet").add_to(fake)
+    created = jobs.created("llama")
+    created.job["metadata"]["managedFields"] = [{"manager": "flk"}]
+    created.add_to(fake)
+    assert terminal(f"flk list {options}") == snapshot
