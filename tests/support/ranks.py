@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from flk_runtime.launcher import forkserver
 from tests.support.ports import held_ports
 
+# What flk's own fork server preloads for a script with flk's library, and the launcher.
 PRELOAD = [
-    "torch",
-    "torch.distributed",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor",
-    "torch.nn.parallel",
+    *forkserver.PRELOAD,
+    *forkserver.PRELOAD_FOR_OPTIMIZERS,
+    *forkserver.PRELOAD_FOR_SHARDING,
+    *forkserver.PRELOAD_FOR_LIBRARY,
+    "flk_runtime.launcher.start",
     "torch.utils.checkpoint",
-    "torch.utils.data",
-    "torch._dynamo",
 ]
 PATIENCE = 120.0  # seconds that a script may take, for all its ranks together
 
