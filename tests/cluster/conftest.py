@@ -212,7 +212,8 @@ def flk(
 @pytest.fixture
 def eventually() -> Callable[[str, Callable[[], Any]], Any]:
     """Waits until a check returns something true, and returns it: ``eventually("two pods run", lambda: ...)``."""
-    return lambda what, check: until(check, what, seconds=PATIENCE, every=0.5)
+    # A question takes a tenth of a second of processor time, and the pods that it asks about wait for the processor.
+    return lambda what, check: until(check, what, seconds=PATIENCE, every=0.5, slowest=1.5)
 
 
 # Images

@@ -33,17 +33,20 @@ def until(
     what: str,
     seconds: float = PATIENCE,
     every: float = 0.02,
+    slowest: float = 0.0,
     context: Callable[[], str] = str,
 ) -> Any:
     """Wait until a condition returns a true value, and return the value.
 
-    Fails the test after ``seconds``, with ``what`` and what ``context`` returns then (the logs, for instance).
+    The condition is asked ``every`` so many seconds, and less often the longer it lasts, down to every ``slowest``
+    seconds. Fails the test after ``seconds``, with ``what`` and what ``context`` returns then (the logs, for instance).
     """
-    deadline = time.monotonic() + seconds
+    start = time.monotonic()
     while not (found := condition()):
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - start
+        if waited > seconds:
             pytest.fail(f"did not happen in {seconds:g} s: {what}\n{context()}", pytrace=False)
-        time.sleep(every)
+        time.sleep(max(every, min(waited / 10, slowest)))
     return found
 
 
