@@ -7,6 +7,7 @@ reports. The threads of the rendezvous only post events.
 from __future__ import annotations
 
 import enum
+import functools
 import math
 import os
 import selectors
@@ -236,8 +237,9 @@ class Agent:
             self.records.log(f"attempt {attempt.number + 1}: {size}{reason}")
         variables: dict[str, str] = {}
         if self.memory:
-            ranks = {pod: attempt.ranks(pod, settings.processes) for pod in attempt.pods}
-            self.memory.start(attempt.number, attempt.memory, ranks)
+            ranks = functools.partial(attempt.ranks, processes=settings.processes)
+            world_size = len(attempt.pods) * settings.processes
+            self.memory.start(attempt.number, attempt.memory, ranks, world_size, attempt.readers)
             variables = {pod_env.MEMORY: self.memory.socket} if attempt.memory else {}
         self.ranks.start(attempt, variables)
         if self.records.ledger:

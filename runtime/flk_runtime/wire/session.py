@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from flk_runtime.errors import RendezvousError, SetupError
 
-VERSION: Final = 5
+VERSION: Final = 6
 _GREETING: Final = struct.Struct(">4sH8s16s16s")  # magic, version, job, proof of the secret, nonce
 LENGTHS: Final = struct.Struct(">IQ")  # of a message and of the bulk data behind it
 CODE: Final = 32  # bytes

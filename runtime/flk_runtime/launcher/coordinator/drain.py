@@ -9,7 +9,7 @@ This module decides. `leader` sends the messages.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from flk_runtime.launcher.replication import Inventory
 from flk_runtime.launcher.replication.plan import ShardId, newest_whole
@@ -85,7 +85,7 @@ class Drain:
         leaving = {pod: draining.inventory for pod, draining in self._pods.items()}
         restore = newest_whole({pod: each for pod, each in {**staying, **leaving}.items() if each})
         needed: dict[int, list[ShardId]] = {}
-        for rank, pods in enumerate(restore.holders if restore else []):
+        for rank, pods in restore.holders.items() if restore else ():
             if restore and all(pod in leaving for pod in pods):
                 needed.setdefault(pods[0], []).append(ShardId(restore.checkpoint, rank))
         return needed
@@ -99,4 +99,4 @@ class Drain:
 
 def with_shards(inventory: Inventory, shards: Sequence[ShardId]) -> Inventory:
     """The inventory of a pod that holds these shards too."""
-    return replace(inventory, shards=sorted({*inventory.shards, *shards}))
+    return Inventory.of(inventory.host, inventory.port, {*inventory.shards, *shards})

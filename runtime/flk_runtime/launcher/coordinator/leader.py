@@ -23,7 +23,7 @@ from flk_runtime.launcher.hangs.detector import HangDetector
 from flk_runtime.launcher.hangs.stragglers import Stragglers
 from flk_runtime.launcher.history import bad_nodes, job_record, new_record, progress, shorten
 from flk_runtime.launcher.preemption import Preemption
-from flk_runtime.launcher.replication import Inventory, MemoryPlan
+from flk_runtime.launcher.replication import Inventory
 from flk_runtime.launcher.replication.plan import Copy, make_plan
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport.messages import (
@@ -366,12 +366,13 @@ class Leader:
         settings = self._settings
         number = self._history[-1].number + 1 if self._history else 0
         pods = self._membership.choose(self._joined, bad_nodes(self._history))
+        order = format_ranges(pods)
         attempt = Attempt(
             number,
             time.time(),
             restarts=decision.restarts,
             disruptions=decision.disruptions,
-            pods=format_ranges(pods),
+            pods=order,
         )
         self._history = [*shorten(self._history), attempt]
         self._phase = _Phase.RUNNING
@@ -381,28 +382,35 @@ class Leader:
         self._done.clear()
         self._places = {pod: (self._joined[pod].pod_name, self._joined[pod].node) for pod in pods}
         self._hang_detector.attempt_started(number, self._places, now)
-        memory = self._plan_memory(pods)
+        readers = self._send_memory_plans(pods)
         for pod in pods:
             del self._joined[pod]
         self._waiting = dict.fromkeys(self._joined, now)
         address = "127.0.0.1" if settings.pods == 1 else settings.pod_ip or settings.rendezvous_host
         port = self._serve_attempt_store()
-        self._send(pods, AttemptStarted(number, address, port, self._history, pods, memory))
+        self._send(pods, AttemptStarted(number, address, port, self._history, order, readers))
 
-    def _plan_memory(self, pods: list[int]) -> MemoryPlan | None:
-        """Choose the checkpoint in memory from which the attempt of these pods starts, and the partners in it."""
+    def _send_memory_plans(self, pods: list[int]) -> list[int]:
+        """Choose the checkpoint in memory from which the attempt of these pods starts, and the partners in it.
+
+        Each pod gets its own part of the plan. Returns the rank that reads each shard; empty: the one that wrote it.
+        """
         inventories = {pod: join.memory for pod, join in self._joined.items()}
-        self._unreadable = {
-            (pod, shard)
-            for pod, shard in self._unreadable
-            if (inventory := inventories.get(pod)) and shard in inventory.shards
-        }
+        held = {pod: set(inventory.shards) for pod, _ in self._unreadable if (inventory := inventories.get(pod))}
+        self._unreadable = {(pod, shard) for pod, shard in self._unreadable if shard in held.get(pod, ())}
         nodes = {pod: self._joined[pod].node for pod in pods}
         plan, loss = make_plan(uuid.uuid4().hex, inventories, nodes, self._unreadable)
         if loss:
             self._log(loss)
         self._keeps_memory = plan is not None
-        return plan
+        if plan is None:
+            return []
+        processes = self._settings.processes
+        ranks = {pod: range(index * processes, (index + 1) * processes) for index, pod in enumerate(pods)}
+        readers = plan.readers(ranks)
+        for pod, part in plan.slices(ranks, readers).items():
+            self._send([pod], part)
+        return readers
 
     def _handle_failure(self, failure: Failure, now: float) -> None:
         if not failure.secondary:
@@ -477,8 +485,11 @@ class Leader:
     @property
     def _drains_follow(self) -> bool:
         """Whether a pod that has to stop has not yet sent its inventory. It sends it or disconnects."""
-        silent = self._membership.leaving - self._joined.keys() - self._drain.pods
-        return self._keeps_memory and not silent.isdisjoint(self._connected)
+        leaving = self._membership.leaving
+        gone = self._drain.pods if leaving else ()  # this is asked at each Join
+        return self._keeps_memory and any(
+            pod in self._connected and pod not in self._joined and pod not in gone for pod in leaving
+        )
 
     @property
     def _stop_kind(self) -> Kind:

@@ -30,6 +30,7 @@ class Membership:
         self.leaving: set[int] = set()
         """Pods of the latest attempt that have to stop."""
         self._enough_since: float | None = None  # when enough pods had joined
+        self._awaited = 0  # the pod for which `ready_at` waited last
 
     def resume(self, pods: str) -> None:
         """Take over the pods of the attempt that a former leader has started, as its history names them.
@@ -62,11 +63,18 @@ class Membership:
             return None
         if self._enough_since is None:
             self._enough_since = now
-        if any(pod in connected and pod not in joined for pod in self._expected):
+        if self._is_awaited(self._awaited, joined, connected):
+            return None  # without a look at all pods at each of their joins
+        awaited = [pod for pod in self._expected if self._is_awaited(pod, joined, connected)]
+        if awaited:
+            self._awaited = max(awaited)  # pods join about in the order in which the leader has told them
             return None
         if len(joined) >= self._settings.most_pods or self._expected <= set(joined):
             return now
         return self._enough_since + self._settings.last_call
+
+    def _is_awaited(self, pod: int, joined: Collection[int], connected: Collection[int]) -> bool:
+        return pod in self._expected and pod in connected and pod not in joined
 
     def choose(self, joined: Mapping[int, Join], bad_nodes: Collection[str]) -> list[int]:
         """The pods of the next attempt, in the order of their ranks. The others that have joined are spares.
@@ -75,13 +83,15 @@ class Membership:
         same, each pod keeps its ranks, and a new pod gets the ranks of the pod that it replaces.
         """
 
+        former = set(self.current)
+
         def preference(pod: int) -> tuple[bool, bool, bool, int]:
-            return pod != 0, joined[pod].node in bad_nodes, pod not in self.current, pod
+            return pod != 0, joined[pod].node in bad_nodes, pod not in former, pod
 
         chosen = sorted(sorted(joined, key=preference)[: self._settings.most_pods])
         if len(chosen) == len(self.current):
-            new = iter([pod for pod in chosen if pod not in self.current])
-            chosen = [pod if pod in chosen else next(new) for pod in self.current]
+            new, staying = iter([pod for pod in chosen if pod not in former]), former.intersection(chosen)
+            chosen = [pod if pod in staying else next(new) for pod in self.current]
         self.current = chosen
         self.leaving.clear()
         return chosen

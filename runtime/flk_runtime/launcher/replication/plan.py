@@ -6,8 +6,8 @@ all shards were written in the same attempt, so shards of two states never meet.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from flk_runtime.contract.ranges import numbered
@@ -34,13 +34,33 @@ class ShardId(NamedTuple):
 Copy = tuple[int, ShardId]  # a pod, and a shard that it holds
 
 
+class Held(NamedTuple):
+    """The ranks whose shards of a checkpoint a pod holds."""
+
+    checkpoint: CheckpointId
+    ranks: list[int]
+
+
 @dataclass(frozen=True)
 class Inventory:
     """The shards in the memory of a pod, and its launcher's address; sent when the launcher joins an attempt."""
 
     host: str = ""  # address at which other launchers reach it
     port: int = 0
-    shards: list[ShardId] = field(default_factory=list)  # that it holds, whole
+    held: list[Held] = field(default_factory=list)  # each checkpoint once: a leader reads the inventories of all pods
+
+    @classmethod
+    def of(cls, host: str, port: int, shards: Iterable[ShardId]) -> Inventory:
+        """The inventory of a pod that holds these shards, whole."""
+        held: dict[CheckpointId, list[int]] = {}
+        for checkpoint, rank in sorted(shards):
+            held.setdefault(checkpoint, []).append(rank)
+        return cls(host, port, [Held(*each) for each in held.items()])
+
+    @property
+    def shards(self) -> list[ShardId]:
+        """The shards that the pod holds."""
+        return [ShardId(checkpoint, rank) for checkpoint, ranks in self.held for rank in ranks]
 
 
 @dataclass(frozen=True)
@@ -48,20 +68,58 @@ class Restore:
     """A checkpoint in memory from which an attempt starts."""
 
     checkpoint: CheckpointId
-    holders: list[list[int]]  # by rank of the checkpoint: the pods that hold its shard
+    holders: dict[int, list[int]]  # by rank of the checkpoint: the pods that hold its shard
     doubtful: bool = False  # an earlier attempt could not read it, and there is no other
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The plan for checkpoints in memory in one attempt, the same for all launchers."""
+    """What one pod has to know of the plan for checkpoints in memory in one attempt."""
 
     attempt_id: str  # identifies the attempt among the attempts of all jobs, also if the leader was replaced
+    partner: int | None = None  # the pod that gets copies of this pod's shards; None in a job of one pod
+    copied: int | None = None  # the pod of whose shards this pod gets copies
+    addresses: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """Host and port of the launchers that this one connects to: of the partner, and of holders."""
+    restore: Restore | None = None  # with the holders of those shards that ranks of this pod read
+    others: list[CheckpointId] = field(default_factory=list)
+    """Other whole checkpoints: an attempt that cannot read the first one falls back to them."""
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """The plan for checkpoints in memory in one attempt, as the leader makes it."""
+
+    attempt_id: str
     addresses: dict[int, tuple[str, int]]  # of the pods' launchers: host, port
     partners: dict[int, int]  # which pod gets copies of a pod's shards; empty in a job of one pod
     restore: Restore | None = None
     others: list[CheckpointId] = field(default_factory=list)
-    """Other whole checkpoints: an attempt that cannot read the first one falls back to them."""
+
+    def readers(self, ranks: Mapping[int, range]) -> list[int]:
+        """The rank that reads each shard of the checkpoint to restore; empty: the one that wrote it."""
+        same = self.restore is None or self.restore.checkpoint.world_size == sum(map(len, ranks.values()))
+        return [] if self.restore is None or same else readers(self.restore, ranks)
+
+    def slices(self, ranks: Mapping[int, range], readers: Sequence[int]) -> dict[int, MemoryPlan]:
+        """The part of the plan for each pod. ``ranks`` are by pod, and ``readers`` as `readers` returns them."""
+        read: dict[int, list[int]] = {pod: [] for pod in ranks}  # shards, by the pod that reads them
+        if self.restore:
+            pods = {rank: pod for pod, own in ranks.items() for rank in own}
+            for shard, reader in enumerate(readers or range(self.restore.checkpoint.world_size)):
+                read[pods[reader]].append(shard)
+        copied = {partner: pod for pod, partner in self.partners.items()}
+        return {pod: self._slice(pod, copied.get(pod), shards) for pod, shards in read.items()}
+
+    def _slice(self, pod: int, copied: int | None, shards: Sequence[int]) -> MemoryPlan:
+        restore, partner = self.restore, self.partners.get(pod)
+        if restore:
+            restore = replace(restore, holders={shard: restore.holders[shard] for shard in shards})
+        asked = {holder for holders in (restore.holders.values() if restore else ()) for holder in holders}
+        if partner is not None:
+            asked.add(partner)
+        addresses = {each: self.addresses[each] for each in sorted(asked - {pod})}
+        return MemoryPlan(self.attempt_id, partner, copied, addresses, restore, self.others)
 
 
 def newest_whole(inventories: Mapping[int, Inventory], unreadable: Set[Copy] = frozenset()) -> Restore | None:
@@ -70,7 +128,13 @@ def newest_whole(inventories: Mapping[int, Inventory], unreadable: Set[Copy] = f
     Copies that could not be read count only if there is no whole checkpoint without them.
     """
     holders = _holders(inventories)
-    readable = _holders(inventories, unreadable)
+    return _newest_whole(holders, _holders(inventories, unreadable) if unreadable else holders)
+
+
+_Holders = dict[CheckpointId, dict[int, list[int]]]  # pods by checkpoint and rank
+
+
+def _newest_whole(holders: _Holders, readable: _Holders) -> Restore | None:
     whole = _whole(readable)
     doubtful = not whole
     if doubtful:
@@ -80,34 +144,36 @@ def newest_whole(inventories: Mapping[int, Inventory], unreadable: Set[Copy] = f
     latest = {each.written_in: each for each in sorted(whole, key=lambda each: each.number)}  # of each attempt
     # Two attempts' checkpoints after the same step are of the same training: the one with more copies is safer.
     best = max(latest.values(), key=lambda each: (each.step, sum(map(len, readable[each].values())), each.written_in))
-    return Restore(best, [readable[best][rank] for rank in range(best.world_size)], doubtful)
-
-
-_Holders = dict[CheckpointId, dict[int, list[int]]]  # pods by checkpoint and rank
+    return Restore(best, {rank: readable[best][rank] for rank in range(best.world_size)}, doubtful)
 
 
 def _holders(inventories: Mapping[int, Inventory], unreadable: Set[Copy] = frozenset()) -> _Holders:
     holders: _Holders = {}
     for pod, inventory in sorted(inventories.items()):
-        for shard in inventory.shards:
-            if (pod, shard) not in unreadable:
-                holders.setdefault(shard.checkpoint, {}).setdefault(shard.rank, []).append(pod)
+        for checkpoint, ranks in inventory.held:
+            of_rank = holders.setdefault(checkpoint, {})
+            for rank in ranks:
+                if not unreadable or (pod, ShardId(checkpoint, rank)) not in unreadable:
+                    of_rank.setdefault(rank, []).append(pod)
     return holders
 
 
 def _whole(holders: _Holders) -> list[CheckpointId]:
-    full = [each for each, shards in holders.items() if len(shards) == each.world_size]
+    full = [each for each, shards in holders.items() if len(shards) == each.world_size > 0]
     return [each for each in full if sorted(holders[each]) == list(range(each.world_size))]
 
 
 def newest_partial(inventories: Mapping[int, Inventory]) -> tuple[int, list[int]] | None:
     """Step and missing ranks of the checkpoint that would have been the newest; None if nobody holds any shard."""
-    shards = {shard for inventory in inventories.values() for shard in inventory.shards}
-    if not shards:
+    return _newest_partial(_holders(inventories))
+
+
+def _newest_partial(holders: _Holders) -> tuple[int, list[int]] | None:
+    some = [checkpoint for checkpoint, ranks in holders.items() if ranks]
+    if not some:
         return None
-    newest = max((shard.checkpoint for shard in shards), key=lambda each: (each.step, each.number, each.written_in))
-    held = {shard.rank for shard in shards if shard.checkpoint == newest}
-    return newest.step, [rank for rank in range(min(newest.world_size, _MOST_RANKS)) if rank not in held]
+    newest = max(some, key=lambda each: (each.step, each.number, each.written_in))
+    return newest.step, [rank for rank in range(min(newest.world_size, _MOST_RANKS)) if rank not in holders[newest]]
 
 
 def partners(nodes: Mapping[int, str]) -> dict[int, int]:
@@ -138,23 +204,26 @@ def readers(restore: Restore, ranks: Mapping[int, range]) -> list[int]:
         return list(range(world_size))
     load = dict.fromkeys(ranks, 0)
     found = []
-    for holders in restore.holders:
+    for holders in restore.holders.values():
         pod = min([pod for pod in holders if pod in load] or load, key=lambda each: (load[each], each))
         found.append(ranks[pod][load[pod] % len(ranks[pod])])
         load[pod] += 1
     return found
 
 
-def copied_to_partner(restore: Restore, ranks: Mapping[int, range], pod: int, partner: int | None) -> list[ShardId]:
+def copied_to_partner(plan: MemoryPlan, pod: int, world_size: int) -> list[ShardId]:
     """The shards of the checkpoint to restore that this pod sends to its partner before anything is saved.
 
     So two pods hold each shard, also after one of them was lost, and after the partners have changed.
     """
-    same = restore.checkpoint.world_size == sum(map(len, ranks.values()))
+    restore = plan.restore
+    if restore is None:
+        return []
+    same = restore.checkpoint.world_size == world_size
     return [
         ShardId(restore.checkpoint, shard)
-        for shard, reader in enumerate(readers(restore, ranks))
-        if reader in ranks[pod] and partner not in (holders := restore.holders[shard]) and (same or holders == [pod])
+        for shard, holders in restore.holders.items()
+        if plan.partner not in holders and (same or holders == [pod])
     ]
 
 
@@ -163,7 +232,7 @@ def make_plan(
     inventories: Mapping[int, Inventory | None],
     nodes: Mapping[int, str],
     unreadable: Set[Copy] = frozenset(),
-) -> tuple[MemoryPlan | None, str]:
+) -> tuple[JobPlan | None, str]:
     """The plan of an attempt for checkpoints in memory, and a line about what is lost, which may be empty.
 
     ``unreadable`` are copies that earlier attempts could not read.
@@ -175,15 +244,16 @@ def make_plan(
     without = [pod for pod in nodes if pod not in known]
     if without:
         return None, f"no checkpoints are kept in memory, because pod {min(without)} keeps none" if known else ""
-    restore = newest_whole(known, unreadable)
-    others = [each for each in _whole(_holders(known)) if restore and each != restore.checkpoint]
+    holders = _holders(known)  # the shards of all ranks
+    restore = _newest_whole(holders, _holders(known, unreadable) if unreadable else holders)
+    others = [each for each in _whole(holders) if restore and each != restore.checkpoint]
     addresses = {pod: (inventory.host, inventory.port) for pod, inventory in known.items()}
-    plan = MemoryPlan(attempt_id, addresses, partners(nodes), restore, others)
+    plan = JobPlan(attempt_id, addresses, partners(nodes), restore, others)
     newer = [each.step for each in others if restore and each.step > restore.checkpoint.step]
     if restore and newer:
         step = restore.checkpoint.step
         return plan, f"the checkpoint in memory after step {max(newer)} could not be read: step {step} is restored"
-    partial = newest_partial(known)
+    partial = _newest_partial(holders)
     if partial is None or restore:
         return plan, ""
     step, ranks = partial

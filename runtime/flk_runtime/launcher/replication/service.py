@@ -6,7 +6,7 @@ import contextlib
 import functools
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,7 @@ from flk_runtime.errors import CheckpointError
 from flk_runtime.launcher.replication import room
 from flk_runtime.launcher.replication.exchange import Exchange, Fetcher
 from flk_runtime.launcher.replication.partner import Partner
-from flk_runtime.launcher.replication.plan import Copy, Inventory, MemoryPlan, ShardId, copied_to_partner, readers
+from flk_runtime.launcher.replication.plan import Copy, Inventory, MemoryPlan, ShardId, copied_to_partner
 from flk_runtime.launcher.replication.store import AttemptEndedError, NoRoomError, ShardStore, mebibytes
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.shared import memory_messages as messages
@@ -33,45 +33,45 @@ _FREE_TIMEOUT: Final = 120.0  # seconds until copies have arrived that are still
 
 
 class _Attempt:
-    """The state of the service in one attempt. ``ranks`` are by pod."""
+    """The state of the service in one attempt."""
 
     def __init__(
-        self, number: int, plan: MemoryPlan, partner: Partner, fetcher: Fetcher, ranks: Mapping[int, range], pod: int
+        self,
+        number: int,
+        plan: MemoryPlan,
+        partner: Partner,
+        fetcher: Fetcher,
+        own: range,
+        copied: Sequence[int],
+        readers: list[int],
     ) -> None:
-        self.number, self.plan, self.partner, self.fetcher = number, plan, partner, fetcher
-        self.ranks, self.pod = ranks, pod
-        self.held = [*ranks[pod], *(rank for each, to in plan.partners.items() if to == pod for rank in ranks[each])]
-        """The ranks whose shards this pod holds: its own ranks, and the ranks of which it gets copies."""
-        self.readers = readers(plan.restore, ranks) if plan.restore else []
+        """``own`` are the ranks of this pod, and ``copied`` those of which it gets copies."""
+        self.number, self.plan, self.partner, self.fetcher, self.own = number, plan, partner, fetcher, own
+        self.held = [*own, *copied]
+        """The ranks whose shards this pod holds."""
+        self.readers = readers or list(range(plan.restore.checkpoint.world_size if plan.restore else 0))
         """The rank that reads each shard of the checkpoint to restore."""
         self.restored_copied = threading.Event()  # the partner has its copies of the restored checkpoint
         self.sizes: dict[int, int] = {}  # bytes of a shard, by rank; files do not shrink
         self.logged_bytes = 0  # that its checkpoints take in each pod, as the log says
 
-    def read_here(self) -> list[ShardId]:
-        """The shards of the checkpoint to restore that ranks of this pod read, and that this pod keeps."""
-        return self._restored(lambda reader: reader in self.ranks[self.pod])
-
-    def read_elsewhere(self) -> list[ShardId]:
-        """The other shards: this pod may hold copies of them."""
-        return self._restored(lambda reader: reader not in self.ranks[self.pod])
-
-    def _restored(self, chosen: Callable[[int], bool]) -> list[ShardId]:
+    def read_elsewhere(self, held: Iterable[ShardId]) -> set[ShardId]:
+        """Those of the shards that this pod holds which ranks of other pods read and keep."""
         restore = self.plan.restore
-        return [
-            ShardId(restore.checkpoint, shard)
-            for shard, reader in enumerate(self.readers)
-            if restore and chosen(reader)
-        ]
+        if restore is None:
+            return set()
+        return {each for each in held if each.checkpoint == restore.checkpoint and each.rank not in restore.holders}
 
     def need(self) -> int:
         """The bytes that this pod needs for two shards of each rank that it holds, whichever pod it is the partner of.
 
         A later attempt may have other partners, and what is reserved now must be enough for it.
         """
-        pods = {pod: sum(self.sizes.get(rank, 0) for rank in ranks) for pod, ranks in self.ranks.items()}
-        own = pods.pop(self.pod)
-        return 2 * (own + (max(pods.values()) if self.plan.partners else 0))
+        pods: dict[int, int] = {}
+        for rank, size in self.sizes.items():
+            pods[rank // len(self.own)] = pods.get(rank // len(self.own), 0) + size
+        own = pods.pop(self.own[0] // len(self.own), 0)
+        return 2 * (own + (0 if self.plan.partner is None else max(pods.values(), default=0)))
 
 
 class MemoryService:
@@ -139,10 +139,20 @@ class MemoryService:
         """The shards that this launcher holds, for the leader."""
         settings = self._settings
         address = settings.pod_ip or host.source_address(settings.rendezvous_host)
-        return Inventory(address, int(self._listener.getsockname()[1]), self._store.shards())
+        return Inventory.of(address, int(self._listener.getsockname()[1]), self._store.shards())
 
-    def start(self, number: int, plan: MemoryPlan | None, ranks: Mapping[int, range]) -> None:
-        """Begin an attempt with these ranks of each pod. Call it before they start. None: nothing is kept."""
+    def start(
+        self,
+        number: int,
+        plan: MemoryPlan | None,
+        ranks: Callable[[int], range],
+        world_size: int,
+        readers: list[int],
+    ) -> None:
+        """Begin an attempt. Call it before its ranks start. None: nothing is kept.
+
+        ``ranks`` gives those of a pod. ``readers`` are the ranks that read each shard; empty: those that wrote them.
+        """
         self.stop()
         restore = plan.restore if plan else None
         self._store.keep_only(
@@ -153,15 +163,16 @@ class MemoryService:
         if plan is None:
             return
         pod = self._settings.pod
-        target = plan.partners.get(pod)
+        target = plan.partner
         partner = Partner(
             self._settings, self._store, None if target is None else (target, plan.addresses[target]), self._log
         )
         fetcher = Fetcher(self._settings, self._store, plan.addresses.__getitem__)
-        attempt = _Attempt(number, plan, partner, fetcher, ranks, pod)
+        others = () if plan.copied is None else ranks(plan.copied)
+        attempt = _Attempt(number, plan, partner, fetcher, ranks(pod), others, readers)
         with self._lock:
             self._attempt = attempt
-        copied = copied_to_partner(restore, ranks, pod, target) if restore else []
+        copied = copied_to_partner(plan, pod, world_size)
         if restore is None or not copied:
             attempt.restored_copied.set()
             return
@@ -286,6 +297,8 @@ class MemoryService:
         restore = attempt.plan.restore
         if restore is None:
             return Failed("nothing is restored")
+        if rank not in restore.holders:
+            return Failed(f"the part of rank {rank} is read in another pod")
         shard, holders = ShardId(restore.checkpoint, rank), restore.holders[rank]
         try:
             attempt.fetcher.fetch(shard, holders)
@@ -304,7 +317,7 @@ class MemoryService:
             held = {each: attempt.sizes[each] for each in attempt.held if each in attempt.sizes}
             need = attempt.need()
         try:
-            self._store.reserve(held, _FREE_TIMEOUT, least=need, copied=attempt.read_elsewhere())
+            self._store.reserve(held, _FREE_TIMEOUT, least=need, copied=attempt.read_elsewhere(self._store.shards()))
         except (NoRoomError, TimeoutError) as error:
             return Failed(f"no room for checkpoints in the memory of pod {pod}: {error}")
         with self._lock:
@@ -318,7 +331,7 @@ class MemoryService:
             return
         attempt.logged_bytes = needed
         place = room.mount_point(str(self._store.folder))
-        where = f"of this pod and of pod {attempt.plan.partners[0]}" if attempt.plan.partners else "of this pod"
+        where = f"of this pod and of pod {partner}" if (partner := attempt.plan.partner) is not None else "of this pod"
         self._log(
             f"keeps checkpoints in the memory {where}: each pod uses up to {mebibytes(needed)} of {place} "
             f"for them (limit {mebibytes(self._store.limit)})"

@@ -19,7 +19,7 @@ from flk_runtime.launcher.hangs.snapshot import Snapshot
 from flk_runtime.launcher.hangs.status import PodStatus
 from flk_runtime.launcher.history import job_record, new_record
 from flk_runtime.launcher.preemption import Boundary
-from flk_runtime.launcher.replication import Inventory
+from flk_runtime.launcher.replication import Inventory, MemoryPlan
 from flk_runtime.launcher.replication.plan import Copy, ShardId
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport.messages import (
@@ -116,6 +116,7 @@ class Member:
         self._failures: list[Failure] = []  # in the last attempt
         self._step: int | None = None  # that its ranks had done
         self._ready = True  # for the next attempt: no rank runs
+        self._plan: MemoryPlan | None = None  # of the attempt that starts next
         self._attempt: AttemptStarted | None = None  # that runs
         self._over = False
         self._connected = self._draining = False
@@ -172,7 +173,7 @@ class Member:
         Returns whether Transfer and Release follow. Release follows also when the connection is lost.
         """
         inventory = self._inventory()
-        if not (self._connected and inventory and inventory.shards):
+        if not (self._connected and inventory and inventory.held):
             return False
         self._draining = True
         self._put(DrainRequest(inventory))
@@ -211,7 +212,7 @@ class Member:
             connection = None
             try:
                 connection = self._connect()
-                self._connected = True
+                self._connected, self._plan = True, None
                 self._serve(connection)
             except _RefusedError as error:
                 self._log(f"leaving the job: {error}")
@@ -283,7 +284,10 @@ class Member:
 
     def _handle(self, message: Message | Unreadable, connection: Connection[Message]) -> None:
         match message:
+            case MemoryPlan():
+                self._plan = message
             case AttemptStarted():
+                message, self._plan = replace(message, memory=self._plan), None
                 self._attempt, self._ready = message, False
                 self._history, self._history_from = message.history, self._leader
                 self._post(message)

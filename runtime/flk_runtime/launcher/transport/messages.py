@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
 from flk_runtime.contract.failure import Failure
+from flk_runtime.contract.ranges import parse_ranges
 from flk_runtime.contract.record import Attempt, JobRecord, SlowRank, Standstill
 from flk_runtime.launcher.hangs.snapshot import Snapshot
 from flk_runtime.launcher.hangs.status import PodStatus
@@ -155,8 +156,16 @@ class AttemptStarted:
     master_address: str  # MASTER_ADDR
     master_port: int  # MASTER_PORT
     history: list[Attempt]  # the latest attempts, this one included
-    pods: list[int]  # that take part, in the order of their ranks
-    memory: MemoryPlan | None = None  # None: no checkpoints are kept in memory
+    order: str  # the pods that take part, in the order of their ranks, as ranges
+    readers: list[int] = field(default_factory=list)
+    """The rank that reads each shard of the checkpoint in memory; empty: the rank that wrote it."""
+    memory: MemoryPlan | None = None
+    """None: no checkpoints are kept in memory. It travels before this message, which is the same for all pods."""
+
+    @property
+    def pods(self) -> list[int]:
+        """The pods that take part, in the order of their ranks."""
+        return parse_ranges(self.order)
 
     def ranks(self, pod: int, processes: int) -> range:
         """The ranks of a pod that takes part; each pod has ``processes`` ranks."""
@@ -274,6 +283,7 @@ FromMember = (
 FromLeader = (
     Welcome
     | Refused
+    | MemoryPlan
     | AttemptStarted
     | PreemptionStarted
     | SaveAt

@@ -55,7 +55,7 @@ def test_variables_of_the_user_are_kept() -> None:
 
 def test_a_rank_gets_the_variables_of_torchrun_and_of_flks_library(tmp_path: Path) -> None:
     settings = Settings(("train.py",), job="gpt", pod=2, pods=3, processes=4, limits=Limits(restarts=5))
-    attempt = AttemptStarted(number=1, master_address="10.0.0.1", master_port=4711, history=[], pods=[1, 0, 2])
+    attempt = AttemptStarted(number=1, master_address="10.0.0.1", master_port=4711, history=[], order="1,0,2")
     folder = tmp_path / "attempt_1" / "3"
     assert rank_environment(settings, attempt, 3, str(tmp_path)) == {
         "RANK": "11",

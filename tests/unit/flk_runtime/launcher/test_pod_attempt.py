@@ -21,7 +21,7 @@ AGAIN = replace(RAISED, pod=1, rank=4)
 
 @pytest.fixture
 def attempt() -> PodAttempt:
-    return PodAttempt(AttemptStarted(3, "10.0.0.1", 29500, [], [0]))
+    return PodAttempt(AttemptStarted(3, "10.0.0.1", 29500, [], "0"))
 
 
 def test_an_exception_after_sigterm_is_an_answer_to_it_unless_another_rank_has_raised_it(attempt: PodAttempt) -> None:

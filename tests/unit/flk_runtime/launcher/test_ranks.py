@@ -35,7 +35,7 @@ def test_each_kill_at_the_memory_limit_is_the_end_of_one_rank(monkeypatch: pytes
         process: RankProcess = ended
         return ranks.failure_of_exit(process, code).kind
 
-    ranks.start(AttemptStarted(1, "", 0, [], [0]), {})
+    ranks.start(AttemptStarted(1, "", 0, [], "0"), {})
     assert kind(0, -signal.SIGKILL) is Kind.KILLED
     kills += 2  # two ranks at once
     assert kind(1, 1) is Kind.EXIT
@@ -43,7 +43,7 @@ def test_each_kill_at_the_memory_limit_is_the_end_of_one_rank(monkeypatch: pytes
     assert kind(3, -signal.SIGKILL) is Kind.OOM
     assert kind(4, -signal.SIGKILL) is Kind.KILLED
     kills += 1  # a process that a rank has started
-    ranks.start(AttemptStarted(2, "", 0, [], [0]), {})
+    ranks.start(AttemptStarted(2, "", 0, [], "0"), {})
     assert kind(0, -signal.SIGKILL) is Kind.KILLED
 
 
@@ -64,7 +64,7 @@ def test_processes_that_sigkill_does_not_end_are_given_up_until_the_next_attempt
     assert ranks.next_kill is None, "the loop does not look for them any more"
     now = 1007.0
     assert ranks.orphans_have_ended(), "a launcher that waits for others does not wait for them again"
-    ranks.start(AttemptStarted(1, "", 0, [], [0]), {})
+    ranks.start(AttemptStarted(1, "", 0, [], "0"), {})
     assert not ranks.orphans_have_ended(), "the next attempt's ranks may have left others"
     left = False
     assert ranks.orphans_have_ended()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flk_runtime.launcher.coordinator import drain
-from flk_runtime.launcher.replication import Inventory
+from flk_runtime.launcher.replication import Inventory, MemoryPlan
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.transport import AttemptStarted, Release, Transfer
 from flk_runtime.launcher.transport.messages import MESSAGES, DrainRequest, Join, Transferred
@@ -16,7 +16,7 @@ CHECKPOINT = CheckpointId("first", 7, 4, 1)
 
 
 def inventory(pod: int, *ranks: int) -> Inventory:
-    return Inventory("10.0.0.1", 5000 + pod, [ShardId(CHECKPOINT, rank) for rank in ranks])
+    return Inventory.of("10.0.0.1", 5000 + pod, [ShardId(CHECKPOINT, rank) for rank in ranks])
 
 
 def holds(job: Job, pod: int, *ranks: int) -> None:
@@ -63,10 +63,10 @@ def test_parts_that_only_pods_hold_that_stop_go_to_a_pod_that_stays(job: Job) ->
     assert job.sent[2][-1] == Release()
     start = started(job, 0)
     assert start is not None
-    assert start.memory is not None
-    assert start.memory.restore is not None
-    assert start.memory.restore.holders == [[0, 1], [1], [0], [0]]
-    assert set(start.memory.partners) == {0, 1}
+    plans = [message for pod in (0, 1) for message in job.sent[pod] if isinstance(message, MemoryPlan)][1::2]
+    assert start.readers == [0, 1, 0, 0]
+    assert [plan.restore and plan.restore.holders for plan in plans] == [{0: [0, 1], 2: [0], 3: [0]}, {1: [1]}]
+    assert [(plan.partner, plan.copied) for plan in plans] == [(1, 1), (0, 0)]
 
 
 def test_parts_are_spread_over_the_pods_that_stay(job: Job) -> None:

@@ -13,7 +13,7 @@ from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import Attempt, JobRecord
 from flk_runtime.launcher.coordinator.leader import Leader
 from flk_runtime.launcher.preemption import NO_STEP, Boundary
-from flk_runtime.launcher.replication import Inventory
+from flk_runtime.launcher.replication import Inventory, MemoryPlan
 from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.settings import Limits, Settings
 from flk_runtime.launcher.transport import AttemptEnded, AttemptStarted, JobEnded
@@ -543,10 +543,10 @@ def test_an_attempt_restores_no_copy_that_the_one_before_could_not_read() -> Non
 
     def restored() -> int:
         for pod in range(2):
-            job.leader.received(pod, Join(f"worker-{pod}", "node", memory=Inventory("", 1, shards)), job.now)
+            job.leader.received(pod, Join(f"worker-{pod}", "node", memory=Inventory.of("", 1, shards)), job.now)
         job.wait(60)
-        plan = job.latest(0).memory
-        assert plan
+        plan = job.sent[0][-2]
+        assert isinstance(plan, MemoryPlan)
         assert plan.restore
         return plan.restore.checkpoint.step
 
@@ -556,3 +556,20 @@ def test_an_attempt_restores_no_copy_that_the_one_before_could_not_read() -> Non
     job.leader.received(1, FailureReport(0, replace(RAISED, kind=Kind.STORAGE)), job.now)
     assert restored() == 5
     assert "the checkpoint in memory after step 10 could not be read: step 5 is restored" in job.log
+
+
+def bytes_of_a_restart(pods: int) -> int:
+    """Bytes that the last of so many pods gets when an attempt starts that restores a checkpoint in memory."""
+    job = Job(pods)
+    job.connect(*job.sent)
+    save = CheckpointId("some", 10, pods, 1)
+    for pod in job.sent:
+        memory = Inventory.of("10.0.0.1", 1, [ShardId(save, rank) for rank in (pod, (pod - 1) % pods)])
+        job.leader.received(pod, Join(f"worker-{pod}", f"node-{pod}", memory=memory), job.now)
+    assert isinstance(job.sent[pods - 1][-1], AttemptStarted)
+    return sum(len(MESSAGES.encode(message)) for message in job.sent[pods - 1])
+
+
+def test_what_a_pod_gets_when_an_attempt_starts_does_not_grow_with_the_job() -> None:
+    """Else the bytes that the leader sends grow with the square of the number of pods."""
+    assert bytes_of_a_restart(300) <= 1.1 * bytes_of_a_restart(30)

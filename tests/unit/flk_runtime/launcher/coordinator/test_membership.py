@@ -6,7 +6,9 @@ import pytest
 
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import Attempt
+from flk_runtime.launcher.coordinator.membership import Membership
 from flk_runtime.launcher.preemption import Boundary
+from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import AttemptEnded, AttemptStarted, JobEnded
 from flk_runtime.launcher.transport.messages import (
     BoundaryReport,
@@ -18,6 +20,27 @@ from flk_runtime.launcher.transport.messages import (
     SuccessReport,
 )
 from tests.unit.flk_runtime.launcher.coordinator.test_leader import Job
+
+
+class Counted(set[int]):
+    """Pods, and how often somebody has asked for one."""
+
+    asked = 0
+
+    def __contains__(self, pod: object) -> bool:
+        self.asked += 1
+        return super().__contains__(pod)
+
+
+def test_not_all_pods_are_looked_at_whenever_one_joins() -> None:
+    pods = 200
+    membership = Membership(Settings(("train.py",), pods=pods, min_pods=1))
+    connected, joined = Counted(range(pods)), set[int]()
+    for pod in range(pods):
+        assert membership.ready_at(joined, connected, 1.0) is None
+        joined.add(pod)
+    assert membership.ready_at(joined, connected, 1.0) == 1.0
+    assert connected.asked <= 5 * pods
 
 
 def group_ranks(job: Job) -> dict[int, int]:

@@ -48,9 +48,7 @@ from tests.support.messages import check_types, replaced
 
 FAILURE = Failure(Kind.EXCEPTION, 1, 3, "gpt-worker-1", "node-a", 2, 10.5, "ValueError", "bad\nshard")
 SHARD = ShardId(CheckpointId("a1b2", 7, 2, 1), 1)
-PLAN = MemoryPlan(
-    "c3d4", {0: ("10.0.0.1", 80), 1: ("10.0.0.2", 80)}, {0: 1, 1: 0}, Restore(SHARD.checkpoint, [[0], [1, 0]])
-)
+PLAN = MemoryPlan("c3d4", 1, 0, {1: ("10.0.0.2", 80)}, Restore(SHARD.checkpoint, {1: [1, 0]}), [SHARD.checkpoint])
 STACK = (Frame("train.py", 7, "step", "loss.backward()"), Frame("train.py", 9, "<module>"))
 COLLECTIVE = Pending("0", 812, "all_reduce", "[[4]]")
 HISTORY = [Attempt(2, 1.0, 2.0, FAILURE), Attempt(3, 2.5)]
@@ -66,8 +64,8 @@ EXAMPLES: list[Message] = [
     Heartbeat(),
     Heartbeat(PodStatus(3, [RankStatus(0, 12, 0.5, 0.5, 0.0, 0.0, 3, 1)])),
     StacksReport(1, [Snapshot(3, 1, main=STACK, threads=(STACK,), groups={"0": 7}, pending=(COLLECTIVE,))]),
-    Join("gpt-worker-1", "node-a", memory=Inventory("10.0.0.1", 4711, [SHARD]), step=7),
-    DrainRequest(Inventory("10.0.0.1", 4711, [SHARD])),
+    Join("gpt-worker-1", "node-a", memory=Inventory.of("10.0.0.1", 4711, [SHARD]), step=7),
+    DrainRequest(Inventory.of("10.0.0.1", 4711, [SHARD])),
     Transfer(2, "10.0.0.2", 4711, [SHARD]),
     Transferred(2, [SHARD]),
     Restored(3, 7, "memory"),
@@ -79,8 +77,9 @@ EXAMPLES: list[Message] = [
     SaveAt(3, 8),
     RanksEnded(3, 8),
     RanksEnded(3, None),
-    AttemptStarted(number=3, master_address="10.0.0.1", master_port=4711, history=HISTORY, pods=[0]),
-    AttemptStarted(3, "10.0.0.1", 4711, HISTORY, [1, 0], PLAN),
+    AttemptStarted(number=3, master_address="10.0.0.1", master_port=4711, history=HISTORY, order="0"),
+    AttemptStarted(3, "10.0.0.1", 4711, HISTORY, "1,0", [1, 0]),
+    PLAN,
     AttemptEnded(3, FAILURE),
     JobEnded(JobRecord("failed", 100, 3, FAILURE, HISTORY)),
     JobEnded(JobRecord("succeeded", 0)),
