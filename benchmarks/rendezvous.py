@@ -1,27 +1,30 @@
-"""Measure the rendezvous with many launchers: time to agree on an attempt, memory and descriptors of the leader.
+"""Measure the leader of many launchers with production's settings: attempts that start, fail and follow.
 
-    python benchmarks/rendezvous.py [--rounds 6] [--launchers 1000]
+    python benchmarks/rendezvous.py [--rounds 6] [--launchers 1000] [--more 4000]
+    python benchmarks/rendezvous.py --profile FILE [--launchers 1000]
 
-One process is the leader. Another one simulates the launchers of all pods: each opens a connection, authenticates,
-joins, and learns of the attempt. Then one of them reports a failure, all learn of it, join again and learn of the next
-attempt. The peer is torch's TCPStore with the keys that each launcher and the leader would write and read there: one
-connection, a key for joining, and a key for the decision. The store neither authenticates nor watches its clients. It
-looks up the name of each of them when it connects. So that this waits for no name server, the store runs with a hosts
-file that has the name, in a mount namespace of its own, which needs root.
-Growth is the ratio of the figures of flk with all launchers and with a tenth of them. Goals: no later start than with
-the store, at most ten times its restart and three times its memory, which are small; growth in proportion.
+One process is the leader. Another one simulates the launchers of all pods, of 8 ranks each, with the default lease,
+heartbeats and checkpoints in memory (`simulated_launchers`). All but the last one connect and join; then the last one
+does, and all learn of the attempt. For longer than a lease they send heartbeats. Then a rank fails, all learn of it,
+join again with what their memory holds, and learn of the next attempt. Goals: an attempt starts within 3 s of the last
+arrival, and all of a start takes at most 1 s of the leader's CPU time; a failed attempt ends within 1 s everywhere; no
+launcher loses its lease; the bytes that a pod gets do not grow with the number of pods, and times grow in proportion.
+With --more launchers (0: not) the same limits hold, to show how far one leader goes.
+
+The peer is torch's TCPStore with the keys that each launcher and the leader would write and read there: one
+connection, a key for joining, and a key for the decision. The store neither authenticates nor watches its clients, and
+knows of no checkpoints. It looks up the name of each of them when it connects. So that this waits for no name server,
+the store runs with a hosts file that has the name, in a mount namespace of its own, which needs root.
+
+--profile measures nothing. It writes the profile of the leader's thread in a start and a restart.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
-import re
-import resource
-import selectors
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,139 +32,140 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import measure
-from flk_runtime.contract.failure import Failure, Kind
-from flk_runtime.launcher import coordinator
-from flk_runtime.launcher.settings import Limits, Settings
+import simulated_launchers
+from flk_runtime.contract.user_env import LEASE
+from flk_runtime.launcher.replication import MemoryPlan
 from flk_runtime.launcher.transport import AttemptEnded, AttemptStarted
-from flk_runtime.launcher.transport.messages import MESSAGES, FailureReport, Hello, Join, Message, Welcome
-from flk_runtime.wire import Connection
+from simulated_launchers import Launchers, Usage
 
-LEASE = 600.0  # seconds; the launchers of this benchmark send no heartbeats
-LIMIT = 300.0  # seconds for one step
+LIMIT = 120.0  # seconds for one step of the store
 CLIENT = "::ffff:127.0.0.1"  # as the store sees a client on this machine
+HOLD = 1.2 * LEASE.default  # seconds with heartbeats only: a lease that is lost is lost in this time
 
 
 class Figures(NamedTuple):
-    """The result of one measurement."""
+    """The result of one measurement. Times are in seconds."""
 
-    start: float  # seconds until all launchers have connected and know of the attempt
-    restart: float  # seconds from the report of a failure until all know of the next attempt
+    all_start: float  # until all launchers have connected and know of the attempt
+    start: float  # from the arrival of the last launcher until all know of the attempt
+    start_cpu: float  # of the leader, for all connections and the start
+    end: float  # from the report of a failure until all launchers know of it
+    restart: float  # from there until all know of the next attempt
+    restart_cpu: float  # of the leader
+    heartbeat_cpu: float  # of the leader, in each second in which nothing but heartbeats happens
+    kept: float  # share of the connections that are open at the end
+    bytes: float  # that each pod gets when an attempt starts that restores a checkpoint in memory
     memory: float  # growth of the leader's memory in MiB
-    descriptors: float  # descriptors that the leader has opened
+    descriptors: float  # that the leader has opened
 
 
 def main() -> int:
     parser = measure.parser(__doc__, rounds=6)
     parser.add_argument("--launchers", type=int, default=1000)
+    parser.add_argument("--more", type=int, default=4000)
+    parser.add_argument("--profile", metavar="FILE", default="")
     parser.add_argument("--serve", choices=["flk", "store"], help="be the leader (the benchmark starts it so)")
     arguments = parser.parse_args()
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    many, few = arguments.launchers, max(2, arguments.launchers // 10)
+    many, few, more = arguments.launchers, max(2, arguments.launchers // 10), arguments.more
+    enough = simulated_launchers.allow_descriptors(2 * max(many, more) + 100)
+    if arguments.serve == "flk":
+        return simulated_launchers.serve(many, profile=arguments.profile)
     if arguments.serve:
-        return serve_flk(many) if arguments.serve == "flk" else serve_store(many)
-    if 0 < hard < 2 * many + 100:
-        measure.skip(f"the limit of open files is {hard}")
+        return serve_store(many)
+    if not enough:
+        measure.skip("the limit of open files is too low")
+    if arguments.profile:
+        print(json.dumps(measure_flk(many, profile=arguments.profile)._asdict()))
+        return 0
     if os.geteuid():
         measure.skip("the store's hosts file needs root")
-    report = measure.Report("rendezvous", arguments)
-    found = measure.alternate(
-        {"flk": lambda: measure_flk(many), "TCPStore": lambda: measure_store(many), "few": lambda: measure_flk(few)},
-        arguments.rounds,
-        show=lambda figures: f"{figures.start:.2f} s, {figures.restart:.2f} s, {figures.memory:.1f} MiB",
-    )
-    units = {"start": "s", "restart": "s", "memory": "MiB", "descriptors": "files"}
+    cases = {"flk": lambda: measure_flk(many), "TCPStore": lambda: measure_store(many), "few": lambda: measure_flk(few)}
+    if more:
+        cases["more"] = lambda: measure_flk(more)
+    return report(arguments, many, few, more, measure.alternate(cases, arguments.rounds, show=shown))
+
+
+def shown(figures: Figures) -> str:
+    return f"{figures.start:.2f} s, {figures.start_cpu:.2f} s CPU, {figures.restart:.2f} s, {figures.memory:.1f} MiB"
+
+
+def report(arguments: argparse.Namespace, many: int, few: int, more: int, found: dict[str, list[Figures]]) -> int:
+    """Compare the figures with the limits, with those of fewer launchers, and with the store's."""
+    made = measure.Report("rendezvous", arguments)
+
+    def compare(what: str, name: str, case: str, other: str | float, goal: measure.Goal, unit: str) -> None:
+        ours = [float(getattr(each, name)) for each in found[case]]
+        theirs = (
+            [float(getattr(each, name)) for each in found[other]] if isinstance(other, str) else [other] * len(ours)
+        )
+        made.compare(what, ours, theirs, goal, unit)
+
+    sizes = {"flk": many, **({"more": more} if more else {})}
+    for case, count in sizes.items():
+        of = f"of {count:,} launchers of {simulated_launchers.RANKS} ranks"
+        compare(f"start {of} after the last arrival / limit", "start", case, 3.0, measure.at_most(1.0), "s")
+        compare(f"leader's CPU time for a start {of} / limit", "start_cpu", case, 1.0, measure.at_most(1.0), "s")
+        compare(f"end of a failed attempt {of} / limit", "end", case, 1.0, measure.at_most(1.0), "s")
+        compare(f"leader's CPU time for a restart {of} / limit", "restart_cpu", case, 1.0, measure.at_most(1.0), "s")
+        heartbeats = f"leader's CPU time for the heartbeats {of}, in a second / limit"
+        compare(heartbeats, "heartbeat_cpu", case, 0.2, measure.at_most(1.0), "s")
+        compare(f"connections kept {of} / all", "kept", case, 1.0, measure.at_least(1.0), "")
+    growth = 1.5 * many / few
+    for what, name, limit, unit in (
+        ("start", "all_start", growth, "s"),
+        ("restart", "restart", growth, "s"),
+        ("leader's CPU time for a restart", "restart_cpu", growth, "s"),
+        ("bytes that each pod gets at a start", "bytes", 1.2, "bytes"),
+        ("memory", "memory", growth, "MiB"),
+    ):
+        compare(f"{what}, {many:,} launchers / {few:,}", name, "flk", "few", measure.at_most(limit), unit)
     # The store's server and clients are C++; flk's are Python, and compute a code for each message.
-    goals = {"start": 1.0, "restart": 10.0, "memory": 3.0, "descriptors": 1.05}
-    for name, unit in units.items():
-        ours, theirs, small = ([getattr(each, name) for each in found[key]] for key in ("flk", "TCPStore", "few"))
-        report.compare(f"{name} of {many} launchers, flk / TCPStore", ours, theirs, measure.at_most(goals[name]), unit)
-        growth = measure.at_most(1.5 * many / few)
-        report.compare(f"{name} of flk, {many} launchers / {few}", ours, small, growth, unit)
-    return report.finish()
+    for what, name, limit, unit in (
+        ("start", "all_start", 1.0, "s"),
+        ("restart", "restart", 10.0, "s"),
+        ("memory", "memory", 3.0, "MiB"),
+        ("descriptors", "descriptors", 1.05, "files"),
+    ):
+        compare(f"{what} of {many:,} launchers, flk / TCPStore", name, "flk", "TCPStore", measure.at_most(limit), unit)
+    return made.finish()
 
 
-# flk -----------------------------------------------------------------------------------------------------------------
-
-
-def serve_flk(launchers: int) -> int:
-    """Run the leader of so many launchers until stdin ends."""
-    import torch.distributed  # noqa: F401 - as in the launcher, before the attempt starts
-
-    settings = Settings(
-        ("train.py",),
-        pods=launchers,
-        rendezvous_port=free_port(),
-        pod_ip="127.0.0.1",
-        lease=LEASE,
-        secret="secret",
-        limits=Limits(restarts=5, backoff=0),
+def measure_flk(pods: int, *, profile: str = "") -> Figures:
+    with leader("flk", pods, profile) as (port, usage):
+        launchers, before, began = Launchers(pods, port), usage(), time.perf_counter()
+        launchers.arrive(range(pods - 1))
+        last = time.perf_counter()
+        launchers.arrive(range(pods - 1, pods))
+        launchers.wait_for(AttemptStarted)
+        started, after_start = time.perf_counter(), usage()
+        launchers.train(HOLD)
+        held = usage()
+        launchers.bytes.clear()
+        failed = time.perf_counter()
+        launchers.fail(1)
+        launchers.wait_for(AttemptEnded)
+        ended = time.perf_counter()
+        launchers.wait_for(AttemptStarted)
+        restarted, after = time.perf_counter(), usage()
+        kept = (pods - launchers.lost) / pods
+        size = sum(launchers.bytes[kind.__name__] for kind in (MemoryPlan, AttemptStarted)) / pods
+        launchers.close()
+    return Figures(
+        started - began,
+        started - last,
+        after_start.cpu - before.cpu,
+        ended - failed,
+        restarted - failed,
+        after.cpu - held.cpu,
+        (held.cpu - after_start.cpu) / HOLD,
+        kept,
+        size,
+        after.memory - before.memory,
+        after.descriptors - before.descriptors,
     )
-    server = coordinator.serve(settings, print, lambda text: None)
-    server.start()
-    print(server.port, flush=True)
-    sys.stdin.read()
-    os._exit(0)
-
-
-def measure_flk(launchers: int) -> Figures:
-    with leader("flk", launchers) as (port, usage), selectors.DefaultSelector() as selector:
-        before = usage()
-        began = time.perf_counter()
-        members = [open_member(pod, launchers, port) for pod in range(launchers)]
-        for member in members:
-            selector.register(member.socket, selectors.EVENT_READ, member)
-        join(members)
-        exchange(selector, launchers, AttemptStarted)
-        start = time.perf_counter() - began
-        began = time.perf_counter()
-        failure = Failure(Kind.EXCEPTION, 1, 1, time=time.time(), type="ValueError", message="bad sample")
-        members[1].send(FailureReport(0, failure))
-        exchange(selector, launchers, AttemptEnded)
-        join(members)
-        exchange(selector, launchers, AttemptStarted)
-        restart = time.perf_counter() - began
-        after = usage()
-        for member in members:
-            member.close()
-    return Figures(start, restart, after[0] - before[0], after[1] - before[1])
-
-
-def open_member(pod: int, pods: int, port: int) -> Connection[Message]:
-    """Connect as the launcher of a pod, and authenticate both ends."""
-    sock = socket.create_connection(("127.0.0.1", port))
-    settings = Settings(("train.py",), pod=pod, pods=pods, secret="secret")
-    session = settings.session(serves=False)
-    member = Connection(sock, session, MESSAGES, LEASE, 0.0)
-    sock.settimeout(LIMIT)
-    while not session.met:
-        list(member.receive(0.0))
-    member.send(Hello(pod, f"{pod}", 0.0))
-    (welcome,) = member.receive(0.0)
-    sock.setblocking(False)
-    if not isinstance(welcome, Welcome):
-        raise SystemExit(f"the leader answered {welcome}")
-    return member
-
-
-def join(members: list[Connection[Message]]) -> None:
-    for pod, member in enumerate(members):
-        member.send(Join(f"gpt-worker-{pod}", f"node-{pod}"))
-
-
-def exchange(selector: selectors.BaseSelector, launchers: int, kind: type[Message]) -> None:
-    """Read until every launcher has got a message of this kind."""
-    waiting = launchers
-    deadline = time.monotonic() + LIMIT
-    while waiting:
-        if time.monotonic() > deadline:
-            raise SystemExit(f"{waiting} of {launchers} launchers did not get {kind.__name__} in {LIMIT:.0f} s")
-        for key, _ in selector.select(1.0):
-            waiting -= sum(isinstance(message, kind) for message in key.data.receive(0.0))
 
 
 # TCPStore ------------------------------------------------------------------------------------------------------------
@@ -206,7 +210,8 @@ def measure_store(launchers: int) -> Figures:
         agree(1)
         restart = time.perf_counter() - began
         after = usage()
-    return Figures(start, restart, after[0] - before[0], after[1] - before[1])
+    growth, opened = after.memory - before.memory, after.descriptors - before.descriptors
+    return Figures(start, 0.0, 0.0, 0.0, restart, 0.0, 0.0, 1.0, 0.0, growth, opened)
 
 
 def new_store(port: int, *, serve: bool = False) -> Any:
@@ -219,36 +224,16 @@ def new_store(port: int, *, serve: bool = False) -> Any:
 
 
 @contextmanager
-def leader(kind: str, launchers: int) -> Iterator[tuple[int, Callable[[], tuple[float, int]]]]:
-    """A process that is the leader: its port, and a function that returns its memory in MiB and its descriptors."""
-    command = [sys.executable, __file__, "--serve", kind, "--launchers", str(launchers)]
+def leader(kind: str, launchers: int, profile: str = "") -> Iterator[tuple[int, Callable[[], Usage]]]:
+    """A process that is the leader: its port, and a function that returns what it has used so far."""
+    command = [sys.executable, __file__, "--serve", kind, "--launchers", str(launchers), "--profile", profile]
     with tempfile.NamedTemporaryFile("w") as hosts, contextlib.ExitStack() as stack:
         if kind == "store":
             hosts.write(f"{CLIENT} localhost\n127.0.0.1 localhost\n")
             hosts.flush()
             mount = 'mount --bind "$0" /etc/hosts && exec "$@"'
             command = ["unshare", "--mount", "sh", "-c", mount, hosts.name, *command]
-        process = stack.enter_context(
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        )
-        if process.stdin is None or process.stdout is None:
-            raise SystemExit("the leader has no pipes")
-        port = int(process.stdout.readline())
-
-        def usage() -> tuple[float, int]:
-            status = Path(f"/proc/{process.pid}/status").read_text()
-            found = re.search(r"VmRSS:\s+(\d+) kB", status)
-            return int(found[1]) / 1024 if found else 0.0, len(os.listdir(f"/proc/{process.pid}/fd"))
-
-        try:
-            yield port, usage
-        finally:
-            process.kill()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+        yield stack.enter_context(simulated_launchers.process(command))
 
 
 if __name__ == "__main__":

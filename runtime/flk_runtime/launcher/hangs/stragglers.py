@@ -8,8 +8,9 @@ rank that works much more of the time than the median rank does.
 from __future__ import annotations
 
 import statistics
+from array import array
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from flk_runtime.launcher.hangs.status import RankStatus
@@ -25,21 +26,25 @@ class Stragglers:
         """A rank counts as slow if it works ``factor`` times as long as the median in the last ``window`` seconds."""
         self._factor = factor
         self._window = window
-        self._seen: deque[tuple[float, Mapping[int, RankStatus]]] = deque()
+        self._seen: deque[tuple[float, array[int]]] = deque()  # rank, samples and pending ones, of each rank
 
     def update(self, now: float, statuses: Sequence[RankStatus]) -> dict[int, float]:
         """Add the statuses of all ranks at the time ``now``. Returns the slow ranks, each with its factor."""
         current = {status.rank: status for status in statuses}
-        self._seen.append((now, current))
+        seen = array("q")
+        for status in statuses:
+            seen.extend((status.rank, status.samples, status.pending))
+        self._seen.append((now, seen))
         while len(self._seen) > 1 and now - self._seen[1][0] >= self._window:
             self._seen.popleft()
-        since, before = self._seen[0]
+        since, first = self._seen[0]
         if now - since < self._window:
             return {}
+        before = dict(zip(first[::3], zip(first[1::3], first[2::3], strict=True), strict=True))
         work = {}
         for rank, status in current.items():
-            samples = status.samples - (before[rank].samples if rank in before else 0)
-            pending = status.pending - (before[rank].pending if rank in before else 0)
+            samples_before, pending_before = before.get(rank, (0, 0))
+            samples, pending = status.samples - samples_before, status.pending - pending_before
             if samples >= _SAMPLES:
                 work[rank] = 1 - pending / samples
         if len(work) < 2 or len(work) < len(current):

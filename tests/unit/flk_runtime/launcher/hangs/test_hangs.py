@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -270,6 +271,19 @@ def test_without_samples_nobody_is_slow() -> None:
     stragglers = Stragglers(1.5, 60)
     stragglers.update(0, sampled(0, 0, 0))
     assert stragglers.update(60, sampled(10, 10, 0)) == {}
+
+
+def test_the_window_takes_little_memory_for_each_rank() -> None:
+    """A leader of 1,000 pods keeps thirteen looks at 8,000 ranks."""
+    stragglers = Stragglers(1.5, 60)
+    tracemalloc.start()
+    try:
+        for look in range(10):
+            stragglers.update(5 * look, sampled(1000 + look, *range(1000, 1500)))
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert used <= 10 * 500 * 80  # bytes for each rank and look
 
 
 # The leader's side -----------------------------------------------------------------------------------------------
