@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import importlib.util
+import json
 import math
 import os
 import random
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -30,6 +32,8 @@ from flk import units
 from flk.errors import UsageError
 from flk.manifest.environment import environment
 from flk.spec.job import Job
+from flk.spec.packages import requirement_files
+from flk.user_files import cache_folder
 from flk_runtime import contract
 from flk_runtime.contract import pod_env, pod_layout, user_env
 from flk_runtime.contract.exit_codes import ExitCode
@@ -116,7 +120,10 @@ class LocalRun:
             pod_env.WORK: str(self._folder),
             user_env.CHECKPOINT: str(checkpoint_place(job, self._folder) or scratch / "checkpoint"),
             pod_env.PARENT: str(os.getpid()),
+            pod_env.SETUP_DONE: str(scratch / "setup" / "done"),
         }
+        if job.pip or job.requirements:
+            values[pod_env.PACKAGES] = str(packages_folder(job, self._folder, self._python, values))
         if self._path:
             values["PYTHONPATH"] = os.pathsep.join(filter(None, [self._path, values.get("PYTHONPATH", "")]))
         return values
@@ -316,6 +323,25 @@ def checkpoint_place(job: Job, folder: Path) -> Path | str | None:
     if job.checkpoint.address:
         return environment(job)[user_env.CHECKPOINT]
     return folder / STATE_FOLDER / "volumes" / str(job.checkpoint.volume) / str(job.name)
+
+
+def packages_folder(job: Job, folder: Path, python: str, environ: Mapping[str, str]) -> Path:
+    """Return the folder in which the packages of a job are installed, in the user's cache.
+
+    It is another one for each Python, each change of the requirements or of what they name here, and each setting of
+    pip. Raises UsageError for a file that cannot be read.
+    """
+    files = requirement_files(job.requirements, folder) if job.requirements else []
+    texts = [(folder / file).read_text("utf-8") for file in files]
+    named = [
+        folder / word for word in (*(job.pip or []), *" ".join(texts).split()) if word.endswith((".whl", ".gz", ".zip"))
+    ]
+    contents = [hashlib.sha256(path.read_bytes()).hexdigest() for path in named if path.is_file()]
+    sources = [path for path in job.pip or [] if (folder / path).is_dir()]  # what is in them may change with each run
+    pip = sorted((name, value) for name, value in environ.items() if name.startswith("PIP_"))
+    state = os.stat(python)
+    made_from = [python, state.st_mtime_ns, str(folder), job.pip, texts, contents, sources and time.time(), pip]
+    return cache_folder() / "packages" / hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16] / "venv"
 
 
 def visible_devices(job: Job, index: int) -> list[str]:

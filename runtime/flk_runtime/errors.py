@@ -46,6 +46,7 @@ class SetupError(RuntimeFailure, ValueError):
     """An argument or a setting is wrong, and a restart would not help. The message names it."""
 
     kind = Kind.USAGE
+    output = ""  # the last lines of a command that failed
 
 
 class DiscoveryError(SetupError):

@@ -110,7 +110,9 @@ COVERED = {
     "tests/unit/flk/cli/test_jsonpath.py": "flk.cli.data_output",
     "tests/unit/flk/cli/test_job_commands.py": "flk.jobs.listing flk.observe.client",
     "tests/unit/flk/cli/test_progress_line.py": "flk.cli.screen",
-    "tests/unit/flk/health/test_built_causes.py": "flk.health.gang flk.health.node flk.health.refusal",
+    "tests/unit/flk/health/test_built_causes.py": (
+        "flk.health.gang flk.health.node flk.health.preparation flk.health.refusal"
+    ),
     "tests/unit/flk/health/test_causes.py": (
         "flk.health.cause flk.health.ending flk.health.failure flk.health.foreign_logs "
         "flk.health.page flk.health.queue flk.health.rendezvous flk.health.scheduler_message "
@@ -150,6 +152,7 @@ COVERED = {
     "tests/unit/flk/spec/test_job.py": (
         "flk.manifest.environment flk.spec.fields flk.spec.validation flk_runtime.contract.strategies"
     ),
+    "tests/unit/flk/manifest/test_volumes.py": "flk.spec.gpus flk.spec.mounts",
     "tests/unit/flk/spec/test_schema.py": "flk.spec.options",
     "tests/unit/flk/targets/test_targets.py": (
         "flk.targets flk.targets.gang flk.targets.indexed flk.targets.job flk.targets.jobset "

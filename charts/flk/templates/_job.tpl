@@ -125,6 +125,7 @@ the site's defaults or flk.yaml's, in this order. */}}
 {{- $_ := set $spec $path $value }}
 {{- end }}
 {{- end }}
+{{- with $spec.requirements }}{{ $_ := set $spec "requirements" (clean .) }}{{ end }}
 {{- $name := include "flk.jobName" . }}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) }}
 {{- fail (printf "job.name must be lower-case letters, digits and '-', starting with a letter and not ending with '-' (is %q)" $name) }}
@@ -178,6 +179,7 @@ the site's defaults or flk.yaml's, in this order. */}}
 {{- $_ := set $spec "pods" $pods }}
 {{- end }}
 {{- with $count.elastic }}{{ $_ := set $spec "elastic" . }}{{ end }}
+{{- with $job.pip }}{{ $_ := set $spec "pip" . }}{{ end }}
 {{- with $spec.target }}{{ $_ := set $spec "target" (include "flk.targetName" $) }}{{ end }}
 {{- with $spec.gang }}{{ $_ := set $spec "gang" (include "flk.gangName" $) }}{{ end }}
 {{- with $spec.topology }}{{ $_ := set $spec "topology" (contains ":" . | ternary . (printf "%s:required" .)) }}{{ end }}

@@ -52,7 +52,7 @@ Service and PodGroup. */}}
 {{- $value := include "flk.at" (list $spec $path) }}
 {{- if hasKey $known.durations $path }}{{ $value = include "flk.seconds" $value }}{{ end }}
 {{- if eq $path "topology" }}{{ $value = first (splitList ":" $value) }}{{ end }}
-{{- $text = replace (include "flk.text" $mark) ($value | default "0") $text }}
+{{- $text = replace (include "flk.text" $mark) ($value | default "0" | toJson | trimPrefix "\"" | trimSuffix "\"") $text }}
 {{- end }}
 {{- $port := int64 $known.numbers.port }}
 {{- if eq (dig "spec" "hostNetwork" false $spec.patch | toString) "true" }}
@@ -118,6 +118,7 @@ Service and PodGroup. */}}
 {{- if .volume }}{{ $volumes = append $volumes (printf "%s:%s" .volume .path) }}{{ end }}
 {{- $_ := set $plain "FLK_CHECKPOINT" (printf "%s/%s" (.address | default .path) $spec.name) }}
 {{- end }}
+{{- with $spec.pip }}{{ $_ := set $plain "FLK_PIP" (join "\n" .) }}{{ end }}
 {{- $known := dict }}
 {{- range $volumes }}
 {{- $mount := include "flk.mount" . | fromJson }}

@@ -324,6 +324,15 @@ CAUSES: Final = (
         ),
     ),
     Cause(
+        "NotPrepared",
+        "A pod could not be prepared",
+        "The index of packages could not be reached, or the installation or the setup command wrote nothing, for "
+        f"FLK_JOIN_TIMEOUT (30 min). {_RECORD}",
+        "Check the address of the index (PIP_INDEX_URL), proxies and network policies, or put the packages into the "
+        "image.",
+        _ended(lambda failure: failure.kind is Kind.UNPREPARED, _logs),
+    ),
+    Cause(
         "InvalidStart",
         "The ranks could not start with this command or environment",
         f"The launcher found the command line or the environment wrong. {_RECORD} Another attempt would not help.",

@@ -25,6 +25,8 @@ def environment(job: Job) -> dict[str, str]:
         pod_env.PROCESSES: str(job.processes_per_pod),
         user_env.CHECKPOINT: checkpoint_place(job),
     }
+    if job.pip:
+        own[pod_env.PIP] = "\n".join(job.pip)
     if job.elastic is not None:
         own |= {pod_env.MIN_PODS: str(job.elastic.min), pod_env.BATCH: job.elastic.batch}
     if job.spares:

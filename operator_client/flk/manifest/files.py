@@ -23,6 +23,7 @@ from flk.errors import UsageError
 from flk.manifest import ignore_file
 from flk.secret_names import KEY_SIZE, content_is_secret, file_names_secret
 from flk.spec.job import Job
+from flk.spec.packages import refuse_mixed_hashes, requirement_files
 
 _TOOL_FOLDERS: Final = frozenset({"__pycache__", "node_modules", "site-packages"})
 _OWN_FILES: Final = {"flk.yaml", "flk.schema.json", ignore_file.NAME}  # pods do not read them
@@ -48,7 +49,7 @@ def select_files(job: Job, root: Path) -> Selection:
             f"the script {job.command[0]} is outside of {root}, whose code is shipped",
             hint=f"run flk in the script's folder: cd {script.parent}",
         )
-    listed = _listed(job.ship if isinstance(job.ship, list) else [], root)
+    listed = _listed(job.ship if isinstance(job.ship, list) else [], root).union(check_requirements(job, root))
     at_home = Path(os.path.expanduser("~")).is_relative_to(root)
     in_git = None if at_home else _git_files(root)
     found, others = in_git or (_found(root, at_home), set[str]())
@@ -84,6 +85,15 @@ def select_files(job: Job, root: Path) -> Selection:
         script=script.relative_to(root).as_posix() if script else None,
         left_out=tuple(left_out),
     )
+
+
+def check_requirements(job: Job, root: Path) -> list[str]:
+    """Return the files of requirements that travel with a job. Raises UsageError for one that cannot be used."""
+    if job.requirements is None or job.requirements.startswith("/"):
+        return []
+    files = requirement_files(job.requirements, root)
+    refuse_mixed_hashes(job.pip or [], files, lambda file: (root / file).read_text("utf-8"))
+    return files
 
 
 def find_script(job: Job, root: Path) -> Path | None:

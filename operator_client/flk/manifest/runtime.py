@@ -22,14 +22,20 @@ from flk.user_files import cache_folder, write_whole
 from flk_runtime import contract
 from flk_runtime.contract.strategies import AUTO, DILOCO
 
-# Packages of flk_runtime that most jobs do not use. All jobs have the options of DiLoCo, which are in the public API.
-# "training" is no package, but the modules of _ELSEWHERE that only jobs use which train.
-OPTIONAL: Final = frozenset({"plan", "bench", "diloco", "training"})
+# Packages of flk_runtime that not all jobs use. All jobs have the options of DiLoCo, which are in the public API.
+# "training" and "preparation" are no packages, but the modules of _ELSEWHERE that only jobs use which train, or which
+# install packages or run a setup command.
+OPTIONAL: Final = frozenset({"plan", "bench", "diloco", "training", "preparation"})
 # The programs of flk_runtime with the packages that they use. `flk bench` compares its results with predictions.
 _OF_PROGRAMS: Final = {"plan": {"plan"}, "bench": {"bench", "plan"}, "diloco": {"diloco"}}
 _OF_ALL_JOBS: Final = ("diloco/__init__.py", "diloco/options.py")
 # Modules that only an OPTIONAL package needs, outside of it.
-_ELSEWHERE: Final = {"launcher/hub.py": "diloco", "launcher/ledger.py": "training", "check.py": "training"}
+_ELSEWHERE: Final = {
+    "check.py": "training",
+    "launcher/hub.py": "diloco",
+    "launcher/ledger.py": "training",
+    "launcher/preparation.py": "preparation",
+}
 _BOOTSTRAP: Final = "bootstrap.py"
 # The printable characters by their codes in the archive. bzip2 sorts by codes, and where characters that stand in like
 # places are neighbours, as here, the archive takes a hundredth less. A search has found the order.
@@ -46,10 +52,11 @@ _STRING_OR_COMMENT: Final = re.compile(
 
 def used_by(job: Job) -> frozenset[str]:
     """Return which OPTIONAL packages a job uses, as far as its options tell."""
+    used = {"preparation"} if job.pip or job.requirements or job.setup else set()
     module = job.command[1].split(".") if job.command[0] == "-m" else []
     if module[:1] == ["flk_runtime"]:
-        return frozenset(_OF_PROGRAMS.get(".".join(module[1:2]), {"training"}))
-    return frozenset({"training", *{AUTO: ("plan",), DILOCO: ("diloco",)}.get(job.strategy, ())})
+        return frozenset(used.union(_OF_PROGRAMS.get(".".join(module[1:2]), {"training"})))
+    return frozenset(used.union({"training"}, {AUTO: {"plan"}, DILOCO: {"diloco"}}.get(job.strategy, ())))
 
 
 def runtime_archive(optional: Set[str] = OPTIONAL) -> bytes:

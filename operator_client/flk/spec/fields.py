@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic_core import core_schema
 
 from flk import units
-from flk.spec import mounts, names
+from flk.spec import mounts, names, packages
 from flk.spec.fabric import fabrics
 from flk.spec.gpus import gpu_types
 from flk_runtime.contract import user_env
@@ -137,6 +137,12 @@ def _save_every(value: Any) -> Any:
     if value == AUTO or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**31):
         return value
     raise ValueError(f"must be {AUTO} or a number of steps, at least 1 (is {value!r})")
+
+
+def _shell_command(value: str) -> str:
+    if not names.text(value).strip():
+        raise ValueError("must be a shell command, not empty")
+    return value
 
 
 def _strategy(value: str) -> str:
@@ -261,6 +267,15 @@ Topology = Annotated[
     AfterValidator(_topology),
     WithJsonSchema(text_schema(f"{names.LABEL_KEY.pattern}(:({'|'.join(_STRENGTHS)}))?")),
 ]
+Package = Annotated[
+    str, AfterValidator(packages.package), WithJsonSchema(text_schema(r"[^-\s\x00-\x1f]([^\x00-\x1f]*[^\s\x00-\x1f])?"))
+]
+RequirementsFile = Annotated[
+    str,
+    AfterValidator(packages.requirements_path),
+    WithJsonSchema(text_schema(r"[^:\x00-\x1f]*[^:/\x00-\x1f][^:\x00-\x1f]*")),
+]
+ShellCommand = Annotated[str, AfterValidator(_shell_command), WithJsonSchema(text_schema(r"(.|\n)*\S(.|\n)*"))]
 Ship = Annotated[bool | list[Text], BeforeValidator(_ship)]
 
 

@@ -38,12 +38,15 @@ from flk.spec.fields import (
     ObjectName,
     OrText,
     OwnKey,
+    Package,
     PullPolicy,
     Queue,
+    RequirementsFile,
     SaveEvery,
     Seconds,
     SecondsOrZero,
     SecretKey,
+    ShellCommand,
     Ship,
     Strategy,
     StrictModel,
@@ -206,6 +209,38 @@ class Job(StrictModel):
     )
     command: Command = Field(
         description="the script and its arguments, or -m and a module; text is split as by a shell"
+    )
+    pip: Annotated[
+        list[Package] | None,
+        Option(
+            "PACKAGE",
+            Form.LIST,
+            help="package that pip installs before the ranks start: torchmetrics>=1.4",
+            example="[torchmetrics>=1.4]",
+        ),
+    ] = Field(default=None, description="packages that pip installs in each pod before the ranks start, once")
+    requirements: Annotated[
+        RequirementsFile | None,
+        Option(
+            "FILE",
+            help="file of requirements, which pip installs before the ranks start",
+            example="requirements.txt",
+            variable=pod_env.REQUIREMENTS,
+        ),
+    ] = Field(
+        default=None,
+        description="file of requirements, which pip installs too: a path in the code, or an absolute one in the image",
+    )
+    setup: Annotated[
+        ShellCommand | None,
+        Option(
+            "COMMAND",
+            help="shell command that runs once in each pod, before the ranks start",
+            example="./prepare.sh",
+            variable=pod_env.SETUP,
+        ),
+    ] = Field(
+        default=None, description="shell command that runs once in each pod, after pip and before the ranks start"
     )
     replicas: Annotated[int, Option("N", Form.NUMBER, empty="1, or MAX of an elastic job")] = Field(
         default=1, ge=1, le=MOST_REPLICAS, description="number of pods"

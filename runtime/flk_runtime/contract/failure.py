@@ -29,6 +29,7 @@ class Kind(_Text):
 
     USAGE = "usage"
     MISMATCH = "mismatch"
+    UNPREPARED = "unprepared"
     DEADLINE = "deadline"
     HANG = "hang"
     EXCEPTION = "exception"
@@ -125,6 +126,11 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
         "a checkpoint does not match the state that it is restored into, or the state cannot be saved",
         0, ExitCode.USAGE, predicate="could not use a checkpoint", reason=_SAME_WAY, same=_ERROR,
         may_follow_loss=True, answers_sigterm=True,
+    ),
+    Kind.UNPREPARED: Meaning(
+        "the index of packages cannot be reached, or the preparation of a pod hangs, for FLK_JOIN_TIMEOUT",
+        0, _INFRASTRUCTURE, predicate="could not be prepared", reason="the other pods have waited long enough",
+        same=_ERROR,
     ),
     Kind.DEADLINE: Meaning(
         "the job's deadline passed",

@@ -58,6 +58,12 @@ CODE: Final = Variable(
     "",
 )
 CODE_HASH: Final = Variable("FLK_CODE_HASH", "SHA-256 of the archive, in hex", "")
+PIP: Final = Variable("FLK_PIP", "packages that are installed before the ranks start, one a line", "")
+REQUIREMENTS: Final = Variable("FLK_REQUIREMENTS", "pip's file of packages that are installed as well", "")
+SETUP: Final = Variable("FLK_SETUP", "shell command that runs once in each pod before the ranks start", "")
+PREPARATION: Final = (PIP, REQUIREMENTS, SETUP)
+PACKAGES: Final = Variable("FLK_PACKAGES", "folder of the packages (set by `flk run`)", "")
+SETUP_DONE: Final = Variable("FLK_SETUP_DONE", "file that says that FLK_SETUP has run (set by `flk run`)", "")
 WORK: Final = Variable("FLK_WORK", "folder into which the code is unpacked; working folder of the ranks", "")
 MEMORY_ROOT: Final = Variable(
     "FLK_MEMORY_ROOT", "folder in memory (tmpfs) for checkpoints; unset: none are kept in memory", ""

@@ -9,12 +9,13 @@ import tempfile
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from flk_runtime.contract import log_format, pod_env, user_env
 from flk_runtime.contract.exit_codes import ExitCode
-from flk_runtime.contract.failure import Failure, Kind
+from flk_runtime.contract.failure import Failure
 from flk_runtime.contract.ranges import plural
 from flk_runtime.errors import SetupError
 from flk_runtime.launcher import forkserver
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
             host.die_with_parent(settings.parent, signal.SIGTERM)
         code = _run(settings, wakeup)
     except SetupError as error:
-        code = _refuse(settings, arguments, str(error))
+        code = _refuse(settings, arguments, error)
     except BaseException:
         traceback.print_exc()
         code = ExitCode.ERROR
@@ -64,6 +65,10 @@ def _run(settings: Settings, wakeup: Wakeup) -> int:
     script = None if settings.command[0] == "-m" else Path(settings.work, settings.command[0])
     if script and not script.is_file():
         raise SetupError(f"no such script: {settings.command[0]} in {settings.work}")
+    if any(os.environ.get(name) for name in pod_env.PREPARATION):
+        from flk_runtime.launcher.preparation import Preparation  # only jobs with these options have this module
+
+        settings = Preparation(settings, wakeup).run()
     prepare_environment(settings, os.environ)
     if sys.path and sys.path[0] == os.getcwd():
         sys.path.pop(0)  # `python -m flk_runtime` put it there; Python does not put it there for a script
@@ -106,15 +111,15 @@ def _check_build_of_torch(settings: Settings) -> None:
         )
 
 
-def _refuse(settings: Settings | None, arguments: Sequence[str], message: str) -> int:
-    """Report settings or code that cannot be used, on stderr and in the termination message."""
+def _refuse(settings: Settings | None, arguments: Sequence[str], error: SetupError) -> int:
+    """Report settings, code or packages that cannot be used, on stderr and in the termination message."""
     if settings is None:
         settings = Settings(tuple(arguments), termination_log=os.environ.get(pod_env.TERMINATION_LOG, ""))
     prefix = log_format.LAUNCHER_PREFIX.format(index=settings.pod_in_job)
+    message = str(error)
     write_all(2, f"{prefix}error: {message}\n".encode())
-    failure = Failure(
-        Kind.USAGE, settings.pod, None, settings.pod_name, settings.node, time=time.time(), message=message
-    )
+    failure = Failure(error.kind, settings.pod, None, settings.pod_name, settings.node, 0, time.time(), "", message)
+    failure = replace(failure, stderr=error.output)
     record = job_record(failure, [], settings.limits, final_reason(failure))
     write_termination_message(settings.termination_log, record)
-    return ExitCode.USAGE
+    return failure.code

@@ -221,6 +221,14 @@ BUILT: dict[str, tuple[Callable[[], JobView], str]] = {
         lambda: failed("address", type="OSError", message="[Errno 98] Address already in use").view(),
         "Address already in use",
     ),
+    "NotPrepared": (
+        lambda: failed("unprepared", rank=None, message="pip could not reach the index").view(),
+        f"{POD} could not be prepared: pip could not reach the index",
+    ),
+    "Preparing": (
+        lambda: JobBuilder().all("pod").view(logs={POD: ["[pod 1] pip: Collecting a"]}),
+        f"{POD} installs packages for ",
+    ),
     "RankUnkillable": (lambda: failed("unkillable").view(), "rank 1 in gpt-worker-1 has a rank that survives SIGKILL"),
     "RankHung": (lambda: failed("hang").view(), f"rank 1 in {POD} makes no progress"),
     "PodLost": (lambda: failed("lost", rank=None, message="was restarted").view(), f"{POD} was restarted"),
@@ -312,3 +320,23 @@ def test_a_quota_is_stuck_that_the_pods_of_the_job_itself_fill(limit: str, phase
     view = roles.view()
     view.now = NOW + 600
     assert derive(view).phase == Phase.PENDING
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["[pod 0] installing packages: a", "[pod 0] pip: Collecting a"], "installs packages for 1m; its last line: "),
+        (["[pod 0] running the setup command: true"], "runs the setup command for 1m; its last line: true"),
+        (["[pod 0] setup: x", "[pod 0] the setup command has ended after 3 s"], ""),
+        (["[pod 0] pip: x", "[rank 0] setup: x"], ""),
+    ],
+)
+def test_a_job_whose_pods_are_being_prepared_starts(lines: list[str], said: str) -> None:
+    # The other launcher waits for it, which is no fault of it.
+    waits = ["[pod 1] waiting for the launcher of pod 0 at gpt-worker-0:29400 since 60 s: Connection refused"]
+    view = JobBuilder(2).all("pod").view(logs={"gpt-worker-0": lines, POD: waits})
+    state = derive(view)
+    assert (state.reason == "Preparing") == bool(said)
+    if said:
+        assert said in state.message
+        assert state.phase is Phase.STARTING

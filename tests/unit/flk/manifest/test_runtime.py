@@ -110,7 +110,7 @@ def test_a_plain_job_ships_nothing_that_it_does_not_use() -> None:
     archive = runtime_archive(used_by(validated({"command": "train.py"})))
     found = members(archive)
     assert {name for name in found if name.partition("/")[0] in OPTIONAL} == {"diloco/__init__.py", "diloco/options.py"}
-    assert "launcher/hub.py" not in found
+    assert not {"launcher/hub.py", "launcher/preparation.py"} & found.keys()
     assert "launcher/hub.py" in members(runtime_archive({"diloco"}))
     assert "launcher/ledger.py" in found
     assert "launcher/ledger.py" not in members(runtime_archive({"bench", "plan"}))
@@ -126,6 +126,9 @@ JOBS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "plain": ({"strategy": "full_shard"}, {"training"}),
     "auto": ({"strategy": "auto"}, {"training", "plan"}),
     "diloco": ({"strategy": "diloco"}, {"training", "diloco"}),
+    "packages": ({"pip": ["a"], "strategy": "auto"}, {"training", "plan", "preparation"}),
+    "requirements": ({"requirements": "/r.txt", "strategy": "diloco"}, {"training", "diloco", "preparation"}),
+    "setup": ({"setup": "true", "command": ["-m", "flk_runtime.check"]}, {"training", "preparation"}),
     "bench": ({"command": ["-m", "flk_runtime.bench", "{}", "train.py"]}, {"bench", "plan"}),
     "hub": ({"command": ["-m", "flk_runtime.diloco", "--listen", ":29401"]}, {"diloco"}),
     "hub's module": ({"command": ["-m", "flk_runtime.diloco.__main__"]}, {"diloco"}),

@@ -1,0 +1,49 @@
+"""Preparation of pods: packages that are installed, and the setup command, before the launchers meet."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from flk.health.cause import Cause, Found
+from flk.observe.model import Evidence, PodPhase
+from flk.observe.view import JobView
+from flk.units import short_duration
+
+# The lines of flk_runtime.launcher.preparation.
+_PIP: Final = re.compile(r"\[pod \d+\] (?:installing packages: |pip: )(.*)")
+_SETUP: Final = re.compile(r"\[pod \d+\] (?:running the setup command: |setup: )(.*)")
+
+
+def _prepares(view: JobView) -> Found | None:
+    """Find a pod whose launcher's last line is of its preparation."""
+    for pod in view.pods:
+        lines = view.around.logs.get(pod.name)
+        last = lines[-1].strip() if lines and pod.phase == PodPhase.RUNNING else ""
+        for pattern, what in ((_PIP, "installs packages"), (_SETUP, "runs the setup command")):
+            match = pattern.fullmatch(last)
+            if match:
+                since = pod.started or 0.0
+                taken = f" for {short_duration(view.now - since)}" if since else ""
+                return Found(
+                    f"{pod.name} {what}{taken}; its last line: {match[1]}",
+                    f"{view.kubectl(f'logs {pod.name}')} shows what it does; the ranks start afterwards",
+                    [Evidence(f"log of {pod.name}", last, time=since)],
+                    [pod.name],
+                    since=since,
+                )
+    return None
+
+
+CAUSES: Final = (
+    Cause(
+        "Preparing",
+        "A pod is being prepared",
+        "A pod installs the packages of the job, or runs its setup command, before its ranks start. An index that "
+        "cannot be reached is asked again for FLK_JOIN_TIMEOUT (30 min), as long as the other pods wait for this one. "
+        "flk reads the last line of the pods' logs.",
+        "Wait, or read the pod's log. An image that has the packages starts sooner.",
+        _prepares,
+        cured_by="the end of the preparation",
+    ),
+)

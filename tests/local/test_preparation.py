@@ -1,0 +1,54 @@
+"""The real pip installs packages beside those of this Python, which stay as they are, and a new process finds them."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from flk_runtime.launcher.preparation import Preparation, PreparationError
+from flk_runtime.launcher.settings import Settings
+from flk_runtime.launcher.signals import Wakeup
+
+METADATA = "Metadata-Version: 2.1\nName: flkdemo\nVersion: 1.0\nRequires-Dist: pytest\n"
+WHEEL = "Wheel-Version: 1.0\nGenerator: flk\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+PROGRAM = "[console_scripts]\nflkdemo = flkdemo:main\n"
+
+
+def wheel(folder: Path) -> Path:
+    """A wheel that needs a package of this Python, and has a program."""
+    path = folder / "flkdemo-1.0-py3-none-any.whl"
+    files = {"METADATA": METADATA, "WHEEL": WHEEL, "entry_points.txt": PROGRAM, "RECORD": ""}
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("flkdemo.py", "import pytest\ndef main():\n    print(pytest.__file__)\n")
+        for name, text in files.items():
+            archive.writestr(f"flkdemo-1.0.dist-info/{name}", text)
+    return path
+
+
+def test_a_package_with_a_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = wheel(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("PYTHONPATH", "PATH"):
+        monkeypatch.setenv(name, "/bin")
+    monkeypatch.setenv("FLK_REQUIREMENTS", "r.txt")
+    wakeup = Wakeup()
+    preparation = Preparation(Settings(("t.py",), work=str(tmp_path)), wakeup)
+    # All that is installed needs a hash: pytest is there already.
+    text = "--no-index\n--find-links .\nflkdemo==1.0 --hash=sha256:{}\n"
+    (tmp_path / "r.txt").write_text(text.format("0" * 64))
+    try:
+        with pytest.raises(PreparationError, match="DO NOT MATCH THE HASHES"):
+            preparation.run()
+        (tmp_path / "r.txt").write_text(text.format(hashlib.sha256(made.read_bytes()).hexdigest()))
+        preparation.run()
+    finally:
+        for end in wakeup.ends:
+            end.close()
+    # A new process finds the package by its environment: its program, and another Python.
+    for command in (["flkdemo"], [sys.executable, "-c", "import flkdemo; flkdemo.main()"]):
+        assert subprocess.run(command, capture_output=True, text=True).stdout.strip() == pytest.__file__

@@ -1,0 +1,100 @@
+"""Packages, requirements and the setup command: what is refused, which files travel, and where `flk run` installs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flk.errors import UsageError
+from flk.local import packages_folder
+from flk.manifest.bundle import make_bundle
+from flk.manifest.environment import environment
+from flk.spec.job import validated
+from flk.spec.packages import requirement_files
+
+Run = Callable[..., tuple[int, str, str]]
+HASHED = "a==1 --hash=sha256:00\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--pip", "-r"], "--pip: must be a package for pip; options like '-r' go into a file of --requirements"),
+        (["--pip", ""], "--pip: must be a package for pip, like torchmetrics>=1.4 (is '')"),
+        (["--pip", "a\nb"], "--pip: must be a package for pip, like torchmetrics>=1.4 (is 'a\\nb')"),
+        (["--setup", " "], "--setup: must be a shell command, not empty"),
+        (["--requirements", "/"], "--requirements: must be the path of a file (is '/')"),
+        (["--requirements", "../a.txt"], "--requirements: must not contain '..'"),
+        (["--requirements", "none.txt"], "requirements: there is no file none.txt in "),
+        (["--requirements", "folder"], "requirements: folder cannot be read: Is a directory"),
+        (["--requirements", "outer.txt"], "outer.txt:2: ../up.txt is outside of "),
+        (["--requirements", "inner.txt"], "inner.txt:1: there is no file folder/none.txt in "),
+        (["--requirements", "hashed.txt", "--pip", "b"], "pip: b has no hash, and hashed.txt has hashes"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "render"])
+def test_a_mistake_is_refused_in_one_line_before_anything_starts(
+    run: Run, command: str, flags: list[str], message: str
+) -> None:
+    files = {"train.py": "", "outer.txt": "a\n-r ../up.txt\n", "inner.txt": "-c folder/none.txt", "hashed.txt": HASHED}
+    for name, text in files.items():
+        Path(name).write_text(text)
+    Path("folder").mkdir()
+    code, stdout, stderr = run(command, "train.py", *flags)
+    assert (code, stdout) == (2, "")
+    assert stderr.startswith(f"error: {message}")
+
+
+def test_included_files_travel_with_the_requirements(tmp_path: Path) -> None:
+    folder = tmp_path / "needs"
+    folder.mkdir()
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "pins.in").write_text("b==1\n")
+    (folder / "more.txt").write_text("-c ../pins.in\n--requirement=https://example.com/r.txt\n -rmore.txt\n")
+    (folder / "all.txt").write_text("a\n-r more.txt  # and more\n")
+    assert requirement_files("needs/all.txt", tmp_path) == ["needs/all.txt", "needs/more.txt", "pins.in"]
+    (tmp_path / ".git").rmdir()
+    job = validated({"command": "train.py", "requirements": "needs//all.txt"})
+    assert {"needs/all.txt", "needs/more.txt", "pins.in", "train.py"} <= {*make_bundle(job, tmp_path).files}
+
+
+def test_the_options_reach_the_launcher() -> None:
+    fields = {"pip": ["a", "b @ https://x/b.whl"], "requirements": "/image/r.txt", "setup": 'echo "$A"\n'}
+    variables = environment(validated({"command": "t.py", "name": "n", **fields}))
+    assert variables["FLK_PIP"] == "a\nb @ https://x/b.whl"
+    assert variables["FLK_REQUIREMENTS"] == "/image/r.txt"
+    assert variables["FLK_SETUP"] == 'echo "$A"\n'
+
+
+def test_flk_run_installs_anew_where_something_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    python = tmp_path / "python"
+    python.write_text("")
+    (tmp_path / "r.txt").write_text("a\n./w.whl\n")
+
+    def folder(environ: dict[str, str], **fields: object) -> Path:
+        job = validated({"command": "t.py", "requirements": "r.txt", **fields})
+        return packages_folder(job, tmp_path, str(python), environ)
+
+    seen = [folder({"HOME": "/a"})]
+    assert folder({"HOME": "/b"}, setup="true") == seen[0]
+    assert seen[0].is_relative_to(tmp_path / "cache")
+    seen.append(folder({"PIP_INDEX_URL": "x"}))
+    seen.append(folder({}, pip=["b"]))
+    (tmp_path / "w.whl").write_text("wheel")
+    seen.append(folder({}))
+    (tmp_path / "r.txt").write_text("b\n")
+    seen.append(folder({}))
+    assert len({*seen}) == len(seen)
+
+
+def test_an_absolute_path_is_not_looked_up_before_the_job_is_submitted(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    job = validated({"command": "train.py", "requirements": "/nowhere//r.txt"})
+    assert job.requirements == "/nowhere/r.txt"
+    assert make_bundle(job, tmp_path).files == ("train.py",)
+    with pytest.raises(UsageError, match="there is no file /nowhere/r"):
+        requirement_files("/nowhere/r.txt", tmp_path)
