@@ -1,7 +1,9 @@
-"""`flk exec` and `flk port-forward` in a real cluster."""
+"""`flk exec`, `flk cp` and `flk port-forward` in a real cluster, and commands on several jobs."""
 
 from __future__ import annotations
 
+import json
+import os
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -9,15 +11,29 @@ from typing import Any
 from tests.support.terminal import on_a_terminal
 
 SERVER = """
-import functools, http.server, os
-http.server.ThreadingHTTPServer(("0.0.0.0", 8000), http.server.SimpleHTTPRequestHandler).serve_forever()
+import http.server, threading
+print("serving", flush=True)
+servers = [http.server.ThreadingHTTPServer(("0.0.0.0", n), http.server.SimpleHTTPRequestHandler) for n in (8000, 8001)]
+threading.Thread(target=servers[0].serve_forever).start()
+servers[1].serve_forever()
+"""
+SIDECAR = """
+spec:
+  containers:
+  - name: sidecar
+    image: {image}
+    command: [python3, -u, -c, "print('beside'); import time; time.sleep(3600)"]
+    resources: {{requests: {{cpu: 10m}}}}
+    securityContext: {{allowPrivilegeEscalation: false, capabilities: {{drop: [ALL]}}}}
 """
 
 
 def test_commands_and_ports(flk: Any, image: str, tmp_path: Path, eventually: Any) -> None:
     (tmp_path / "train.py").write_text(SERVER)
+    (tmp_path / "patch.yaml").write_text(SIDECAR.format(image=image))
     args = ["submit", "train.py", "--name", "web", "--replicas", "2", "--image", image, "--cpu", "50m"]
-    assert flk(*args, cwd=tmp_path).code == 0
+    made = flk(*args, "--patch", "patch.yaml", "--label", "team=web", cwd=tmp_path)
+    assert made.code == 0, made.stderr
     eventually("both pods run", lambda: "2/2" in flk("list").stdout)
 
     for rank in ("0", "1"):
@@ -38,11 +54,63 @@ def test_commands_and_ports(flk: Any, image: str, tmp_path: Path, eventually: An
     assert "33 77" in shown
     assert "/dev/pts/" in shown
 
-    forward = flk.start("port-forward", "web", "0:8000", "--rank", "1")
-    port = int(forward.stderr.readline().split("127.0.0.1:")[1].split()[0])
-    eventually("the page is there", lambda: b"listing" in fetched(port))
+    assert flk("exec", "web", "--pod", "1", "-c", "sidecar", "--", "hostname").stdout == "web-worker-1\n"
+    wrong = flk("exec", "web", "-c", "nowhere", "--", "true")
+    assert wrong.stderr == "error: --container: pod web-worker-0 has containers pytorch, sidecar, no nowhere\n"
+    assert flk("logs", "web", "--no-follow", "-c", "sidecar", "--rank", "1").stdout == "[pod 1] beside\n"
+    lines = flk("logs", "web", "--no-follow", "--grep", "^serv", "--since", "1h").stdout
+    assert lines == "[rank 0] serving\n[rank 1] serving\n"
+
+    forward = flk.start("port-forward", "web", "0:8000", "0:8001", "--rank", "1")
+    ports = [int(forward.stderr.readline().split("127.0.0.1:")[1].split()[0]) for _ in range(2)]
+    eventually("both pages are there", lambda: all(b"listing" in fetched(port) for port in ports))
     forward.send_signal(2)
     assert forward.wait(timeout=30) == 130
+
+    copies_in_both_directions(flk, tmp_path)
+    waits_for_several_jobs(flk, image, tmp_path)
+
+
+def copies_in_both_directions(flk: Any, folder: Path) -> None:
+    """A folder with a link to the pod of rank 1 and back, a file that is not there, and one that may not be."""
+    run = folder / "run"
+    (run / "step-1").mkdir(parents=True)
+    (run / "step-1" / "shard.bin").write_bytes(os.urandom(5_000_000))
+    (run / "latest").symlink_to("step-1")
+    sent = flk("cp", "run", "web:rank/1:/tmp", cwd=folder)
+    assert (sent.code, sent.stderr) == (0, "flk: copied 1 file, 4.8 MiB: run to web-worker-1:/tmp/run\n")
+    got = flk("cp", "web:/tmp/run/", "back", "--rank", "1", cwd=folder)
+    assert got.code == 0, got.stderr
+    shard = (folder / "back" / "latest" / "shard.bin").read_bytes()
+    assert shard == (run / "step-1" / "shard.bin").read_bytes()
+    assert flk("cp", "web:/tmp/run", "back", cwd=folder).stderr == (
+        "error: web-worker-0:/tmp/run: there is no /tmp/run; nothing of it counts as copied\n"
+    )
+    refused = flk("cp", "run/latest/shard.bin", "web:/etc/shard.bin", cwd=folder)
+    assert (refused.code, "ermission denied" in refused.stderr) == (1, True), refused.stderr
+
+
+def waits_for_several_jobs(flk: Any, image: str, folder: Path) -> None:
+    """While the first job runs: a watch of the list, and waits by names and by labels."""
+    (folder / "short").mkdir()
+    (folder / "short" / "short.py").write_text("print('done')\n")
+    watch = flk.start("list", "--watch", "-l", "team=web")
+    assert watch.stdout.readline().startswith("web is running, 2 of 2 pods")
+    args = ["submit", "short.py", "--name", "short", "--image", image, "--cpu", "50m", "--label", "team=web"]
+    assert flk(*args, cwd=folder / "short").code == 0
+    assert flk("wait", "short").code == 0
+    by_name = flk("wait", "short", "web", "--timeout", "1s")
+    assert by_name.code == 124, by_name.stderr
+    assert "flk: job short succeeded" in by_name.stderr
+    by_label = flk("wait", "-l", "team=web", "--for", "Running", "-o", "json")
+    assert by_label.code == 0, by_label.stderr
+    assert [state["name"] for state in json.loads(by_label.stdout)["items"]] == ["web", "short"]
+    lines = [watch.stdout.readline()]
+    while "short is succeeded" not in lines[-1]:
+        lines.append(watch.stdout.readline())
+    watch.send_signal(2)
+    assert watch.wait(timeout=30) == 130
+    assert "short [rank 0] done\n" in flk("logs", "-l", "team=web", "--no-follow").stdout
 
 
 def fetched(port: int) -> bytes:

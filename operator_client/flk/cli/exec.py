@@ -17,7 +17,13 @@ from flk.cli.options import Context, JobName, Namespace, open_job
 if TYPE_CHECKING:
     from flk.kube.sockets import RemoteCommand
 
-Rank = Annotated[int, typer.Option("--rank", min=0, metavar="RANK", help="Rank whose pod is used.")]
+Rank = Annotated[int | None, typer.Option("--rank", min=0, metavar="RANK", help="Rank whose pod is used. Default: 0.")]
+PodName = Annotated[
+    str | None, typer.Option("--pod", metavar="POD", help="Pod, by its index or name, in place of a rank.")
+]
+Container = Annotated[
+    str, typer.Option("--container", "-c", metavar="NAME", help="Container of the pod. Default: the ranks'.")
+]
 
 
 def exec_(
@@ -27,23 +33,24 @@ def exec_(
     ] = None,
     context: Context = None,
     namespace: Namespace = None,
-    rank: Rank = 0,
+    rank: Rank = None,
+    pod: PodName = None,
+    container: Container = "",
 ) -> int:
-    """Run a command in the container of a rank, and exit with its exit code.
+    """Run a command in the container of a rank, or in another one of its pod, and exit with its exit code.
 
     On a terminal the command gets one too, so `flk exec JOB` opens a shell. Elsewhere it shares
     flk's input, output and errors.
     """
     from flk.kube.sockets import STDERR, RemoteCommand
     from flk.observe.client import EXEC
-    from flk.observe.reader import pod_of_rank
+    from flk.observe.reader import container_in, pod_of
 
     client, job = open_job(job, context, namespace)
-    target = client.target(EXEC, pod_of_rank(client, job, rank).name)
-    container = client.target_of(job).container
+    name = pod_of(client, job, rank, pod).name
     tty = sys.stdin.isatty() and sys.stdout.isatty()
-    words = command or ["sh"]
-    remote = RemoteCommand(client.api.access, target, words, container=container, tty=tty)
+    words, chosen = command or ["sh"], container_in(client, job, name, container)
+    remote = RemoteCommand(client.api.access, client.target(EXEC, name), words, container=chosen, tty=tty)
 
     def write(channel: int, data: bytes) -> None:
         stream = sys.stderr if channel == STDERR else sys.stdout

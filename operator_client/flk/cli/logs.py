@@ -37,6 +37,9 @@ def logs(
     pod: Annotated[
         str | None, typer.Option("--pod", metavar="P,…", help="Only these pods, by index or name: 0,gpt-worker-3.")
     ] = None,
+    container: Annotated[
+        str, typer.Option("--container", "-c", metavar="NAME", help="This container of the pods. Default: the ranks'.")
+    ] = "",
     tail: Annotated[
         int | None, typer.Option("--tail", metavar="N", min=0, help="Begin with the last N lines of each pod.")
     ] = None,
@@ -90,8 +93,8 @@ def logs(
         raise UsageError(f"--output: must be text or jsonl (is {output!r})")
     if fold and (output == "jsonl" or output_folder):
         raise UsageError("--fold: needs text on stdout")
-    if first_error and (previous or rank or grep):
-        raise UsageError("--first-error: excludes --previous, --rank and --grep")
+    if first_error and (previous or rank or grep or container):
+        raise UsageError("--first-error: excludes --previous, --rank, --grep and --container")
     from flk.cli.log_output import LogOutput
     from flk.jobs import logs as job_logs
 
@@ -102,6 +105,7 @@ def logs(
         tail=tail,
         since=seconds_ago,
         previous=previous,
+        container=container,
         grep=_parse_pattern(grep),
         fold=on_stdout and (sys.stdout.isatty() if fold is None else fold),
         raw=raw,

@@ -1,20 +1,23 @@
-"""`flk port-forward`: make a port of a rank's pod reachable on this machine."""
+"""`flk port-forward`: make ports of a rank's pod reachable on this machine."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import selectors
 import socket
 import threading
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from flk.cli.exec import Rank
+from flk.cli.exec import PodName, Rank
 from flk.cli.options import Context, JobName, Namespace, note, open_job
 from flk.errors import FlkError, UsageError
 from flk_runtime.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from flk.kube import Access, RequestTarget
     from flk.kube.sockets import PodConnection
 
 ANSWER: Final = 30.0  # seconds without an answer after which a connection is closed that its client will not write to
@@ -22,43 +25,81 @@ ANSWER: Final = 30.0  # seconds without an answer after which a connection is cl
 
 def port_forward(
     job: JobName,
-    port: Annotated[
-        str, typer.Argument(metavar="[LOCAL:]REMOTE", help="Port on this machine and in the pod.", show_default=False)
+    ports: Annotated[
+        list[str],
+        typer.Argument(metavar="[LOCAL:]REMOTE...", help="Ports on this machine and in the pod.", show_default=False),
     ],
     context: Context = None,
     namespace: Namespace = None,
-    rank: Rank = 0,
+    rank: Rank = None,
+    pod: PodName = None,
+    address: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--address",
+            metavar="ADDRESS",
+            help="Addresses of this machine to listen on: 0.0.0.0 lets other machines connect. Repeatable. "
+            "Default: 127.0.0.1.",
+        ),
+    ] = None,
 ) -> int:
-    """Forward connections to a port of this machine to the pod of a rank, until Ctrl-C.
+    """Forward connections to ports of this machine to the pod of a rank, until Ctrl-C.
 
     For TensorBoard or a profiler that runs in the pod. LOCAL is REMOTE by default; 0 is a free port.
     """
-    local, remote = _ports(port)
-    from flk.kube.sockets import PodConnection
+    wanted = [_ports(text) for text in ports]
+    addresses = [part for text in address or ["127.0.0.1"] for part in text.split(",")]
     from flk.observe.client import PORT_FORWARD
-    from flk.observe.reader import pod_of_rank
+    from flk.observe.reader import pod_of
 
     client, job = open_job(job, context, namespace)
-    target = client.target(PORT_FORWARD, pod_of_rank(client, job, rank).name)
-    try:
-        server = socket.create_server(("127.0.0.1", local))
-    except OSError as error:
-        reason = f"port {local} of this machine cannot be used: {error.strerror}"
-        raise UsageError(reason, hint=f"name another one: {local + 1}:{remote}") from None
-    with server, contextlib.suppress(KeyboardInterrupt):
-        note(f"forwarding 127.0.0.1:{server.getsockname()[1]} to port {remote} of {target.name}; Ctrl-C ends it")
+    target = client.target(PORT_FORWARD, pod_of(client, job, rank, pod).name)
+    with contextlib.ExitStack() as stack, contextlib.suppress(KeyboardInterrupt):
+        servers = [
+            (stack.enter_context(_listen(where, local, remote)), remote)
+            for local, remote in wanted
+            for where in addresses
+        ]
+        chosen = stack.enter_context(selectors.DefaultSelector())
+        for server, remote in servers:
+            server.setblocking(False)  # a client may have gone again before it is accepted
+            chosen.register(server, selectors.EVENT_READ, remote)
+            host, port = server.getsockname()[:2]
+            host = f"[{host}]" if ":" in host else host
+            note(f"forwarding {host}:{port} to port {remote} of {target.name}; Ctrl-C ends it")
         while True:
-            connection = server.accept()[0]
-            try:
-                pod = PodConnection(client.api.access, target, remote)
-            except FlkError as error:
-                connection.close()
-                note(str(error))
-                continue
-            forwarding = Forwarding(connection, pod)
-            threading.Thread(target=forwarding.send, daemon=True).start()
-            threading.Thread(target=forwarding.receive, daemon=True).start()
+            for ready, _ in chosen.select():
+                listening: socket.socket = ready.fileobj  # type: ignore[assignment]
+                with contextlib.suppress(BlockingIOError):
+                    connection = listening.accept()[0]
+                    connection.setblocking(True)
+                    # Opened by a thread: a slow API server must not hold up the other connections.
+                    arguments = (client.api.access, target, ready.data, connection)
+                    threading.Thread(target=_forward, args=arguments, daemon=True).start()
     return int(ExitCode.INTERRUPTED)
+
+
+def _listen(address: str, local: int, remote: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return socket.create_server((address, local), family=family)
+    except (OSError, UnicodeError) as error:
+        reason = (getattr(error, "strerror", None) or str(error)).partition(" (while")[0]
+        hint = f"name another one: {local + 1}:{remote}" if getattr(error, "errno", 0) == errno.EADDRINUSE else ""
+        raise UsageError(f"port {local} of {address} cannot be used: {reason}", hint=hint) from None
+
+
+def _forward(access: Access, target: RequestTarget, port: int, connection: socket.socket) -> None:
+    from flk.kube.sockets import PodConnection
+
+    try:
+        forwarding = Forwarding(connection, PodConnection(access, target, port))
+    except FlkError as error:
+        connection.close()
+        note(str(error))
+        return
+    threading.Thread(target=forwarding.send, daemon=True).start()
+    forwarding.receive()
 
 
 def _ports(text: str) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flk import labels, targets
 from flk.commands import Commands
-from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, MissingApiError
+from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, MissingApiError, UsageError
 from flk.kube import ApiClient, Object, RequestTarget, Resource, connect
 from flk.targets import TARGETS
 from flk.targets.controllers import CONTROLLERS, Controller
@@ -253,15 +253,17 @@ class JobClient:
                 pass  # the first error says more: that it is about all namespaces
             raise
 
-    def stream_log(self, pod: Object, idle: float, **options: Any) -> AbstractContextManager[Iterator[bytes]]:
-        """Stream the lines of a pod's training container.
+    def stream_log(
+        self, pod: Object, idle: float, *, container: str = "", **options: Any
+    ) -> AbstractContextManager[Iterator[bytes]]:
+        """Stream the lines of a pod's training container, or of another ``container``.
 
         ``options`` are the API's options for logs (follow, tailLines, …); a value of None leaves one out. Raises
-        UnreachableError when nothing comes for ``idle`` seconds.
+        UnreachableError when nothing comes for ``idle`` seconds, UsageError if the pod has no such container.
         """
         given = {key: value for key, value in options.items() if value is not None and value is not False}
         query = {key: "true" if value is True else str(value) for key, value in given.items()}
-        query["container"] = training_container(pod)
+        query["container"] = container_of(pod, container)
         return self.api.stream("get", self.target(LOGS, pod["metadata"]["name"]), query=query, idle=idle)
 
     def execute(self, pod: Object, command: list[str], timeout: float) -> Executed:
@@ -301,6 +303,21 @@ def training_container(pod: Object) -> str:
     """Return the name of a pod's training container."""
     found = [str(container.get("name")) for container in (pod.get("spec") or {}).get("containers") or []]
     return next((name for name in targets.CONTAINERS if name in found), targets.DEFAULT.container)
+
+
+def container_of(pod: Object, chosen: str) -> str:
+    """Return the name of the container that ``--container`` chooses; the training container for an empty one.
+
+    Raises UsageError if the pod has no such container.
+    """
+    if not chosen:
+        return training_container(pod)
+    spec = pod.get("spec") or {}
+    names = [c["name"] for kind in ("containers", "initContainers") for c in spec.get(kind) or []]
+    if chosen not in names:
+        found = f"containers {', '.join(names)}" if len(names) > 1 else f"the container {names[0]}"
+        raise UsageError(f"--container: pod {pod['metadata']['name']} has {found}, no {chosen}")
+    return chosen
 
 
 def resource_of(job: Object) -> Resource:

@@ -105,9 +105,19 @@ def memory_limit(pod: Object) -> str:
     return str(((container.get("resources") or {}).get("limits") or {}).get("memory") or "")
 
 
-def has_log(pod: Object) -> bool:
-    """Return whether the training container runs or has run."""
-    container = _container((pod.get("status") or {}).get("containerStatuses"))
+def has_log(pod: Object, name: str = "") -> bool:
+    """Return whether a container (by default the training container) runs or has run.
+
+    True, too, for a container that the pod does not have: who reads its log gets the error.
+    """
+    status, spec = pod.get("status") or {}, pod.get("spec") or {}
+    container = _container(status.get("containerStatuses"))
+    if name:
+        kinds = ("containers", "initContainers")
+        if all(item.get("name") != name for kind in kinds for item in spec.get(kind) or []):
+            return True
+        every = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+        container = next((item for item in every if item.get("name") == name), {})
     state = container.get("state") or {}
     return bool(state.get("running") or state.get("terminated") or container.get("restartCount"))
 

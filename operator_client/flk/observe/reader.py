@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Any, Final
 
 from flk import labels
 from flk.errors import ApiError, FlkError, ForbiddenError, JobNotFoundError, UsageError
 from flk.kube import Object, RequestTarget, Resource
 from flk.observe import archive
-from flk.observe.client import OWNED, PODS, JobClient
+from flk.observe.client import OWNED, PODS, JobClient, container_of
 from flk.observe.model import PodPhase, PodState
 from flk.observe.needs import OF_LAUNCHERS, Answer, needs, with_answer
 from flk.observe.observation import Need, Observation, from_archive, with_archive
@@ -55,6 +55,33 @@ def view_job(client: JobClient, name: str, note: Callable[[str], None] = lambda 
     return view
 
 
+def given_pod(view: JobView, pod: str) -> int:
+    """Return the index of the pod that ``--pod`` names, by its name or its index. Raises UsageError for no pod."""
+    names = [state.name for state in view.pods]
+    base = pod if pod in names else view.target.base_name(pod)
+    index = int(pod) if pod.isascii() and pod.isdigit() and len(pod) < 10 else -1
+    index = names.index(base) if base in names else index
+    if not 0 <= index < len(names):
+        last = len(names) - 1
+        raise UsageError(f"--pod: job {view.name} has pods {names[0]} to {names[-1]} (0 to {last}), no {pod}")
+    return index
+
+
+def pod_of(client: JobClient, name: str, rank: int | None = None, pod: str | None = None) -> PodState:
+    """Return the pod that a name or an index means, or the pod of a rank (by default of rank 0).
+
+    Raises UsageError if there is none or both are given, and ApiError if the pod does not exist now.
+    """
+    if pod is None:
+        return pod_of_rank(client, name, rank or 0)
+    if rank is not None:
+        raise UsageError("--rank and --pod exclude each other")
+    job = client.get_job(name)
+    view = JobView(Observation(job, client.pods_of(job), client.now()))
+    index = given_pod(JobView(Observation(job)), pod.rpartition("/")[2])  # here all names are without random suffixes
+    return _existing(client, name, view.pods[index])
+
+
 def pod_of_rank(client: JobClient, name: str, rank: int) -> PodState:
     """Return the pod in which a rank of a job runs: in the latest attempt, where a rank may change its pod.
 
@@ -74,9 +101,26 @@ def pod_of_rank(client: JobClient, name: str, rank: int) -> PodState:
     found = next((pod for pod in view.pods if rank in pod.ranks), None)
     if found is None:
         raise ApiError(f"rank {rank} is not in the latest attempt of job {name}, which has fewer pods", hint=hint)
-    if found.absent:
-        raise ApiError(f"pod {found.name} does not exist", hint=f"{client.commands.flk('why', name)} says why")
-    return found
+    return _existing(client, name, found)
+
+
+def container_in(client: JobClient, job: str, pod: str, chosen: str) -> str:
+    """Return the name of the container of a pod that ``--container`` chooses, by default the training container.
+
+    Raises UsageError if the pod has no such container, and ApiError if there is no such pod any more.
+    """
+    if not chosen:
+        return client.target_of(job).container
+    found = client.find_pod(pod)
+    if found is None:
+        raise ApiError(f"pod {pod} does not exist", hint=f"{client.commands.flk('why', job)} says why")
+    return container_of(found, chosen)
+
+
+def _existing(client: JobClient, name: str, pod: PodState) -> PodState:
+    if pod.absent:
+        raise ApiError(f"pod {pod.name} does not exist", hint=f"{client.commands.flk('why', name)} says why")
+    return pod
 
 
 class Reader:
@@ -174,7 +218,7 @@ class Reader:
             return self._lines(pod, need, previous=True) or self._lines(pod, need)
         return self._lines(pod, need, timestamps=need.what == "record")
 
-    def _lines(self, pod: Object, need: Need, **options: bool) -> list[str]:
+    def _lines(self, pod: Object, need: Need, **options: Any) -> list[str]:
         lines: list[str] = []
         try:
             with self._client.stream_log(pod, _LOG_IDLE, tailLines=need.lines, **options) as stream:

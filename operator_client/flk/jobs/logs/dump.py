@@ -114,7 +114,7 @@ def _read(client: JobClient, pods: list[Object], chosen: LineFilter) -> Iterator
 
 def read_log(client: JobClient, pod: Object, options: LogOptions) -> list[tuple[str, str]]:
     """Return time and text of the lines that a pod's log has now. Raises ApiError."""
-    with client.stream_log(pod, IDLE, timestamps=True, **options.query()) as lines:
+    with client.stream_log(pod, IDLE, container=options.container, timestamps=True, **options.query()) as lines:
         return [split_stamp(line) for line in lines]
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from flk.errors import UsageError
 from flk.kube import Object
+from flk.observe.reader import given_pod
 from flk.observe.view import JobView
 from flk.terminal import printable
 from flk_runtime.contract import log_format
@@ -25,6 +26,7 @@ class LogOptions:
     tail: int | None = None  # number of lines of each pod to begin with
     since: int | None = None  # only lines of the last so many seconds
     previous: bool = False  # of the container before the last restart
+    container: str = ""  # of the pods; empty: the one that trains
     grep: re.Pattern[str] | None = None  # only lines in which it is found
     fold: bool = False  # show equal lines of several ranks as one
     raw: bool = False  # keep control characters and flk's records
@@ -33,6 +35,11 @@ class LogOptions:
     def query(self) -> dict[str, Any]:
         """Return the API's options for the first request of a log."""
         return {"tailLines": self.tail, "sinceSeconds": self.since, "previous": self.previous}
+
+    @property
+    def of_ranks(self) -> bool:
+        """Whether the lines are those of the ranks, which are kept as evidence."""
+        return not self.container and not self.previous
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,7 @@ class LineFilter:
         absent = [rank for rank in sorted(options.ranks) if rank > last]
         if absent:
             raise UsageError(f"--rank: job {view.name} has ranks 0 to {last}, no rank {absent[0]}")
-        self._chosen = {self._index_given(pod, view.name) for pod in options.pods}
+        self._chosen = {given_pod(view, pod) for pod in options.pods}
 
     def index(self, pod: Object) -> int:
         """Return the position of a pod in its job."""
@@ -112,14 +119,6 @@ class LineFilter:
     def lines(self, name: str) -> PodLines:
         """Return the parser of the log of the pod of that name."""
         return PodLines(self, name, self.index_of(name))
-
-    def _index_given(self, pod: str, job: str) -> int:
-        number = int(pod) if pod.isascii() and pod.isdigit() and len(pod) < 10 else -1
-        index = self._indexes.get(self.base_name(pod), number)
-        if not 0 <= index < len(self.names):
-            last = len(self.names) - 1
-            raise UsageError(f"--pod: job {job} has pods {self.names[0]} to {self.names[-1]} (0 to {last}), no {pod}")
-        return index
 
 
 class PodLines:

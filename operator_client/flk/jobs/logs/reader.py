@@ -44,7 +44,7 @@ class PodLog:
         self.complete = False  # whether no line can come any more
         self.name = str(pod["metadata"]["name"])
         self._client, self._pod, self._put, self._closed, self._keep = client, pod, put, closed, keep
-        self._lines = chosen.lines(self.name)
+        self._lines, self._of = chosen.lines(self.name), chosen.options.container
         self._query = chosen.options.query() if fresh else {}
         self._position = LogPosition(cut=bool(self._query))
 
@@ -68,7 +68,10 @@ class PodLog:
         try:
             # After the container's end, one more request reads what a broken stream may have missed.
             follow = follow and container == _Container.RUNNING
-            with self._client.stream_log(self._pod, IDLE, follow=follow, timestamps=True, **self._query) as lines:
+            log = self._client.stream_log(
+                self._pod, IDLE, container=self._of, follow=follow, timestamps=True, **self._query
+            )
+            with log as lines:
                 for line in lines:
                     if self._position.accept(line):
                         new_lines = True

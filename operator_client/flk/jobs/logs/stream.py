@@ -159,7 +159,7 @@ class _Merger:
     def _start(self, pod: Object, chosen: LineFilter) -> None:
         """Begin to read the log of a pod, unless it is being read or there is none yet."""
         uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
-        if uid in self._logs or not chosen.wants(pod) or not has_log(pod):
+        if uid in self._logs or not chosen.wants(pod) or not has_log(pod, self._options.container):
             return
         base = chosen.base_name(name)
         recreated = base in self._names
@@ -199,6 +199,8 @@ class _Merger:
 
     def _keep(self, pod: str, line: str) -> None:
         """Keep a line as evidence. Called by the threads that read logs."""
+        if not self._options.of_ranks:
+            return
         if record := parse_record(line):
             self._record = record
         else:

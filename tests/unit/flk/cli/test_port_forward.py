@@ -5,9 +5,14 @@ from __future__ import annotations
 import queue
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from flk.cli import port_forward
 from flk.cli.port_forward import Forwarding
+from tests.unit.flk.cli.outputs import jobs
 
 
 class Pod:
@@ -42,3 +47,47 @@ def test_a_client_that_has_sent_everything_gets_its_answer() -> None:
     sending.join(60)
     assert pod.closed.is_set()
     client.close()
+
+
+def test_several_ports_on_several_addresses(
+    fake: Any, run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs.add(fake, "running")
+    opened: list[tuple[str, int, int]] = []
+    ended = threading.Event()
+
+    def forward(access: object, target: Any, port: int, connection: socket.socket) -> None:
+        opened.append((target.name, port, connection.getsockname()[1]))
+        connection.close()
+        if len(opened) == 4:
+            ended.set()
+
+    said: list[str] = []
+
+    def note(text: str) -> None:
+        said.append(text)
+        address, port = text.split()[1].split(":")
+        clients.append(socket.create_connection((address, int(port))))
+
+    def select(self: Any, timeout: float | None = None) -> Any:
+        if ended.is_set():
+            raise KeyboardInterrupt
+        return real(self, 0.01)
+
+    clients: list[socket.socket] = []
+    real = port_forward.selectors.DefaultSelector.select
+    monkeypatch.setattr(port_forward.selectors.DefaultSelector, "select", select)
+    monkeypatch.setattr(port_forward, "_forward", forward)
+    monkeypatch.setattr(port_forward, "note", note)
+    words = ["0:8000", "0:6006", "--pod", "2", "--address", "127.0.0.1,127.0.0.2"]
+    monkeypatch.setattr("threading.Thread.start", lambda self: self.run() if self._target is forward else start(self))
+    assert run("port-forward", "gpt", *words)[0] == 130
+    assert {name for name, _, _ in opened} == {"gpt-worker-2"}
+    assert [text.split()[4] for text in said] == ["8000", "8000", "6006", "6006"]
+    assert len({text.split()[1] for text in said}) == 4
+    assert {port for _, port, _ in opened} == {8000, 6006}
+    for client in clients:
+        client.close()
+
+
+start = threading.Thread.start

@@ -1,0 +1,273 @@
+"""`flk cp`: what arrives in both directions, with tar and with Python, and what a pod cannot make it write."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flk.errors import ApiError, FlkError, UnreachableError, UsageError
+from flk.jobs import copying
+from flk.jobs.received import Received
+from flk.kube.sockets import STDERR, STDOUT
+from flk.observe.client import JobClient
+
+PROGRAMS = ("sh", "readlink", "dirname", "wc", "mv", "rm", "mkdir", "cat")
+
+
+class HereCommand:
+    """A command of this machine in the place of one in a container."""
+
+    path = os.environ["PATH"]
+    cut = -1  # bytes of its output after which the connection breaks; -1: never
+    started: list[list[str]]
+
+    def __init__(self, access: object, target: object, command: list[str], *, container: str) -> None:
+        pipe = subprocess.PIPE
+        environment = {"PATH": self.path}
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment)
+        self._closed = False
+
+    def run(self, write: Callable[[int, bytes], None], *, timeout: float | None = None) -> int:
+        process, left = self._process, self.cut
+        assert process.stdout
+        assert process.stderr
+        reader = threading.Thread(target=lambda: write(STDERR, process.stderr.read()))  # type: ignore[union-attr]
+        reader.start()
+        while data := process.stdout.read1(1000):  # type: ignore[attr-defined]
+            write(STDOUT, data)
+            left -= len(data)
+            if self.cut >= 0 and left < 0:
+                raise UnreachableError("the connection to gpt-worker-0 ended before the command did")
+        reader.join()
+        code = process.wait()
+        if self._closed and code == -signal.SIGKILL:
+            raise UnreachableError("the connection to gpt-worker-0 ended before the command did")
+        return code
+
+    def send(self, data: bytes) -> None:
+        assert self._process.stdin
+        self._process.stdin.write(data)
+
+    def end_input(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+
+    def close(self) -> None:
+        self._closed = True
+        self._process.kill()
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream and threading.current_thread() is threading.main_thread():
+                with contextlib.suppress(OSError):
+                    stream.close()
+        self._process.wait()
+
+
+@pytest.fixture(params=["tar", "python"])
+def container(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kubeconfig: Path
+) -> copying.Container:
+    """A container whose files are those of this machine, with tar or without it."""
+    monkeypatch.setattr(copying, "RemoteCommand", HereCommand)
+    if request.param == "python":
+        programs = tmp_path / "bin"
+        programs.mkdir()
+        for name in PROGRAMS:
+            (programs / name).symlink_to(str(shutil.which(name)))
+        (programs / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        (programs / "python3").chmod(0o755)
+        monkeypatch.setattr(HereCommand, "path", str(programs))
+    return copying.Container(JobClient.connect(), "gpt-worker-0", "pytorch")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A folder with a large file, an empty one, a folder, odd names, links in it and out of it, and a pipe."""
+    folder = tmp_path / "run 1"
+    (folder / "step-10" / "empty").mkdir(parents=True)
+    (folder / "step-10" / "shard.bin").write_bytes(os.urandom(3_000_000))
+    (folder / "--checkpoint-action=x").write_text("odd\n")
+    (folder / "none").touch()
+    (folder / "latest").symlink_to("step-10")
+    (folder / "step-10" / "up").symlink_to("../none")
+    (folder / "script.sh").write_text("echo\n")
+    (folder / "script.sh").chmod(0o755)
+    os.link(folder / "script.sh", folder / "same.sh")
+    return folder
+
+
+def files(folder: Path) -> dict[str, Any]:
+    """What is below a folder: the bytes of files, and where links lead."""
+    found: dict[str, Any] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        found[name] = os.readlink(path) if path.is_symlink() else path.is_dir() or path.read_bytes()
+    return found
+
+
+def test_a_folder_in_both_directions(container: copying.Container, tree: Path, tmp_path: Path) -> None:
+    notes: list[str] = []
+    (tree / "out").symlink_to("/etc/passwd")
+    copied = container.read(str(tree), str(tmp_path / "here"), notes.append)
+    (tree / "out").unlink()
+    assert files(tmp_path / "here") == files(tree)
+    assert (copied.files, copied.path) == (5, str(tmp_path / "here"))
+    assert notes == ["left out the link out: it leads out of the folder, to /etc/passwd"]
+    assert os.access(tmp_path / "here" / "script.sh", os.X_OK)
+    os.mkfifo(tree / "pipe")
+    (tmp_path / "there").mkdir()
+    copied = container.write(tree, f"{tmp_path}/there", notes.append)
+    (tree / "pipe").unlink()
+    assert files(tmp_path / "there" / "run 1") == files(tree)
+    assert (copied.files, copied.path) == (5, f"{tmp_path}/there/run 1")
+    assert "left out" in notes[-1]
+    assert "pipe: it is neither" in notes[-1]
+
+
+def test_a_file_in_both_directions(container: copying.Container, tree: Path, tmp_path: Path) -> None:
+    shard = tree / "latest" / "shard.bin"
+    copied = container.read(str(shard), f"{tmp_path}/", print)
+    assert (copied.size, Path(copied.path).read_bytes()) == (3_000_000, shard.read_bytes())
+    (tmp_path / "new").write_text("old")
+    container.write(shard, f"{tmp_path}/new", print)
+    assert (tmp_path / "new").read_bytes() == shard.read_bytes()
+    container.write(shard, f"{tree}/step-10/empty/", print)
+    assert (tree / "step-10" / "empty" / "shard.bin").stat().st_size == 3_000_000
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".flk-cp-")]
+
+
+def test_a_folder_that_is_there_gets_the_files(container: copying.Container, tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "here" / "run 1" / "step-10").mkdir(parents=True)
+    (tmp_path / "here" / "run 1" / "none").write_text("replaced")
+    (tmp_path / "here" / "run 1" / "mine").write_text("kept")
+    container.read(str(tree), str(tmp_path / "here"), print)
+    assert files(tmp_path / "here" / "run 1") == {**files(tree), "mine": b"kept"}
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "reason"),
+    [
+        ("nowhere", "here", "gpt-worker-0:HERE/nowhere: there is no HERE/nowhere; nothing of it counts as copied"),
+        ("run 1", "no/folder", "there is no folder HERE/no on this machine"),
+        ("run 1", "new/", "there is no folder HERE/new/ on this machine"),
+        ("run 1", "file", "HERE/file is a file on this machine, and the source is a folder"),
+        ("run 1/none", "dir", "HERE/dir/none is a folder on this machine, and the source is a file"),
+    ],
+)
+def test_what_cannot_be_read(
+    container: copying.Container, tree: Path, tmp_path: Path, source: str, target: str, reason: str
+) -> None:
+    (tmp_path / "dir" / "none").mkdir(parents=True)
+    (tmp_path / "file").touch()
+    before = files(tmp_path)
+    with pytest.raises(FlkError) as caught:
+        container.read(f"{tmp_path}/{source}", f"{tmp_path}/{target}", print)
+    assert str(caught.value).replace(str(tmp_path), "HERE") == reason
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "reason"),
+    [
+        ("nowhere", "there", "there is no HERE/nowhere on this machine"),
+        ("run 1", "no/folder", "there is no folder HERE/no;"),
+        ("run 1/none", "new/", "there is no folder HERE/new/;"),
+        ("run 1", "run 1/none", "HERE/run 1/none is a file, and the source is a folder;"),
+        ("run 1/none", "dir", "HERE/dir/none is a folder, and the source is a file;"),
+    ],
+)
+def test_what_cannot_be_written(
+    container: copying.Container, tree: Path, tmp_path: Path, source: str, target: str, reason: str
+) -> None:
+    (tmp_path / "dir" / "none").mkdir(parents=True)
+    before = files(tmp_path)
+    with pytest.raises(FlkError) as caught:
+        container.write(tmp_path / source, f"{tmp_path}/{target}", print)
+    assert reason in str(caught.value).replace(str(tmp_path), "HERE")
+    assert files(tmp_path) == before
+
+
+def test_a_cut_connection_leaves_nothing(
+    container: copying.Container, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = files(tmp_path)
+    monkeypatch.setattr(HereCommand, "cut", 1_000_000)
+    with pytest.raises(UnreachableError, match="ended before the command did"):
+        container.read(str(tree), f"{tmp_path}/here", print)
+    assert files(tmp_path) == before
+
+
+def test_a_file_that_shrinks_while_it_is_sent(
+    container: copying.Container, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = tarfile.TarFile.gettarinfo
+
+    def grown(self: tarfile.TarFile, *args: Any, **how: Any) -> tarfile.TarInfo:
+        info = real(self, *args, **how)
+        info.size += 10
+        return info
+
+    monkeypatch.setattr(tarfile.TarFile, "gettarinfo", grown)
+    with pytest.raises(UsageError, match="cannot be read: it has become smaller"):
+        container.write(tree / "step-10" / "shard.bin", f"{tmp_path}/new", print)
+    assert not (tmp_path / "new").exists()
+
+
+def archive(*members: tuple[str, str, bytes], links: bytes = tarfile.SYMTYPE) -> io.BytesIO:
+    """An archive of a folder: names, where links lead, and the bytes of files."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as made:
+        root = tarfile.TarInfo(".")
+        root.type, root.mode = tarfile.DIRTYPE, 0o755
+        made.addfile(root)
+        for name, link, content in members:
+            info = tarfile.TarInfo(name)
+            info.size, info.linkname = len(content), link
+            info.type = links if link else tarfile.REGTYPE
+            made.addfile(info, io.BytesIO(content))
+    data.seek(0)
+    return data
+
+
+@pytest.mark.parametrize(
+    ("stream", "error"),
+    [
+        (archive(("../evil", "", b"x")), "outside of what was asked for"),
+        (archive(("/tmp/evil", "", b"x")), "outside of what was asked for"),
+        (archive(("a/../../evil", "", b"x")), "outside of what was asked for"),
+        (archive(("a", "../../evil", b""), links=tarfile.LNKTYPE), "outside of what was asked for"),
+        (archive(("a", "b", b""), links=tarfile.LNKTYPE), "is not a whole archive: b is not in it"),
+        (io.BytesIO(archive(("a", "", b"x" * 5000)).read()[:2000]), "is not a whole archive"),
+        (io.BytesIO(b"not an archive"), "is not a whole archive"),
+        (archive(("a", "", b"x"), ("a", "", b"y")), "cannot be written: File exists"),
+        (archive(("a", "b", b""), ("a/c", "", b"x")), "cannot be written"),
+    ],
+)
+def test_what_a_pod_may_not_send(stream: io.BytesIO, error: str, tmp_path: Path) -> None:
+    received = Received(str(tmp_path / "here"), "gpt", print)
+    with pytest.raises((ApiError, UsageError), match=error):
+        received.unpack(stream)
+    received.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "../../evil", "b/../../..", "../sub/../../x"])
+def test_links_that_lead_out_are_left_out(target: str, tmp_path: Path) -> None:
+    notes: list[str] = []
+    received = Received(str(tmp_path / "here"), "gpt", notes.append)
+    received.unpack(archive(("sub/link", target, b""), ("in", "sub", b"")))
+    received.keep()
+    received.close()
+    assert notes == [f"left out the link sub/link: it leads out of the folder, to {target}"]
+    assert files(tmp_path) == {"here": True, "here/in": "sub"}
