@@ -35,7 +35,7 @@ def trial(job: Job, root: Path, client: JobClient, *, timeout: float | None, rep
     handle = prepare(check, root, client).create()
     began = time.monotonic()
     try:
-        state = handle.wait(TIMEOUT if timeout is None else timeout)
+        state = handle.wait(TIMEOUT if timeout is None else timeout, check=False)
     except WaitTimeoutError as error:
         found = f"the ranks of {plural(job.replicas, 'pod')} did not meet: {error}"
         return Result("start", Level.FAILED, found, "`flk doctor` without --start-pods shows what else is wrong")

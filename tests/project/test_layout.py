@@ -93,9 +93,10 @@ COVERED = {
     "tests/unit/flk/bench/test_bench.py": (
         "flk.bench.job flk.bench.result flk_runtime.bench.transport flk_runtime.plan.calibration"
     ),
+    "tests/unit/flk/cli/outputs/test_cp.py": "flk.cli.cp",
     "tests/unit/flk/cli/outputs/test_delete.py": "flk.cli.delete flk.jobs.lifecycle.deletion",
     "tests/unit/flk/cli/outputs/test_init.py": "flk.cli.init",
-    "tests/unit/flk/cli/outputs/test_list.py": "flk.cli.list flk.cli.list_text flk.cli.table",
+    "tests/unit/flk/cli/outputs/test_list.py": "flk.cli.list flk.cli.list_text",
     "tests/unit/flk/cli/outputs/test_several.py": "flk.cli.several",
     "tests/unit/flk/cli/outputs/test_logs.py": "flk.cli.log_output flk.cli.logs",
     "tests/unit/flk/cli/outputs/test_render.py": "flk.cli.render",
@@ -107,7 +108,7 @@ COVERED = {
     "tests/unit/flk/cli/outputs/test_why.py": "flk.cli.explain flk.cli.why",
     "tests/unit/flk/cli/test_cli.py": "flk.__main__ flk.cli",
     "tests/unit/flk/cli/test_global_options.py": "flk.kube.kubectl flk.kube.options",
-    "tests/unit/flk/cli/test_jsonpath.py": "flk.cli.data_output",
+    "tests/unit/flk/cli/test_jsonpath.py": "flk.cli.data_output flk.cli.table",
     "tests/unit/flk/cli/test_job_commands.py": "flk.jobs.listing flk.observe.client",
     "tests/unit/flk/cli/test_progress_line.py": "flk.cli.screen",
     "tests/unit/flk/health/test_built_causes.py": (
@@ -123,11 +124,13 @@ COVERED = {
         "flk.health.references flk.health.resources flk.health.rights flk.jobs.choice flk.targets.controllers "
         "flk.trial"
     ),
-    "tests/unit/flk/jobs/lifecycle/test_creation.py": "flk.manifest.rendezvous",
+    "tests/unit/flk/jobs/lifecycle/test_creation.py": "flk.jobs.lifecycle.secret flk.manifest.rendezvous",
     "tests/unit/flk/jobs/lifecycle/test_expiry.py": "flk.jobs.submission",
     "tests/unit/flk/jobs/lifecycle/test_suspension.py": (
         "flk.cli.restart flk.jobs.lifecycle.ending flk.jobs.lifecycle.restart"
     ),
+    "tests/unit/flk/jobs/test_copying.py": "flk.jobs.received",
+    "tests/unit/flk/jobs/test_handle.py": "flk.jobs.state.html",
     "tests/unit/flk/jobs/test_elastic_job.py": "flk.cli.scale flk.jobs.lifecycle.scaling",
     "tests/unit/flk/jobs/test_logs.py": (
         "flk.jobs.logs.dump flk.jobs.logs.first_error flk.jobs.logs.lines flk.jobs.logs.poller "
@@ -159,7 +162,7 @@ COVERED = {
         "flk.targets.model flk.targets.pytorchjob flk.targets.trainjob"
     ),
     "tests/unit/flk/test_commands.py": "flk.jobs.cluster",
-    "tests/unit/flk/test_public_api.py": "flk.errors flk.jobs.handle",
+    "tests/unit/flk/test_public_api.py": "flk.errors",
     "tests/unit/flk_runtime/checkpoint/test_metadata.py": "flk_runtime.checkpoint.load",
     "tests/unit/flk_runtime/checkpoint/test_state_reuse.py": (
         "flk_runtime.checkpoint.adapters.module flk_runtime.checkpoint.adapters.optimizer "

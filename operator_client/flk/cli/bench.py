@@ -97,7 +97,7 @@ def _in_cluster(job: Job, root: Path, context: str | None, namespace: str | None
             watched.write(f"{line.text}\n")
             if watched.result:
                 return 0, watched.result
-        wait.raise_for_state(handle.wait(), client)
+        handle.wait()
     finally:
         try:
             handle.delete()

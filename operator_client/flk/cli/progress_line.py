@@ -7,8 +7,6 @@ import threading
 from typing import TYPE_CHECKING, TextIO
 
 from flk.cli.screen import cut
-from flk.units import short_duration
-from flk_runtime.contract.ranges import plural
 
 if TYPE_CHECKING:
     from flk.jobs.state import State
@@ -33,6 +31,8 @@ class ProgressLine:
         """Replace the line."""
         if not self._is_terminal:
             return
+        from flk.jobs.wait import progress_text
+
         with self.lock:
             self._progress[state.uid] = f"{state.name}: " * self._several + progress_text(state)
             self._write("; ".join(self._progress.values()))
@@ -57,20 +57,3 @@ class ProgressLine:
             self._stream.write(_CLEAR + cut(text, width))
             self._stream.flush()
             self._shown = text
-
-
-def progress_text(state: State) -> str:
-    """Return how far a job is: pods, attempt, step, rate, loss, remaining time, as far as they are known."""
-    parts = [f"{state.ready}/{plural(state.replicas, 'pod')} ready"]
-    if state.attempt > 1:
-        parts.append(f"attempt {state.attempt}")
-    known = max(state.progress, key=lambda progress: progress.step, default=None)
-    if known is not None:
-        parts.append(f"step {known.step:,}" + (f" of {known.total:,}" if known.total else ""))
-        if known.step_time:
-            parts.append(f"{1 / known.step_time:.3g} steps/s")
-        if known.loss is not None:
-            parts.append(f"loss {known.loss:.4g}")
-        if known.remaining:
-            parts.append(f"{short_duration(known.remaining)} left")
-    return ", ".join(parts)

@@ -1,20 +1,31 @@
-"""JobHandle: the state, the logs, the end and the deletion of one job, for Python programs."""
+"""JobHandle: one job for Python programs and notebooks, with a method for each command."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import html
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from flk.errors import WaitTimeoutError
+from flk.errors import FlkError, UsageError
 from flk.jobs import lifecycle, logs, wait
 from flk.jobs.listing import list_states
-from flk.jobs.state import State
+from flk.jobs.state import JobList, State
 from flk.observe.client import JobClient, JobRef
+from flk.observe.reader import pod_of
+
+if TYPE_CHECKING:
+    from flk.health import Report
+    from flk.kube.sockets import Executed
 
 
 @dataclass(frozen=True)
 class JobHandle:
-    """A job in a cluster. All methods are about the job with this ``uid``, and not about another one of its name."""
+    """A job in a cluster. All methods are about the job with this ``uid``, and not about another one of its name.
+
+    In a notebook, a handle shows the job's state as a table.
+    """
 
     client: JobClient
     name: str
@@ -34,20 +45,66 @@ class JobHandle:
         """Return the job's state now. Raises JobNotFoundError if there is no such job."""
         return wait.get_state(self._own, self.name)
 
-    def wait(self, timeout: float | None = None, *, fail_fast: bool = True) -> State:
-        """Return the job's state once it has ended, well or badly, or (with ``fail_fast``) once it is stuck.
+    def why(self) -> Report:
+        """Return why the job does not run, or why it ended. Raises JobNotFoundError if there is no such job."""
+        from flk.health import diagnose
 
-        Raises WaitTimeoutError if neither is so within ``timeout`` seconds.
+        return diagnose(wait.look(self._own, self.name)[0])
+
+    def wait(self, timeout: float | None = None, *, check: bool = True, fail_fast: bool = True) -> State:
+        """Return the job's state once it has succeeded. In a notebook, a line shows how far it is.
+
+        Raises JobFailedError if it has failed, JobDeletedError if it was deleted before it had ended, JobStuckError
+        (with ``fail_fast``) once it cannot go on, and WaitTimeoutError if it has not ended within ``timeout`` seconds.
+        Without ``check``, the state is returned in all cases but the last.
         """
-        waited = wait.wait_for(self._own, self.name, uid=self.uid, timeout=timeout, fail_fast=fail_fast)
-        if waited.outcome == wait.Outcome.TIMEOUT:
-            raise WaitTimeoutError(f"the wait ended after {timeout:g} s: job {wait.describe(waited.state)}")
+        line = _CellLine()
+        try:
+            waited = wait.wait_for(
+                self._own, self.name, uid=self.uid, timeout=timeout, fail_fast=fail_fast, watch=line.show
+            )
+        finally:
+            line.end()
+        if check or waited.outcome == wait.Outcome.TIMEOUT:
+            wait.raise_for_state(waited.state, self.client, timeout or 0.001)
         return waited.state
 
     def logs(self, follow: bool = True) -> Iterator[str]:
-        """Yield the lines that the ranks print until the job ends, or without ``follow`` those that are there now."""
+        """Yield the lines that the ranks print until the job ends, or without ``follow`` those that are there now.
+
+        In a notebook, the result of ``job.logs()`` alone prints the lines as they come.
+        """
         read = logs.follow if follow else logs.dump
-        return (line.text for line in read(self._own, self.name, logs.LogOptions()) if not line.note)
+        return _Lines(line.text for line in read(self._own, self.name, logs.LogOptions()) if not line.note)
+
+    def exec(self, command: Sequence[str], *, rank: int = 0, timeout: float = 60.0) -> Executed:
+        """Run a command beside a rank, without input, and return its ``code``, ``stdout`` and ``stderr``.
+
+        Raises UsageError if the job has no such rank, ApiError if its pod does not exist, and UnreachableError if the
+        command has not ended after ``timeout`` seconds.
+        """
+        own = self._own
+        pod = own.find_pod(pod_of(own, self.name, rank).name)
+        return own.execute(pod or {}, list(command), timeout)
+
+    def cp(self, source: str, target: str, *, rank: int = 0) -> None:
+        """Copy a file or a folder; the path in the pod of the rank begins with a colon: ``cp(":/tmp/trace", ".")``.
+
+        Raises UsageError if not exactly one path does, or if the path here cannot be read or written, and ApiError if
+        that in the pod cannot.
+        """
+        from pathlib import Path
+
+        from flk.jobs.copying import Container
+
+        if source.startswith(":") == target.startswith(":"):
+            raise UsageError("one of source and target must be the path in the pod, which begins with a colon")
+        own = self._own
+        place = Container(own, pod_of(own, self.name, rank).name, own.target_of(self.name).container)
+        if source.startswith(":"):
+            place.read(source[1:], target, lambda text: None)
+        else:
+            place.write(Path(source), target[1:], lambda text: None)
 
     def scale(self, pods: int) -> None:
         """Give an elastic job ``pods`` pods, which its launchers admit or let go at a step boundary. Returns at once.
@@ -68,9 +125,61 @@ class JobHandle:
         """Let a suspended job start again, at its last checkpoint. Raises UsageError as `suspend` does."""
         lifecycle.resume(self._own, self.name)
 
+    def restart(self, timeout: float | None = None) -> JobHandle:
+        """Run the job anew from its last checkpoint, and return its handle: a job that had ended is a new one.
+
+        Raises UsageError if Kueue manages the job and it has not ended, WaitTimeoutError as `suspend` does.
+        """
+        from flk.jobs.lifecycle.secret import objects_with_uid
+
+        uid = lifecycle.restart(
+            self._own, self.name, timeout=timeout, report=lambda text: None, objects_with_uid=objects_with_uid
+        )
+        return JobHandle(self.client, self.name, uid)
+
     def delete(self) -> None:
         """Delete the job with its pods and ConfigMaps. Returns before the pods are gone."""
         self._own.delete_job(self.name, self.uid)
+
+    def _repr_html_(self) -> str:
+        try:
+            return self.status()._repr_html_()
+        except FlkError as error:
+            return f"job {html.escape(self.name)}: {html.escape(str(error))}"
+
+
+class _Lines(Iterator[str]):
+    """An iterator of lines, which a notebook prints where it is the result of a cell."""
+
+    def __init__(self, lines: Iterator[str]) -> None:
+        self._lines = lines
+
+    def __next__(self) -> str:
+        return next(self._lines)
+
+    def _ipython_display_(self) -> None:
+        for line in self:
+            print(line, flush=True)
+
+
+class _CellLine:
+    """One line of a notebook's cell that each state replaces; nothing elsewhere."""
+
+    def __init__(self) -> None:
+        self._is_cell = type(sys.stdout).__module__.startswith("ipykernel.")
+        self._shown = ""
+
+    def show(self, state: State) -> None:
+        """Replace the line."""
+        text = f"{state.name} is {state.phase.value.lower()}: {wait.progress_text(state)}"
+        if self._is_cell and text != self._shown:
+            print("\r" + text.ljust(len(self._shown)), end="", flush=True)
+            self._shown = text
+
+    def end(self) -> None:
+        """Let what follows begin in a line of its own."""
+        if self._shown:
+            print(flush=True)
 
 
 def get(name: str, *, namespace: str | None = None, context: str | None = None) -> JobHandle:
@@ -79,6 +188,6 @@ def get(name: str, *, namespace: str | None = None, context: str | None = None) 
     return JobHandle(client, name, client.get_job(name)["metadata"]["uid"])
 
 
-def list_jobs(*, namespace: str | None = None, all_namespaces: bool = False, context: str | None = None) -> list[State]:
-    """Return the states of all jobs of a namespace, or of all namespaces, the newest last."""
+def list_jobs(*, namespace: str | None = None, all_namespaces: bool = False, context: str | None = None) -> JobList:
+    """Return the states of all jobs of a namespace, or of all namespaces, the newest last. A notebook shows a table."""
     return list_states(JobClient.connect(context, namespace), all_namespaces=all_namespaces)

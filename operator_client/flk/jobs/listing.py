@@ -12,7 +12,7 @@ from functools import cached_property
 
 from flk.errors import ForbiddenError
 from flk.health.autoscaling import AUTOSCALERS
-from flk.jobs.state import State, derive
+from flk.jobs.state import JobList, State, derive
 from flk.kube import Object, RequestTarget
 from flk.observe.client import JobClient
 from flk.observe.needs import Answer, needs, with_answer
@@ -32,12 +32,13 @@ class Listed:
     state: State
 
 
-def list_states(client: JobClient, *, all_namespaces: bool = False, selector: str | None = None) -> list[State]:
+def list_states(client: JobClient, *, all_namespaces: bool = False, selector: str | None = None) -> JobList:
     """Return the states of the jobs of the namespace, or of all namespaces, the newest last.
 
     ``selector`` chooses jobs by their labels, as kubectl's does.
     """
-    return [listed.state for listed in list_observed(client, all_namespaces=all_namespaces, selector=selector)]
+    listed = list_observed(client, all_namespaces=all_namespaces, selector=selector)
+    return JobList(each.state for each in listed)
 
 
 def list_observed(client: JobClient, *, all_namespaces: bool = False, selector: str | None = None) -> list[Listed]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from flk.jobs.archive_writer import remember
 from flk.jobs.choice import chosen
 from flk.jobs.handle import JobHandle
 from flk.jobs.lifecycle import create_job
+from flk.jobs.lifecycle.secret import objects_with_uid
 from flk.jobs.owner import current_owner
 from flk.kube import Object
 from flk.manifest import Bundle, make_bundle
@@ -21,8 +21,6 @@ from flk.observe.client import JobClient
 from flk.observe.observation import Observation
 from flk.spec import defaults
 from flk.spec.job import Job
-from flk.targets import target_of
-from flk_runtime.contract.pod_env import RECORDS
 
 
 @dataclass(frozen=True)
@@ -71,16 +69,6 @@ def prepare(job: Job, root: Path, client: JobClient) -> Submission:
         shared=True,
     )
     return Submission(client, job, bundle, manifests)
-
-
-def objects_with_uid(job: Object) -> list[Object]:
-    """Return the manifests of objects that need the UID of the created job. The job owns them."""
-    roles = [*target_of(job).replicas(job).values()]
-    variables = roles[0].template["spec"]["containers"][0].get("env") or []
-    keeps_record = any(variable.get("name") == RECORDS for variable in variables)  # by the job's UID
-    if sum(role.count for role in roles) == 1 and not keeps_record and "elasticPolicy" not in job["spec"]:
-        return []  # there is no other launcher to authenticate
-    return [manifest.rendezvous_secret(job, secrets.token_urlsafe(32))]
 
 
 def submit(job: Job, root: str | Path = ".", *, namespace: str | None = None, context: str | None = None) -> JobHandle:

@@ -1,11 +1,13 @@
-"""Phase, State and AttemptState: the state of a job as flk reports it, as plain data."""
+"""Phase, State, AttemptState and JobList: the state of jobs as flk reports it, as plain data."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
 from typing import Any, Final
 
+from flk.jobs.state.html import pairs_table, rows_table
 from flk.observe.model import Finding, PodState
 from flk.observe.progress import Progress
 from flk_runtime.contract.failure import Failure
@@ -116,6 +118,24 @@ class State:
         why = f"{self.reason}: {self.message}" if self.reason and self.message else self.reason or self.message
         return f"{self.phase.value.lower()}: {why}" if why else self.phase.value.lower()
 
+    def _repr_html_(self) -> str:
+        """Return how a notebook shows the state."""
+        first = max(self.progress, key=lambda progress: progress.step, default=None)
+        step = "" if first is None else f"{first.step:,}" + (f" of {first.total:,}" if first.total else "")
+        return pairs_table(
+            [
+                ("job", f"{self.name} in namespace {self.namespace}"),
+                ("phase", self.phase.value),
+                ("reason", f"{self.reason}: {self.message}" if self.reason and self.message else self.message),
+                ("pods", f"{self.ready} of {self.replicas} ready"),
+                ("attempt", str(self.attempt) if self.attempts else ""),
+                ("step", step),
+                ("loss", "" if first is None or first.loss is None else f"{first.loss:.4g}"),
+                ("created", _time(self.created)),
+                ("ended", _time(self.ended)),
+            ]
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for `-o json`, with the version of its schema."""
         data = {"schema": SCHEMA, **asdict(self), "phase": self.phase.value, "world_size": self.world_size}
@@ -128,3 +148,19 @@ class State:
             if failure:
                 failure["attempt"] += 1  # launchers count from 0
         return data
+
+
+class JobList(list[State]):
+    """A list of states, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        names = ("namespace", "name", "phase", "pods", "created", "owner", "reason")
+        rows = [
+            (s.namespace, s.name, s.phase.value, f"{s.ready}/{s.replicas}", _time(s.created), s.owner, s.reason)
+            for s in self
+        ]
+        return rows_table(names, rows)
+
+
+def _time(seconds: float | None) -> str:
+    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M} UTC" if seconds else ""

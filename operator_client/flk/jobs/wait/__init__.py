@@ -4,7 +4,7 @@
 exit code. `get_state` is the state now. Commands and `JobHandle` import it.
 """
 
-from flk.jobs.wait.conclusion import describe, raise_for_state, run_time_text
+from flk.jobs.wait.conclusion import describe, progress_text, raise_for_state, run_time_text
 from flk.jobs.wait.follow import Outcome, Waited, follow_states, get_state, look, wait_for, wait_until_finished
 from flk.jobs.wait.goal import Goal
 from flk.jobs.wait.quiet import Quiet
@@ -18,6 +18,7 @@ __all__ = [
     "follow_states",
     "get_state",
     "look",
+    "progress_text",
     "raise_for_state",
     "run_time_text",
     "wait_for",

@@ -8,6 +8,7 @@ from flk.jobs.wait.goal import Goal
 from flk.observe.client import JobClient
 from flk.units import short_duration
 from flk_runtime.contract.exit_codes import ExitCode
+from flk_runtime.contract.ranges import plural
 
 
 def describe(state: State) -> str:
@@ -20,6 +21,23 @@ def describe(state: State) -> str:
     elif not state.finished and not state.reason:
         line += f", {state.ready} of {state.replicas} pods are running"
     return line
+
+
+def progress_text(state: State) -> str:
+    """Return how far a job is: pods, attempt, step, rate, loss, remaining time, as far as they are known."""
+    parts = [f"{state.ready}/{plural(state.replicas, 'pod')} ready"]
+    if state.attempt > 1:
+        parts.append(f"attempt {state.attempt}")
+    known = max(state.progress, key=lambda progress: progress.step, default=None)
+    if known is not None:
+        parts.append(f"step {known.step:,}" + (f" of {known.total:,}" if known.total else ""))
+        if known.step_time:
+            parts.append(f"{1 / known.step_time:.3g} steps/s")
+        if known.loss is not None:
+            parts.append(f"loss {known.loss:.4g}")
+        if known.remaining:
+            parts.append(f"{short_duration(known.remaining)} left")
+    return ", ".join(parts)
 
 
 def run_time_text(state: State) -> str:

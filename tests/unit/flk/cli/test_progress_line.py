@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from flk.cli.progress_line import ProgressLine, progress_text
+from flk.cli.progress_line import ProgressLine
 from flk.jobs.state import Phase, State
+from flk.jobs.wait import progress_text
 from flk.observe.progress import Progress
 from tests.support.terminal import on_a_terminal
 from tests.unit.flk.cli.outputs import jobs

@@ -1,0 +1,134 @@
+"""JobHandle: how a wait ends, the methods that commands have, and what a notebook shows."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flk
+from flk.kube.sockets import Executed
+from tests.support.api_server import FakeApiServer
+from tests.unit.flk.cli.outputs import jobs
+
+pytestmark = pytest.mark.usefixtures("kubeconfig")
+
+
+@pytest.mark.parametrize(
+    ("which", "error", "said"),
+    [
+        ("exception on rank 1", flk.JobFailedError, "job gpt failed after .* raised ValueError"),
+        ("image missing", flk.JobStuckError, "job gpt is stuck: "),
+        ("being deleted", flk.WaitTimeoutError, "job gpt is terminating"),
+    ],
+)
+def test_a_wait_raises_unless_the_job_has_succeeded(
+    fake: FakeApiServer, which: str, error: type[Exception], said: str
+) -> None:
+    jobs.add(fake, which)
+    handle = flk.get("gpt")
+    timeout = 0.01 if error is flk.WaitTimeoutError else None
+    with pytest.raises(error, match=said):
+        handle.wait(timeout)
+    if error is not flk.WaitTimeoutError:
+        assert handle.wait(check=False).phase in ("Failed", "Stuck")
+
+
+def test_a_wait_for_a_job_that_was_deleted(fake: FakeApiServer) -> None:
+    jobs.add(fake, "running")
+    handle = flk.get("gpt")
+    fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"].clear()
+    with pytest.raises(flk.JobDeletedError, match="job gpt is gone: it was deleted"):
+        handle.wait()
+    assert handle.wait(check=False).was_deleted
+
+
+def test_a_wait_for_a_job_that_has_succeeded(fake: FakeApiServer, capsys: Any) -> None:
+    jobs.add(fake, "succeeded")
+    assert flk.get("gpt").wait().phase == "Succeeded"
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_handle_has_the_commands_of_a_job(
+    fake: FakeApiServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    jobs.add(fake, "exception on rank 1")
+    handle = flk.get("gpt")
+    report = handle.why()
+    assert report.cause
+    assert "raised ValueError" in report.summary
+    done = Executed(0, b"3", b"")
+    monkeypatch.setattr("flk.observe.client.JobClient.execute", lambda self, pod, command, timeout: done)
+    assert handle.exec(["nproc"], rank=2) is done
+    copied: list[Any] = []
+    monkeypatch.setattr("flk.jobs.copying.Container.read", lambda self, *words: copied.append((self.pod, *words[:2])))
+    monkeypatch.setattr("flk.jobs.copying.Container.write", lambda self, *words: copied.append((self.pod, *words[:2])))
+    handle.cp(":/tmp/trace", ".", rank=1)
+    handle.cp("words.txt", ":/tmp/")
+    assert copied == [("gpt-worker-1", "/tmp/trace", "."), ("gpt-worker-0", Path("words.txt"), "/tmp/")]
+    for paths in ((":a", ":b"), ("a", "b")):
+        with pytest.raises(flk.UsageError, match="begins with a colon"):
+            handle.cp(*paths)
+
+
+def test_a_restart_returns_the_handle_of_the_new_job(fake: FakeApiServer) -> None:
+    jobs.add(fake, "succeeded")
+    fake.objects["/api/v1/namespaces/team/pods"].clear()
+    old = flk.get("gpt")
+    new = old.restart()
+    assert new.uid == flk.get("gpt").uid != old.uid
+
+
+# Notebooks
+
+
+class OutStream:
+    """The stdout of a cell. Its module is that of the real one."""
+
+    __module__ = "ipykernel.iostream"
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return len(text)
+
+    def flush(self) -> None: ...
+
+
+def test_a_cell_shows_how_far_a_job_is(fake: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs.add(fake, "running")
+    cell = OutStream()
+    monkeypatch.setattr(sys, "stdout", cell)
+    with pytest.raises(flk.WaitTimeoutError):
+        flk.get("gpt").wait(timeout=0.01)
+    assert cell.text == "\rgpt is running: 3/3 pods ready\n"
+
+
+def test_lines_are_printed_where_they_are_the_result_of_a_cell(fake: FakeApiServer, capsys: Any) -> None:
+    jobs.add(fake, "succeeded")
+    lines: Any = flk.get("gpt").logs(follow=False)
+    assert next(lines) == "[rank 0] step 10 loss 2.31"
+    lines._ipython_display_()
+    assert capsys.readouterr().out.splitlines()[-1] == "[rank 2] step 20 loss 2.07"
+    assert list(lines) == []
+
+
+def test_tables(fake: FakeApiServer) -> None:
+    evil = jobs.image_missing()
+    evil.pods[0]["status"]["containerStatuses"][0]["state"]["waiting"]["message"] = "<script>not found</script>\x1b[2J"
+    evil.job["metadata"]["annotations"]["flk.dev/owner"] = "<b>@x"
+    evil.add_to(fake)
+    jobs.succeeded("bert").add_to(fake)
+    shown = flk.get("gpt")._repr_html_()
+    assert shown.startswith('<table><tr><th>job</th><td style="text-align: left">gpt in namespace team</td></tr>')
+    assert "<th>phase</th>" in shown
+    assert "<script" not in shown
+    listed = flk.list_jobs()._repr_html_()
+    assert listed.count("<tr>") == 3
+    assert "&lt;b&gt;@x" in listed
+    gone = flk.JobHandle(flk.get("bert").client, "nowhere")
+    assert gone._repr_html_() == "job nowhere: there is no job nowhere in namespace team"
