@@ -29,12 +29,16 @@ OPTIONAL: Final = frozenset({"plan", "bench", "diloco", "training", "preparation
 # The programs of flk_runtime with the packages that they use. `flk bench` compares its results with predictions.
 _OF_PROGRAMS: Final = {"plan": {"plan"}, "bench": {"bench", "plan"}, "diloco": {"diloco"}}
 _OF_ALL_JOBS: Final = ("diloco/__init__.py", "diloco/options.py")
+_OF_MEMORY: Final = ("exchange", "messages", "partner", "room", "service", "store")
 # Modules that only an OPTIONAL package needs, outside of it.
 _ELSEWHERE: Final = {
     "check.py": "training",
     "launcher/hub.py": "diloco",
     "launcher/ledger.py": "training",
     "launcher/preparation.py": "preparation",
+    **dict.fromkeys((f"launcher/replication/{each}.py" for each in _OF_MEMORY), "training"),
+    "run/adopt.py": "training",
+    "run/loop.py": "training",
 }
 _BOOTSTRAP: Final = "bootstrap.py"
 # The printable characters by their codes in the archive. bzip2 sorts by codes, and where characters that stand in like

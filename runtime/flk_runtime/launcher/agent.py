@@ -32,7 +32,6 @@ from flk_runtime.launcher.pod_attempt import PodAttempt
 from flk_runtime.launcher.preemption import NO_STEP, PodPreemption
 from flk_runtime.launcher.ranks import RankProcess, Ranks
 from flk_runtime.launcher.record_writer import RecordWriter
-from flk_runtime.launcher.replication import MemoryService
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import STACKS_SIGNAL, Wakeup
 from flk_runtime.launcher.transport import (
@@ -55,6 +54,7 @@ from flk_runtime.system import host
 
 if TYPE_CHECKING:
     from flk_runtime.launcher.hub import HubProcess
+    from flk_runtime.launcher.replication.service import MemoryService
 
 TERMINATE_TIMEOUT = 1.0  # seconds between SIGTERM and SIGKILL at the end of an attempt: ranks hang in a collective
 LAST_WAIT = 2.0  # seconds in which a launcher that has to stop exchanges its last messages with the leader
@@ -113,13 +113,7 @@ class Agent:
         if settings.pod == 0:
             self.rendezvous = coordinator.serve(settings, wakeup.post, self.records.log)
         port = self.rendezvous.port if self.rendezvous else settings.rendezvous_port
-        self.memory = MemoryService.open(
-            settings,
-            wake=wakeup.wake,
-            failed=lambda error: wakeup.post(ThreadFailed(error)),
-            unreadable=lambda copies: self.member.report_unreadable(copies),
-            log=self.records.log,
-        )
+        self.memory = self._open_memory(wakeup) if settings.trains else None
         inventory = self.memory.inventory if self.memory else lambda: None
         self.member = Member(settings, port, wakeup.post, self.records.log, inventory, self.records.former)
         self.control = Control(error_folder, self.member.want_stacks, self.records.log)
@@ -244,6 +238,17 @@ class Agent:
         self.ranks.start(attempt, variables)
         if self.records.ledger:
             self.records.ledger.start_attempt(next(iter(self.ranks)).progress, time.monotonic())
+
+    def _open_memory(self, wakeup: Wakeup) -> MemoryService | None:
+        from flk_runtime.launcher.replication.service import MemoryService  # only jobs that train have this module
+
+        return MemoryService.open(
+            self.settings,
+            wake=wakeup.wake,
+            failed=lambda error: wakeup.post(ThreadFailed(error)),
+            unreadable=lambda copies: self.member.report_unreadable(copies),
+            log=self.records.log,
+        )
 
     def _end_in_ledger(self, failure: Failure) -> None:
         if self.records.ledger:

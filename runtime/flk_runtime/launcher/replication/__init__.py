@@ -13,6 +13,5 @@ launcher, `flk_runtime.wire`, and the format of shards, `flk_runtime.shared.shar
 """
 
 from flk_runtime.launcher.replication.plan import Inventory, MemoryPlan
-from flk_runtime.launcher.replication.service import MemoryService
 
-__all__ = ["Inventory", "MemoryPlan", "MemoryService"]
+__all__ = ["Inventory", "MemoryPlan"]
