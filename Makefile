@@ -9,6 +9,8 @@ HELM ?= helm
 WORKERS ?= 4
 BIN := .venv/bin
 INSTALLED := .venv/installed
+# Set in many containers, it has each of thousands of processes compile flk anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1\t/' | expand -t 15
