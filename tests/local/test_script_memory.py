@@ -23,7 +23,7 @@ SAVES_WITHOUT_A_PART = """
         save(1, 1.0, wait=True)
         if dist.get_rank() == 1:
             from flk_runtime.checkpoint.memory import PodMemory
-            PodMemory.finish = lambda memory, save: memory.skip("there is no room")
+            PodMemory.finish = lambda memory, save, path: memory.skip("there is no room")
         save(2, 2.0)
         save(3, 3.0)
 """

@@ -41,7 +41,7 @@ TRAIN = """
         held = torch.tensor([int(memory.is_held(wait=True))])
         dist.all_reduce(held, dist.ReduceOp.MIN)
         memory.settle(whole=bool(held))
-        path = memory.path
+        path = memory.next_path()
         if path not in files:
             files[path] = ShardFile(path, [Entry("state", ("state",), DATA_BEGIN, size)], {})
         shard = files[path]
@@ -49,7 +49,7 @@ TRAIN = """
         shard.memory[DATA_BEGIN : DATA_BEGIN + size] = content(step, rank)
         number = next(numbers)
         shard.finish(step=step, number=number, world_size=world_size, rank=rank, values=b"")
-        memory.finish(SaveKey(step, number))
+        memory.finish(SaveKey(step, number), path)
 
     if memory:
         step = restore()

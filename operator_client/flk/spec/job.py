@@ -375,6 +375,20 @@ class Job(StrictModel):
             variable=user_env.SAVE_EVERY,
         ),
     ] = Field(default=None, description="steps between two checkpoints; auto: computed from what a save costs")
+    store_every: Annotated[
+        SaveEvery | None,
+        Option(
+            "STEPS|auto",
+            Form.NUMBER,
+            help="steps between two checkpoints in storage, where memory keeps those of --save-every",
+            example="1000",
+            variable=user_env.STORE_EVERY,
+        ),
+    ] = Field(
+        default=None,
+        description="steps between two checkpoints in storage, where the memory of the pods keeps those of save_every; "
+        "auto: computed; left out: every checkpoint is stored",
+    )
     keep: Annotated[int | None, Option("N", Form.NUMBER, example="2", variable=user_env.KEEP)] = Field(
         default=None,
         ge=1,

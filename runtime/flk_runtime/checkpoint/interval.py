@@ -1,11 +1,11 @@
-"""The number of steps between two checkpoints, for ``save_every="auto"``: computed from what a save costs."""
+"""The number of steps between two checkpoints: given, or computed from what a save costs (``auto``)."""
 
 from __future__ import annotations
 
 import math
 import time
 
-COMPUTED = -1  # the value of ``save_every`` where the interval is computed
+COMPUTED = -1  # the value of ``save_every`` and of ``store_every`` where the interval is computed
 NODE_MTTF = 30 * 86400.0  # seconds from one failure of a node to its next, before the job has seen any
 _TRIAL_STEPS = 10  # between the first saves, which measure the cost
 _TRIALS = 2  # the first save costs more than later ones, because it makes the plan
@@ -30,15 +30,31 @@ def save_interval(stopped: float, complete: float, step: float, mttf: float) -> 
     return max(1, math.ceil(seconds / max(step, 1e-6)))
 
 
-class AutoInterval:
-    """Measures the saves of one rank and says after which step the next one is due."""
+class FixedInterval:
+    """An interval of so many steps; 0: no save is due."""
 
-    def __init__(self, steps: int, nodes: int, failures: int) -> None:
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+
+    def is_due(self, steps: int) -> bool:
+        """Whether a save is due after ``steps`` steps."""
+        return self._steps > 0 and steps % self._steps == 0
+
+
+class AutoInterval:
+    """Measures the saves of one rank and says after which step the next one is due. ``verb`` says what it is about."""
+
+    def __init__(self, steps: int, nodes: int, failures: int, verb: str = "saving") -> None:
         self.next = steps + _TRIAL_STEPS
+        self._verb = verb
         self._nodes, self._failures = nodes, failures
         self._saves, self._steps = 0, _TRIAL_STEPS
         self._stopped = self._complete = 0.0
         self._begun: dict[int, float] = {}  # times at which saves began that are not complete
+
+    def is_due(self, steps: int) -> bool:
+        """Whether a save is due after ``steps`` steps."""
+        return steps >= self.next
 
     def begin(self, steps: int) -> None:
         """Note that the save after ``steps`` steps begins."""
@@ -65,6 +81,6 @@ class AutoInterval:
             return self._steps, ""
         self._steps = chosen
         return chosen, (
-            f"flk: saving every {chosen:,} steps: a save stops training for {self._stopped:.3f} s and takes "
+            f"flk: {self._verb} every {chosen:,} steps: a save stops training for {self._stopped:.3f} s and takes "
             f"{self._complete:.1f} s, a step {step:.3f} s, and a failure is expected every {mttf / 3600:,.1f} h"
         )

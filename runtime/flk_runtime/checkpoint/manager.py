@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from flk_runtime.checkpoint.adapters import module_state, parameters_of
+from flk_runtime.checkpoint.interval import COMPUTED
 from flk_runtime.checkpoint.memory import PodMemory
 from flk_runtime.checkpoint.state import SplitState, split_tensors
 from flk_runtime.checkpoint.stateful import DistributedStateful, Stateful, is_replicated
@@ -44,6 +45,9 @@ class CheckpointOptions:
     timeout: float  # seconds that a rank waits for the file of another
     keep: int = 2  # the newest checkpoints that stay
     keep_every: int = 0  # checkpoints whose step is a multiple of this stay too; 0: none
+    store_every: int | None = None
+    """Steps between two checkpoints in storage, where memory keeps more; 0: only at the end; COMPUTED: as many as it
+    takes. None: each is stored."""
     resume: bool = True  # whether an existing checkpoint is restored
     needs_model: bool = True  # nothing is saved, and no step made, before a model is registered
     in_memory: bool = True  # the memory of the pods is used too; it has room for checkpoints of one place
@@ -56,12 +60,17 @@ class CheckpointManager:
     """Restores registered objects from the newest checkpoint until the first step, and writes checkpoints.
 
     Checkpoints are kept in the memory of the pods too, where flk's launcher offers that. The newer of both is restored.
-    ``log`` prints a line on rank 0. ``on_saved`` is called with the step of each checkpoint that is complete: in
-    another thread if it is in storage, or else by `poll`, `save` or `wait`. The constructor, `register` and `save` are
-    collective.
+    ``log`` prints a line on rank 0. ``on_saved`` is called with the step of each checkpoint that is complete, and
+    ``on_stored`` if it is in storage, as `Saver` says. The constructor, `register` and `save` are collective.
     """
 
-    def __init__(self, options: CheckpointOptions, log: Callable[[str], None], on_saved: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        options: CheckpointOptions,
+        log: Callable[[str], None],
+        on_saved: Callable[[int], None],
+        on_stored: Callable[[int], None],
+    ) -> None:
         self.steps = 0  # optimizer steps that the checkpoint was taken after
         self.place = options.place
         self._seed, self._log, self._needs_model = options.seed, log, options.needs_model
@@ -75,16 +84,22 @@ class CheckpointManager:
         self._rng_started = False  # whether this rank draws random numbers of its own
         self._finished = False  # restoring: the first step has been made
         self._saved: Any = None  # the progress at the latest checkpoint
+        self._latest = 0  # its step
         self.has_saved = False
         """Whether `save` has been called."""
         self._saver: Saver | None = None
         self._memory = PodMemory.of_this_rank(process_group.rank()) if options.in_memory else None
         self.source = "start"
         """Where the state comes from, as in SOURCES."""
+        self._store_every, self._stored = options.store_every, 0  # the step of the newest one in storage
+        self.has_storage = False
+        """Whether checkpoints go to storage."""
         if options.place or self._memory:
-            self._open(options, on_saved)
+            self._open(options, on_saved, on_stored)
 
-    def _open(self, options: CheckpointOptions, on_saved: Callable[[int], None]) -> None:
+    def _open(
+        self, options: CheckpointOptions, on_saved: Callable[[int], None], on_stored: Callable[[int], None]
+    ) -> None:
         # torch.distributed.checkpoint takes long to import, and a run without checkpoints does not need it.
         from flk_runtime.checkpoint.gather import PodReader
         from flk_runtime.checkpoint.load import FilesReader, SavedCheckpoint
@@ -99,7 +114,9 @@ class CheckpointManager:
                 "flk.restore cannot go back to a checkpoint that this attempt has saved in the memory of the pods: "
                 "pass checkpoint= with storage that all pods see, or keep a copy of the states"
             )
+        self.has_storage = destination is not None
         found = find_newest(destination, _warn) if destination and options.resume else None
+        self._stored = found.step if found else 0
         offered = self._memory and options.resume and not options.goes_back
         in_memory = self._memory.restorable() if self._memory and offered else None
         if self._memory and in_memory and (found is None or in_memory.is_preferred_to(found.step)):
@@ -124,6 +141,8 @@ class CheckpointManager:
             timeout=options.timeout,
             on_saved=on_saved,
             warn=_warn,
+            on_stored=on_stored,
+            separate=options.store_every is not None and self._memory is not None,
         )
 
     def _open_destination(self, place: str | None) -> Destination | None:
@@ -240,14 +259,20 @@ class CheckpointManager:
         return bool(self._saved != self._current_progress(steps))
 
     @property
+    def keeps_in_memory(self) -> bool:
+        """Whether the memory of the pods keeps checkpoints."""
+        return self._saver is not None and self._saver.keeps_in_memory
+
+    @property
     def can_save(self) -> bool:
         """Whether there is a place for checkpoints, and a state to save: a model where one is needed."""
         has_state = "model" in self._objects if self._needs_model else bool(self._objects)
         return self._saver is not None and self._saver.can_save and has_state
 
-    def save(self, steps: int) -> None:
+    def save(self, steps: int, *, store: bool | None = None) -> None:
         """Save the state after ``steps`` optimizer steps. Call only if `can_save`. Collective.
 
+        ``store``: whether storage gets it too, where that has an interval of its own; None: if the interval is over.
         Returns when the state is copied; a thread writes it. Raises CheckpointError on all ranks if the write before
         this one failed, and that or SetupError if a state cannot be saved.
         """
@@ -260,9 +285,19 @@ class CheckpointManager:
             "own": own,
             "random": rng.get_state(),
         }
-        self._saver.save(steps, [chunk for state in states.values() for chunk in state.chunks], plain, problem)
+        chunks = [chunk for state in states.values() for chunk in state.chunks]
+        if self._saver.save(steps, chunks, plain, problem, store=self._is_stored(steps) if store is None else store):
+            self._stored = steps
+        self._latest = steps
         self._saved = self._current_progress(steps)
         self.has_saved = True
+
+    def _is_stored(self, steps: int) -> bool:
+        """Whether a multiple of the interval of storage has been reached since the newest checkpoint there."""
+        every = self._store_every
+        if every is None or every == COMPUTED:
+            return True
+        return every > 0 and steps // every != self._stored // every
 
     def _collect(self) -> tuple[dict[str, SplitState], dict[str, Any], RuntimeFailure | None]:
         """This rank's share of the common state, its own states, and the reason why one cannot be saved.
@@ -297,9 +332,13 @@ class CheckpointManager:
             self._saver.watch()
 
     def wait(self) -> None:
-        """Wait until the latest checkpoint is complete. Raises CheckpointError on all ranks if it could not be."""
+        """Wait until the latest checkpoint is complete, and stored if there is storage.
+
+        Raises CheckpointError on all ranks if it could not be.
+        """
         if self._saver is not None:
             self._saver.wait()
+            self._stored = self._latest if self.has_saved else self._stored
 
     def _load(self, name: str, thing: Stateful | DistributedStateful) -> None:
         place = self._checkpoint.place if self._checkpoint else ""

@@ -27,8 +27,8 @@ T = TypeVar("T", Files, ToRestore)
 class PodMemory:
     """Checkpoints in the memory of the pods, as one rank uses them. Only one thread may call the methods.
 
-    To save: `reserve` once. Then write a shard to the file at `path` and call `finish`. Before the next shard, all
-    ranks tell each other the result of `is_held`, and call `settle`.
+    To save: `reserve` once. Then write a shard to the file that `next_path` names and call `finish`. Before the next
+    shard, all ranks tell each other the result of `is_held`, and call `settle`.
     """
 
     def __init__(self, path: str, attempt: int, rank: int) -> None:
@@ -38,8 +38,10 @@ class PodMemory:
         self._poll = select.poll()  # whether an answer has arrived
         self._waiting = False  # for the answer to `finish`
         self._answer: Answer = Failed("nothing was saved")  # the latest one to `finish`
-        self._paths: list[Path] = []  # of the two files for this rank's shards; the next shard goes to the first
+        self._paths: list[Path] = []  # of the files for this rank's shards; the last one holds the latest whole one
+        self._third = False  # there are three of them
         self._size = 0  # bytes that each of them has
+        self._path: Path | None = None  # of the latest shard
         self._latest: SaveKey | None = None  # of the latest shard
         self._kept: SaveKey | None = None  # of this attempt's latest checkpoint that all pods hold
 
@@ -51,13 +53,15 @@ class PodMemory:
 
     # Saving
 
-    def reserve(self, sizes: dict[int, int]) -> str:
+    def reserve(self, sizes: dict[int, int], *, third: bool = False) -> str:
         """Make room for shards of so many bytes, with their headers. Returns why there is no room; empty: there is.
 
-        ``sizes`` are of all ranks, or of this rank alone if its shard has grown. Call it when all ranks have restored,
-        since older checkpoints give way.
+        ``sizes`` are of all ranks, or of this rank alone if its shard has grown. ``third``: have three files and not
+        two, so that one more can be read meanwhile. Call it when all ranks have restored, since older checkpoints give
+        way.
         """
-        answer = self._ask(messages.Reserve(sizes))
+        self._third = third or self._third
+        answer = self._ask(messages.Reserve(sizes, self._third))
         if isinstance(answer, Files):
             self._paths = self._paths or [Path(path) for path in answer.paths]
             self._size = sizes[self._rank]
@@ -66,21 +70,21 @@ class PodMemory:
     def release(self) -> None:
         """Give up the reserved memory, because another pod has no room."""
         self._ask(messages.Release())
+        self._paths, self._third = [], False
 
     @property
     def size(self) -> int:
         """The bytes that were reserved for a shard."""
         return self._size
 
-    @property
-    def path(self) -> Path:
-        """The file for this rank's next shard. The other file may hold the latest whole checkpoint."""
-        return self._paths[0]
+    def next_path(self, read: Path | None = None) -> Path:
+        """The file for this rank's next shard: not the latest whole one's, and of three files not ``read`` either."""
+        return next((path for path in self._paths[:-1] if path != read), self._paths[0])
 
-    def finish(self, save: SaveKey) -> None:
-        """Have the launcher hold the shard in the file at `path`, and copy it to another pod. Returns at once."""
-        self._latest = save
-        self._send(messages.Finish(str(self.path), self._kept))
+    def finish(self, save: SaveKey, path: Path) -> None:
+        """Have the launcher hold the shard in this file, and copy it to another pod. Returns at once."""
+        self._latest, self._path = save, path
+        self._send(messages.Finish(str(path), self._kept))
         self._waiting = True
 
     def is_held(self, *, wait: bool) -> bool | None:
@@ -107,12 +111,12 @@ class PodMemory:
     def settle(self, *, whole: bool) -> None:
         """Go on to the next shard. ``whole``: all ranks have said that their latest shard is held.
 
-        If so, the checkpoint is whole, and the next shard goes to the file of the checkpoint before it. Else the next
-        shard replaces the latest one.
+        If so, the checkpoint is whole, and its file stays until the next one is. Else the next shard may replace it.
         """
-        if whole:
+        if whole and self._path:
             self._kept = self._latest
-            self._paths.reverse()
+            self._paths.remove(self._path)
+            self._paths.append(self._path)
 
     # Restoring
 

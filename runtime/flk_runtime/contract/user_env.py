@@ -65,6 +65,13 @@ CHECKPOINT: Final = Variable(
 SAVE_EVERY: Final[Setting[int | str]] = Setting(
     "FLK_SAVE_EVERY", "steps between two checkpoints; auto: computed from what a save costs", 100, _steps
 )
+STORE_EVERY: Final[Setting[int | str | None]] = Setting(
+    "FLK_STORE_EVERY",
+    "steps between two checkpoints in storage, where the memory of the pods keeps those of FLK_SAVE_EVERY; auto: "
+    "computed; unset: every checkpoint is stored",
+    None,
+    _steps,
+)
 FULL_WORLD_SIZE: Final = Variable(
     "FLK_FULL_WORLD_SIZE", "ranks of the job when it has all its pods; set by the launcher", 0, integer()
 )

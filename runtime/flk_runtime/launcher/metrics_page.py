@@ -27,7 +27,7 @@ class MetricsPage:
         self._labels = f'job="{settings.job}",pod="{settings.pod}"'
         self._record: JobRecord | None = None
         self._goodput: Goodput | None = None
-        self._ranks: list[tuple[int, float, int]] = []  # step, seconds of a step and saved step of each local rank
+        self._ranks: list[tuple[int, float, int, int]] = []  # of each local rank: step, its seconds, saved, stored step
         page = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -57,7 +57,7 @@ class MetricsPage:
     def put_progress(self, pages: Iterable[ProgressPage], goodput: Goodput | None = None) -> None:
         """Show how far the ranks of this pod are, in the order of their local ranks, and the goodput of the job."""
         self._goodput = goodput
-        self._ranks = [(page.step, page.step_seconds, page.saved) for page in pages]
+        self._ranks = [(page.step, page.step_seconds, page.saved, page.stored) for page in pages]
 
     def text(self) -> str:
         """Return the page. A metric without a value yet is left out."""
@@ -83,12 +83,14 @@ class MetricsPage:
             times = [(f',cause="{cause}"', seconds) for cause, seconds in goodput.seconds.items()]
             add("flk_time_seconds", "gauge", "Time of the job by what it went into.", times)
         ranks = [(f',local_rank="{number}"', *values) for number, values in enumerate(self._ranks)]
-        steps = [(label, float(step)) for label, step, _, _ in ranks if step >= 0]
+        steps = [(label, float(step)) for label, step, *_ in ranks if step >= 0]
         add("flk_step", "gauge", "Optimizer steps done.", steps)
-        seconds = [(label, value) for label, _, value, _ in ranks if value > 0]
+        seconds = [(label, value) for label, _, value, *_ in ranks if value > 0]
         add("flk_step_seconds", "gauge", "Duration of a step, as a weighted mean of the latest.", seconds)
-        saved = [(label, float(step)) for label, _, _, step in ranks if step >= 0]
+        saved = [(label, float(step)) for label, _, _, step, _ in ranks if step >= 0]
         add("flk_saved_step", "gauge", "Step of the latest checkpoint.", saved)
+        stored = [(label, float(step)) for label, _, _, _, step in ranks if step >= 0]
+        add("flk_stored_step", "gauge", "Step of the latest checkpoint in storage.", stored)
         return "\n".join(lines) + "\n"
 
 

@@ -34,6 +34,7 @@ def init(
     seed: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     save_every: int | str | None = None,
+    store_every: int | str | None = None,
     keep: int | None = None,
     keep_every: int | None = None,
     log_every: int = LOG_EVERY,
@@ -58,6 +59,8 @@ def init(
       none are written.
     - ``save_every``: steps between two checkpoints; default $FLK_SAVE_EVERY, else 100; 0: only at the end; ``auto``:
       computed from what a save costs and how often the job failed.
+    - ``store_every``: steps between two checkpoints in storage, where the memory of the pods keeps those of
+      ``save_every``; default $FLK_STORE_EVERY, else every checkpoint is stored; 0: only at the end; ``auto``: computed.
     - ``keep``: number of the newest checkpoints that stay; default $FLK_KEEP, else 2.
     - ``keep_every``: checkpoints of which the step is a multiple of it stay too; default $FLK_KEEP_EVERY, else none.
     - ``log_every``: steps between two lines of metrics; 0: none.

@@ -41,6 +41,7 @@ class RunOptions:
     seed: int = user_env.SEED.default
     checkpoint: str | None = None  # the place of the checkpoints
     save_every: int = 0
+    store_every: int | None = None  # None: every checkpoint is stored
     keep: int = user_env.KEEP.default
     keep_every: int = user_env.KEEP_EVERY.default
     log_every: int = LOG_EVERY
@@ -87,7 +88,8 @@ class RunOptions:
                 diloco=diloco,
                 seed=_count("seed", given.get("seed"), user_env.SEED),
                 checkpoint=os.fspath(folder) if folder else None,
-                save_every=_save_every(given.get("save_every")),
+                save_every=interval("save_every", given.get("save_every"), user_env.SAVE_EVERY) or 0,
+                store_every=interval("store_every", given.get("store_every"), user_env.STORE_EVERY),
                 keep=max(1, _count("keep", given.get("keep"), user_env.KEEP)),
                 keep_every=_count("keep_every", given.get("keep_every"), user_env.KEEP_EVERY),
                 log_every=_checked_count("log_every", given.get("log_every", LOG_EVERY)),
@@ -136,14 +138,15 @@ def _seconds(name: str, value: float | None, variable: Variable[Any]) -> float |
     return value
 
 
-def _save_every(value: int | str | None) -> int:
+def interval(name: str, value: int | str | None, variable: Variable[Any]) -> int | None:
+    """A number of steps between checkpoints, or COMPUTED, from an argument, else from a variable."""
     if value is None:
-        value = _read(user_env.SAVE_EVERY)
+        value = _read(variable)
     if value == AUTO:
         return COMPUTED
     if isinstance(value, str):
-        raise SetupError(f"save_every={value!r}: expected a number of steps, or auto")
-    return _checked_count("save_every", value)
+        raise SetupError(f"{name}={value!r}: expected a number of steps, or auto")
+    return None if value is None else _checked_count(name, value)
 
 
 def _count(name: str, value: int | None, variable: Variable[int]) -> int:

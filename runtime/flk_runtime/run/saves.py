@@ -9,7 +9,7 @@ import time
 import torch
 
 from flk_runtime.checkpoint import CheckpointManager, CheckpointOptions
-from flk_runtime.checkpoint.interval import COMPUTED, AutoInterval
+from flk_runtime.checkpoint.interval import COMPUTED, AutoInterval, FixedInterval
 from flk_runtime.contract import VERSION, user_env
 from flk_runtime.contract.record import SOURCES
 from flk_runtime.distributed import process_group
@@ -21,7 +21,10 @@ from flk_runtime.system import rng
 
 
 class Saves:
-    """Writes the checkpoints of a run: every ``save_every`` steps, at its end, and when the script asks for one."""
+    """Writes the checkpoints of a run: every ``save_every`` steps, at its end, and when the script asks for one.
+
+    With ``store_every`` the memory of the pods keeps those, and storage every ``store_every`` steps one of its own.
+    """
 
     def __init__(self, context: RunContext, *, needs_model: bool = True) -> None:
         """Resume from the newest checkpoint, if there is one. ``needs_model``: nothing is saved without. Collective."""
@@ -36,37 +39,61 @@ class Saves:
                 timeout=options.timeout,
                 keep=options.keep,
                 keep_every=options.keep_every,
+                store_every=options.store_every,
                 needs_model=needs_model,
             ),
             context.print,
             self._note_saved,
+            self._note_stored,
         )
-        self._auto: AutoInterval | None = None
-        if options.save_every == COMPUTED:
-            nodes = max(1, context.world_size // context.rank_info.local_world_size)
-            self._auto = AutoInterval(self.manager.steps, nodes, context.rank_info.attempt)
+        self._keep = self._interval(options.save_every, "saving")
+        self._store = None if options.store_every is None else self._interval(options.store_every, "storing")
+        if self._store and not self.manager.has_storage:
+            self._store = None
+            context.say("store_every has no effect, since there is no storage for checkpoints")
+        elif self._store and not self.manager.keeps_in_memory:
+            context.say("no checkpoints in memory here: they are saved as often as store_every says, not save_every")
         context.page.restored_from = SOURCES.index(self.manager.source)
         context.page.restored = self.manager.steps
 
-    def save(self, steps: int, *, wait: bool = False) -> None:
-        """Save the state after ``steps`` steps, if there is a place and a model. Collective."""
+    def _interval(self, steps: int, verb: str) -> FixedInterval | AutoInterval:
+        if steps != COMPUTED:
+            return FixedInterval(steps)
+        info = self._context.rank_info
+        nodes = max(1, self._context.world_size // info.local_world_size)
+        return AutoInterval(self.manager.steps, nodes, info.attempt, verb)
+
+    def save(self, steps: int, *, wait: bool = False, store: bool | None = None) -> None:
+        """Save the state after ``steps`` steps, if there is a place and a model. Collective.
+
+        ``store``: whether storage gets it too, as in `CheckpointManager.save`.
+        """
         if self.manager.can_save:
             self._context.page.phase = Phase.SAVING
             with self.timeouts.long():  # a rank may wait for its last write for longer than a step
-                self.manager.save(steps)
+                self.manager.save(steps, store=store)
                 if wait:
                     self.manager.wait()
             self._context.page.phase = Phase.TRAINING
 
     def save_after_step(self, steps: int) -> None:
         """Save if a save is due after the step. Collective where it saves."""
-        every = self._context.options.save_every
-        if self._auto:
-            self._save_when_due(self._auto, steps)
-        elif every and steps % every == 0:
-            self.save(steps)
-        else:
+        store = self._store
+        due: list[FixedInterval | AutoInterval] = []
+        if store is None or self.manager.keeps_in_memory:
+            due = [self._keep] if self._keep.is_due(steps) else []
+        if store and store.is_due(steps):
+            due.append(store)
+        if not due or not self.manager.can_save:
             self.manager.poll()
+            return
+        measured = [each for each in due if isinstance(each, AutoInterval)]
+        begin = time.monotonic()
+        for each in measured:
+            each.begin(steps)
+        self.save(steps, store=store in due if isinstance(store, AutoInterval) else None)
+        if measured:
+            self._choose(measured, steps, time.monotonic() - begin)
 
     def save_progress(self, steps: int) -> None:
         """Save progress since the latest save, if there is any. Collective."""
@@ -74,7 +101,7 @@ class Saves:
             self.save(steps)
 
     def complete(self) -> None:
-        """Wait until the latest checkpoint is complete."""
+        """Wait until the latest checkpoint is complete, and stored if there is storage. Collective."""
         self._context.page.phase = Phase.SAVING
         self.manager.wait()
         self._context.page.phase = Phase.TRAINING
@@ -90,23 +117,26 @@ class Saves:
         self.complete()
         process_group.on_main(lambda: export_weights(place, file))
 
-    def _save_when_due(self, auto: AutoInterval, steps: int) -> None:
-        """Save if the computed interval is over; rank 0 then computes the next one."""
-        if steps < auto.next or not self.manager.can_save:
-            return
-        begin = time.monotonic()
-        auto.begin(steps)
-        self.save(steps)
-        auto.copied(time.monotonic() - begin)
-        interval, line = process_group.on_main(lambda: auto.choose(steps, self._context.page.step_seconds))
-        auto.next = steps + interval
-        if line:
-            self._context.print(line)
+    def _choose(self, measured: list[AutoInterval], steps: int, stopped: float) -> None:
+        """Have rank 0 compute the intervals of a save for which training stopped so many seconds. Collective."""
+        for auto in measured:
+            auto.copied(stopped)
+        seconds = self._context.page.step_seconds
+        chosen = process_group.on_main(lambda: [auto.choose(steps, seconds) for auto in measured])
+        for auto, (interval, line) in zip(measured, chosen, strict=True):
+            auto.next = steps + interval
+            if line:
+                self._context.print(line)
 
     def _note_saved(self, step: int) -> None:
         self._context.page.saved = step
-        if self._auto:
-            self._auto.completed(step)
+        if isinstance(self._keep, AutoInterval):
+            self._keep.completed(step)
+
+    def _note_stored(self, step: int) -> None:
+        self._context.page.stored = step
+        if isinstance(self._store, AutoInterval):
+            self._store.completed(step)
 
 
 def _metadata(strategy: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ from flk_runtime.distributed import process_group
 from flk_runtime.errors import SetupError
 from flk_runtime.run import current
 from flk_runtime.run.ending import complete_at_the_end, forget
+from flk_runtime.run.options import interval
 from flk_runtime.shared import progress
 from flk_runtime.system.torch_version import check_torch
 
@@ -89,11 +90,13 @@ def _manager(checkpoint: str | os.PathLike[str] | None, *, resume: bool) -> Chec
             needs_model=False,
             in_memory=_is_same(place, _default_place(place)),
             goes_back=before is not None and before.has_saved,
+            store_every=interval("", None, user_env.STORE_EVERY),
         )
         _managers[place] = CheckpointManager(
             options,
             lambda text: print(text, flush=True) if process_group.rank() == 0 else None,
             lambda step: setattr(page, "saved", step),
+            lambda step: setattr(page, "stored", step),
         )
     complete_at_the_end(_managers[place])
     return _managers[place]

@@ -28,12 +28,14 @@ class Rank:
 
 @dataclass(frozen=True)
 class Reserve:
-    """Make room for the shards that this pod will hold. The answer is `Files`: the two files of this rank.
+    """Make room for the shards that this pod will hold. The answer is `Files`: the files of this rank.
 
     ``sizes`` are the bytes of the shards of all ranks of the attempt, or of this rank alone if its shard has grown.
+    ``third``: each rank of the pod has a third file, since storage may still read the shard of an earlier save.
     """
 
     sizes: dict[int, int]
+    third: bool = False
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,7 @@ class ProgressPage:
     step_seconds = _Float(3)  # duration of a step, as an exponentially weighted mean; 0: fewer than two steps
     heartbeat_time = _Float(4)  # of the latest call of `heartbeat`; 0: none
     saved = _Int(5)  # step of the latest checkpoint that this rank took part in; -1: none
+    stored = _Int(19)  # step of the latest one of them in storage; -1: none
     boundary = _Int(6)  # the step after which the rank last looked at `hold`; -1: it cannot stop at a step
     waiting = _Int(7)  # 1: the rank has found `hold` and waits at `boundary` until `target` is known
     restored = _Int(14)  # the step after which this attempt's training began; -1: not known yet
@@ -184,7 +185,7 @@ class ProgressPage:
         return 0 <= self.target <= step
 
     def _clear(self) -> None:
-        self.step = self.saved = self.boundary = self.target = self.restored = self.first_step = -1
+        self.step = self.saved = self.stored = self.boundary = self.target = self.restored = self.first_step = -1
         self.phase_time = time.monotonic()
 
 

@@ -118,6 +118,7 @@ SAMPLES: dict[str, list[Any]] = {
     "grace": ["2m"],
     "checkpoint": ["ckpt:/ckpt", "s3://models/gpt"],
     "save_every": [50, "auto"],
+    "store_every": [500, "auto"],
     "keep": [5],
     "keep_every": [1000],
     "queue": ["team"],

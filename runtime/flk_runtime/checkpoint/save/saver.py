@@ -38,9 +38,11 @@ class Saver:
     """Saves the state of all ranks: `save` copies and returns, and a thread writes to storage.
 
     The copy is a shard file in the memory of the pod where its launcher keeps checkpoints (``memory``), else memory of
-    this process. Without a ``destination`` nothing is written to storage. ``metadata`` describes the writer of the
-    checkpoints. ``timeout``: seconds that a rank waits in the background for another. ``on_saved(step)`` is called when
-    a checkpoint is complete: in storage, by the thread, or else in memory, by `poll`, `save` or `wait`. ``warn`` is
+    this process. Without a ``destination`` nothing is written to storage. With ``separate`` not every save goes there:
+    a save in memory never waits for storage, and goes on after a write that failed. ``metadata`` describes the writer
+    of the checkpoints. ``timeout``: seconds that a rank waits in the background for another. ``on_saved(step)`` is
+    called when a checkpoint is complete: in storage, by the thread, or, if it is only or separately kept there, in
+    memory, by `poll`, `save` or `wait`. ``on_stored(step)`` is called when it is complete in storage. ``warn`` is
     called with the reason where a save failed and training goes on.
     """
 
@@ -54,10 +56,12 @@ class Saver:
         timeout: float,
         on_saved: Callable[[int], None],
         warn: Callable[[str], None],
+        on_stored: Callable[[int], None] = lambda step: None,
+        separate: bool = False,
     ) -> None:
         """Collective."""
         self._destination, self._memory = destination, memory
-        self._metadata, self._on_saved, self._warn = metadata, on_saved, warn
+        self._metadata, self._on_saved, self._on_stored, self._warn = metadata, on_saved, on_stored, warn
         self._rank, self._world_size = process_group.rank(), process_group.world_size()
         self._writer: StorageWriter | None = None
         if destination is not None:
@@ -71,6 +75,14 @@ class Saver:
         self._watcher: threading.Thread | None = None
         self._lock = threading.Lock()  # for `poll`, which another thread may call while this one waits
         self._error: BaseException | None = None
+        self._separate = separate and destination is not None
+        self._third = False  # there is a file for the next save in memory while the thread reads another one
+        self._latest: tuple[StagedShard, ShardHeader, float] | None = None  # with the seconds that its copy took
+        self._read: StagedShard | None = None  # what the thread reads, or has read
+        self._announced = -1  # the step of the latest checkpoint that `on_saved` has heard of
+        self._slow = False  # the log has said that storage is slower than its interval
+        self.behind = False
+        """Whether the latest save is not in storage, because it was not sent there or the write failed."""
         self._checked = False  # whether plain values have been read back
 
     @property
@@ -78,32 +90,42 @@ class Saver:
         """Whether there is a place for checkpoints: storage, or memory that has not been refused."""
         return self._memory is not None or self._writer is not None
 
+    @property
+    def keeps_in_memory(self) -> bool:
+        """Whether the launcher keeps checkpoints, and has not refused."""
+        return self._memory is not None
+
     def save(
-        self, step: int, chunks: Sequence[Chunk], plain: Mapping[str, Any], problem: RuntimeFailure | None = None
-    ) -> None:
+        self,
+        step: int,
+        chunks: Sequence[Chunk],
+        plain: Mapping[str, Any],
+        problem: RuntimeFailure | None = None,
+        *,
+        store: bool = True,
+    ) -> bool:
         """Copy ``chunks`` and ``plain`` of this rank, and write them in the background. Collective.
 
-        The write of the save before is awaited first. Raises CheckpointError on all ranks if that write failed, if the
-        chunks are not whole tensors, or if ``plain`` holds values that cannot be read back. Raises a rank's ``problem``
-        too: the reason why the chunks and ``plain`` are not the whole state.
+        Returns whether the state goes to storage. Not so if ``store`` is false and the memory keeps it, or if storage
+        has an interval of its own and still writes an earlier state. Else the write before is awaited first. Raises
+        CheckpointError on all ranks if that write failed, if the chunks are not whole tensors, or if ``plain`` holds
+        values that cannot be read back. Raises a rank's ``problem`` too: the reason why the chunks and ``plain`` are
+        not the whole state.
         """
         number = next(_numbers)
-        error, lost = self._join(), self._loss()
+        writing = self._third and self._thread is not None and self._thread.is_alive()
+        error, lost = None if writing else self._join(), self._loss()
         # The facts that `describe` tells, from the attributes of the chunks.
         layout = [(each.path, each.tensor.dtype, each.shape, each.offsets, each.tensor.shape) for each in chunks]
         changed = self._staging is None or layout != self._layout
         failed = error is not None and not self._passes(error)
         missing = self._memory is not None and not self._memory.is_held(wait=True)
         state = _FAILED if failed else _PLANS if changed else _GOES_ON
-        agree = process_group.begin_maximum(state, int(missing), int(problem is not None))
+        agree = process_group.begin_maximum(state, int(missing), int(problem is not None), int(writing))
         values, unreadable = self._try_to_serialize(plain)  # meanwhile
         problem = problem or unreadable
-        state, missing_anywhere, incomplete_anywhere = agree()
-        if error is not None:
-            if failed:
-                raise error
-            if self._rank == 0:
-                self._warn(f"{error}; training goes on, and the next save tries again")
+        state, missing_anywhere, incomplete_anywhere, writing_anywhere = agree()
+        self._pass(error)
         if lost:
             self._warn(f"{lost}; training goes on, and the next save tries again")
         if self._memory:
@@ -114,10 +136,24 @@ class Saver:
         elif problem is not None:
             raise problem
         if state == _PLANS:
+            self._pass(self._join())  # it reads files of the plan before
             self._plan(describe(chunks), len(values))
             self._layout = layout
-        if self.can_save:
-            self._stage(step, number, chunks, values)
+        if not self.can_save:
+            return False
+        self._stage(step, number, chunks, values)
+        stored = self._writer is not None and (store or self._memory is None) and not writing_anywhere
+        self.behind = self._separate and not stored
+        if stored:
+            self._begin_write()
+        elif store and self._writer is not None and not self._slow:
+            self._slow = True
+            if self._rank == 0:
+                self._warn(
+                    f"the state after step {step} is not stored yet, since storage still writes an earlier one: it "
+                    "takes longer than its interval, and a later save is stored. This is said once"
+                )
+        return stored
 
     def poll(self) -> None:
         """Call ``on_saved`` if the latest checkpoint has become complete in memory. Returns at once."""
@@ -132,11 +168,16 @@ class Saver:
             self._watcher.start()
 
     def wait(self) -> None:
-        """Wait until the latest save is complete.
+        """Wait until the latest save is complete, in storage too if there is one: it is written now if it was not.
 
         Raises CheckpointError if it failed: on all ranks alike if it is in storage, else on the ranks without a shard.
         """
-        error, lost = self._join(), self._loss()
+        lost, error = self._loss(), self._join()
+        if self.behind and self._latest:
+            self._pass(error)
+            self._begin_write()
+            error = self._join()
+        self.behind = self._separate and error is not None
         if error is not None:
             raise error
         if lost and self._writer is None:
@@ -150,6 +191,16 @@ class Saver:
             self._thread = None
         error, self._error = self._error, None
         return error
+
+    def _pass(self, error: BaseException | None) -> None:
+        """Go on after a write that failed with ``error``, if training may. Else raise it."""
+        if error is None:
+            return
+        if not self._passes(error):
+            raise error
+        self.behind = self._separate
+        if self._rank == 0:
+            self._warn(f"{error}; training goes on, and the next save tries again")
 
     def _loss(self) -> str:
         """Wait until this rank's shard of the latest save is held in memory. Returns why it is not; empty: it is."""
@@ -170,11 +221,13 @@ class Saver:
 
     def _held(self) -> None:
         step, self._step = self._step, None
-        if self._writer is None and step is not None:
+        if step is not None and (self._writer is None or self._separate):
+            self._announced = step
             self._on_saved(step)
 
     def _passes(self, error: BaseException) -> bool:
-        passing = self._destination is None or self._destination.passing_errors
+        kept = self._separate and self._memory is not None  # it is in memory, whatever happens to storage
+        passing = kept or self._destination is None or self._destination.passing_errors
         return passing and isinstance(error, CheckpointError)
 
     def _plan(self, structure: list[Described], values: int) -> None:
@@ -182,19 +235,23 @@ class Saver:
         plan = make_plan(structure)
         if self._staging is not None:
             self._staging.close()
+            self._latest = self._read = None
         self._staging = Staging(plan, self._metadata)
         self._reserve(self._staging.size(values))
 
     def _stage(self, step: int, number: int, chunks: Sequence[Chunk], values: bytes) -> None:
-        """Copy this rank's shard, and have it held in memory and written to storage."""
+        """Copy this rank's shard, and have it held in memory."""
         assert self._staging is not None  # noqa: S101
         path = self._memory_path(self._staging.size(len(values)))
+        self._latest = None
         if path is None and self._writer is None:  # nothing would read the copy
             self._step = step
             return
         begin = time.monotonic()
         try:
             shard = self._staging.shard(path)
+            if shard is self._read:
+                self._pass(self._join())
             header = shard.copy(chunks, values, step=step, number=number, world_size=self._world_size, rank=self._rank)
         except OSError as error:
             if self._memory:
@@ -203,13 +260,20 @@ class Saver:
         if self._memory:
             with self._lock:
                 if path:
-                    self._memory.finish(SaveKey(step, number))
+                    self._memory.finish(SaveKey(step, number), path)
                 self._step = step
-        if self._writer:
-            self._awaited.clear()
-            arguments = (self._writer, shard, header, (time.monotonic() - begin) * _PAUSE)
-            self._thread = threading.Thread(target=self._write, args=arguments, name="flk-checkpoint", daemon=True)
-            self._thread.start()
+        self._latest = (shard, header, time.monotonic() - begin)
+
+    def _begin_write(self) -> None:
+        """Have the latest shard written to storage by a thread. None writes."""
+        assert self._writer is not None  # noqa: S101
+        assert self._latest is not None  # noqa: S101
+        shard, header, seconds = self._latest
+        self._read = shard
+        self._awaited.clear()
+        arguments = (self._writer, shard, header, seconds * _PAUSE)
+        self._thread = threading.Thread(target=self._write, args=arguments, name="flk-checkpoint", daemon=True)
+        self._thread.start()
 
     def _memory_path(self, size: int) -> FilePath | None:
         """The file in the memory of the pod for a shard of this size; None if there is none."""
@@ -218,22 +282,36 @@ class Saver:
         if size > self._memory.size and (refusal := self._memory.reserve({self._rank: size + _GROWTH})):
             self._memory.skip(refusal)
             return None
-        return self._memory.path
+        return self._memory.next_path(self._read.path if self._read and self._thread else None)
 
     def _reserve(self, size: int) -> None:
         """Make room for this rank's shards in the memory of the pods, or do without on all ranks. Collective."""
         if self._memory is None:
             return
         sizes = dict(enumerate(process_group.all_gather(size + _GROWTH)))
-        refusals = process_group.gather(self._memory.reserve(sizes))
-        refusal = process_group.on_main(lambda: next((text for text in refusals or () if text), ""))
+        if self._separate:
+            refusal = self._try_to_reserve(self._memory, sizes, third=True)
+            self._third = not refusal
+            if self._third:
+                return
+            if self._rank == 0:
+                self._warn(f"a save waits for storage while that still writes: {refusal}")
+        refusal = self._try_to_reserve(self._memory, sizes, third=False)
         if refusal:
-            self._memory.release()
             self._memory = None
             if self._rank == 0:
                 nothing = "" if self._writer else ", and nothing is saved, since there is no storage for checkpoints"
                 limit = f"{user_env.MEMORY_LIMIT} sets the limit"
                 self._warn(f"keeping no checkpoints in memory: {refusal}{nothing}; {limit}")
+
+    @staticmethod
+    def _try_to_reserve(memory: PodMemory, sizes: dict[int, int], *, third: bool) -> str:
+        """Make room on all ranks or on none. Returns why there is none; empty: there is. Collective."""
+        refusals = process_group.gather(memory.reserve(sizes, third=third))
+        refusal: str = process_group.on_main(lambda: next((text for text in refusals or () if text), ""))
+        if refusal:
+            memory.release()
+        return refusal
 
     def _try_to_serialize(self, plain: Mapping[str, Any]) -> tuple[bytes, CheckpointError | None]:
         try:
@@ -261,7 +339,9 @@ class Saver:
         self._awaited.wait(pause)
         try:
             writer.write(shard, header)
-            self._on_saved(header.step)
+            self._on_stored(header.step)
+            if not self._separate or header.step > self._announced:
+                self._on_saved(header.step)
         except BaseException as error:
             self._error = error
 

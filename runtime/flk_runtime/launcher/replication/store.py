@@ -25,7 +25,7 @@ from flk_runtime.shared.shard_file import ShardError, ShardPreamble
 
 T = TypeVar("T")
 
-_FILES: Final = 2  # for each rank whose shards are held
+_FILES: Final = 2  # for each rank whose shards are held; storage may read a third one
 _NOBODY: Final = -1
 _SUFFIX: Final = ".part"
 
@@ -119,9 +119,17 @@ class ShardStore:
     # Writing -----------------------------------------------------------------------------------------------------
 
     def reserve(
-        self, sizes: Mapping[int, int], timeout: float, *, least: int = 0, copied: Collection[ShardId] = ()
+        self,
+        sizes: Mapping[int, int],
+        timeout: float,
+        *,
+        least: int = 0,
+        copied: Collection[ShardId] = (),
+        third: Collection[int] = (),
     ) -> None:
         """Have two files for the shards of each rank in ``sizes``, of so many bytes each, and no others.
+
+        The ranks in ``third`` have three, since storage reads one of them at its own speed.
 
         A file that holds a shard of the checkpoint that was restored becomes the second file of a rank: it is needed
         until the next checkpoint is whole, and the rank needs its second file only then. If there are more such files,
@@ -139,11 +147,11 @@ class ShardStore:
                 if self._is_spare(slot):
                     self._clear(slot)
             dropped: list[Slot] = []
-            files, rest, need = self._assign(sizes, copied, dropped)
+            files, rest, need = self._assign(sizes, copied, dropped, third)
             for slots in (rest, self._slots):  # first those that no rank gets
                 if need > self.limit:
                     dropped = [slot for slot in slots if slot.held() in copied]
-                    files, rest, need = self._assign(sizes, copied, dropped)
+                    files, rest, need = self._assign(sizes, copied, dropped, third)
             if max(need, least) > self.limit:
                 raise NoRoomError(_too_much(max(need, least), self.limit))
             for slot in dropped:
@@ -159,7 +167,7 @@ class ShardStore:
         self._allocate(chosen, written=False)
 
     def files_of(self, rank: int) -> list[Path]:
-        """The two files that are reserved for a rank. A file that holds a shard comes last."""
+        """The files that are reserved for a rank. A file that holds a shard comes last."""
         with self._changed:
             return [slot.path for slot in sorted(self._own(rank), key=lambda slot: slot.held() is not None)]
 
@@ -274,12 +282,16 @@ class ShardStore:
         return next((slot for slot in self._slots if slot.held() == shard), None)
 
     def _assign(
-        self, sizes: Mapping[int, int], copied: Collection[ShardId], dropped: Collection[Slot]
+        self,
+        sizes: Mapping[int, int],
+        copied: Collection[ShardId],
+        dropped: Collection[Slot],
+        third: Collection[int],
     ) -> tuple[list[tuple[int, Slot | None]], list[Slot], int]:
         """The files of each rank, None for a new one; the files with shards that no rank gets; and the bytes of all.
 
-        At least one file of each rank holds nothing. Files with shards in ``copied`` are taken last. ``dropped`` are
-        files that count as free ones.
+        At most one file of a rank is taken because of its shard. Files with shards in ``copied`` are taken last.
+        ``dropped`` are files that count as free ones. The ranks in ``third`` get three.
         """
         own = {rank: [slot for slot in self._own(rank) if slot not in dropped] for rank in sizes}
         others = [slot for slot in self._slots if slot.rank not in sizes or slot in dropped]
@@ -289,9 +301,10 @@ class ShardStore:
         files: list[tuple[int, Slot | None]] = []
         for rank, slots in own.items():
             found: list[Slot | None] = [*slots]
-            while len(found) < _FILES:
-                has_free = any(slot is None or slot in dropped or not slot.held() for slot in found)
-                pool = held if has_free and held else free
+            count = _FILES + (rank in third)
+            while len(found) < count:
+                used = sum(slot is not None and slot not in dropped and bool(slot.held()) for slot in found)
+                pool = held if not used and held and len(found) == count - 1 else free
                 found.append(pool.pop() if pool else None)
             files += [(rank, slot) for slot in found]
         need = sum(max(slot.size, sizes[rank]) if slot else sizes[rank] for rank, slot in files)

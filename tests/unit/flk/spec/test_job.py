@@ -224,6 +224,7 @@ def test_the_environment_of_every_rank() -> None:
             "deadline": "1m",
             "hang_timeout": 0,
             "save_every": 5,
+            "store_every": "auto",
             "checkpoint": "c:/p",
             "env": {"NCCL_NET": "IB", "A": "$(B)"},
         }
@@ -241,6 +242,7 @@ def test_the_environment_of_every_rank() -> None:
         pod_env.DEADLINE: "60",
         user_env.HANG_TIMEOUT: "0",
         user_env.SAVE_EVERY: "5",
+        user_env.STORE_EVERY: "auto",
         "NCCL_NET": "IB",  # the user's wins
         "NCCL_IB_DISABLE": "1",
         "A": "$(B)",

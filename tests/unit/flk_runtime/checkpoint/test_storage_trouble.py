@@ -163,7 +163,7 @@ def failing_files(trouble: Trouble) -> Iterator[None]:
 def resume(place: str) -> None:
     """Restore a model as a run does."""
     options = CheckpointOptions(place=place, seed=0, metadata={}, timeout=60.0)
-    manager = CheckpointManager(options, print, print)
+    manager = CheckpointManager(options, print, print, print)
     manager.register("model", module_state(nn.Linear(2, 3)))
 
 

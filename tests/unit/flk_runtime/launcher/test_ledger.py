@@ -189,3 +189,9 @@ def test_the_causes_add_up_to_the_time_since_the_start(clock: Clock, seed: int) 
             job.fail(hung=chance.random() < 0.3)
         assert job.goodput.total == pytest.approx(clock.now - began, abs=0.02)
         assert job.goodput.total == pytest.approx(job.goodput.until - EPOCH, abs=0.02)
+
+
+def test_each_field_of_a_page_has_a_place_of_its_own() -> None:
+    places = [field._index for field in vars(ProgressPage).values() if hasattr(field, "_index")]
+    assert len(places) > 15
+    assert len(set(places)) == len(places)

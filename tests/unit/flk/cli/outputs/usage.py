@@ -41,6 +41,7 @@ JOB_OPTIONS = [
     "--checkpoint /data",
     "--save-every 0",
     "--save-every often",
+    "--store-every 0",
     "--keep 0",
     "--keep-every often",
     "--checkpoint gs://bucket/a",

@@ -1,9 +1,13 @@
-"""Saves in the memory of pods that grow beyond what there is room for."""
+"""Saves in the memory of pods beside storage that is slow or full, and states that grow beyond the room there is."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -12,34 +16,94 @@ from flk_runtime.checkpoint.memory import PodMemory
 from flk_runtime.checkpoint.save import Retention, Saver
 from flk_runtime.checkpoint.save.staging import StagedShard
 from flk_runtime.checkpoint.state import chunks_of
-from flk_runtime.errors import StorageError
+from flk_runtime.checkpoint.storage.folder import FolderDestination
+from flk_runtime.errors import CheckpointError, StorageError
+from flk_runtime.shared.memory_messages import Answer, Files, Request, Reserve
+from flk_runtime.shared.shard_file import ShardPreamble
+from flk_runtime.wire import Done, Failed
 
 
-class Memory:
-    """The memory of a pod with room for shards of ``limit`` bytes, which holds what is finished."""
+class Memory(PodMemory):
+    """The memory of a pod with room for ``limit`` bytes. Its launcher holds at once what is finished."""
 
-    def __init__(self, path: Path, limit: int) -> None:
-        self.path, self._limit = path, limit
-        self.size, self.refusal = 0, ""
+    def __init__(self, folder: Path, limit: int) -> None:
+        super().__init__("", 0, 0)
+        self.folder, self.limit = folder, limit
 
-    def reserve(self, sizes: dict[int, int]) -> str:
-        size = max(sizes.values())
-        if size > self._limit:
-            return f"{size} bytes are too much"
-        self.size = size
-        return ""
+    def _send(self, request: Any) -> None:
+        self._request: Request = request
 
-    def finish(self, save: Any) -> None:
-        self.refusal = ""
+    def _receive(self) -> Answer:
+        self._waiting = False
+        if not isinstance(self._request, Reserve):
+            return Done()
+        files = 3 if self._request.third else 2
+        need = files * max(self._request.sizes.values())
+        if need > self.limit:
+            return Failed(f"{need} bytes are too much")
+        return Files([str(self.folder / f"{number}.part") for number in range(files)])
 
-    def skip(self, why: str) -> None:
-        self.refusal = why
 
-    def is_held(self, *, wait: bool) -> bool:
-        return not self.refusal
+class Storage(FolderDestination):
+    """A folder whose files are written when ``open`` is set, and not if ``full``."""
 
-    def settle(self, *, whole: bool) -> None:
-        pass
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.open_, self.full = threading.Event(), False
+        self.open_.set()
+
+    @contextlib.contextmanager
+    def create(self, step: int, file: str) -> Iterator[BinaryIO]:
+        self.open_.wait(60)
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        with super().create(step, file) as stream:
+            yield stream
+
+
+class Job:
+    """A saver, and what it has said."""
+
+    def __init__(self, folder: Path, storage: Storage | None, *, separate: bool = True, limit: int = 1 << 30) -> None:
+        self.lines: list[str] = []
+        self.saved: list[int] = []
+        self.stored: list[int] = []
+        self.memory, self.storage, self.chunk = Memory(folder, limit), storage, torch.zeros(8)
+        if storage:
+            storage.prepare()
+        self.saver = Saver(
+            storage,
+            self.memory,
+            retention=Retention(9),
+            metadata={},
+            timeout=60.0,
+            on_saved=self.saved.append,
+            warn=self.lines.append,
+            on_stored=self.stored.append,
+            separate=separate,
+        )
+
+    def save(self, step: int, *, store: bool = True, log: str = "") -> bool:
+        """Save a state that says of which step it is."""
+        self.chunk.fill_(step)
+        chunks = chunks_of(("model", "weight"), self.chunk)
+        return self.saver.save(step, chunks, {"steps": step, "objects": {"log": log}}, store=store)
+
+    def ended(self) -> None:
+        """Wait until the write has ended, without hearing of it."""
+        assert self.saver._thread
+        self.saver._thread.join()
+
+    def stored_weight(self, step: int) -> float:
+        assert self.storage
+        (file,) = self.storage.path.glob(f"step-{step:09}/*.distcp")
+        content = file.read_bytes()
+        return 0.0 if torch.full((8,), float(step)).numpy().tobytes() not in content else float(step)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return Storage(tmp_path / "storage")
 
 
 def test_a_state_that_outgrows_the_memory_is_not_copied_where_nothing_would_read_the_copy(
@@ -52,27 +116,100 @@ def test_a_state_that_outgrows_the_memory_is_not_copied_where_nothing_would_read
         return copy(shard, *arguments, **named)
 
     monkeypatch.setattr(StagedShard, "copy", counted)
-    memory, lines, saved = Memory(tmp_path / "part", 1 << 18), [], []  # type: ignore[var-annotated]
-    saver = Saver(
-        None,
-        cast(PodMemory, memory),
-        retention=Retention(),
-        metadata={},
-        timeout=60.0,
-        on_saved=saved.append,
-        warn=lines.append,
-    )
-    chunks = chunks_of(("model", "weight"), torch.ones(8))
-    saver.save(1, chunks, {"log": ""})
+    job = Job(tmp_path, None, limit=1 << 18)
+    job.save(1)
     for step in (2, 3):
-        saver.save(step, chunks, {"log": "x" * (1 << 18)})
-    assert copies == [tmp_path / "part"]
+        job.save(step, log="x" * (1 << 18))
+    assert copies == [tmp_path / "0.part"]
     with pytest.raises(StorageError, match=r"after step 3 is not in memory: \d+ bytes are too much"):
-        saver.wait()
-    assert saved == [1]
-    assert len(lines) == 1
-    assert "after step 2 is not in memory" in lines[0]
-    saver.save(4, chunks, {"log": ""})
-    saver.wait()
-    assert saved == [1, 4]
+        job.saver.wait()
+    assert job.saved == [1]
+    assert len(job.lines) == 1
+    assert "after step 2 is not in memory" in job.lines[0]
+    job.save(4)
+    job.saver.wait()
+    assert job.saved == [1, 4]
     assert len(copies) == 2
+
+
+def test_a_save_in_memory_never_waits_for_storage(tmp_path: Path, storage: Storage) -> None:
+    job = Job(tmp_path, storage)
+    storage.open_.clear()
+    assert job.save(1)
+    for step in range(2, 7):
+        assert not job.save(step, store=step > 3)
+        job.saver.poll()
+    steps = sorted(ShardPreamble.from_bytes(path.read_bytes(), b"flk-open").step for path in tmp_path.glob("*.part"))
+    assert steps == [1, 5, 6], "the third file is what storage reads, and the latest whole one stays"
+    assert (job.saved[-1], job.stored) == (5, [])
+    assert [line for line in job.lines if "takes longer than its interval" in line] == job.lines
+    assert len(job.lines) == 1
+    storage.open_.set()
+    job.saver.wait()
+    assert job.stored == [1, 6], "the latest state is stored at the end, from the copy in memory"
+    assert [job.stored_weight(step) for step in job.stored] == [1.0, 6.0]
+    assert job.saved == [1, 2, 3, 4, 5, 6]
+    assert not job.saver.behind
+
+
+def test_a_write_that_fails_leaves_the_memory_alone_and_ends_the_run_only_if_it_is_the_last(
+    tmp_path: Path, storage: Storage
+) -> None:
+    job = Job(tmp_path, storage)
+    storage.full = True
+    assert job.save(1)
+    job.ended()
+    assert job.save(2)
+    assert "No space left on device; training goes on, and the next save tries again" in job.lines[0]
+    assert job.saved == [1]
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        job.saver.wait()
+    assert job.saver.behind
+    storage.full = False
+    job.saver.wait()
+    assert job.stored == [2]
+
+
+def test_every_save_is_stored_where_storage_has_no_interval(tmp_path: Path, storage: Storage) -> None:
+    job = Job(tmp_path, storage, separate=False)
+    assert all(job.save(step) for step in (1, 2, 3))
+    job.saver.wait()
+    assert (job.saved, job.stored) == ([1, 2, 3], [1, 2, 3])
+    assert len(list(tmp_path.glob("*.part"))) == 2
+    storage.full = True
+    job.save(4)
+    with pytest.raises(CheckpointError, match="No space left"):
+        job.save(5)
+
+
+def test_without_room_for_a_third_file_a_save_waits_for_storage(tmp_path: Path, storage: Storage) -> None:
+    job = Job(tmp_path, storage, limit=150_000)
+    assert job.save(1)
+    (line,) = job.lines
+    assert line.startswith("a save waits for storage while that still writes: ")
+    assert not job.save(2, store=False)
+    assert job.stored == [1]
+    assert len(list(tmp_path.glob("*.part"))) == 2
+    job.saver.wait()
+    assert job.stored == [1, 2]
+
+
+def test_a_state_of_another_structure_waits_for_the_write_of_the_one_before(tmp_path: Path, storage: Storage) -> None:
+    job = Job(tmp_path, storage)
+    storage.open_.clear()
+    job.save(1)
+    job.chunk = torch.zeros(16)
+    threading.Timer(0.1, storage.open_.set).start()
+    job.save(2, store=False)
+    assert job.stored == [1]
+    job.saver.wait()
+    assert job.stored == [1, 2]
+
+
+def test_where_memory_is_refused_every_save_is_stored(tmp_path: Path, storage: Storage) -> None:
+    job = Job(tmp_path, storage, limit=10)
+    assert job.save(1, store=False)
+    assert job.save(2, store=False)
+    job.saver.wait()
+    assert (job.saved, job.stored) == ([1, 2], [1, 2])
+    assert any("keeping no checkpoints in memory: " in line for line in job.lines)
