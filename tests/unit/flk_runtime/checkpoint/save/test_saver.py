@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from flk_runtime.checkpoint.save import Retention, Saver
 from flk_runtime.checkpoint.save.staging import StagedShard
 from flk_runtime.checkpoint.state import chunks_of
 from flk_runtime.checkpoint.storage.folder import FolderDestination
+from flk_runtime.distributed import process_group
 from flk_runtime.errors import CheckpointError, StorageError
 from flk_runtime.shared.memory_messages import Answer, Files, Request, Reserve
 from flk_runtime.shared.shard_file import ShardPreamble
@@ -213,3 +215,27 @@ def test_where_memory_is_refused_every_save_is_stored(tmp_path: Path, storage: S
     job.saver.wait()
     assert (job.saved, job.stored) == ([1, 2], [1, 2])
     assert any("keeping no checkpoints in memory: " in line for line in job.lines)
+
+
+@pytest.mark.parametrize("saves", [30, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_saves_leave_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, storage: Storage, saves: int
+) -> None:
+    """Neither in the store of the process group, which is in pod 0, nor in this process."""
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr(process_group, "store", lambda: store)
+    job = Job(tmp_path, storage)
+
+    def left() -> tuple[int, int]:
+        job.saver.wait()
+        gc.collect()
+        return store.num_keys(), len(gc.get_objects())
+
+    for step in range(10):
+        job.save(step)
+    keys, objects = left()
+    for step in range(10, 10 + saves):
+        job.save(step)
+    more_keys, more_objects = left()
+    assert 0 < more_keys <= keys
+    assert more_objects - objects < saves
