@@ -187,7 +187,7 @@ COVERED = {
     ),
     "tests/unit/flk_runtime/launcher/test_record_archive.py": "flk_runtime.contract.record",
     "tests/unit/flk_runtime/launcher/test_failures.py": (
-        "flk_runtime.contract.failure flk_runtime.launcher.rank_failure flk_runtime.launcher.record_writer "
+        "flk_runtime.contract.failure flk_runtime.launcher.rank_failure "
         "flk_runtime.system.faults flk_runtime.system.text"
     ),
     "tests/unit/flk_runtime/launcher/test_preemption.py": "flk_runtime.shared.progress",

@@ -242,6 +242,18 @@ CAUSES: Final = (
         ),
     ),
     Cause(
+        "NodeUnhealthy",
+        "A node is unhealthy",
+        "The check that each launcher makes before it joins has found a fault of its node: a GPU that is lost, missing "
+        "or has damaged memory, or a disk, /dev/shm or a driver that does not answer. The pods in its place found the "
+        f"same, or it is the node of pod 0. {_RECORD}",
+        "Keep jobs off the node, have it checked, and restart the job.",
+        _ended(
+            lambda failure: failure.kind is Kind.UNHEALTHY,
+            lambda view, failure: f"{_cordon(view, failure)} keeps jobs off the node; then {view.flk('restart')}",
+        ),
+    ),
+    Cause(
         "AddressInUse",
         "A port that a rank needs is in use",
         f"A rank or a launcher could not listen on its port. {_RECORD}",

@@ -33,6 +33,8 @@ _OF_MEMORY: Final = ("exchange", "messages", "partner", "room", "service", "stor
 # Modules that only an OPTIONAL package needs, outside of it.
 _ELSEWHERE: Final = {
     "check.py": "training",
+    "checkpoint/gather.py": "training",
+    "launcher/health.py": "training",
     "launcher/hub.py": "diloco",
     "launcher/ledger.py": "training",
     "launcher/preparation.py": "preparation",

@@ -101,7 +101,6 @@ class CheckpointManager:
         self, options: CheckpointOptions, on_saved: Callable[[int], None], on_stored: Callable[[int], None]
     ) -> None:
         # torch.distributed.checkpoint takes long to import, and a run without checkpoints does not need it.
-        from flk_runtime.checkpoint.gather import PodReader
         from flk_runtime.checkpoint.load import FilesReader, SavedCheckpoint
         from flk_runtime.checkpoint.save import Retention, Saver
         from flk_runtime.checkpoint.storage import find_newest
@@ -120,6 +119,8 @@ class CheckpointManager:
         offered = self._memory and options.resume and not options.goes_back
         in_memory = self._memory.restorable() if self._memory and offered else None
         if self._memory and in_memory and (found is None or in_memory.is_preferred_to(found.step)):
+            from flk_runtime.checkpoint.gather import PodReader  # only jobs that train have this module
+
             self.source = "memory"
             with own_page().during(Phase.RESTORING):
                 reader = PodReader(in_memory.readers, self._memory.open_shard)

@@ -47,6 +47,7 @@ class Kind(_Text):
     CONTAINER_KILLED = "container_killed"
     ABSENT = "absent"
     UNKILLABLE = "unkillable"
+    UNHEALTHY = "unhealthy"
     RESIZED = "resized"
     STORAGE = "storage"
     RENDEZVOUS = "rendezvous"
@@ -190,6 +191,11 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = {
     Kind.UNKNOWN: Meaning(
         "a rank fails in a way that only a newer version of flk knows",
         3, _TRAINING, _LAUNCHER, _RESTARTS, "failed", same=_ERROR, final_after=_TWICE,
+    ),
+    Kind.UNHEALTHY: Meaning(  # the reason for the loss or the connection that broke, if it is found after that
+        "the check of a pod finds a fault of its node: a GPU, a disk, /dev/shm",
+        3, _INFRASTRUCTURE, _OPERATOR, _DISRUPTIONS, "is on an unhealthy node", same=("pod", "node", "message"),
+        final_after=_TEN_TIMES, node_at_fault=True, needs_new_pod=True,
     ),
     Kind.PREEMPTED: Meaning(
         "a pod receives SIGTERM: a drain, an eviction, a preemption",

@@ -19,6 +19,7 @@ PREFLIGHT_CHECKS: Final = (
     "local-rank",
     "shm",
     "options",
+    "health",
 )
 
 

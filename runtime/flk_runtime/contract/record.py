@@ -122,8 +122,9 @@ class JobRecord:
         traceback and message are cut, then the oldest attempts are dropped, then the failure's texts are cut further.
         """
         data = asdict(self)
-        if self.standstill is None:
-            del data["standstill"]
+        for name in ("standstill", "goodput"):
+            if data[name] is None:
+                del data[name]
         text = _dump(data)
         if limit is None or len(text.encode()) <= limit:
             return text

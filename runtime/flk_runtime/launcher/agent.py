@@ -50,6 +50,8 @@ from flk_runtime.launcher.transport import (
     Transfer,
     WaitsChanged,
 )
+from flk_runtime.launcher.transport.messages import BEFORE_FIRST
+from flk_runtime.launcher.transport.thread import start_thread
 from flk_runtime.system import host
 
 if TYPE_CHECKING:
@@ -115,7 +117,9 @@ class Agent:
         port = self.rendezvous.port if self.rendezvous else settings.rendezvous_port
         self.memory = self._open_memory(wakeup) if settings.trains else None
         inventory = self.memory.inventory if self.memory else lambda: None
-        self.member = Member(settings, port, wakeup.post, self.records.log, inventory, self.records.former)
+        self.member = Member(
+            settings, port, wakeup.post, self.records.log, inventory, self.records.former, self._check_health
+        )
         self.control = Control(error_folder, self.member.want_stacks, self.records.log)
         self.watch = Watch(
             settings,
@@ -163,8 +167,33 @@ class Agent:
             return None if self._must_wait(self.stop) else self._finish_stopped(self.stop)
         if attempt:
             self.phase = _Phase.JOINING
-            self.member.join_next_round(attempt.all_failures, attempt.step)
+            self._join_next_round(attempt)
         return None
+
+    def _join_next_round(self, attempt: PodAttempt) -> None:
+        """Join the next attempt. If a broken node may have ended this one, the health of this pod is checked before."""
+
+        def join() -> None:
+            found = self._check_health(attempt.started.number) if attempt.suspicious else []
+            self.member.join_next_round([*attempt.all_failures, *found], attempt.step)
+
+        if attempt.suspicious:
+            start_thread("health", join, self.wakeup.post)
+        else:
+            join()
+
+    def _check_health(self, attempt: int = BEFORE_FIRST) -> list[Failure]:
+        """The fault of this pod's node, if there is one. Takes milliseconds, or seconds where something hangs."""
+        settings = self.settings
+        if not (settings.health and settings.trains):
+            return []
+        from flk_runtime.launcher import health  # only jobs that train have this module
+
+        fault = health.of_pod(settings, os.environ)
+        failure = Failure(
+            Kind.UNHEALTHY, settings.pod, None, settings.pod_name, settings.node, attempt, time.time(), message=fault
+        )
+        return [failure] if fault else []
 
     # Events of the rendezvous ------------------------------------------------------------------------------------
 

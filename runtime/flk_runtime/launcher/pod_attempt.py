@@ -37,6 +37,12 @@ class PodAttempt:
         """The failures that this pod reports when it joins again. A rank that ends early breaks others' connections."""
         return [*self.failures, *self.finished]
 
+    @property
+    def suspicious(self) -> bool:
+        """Whether a broken node, or its network, may have ended the attempt."""
+        kinds = [failure.kind for failure in (*self.failures, self.end) if failure]
+        return any(kind.meaning.node_at_fault or kind in (Kind.CONNECTION, Kind.TIMEOUT) for kind in kinds)
+
     def print_secondary(self) -> None:
         """Print tracebacks of secondary failures if the attempt has ended without another cause.
 

@@ -65,6 +65,7 @@ class Settings:
     hang_timeout: float = user_env.HANG_TIMEOUT.default
     slow_factor: float = user_env.SLOW_FACTOR.default
     slow_window: float = user_env.SLOW_WINDOW.default
+    health: bool = False  # the pod's health is checked before it joins
     fork: bool = True
     metrics_port: int = 0  # 0: metrics are not served
     code: str = ""  # folder of the archive; empty: the code is in the working folder already
@@ -194,6 +195,7 @@ class Settings:
             hang_timeout=value(user_env.HANG_TIMEOUT),
             slow_factor=value(user_env.SLOW_FACTOR),
             slow_window=value(user_env.SLOW_WINDOW),
+            health="health" not in value(user_env.PREFLIGHT),
             fork=value(user_env.START) == "fork",
             code=value(pod_env.CODE),
             code_hash=value(pod_env.CODE_HASH),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from flk_runtime.contract.exit_codes import ExitCode
@@ -27,6 +27,7 @@ from flk_runtime.launcher.replication import Inventory
 from flk_runtime.launcher.replication.plan import Copy, make_plan
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport.messages import (
+    BEFORE_FIRST,
     AttemptEnded,
     AttemptStarted,
     BoundaryReport,
@@ -56,6 +57,8 @@ _PRIMARY_TIMEOUT = 0.5  # seconds to wait for a primary failure after a secondar
 _LAST_REPORTS_TIMEOUT = 5.0  # seconds to wait for the other pods' failures when no attempt follows
 _PROGRESS_INTERVAL = 30.0  # seconds between two lines about pods that have not joined
 
+_LEADER = 0  # the pod whose launcher leads
+_LEADS = "not retried: pod 0 leads the job, and would start on the same node again"
 _DISCONNECTED = "lost the connection to pod 0"
 _RESTARTED = "was restarted"
 
@@ -254,7 +257,9 @@ class Leader:
             return
         self._joined[pod] = join
         if self._phase is _Phase.RUNNING:
-            if pod not in self._admitted:  # else it had succeeded, and lost its connection afterwards
+            if pod not in self._admitted and not _fault(
+                join
+            ):  # else it had succeeded, and lost its connection afterwards
                 self._waiting[pod] = now
             return
         if not self._admitted and join.history:
@@ -337,6 +342,8 @@ class Leader:
         record = self._final_record(decision)
         if record:
             self._end_job(record)
+        elif unhealthy := self._unhealthy_pods:
+            self._refuse(unhealthy, decision, now)
         elif self._replace_unusable_pods():
             self._join_deadline = now + self._settings.join_timeout
         elif now < self._joining_since + decision.delay:
@@ -356,11 +363,38 @@ class Leader:
             same = self._admitted.get(pod) == self._connected.get(pod)  # else it has been replaced already
             if failure.kind.meaning.needs_new_pod and pod in self._joined and same:
                 unusable[pod] = failure
-        for pod, failure in unusable.items():
+        self._send_away(unusable)
+        return bool(unusable)
+
+    def _send_away(self, pods: Mapping[int, Failure]) -> None:
+        for pod, failure in pods.items():
             self._joined.pop(pod)
             record = new_record("replaced", ExitCode.UNUSABLE, failure, self._history, self._settings.limits)
             self._send([pod], JobEnded(record))
-        return bool(unusable)
+
+    @property
+    def _unhealthy_pods(self) -> dict[int, Failure]:
+        """The pods that have found themselves on an unhealthy node before they took part in an attempt."""
+        return {pod: fault for pod, join in self._joined.items() if (fault := _fault(join))}
+
+    def _refuse(self, unhealthy: Mapping[int, Failure], decision: Decision, now: float) -> None:
+        """Send away pods on unhealthy nodes. It counts as an attempt, so that the restart policy bounds how often.
+
+        Pod 0 cannot lead the job elsewhere, and a new pod 0 would know nothing of this: the job ends.
+        """
+        last = self._history[-1] if self._history else None
+        number, moment = last.number + 1 if last else 0, time.time()
+        cause = replace(unhealthy[min(unhealthy)], attempt=number)
+        used = decision.restarts, decision.disruptions
+        attempt = Attempt(number, moment, moment, cause, *used, step=last.step if last else None)
+        self._history = [*shorten(self._history), attempt]
+        self._failures = []
+        if _LEADER in unhealthy:
+            self._end_job(job_record(cause, self._history, self._settings.limits, _LEADS))
+            return
+        self._log(f"{cause.summary}; another pod has to replace it")
+        self._send_away(unhealthy)
+        self._start_joining(now)
 
     def _start_attempt(self, decision: Decision, now: float) -> None:
         settings = self._settings
@@ -546,3 +580,8 @@ class Leader:
         attempt = history[-1].number if history else 0
         cause = Failure(Kind.ABSENT, missing[0], attempt=attempt, time=time.time(), message=message)
         return job_record(cause, history, settings.limits, final_reason(cause))
+
+
+def _fault(join: Join) -> Failure | None:
+    """The fault of its node that a launcher has found before its first attempt; None: there is none."""
+    return next((failure for failure in join.failures if failure.attempt == BEFORE_FIRST), None)

@@ -61,6 +61,7 @@ from flk_runtime.wire import Backoff, Connection, Refused, Unreadable, VersionEr
 _CONNECT_TIMEOUT = 3.0  # seconds to connect to one address of the leader, and for its answer
 _POLL_MIN, _POLL_MAX = 0.05, 1.0  # seconds between two tries to connect
 _PROGRESS_INTERVAL = 30.0  # seconds between two lines about a leader that does not answer
+_CLOCK_SKEW = 5.0  # seconds, more than an answer takes to arrive
 _LOOPBACK = ("127.0.0.1", "::1")  # where the launcher of pod 0 finds itself
 _TEXT_LIMIT = 1 << 20  # characters of the texts of all failures in one message
 
@@ -97,11 +98,13 @@ class Member:
         log: Callable[[str], None],
         inventory: Callable[[], Inventory | None],
         former: Callable[[], list[Attempt]],
+        check: Callable[[], list[Failure]] = list,
     ) -> None:
         """``port`` is the leader's port. ``post`` receives the events; ``log`` writes a line to the pod's log.
 
         ``inventory`` says which checkpoints in memory this pod holds. ``former`` reads attempts that no launcher may
-        know any more. The thread calls it before it connects, since it may take seconds.
+        know any more, and ``check`` finds faults of this pod. The thread calls them before it connects, since they may
+        take seconds.
         """
         self._settings = settings
         self._port = port
@@ -112,7 +115,7 @@ class Member:
         self._history_from = ""  # the leader that sent the history
         self._history: list[Attempt] = []
         self._inventory = inventory
-        self._former = former
+        self._former, self._check = former, check
         self._failures: list[Failure] = []  # in the last attempt
         self._step: int | None = None  # that its ranks had done
         self._ready = True  # for the next attempt: no rank runs
@@ -120,6 +123,7 @@ class Member:
         self._attempt: AttemptStarted | None = None  # that runs
         self._over = False
         self._connected = self._draining = False
+        self._skew_logged = False
         self._status: PodStatus | None = None
         self._outbox: queue.SimpleQueue[FromMember | _Ready | threading.Event] = queue.SimpleQueue()
         self._wakeup, self._wake_end = socket.socketpair()
@@ -207,7 +211,7 @@ class Member:
     # The thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._history = self._former()
+        self._history, self._failures = self._former(), self._check()
         while not self._over:
             connection = None
             try:
@@ -376,7 +380,16 @@ class Member:
             raise
         session.other = "it"
         self._leader = answer.leader
+        self._compare_clocks(answer.time)
         return connection
+
+    def _compare_clocks(self, leaders: float) -> None:
+        """Say once if the clocks of this node and of pod 0's node differ much: times in records and logs do, too."""
+        ahead = time.time() - leaders
+        if leaders and abs(ahead) > _CLOCK_SKEW and not self._skew_logged:
+            self._skew_logged = True
+            words = "ahead of" if ahead > 0 else "behind"
+            self._log(f"the clock of this node is {abs(ahead):.0f} s {words} the clock of pod 0's node")
 
     def _blame_self(self, failure: Failure) -> Failure:
         lost_leader = failure.kind in (Kind.LOST, Kind.CONTAINER_KILLED) and failure.pod == 0

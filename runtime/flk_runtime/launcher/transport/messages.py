@@ -14,6 +14,8 @@ from flk_runtime.launcher.preemption import Boundary
 from flk_runtime.launcher.replication.plan import Copy, Inventory, MemoryPlan, ShardId
 from flk_runtime.wire import Refused, Registry
 
+BEFORE_FIRST: Final = -1  # the attempt of a failure that was found before this launcher took part in one
+
 # From a member to the leader -------------------------------------------------------------------------------------
 
 
@@ -33,7 +35,7 @@ class Join:
     pod_name: str
     node: str
     history: list[Attempt] = field(default_factory=list)  # empty if the leader knows it
-    failures: list[Failure] = field(default_factory=list)  # of this pod's ranks in the last attempt
+    failures: list[Failure] = field(default_factory=list)  # of this pod in the last attempt; BEFORE_FIRST: in none
     memory: Inventory | None = None  # checkpoints in memory that the pod holds; None: it keeps none
     step: int | None = None  # optimizer steps that the ranks of this pod had done at its end; None: they do not tell
 
@@ -146,6 +148,7 @@ class Welcome:
     """Answer to `Hello`: the launcher is the member of its pod."""
 
     leader: str  # identifies the leader's process
+    time: float = 0.0  # of the leader's clock, in seconds since the epoch
 
 
 @dataclass(frozen=True)

@@ -217,6 +217,10 @@ BUILT: dict[str, tuple[Callable[[], JobView], str]] = {
         lambda: failed("gpu", type="AcceleratorError", message="CUDA error: uncorrectable ECC error").view(),
         "CUDA error: uncorrectable ECC error",
     ),
+    "NodeUnhealthy": (
+        lambda: failed("unhealthy", rank=None, message="GPU 3 is lost: it has fallen off the bus").view(),
+        f"{POD} is on an unhealthy node: GPU 3 is lost: it has fallen off the bus",
+    ),
     "AddressInUse": (
         lambda: failed("address", type="OSError", message="[Errno 98] Address already in use").view(),
         "Address already in use",

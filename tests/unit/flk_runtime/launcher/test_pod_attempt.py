@@ -35,6 +35,20 @@ def test_an_exception_after_sigterm_is_an_answer_to_it_unless_another_rank_has_r
 
 
 @pytest.mark.parametrize(
+    ("kind", "suspicious"),
+    [(Kind.LOST, True), (Kind.CONNECTION, True), (Kind.GPU, True), (Kind.EXCEPTION, False), (Kind.RESIZED, False)],
+)
+def test_an_attempt_that_a_broken_node_may_have_ended_is_suspicious(
+    attempt: PodAttempt, kind: Kind, suspicious: bool
+) -> None:
+    assert not attempt.suspicious
+    attempt.end = Failure(kind, 1)
+    assert attempt.suspicious == suspicious
+    attempt.end, attempt.failures = None, [Failure(kind, 1)]
+    assert attempt.suspicious == suspicious
+
+
+@pytest.mark.parametrize(
     ("end", "printed"),
     [
         (None, ""),

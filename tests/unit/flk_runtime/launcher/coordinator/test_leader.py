@@ -18,6 +18,7 @@ from flk_runtime.launcher.replication.plan import CheckpointId, ShardId
 from flk_runtime.launcher.settings import Limits, Settings
 from flk_runtime.launcher.transport import AttemptEnded, AttemptStarted, JobEnded
 from flk_runtime.launcher.transport.messages import (
+    BEFORE_FIRST,
     MESSAGES,
     BoundaryReport,
     CopiesUnreadable,
@@ -503,6 +504,75 @@ def test_a_pod_that_cannot_run_ranks_ends_with_the_others_when_no_disruption_is_
     job.join(0, 1, 2)
     assert job.ended().code == ExitCode.INFRASTRUCTURE
     assert job.sent[1][-1] == job.sent[0][-1]
+
+
+def unhealthy(pod: int, attempt: int = BEFORE_FIRST) -> Failure:
+    return Failure(Kind.UNHEALTHY, pod, None, f"worker-{pod}", "node-b", attempt, 1.0, message="GPU 3 is lost")
+
+
+def test_a_pod_on_an_unhealthy_node_is_replaced_before_the_first_attempt() -> None:
+    """It counts as an attempt, whose delay grows, and which ends the job when no disruption is left."""
+    job = Job(disruptions=2)
+    job.connect(0, 1, 2)
+    job.join(0, 2)
+    for number in range(2):
+        job.join(1, failures=[unhealthy(1)])
+        sent_away = job.sent[1][-1]
+        assert isinstance(sent_away, JobEnded)
+        assert (sent_away.record.outcome, sent_away.record.code) == ("replaced", ExitCode.UNUSABLE)
+        assert job.log[-1] == "worker-1 is on an unhealthy node: GPU 3 is lost; another pod has to replace it"
+        job.leader.disconnected(1, "it closed the connection", job.now, closed=True)
+        job.connect(1, incarnation=f"incarnation {number}")
+    job.join(1)
+    job.wait(5)
+    attempt = job.latest(0).history[-1]
+    assert (attempt.number, attempt.restarts, attempt.disruptions) == (2, 0, 2)
+    assert [each.failure and each.failure.kind for each in job.latest(0).history] == [
+        Kind.UNHEALTHY,
+        Kind.UNHEALTHY,
+        None,
+    ]
+
+
+def test_a_job_whose_pod_0_is_on_an_unhealthy_node_ends() -> None:
+    job = Job()
+    job.connect(0, 1, 2)
+    job.join(1, 2)
+    job.join(0, failures=[unhealthy(0)])
+    record = job.ended()
+    assert (record.outcome, record.code) == ("failed", ExitCode.INFRASTRUCTURE)
+    assert record.failure
+    assert record.failure.summary == "worker-0 is on an unhealthy node: GPU 3 is lost"
+    assert record.no_retry_reason == "not retried: pod 0 leads the job, and would start on the same node again"
+
+
+def test_a_fault_that_is_found_after_an_attempt_is_why_the_connection_broke(job: Job) -> None:
+    job.start()
+    lost = job.fail(0, secondary=True)
+    job.wait(1)
+    job.join(0, 2, failures=[lost])
+    job.join(1, failures=[unhealthy(1, attempt=0)])
+    sent_away = job.sent[1][-1]
+    assert isinstance(sent_away, JobEnded)
+    assert sent_away.record.outcome == "replaced"
+    job.leader.disconnected(1, "it closed the connection", job.now, closed=True)
+    job.arrive(1, incarnation="second")
+    first, second = job.latest(1).history
+    assert first.failure
+    assert (first.failure.kind, first.failure.node) == (Kind.UNHEALTHY, "node-b")
+    assert second.disruptions == 1
+
+
+def test_an_unhealthy_pod_does_not_interrupt_an_elastic_job() -> None:
+    job = Job(least=2)
+    job.connect(0, 1)
+    job.join(0, 1)
+    job.wait(5)
+    assert job.latest(0).pods == [0, 1]
+    job.connect(2)
+    job.join(2, failures=[unhealthy(2)])
+    job.wait(30)
+    assert job.latest(0).number == 0
 
 
 @pytest.mark.parametrize("message", [each for each in EXAMPLES if isinstance(each, FromMember)], ids=repr)

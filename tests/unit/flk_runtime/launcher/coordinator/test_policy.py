@@ -74,6 +74,7 @@ FAILURES = {
     "a lost pod": (LOST, "disruptions", ExitCode.INFRASTRUCTURE),
     "a killed container": (CONTAINER_KILLED, "disruptions", ExitCode.INFRASTRUCTURE),
     "an unkillable rank": (Failure(Kind.UNKILLABLE, 0), "disruptions", ExitCode.INFRASTRUCTURE),
+    "an unhealthy node": (Failure(Kind.UNHEALTHY, 0), "disruptions", ExitCode.INFRASTRUCTURE),
     "a lost GPU": (Failure(Kind.GPU, 0, rank=0), "disruptions", ExitCode.INFRASTRUCTURE),
     "a stale file handle": (Failure(Kind.IO, 0, rank=0), "disruptions", ExitCode.INFRASTRUCTURE),
     "storage that does not answer": (Failure(Kind.STORAGE, 0, rank=0), "disruptions", ExitCode.INFRASTRUCTURE),

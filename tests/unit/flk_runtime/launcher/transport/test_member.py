@@ -5,12 +5,16 @@ from __future__ import annotations
 import queue
 import threading
 
+import pytest
+
 from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import Attempt
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.transport import Event, Member, Server
-from flk_runtime.launcher.transport.messages import Join, Message
+from flk_runtime.launcher.transport import member as member_module
+from flk_runtime.launcher.transport.messages import BEFORE_FIRST, Join, Message
 
+FAULT = Failure(Kind.UNHEALTHY, 0, attempt=BEFORE_FIRST, message="GPU 3 is lost")
 HISTORY = [Attempt(0, 1.0, 2.0, Failure(Kind.CONTAINER_KILLED, 0))]
 
 
@@ -32,8 +36,10 @@ class Listener:
     def due(self) -> float | None: ...
 
 
-def test_the_attempts_of_former_launchers_are_read_beside_the_launchers_loop() -> None:
-    """Where the API server does not answer it takes seconds, in which the launcher handles signals."""
+def test_former_attempts_are_read_and_the_node_is_checked_beside_the_launchers_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the API server or a disk does not answer it takes seconds, in which the launcher handles signals."""
     leader = Listener()
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     readers: list[threading.Thread] = []
@@ -42,12 +48,19 @@ def test_the_attempts_of_former_launchers_are_read_beside_the_launchers_loop() -
         readers.append(threading.current_thread())
         return HISTORY
 
-    settings = Settings(("train.py",))
+    def check() -> list[Failure]:
+        readers.append(threading.current_thread())
+        return [FAULT]
+
+    settings, log = Settings(("train.py",)), list[str]()
     server = Server(settings, lambda send, store: leader, events.put, print)
     server.start()
-    member = Member(settings, server.port, events.put, print, lambda: None, read)
+    member = Member(settings, server.port, events.put, log.append, lambda: None, read, check)
+    monkeypatch.setattr(member_module, "_CLOCK_SKEW", -1.0)
     member.start()
-    assert leader.joined.get(timeout=60).history == HISTORY
-    assert len(readers) == 1
+    join = leader.joined.get(timeout=60)
+    assert (join.history, join.failures) == (HISTORY, [FAULT])
+    assert log == ["the clock of this node is 0 s ahead of the clock of pod 0's node"]
+    assert len(readers) == 2
     assert threading.main_thread() not in readers
     assert events.empty()
