@@ -171,7 +171,8 @@ the site's defaults or flk.yaml's, in this order. */}}
 {{- $spec = include "flk.merged" (list $spec (dict "name" $name "command" (include "flk.code" . | fromJson).command
   "replicas" (int64 $count.replicas) "strategy" ($spec.strategy | lower | trimPrefix "_") "resources" $resources "env" $env
   "secrets" ($job.secrets | default dict) "volumes" $volumes "patch" ($job.patch | default dict) "ship" true
-  "nodes" (dict "selector" ($nodes.selector | default dict) "tolerations" $tolerations))) | fromJson }}
+  "nodes" (dict "selector" ($nodes.selector | default dict) "tolerations" $tolerations
+  "avoid" ($nodes.avoid | default list)))) | fromJson }}
 {{- with $job.pods }}
 {{- $pods := dict "labels" (.labels | default dict) "annotations" (.annotations | default dict) "pull_secrets" (.pull_secrets | default list) }}
 {{- with .service_account }}{{ $_ := set $pods "service_account" . }}{{ end }}

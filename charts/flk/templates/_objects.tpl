@@ -111,6 +111,22 @@ Service and PodGroup. */}}
 {{- $tolerations = append $tolerations $toleration }}
 {{- end }}
 {{- with $tolerations }}{{ $_ := set $pod "tolerations" . }}{{ end }}
+{{- $terms := list }}
+{{- with $spec.resources.gpu_type }}
+{{- range $label, $values := get ((first $).Files.Get "files/gpus.json" | fromJson) . }}
+{{- $terms = append $terms (dict "matchExpressions" (list (dict "key" $label "operator" "In" "values" $values))) }}
+{{- end }}
+{{- end }}
+{{- $avoided := list }}
+{{- range $spec.nodes.avoid }}{{ $avoided = append $avoided (dict "key" "metadata.name" "operator" "NotIn" "values" (list .)) }}{{ end }}
+{{- if $avoided }}
+{{- $terms = $terms | default (list (dict)) }}
+{{- range $terms }}{{ $_ := set . "matchFields" $avoided }}{{ end }}
+{{- end }}
+{{- with $terms }}
+{{- $affinity := dict "nodeAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" .)) }}
+{{- $_ := set $pod "affinity" (include "flk.merged" (list $affinity $pod.affinity) | fromJson) }}
+{{- end }}
 
 {{- $volumes := $spec.volumes }}
 {{- $plain := dict "FLK_FABRIC" $spec.fabric }}
@@ -134,14 +150,6 @@ Service and PodGroup. */}}
 {{- $own := dict "name" (get $known $mount.source) "mountPath" $mount.path }}
 {{- if $mount.readOnly }}{{ $_ := set $own "readOnly" true }}{{ end }}
 {{- $_ := set $container "volumeMounts" (append $container.volumeMounts $own) }}
-{{- end }}
-{{- with $spec.resources.gpu_type }}
-{{- $terms := list }}
-{{- range $label, $values := get ((first $).Files.Get "files/gpus.json" | fromJson) . }}
-{{- $terms = append $terms (dict "matchExpressions" (list (dict "key" $label "operator" "In" "values" $values))) }}
-{{- end }}
-{{- $affinity := dict "nodeAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms)) }}
-{{- $_ := set $pod "affinity" (include "flk.merged" (list $affinity $pod.affinity) | fromJson) }}
 {{- end }}
 {{- with include "flk.codeSource" . | fromJson }}
 {{- $source := . }}

@@ -44,9 +44,11 @@ def status_text(state: State, client: JobClient, *, wide: bool) -> str:
     if state.attempts:
         lines += ["", f"attempt {state.attempt}{_used(state)}:", *_attempts(state, now, wide)]
     lines += ["", *_pods(state, wide)]
-    nodes = {pod.node for pod in state.pods if pod.node}
-    if len(nodes) > 1:
-        lines += [f"pods on {node} have failed repeatedly; pods there are used last" for node in state.bad_nodes]
+    lines += [
+        f"{node} may be broken: pods there have failed repeatedly, and are used last; --avoid-node {node} keeps a new "
+        f"job off it, {commands.kubectl(f'cordon {node}', namespaced=False)} all pods"
+        for node in state.bad_nodes
+    ]
     if state.slow:
         lines += ["", *(slow.summary for slow in state.slow)]
     if state.failure and state.failure.details:

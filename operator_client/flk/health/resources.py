@@ -13,6 +13,7 @@ Amounts = dict[str, float]  # by resource name; cores, bytes or a number
 NODE_STATE: Final = "node.kubernetes.io/"  # how the taints begin with which Kubernetes marks nodes that are not ready
 _BLOCKING: Final = ("NoSchedule", "NoExecute")
 _BINARY: Final = (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10))
+_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def quantity(value: Any) -> float:
@@ -62,8 +63,17 @@ def fitting(free: Amounts, needed: Amounts) -> tuple[int, str]:
 
 
 def is_selected(node: Object, spec: Object) -> bool:
-    """Return whether a node has the labels of a pod's node selector."""
-    return (spec.get("nodeSelector") or {}).items() <= (node["metadata"].get("labels") or {}).items()
+    """Return whether a node has the labels of a pod's node selector, and is none that the pod avoids by its name."""
+    has_labels = (spec.get("nodeSelector") or {}).items() <= (node["metadata"].get("labels") or {}).items()
+    return has_labels and node["metadata"]["name"] not in _avoided(spec)
+
+
+def _avoided(spec: Object) -> set[str]:
+    """Return the names of the nodes that a pod avoids, as `flk.manifest` writes them."""
+    wanted = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(_REQUIRED) or {}
+    terms = [term.get("matchFields") or [] for term in wanted.get("nodeSelectorTerms") or []]
+    fields = terms[0] if len(terms) == 1 else []  # one of several would do
+    return {name for field in fields if field.get("operator") == "NotIn" for name in field.get("values") or ()}
 
 
 def is_cordoned(node: Object) -> bool:

@@ -358,15 +358,15 @@ CAUSES: Final = (
         "NodeAffinityMismatch",
         "No node matches the required node affinity",
         f"The pod template demands a node affinity that no suitable node has. {_READ}",
-        "Correct the affinity in the job's patch, or label nodes.",
+        "Avoid fewer nodes (--avoid-node), correct the affinity in the job's patch, or label nodes.",
         tell(
             _with_field(
                 _refused_by_nodes("selector"), "spec.affinity", "requiredDuringSchedulingIgnoredDuringExecution"
             ),
             lambda view, trace: f"{trace}: no node matches the required node affinity",
             lambda view, trace: (
-                f"{view.kubectl_of_cluster('get nodes --show-labels')} shows the labels that nodes have; correct the "
-                "affinity in the job's patch"
+                f"{view.kubectl_of_cluster('get nodes --show-labels')} shows the labels that nodes have; avoid fewer "
+                "nodes (--avoid-node), or correct the affinity in the job's patch"
             ),
         ),
         grace=60,

@@ -15,7 +15,7 @@ from flk.manifest.rendezvous import rendezvous_port, secret_variables
 from flk.manifest.volumes import SHM, volumes_and_mounts
 from flk.spec.fabric import fabrics
 from flk.spec.fields import PULL_POLICIES, split_topology
-from flk.spec.gpus import node_affinity
+from flk.spec.gpus import gpu_terms
 from flk.spec.job import Job, PodSettings
 from flk.targets import TARGETS, Target
 from flk.targets.gang import add_gang
@@ -110,7 +110,7 @@ def _template(job: Job, bundle: Bundle, config_maps: list[str], port: int, targe
             **({"priorityClassName": pods.priority_class} if pods.priority_class else {}),
             **({"nodeSelector": dict(job.nodes.selector)} if job.nodes.selector else {}),
             **({"tolerations": tolerations} if tolerations else {}),
-            **_affinity(job),
+            **({"affinity": affinity} if (affinity := _affinity(job)) else {}),
             "containers": [container],
             "volumes": volumes,
         },
@@ -118,13 +118,21 @@ def _template(job: Job, bundle: Bundle, config_maps: list[str], port: int, targe
 
 
 def _affinity(job: Job) -> dict[str, Any]:
-    """Return the affinity of a job's pods to nodes with its type of GPUs, and to each other."""
+    """Return the affinity of a job's pods to nodes and to each other; empty if the job asks for neither."""
     affinity: dict[str, Any] = {}
-    if job.resources.gpu_type:
-        affinity["nodeAffinity"] = node_affinity(job.resources.gpu_type)
+    if terms := _node_terms(job):
+        affinity["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     if job.topology:
         affinity["podAffinity"] = _pod_affinity(job, *split_topology(job.topology))
-    return {"affinity": affinity} if affinity else {}
+    return affinity
+
+
+def _node_terms(job: Job) -> list[dict[str, Any]]:
+    """Return the terms of which a node must fulfil one: it has the job's type of GPUs, and is none to avoid."""
+    terms = gpu_terms(job.resources.gpu_type) if job.resources.gpu_type else []
+    # An expression may have one name only, and all expressions of a term must be true.
+    avoided = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in job.nodes.avoid]
+    return [{**term, "matchFields": avoided} for term in terms or [{}]] if avoided else terms
 
 
 def _pod_affinity(job: Job, key: str, strength: str) -> dict[str, Any]:

@@ -62,5 +62,5 @@ def apply(job: Job, defaults: NamespaceDefaults) -> Job:
     fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None and name not in own}
     added = [t for t in defaults.tolerations if t not in job.nodes.tolerations]
     if added:
-        fields["nodes"] = Nodes(selector=job.nodes.selector, tolerations=[*job.nodes.tolerations, *added])
+        fields["nodes"] = Nodes(**{**dict(job.nodes), "tolerations": [*job.nodes.tolerations, *added]})
     return job.changed(**fields) if fields else job

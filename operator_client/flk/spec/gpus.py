@@ -40,10 +40,9 @@ def gpu_type(name: str) -> str:
     return name.upper()
 
 
-def node_affinity(name: str) -> dict[str, Any]:
-    """Return the affinity of pods to nodes with GPUs of this type: one of the labels says so."""
-    terms = [
+def gpu_terms(name: str) -> list[dict[str, Any]]:
+    """Return the terms of a node affinity of which a node with GPUs of this type fulfils one: one label says so."""
+    return [
         {"matchExpressions": [{"key": label, "operator": "In", "values": values}]}
         for label, values in sorted(gpu_types()[name].items())
     ]
-    return {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}

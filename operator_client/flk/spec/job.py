@@ -176,6 +176,9 @@ class Nodes(StrictModel):
         default_factory=list,
         description="taints that the pods tolerate: key=value:Effect, or the fields of Kubernetes",
     )
+    avoid: Annotated[
+        list[ObjectName], Option("NAME", Form.LIST, ("--avoid-node",), "node that the pods do not run on, by its name")
+    ] = Field(default_factory=list, description="nodes that the pods do not run on, by their names")
 
 
 class Job(StrictModel):

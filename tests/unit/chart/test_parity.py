@@ -134,6 +134,7 @@ SAMPLES: dict[str, list[Any]] = {
     ],
     "nodes.selector": [{"pool": "gpu"}],
     "nodes.tolerations": [["gpu:NoSchedule"]],
+    "nodes.avoid": [["node-a", "node-b.example.com"]],
     "pods.labels": [{"team": "a"}],
     "pods.annotations": [{"b": "c"}],
     "pods.service_account": ["trainer"],
@@ -268,6 +269,8 @@ JOBS: dict[str, dict[str, Any]] = {
             "tolerations": ["gpu=yes:NoSchedule", "gpu:NoExecute", "a=", "b", {"operator": "Exists"}],
         },
     },
+    "avoided nodes and a topology": {"nodes": {"avoid": ["node-a"]}, "topology": "rack"},
+    "avoided nodes and a type of GPUs": {"nodes": {"avoid": ["node-a"]}, "resources": {"gpu": 2, "gpu_type": "H100"}},
     "toleration in full": {
         "nodes": {"tolerations": [{"key": "k", "value": "v", "effect": "NoExecute", "tolerationSeconds": 0}]}
     },

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from flk.errors import UsageError
+from flk.health.resources import is_selected
 from flk.manifest import Bundle
+from flk.manifest.pod import pod_template
 from flk.manifest.render import render
 from flk.spec.job import validated
 
@@ -31,6 +33,33 @@ def test_patches_that_leave_no_pod_are_refused(patch: Any, message: str) -> None
     with pytest.raises(UsageError) as caught:
         render(job, Bundle())
     assert str(caught.value) == message
+
+
+def test_a_node_has_the_type_of_gpus_and_is_none_to_avoid() -> None:
+    """One of the terms is enough, so that each must leave the node out."""
+    job = validated(
+        {"name": "n", "command": "train.py", "nodes": {"avoid": ["a"]}, "resources": {"gpu": 1, "gpu_type": "H100"}}
+    )
+    affinity = pod_template(job, Bundle(runtime=b"x"), ["runtime-0"])["spec"]["affinity"]
+    terms = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert len(terms) > 2
+    assert all(term["matchFields"][0]["values"] == ["a"] and term["matchExpressions"] for term in terms)
+
+
+def test_avoided_nodes_are_an_affinity_by_name_beside_that_of_the_topology() -> None:
+    """The API server takes one name in each expression on a field."""
+    job = validated({"name": "n", "command": "train.py", "nodes": {"avoid": ["a", "b.c"]}, "topology": "rack"})
+    spec = pod_template(job, Bundle(runtime=b"x"), ["runtime-0"])["spec"]
+    (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term == {
+        "matchFields": [
+            {"key": "metadata.name", "operator": "NotIn", "values": ["a"]},
+            {"key": "metadata.name", "operator": "NotIn", "values": ["b.c"]},
+        ]
+    }
+    assert "podAffinity" in spec["affinity"]
+    nodes = [{"metadata": {"name": name, "labels": {}}} for name in ("a", "b.c", "c")]
+    assert [is_selected(node, spec) for node in nodes] == [False, False, True]
 
 
 def test_equal_arguments_give_equal_manifests_that_share_nothing() -> None:

@@ -28,9 +28,10 @@ def test_a_job_wins_and_tolerations_add_up() -> None:
         "image": "mine",
         "fabric": "auto",
         "queue": "q",
-        "nodes": {"tolerations": ["a", "nvidia.com/gpu:NoSchedule"]},
+        "nodes": {"tolerations": ["a"], "avoid": ["node-a"]},
     }
     job = apply(validated({"command": "a.py"} | said), parse([("d", TEXT)]))
+    assert job.nodes.avoid == ["node-a"]
     assert (job.image, job.fabric, job.queue) == ("mine", "auto", "q")
     assert [t.key for t in job.nodes.tolerations] == ["a", "nvidia.com/gpu"]
 

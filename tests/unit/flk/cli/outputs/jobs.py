@@ -201,7 +201,7 @@ JOBS = {
 # How the records of jobs that run are found: in the log of pod 0.
 RECORDS = {
     "running": new_record("running", 0, None, attempts(None), Limits(3)),
-    "restarting": new_record("running", 0, None, attempts(LOST), Limits(3)),
+    "restarting": replace(new_record("running", 0, None, attempts(LOST), Limits(3)), bad_nodes=["node-c"]),
     "slow rank": replace(
         new_record("running", 0, None, attempts(None), Limits(3)),
         slow=[SlowRank(1, "gpt-worker-1", "node-b", 2.1)],

@@ -47,6 +47,7 @@ JOB_OPTIONS = [
     "--checkpoint gs://bucket/a",
     "--node-selector gpu",
     "--toleration a:Never",
+    "--avoid-node node_a",
     "--resource gpu=8",
     "--label team",
     "--annotation 'a b=c'",
