@@ -213,11 +213,12 @@ ONES = {
     for shape, fields in SHAPES.items()
     for target in TARGETS
 }
+ALLOWED = {each for each, fields in ONES.items() if is_rendered(fields)}
 PAIRS = {
     f"{one} and {other} of a {target}": ONES[one, target] | ONES[other, target] | SHAPES[one]
     for one, other in itertools.combinations(SHAPES, 2)
     for target in TARGETS
-    if is_rendered(ONES[one, target]) and is_rendered(ONES[other, target])
+    if {(one, target), (other, target)} <= ALLOWED
 }
 
 JOBS: dict[str, dict[str, Any]] = {
