@@ -121,8 +121,9 @@ def _relative(source: str) -> str:
 def stripped(source: str) -> str:
     """Return the source of a module of flk without what only its readers need; all lines keep their numbers.
 
-    Comments, annotations and imports for them are left out. Docstrings, and texts that only the documentation reads,
-    are empty. The fields of classes keep their annotations, which make dataclasses and messages.
+    Comments, annotations, imports and protocols for them, and lists of public names are left out. Docstrings, and texts
+    that only the documentation reads, are empty. The fields of classes keep their annotations, which make dataclasses
+    and messages.
     """
     source = _STRING_OR_COMMENT.sub(lambda match: "" if match["comment"] else match[0], source)
     lines = [line.encode() for line in source.split("\n")]  # columns count bytes
@@ -137,6 +138,7 @@ def stripped(source: str) -> str:
 def _parts_for_readers(tree: ast.Module, lines: Sequence[bytes]) -> Iterator[tuple[ast.expr | ast.stmt, int, bytes]]:
     """Yield the nodes that are left out, the columns where they begin, and what takes their place."""
     fields = {field for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for field in node.body}
+    names = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
     for node in ast.walk(tree):
         match node:
             case ast.Expr(ast.Constant(str()) as docstring):
@@ -146,6 +148,10 @@ def _parts_for_readers(tree: ast.Module, lines: Sequence[bytes]) -> Iterator[tup
                 yield meaning, meaning.col_offset, b'""'
             case ast.If(ast.Name("TYPE_CHECKING")):
                 yield node, node.col_offset, b""
+            case ast.Assign([ast.Name("__all__")]) if names.count("__all__") == 1:  # this module does not read it
+                yield node, node.col_offset, b""
+            case ast.ClassDef(name, [ast.Name("Protocol")], decorator_list=[]):  # modules import the name
+                yield node, node.col_offset, f"{name}=0".encode()
             case ast.arg(name, ast.expr() as annotation):
                 yield annotation, node.col_offset + len(name.encode()), b""
             case ast.AnnAssign(target, annotation, ast.expr()) if node not in fields and _is_on_one_line(annotation):

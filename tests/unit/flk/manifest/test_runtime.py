@@ -32,7 +32,20 @@ def members(archive: bytes) -> dict[str, str]:
 class Needed(ast.NodeTransformer):
     """Takes away what only readers need: annotations but those of a class's fields, and the texts of documentation."""
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+    def visit_Module(self, node: ast.Module) -> ast.AST:
+        self.reads_all = [each.id for each in ast.walk(node) if isinstance(each, ast.Name)].count("__all__") > 1
+        return self.generic_visit(node)
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
+        public = getattr(node.targets[0], "id", "") == "__all__" and not self.reads_all
+        return None if public else self.generic_visit(node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        if not node.decorator_list and [getattr(base, "id", "") for base in node.bases] == ["Protocol"]:
+            target, value = ast.Name(node.name, ast.Store()), ast.Constant(0)
+            return ast.copy_location(
+                ast.Assign([ast.copy_location(target, node)], ast.copy_location(value, node)), node
+            )
         node.body = [each if isinstance(each, ast.AnnAssign) else self.visit(each) for each in node.body]
         return node
 
@@ -89,6 +102,12 @@ STRIPPED = {
         "def f(a, *b, c\n\n = ()) -> list[\n  int\n]:\n    é = g('é', d=2)\n    e: int\n",
     ),
     "imports": ("import a\nif TYPE_CHECKING:\n    import b\n\n    c = 1\nd = 2", "import a\n\n\n\n\nd = 2"),
+    "protocols": (
+        "class A(Protocol):\n    def f(self) -> int: ...\n@runtime_checkable\nclass B(Protocol):\n    x: int\n",
+        "A=0\n\n@runtime_checkable\nclass B(Protocol):\n    x: int\n",
+    ),
+    "lists of public names": ("__all__ = [\n    'A',\n]\nf()", "\n\n\nf()"),
+    "a list of public names that is read": ("__all__ = ['A']\nf(__all__)", "__all__ = ['A']\nf(__all__)"),
     "coroutines": ("async def h(a: int) -> str: ...", "async def h(a): ..."),
     "fields of classes": (
         "class A:\n    x: int\n    y: int = 1\n    def m(self) -> int:\n        self.z: int = 2\n",
