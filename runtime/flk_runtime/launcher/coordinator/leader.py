@@ -519,10 +519,9 @@ class Leader:
     @property
     def _drains_follow(self) -> bool:
         """Whether a pod that has to stop has not yet sent its inventory. It sends it or disconnects."""
-        leaving = self._membership.leaving
-        gone = self._drain.pods if leaving else ()  # this is asked at each Join
-        return self._keeps_memory and any(
-            pod in self._connected and pod not in self._joined and pod not in gone for pod in leaving
+        return self._keeps_memory and any(  # without a look at all pods, since this is asked at each Join
+            pod in self._connected and pod not in self._joined and pod not in self._drain.pods
+            for pod in self._membership.leaving
         )
 
     @property
