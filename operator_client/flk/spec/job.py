@@ -64,7 +64,6 @@ from flk_runtime.contract.preflight import parse_preflight
 from flk_runtime.contract.strategies import AUTO, DILOCO, STRATEGIES
 
 DEFAULT_IMAGE: Final = {"cpu": f"flktrain/flk:{VERSION}-cpu", "cuda": f"flktrain/flk:{VERSION}-cuda"}
-_HANG_TIMEOUT: Final = duration_text(int(user_env.HANG_TIMEOUT.default))
 _GRACE: Final = duration_text(int(pod_env.GRACE.default))
 # The job is recorded in an annotation of its object in the cluster, and all annotations of one may have 256 KiB.
 SIZE_LIMIT: Final = 200_000
@@ -335,14 +334,14 @@ class Job(StrictModel):
         SecondsOrZero | None,
         Option(
             "DURATION",
-            help=f"time without progress that counts as a hang; 0: never. Default: {_HANG_TIMEOUT}",
+            help="time without progress that counts as a hang; 0: never. Default: learned for each phase",
             example="10m",
             variable=user_env.HANG_TIMEOUT,
         ),
     ] = Field(
         default=None,
         description="time without progress of any rank after which the attempt ends as a hang: 10m; 0: never; "
-        f"left out: {_HANG_TIMEOUT}",
+        "left out: learned for each phase",
     )
     grace: Annotated[
         Seconds,

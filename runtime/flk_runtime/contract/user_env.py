@@ -43,8 +43,11 @@ LEASE: Final = Setting(
     "FLK_LEASE", "seconds of silence after which the launchers give up a connection between them", 15.0, number(0.5)
 )
 START: Final = Setting("FLK_START", "start method of the ranks: fork or spawn", "fork", choice(("fork", "spawn")))
-HANG_TIMEOUT: Final = Setting(  # below the 10 minutes after which NCCL aborts a rank
-    "FLK_HANG_TIMEOUT", "seconds without progress that are a hang; 0: never", 480.0, number()
+HANG_TIMEOUT: Final[Setting[float | None]] = Setting(
+    "FLK_HANG_TIMEOUT",
+    "seconds without progress that are a hang; 0: never; unset: learned for each phase",
+    None,
+    number(),
 )
 SLOW_FACTOR: Final = Setting(
     "FLK_SLOW_FACTOR", "a rank that works so many times as long as the median is slow", 1.5, number(1, "a number")

@@ -10,6 +10,7 @@ from flk_runtime.data.factory import make_loader
 from flk_runtime.data.loader import EpochLoader, LoaderContext, LoaderEvents
 from flk_runtime.data.micro_batches import StepShare
 from flk_runtime.errors import SetupError
+from flk_runtime.shared.progress import Phase, heartbeat, own_page
 
 
 class EvaluationLoader:
@@ -44,8 +45,10 @@ class EvaluationLoader:
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
         self._loader.rewind()
-        for batch in self._loader:
-            yield batch, self._latest.samples
+        with own_page().during(Phase.EVALUATING):
+            for batch in self._loader:
+                heartbeat()
+                yield batch, self._latest.samples
 
 
 class _Latest(LoaderEvents):

@@ -62,7 +62,7 @@ class Settings:
     lease: float = user_env.LEASE.default
     kill_timeout: float = user_env.KILL_TIMEOUT.default
     grace: float = pod_env.GRACE.default
-    hang_timeout: float = user_env.HANG_TIMEOUT.default
+    hang_timeout: float | None = user_env.HANG_TIMEOUT.default  # None: a limit for each phase, learned from the job
     slow_factor: float = user_env.SLOW_FACTOR.default
     slow_window: float = user_env.SLOW_WINDOW.default
     health: bool = False  # the pod's health is checked before it joins

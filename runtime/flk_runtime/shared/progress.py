@@ -34,6 +34,7 @@ class Phase(enum.IntEnum):
     SAVING = 3  # a checkpoint
     MEETING = 4  # a round with the other workers of strategy diloco
     RESTORING = 5  # a checkpoint
+    EVALUATING = 6  # a loop over the loader of `Run.evaluation`
 
 
 class _Int:
@@ -140,6 +141,8 @@ class ProgressPage:
             self.first_step, self.first_step_time = step, now
         self.step = step
         self.step_time = now
+        if self.phase == Phase.EVALUATING:  # the script has left the loop without its end
+            self.phase = Phase.TRAINING
 
     def seconds_in(self, phase: Phase, now: float) -> float:
         """The seconds that the rank has spent in ``phase`` until ``now``."""

@@ -13,6 +13,7 @@ from flk_runtime.contract.failure import Failure, Kind
 from flk_runtime.contract.record import SlowRank, Standstill
 from flk_runtime.launcher.hangs import report, watchdog
 from flk_runtime.launcher.hangs.diagnosis import diagnose, told_with_waiting
+from flk_runtime.launcher.hangs.phases import PhaseLimits
 from flk_runtime.launcher.hangs.snapshot import Snapshot
 from flk_runtime.launcher.hangs.status import PodStatus, RankStatus
 from flk_runtime.launcher.hangs.stragglers import Stragglers
@@ -53,20 +54,21 @@ class HangDetector:
 
     def __init__(
         self,
-        limit: float,
+        timeout: float | None,
         stragglers: Stragglers,
         request: Callable[[int, int], None],
         answer: Callable[[Asker, dict[str, Any]], None],
         show: Callable[[list[SlowRank], Standstill | None], None],
         log: Callable[[str], None],
     ) -> None:
-        """``limit`` is the time without progress after which the job hangs, in seconds; 0: never.
+        """``timeout`` is the time without progress after which the job hangs, in seconds, as in `PhaseLimits`.
 
         ``request`` asks a pod for its stacks and takes its index and the number of the request. ``answer`` sends a
         report to one who asked for it. ``show`` is called when other ranks are slow than before, and when a standstill
         begins or ends.
         """
-        self._limit = limit
+        self._limits = PhaseLimits(timeout)
+        self._interval = watchdog.interval(timeout)  # seconds between two looks at all ranks
         self._stragglers = stragglers
         self._request = request
         self._answer = answer
@@ -87,8 +89,9 @@ class HangDetector:
         """Note that an attempt starts on these pods, whose names and nodes are ``places``."""
         self.attempt_ended()
         self._attempt = number
+        self._limits.start()
         self._places = dict(places)
-        self._look_at = now + watchdog.interval(self._limit)
+        self._look_at = now + self._interval
 
     def attempt_ended(self) -> None:
         """Note that no attempt runs."""
@@ -128,15 +131,16 @@ class HangDetector:
             return self._finish_collection(now)
         if self._attempt < 0 or now < self._look_at:
             return None
-        self._look_at = now + watchdog.interval(self._limit)
+        self._look_at = now + self._interval
         if len(self._statuses) == len(self._places):
             ranks = [status for statuses in self._statuses.values() for status in statuses]
             self._find_slow(ranks, now)
-            stands = watchdog.hangs(ranks, STANDSTILL)
+            self._limits.note(ranks)
+            stands = watchdog.hangs(ranks, _standstill)
             if self._standstill and not stands:
                 self._standstill = None
                 self._show(self._slow, None)
-            if self._limit and not self._collection and watchdog.hangs(ranks, self._limit):
+            if not (self._limits.off or self._collection) and watchdog.hangs(ranks, self._limits.limit):
                 self._start_collection(now, _Purpose.HANG)
             elif stands and not self._collection and now >= self._look_again:
                 self._look_again = now + _AGAIN
@@ -174,15 +178,17 @@ class HangDetector:
         ranks = [status for statuses in self._statuses.values() for status in statuses]
         idle = min((min(status.idle, status.beat) for status in ranks), default=0.0)
         first = next(each for each in snapshots if each.rank == diagnosis.ranks[0])
-        if collection.purpose is _Purpose.STANDSTILL and watchdog.hangs(ranks, STANDSTILL):
+        if collection.purpose is _Purpose.STANDSTILL and watchdog.hangs(ranks, _standstill):
             self._tell_standstill(
                 Standstill(time.time() - idle, told_with_waiting(diagnosis, snapshots), first.pod_name)
             )
-        if collection.purpose is not _Purpose.HANG or not watchdog.hangs(ranks, self._limit):
+        if collection.purpose is not _Purpose.HANG or not watchdog.hangs(ranks, self._limits.limit):
             return None
         self._look_at = now + _AGAIN
         cause, *lines = report.lines_of(found)
-        self._log(f"no rank has made progress for {idle:.0f} s: {cause}")
+        phase = next((status.phase for status in ranks if status.rank == first.rank), "start")
+        limit = self._limits.describe(phase)
+        self._log(f"no rank has made progress for {idle:.0f} s ({limit}): {cause}")
         for line in lines:
             self._log(line)
         return Failure(
@@ -194,7 +200,7 @@ class HangDetector:
             self._attempt,
             time.time(),
             message=diagnosis.predicate,
-            traceback=textwrap.dedent("\n".join(report.stack_lines(first))),
+            traceback=f"{limit}\n" + textwrap.dedent("\n".join(report.stack_lines(first))),
             count=len(diagnosis.ranks),
             step=first.step if first.step >= 0 else None,
         )
@@ -221,3 +227,8 @@ class HangDetector:
         self._show(self._slow, self._standstill)
         for slow in self._slow:
             self._log(slow.summary)
+
+
+def _standstill(phase: str) -> float:
+    """The limit of each phase after which people are told that no rank makes progress, in seconds."""
+    return STANDSTILL

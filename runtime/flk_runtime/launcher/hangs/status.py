@@ -21,6 +21,7 @@ class RankStatus(NamedTuple):
     waits: float  # how long the rank has been in the same collective; 0: it is in none
     samples: int  # how often its observer has looked whether a collective is pending, since the rank started
     pending: int  # how often one was
+    phase: str = "start"  # as in flk_runtime.launcher.hangs.phases
 
 
 @dataclass(frozen=True)

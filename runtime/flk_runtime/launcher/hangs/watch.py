@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from flk_runtime.contract import pod_env, user_env
 from flk_runtime.launcher.hangs import collect, watchdog
+from flk_runtime.launcher.hangs.phases import phase_of
 from flk_runtime.launcher.hangs.snapshot import Snapshot
 from flk_runtime.launcher.hangs.status import CpuMeter, PodStatus, RankStatus, age
 from flk_runtime.launcher.settings import Settings
@@ -114,17 +115,16 @@ class Watch:
         since_output, since_collective = age(process.output_time, now), age(page.collective_time, now)
         idle = min(*beats, since_output, since_collective, now - watched.started)
         waits = since_collective if page.pending else 0.0
-        # A checkpoint that is written to a slow volume takes hardly any CPU time.
-        busy = now if page.phase == Phase.SAVING else watched.meter.busy_time
         return RankStatus(
             process.rank,
             page.step,
             round(idle, 2),
             round(min(beats), 2),
-            round(now - busy, 2),
+            round(now - watched.meter.busy_time, 2),
             round(waits, 2),
             page.samples,
             page.pending_samples,
+            phase_of(page),
         )
 
 

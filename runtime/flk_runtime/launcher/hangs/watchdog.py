@@ -14,18 +14,16 @@ others cannot get further than one collective ahead, so a rank that is stuck soo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
 
+from flk_runtime.launcher.hangs.phases import CPU_PATIENCE
 from flk_runtime.launcher.hangs.status import RankStatus
 
-CPU_PATIENCE: Final = 4  # with the default limit of 8 minutes a little more than torch's 30 minutes for gloo
 
-
-def hangs(statuses: Sequence[RankStatus], limit: float) -> bool:
-    """Return whether no rank has made progress for ``limit`` seconds. False if there is no rank."""
-    awaited = any(status.waits >= limit for status in statuses)
-    return bool(statuses) and not any(_progresses(status, limit, awaited=awaited) for status in statuses)
+def hangs(statuses: Sequence[RankStatus], limit: Callable[[str], float]) -> bool:
+    """Return whether no rank has made progress for the limit of its phase, in seconds. False if there is no rank."""
+    awaited = any(status.waits >= limit(status.phase) for status in statuses)
+    return bool(statuses) and not any(_progresses(each, limit(each.phase), awaited=awaited) for each in statuses)
 
 
 def _progresses(status: RankStatus, limit: float, *, awaited: bool) -> bool:
@@ -36,6 +34,6 @@ def _progresses(status: RankStatus, limit: float, *, awaited: bool) -> bool:
     return status.cpu_idle < limit and (not awaited or status.idle < CPU_PATIENCE * limit)
 
 
-def interval(limit: float) -> float:
+def interval(limit: float | None) -> float:
     """Seconds between two looks at the ranks, so that a hang is found soon after ``limit`` seconds."""
     return min(5.0, max(0.5, limit / 4)) if limit else 5.0

@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 from flk_runtime.data import EvaluationLoader
 from flk_runtime.errors import SetupError
+from flk_runtime.shared.progress import Phase, ProgressPage
 from tests.support.loaders import loader_context
 
 CPU = torch.device("cpu")
@@ -44,3 +45,13 @@ def test_what_is_refused() -> None:
     assert [count for _, count in once] == [1, 1]
     with pytest.raises(SetupError, match="an iterator can be iterated over only once"):
         list(once)
+
+
+def test_a_loop_is_a_phase_of_its_own_and_each_batch_is_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = ProgressPage.private()
+    for module in ("flk_runtime.data.evaluation", "flk_runtime.shared.progress"):
+        monkeypatch.setattr(f"{module}.own_page", lambda: page)
+    for _ in evaluation([1, 2, 3], 0, 1, 2):
+        assert page.phase == Phase.EVALUATING
+        assert page.heartbeat_time > 0
+    assert page.phase == Phase.STARTING

@@ -78,7 +78,7 @@ def elsewhere(rank: int, *stack: Frame, **values: Any) -> Snapshot:
     ],
 )
 def test_what_counts_as_a_hang(statuses: list[RankStatus], expected: bool) -> None:
-    assert hangs(statuses, LIMIT) is expected
+    assert hangs(statuses, lambda phase: LIMIT) is expected
 
 
 @pytest.mark.parametrize("limit", [1.0, 8.0, 480.0])
@@ -292,7 +292,7 @@ def test_the_window_takes_little_memory_for_each_rank() -> None:
 class Leader:
     """A detector of two pods with one rank each, and what it says."""
 
-    def __init__(self, limit: float = LIMIT) -> None:
+    def __init__(self, limit: float | None = LIMIT) -> None:
         self.requests: list[tuple[int, int]] = []
         self.answers: list[tuple[tuple[int, str], dict[str, Any]]] = []
         self.waits: list[tuple[list[SlowRank], Standstill | None]] = []
@@ -331,7 +331,9 @@ def test_a_hang_ends_the_attempt_with_the_stacks_of_all_pods() -> None:
     assert failure.code is ExitCode.INFRASTRUCTURE
     assert failure.summary == "rank 1 in gpt-worker-1 did not reach all_reduce 812; it is at train.py:12 in load"
     assert "train.py:12 in load" in failure.details
-    assert leader.log[0].startswith("no rank has made progress for 500 s: rank 1 did not reach all_reduce 812")
+    limit = "limit 100 s in phase start, from the hang timeout"
+    assert failure.details.splitlines()[0] == limit
+    assert leader.log[0].startswith(f"no rank has made progress for 500 s ({limit}): rank 1 did not reach all_reduce")
 
 
 def test_a_pod_that_sends_no_stacks_does_not_hold_up_the_report() -> None:

@@ -1,0 +1,104 @@
+"""How long a job may make no progress in each phase: as the user says, or as the job's own history shows.
+
+`PHASES` is the one table of phases. Without a hang timeout of the user, each phase has a limit of its own. When the job
+has shown how long it is silent in a phase before it goes on, the limit is a multiple of the longest such silence, and
+never less than the table says. The leader keeps what it has learned for all attempts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from flk_runtime.launcher.hangs.status import RankStatus
+from flk_runtime.shared.progress import Phase, ProgressPage
+
+CPU_PATIENCE: Final = 4  # with a limit of 8 minutes a little more than torch's 30 minutes for gloo
+_ENOUGH: Final = 100  # times that the job went on in a phase before the limit becomes less than the default
+
+
+class Row(NamedTuple):
+    """A phase. Times are in seconds."""
+
+    default: float  # limit, until the job has shown less; it is learned to be more at once
+    least: float  # limit that is learned
+    factor: float  # by which the longest silence is multiplied
+    patience: int = 1  # by which the user's limit is multiplied: a slow volume is no hang
+
+
+PHASES: Final = {
+    "start": Row(480, 480, 3),  # until the run begins; all of a script without flk's library and without collectives
+    "first step": Row(1800, 480, 3),  # torch compiles, kernels are tuned, datasets are opened
+    "step": Row(480, 240, 10),  # below the 10 minutes after which NCCL aborts a rank
+    "evaluation": Row(1800, 480, 3),
+    "save": Row(480 * CPU_PATIENCE, 480, 3, CPU_PATIENCE),
+    "restore": Row(1800, 480, 3),
+    "round": Row(480, 480, 3),  # of strategy diloco: rank 0 waits for the other workers
+}
+_NAMES: Final = {
+    Phase.SAVING: "save",
+    Phase.RESTORING: "restore",
+    Phase.EVALUATING: "evaluation",
+    Phase.MEETING: "round",
+}
+
+
+def phase_of(page: ProgressPage) -> str:
+    """The phase of the rank with this page, as in `PHASES`."""
+    phase = page.phase
+    if phase in _NAMES:
+        return _NAMES[Phase(phase)]
+    if phase == Phase.TRAINING:
+        return "step" if page.step_time else "first step"
+    # A script without flk's library trains when it uses collectives.
+    return "step" if phase == Phase.STARTING and page.collective_time else "start"
+
+
+class PhaseLimits:
+    """The limits of one job."""
+
+    def __init__(self, timeout: float | None) -> None:
+        """``timeout`` is the user's limit in seconds, for all phases; 0: nothing is a hang; None: learn the limits."""
+        self._timeout = timeout
+        self._longest: dict[str, float] = {}  # silence in a phase after which the job went on
+        self._times: dict[str, int] = {}  # how often it went on
+        self._silence: tuple[str, float] | None = None  # phase, and seconds at the last look
+
+    @property
+    def off(self) -> bool:
+        """Whether nothing is a hang."""
+        return self._timeout == 0
+
+    def start(self) -> None:
+        """Note that an attempt starts."""
+        self._silence = None
+
+    def note(self, statuses: Sequence[RankStatus]) -> None:
+        """Learn from the status of all ranks. Only a silence counts that ended with progress: others may be hangs."""
+        latest = min(statuses, key=lambda status: status.idle, default=None)  # the job is silent when all ranks are
+        if latest is None:
+            return
+        if self._silence and latest.idle < self._silence[1]:
+            phase, seconds = self._silence
+            self._longest[phase] = max(self._longest.get(phase, 0.0), seconds)
+            self._times[phase] = self._times.get(phase, 0) + 1
+        self._silence = (latest.phase, latest.idle)
+
+    def limit(self, phase: str) -> float:
+        """Seconds without progress after which a rank in this phase hangs."""
+        return self._find(phase)[0]
+
+    def describe(self, phase: str) -> str:
+        """The limit of a phase, and where it comes from: ``limit 480 s in phase step, the default``."""
+        limit, source = self._find(phase)
+        return f"limit {limit:g} s in phase {phase}, {source}"
+
+    def _find(self, phase: str) -> tuple[float, str]:
+        row = PHASES.get(phase, PHASES["start"])  # another version of flk may have others
+        if self._timeout is not None:
+            return self._timeout * row.patience, "from the hang timeout"
+        longest = self._longest.get(phase, 0.0)
+        learned = max(row.least, row.factor * longest)
+        if learned > row.default or self._times.get(phase, 0) >= _ENOUGH:
+            return learned, f"learned from {longest:.0f} s"
+        return row.default, "the default"
