@@ -32,6 +32,9 @@ BUDGET_RESET: Final = Setting(
 BACKOFF: Final = Setting(
     "FLK_BACKOFF", "longest delay in seconds after quick failures in a row; 0: no delay", 60.0, number()
 )
+NODE_MEMORY: Final = Setting(
+    "FLK_NODE_MEMORY", "seconds until the failures of attempts on a node are forgotten; 0: at once", 86400.0, number()
+)
 RETRY_SAME_FAILURE: Final = Setting(
     "FLK_RETRY_SAME_FAILURE", "1: the same failure twice without progress is retried too", 0, integer()
 )

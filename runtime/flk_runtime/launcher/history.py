@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,10 +17,22 @@ _MESSAGE_LIMIT = 300  # characters that are kept of the messages of former attem
 _REPEATEDLY = 2  # attempts that a pod on the same node has ended
 
 
-def bad_nodes(history: Sequence[Attempt]) -> list[str]:
-    """The nodes on which pods have failed repeatedly, for a reason that may be the node's."""
-    counts = Counter(each.failure.node for each in history if each.failure and each.failure.kind.meaning.node_at_fault)
+def bad_nodes(history: Sequence[Attempt], memory: float) -> list[str]:
+    """The nodes on which pods have failed repeatedly, for a reason that may be the node's, or that are unhealthy.
+
+    What happened more than ``memory`` seconds before the latest attempt is forgotten.
+    """
+    since = _latest_time(history[-1]) - memory if history and memory else math.inf
+    counts: Counter[str] = Counter()
+    for attempt in history:
+        failure = attempt.failure
+        if failure and failure.kind.meaning.node_at_fault and _latest_time(attempt) >= since:
+            counts[failure.node] += _REPEATEDLY if failure.kind is Kind.UNHEALTHY else 1
     return sorted(node for node, count in counts.items() if node and count >= _REPEATEDLY)
+
+
+def _latest_time(attempt: Attempt) -> float:
+    return attempt.ended or attempt.started
 
 
 def progress(history: Sequence[Attempt]) -> tuple[int, bool]:
@@ -81,5 +94,5 @@ def new_record(
         last.restarts if last else 0,
         last.disruptions if last else 0,
         no_retry_reason,
-        bad_nodes=bad_nodes(history),
+        bad_nodes=bad_nodes(history, limits.node_memory),
     )

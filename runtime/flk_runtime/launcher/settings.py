@@ -27,6 +27,7 @@ class Limits:
     disruptions: int = pod_env.DISRUPTIONS.default
     reset: float = user_env.BUDGET_RESET.default  # an attempt that ran as long with progress renews both; 0: never
     backoff: float = user_env.BACKOFF.default  # longest delay after quick failures in a row; 0: no delay
+    node_memory: float = user_env.NODE_MEMORY.default  # until failures on a node are forgotten
     retry_same: bool = False  # the same failure twice in a row without progress is not final
 
 
@@ -185,6 +186,7 @@ class Settings:
                 disruptions=value(pod_env.DISRUPTIONS),
                 reset=value(user_env.BUDGET_RESET),
                 backoff=value(user_env.BACKOFF),
+                node_memory=value(user_env.NODE_MEMORY),
                 retry_same=bool(value(user_env.RETRY_SAME_FAILURE)),
             ),
             deadline=deadline,

@@ -399,7 +399,7 @@ class Leader:
     def _start_attempt(self, decision: Decision, now: float) -> None:
         settings = self._settings
         number = self._history[-1].number + 1 if self._history else 0
-        pods = self._membership.choose(self._joined, bad_nodes(self._history))
+        pods = self._membership.choose(self._joined, bad_nodes(self._history, settings.limits.node_memory))
         order = format_ranges(pods)
         attempt = Attempt(
             number,
