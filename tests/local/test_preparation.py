@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,25 +12,11 @@ import pytest
 from flk_runtime.launcher.preparation import Preparation, PreparationError
 from flk_runtime.launcher.settings import Settings
 from flk_runtime.launcher.signals import Wakeup
-
-METADATA = "Metadata-Version: 2.1\nName: flkdemo\nVersion: 1.0\nRequires-Dist: pytest\n"
-WHEEL = "Wheel-Version: 1.0\nGenerator: flk\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-PROGRAM = "[console_scripts]\nflkdemo = flkdemo:main\n"
-
-
-def wheel(folder: Path) -> Path:
-    """A wheel that needs a package of this Python, and has a program."""
-    path = folder / "flkdemo-1.0-py3-none-any.whl"
-    files = {"METADATA": METADATA, "WHEEL": WHEEL, "entry_points.txt": PROGRAM, "RECORD": ""}
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("flkdemo.py", "import pytest\ndef main():\n    print(pytest.__file__)\n")
-        for name, text in files.items():
-            archive.writestr(f"flkdemo-1.0.dist-info/{name}", text)
-    return path
+from tests.support.wheels import wheel
 
 
 def test_a_package_with_a_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = wheel(tmp_path)
+    made = wheel(tmp_path, "pytest")
     monkeypatch.setattr(sys, "path", [*sys.path])
     for name in ("PYTHONPATH", "PATH"):
         monkeypatch.setenv(name, "/bin")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flk.errors import UsageError
-from flk.spec import file
+from flk.spec import env_file, file
 from flk.spec.fields import split_command
 from flk.spec.job import Job, validated
 from flk.spec.options import Form, Row, rows
@@ -92,6 +92,9 @@ def lay_over(fields: dict[str, Any], flags: Mapping[str, Any], environment: Mapp
         overlay.set(["ship"], False, "--no-ship")
     elif flags["ship"] and isinstance(fields.get("ship"), bool):
         del fields["ship"]
+    for path in flags["env_file"] or []:
+        for name, value, place in env_file.read(path, environment):
+            overlay.set(["env", name], value, f"--env-file: {place}")
     for row in rows(Job):
         if row.option.metavar and flags[row.name] is not None:
             _lay_option(overlay, row, flags[row.name], environment)

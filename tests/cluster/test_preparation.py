@@ -1,0 +1,77 @@
+"""What jobs name for their pods, in a real cluster: packages, a setup command, volumes, limits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from flk.targets import TARGETS
+from tests.support.wheels import wheel
+
+SCRIPT = """
+import os
+import flkdemo
+import flk_runtime as flk
+
+with flk.init() as run:
+    if run.attempt == 0:
+        raise ValueError("once")
+    flkdemo.main()
+    print(open("/settings/rate").read(), open("/keys/token").read(), open("prepared").read(), flush=True)
+"""
+NEEDS = ("--volume", "configmap:settings:/settings", "--volume", "secret:keys:/keys", "--memory", "500Mi")
+LIMITS = ("--memory-limit", "1Gi", "--cpu-limit", "2", "--ephemeral-storage", "500Mi")
+
+
+def test_packages_and_a_setup_command(flk: Any, kubectl: Any, image: str, tmp_path: Path, eventually: Any) -> None:
+    """One job has what it needs, also in its second attempt; the setup command of another one fails."""
+    wheel(tmp_path, "torch")
+    (tmp_path / "requirements.txt").write_text("--no-index\n--find-links .\nflkdemo\n")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    kubectl("create", "configmap", "settings", "--from-literal=rate=0.25")
+    kubectl("create", "secret", "generic", "keys", "--from-literal=token=hidden")
+    small = ("--image", image, "--cpu", "50m", "--ship", "*.whl")
+    setup = "echo waits; while ! test -e /tmp/go; do sleep 0.2; done; echo -n done > prepared"
+    packages = ("--requirements", "requirements.txt", "--setup", setup)
+    made = flk("submit", "train.py", "--name", "good", *small, *NEEDS, *LIMITS, *packages, cwd=tmp_path)
+    assert made.code == 0, made.stderr
+    failing = ("--setup", "echo checks; echo no such disk >&2; exit 7")
+    assert flk("submit", "train.py", "--name", "bad", *small, *failing, cwd=tmp_path).code == 0
+
+    state = eventually(
+        "the setup command runs",
+        lambda: (s := json.loads(flk("status", "good", "-o", "json").stdout))["message"].endswith("waits") and s,
+    )
+    assert (state["phase"], state["reason"]) == ("Starting", "Preparing")
+    assert "good-worker-0 runs the setup command for " in state["message"]
+    kubectl("exec", "good-worker-0", "--", "touch", "/tmp/go")
+
+    waited = flk("wait", "bad")
+    assert waited.code == 2
+    reason = "bad-worker-0 could not start: the setup command ended with exit code 7: no such disk"
+    assert reason in waited.stderr
+    assert "checks\n  no such disk" in flk("status", "bad").stdout
+    assert flk("why", "bad").stdout.startswith(f"InvalidStart: {reason}")
+
+    assert flk("wait", "good").code == 0
+    lines = kubectl("logs", "good-worker-0").splitlines()
+    assert sum(line.startswith("[pod 0] installing packages") for line in lines) == 1
+    assert any(line.startswith("[rank 0] ") and line.endswith("site-packages/torch/__init__.py") for line in lines)
+    assert "[rank 0] 0.25 hidden done" in lines
+
+
+def test_the_api_server_takes_all_options_with_each_target(flk: Any, kubectl: Any, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    others = ("--volume", "nfs://fs/a:/nfs:ro", "--volume", "hostpath:/mnt:/mnt:ro", "--volume", "data:/data:ro")
+    flags = (*NEEDS, *LIMITS, *others, "--gpu", "H100:8", "--topology", "rack", "--setup", "true", "--pip", "einops")
+    items = []
+    for target in TARGETS:
+        made = flk("render", "train.py", "--name", target, "--target", target, *flags, "-o", "json", cwd=tmp_path)
+        assert made.code == 0, made.stderr
+        items += json.loads(made.stdout)["items"]
+    items = [item for item in items if item["kind"] not in ("ConfigMap", "Secret")]
+    listed = kubectl(
+        "apply", "--dry-run=server", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+    )
+    assert listed.count("created (server dry run)") == len(items) >= len(TARGETS)
