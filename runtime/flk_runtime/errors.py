@@ -3,6 +3,7 @@
     RuntimeFailure
     ├── SetupError               usage        an argument, a setting or the environment is wrong; also a ValueError
     │   ├── DiscoveryError       usage        the launcher's environment variables contradict each other
+    │   ├── PreparationError     usage        packages or the setup command of a pod failed; other kinds if it may pass
     │   └── VersionError         usage        the other end of a connection speaks another version of the protocol
     ├── RendezvousError          rendezvous   the ranks did not find each other
     │   └── StrangerError        rendezvous   the other end of a connection does not belong to this job

@@ -92,7 +92,7 @@ MISTAKES = {
         "error: --secret: must be SECRET:KEY, the name of a Secret and a key in it\n",
     ),
     "secret without name": (["--secret", "A"], "error: --secret: must be VAR=SECRET:KEY (is 'A')\n"),
-    "volume": (["--volume", "/data"], "error: --volume: must be PVC:/PATH (is '/data')\n"),
+    "volume": (["--volume", "secret:/data"], "error: --volume: must be secret:NAME:/PATH (is 'secret:/data')\n"),
     "toleration": (
         ["--toleration", "a:Never"],
         "error: --toleration: must be one of NoSchedule, PreferNoSchedule, NoExecute (is 'Never')\n",
