@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
 
@@ -63,5 +64,9 @@ def prepare_environment(settings: Settings, environ: MutableMapping[str, str]) -
         # Without them gloo takes the interface of the host name's address, and NCCL the first one it finds.
         defaults["GLOO_SOCKET_IFNAME"] = interface
         defaults["NCCL_SOCKET_IFNAME"] = "=" + interface
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:  # the file system of the image is read-only
+        defaults["TMPDIR"] = tempfile.tempdir = settings.work
     for name, value in defaults.items():
         environ.setdefault(name, value)

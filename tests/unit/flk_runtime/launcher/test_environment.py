@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,13 @@ def test_a_rank_gets_the_variables_of_torchrun_and_of_flks_library(tmp_path: Pat
         user_env.FULL_WORLD_SIZE: "12",
     }
     assert folder.is_dir()
+
+
+def test_temporary_files_go_to_the_working_folder_where_the_image_is_read_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> str:
+        raise FileNotFoundError("No usable temporary directory found in ['/tmp', '/var/tmp', '/usr/tmp', '/']")
+
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert "TMPDIR" not in prepared(Settings(("train.py",), work="/flk/work"))
+    monkeypatch.setattr(tempfile, "gettempdir", fail)
+    assert prepared(Settings(("train.py",), work="/flk/work"))["TMPDIR"] == tempfile.tempdir == "/flk/work"
