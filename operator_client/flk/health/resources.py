@@ -63,17 +63,49 @@ def fitting(free: Amounts, needed: Amounts) -> tuple[int, str]:
 
 
 def is_selected(node: Object, spec: Object) -> bool:
-    """Return whether a node has the labels of a pod's node selector, and is none that the pod avoids by its name."""
-    has_labels = (spec.get("nodeSelector") or {}).items() <= (node["metadata"].get("labels") or {}).items()
-    return has_labels and node["metadata"]["name"] not in _avoided(spec)
+    """Return whether a node has the labels of a pod's node selector, and matches its required node affinity."""
+    labels = node["metadata"].get("labels") or {}
+    fields = {"metadata.name": node["metadata"]["name"]}
+    terms = _node_terms(spec)
+    matches = not terms or any(
+        all(_matches(labels, each) for each in term.get("matchExpressions") or [])
+        and all(_matches(fields, each) for each in term.get("matchFields") or [])
+        for term in terms
+    )
+    return matches and (spec.get("nodeSelector") or {}).items() <= labels.items()
 
 
-def _avoided(spec: Object) -> set[str]:
-    """Return the names of the nodes that a pod avoids, as `flk.manifest` writes them."""
-    wanted = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(_REQUIRED) or {}
-    terms = [term.get("matchFields") or [] for term in wanted.get("nodeSelectorTerms") or []]
-    fields = terms[0] if len(terms) == 1 else []  # one of several would do
-    return {name for field in fields if field.get("operator") == "NotIn" for name in field.get("values") or ()}
+def node_affinity_text(spec: Object) -> str:
+    """Return the required node affinity of a pod in a few words; empty if it has none."""
+    terms = []
+    for term in _node_terms(spec):
+        parts = (
+            f"{e.get('key')} {e.get('operator')} {', '.join(e.get('values') or [])}".strip()
+            for e in (*(term.get("matchExpressions") or []), *(term.get("matchFields") or []))
+        )
+        terms.append(" and ".join(parts))
+    return " or ".join(terms)
+
+
+def _node_terms(spec: Object) -> list[Object]:
+    """Return the terms of the required node affinity of a pod, of which a node has to match one."""
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    return (affinity.get(_REQUIRED) or {}).get("nodeSelectorTerms") or []
+
+
+def _matches(labels: Object, expression: Object) -> bool:
+    value, values = labels.get(str(expression.get("key"))), expression.get("values") or []
+    match expression.get("operator"):
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case _:  # Gt and Lt
+            return True
 
 
 def is_cordoned(node: Object) -> bool:

@@ -19,6 +19,7 @@ from flk.health.resources import (
     is_allowed,
     is_cordoned,
     is_selected,
+    node_affinity_text,
     quantity,
     requests,
     untolerated,
@@ -67,7 +68,8 @@ def before(cluster: Cluster, pods: Pods) -> Iterator[Result]:
     allowed = [node for node in cluster.nodes if is_allowed(node, pods.spec)]
     if not allowed:
         found, code = _nobody_allowed(cluster.nodes, pods.spec)
-        yield _no_node(cluster, found, "change nodes.selector or nodes.tolerations", code)
+        changed = "--gpu or patch" if code == "NodeAffinityMismatch" else "nodes.selector or nodes.tolerations"
+        yield _no_node(cluster, found, f"change {changed}", code)
         return
     empty = [fitting(allocatable(node), pods.requests) for node in allowed]
     most = sum(count for count, _ in empty)
@@ -124,6 +126,9 @@ def _nobody_allowed(nodes: Sequence[Object], spec: Object) -> tuple[str, str]:
     """Return why no node may run the pods, and the code of that cause."""
     selected = [node for node in nodes if is_selected(node, spec)]
     if not selected:
+        affinity = node_affinity_text(spec)
+        if affinity and any(is_selected(node, {**spec, "affinity": None}) for node in nodes):
+            return f"no node matches the required node affinity: {affinity}", "NodeAffinityMismatch"
         labels = ", ".join(f"{key}={value}" for key, value in (spec.get("nodeSelector") or {}).items())
         return f"no node has the labels {labels}" if labels else "the cluster has no nodes", "NodeSelectorMismatch"
     # A cordoned node has a taint too, which says less.
@@ -212,13 +217,15 @@ def _refused_by_nodes(kind: str, matches: Callable[[str], bool] = lambda detail:
     return locate
 
 
-def _with_field(locate: Locate, path: str, text: str) -> Locate:
-    """Return a Locate that adds a field of the first pod to the evidence of ``locate``."""
+def _with_field(locate: Locate, path: str, text: Callable[[Object], str]) -> Locate:
+    """Return a Locate that adds a field of the first pod to the evidence of ``locate``, as ``text`` says it."""
 
     def extended(view: JobView) -> Trace | None:
         found = locate(view)
-        evidence = Evidence(f"pod {found.pods[0]}", text, path) if found else None
-        return replace(found, evidence=[*found.evidence, evidence]) if found and evidence else None
+        if found is None:
+            return None
+        evidence = Evidence(f"pod {found.pods[0]}", text(pod_spec(view.objects[found.pods[0]])), path)
+        return replace(found, evidence=[*found.evidence, evidence])
 
     return extended
 
@@ -357,16 +364,15 @@ CAUSES: Final = (
     Cause(
         "NodeAffinityMismatch",
         "No node matches the required node affinity",
-        f"The pod template demands a node affinity that no suitable node has. {_READ}",
-        "Avoid fewer nodes (--avoid-node), correct the affinity in the job's patch, or label nodes.",
+        "The job asks for a type of GPUs (--gpu H100:8) that no node says it has, avoids nodes (--avoid-node), or its "
+        f"patch demands another node affinity. {_READ}",
+        "Correct the type of GPUs or the affinity in the job's patch, avoid fewer nodes, or label nodes.",
         tell(
-            _with_field(
-                _refused_by_nodes("selector"), "spec.affinity", "requiredDuringSchedulingIgnoredDuringExecution"
-            ),
+            _with_field(_refused_by_nodes("selector"), "spec.affinity.nodeAffinity", node_affinity_text),
             lambda view, trace: f"{trace}: no node matches the required node affinity",
             lambda view, trace: (
-                f"{view.kubectl_of_cluster('get nodes --show-labels')} shows the labels that nodes have; avoid fewer "
-                "nodes (--avoid-node), or correct the affinity in the job's patch"
+                f"{view.kubectl_of_cluster('get nodes --show-labels')} shows the labels that nodes have; correct the "
+                "type of GPUs (--gpu) or the affinity in the job's patch, or avoid fewer nodes (--avoid-node)"
             ),
         ),
         grace=60,
@@ -412,7 +418,7 @@ CAUSES: Final = (
         f"The pod template demands other pods on the same node, or none of them, and no node complies. {_READ}",
         "Correct spec.affinity in the job's patch.",
         tell(
-            _with_field(_refused_by_nodes("affinity"), "spec.affinity", "podAffinity or podAntiAffinity"),
+            _with_field(_refused_by_nodes("affinity"), "spec.affinity", lambda _: "podAffinity or podAntiAffinity"),
             lambda view, trace: f"{trace}: no node satisfies the affinity between pods ({trace[0]})",
             lambda view, trace: (
                 f"{view.kubectl('get pods --show-labels -o wide')} shows which pods run where; correct spec.affinity "

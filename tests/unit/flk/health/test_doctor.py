@@ -12,8 +12,10 @@ import yaml
 
 from flk.commands import Commands, Connection
 from flk.health.cluster import Cluster, Level, Pods, Unreadable
+from flk.health.resources import is_selected
 from flk.health.rights import OPTIONAL, all_rights, rights_for
 from flk.health.table import CAUSES, examine
+from flk.spec.gpus import gpu_terms
 from flk.targets import DEFAULT, TARGETS
 from flk.targets.gang import GANGS
 from tests.support.chart import template
@@ -378,6 +380,38 @@ CASES: dict[str, tuple[str, dict[str, Any], Pods | None, Level, str]] = {
         "taint spot:NoSchedule",
     ),
     "selector": ("capacity", {}, pods(1, spec={"nodeSelector": {"pool": "h100"}}), Level.FAILED, "labels pool=h100"),
+    "type of GPUs that no node has": (
+        "capacity",
+        {"nodes": [node("a", labels={"nvidia.com/gpu.product": "Tesla-T4"}, **{"nvidia.com/gpu": "8"})]},
+        pods(
+            1,
+            spec={
+                "affinity": {
+                    "nodeAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": gpu_terms("H100")}
+                    }
+                }
+            },
+        ),
+        Level.FAILED,
+        "nvidia.com/gpu.product In NVIDIA-H100-80GB-HBM3, NVIDIA-H100-NVL, NVIDIA-H100-PCIe",
+    ),
+    "type of GPUs": (
+        "capacity",
+        {"nodes": [node("a", labels={"karpenter.k8s.aws/instance-gpu-name": "h100"}, **{"nvidia.com/gpu": "8"})]},
+        pods(
+            1,
+            spec={
+                "affinity": {
+                    "nodeAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": gpu_terms("H100")}
+                    }
+                }
+            },
+        ),
+        Level.OK,
+        "this one has 1",
+    ),
     "nodes that the user may not read": ("capacity", {"nodes": FORBIDDEN}, pods(1), Level.UNKNOWN, "cannot be read"),
     "GPUs in use": ("gpus", {"running": RUNNING}, None, Level.OK, "16 nvidia.com/gpu, 6 free"),
     "admission": (
@@ -543,3 +577,27 @@ def test_secrets_are_never_shown(fake: Any, run: Run, tmp_path: Path) -> None:
         assert "secret wandb has no key token; its keys: another" in stdout + stderr
         assert "Y2FuYXJ5" not in stdout + stderr
     assert fake.asked("POST") == [path for path in fake.asked("POST") if "pytorchjobs" not in path]
+
+
+@pytest.mark.parametrize(
+    ("expression", "selected"),
+    [
+        ({"key": "zone", "operator": "In", "values": ["a", "b"]}, True),
+        ({"key": "zone", "operator": "In", "values": ["b"]}, False),
+        ({"key": "zone", "operator": "NotIn", "values": ["a"]}, False),
+        ({"key": "pool", "operator": "NotIn", "values": ["a"]}, True),
+        ({"key": "zone", "operator": "Exists"}, True),
+        ({"key": "pool", "operator": "Exists"}, False),
+        ({"key": "pool", "operator": "DoesNotExist"}, True),
+        ({"key": "zone", "operator": "DoesNotExist"}, False),
+        ({"key": "cores", "operator": "Gt", "values": ["3"]}, True),  # flk does not compare: the scheduler does
+    ],
+)
+def test_a_node_affinity_is_read_as_the_scheduler_does(expression: dict[str, Any], selected: bool) -> None:
+    terms = [
+        {"matchExpressions": [expression, {"key": "os", "operator": "Exists"}]},
+        {"matchExpressions": [{"key": "never", "operator": "Exists"}]},
+    ]
+    affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    spec = {"affinity": {"nodeAffinity": affinity}}
+    assert is_selected(node(labels={"zone": "a", "os": "linux"}), spec) == selected
