@@ -109,6 +109,9 @@ def finished_job(flk: str, folder: str) -> Iterator[dict[str, str]]:
         server.add("pods", ended_pod(index, uid))
     path = write_kubeconfig(Path(folder, "kubeconfig"), server.url)
     kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    # An installed flk has its bytecode. Compiling the sources in each command takes as long as all else in it.
+    kept.pop("PYTHONDONTWRITEBYTECODE", None)
+    kept["PYTHONPYCACHEPREFIX"] = str(Path(folder, "bytecode"))
     try:
         yield kept | {"KUBECONFIG": str(path), "HOME": folder}  # kubectl keeps the API discovery in HOME
     finally:

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Final
 
-from flk.jobs.state.html import pairs_table, rows_table
 from flk.observe.model import Finding, PodState
 from flk.observe.progress import Progress
 from flk_runtime.contract.failure import Failure
@@ -120,6 +119,8 @@ class State:
 
     def _repr_html_(self) -> str:
         """Return how a notebook shows the state."""
+        from flk.jobs.state.html import pairs_table
+
         first = max(self.progress, key=lambda progress: progress.step, default=None)
         step = "" if first is None else f"{first.step:,}" + (f" of {first.total:,}" if first.total else "")
         return pairs_table(
@@ -154,6 +155,8 @@ class JobList(list[State]):
     """A list of states, which a notebook shows as a table."""
 
     def _repr_html_(self) -> str:
+        from flk.jobs.state.html import rows_table
+
         names = ("namespace", "name", "phase", "pods", "created", "owner", "reason")
         rows = [
             (s.namespace, s.name, s.phase.value, f"{s.ready}/{s.replicas}", _time(s.created), s.owner, s.reason)
