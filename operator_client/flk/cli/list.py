@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -78,6 +78,7 @@ def list_(
     phases = _phases(phase or [])
     if all_namespaces and namespace:
         raise UsageError("--namespace and --all-namespaces exclude each other")
+    from flk.jobs.archive_writer import remember_all
     from flk.jobs.listing import list_observed
     from flk.jobs.owner import is_user, user_name
     from flk.observe.client import JobClient
@@ -92,17 +93,22 @@ def list_(
         ]
         return sorted(listed, key=lambda each: _KEYS[sort](each.state))
 
+    def keep(listed: Iterable[Listed]) -> None:
+        remember_all(client, listed)
+
     chosen = " that match" if selector or mine or phases else ""
     nothing = f"there are no jobs{chosen}" + ("" if all_namespaces else f" in namespace {client.namespace}")
     if watch:
         from flk.cli.list_watch import watch_list
 
         try:
-            watch_list(client, read, form, all_namespaces=all_namespaces, nothing=nothing)
+            watch_list(client, read, keep, form, all_namespaces=all_namespaces, nothing=nothing)
         except KeyboardInterrupt:
             return int(ExitCode.INTERRUPTED)
     listed = read()
     _print(client, listed, form, raw=raw, all_namespaces=all_namespaces, nothing=nothing)
+    sys.stdout.flush()
+    keep(listed)
     return None
 
 

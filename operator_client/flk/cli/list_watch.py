@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from flk.cli.options import note
@@ -26,6 +26,7 @@ _Key = tuple[str, str]  # namespace and UID
 def watch_list(
     client: JobClient,
     read: Callable[[], list[Listed]],
+    keep: Callable[[Iterable[Listed]], None],
     form: DataOutput,
     *,
     all_namespaces: bool,
@@ -33,7 +34,7 @@ def watch_list(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Print the list until Ctrl-C. ``nothing`` says that it is empty.
+    """Print the list until Ctrl-C. ``nothing`` says that it is empty; ``keep`` is called with what has changed.
 
     Raises the error of the first list, and that of a server that does not answer for five minutes.
     """
@@ -47,7 +48,7 @@ def watch_list(
     while True:
         began = clock()
         try:
-            states = [each.state for each in read()]
+            listed = read()
         except UnreachableError as error:
             if known is None or (failing is not None and began - failing > OUTAGE):
                 raise
@@ -55,7 +56,7 @@ def watch_list(
                 note(f"{error}; the list is as it was before")
             failing = began if failing is None else failing
         else:
-            failing = None
+            failing, states = None, [each.state for each in listed]
             now = {(state.namespace, state.uid): state for state in states}
             if renewed:
                 wide = form.kind == "wide"
@@ -65,6 +66,8 @@ def watch_list(
                 if not states and known is None:
                     note(nothing)
                 _print_changes(known or {}, now, form, all_namespaces)
+            before = list((known or {}).values())
+            keep(each for each in listed if each.state not in before)
             known = now
         sleep(max(EVERY, SHARE * (clock() - began)))
 

@@ -15,6 +15,7 @@ from flk.observe.view import JobView
 from flk.targets import DEFAULT
 from flk_runtime.contract.ranges import plural
 
+EXCEEDED: Final = "QuotaExceeded"
 _QUOTA: Final = re.compile(r"exceeded quota: (\S+), requested: (\S+), used: (\S+), limited: (\S+?),?(?:\s|$)")
 _QUOTA_NEEDS: Final = re.compile(r"failed quota: (\S+): must specify (.+?)(?: for:|$)")
 _LIMIT: Final = re.compile(
@@ -54,7 +55,7 @@ def _check_quotas(cluster: Cluster, pods: Pods) -> Iterator[Result]:
                 possible = needed <= quantity(limit)
                 found = _shortage(key, needed, name, f"{amount_text(key, max(0.0, left))} left of {limit}", possible)
                 level = Level.WARNING if possible else Level.FAILED
-                problems.append(Result("quota", level, found, remedy, "QuotaExceeded"))
+                problems.append(Result("quota", level, found, remedy, EXCEEDED))
     fits = f"the job fits into {plural(len(cluster.quotas), 'quota')}" if cluster.quotas else "none"
     yield from problems or [Result("quota", Level.OK, fits)]
 
@@ -182,7 +183,7 @@ def _exceeded(view: JobView) -> Found | None:
 
 CAUSES: Final = (
     Cause(
-        "QuotaExceeded",
+        EXCEEDED,
         "The namespace's quota has no room for the pods",
         f"A ResourceQuota of the namespace refuses pods. {READ} The operator tries again when something changes.",
         "Wait for other jobs to end, delete what is not needed, ask for less, or have the quota raised.",

@@ -119,8 +119,7 @@ def find(view: JobView) -> list[Finding]:
             if finding is not None:
                 if finding.code in _OF_SCHEDULER:
                     finding = autoscaling.with_patience(view, finding)
-                limit = view.stuck_after if finding.code in _OF_PLACEMENT else None
-                found.append(replace(finding, stuck_after=limit))
+                found.append(replace(finding, stuck_after=_stuck_after(view, finding)))
                 break
     named = {pod for finding in found if finding.code != UNSCHEDULABLE.code for pod in finding.pods}
     found = [f for f in found if f.code != UNSCHEDULABLE.code or not named & set(f.pods)]  # others say more of the pods
@@ -131,6 +130,14 @@ def find(view: JobView) -> list[Finding]:
     codes = {cause.code for cause in ending.CAUSES}
     end = next((finding for finding in found if finding.code in codes), None)
     return sorted(found, key=lambda finding: (not _explains(finding, end), finding is not end))
+
+
+def _stuck_after(view: JobView, finding: Finding) -> float | None:
+    """Return the job's --stuck-after where it concerns the finding. Pods that a quota refuses have no node either."""
+    limit = view.stuck_after
+    if limit is not None and finding.code == quota.EXCEEDED:
+        return limit if finding.resolves_itself else min(limit, finding.grace)  # it never grants what it does not have
+    return limit if finding.code in _OF_PLACEMENT else None
 
 
 def _order_now(finding: Finding, found: Sequence[Finding]) -> int:

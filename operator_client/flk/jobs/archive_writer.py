@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from flk import labels
 from flk.jobs.state import Phase, State
 from flk.kube import Object
 from flk.observe.archive import LocalArchive
@@ -18,12 +19,16 @@ from flk.observe.model import PodPhase
 from flk.observe.observation import FoundCause, Observation, StateChange
 from flk.targets import target_of
 
+if TYPE_CHECKING:
+    from flk.jobs.listing import Listed
+
 WRITE_EVERY: Final = 5.0  # seconds between two writes of changes
 WRITE_SHARE: Final = 20  # and at least so many times the duration of the last write, for jobs of many pods
 MAX_STATES, MAX_EVENTS, MAX_REPLACED = 500, 500, 500  # the newest are kept
 MAX_LINES: Final = 20_000  # lines of all pods together
 LINES_OF_A_POD: Final = (5, 200)  # fewest and most lines of one pod
 LINE_LIMIT: Final = 1000  # characters of a line
+BUDGET: Final = 0.5  # seconds in which the jobs of a list are archived
 
 
 def remember(client: JobClient, seen: Observation, state: State | None = None) -> None:
@@ -33,14 +38,31 @@ def remember(client: JobClient, seen: Observation, state: State | None = None) -
     writer.close()
 
 
+def remember_all(client: JobClient, listed: Iterable[Listed]) -> None:
+    """Archive what a list has seen of jobs that flk has made, the unfinished ones first, within half a second."""
+    until, last = time.monotonic() + BUDGET, None
+    own = [each for each in listed if each.seen.job and labels.JOB in (each.seen.job["metadata"].get("labels") or {})]
+    for each in sorted(own, key=lambda each: (each.state.finished, -each.state.created)):
+        last = ArchiveWriter(JobClient(client.api, each.state.namespace), partial=True)
+        last.observe(each.seen, each.state)
+        last.flush()
+        if time.monotonic() > until:
+            break
+    if last is not None:
+        last.close()
+
+
 class ArchiveWriter:
     """Archives the observations and the last log lines of one job. Several threads may use one writer.
 
     A state folder that cannot be written does not disturb the command: ``note`` is called once with the reason.
     """
 
-    def __init__(self, client: JobClient, note: Callable[[str], None] = lambda text: None) -> None:
-        self._client, self._archive, self._note = client, LocalArchive(client), note
+    def __init__(
+        self, client: JobClient, note: Callable[[str], None] = lambda text: None, *, partial: bool = False
+    ) -> None:
+        """``partial``: logs, nodes and the like are not read, so that a cause that is not found may be there still."""
+        self._client, self._archive, self._note, self._partial = client, LocalArchive(client), note, partial
         self._lock = threading.Lock()
         self._archived: Observation | None = None
         self._pods: dict[str, Object] = {}
@@ -90,11 +112,16 @@ class ArchiveWriter:
             self._lines[pod] = deque([line[:LINE_LIMIT] for line in lines[-self._lines_of_a_pod :]])
             self._changed = True
 
-    def close(self) -> None:
-        """Write what is new, and delete what is old."""
+    def flush(self) -> None:
+        """Write what is known, even if nothing else has changed: when the job was seen last."""
         with self._lock:
             if self._archived is not None:
-                self._write()  # even if nothing else has changed: when the job was seen last
+                self._write()
+
+    def close(self) -> None:
+        """Write what is known, and delete what is old."""
+        self.flush()
+        with self._lock:
             if self._archived is not None and not self._broken:
                 try:
                     self._archive.prune()
@@ -146,6 +173,8 @@ class ArchiveWriter:
 
     def _take_state(self, state: State) -> None:
         seen = self._observed
+        if self._partial and not state.reason and seen.states and seen.states[-1].phase == str(state.phase):
+            return
         change = StateChange(seen.time, str(state.phase), state.reason, state.message)
         if not seen.states or replace(seen.states[-1], time=change.time) != change:
             self._take(states=[*seen.states, change][-MAX_STATES:])

@@ -9,10 +9,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 from flk.errors import ApiError, ForbiddenError, JobNotFoundError
+from flk.jobs.archive_writer import ArchiveWriter
 from flk.jobs.logs.folding import Folder
 from flk.jobs.logs.lines import LineFilter, LogLine, LogOptions
 from flk.jobs.logs.position import split_stamp
 from flk.jobs.logs.reader import IDLE
+from flk.jobs.state import derive
 from flk.jobs.wait import get_state
 from flk.kube import Object
 from flk.observe import archive
@@ -20,6 +22,7 @@ from flk.observe.client import JobClient
 from flk.observe.observation import Observation
 from flk.observe.view import JobView
 from flk.units import short_duration
+from flk_runtime.contract.log_format import is_record
 from flk_runtime.contract.ranges import plural
 
 DUMPED: Final = 8  # pods whose logs are read at once, and held until it is their turn
@@ -61,9 +64,16 @@ def _dumped(client: JobClient, name: str, options: LogOptions) -> Iterator[LogLi
         yield from _kept_lines(kept, chosen, sorted(wanted, key=chosen.index_of))
         return
     chosen = LineFilter(JobView(Observation(job)), options)
-    pods = [pod for pod in client.pods_of(job) if chosen.wants(pod)]
+    every = client.pods_of(job)
+    pods = [pod for pod in every if chosen.wants(pod)]
     found = {chosen.base_name(pod["metadata"]["name"]) for pod in pods}
-    yield from _read(client, sorted(pods, key=chosen.order), chosen)
+    writer = ArchiveWriter(client, partial=True)
+    now = Observation(job, every, client.now())
+    writer.observe(now, derive(JobView(now)))
+    try:
+        yield from _read(client, sorted(pods, key=chosen.order), chosen, writer)
+    finally:
+        writer.close()
     gone = [pod for index, pod in enumerate(chosen.names) if pod not in found and chosen.wants_index(index)]
     if gone:
         kept = archive.find(client, name, job["metadata"]["uid"])
@@ -76,8 +86,11 @@ def _dumped(client: JobClient, name: str, options: LogOptions) -> Iterator[LogLi
             yield LogLine(f"there is no pod with a log: job {name} is {get_state(client, name).headline}", note=True)
 
 
-def _read(client: JobClient, pods: list[Object], chosen: LineFilter) -> Iterator[LogLine]:
-    """Yield the chosen lines of existing pods, in this order, then a note for each reason why logs cannot be read."""
+def _read(client: JobClient, pods: list[Object], chosen: LineFilter, writer: ArchiveWriter) -> Iterator[LogLine]:
+    """Yield the chosen lines of existing pods, in this order, then a note for each reason why logs cannot be read.
+
+    The last lines of whole logs are archived.
+    """
     options, remaining = chosen.options, iter(pods)
     failure, readable = None, False
     unread: dict[str, list[str]] = {}  # by reason: names of pods
@@ -104,6 +117,8 @@ def _read(client: JobClient, pods: list[Object], chosen: LineFilter) -> Iterator
                     unread.setdefault(f"a log that cannot be read: {str(error).replace(name, 'POD')}", []).append(name)
                 continue
             readable = True
+            if options.of_ranks and options.tail is None and options.since is None:
+                writer.set_lines(name, [text for _, text in lines if not is_record(text)])
             yield from chosen.lines(name).chosen(lines)
     for reason, names in unread.items():
         verb = "has" if len(names) == 1 else "have"

@@ -142,6 +142,16 @@ def test_stuck_after_limits_the_wait_for_a_node() -> None:
     assert derive(later(alone, 1740)).phase == Phase.STUCK
 
 
+@pytest.mark.parametrize(("limit", "fits", "stuck"), [(20, 1, True), (300, 1, False), (20, 9, True), (300, 9, True)])
+def test_stuck_after_is_about_pods_that_a_quota_refuses_too(limit: int, fits: int, stuck: bool) -> None:
+    """A minute after the creation. Of two pods, a quota that others use may have room later; a smaller one has not."""
+    job = JobBuilder(2)
+    job.job["metadata"]["labels"] |= {"flk.dev/stuck-after": str(limit)}
+    message = f"exceeded quota: team, requested: cpu={fits}, used: cpu=2, limited: cpu=2"
+    state = job.event("FailedCreatePod", f"Error creating: pods is forbidden: {message}").state()
+    assert (state.reason, state.phase == Phase.STUCK) == ("QuotaExceeded", stuck)
+
+
 def test_stuck_after_is_about_nodes_only() -> None:
     said = {"reason": "InvalidImageName", "message": "couldn't parse image"}
     job = JobBuilder().all("pod", "Pending", {"waiting": said})

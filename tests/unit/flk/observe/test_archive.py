@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -395,3 +396,40 @@ def test_a_job_that_only_its_launchers_have_told_of_was_seen_by_its_operator(
     cause = diagnose(view_job(client, "gpt")).cause
     assert cause
     assert cause.code == "Deleted"
+
+
+def test_list_and_logs_keep_what_they_see(fake: FakeApiServer, client: JobClient, capsys: Any) -> None:
+    jobs.add(fake, "running")
+    foreign = jobs.running("foreign")
+    foreign.job["metadata"]["labels"] = {}
+    foreign.add_to(fake)
+    assert main(["list", "-A"]) == 0
+    kept = LocalArchive(client).find("gpt")
+    assert kept
+    assert (len(kept.pods), [change.phase for change in kept.states], kept.logs) == (3, ["Running"], {})
+    assert kept.seen_by == "flk list"
+    assert LocalArchive(client).find("foreign") is None
+    assert main(["logs", "gpt", "--no-follow", "--tail", "1"]) == 0
+    assert main(["logs", "gpt", "--no-follow"]) == 0
+    kept = LocalArchive(client).find("gpt")
+    assert kept
+    assert kept.logs["gpt-worker-1"] == ["[rank 1] step 10 loss 2.31", "[rank 1] step 20 loss 2.07"]
+    assert all("FLK" not in line for lines in kept.logs.values() for line in lines)
+    fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"].clear()
+    assert main(["status", "gpt"]) == 103
+    assert "this is what flk logs kept of it" in capsys.readouterr().err
+
+
+def test_a_list_does_not_forget_the_cause_that_only_logs_tell(fake: FakeApiServer, client: JobClient) -> None:
+    jobs.add(fake, "running")
+    seen = Observation(fake.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"]["gpt"])
+    cause = jobs.image_missing().state().cause
+    state = derive(JobView(seen))
+    writer = ArchiveWriter(client)
+    writer.observe(seen, replace(state, phase=Phase.RUNNING, cause=cause, reason="Hang"))
+    writer.close()
+    assert main(["list"]) == 0
+    kept = LocalArchive(client).find("gpt")
+    assert kept
+    assert kept.cause
+    assert [change.reason for change in kept.states] == ["Hang"]
